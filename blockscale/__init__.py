@@ -1,0 +1,21 @@
+"""One quantization stack for PyTorch 2: every format one value, exact numerics, and files."""
+
+from blockscale import compat as compat
+from blockscale.core.format import Format as Format
+from blockscale.core.ledger import Entry as Entry
+from blockscale.core.ledger import Ledger as Ledger
+from blockscale.core.ledger import SkippedError as SkippedError
+from blockscale.core.parse import formats as formats
+from blockscale.core.parse import parse as parse
+from blockscale.core.recipe import Recipe as Recipe
+from blockscale.export.load import load as load
+from blockscale.export.metadata import FileError as FileError
+from blockscale.export.save import save as save
+from blockscale.kernels.registry import use as use
+from blockscale.ops.apply import quantize_ as quantize_
+from blockscale.ops.tensor import QTensor as QTensor
+from blockscale.ops.tensor import choose_qparams as choose_qparams
+from blockscale.ops.tensor import fake_quantize as fake_quantize
+from blockscale.ops.tensor import quantize as quantize
+
+__version__ = "0.1.0"

@@ -1,0 +1,6 @@
+"""`python -m blockscale` is the command `blockscale`."""
+
+from blockscale.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Binary numbers -1, +1 (Rastegari et al.: "XNOR-Net", ECCV 2016)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blockscale.core.block import Blocks
+from blockscale.core.element import Element
+from blockscale.core.rounding import Round
+
+SPELLINGS = "binary"
+
+
+@dataclass(frozen=True)
+class Binary(Element):
+    """The sign; the scale is the mean magnitude (XNOR-Net, section 3.1)."""
+
+    @property
+    def name(self) -> str:
+        return "binary"
+
+    @property
+    def bits(self) -> int:
+        return 1
+
+    @property
+    def max(self) -> float:
+        return 1.0
+
+    @property
+    def smallest(self) -> float:
+        return 1.0
+
+    @property
+    def code_dtype(self) -> torch.dtype:
+        return torch.int8
+
+    @property
+    def roundings_matter(self) -> bool:
+        return False
+
+    def encode(self, y: Tensor, rounding: Round, zero_point: Tensor | None, wide: bool) -> Tensor:
+        del rounding, zero_point, wide
+        return 1 - 2 * (y < 0).to(torch.int8)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        return codes.to(torch.float32)
+
+    def in_range(self, y: Tensor, rounding: Round, zero_point: Tensor | None, wide: bool) -> Tensor:
+        del rounding, zero_point, wide
+        return y.abs() <= 1  # BinaryNet's clipped gradient (Hubara et al., 2016)
+
+    def magnitude(self, blocks: Blocks) -> Tensor:
+        return blocks.mean_magnitude()
+
+    def to_bits(self, codes: Tensor) -> Tensor:
+        return (codes > 0).to(torch.int32)
+
+    def from_bits(self, patterns: Tensor) -> Tensor:
+        return (2 * patterns - 1).to(torch.int8)
+
+
+def read(name: str) -> Element | None:
+    """`binary`."""
+    return Binary() if name == "binary" else None

@@ -1,0 +1,31 @@
+"""Logarithmic numbers, `log4`: a sign and an exponent; the values are 0 and ±2^-k."""
+
+import re
+from dataclasses import dataclass, field
+
+from blockscale.core.element import Element
+from blockscale.core.elements.minifloat import Minifloat
+
+SPELLINGS = "log2 … log8"
+
+
+@dataclass(frozen=True)
+class Logarithmic(Minifloat):
+    """A minifloat without mantissa whose largest value is 1: products are sums of exponents."""
+
+    mantissa_bits: int = field(default=0, init=False)
+    reserved: int = field(default=0, init=False)
+
+    @property
+    def name(self) -> str:
+        return f"log{self.bits}"
+
+    @property
+    def bias(self) -> int:
+        return int(2**self.exponent_bits) - 1
+
+
+def read(name: str) -> Element | None:
+    """`log2` ... `log8`."""
+    found = re.fullmatch(r"log([2-8])", name)
+    return Logarithmic(int(found[1]) - 1) if found else None

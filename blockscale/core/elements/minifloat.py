@@ -1,0 +1,128 @@
+"""Small floating-point numbers: `e4m3`, `e2m1`, any exponent and mantissa up to 8 bits."""
+
+import math
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blockscale.core.bits import exponent, pow2
+from blockscale.core.element import Element
+from blockscale.core.rounding import Round, finite
+
+SPELLINGS = "e4m3, e5m2, e3m2, e2m3, e2m1 and any eXmY or eXmYrN of 2 to 8 bits"
+
+# Codes at the top of each sign that hold NaN or infinity (OCP OFP8 1.0, section 5).
+_RESERVED = {(4, 3): 1, (5, 2): 4}
+
+
+@dataclass(frozen=True)
+class Minifloat(Element):
+    """Sign, exponent, mantissa: ±2^(e - bias) * 1.m, subnormals where e = 0.
+
+    The `reserved` largest magnitude codes are not numbers. `infinity` is the magnitude code
+    that reads as infinity, if any; it is never written, because encoding saturates.
+    """
+
+    exponent_bits: int
+    mantissa_bits: int
+    reserved: int = 0
+
+    @property
+    def name(self) -> str:
+        plain = f"e{self.exponent_bits}m{self.mantissa_bits}"
+        return plain if self.reserved == _default_reserved(self) else f"{plain}r{self.reserved}"
+
+    @property
+    def bits(self) -> int:
+        return 1 + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def bias(self) -> int:
+        """What is subtracted from the exponent field."""
+        return 2 ** (self.exponent_bits - 1) - 1
+
+    @property
+    def mbits(self) -> int:
+        return self.mantissa_bits
+
+    @property
+    def max(self) -> float:
+        return self.magnitude_of(self.max_code)
+
+    @property
+    def smallest(self) -> float:
+        return self.magnitude_of(1)
+
+    @property
+    def smallest_normal(self) -> float:
+        return math.ldexp(1.0, 1 - self.bias)
+
+    @property
+    def max_code(self) -> int:
+        """The magnitude code of the largest value."""
+        return int(2 ** (self.bits - 1)) - self.reserved - 1
+
+    @property
+    def nan_code(self) -> int | None:
+        return 2 ** (self.bits - 1) - 1 if self.reserved else None
+
+    def magnitude_of(self, code: int) -> float:
+        """The value of magnitude code `code`, exact."""
+        field, fraction = divmod(code, 2**self.mantissa_bits)
+        hidden = 2**self.mantissa_bits if field else 0  # the 1 in 1.m, absent in subnormals
+        return math.ldexp(hidden + fraction, max(field, 1) - self.bias - self.mantissa_bits)
+
+    def values(self) -> list[float]:
+        """The value of every code, in the order of the codes."""
+        positive = [self.magnitude_of(code) for code in range(self.max_code + 1)]
+        positive += [math.nan] * self.reserved
+        if (self.exponent_bits, self.mantissa_bits, self.reserved) == (5, 2, 4):
+            positive[0x7C] = math.inf  # written by other encoders (OCP OFP8 1.0, table 1)
+        return positive + [-value for value in positive]
+
+    def _steps(self, y: Tensor, rounding: Round) -> tuple[Tensor, Tensor]:
+        """Finite y -> the exponent of its binade, and y rounded to steps of that binade."""
+        power = exponent(torch.where(y == 0, 1.0, y))
+        power = torch.where(y == 0, 1 - self.bias, power.clamp(min=1 - self.bias))
+        # Dividing by a power of two is exact here; the step may be 2^-126 but not smaller.
+        return power, rounding(y / pow2(power - self.mantissa_bits))
+
+    def encode(self, y: Tensor, rounding: Round, zero_point: Tensor | None, wide: bool) -> Tensor:
+        del zero_point, wide
+        nan = y.isnan()
+        y = torch.where(nan, 0.0, y).clamp(-self.max, self.max)
+        power, steps = self._steps(y, rounding)
+        code = ((power + (self.bias - 1)) << self.mantissa_bits) + steps.abs().to(torch.int32)
+        code = code.clamp(max=self.max_code)
+        code = code | (y.signbit().to(torch.int32) << (self.bits - 1))
+        return torch.where(nan, self.nan_code or 0, code).to(torch.uint8)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        table = torch.tensor(self.values(), dtype=torch.float32, device=codes.device)
+        return table[codes.to(torch.int32)]
+
+    def in_range(self, y: Tensor, rounding: Round, zero_point: Tensor | None, wide: bool) -> Tensor:
+        del zero_point, wide
+        power, steps = self._steps(finite(y), rounding)
+        # compare in steps: the largest value in steps of its own binade, larger binades are out
+        top = exponent(torch.full_like(y, self.max))
+        largest = self.max / pow2(top - self.mantissa_bits)
+        return y.isfinite() & ((power < top) | ((power == top) & (steps.abs() <= largest)))
+
+
+def _default_reserved(element: Minifloat) -> int:
+    return _RESERVED.get((element.exponent_bits, element.mantissa_bits), 0)
+
+
+def read(name: str) -> Element | None:
+    """`eXmY` with OCP's reserved codes, or `eXmYrN` with N of them."""
+    found = re.fullmatch(r"e([1-7])m([0-6])(?:r([0-9]+))?", name)
+    if found is None:
+        return None
+    plain = Minifloat(int(found[1]), int(found[2]))
+    reserved = _default_reserved(plain) if found[3] is None else int(found[3])
+    if plain.bits > 8 or reserved > 2 ** (plain.bits - 1) - 2:  # one value besides 0 must remain
+        return None
+    return Minifloat(plain.exponent_bits, plain.mantissa_bits, reserved)

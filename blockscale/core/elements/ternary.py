@@ -1,0 +1,40 @@
+"""Ternary numbers -1, 0, +1 (Li, Zhang, Liu: "Ternary weight networks", 2016)."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from blockscale.core.block import Blocks
+from blockscale.core.element import Element
+from blockscale.core.elements.integer import Integer
+
+SPELLINGS = "ternary"
+_THRESHOLD = 0.699999988079071044921875  # the float32 nearest to 0.7 (TWN, equation 6)
+
+
+@dataclass(frozen=True)
+class Ternary(Integer):
+    """A two-bit integer whose scale is the mean of the weights that do not become 0."""
+
+    bits: int = 2
+
+    @property
+    def name(self) -> str:
+        return "ternary"
+
+    @property
+    def fraction_bits(self) -> int:
+        return 0
+
+    def limits(self, wide: bool) -> tuple[float, float]:
+        del wide
+        return -1.0, 1.0
+
+    def magnitude(self, blocks: Blocks) -> Tensor:
+        threshold = blocks.mean_magnitude() * _THRESHOLD
+        return blocks.mean_magnitude(above=threshold)
+
+
+def read(name: str) -> Element | None:
+    """`ternary`."""
+    return Ternary() if name == "ternary" else None

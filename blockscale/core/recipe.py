@@ -1,0 +1,171 @@
+"""Which layer gets which format: a recipe is plain data, to and from JSON."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from blockscale.core.format import Format
+from blockscale.core.parse import parse
+
+FormatLike = str | Format | None
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """The formats of one layer; None leaves that tensor in float."""
+
+    weight: Format | None = None
+    input: Format | None = None
+    output: Format | None = None
+
+    def __bool__(self) -> bool:
+        return any((self.weight, self.input, self.output))
+
+
+PARTS = tuple(f.name for f in fields(Scheme))
+Rule = str | Format | Mapping[str, FormatLike] | None
+
+
+@dataclass(frozen=True, init=False)
+class Recipe:
+    """Formats for weights, inputs and outputs, with exceptions by name.
+
+    weight, input, output: a Format or its name or spelling; None leaves those tensors in float.
+        An input or output is quantized when the layer runs: its scale is chosen from the tensor at
+        hand (dynamic), unless a scale was given to quantize_ (static).
+    rules: {pattern: what its layers get}. A spelling is the weight's format; a mapping with some of
+        "weight", "input", "output" changes those and keeps the rest; None leaves the layers in
+        float. The first pattern that matches decides.
+    skip: patterns of layers to leave in float; they are looked at before the rules.
+
+    A pattern is a shell-style glob (`*`, `?`, `[...]`) on the layer's dotted name, or a regular
+    expression after `re:`. It also covers everything below the names it matches.
+
+    Raises ValueError for formats that do not parse and for unknown keys.
+    """
+
+    weight: Format | None = None
+    input: Format | None = None
+    output: Format | None = None
+    rules: Mapping[str, Scheme] = field(default_factory=dict)
+    skip: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        weight: FormatLike = None,
+        input: FormatLike = None,  # noqa: A002 - the public name (DESIGN, section 4)
+        output: FormatLike = None,
+        rules: Mapping[str, Rule] | None = None,
+        skip: Sequence[str] = (),
+    ):
+        default = Scheme(*(_read(text) for text in (weight, input, output)))
+        if isinstance(skip, str):
+            raise TypeError(f"skip is a list of patterns: write [{skip!r}]")
+        schemes = {pattern: _scheme(pattern, rule, default) for pattern, rule in (rules or {}).items()}
+        for pattern in (*schemes, *skip):
+            _check(pattern)
+        for name, value in (*vars(default).items(), ("rules", schemes), ("skip", tuple(skip))):
+            object.__setattr__(self, name, value)
+
+    @property
+    def default(self) -> Scheme:
+        """What a layer gets that no pattern matches."""
+        return Scheme(self.weight, self.input, self.output)
+
+    def decide(self, name: str) -> tuple[Scheme, str | None]:
+        """The scheme of layer `name`, empty to leave it in float, and the pattern that decided."""
+        for pattern in self.skip:
+            if matches(pattern, name):
+                return Scheme(), pattern
+        for pattern, scheme in self.rules.items():
+            if matches(pattern, name):
+                return scheme, pattern
+        return self.default, None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that `from_dict` reads back."""
+        rules = {pattern: _spell(scheme) or None for pattern, scheme in self.rules.items()}
+        extra = {"rules": rules, "skip": list(self.skip)}
+        default = {part: text for part, text in _spell(self.default).items() if text}
+        return default | {key: value for key, value in extra.items() if value}
+
+    def to_json(self) -> str:
+        """The recipe as JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Recipe":
+        """The recipe that `to_dict` describes. Raises ValueError for unknown keys."""
+        known = {*PARTS, "rules", "skip"}
+        if not isinstance(data, Mapping):
+            raise ValueError(f"a recipe is a JSON object, not {type(data).__name__}")
+        if unknown := sorted(set(data) - known):
+            raise ValueError(f"no recipe key {unknown[0]!r}; there are {', '.join(sorted(known))}")
+        return cls(**data)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Recipe":
+        """The recipe in JSON text. Raises ValueError where it is not one."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"the recipe is not JSON: {error}") from None
+        return cls.from_dict(data)
+
+    @classmethod
+    def read(cls, source: "str | Path | Format | Recipe") -> "Recipe":
+        """A recipe from a Recipe, a Format, a name or spelling (weights only), JSON text or a file."""
+        if isinstance(source, Recipe):
+            return source
+        if isinstance(source, Format):
+            return cls(weight=source)
+        text = str(source).strip()
+        if text.startswith("{"):
+            return cls.from_json(text)
+        if text.endswith(".json"):
+            if not Path(text).is_file():
+                raise ValueError(f"no recipe file {text!r}")
+            return cls.from_json(Path(text).read_text())
+        return cls(weight=text)
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether `pattern` covers the layer `name`, by itself or through a layer above it."""
+    if pattern.startswith("re:"):
+        return re.fullmatch(f"(?:{pattern[3:]})(?:\\..*)?", name) is not None
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+
+
+def _check(pattern: str) -> None:
+    if pattern.startswith("re:"):
+        try:
+            re.compile(pattern[3:])
+        except re.error as error:
+            raise ValueError(f"pattern {pattern!r} is not a regular expression: {error}") from None
+
+
+def _read(text: FormatLike) -> Format | None:
+    return None if text is None else parse(text)
+
+
+def _scheme(pattern: str, rule: Rule | Scheme, default: Scheme) -> Scheme:
+    if rule is None:
+        return Scheme()
+    if isinstance(rule, Scheme):
+        return rule
+    if isinstance(rule, str | Format):
+        return replace(default, weight=parse(rule))
+    if unknown := sorted(set(rule) - set(PARTS)):
+        raise ValueError(f"rule {pattern!r}: no key {unknown[0]!r}; there are {', '.join(PARTS)}")
+    return replace(default, **{part: _read(text) for part, text in rule.items()})
+
+
+def _spell(scheme: Scheme) -> dict[str, str | None]:
+    """{"weight": spelling, ...} of every part, so that a rule reads back whatever the default is."""
+    if not scheme:
+        return {}
+    return {part: None if fmt is None else str(fmt) for part, fmt in vars(scheme).items()}

@@ -1,0 +1,181 @@
+"""The meaning of quantization. Every kernel must give these bits (docs/numerics.md).
+
+All arithmetic is float32 whatever the input's dtype. Nothing here is fast; everything is exact.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from blockscale.core import philox
+from blockscale.core.bits import FLT_MAX, divide
+from blockscale.core.block import Blocks
+from blockscale.core.elements.integer import Integer
+from blockscale.core.format import Format
+from blockscale.core.rounding import Round, nearest_even, rounding
+from blockscale.core.scale import FloatScale, PowerOfTwo, TwoLevel
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class QParams(NamedTuple):
+    """What a block's codes are read with. The scale is as stored: bytes for e8m0 and two levels."""
+
+    scale: Tensor
+    outer: Tensor | None = None  # the scale's own scale, for two levels
+    zero_point: Tensor | None = None  # int32, for asym
+
+
+def widen(x: Tensor) -> Tensor:
+    """x [...] -> float32, exactly. Raises TypeError for dtypes that float32 cannot hold."""
+    if x.dtype not in FLOATS:
+        raise TypeError(
+            f"expected float32, bfloat16 or float16, found {str(x.dtype).removeprefix('torch.')}: "
+            f"convert it first, e.g. x.float()"
+        )
+    return x.to(torch.float32)
+
+
+def choose_qparams(x: Tensor, fmt: Format) -> QParams:
+    """x [...] -> the scale (and zero point) of each block (docs/numerics.md, section 3)."""
+    blocks = Blocks(widen(x), fmt.block)
+    low, high = blocks.range()
+    numerator = fmt.element.magnitude(blocks)
+    if numerator is not None:
+        low, high = -numerator, numerator
+    poisoned = blocks.poisoned() if fmt.scale.poisons else None
+    return qparams_from_range(low, high, fmt, poisoned)
+
+
+def qparams_from_range(
+    low: Tensor, high: Tensor, fmt: Format, poisoned: Tensor | None = None
+) -> QParams:
+    """The range of each block, low <= 0 <= high [scale's shape] float32 -> its scale and zero point.
+
+    poisoned: bool [scale's shape], blocks with a NaN or an infinity. Observers call this too. For
+    binary and ternary, high is the mean that the element takes as its scale.
+    """
+    if poisoned is None:
+        poisoned = torch.zeros_like(low, dtype=torch.bool)
+    scale, outer = _store(low, high, fmt, poisoned)
+    if not fmt.asym:
+        return QParams(scale, outer)
+    lowest, highest = _limits(fmt)
+    zero = lowest - nearest_even(low / step_of(QParams(scale, outer), fmt))
+    zero = torch.where(zero.isnan(), 0.0, zero).clamp(lowest, highest)
+    return QParams(scale, outer, zero.to(torch.int32))
+
+
+def numerator(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
+    """The range of each block -> a, which the step times the levels must cover (3.1)."""
+    if fmt.asym:
+        return (high - low).clamp(max=FLT_MAX)
+    return torch.maximum(-low, high) if fmt.element.signed else high
+
+
+def _store(
+    low: Tensor, high: Tensor, fmt: Format, poisoned: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    a, scale = numerator(low, high, fmt), fmt.scale
+    if isinstance(scale, FloatScale):
+        raw = divide(a, fmt.levels.value)
+        if fmt.span == "full":
+            lowest, highest = _limits(fmt)
+            raw = torch.maximum(divide(high, highest), divide(low, lowest))
+        return scale.store(raw), None
+    if isinstance(scale, PowerOfTwo):
+        stored = scale.store(a, fmt.levels, fmt.fraction_bits)
+        return (torch.where(poisoned, 255, stored) if scale.byte else stored), None
+    codes, outer = scale.store(a, fmt.levels, poisoned)
+    nan_code = scale.inner.element.nan_code
+    return (codes if nan_code is None else torch.where(poisoned, nan_code, codes)), outer
+
+
+def _limits(fmt: Format) -> tuple[float, float]:
+    """The smallest and largest code of an integer format."""
+    assert isinstance(fmt.element, Integer)
+    return fmt.element.limits(fmt.wide)
+
+
+def step_of(qparams: QParams, fmt: Format) -> Tensor:
+    """The float32 step of each block [scale's shape] (docs/numerics.md, 1.3)."""
+    scale = fmt.scale
+    if isinstance(scale, PowerOfTwo):
+        return scale.step(qparams.scale, fmt.fraction_bits)
+    if isinstance(scale, TwoLevel):
+        assert qparams.outer is not None
+        return scale.step(qparams.scale, qparams.outer)
+    return scale.step(qparams.scale)
+
+
+def in_steps(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
+    """x [...] -> y [...] float32: how many steps of its block each element is (section 4)."""
+    x = widen(x)
+    if not fmt.recip:
+        return x / fmt.block.expand(step_of(qparams, fmt), x.shape)
+    if isinstance(fmt.scale, TwoLevel):
+        assert qparams.outer is not None
+        outer = fmt.scale.inner.block.expand(qparams.outer, qparams.scale.shape)
+        inverse = outer.reciprocal() / fmt.scale.values(qparams.scale)
+    else:
+        inverse = step_of(qparams, fmt).reciprocal()
+    return x * fmt.block.expand(inverse.clamp(max=FLT_MAX), x.shape)
+
+
+def quantize(x: Tensor, qparams: QParams, fmt: Format, seed: Tensor | None = None) -> Tensor:
+    """x [...] -> codes [...] of the element's code_dtype (docs/numerics.md, section 4).
+
+    seed: int64 [] or [2] (seed, index of the first element), for stochastic rounding.
+    """
+    y = in_steps(x, qparams, fmt)
+
+    def uniform() -> Tensor:
+        if seed is None:
+            raise ValueError(f"{fmt}: stochastic rounding needs a seed")
+        return philox.uniform(x.shape, seed, x.device)
+
+    return fmt.element.encode(y, rounding(fmt.rounding, uniform), _zero_point(qparams, fmt, x), fmt.wide)
+
+
+def dequantize(codes: Tensor, qparams: QParams, fmt: Format, dtype: torch.dtype) -> Tensor:
+    """codes [...] -> values [...] of `dtype` (docs/numerics.md, section 5)."""
+    values = fmt.element.decode(codes)
+    zero_point = _zero_point(qparams, fmt, codes)
+    if zero_point is not None:
+        values = values - zero_point
+    return (values * fmt.block.expand(step_of(qparams, fmt), codes.shape)).to(dtype)
+
+
+def fake_quantize(x: Tensor, qparams: QParams, fmt: Format, seed: Tensor | None = None) -> Tensor:
+    """x [...] -> what is left of it after a round trip, in x's dtype."""
+    return dequantize(quantize(x, qparams, fmt, seed), qparams, fmt, x.dtype)
+
+
+def in_range(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
+    """x [...] -> bool [...]: where quantizing does not saturate, so that a gradient passes (5)."""
+    mode: Round = rounding(fmt.rounding if fmt.rounding != "stochastic" else "nearest_even", x.new_empty)
+    y = in_steps(x, qparams, fmt)
+    return fmt.element.in_range(y, mode, _zero_point(qparams, fmt, x), fmt.wide)
+
+
+def scale_saturates(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
+    """The range of each block -> bool: its scale is outside what the scale's format can store."""
+    a, scale = numerator(low, high, fmt), fmt.scale
+    if isinstance(scale, FloatScale):
+        raw = divide(a, fmt.levels.value)
+        return (a > 0) & ((raw > scale.high) | (raw < scale.low))
+    if isinstance(scale, PowerOfTwo):
+        power = scale.power(torch.where(a > 0, a, 1.0), fmt.levels) + fmt.fraction_bits
+        return (a > 0) & ((power > 127) | (power < (-127 if scale.byte else -126)))
+    element, block = scale.inner.element, scale.inner.block
+    outer = divide(Blocks(a, block).range()[1], fmt.levels.value * element.max)
+    ratio = divide(a, fmt.levels.value) / block.expand(outer, a.shape)
+    return (a > 0) & (ratio < element.smallest_normal)
+
+
+def _zero_point(qparams: QParams, fmt: Format, x: Tensor) -> Tensor | None:
+    """The zero points as float32 that broadcast with x, or None."""
+    if qparams.zero_point is None:
+        return None
+    return fmt.block.expand(qparams.zero_point.to(torch.float32), x.shape)

@@ -1,0 +1,1 @@
+"""Files for others, and ours."""

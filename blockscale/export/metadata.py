@@ -1,0 +1,124 @@
+"""What a blockscale file says about itself (docs/files.md).
+
+A file is a safetensors file. A quantized tensor `name` is stored as `name.codes`, `name.scale` and, where its
+format has them, `name.outer` and `name.zero_point`; everything else is stored as it is. The safetensors
+metadata holds one key, `blockscale`, with this JSON:
+
+    {"version": 1,
+     "tensors": {name: {"format": spelling, "shape": [...], "dtype": "float32", "layout": "plain"}},
+     "layers": {layer: {"input": spelling, "output": spelling}},
+     "aliases": {name: name it is tied to}}
+
+`shape` and `dtype` are those of the float tensor; `layout` is one of blockscale.core.layout.LAYOUTS.
+`layers` has an entry for each layer whose input or output is quantized; a static scale of it is stored
+as `layer.input.scale`, like a weight's.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+import torch
+
+from blockscale.core.format import Format
+from blockscale.core.layout import LAYOUTS, stored_shape
+from blockscale.core.pack import packed_dtype, packed_size
+from blockscale.core.parse import parse
+from blockscale.core.scale import TwoLevel
+
+KEY = "blockscale"
+VERSION = 1
+PARTS = ("codes", "scale", "outer", "zero_point")
+
+
+class FileError(ValueError):
+    """A file that cannot be used, and why."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """How one quantized tensor is stored."""
+
+    format: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    layout: str = "plain"
+
+    def parts(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """{part: (dtype, shape)} of what is stored, from the format and shape alone."""
+        fmt = parse(self.format)
+        stored = stored_shape(self.shape, self.layout)
+        scale = fmt.block.scale_shape(stored)
+        row = stored or (1,)  # rank 0 is packed as one row
+        codes = (*row[:-1], packed_size(fmt.element, row[-1]))
+        found = {"codes": (packed_dtype(fmt.element), codes), "scale": (fmt.scale.dtype, scale)}
+        if isinstance(fmt.scale, TwoLevel):
+            found["outer"] = (torch.float32, fmt.scale.inner.block.scale_shape(scale))
+        if fmt.asym:
+            found["zero_point"] = (torch.int32, scale)
+        return found
+
+
+@dataclass
+class Metadata:
+    """The JSON of the module docstring."""
+
+    tensors: dict[str, TensorInfo] = field(default_factory=dict)
+    layers: dict[str, dict[str, str]] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+
+    def encode(self) -> dict[str, str]:
+        """The metadata of a safetensors file."""
+        data = {"version": VERSION, **asdict(self)}
+        return {"format": "pt", KEY: json.dumps(data, sort_keys=True)}
+
+    @classmethod
+    def decode(cls, metadata: Mapping[str, str] | None, path: object) -> "Metadata | None":
+        """What `encode` made, None for a file without it.
+
+        Raises FileError for a newer version, an unknown format or layout, and damaged text.
+        """
+        text = (metadata or {}).get(KEY)
+        if text is None:
+            return None
+        try:
+            data = json.loads(text)
+            version = data["version"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise FileError(f"{path}: its blockscale metadata is damaged ({error!r})") from None
+        if version != VERSION:
+            raise FileError(
+                f"{path}: written in version {version!r} of the file format, this blockscale reads "
+                f"version {VERSION}: install a newer blockscale"
+            )
+        try:
+            tensors = {name: _tensor(name, info) for name, info in data["tensors"].items()}
+            layers = {name: _layer(name, info) for name, info in data["layers"].items()}
+            return cls(tensors, layers, dict(data["aliases"]))
+        except (TypeError, KeyError, AttributeError) as error:
+            raise FileError(f"{path}: its blockscale metadata is damaged ({error!r})") from None
+        except ValueError as error:
+            raise FileError(f"{path}: {error}") from None
+
+
+def _tensor(name: str, data: dict[str, object]) -> TensorInfo:
+    info = TensorInfo(**{**data, "shape": tuple(data["shape"])})  # type: ignore[arg-type]
+    if info.layout not in LAYOUTS:
+        raise ValueError(f"tensor {name!r}: no layout {info.layout!r}; there are {', '.join(LAYOUTS)}")
+    _known(f"tensor {name!r}", info.format)
+    return info
+
+
+def _layer(name: str, data: dict[str, str]) -> dict[str, str]:
+    if unknown := set(data) - {"input", "output"}:
+        raise ValueError(f"layer {name!r}: no part {sorted(unknown)[0]!r}; there are input, output")
+    for text in data.values():
+        _known(f"layer {name!r}", text)
+    return dict(data)
+
+
+def _known(owner: str, text: str) -> Format:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"{owner}: {error}") from None

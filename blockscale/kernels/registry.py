@@ -1,0 +1,107 @@
+"""Which kernel computes an op where. A kernel is only ever a faster spelling of the reference.
+
+A backend is a folder `blockscale/kernels/<backend>/` whose `__init__` has `available()`, which says
+why the backend cannot run here (None if it can), and imports its kernels when first asked for. The
+kernels register themselves with `@kernel`. Nothing is probed or imported before the first op runs.
+"""
+
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from blockscale.core.format import Format
+
+BACKENDS = ("cpu", "cuda", "webgpu")
+CHOICES = ("auto", "reference", *BACKENDS)
+
+Supports = Callable[[Format, tuple[Any, ...]], bool]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """`run` takes the op's arguments; `supports(format, arguments)` says whether it can."""
+
+    op: str
+    backend: str
+    supports: Supports
+    run: Callable[..., Any]
+
+
+KERNELS: dict[tuple[str, str], list[Kernel]] = {}
+_choice: ContextVar[str] = ContextVar("blockscale_backend", default="auto")
+_warned: set[tuple[str, str, str]] = set()
+
+
+def kernel(
+    op: str, *, backend: str, supports: Supports
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated function as `op` on `backend`; later ones are asked first."""
+    if backend not in BACKENDS:
+        raise ValueError(f"no backend {backend!r}; there are {', '.join(BACKENDS)}")
+
+    def register(run: Callable[..., Any]) -> Callable[..., Any]:
+        KERNELS.setdefault((op, backend), []).append(Kernel(op, backend, supports, run))
+        return run
+
+    return register
+
+
+@cache
+def unavailable(backend: str) -> str | None:
+    """Load the backend; the reason why it cannot run here, or None if it can."""
+    name = f"blockscale.kernels.{backend}"
+    if importlib.util.find_spec(name) is None:
+        return f"this version of blockscale has no {backend} kernels"
+    reason: str | None = importlib.import_module(name).available()
+    return reason
+
+
+@contextmanager
+def use(backend: str) -> Iterator[None]:
+    """Run ops on one backend inside a `with` block: "reference", "auto", "cpu", "cuda", "webgpu".
+
+    "auto" (the default) takes a kernel of the tensor's device where there is one, else the
+    reference; any other name is kept to, and an op that it cannot run raises RuntimeError.
+    Raises ValueError for an unknown name and RuntimeError for a backend that cannot run here.
+    """
+    if backend not in CHOICES:
+        raise ValueError(f"no backend {backend!r}; there are {', '.join(CHOICES)}")
+    if backend in BACKENDS and (reason := unavailable(backend)) is not None:
+        raise RuntimeError(f"cannot use {backend!r}: {reason}; 'auto' and 'reference' always work")
+    token = _choice.set(backend)
+    try:
+        yield
+    finally:
+        _choice.reset(token)
+
+
+def find(op: str, fmt: Format, device: str, arguments: tuple[Any, ...]) -> Kernel | None:
+    """The kernel that runs this call, or None for the reference.
+
+    Raises RuntimeError if a backend was pinned with `use` and has no kernel for it.
+    """
+    choice = _choice.get()
+    if choice == "reference":
+        return None
+    backend = device if choice == "auto" else choice
+    if backend not in BACKENDS or unavailable(backend) is not None:
+        return None
+    for candidate in reversed(KERNELS.get((op, backend), ())):
+        if candidate.supports(fmt, arguments):
+            return candidate
+    if choice != "auto":
+        raise RuntimeError(f"use({backend!r}): no {backend} kernel runs {op} for {fmt} here")
+    if (op, backend, str(fmt)) not in _warned:
+        _warned.add((op, backend, str(fmt)))
+        warnings.warn(
+            f"no {backend} kernel runs {op} for {fmt} on these tensors: using the reference, "
+            f"which is slow",
+            stacklevel=2,
+        )
+    return None

@@ -1,0 +1,1 @@
+"""What one calls on tensors and modules. One fused op a file."""

@@ -1,0 +1,60 @@
+"""What every quantized layer shares: a weight, and perhaps quantized inputs and outputs."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.core.recipe import Scheme
+from blockscale.ops.modules.store import Parts, QInput, QWeight
+
+
+class QLayer(nn.Module):
+    """A layer whose weight is a QWeight. Subclasses say which float layers they replace.
+
+    `weight` holds the codes, `input` and `output` the quantizers of the layer's input and output,
+    if any. The bias stays a float parameter.
+    """
+
+    layout: ClassVar[str] = "plain"
+    takes_input: ClassVar[bool] = True  # False for indices
+
+    weight: QWeight
+    input: QInput | None
+    output: QInput | None
+
+    def __init__(self, weight: QWeight, bias: nn.Parameter | None, scheme: Scheme):
+        super().__init__()
+        self.weight = weight
+        self.register_parameter("bias", bias)
+        takes = scheme.input is not None and self.takes_input
+        self.input = QInput(scheme.input) if takes and scheme.input else None
+        self.output = QInput(scheme.output) if scheme.output else None
+
+    @classmethod
+    def refuses(cls, module: nn.Module) -> str | None:
+        """Why this float layer cannot be replaced, or None."""
+        del module
+
+    @classmethod
+    def from_float(cls, module: Any, weight: QWeight, scheme: Scheme) -> "QLayer":
+        """The quantized layer in place of `module`, with its weight quantized as given."""
+        raise NotImplementedError(cls.__name__)
+
+    def prepared(self, x: Tensor) -> tuple[Tensor, Parts, str]:
+        """x, the input's scale parts and the input's format ("" for float), as ops take them."""
+        if self.input is None:
+            return x, (None, None, None), ""
+        if self.input.format.rounding == "stochastic":  # ops of layers take no seed
+            return self.input(x), (None, None, None), ""
+        return x, self.input.for_rank(x.ndim), self.input.fmt
+
+    def finished(self, y: Tensor) -> Tensor:
+        """y through the output's quantizer, if there is one."""
+        return y if self.output is None else self.output(y)
+
+    def dequantize_weight(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The float weight, as the layer that was replaced had it."""
+        return self.weight.dequantize(dtype)
+
+

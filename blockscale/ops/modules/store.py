@@ -1,0 +1,148 @@
+"""What quantized layers are made of: a weight's codes, and an input's or output's quantizer."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.core.format import Format
+from blockscale.core.layout import from_stored, to_stored
+from blockscale.core.reference import QParams
+from blockscale.ops.tensor import QTensor, fake_quantize, given, quantize
+
+Parts = tuple[Tensor | None, Tensor | None, Tensor | None]  # scale, zero_point, outer
+
+
+class _Buffers(nn.Module):
+    """Buffers that keep their dtype: `model.half()` must not round a scale."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "_Buffers":
+        del recurse
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                moved = fn(buffer)
+                self._buffers[name] = moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
+        return self
+
+    def _set(self, scale: Tensor | None, zero_point: Tensor | None, outer: Tensor | None) -> None:
+        self.register_buffer("scale", scale)
+        self.register_buffer("zero_point", zero_point)
+        self.register_buffer("outer", outer)
+
+    @property
+    def parts(self) -> Parts:
+        """Scale, zero point and outer scale, in the order in which ops take them."""
+        return self._buffers["scale"], self._buffers["zero_point"], self._buffers["outer"]
+
+
+class QWeight(_Buffers):
+    """A quantized weight. Its buffers `codes` (packed), `scale`, `zero_point`, `outer` are the state.
+
+    format, shape, dtype: what it is in, and of the float weight; layout: blockscale.core.layout.
+    """
+
+    codes: Tensor
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QWeight":
+        # the float weight would have changed its dtype here: remember it
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.codes.device)).dtype
+        super()._apply(fn, recurse)
+        return self
+
+    def __init__(self, q: QTensor, shape: tuple[int, ...], dtype: torch.dtype, layout: str):
+        super().__init__()
+        self.format, self.shape, self.dtype, self.layout = q.format, tuple(shape), dtype, layout
+        self.fmt = str(q.format)
+        self.size = q.size
+        self.register_buffer("codes", q.packed)
+        self._set(q.qparams.scale, q.qparams.zero_point, q.qparams.outer)
+
+    @classmethod
+    def quantize(
+        cls, weight: Tensor, fmt: Format, layout: str = "plain", seed: int | Tensor | None = None
+    ) -> "QWeight":
+        """A float weight as its layer has it -> its quantized form. Raises as `bs.quantize`."""
+        q = quantize(to_stored(weight.detach(), layout), fmt, seed=seed)
+        return cls(q, tuple(weight.shape), weight.dtype, layout)
+
+    @property
+    def tensor(self) -> QTensor:
+        """The weight as a QTensor, in its stored layout."""
+        scale, zero_point, outer = self.parts
+        assert scale is not None
+        return QTensor(self.codes, QParams(scale, outer, zero_point), self.format, self.size)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the codes are."""
+        return self.codes.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers."""
+        return self.tensor.nbytes
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The float weight as its layer had it, by default in the dtype it had."""
+        values = self.tensor.dequantize(dtype or self.dtype)
+        return from_stored(values, self.layout, self.shape)
+
+    def extra_repr(self) -> str:
+        return f"'{self.fmt}', shape={self.shape}"
+
+
+class QInput(_Buffers):
+    """How a layer's input or output is quantized when it runs: by a scale chosen from each tensor
+    (dynamic), or by a given one (static)."""
+
+    def __init__(self, fmt: Format):
+        super().__init__()
+        self.format = fmt
+        self.fmt = str(fmt)
+        self._set(None, None, None)
+
+    @property
+    def static(self) -> bool:
+        """Whether a scale was given."""
+        return self._buffers["scale"] is not None
+
+    def set_scale(self, scale: "Tensor | QTensor", zero_point: Tensor | None = None) -> None:
+        """Make it static, with a stored scale as `bs.choose_qparams` gives for one input.
+
+        Raises ValueError unless the format's block is the whole tensor or a channel counted from
+        the end (`channel-1`): scales of other blocks depend on how many rows an input has.
+        """
+        block = self.format.block.name
+        if block != "tensor" and not block.startswith("channel-"):
+            raise ValueError(
+                f"{self.fmt}: a given scale needs the block 'tensor' or 'channel-1'; with {block!r} "
+                f"scales are chosen from each input"
+            )
+        dims = [size if block != "tensor" else 1 for size in scale.shape]
+        qparams = given(self.format, tuple(dims), scale, zero_point)
+        self._set(qparams.scale, qparams.zero_point, qparams.outer)
+
+    def restore(self, parts: dict[str, Tensor]) -> None:
+        """Make it static with parts that were saved."""
+        self._set(parts["scale"], parts.get("zero_point"), parts.get("outer"))
+
+    def for_rank(self, rank: int) -> Parts:
+        """The parts, shaped for a tensor of `rank`; None where dynamic."""
+        scale, zero_point, outer = (None if p is None else _of_rank(p, rank) for p in self.parts)
+        return scale, zero_point, outer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [...] -> what the format leaves of it, in x's dtype."""
+        scale, zero_point, outer = self.for_rank(x.ndim)
+        if scale is None or outer is None:
+            return fake_quantize(x, self.format, scale, zero_point)
+        inner = QTensor(scale, QParams(outer), self.format.scale.inner, 1)  # type: ignore[union-attr]
+        return fake_quantize(x, self.format, inner, zero_point)
+
+    def extra_repr(self) -> str:
+        return f"'{self.fmt}', {'static' if self.static else 'dynamic'}"
+
+
+def _of_rank(part: Tensor, rank: int) -> Tensor:
+    """A scale whose leading sizes are 1, with as many of them as a tensor of `rank` needs."""
+    return part.reshape((1,) * (rank - part.ndim) + tuple(part.shape[max(part.ndim - rank, 0) :]))

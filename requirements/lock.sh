@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Writes requirements/demo.txt, test.txt and dev.txt: what pyproject.toml's extras install today, by
+# exact version. Versions given as arguments are kept:
+#
+#     bash requirements/lock.sh torch==2.13.0
+set -euo pipefail
+export LC_ALL=C PIP_DISABLE_PIP_VERSION_CHECK=1
+cd "$(dirname "$0")/.."
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+printf '%s\n' "$@" > "$work/kept.txt"
+export PIP_CONSTRAINT="$work/kept.txt"
+python3 -m venv "$work/venv"
+python="$work/venv/bin/python"
+
+# Left out: ourselves, pip, and what a CUDA build of torch brings along (torch pins that itself, and
+# other builds do without). A build's local name (2.13.0+cpu) is no part of the version.
+installed() {
+    "$python" -m pip freeze --all --exclude-editable |
+        grep -vE '^(blockscale|pip|nvidia-.*|cuda-.*|triton)( @|==)' | sed -E 's/^(torch==[^+]*)\+.*/\1/' | sort -f
+}
+
+# write NAME BEFORE DESCRIPTION < installed: what is new since BEFORE
+write() {
+    {
+        echo "# $3"
+        echo "# Exact versions of everything, written by requirements/lock.sh; do not edit. To regenerate:"
+        echo "#     bash requirements/lock.sh torch==2.13.0      (any version to keep, as arguments)"
+        if [ -n "$2" ]; then echo "-r $2.txt"; fi
+        if [ -n "$2" ]; then grep -vxFf "$work/$2.txt" "$work/$1.txt"; else cat "$work/$1.txt"; fi
+    } > "requirements/$1.txt"
+}
+
+before=
+for extra in demo test dev; do
+    echo "resolving the extra '$extra'"
+    "$python" -m pip install -qq "hatchling>=1.27" ".[$extra]"
+    installed > "$work/$extra.txt"
+    case $extra in
+        demo) why="What 'make demo' needs: blockscale's dependencies, its command line, a model, the build backend." ;;
+        test) why="What 'make test' needs on top: pytest and the oracles." ;;
+        dev) why="What 'make check' needs on top: the linter and the type checker." ;;
+    esac
+    write "$extra" "$before" "$why"
+    before=$extra
+done

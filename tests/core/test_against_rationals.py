@@ -1,0 +1,103 @@
+"""Scales, codes, values and mask, bit for bit against the exact oracle, over the whole grammar."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from blockscale.core import reference as R
+from blockscale.core.parse import parse
+from tests.exact import layout
+from tests.oracle import Oracle
+from tests.oracle import QParams as Expected
+from tests.strategies import DTYPES, SHAPES, spellings, tensors
+
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+QUICK = settings(max_examples=500, suppress_health_check=list(HealthCheck))
+LONG = settings(QUICK, max_examples=20_000)
+
+
+@st.composite
+def cases(draw) -> tuple[str, Tensor, int, int]:
+    """A spelling, a tensor that it fits, a seed and the index of the tensor's first element."""
+    shape = draw(SHAPES)
+    spelling = draw(spellings(len(shape)))
+    seed = draw(st.sampled_from([0, 1, -1, 2**32, 2**63 - 1, -(2**63), 0x243F6A8885A308D3]))
+    return spelling, draw(tensors(spelling, shape)), seed, draw(st.sampled_from([0, 3, 2**34 - 2]))
+
+
+def listed(x: Tensor) -> list[float]:
+    """Row-major, whatever the strides; float64 holds every dtype here exactly."""
+    return x.to(torch.float64).flatten().tolist()
+
+
+def bits(values: list[float]) -> list[object]:
+    """Comparable numbers: NaN equals NaN, and -0 is not +0."""
+    return ["nan" if math.isnan(v) else (v, math.copysign(1, v)) for v in values]
+
+
+def check_qparams(actual: R.QParams, expected: Expected, spelling: str, shape) -> None:
+    oracle = Oracle(spelling)
+    counts = layout(oracle.block, shape)[1]
+    assert tuple(actual.scale.shape) == counts
+    assert actual.scale.dtype == DTYPES.get(oracle.scale) or actual.scale.dtype == (
+        torch.float32 if oracle.scale == "pow2" else torch.uint8
+    )
+    assert bits(listed(actual.scale)) == bits(expected.scale)
+    assert (actual.outer is None) == (expected.outer is None)
+    if actual.outer is not None:
+        assert actual.outer.dtype == torch.float32
+        assert tuple(actual.outer.shape) == layout(oracle.inner.block, counts)[1]
+        assert bits(listed(actual.outer)) == bits(expected.outer)
+    assert (actual.zero_point is None) == (expected.zero is None)
+    if actual.zero_point is not None:
+        assert actual.zero_point.dtype == torch.int32
+        assert actual.zero_point.shape == actual.scale.shape
+        assert actual.zero_point.flatten().tolist() == expected.zero
+
+
+def check_case(case: tuple[str, Tensor, int, int]) -> None:
+    spelling, x, seed, offset = case
+    fmt, oracle, shape, values = parse(spelling), Oracle(spelling), tuple(x.shape), listed(x)
+    event(f"{oracle.name[:3]} under {oracle.scale[:4]}")
+    qparams, expected = R.choose_qparams(x, fmt), oracle.choose(values, shape)
+    check_qparams(qparams, expected, spelling, shape)
+    steps = oracle.steps(expected, tuple(qparams.scale.shape))
+    assert bits(listed(R.step_of(qparams, fmt))) == bits(steps)
+    codes = R.quantize(x, qparams, fmt, torch.tensor([seed, offset]))
+    assert codes.shape == x.shape
+    assert codes.dtype == fmt.element.code_dtype
+    assert codes.flatten().tolist() == oracle.quantize(values, shape, expected, seed, offset)
+    for name, dtype in DTYPES.items():
+        back = R.dequantize(codes, qparams, fmt, dtype)
+        assert back.dtype == dtype
+        wanted = oracle.dequantize(codes.flatten().tolist(), shape, expected, name)
+        assert bits(listed(back)) == bits(wanted), name
+    mask = R.in_range(x, qparams, fmt)
+    assert mask.flatten().tolist() == oracle.in_range(values, shape, expected)
+    assert_round_trip(x, qparams, spelling, oracle, expected)
+
+
+def assert_round_trip(x, qparams, spelling, oracle, expected) -> None:
+    """fake_quantize is dequantize of quantize, in x's dtype; a lone seed means index 0."""
+    values, shape = listed(x), tuple(x.shape)
+    codes = oracle.quantize(values, shape, expected, seed=5)
+    fake = R.fake_quantize(x, qparams, parse(spelling), torch.tensor(5))
+    assert fake.dtype == x.dtype
+    assert bits(listed(fake)) == bits(oracle.dequantize(codes, shape, expected, NAMES[x.dtype]))
+
+
+@QUICK
+@given(cases())
+def test_reference(case) -> None:
+    check_case(case)
+
+
+@pytest.mark.slow
+@LONG
+@given(cases())
+def test_reference_at_length(case) -> None:
+    check_case(case)

@@ -1,0 +1,131 @@
+"""Hypothesis strategies: spellings from the whole grammar, shapes that fit, and awkward numbers."""
+
+import math
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.exact import FLT_MAX, RULES, SCALE_RANGE
+from tests.oracle import Oracle
+from tests.oracle_elements import Minifloat, element_of
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+ROUNDINGS = ("", "nearest_away", "toward_zero", "down", "up", "stochastic")
+INTEGERS = tuple([f"int{b}" for b in range(2, 17)] + [f"uint{b}" for b in range(1, 17)])
+
+
+@st.composite
+def minifloats(draw, smallest_reserved: int = 0, bits: int = 8) -> str:
+    """`eXmY` or `eXmYrN` whose largest value is normal."""
+    y = draw(st.integers(0, bits - 2))
+    x = draw(st.integers(1, min(7, bits - 1 - y)))
+    most = max(2 ** (x + y) - 1 - 2**y, 0)  # a normal number remains
+    plain = element_of(f"e{x}m{y}").reserved
+    if smallest_reserved > most:
+        return draw(st.sampled_from(["e4m3", "e5m2"]))
+    n = draw(st.integers(smallest_reserved, min(most, 9)))
+    return f"e{x}m{y}" if n == plain else f"e{x}m{y}r{n}"
+
+
+ELEMENTS = st.one_of(
+    st.sampled_from(INTEGERS),
+    st.sampled_from(["int8", "int4", "uint8", "uint4", "ternary", "binary"]),
+    st.sampled_from(["e4m3", "e5m2", "e3m2", "e2m3", "e2m1"]),
+    st.sampled_from([f"log{b}" for b in range(2, 9)]),
+    minifloats(),
+)
+
+
+def blocks(rank: int) -> st.SearchStrategy[str]:
+    """Blocks that a tensor of this rank admits, in their canonical spelling."""
+    found = [st.just("tensor")]
+    size = st.integers(1, 7)
+    if rank >= 1:
+        dim = st.integers(-rank, rank - 1)
+        found += [st.just("token"), size.map("group{}".format), dim.map("channel{}".format)]
+        found.append(
+            st.tuples(size, dim).map(lambda a: f"group{a[0]}" + (f"@{a[1]}" if a[1] != -1 else ""))
+        )
+    if rank >= 2:
+        found.append(st.tuples(size, size).map(lambda a: f"tile{a[0]}x{a[1]}"))
+    return st.one_of(found)
+
+
+@st.composite
+def inner_formats(draw, rank: int) -> str:
+    """A scale's own format; 5 exponent bits keep outer * inner above 2^-149 (see test_scale.py)."""
+    element = draw(
+        st.one_of(
+            st.sampled_from([f"uint{b}" for b in range(1, 9)]),
+            minifloats(smallest_reserved=1).filter(lambda name: element_of(name).x <= 5),
+        )
+    )
+    block = draw(blocks(rank))
+    if block == "tensor" and element in ("e4m3", "e5m2"):
+        return element
+    return f"({element}:{block}:fp32)"
+
+
+@st.composite
+def spellings(draw, rank: int) -> str:
+    """A canonical spelling for tensors of this rank."""
+    element = draw(ELEMENTS)
+    powers = st.tuples(st.sampled_from(["e8m0", "pow2"]), st.sampled_from(RULES)).map("/".join)
+    scale = draw(st.one_of(st.sampled_from(list(SCALE_RANGE)), powers, inner_formats(rank)))
+    spans = [""]
+    if "int" in element:
+        spans += ["asym", "asym"]
+    if element.startswith("int"):
+        spans += ["full"] + ["half"] * (scale in SCALE_RANGE)
+    options = [draw(st.sampled_from(spans))]
+    if "/" not in scale:
+        options.append(draw(st.sampled_from(["", "recip"])))
+    if element != "binary":
+        options.append(draw(st.sampled_from(ROUNDINGS)))
+    return ":".join([element, draw(blocks(rank)), scale, *filter(None, options)])
+
+
+SHAPES = st.one_of(
+    st.just(()),
+    st.lists(st.integers(1, 20), min_size=1, max_size=1),
+    st.lists(st.integers(1, 9), min_size=2, max_size=2),
+    st.lists(st.integers(1, 4), min_size=3, max_size=4),
+    st.lists(st.integers(0, 3), min_size=1, max_size=4),
+).map(tuple)
+
+ODD = st.sampled_from(
+    [0.0, -0.0, 2.0**-149, -(2.0**-149), 2.0**-126, 1e-40, -1e-38, FLT_MAX, -FLT_MAX, 3.3e38]
+)
+NON_FINITE = st.sampled_from([math.inf, -math.inf, math.nan])
+
+
+@st.composite
+def numbers(draw, spelling: str, count: int) -> list[float]:
+    """Mostly halves and quarters of one unit, which are ties; or anything that float32 holds."""
+    anything = st.floats(width=32, allow_nan=False, allow_infinity=False)
+    element = Oracle(spelling).element
+    top = 16.0 if isinstance(element, Minifloat) else float(Oracle(spelling).levels)
+    unit = draw(st.one_of(st.sampled_from([1.0, 2.0**-120, 2.0**-140, 2.0**100]), anything))
+    near = st.integers(-int(4 * top) - 4, int(4 * top) + 4).map(lambda k: k / 4 * unit)
+    small = st.integers(-12, 12).map(lambda k: k / 4 * unit)
+    palettes = [near, st.one_of(near, small), anything, st.one_of(small, ODD), ODD]
+    palette = draw(st.sampled_from(palettes))
+    if draw(st.integers(0, 4)) == 0:
+        palette = st.one_of(palette, palette, palette, NON_FINITE)
+    return draw(st.lists(palette, min_size=count, max_size=count))
+
+
+@st.composite
+def tensors(draw, spelling: str, shape: tuple[int, ...]) -> Tensor:
+    """Float32, bfloat16 or float16; contiguous, strided or transposed."""
+    values = draw(numbers(spelling, math.prod(shape)))
+    dtype = DTYPES[draw(st.sampled_from(["fp32", "fp32", "bf16", "fp16"]))]
+    x = torch.tensor(values, dtype=torch.float64).to(torch.float32).to(dtype).reshape(shape)
+    memory = draw(st.sampled_from(["contiguous", "contiguous", "strided", "transposed"]))
+    if memory == "strided" and shape:
+        return torch.stack([x, torch.full_like(x, math.nan)], -1)[..., 0]
+    if memory == "transposed":
+        backwards = tuple(reversed(range(len(shape))))
+        return x.permute(backwards).contiguous().permute(backwards)
+    return x

@@ -1,0 +1,75 @@
+"""The documentation is true: its Python runs, its links and paths lead somewhere.
+
+A block that cannot run here has `<!-- not run: the reason -->` on the line before it.
+"""
+
+import pathlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = [p for p in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))) if p.exists()]
+PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+
+BLOCK = re.compile(
+    r"(?P<skip><!-- not run: [^>]+-->\n+)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
+PATH = re.compile(r"`(?P<path>(?:blockscale|tests|docs|benchmarks|examples|requirements)/[^`\s]*)`")
+
+
+def blocks(text: str) -> Iterator[tuple[int, str]]:
+    """(line of the fence, code) of each ```python block that is not opted out."""
+    for match in BLOCK.finditer(text):
+        if not match["skip"]:
+            yield text.count("\n", 0, match.start()) + 1, match["code"]
+
+
+def dead_links(page: pathlib.Path, text: str) -> list[str]:
+    """Relative links to nothing."""
+    targets = [m["target"].partition("#")[0] for m in LINK.finditer(FENCED.sub("", text))]
+    here = [t for t in targets if t and ":" not in t]
+    return [t for t in here if not (page.parent / t).exists()]
+
+
+def dead_paths(text: str) -> list[str]:
+    """Paths in backticks that are not there; `a/<b>/c` is held to `a`, `a/*.py` globs."""
+    found = [m["path"] for m in PATH.finditer(FENCED.sub("", text))]
+    plain = {re.sub(r"[<…{].*", "", path).partition(":")[0] for path in found}
+    return sorted(path for path in plain if not any(ROOT.glob(path.rstrip("/"))))
+
+
+def name(page: pathlib.Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_python_runs(
+    page: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for line, code in blocks(page.read_text()):
+        # Blank lines before it make a traceback point at the page's own line.
+        exec(compile("\n" * line + code, str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PROSE, ids=name)
+def test_links_and_paths_exist(page: pathlib.Path) -> None:
+    text = page.read_text()
+    assert not dead_links(page, text)
+    assert not dead_paths(text)
+
+
+def test_the_checks_can_fail() -> None:
+    text = "a\n```python\n1 / 0\n```\n<!-- not run: needs a GPU -->\n```python\nx\n```\n"
+    assert list(blocks(text)) == [(2, "1 / 0\n")]
+    assert dead_links(ROOT / "README.md", "[a](no.md#b) [c](pyproject.toml) [d](https://x.y)") == [
+        "no.md"
+    ]
+    assert dead_paths("`blockscale/nothing.py` `blockscale/core/<any>.py` `tests/test_*.py`") == [
+        "blockscale/nothing.py"
+    ]

@@ -1,0 +1,46 @@
+"""`import blockscale` loads no compiler, no peer and no command line, and starts no device."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("triton", "wgpu", "torchao", "transformers", "typer", "rich", "onnx", "torch._dynamo")
+
+# What torch itself loads is not ours to judge.
+SCRIPT = """
+import sys, torch
+before = set(sys.modules)
+{}
+after = set(sys.modules) - before
+print(*[name for name in {} if name in after], "cuda" if torch.cuda.is_initialized() else "")
+"""
+
+
+def loaded(statement: str) -> list[str]:
+    """What of HEAVY a fresh Python loads for `statement`."""
+    command = [sys.executable, "-c", SCRIPT.format(statement, HEAVY)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("statement", "heavy"),
+    [
+        ("import blockscale", []),
+        ("import blockscale; blockscale.formats()", []),
+        ("import blockscale, rich", ["rich"]),  # this check can fail
+    ],
+)
+def test_lean_import(statement: str, heavy: list[str]) -> None:
+    assert loaded(statement) == heavy
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_command_line_without_its_extra(missing: str) -> None:
+    """One line that says what to install, not a traceback."""
+    script = f"import sys; sys.modules[{missing!r}] = None; from blockscale.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'blockscale[cli]'" in done.stderr

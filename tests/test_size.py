@@ -1,0 +1,48 @@
+"""Files and functions stay small. A larger one needs a line in ALLOWED, with its reason."""
+
+import ast
+import pathlib
+from collections.abc import Iterator
+
+PACKAGE = pathlib.Path(__file__).parents[1] / "blockscale"
+FILE, KERNEL_FILE, FUNCTION = 250, 400, 40
+SUFFIXES = {".py", ".cpp", ".h", ".wgsl"}
+
+# "file" or "file:function" -> (lines allowed, why)
+ALLOWED: dict[str, tuple[int, str]] = {}
+
+
+def sizes(name: str, source: str) -> Iterator[tuple[str, int, int]]:
+    """(what, its lines, its limit) for the file blockscale/`name` and each function in it."""
+    yield name, source.count("\n"), KERNEL_FILE if name.startswith("kernels/") else FILE
+    if name.endswith(".py"):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                yield f"{name}:{node.name}", lines, FUNCTION
+
+
+def every_size() -> Iterator[tuple[str, int, int]]:
+    for path in sorted(PACKAGE.rglob("*")):
+        if path.suffix in SUFFIXES:
+            yield from sizes(path.relative_to(PACKAGE).as_posix(), path.read_text())
+
+
+def test_small() -> None:
+    big = [
+        f"blockscale/{what} has {lines} lines, of {ALLOWED.get(what, (limit,))[0]}"
+        for what, lines, limit in every_size()
+        if lines > ALLOWED.get(what, (limit,))[0]
+    ]
+    assert not big, big
+
+
+def test_every_exception_is_needed() -> None:
+    needed = {what for what, lines, limit in every_size() if lines > limit}
+    assert ALLOWED.keys() <= needed
+
+
+def test_the_check_can_fail() -> None:
+    source = "def f():\n" + "    x = 1\n" * 300
+    assert all(lines > limit for _, lines, limit in sizes("core/a.py", source))
+    assert [lines > limit for _, lines, limit in sizes("kernels/a.py", source)] == [False, True]
