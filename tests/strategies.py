@@ -54,7 +54,7 @@ def blocks(rank: int) -> st.SearchStrategy[str]:
 
 @st.composite
 def inner_formats(draw, rank: int) -> str:
-    """A scale's own format; 5 exponent bits keep outer * inner above 2^-149 (see test_scale.py)."""
+    """A scale's own format. With up to 5 exponent bits outer * inner stays above 2^-149."""
     element = draw(
         st.one_of(
             st.sampled_from([f"uint{b}" for b in range(1, 9)]),

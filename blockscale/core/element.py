@@ -87,11 +87,13 @@ class Element(ABC):
     def magnitude(self, blocks: Blocks) -> Tensor | None:
         """The numerator of a block's scale, one per block, or None: the largest magnitude."""
         del blocks
+        return None
 
     def to_bits(self, codes: Tensor) -> Tensor:
-        """Codes [...] -> bit patterns [...] int32, in the low `bits` bits."""
-        return codes.to(torch.int32) & (2**self.bits - 1)
+        """Codes [...] -> bit patterns [...] in the low `bits` bits of a uint8 or int32."""
+        whole = codes.to(torch.uint8 if self.bits <= 8 else torch.int32)
+        return whole.bitwise_and(2**self.bits - 1)
 
     def from_bits(self, patterns: Tensor) -> Tensor:
-        """Bit patterns [...] int32 -> codes [...] of `code_dtype`."""
+        """Bit patterns [...] as `to_bits` gives -> codes [...] of `code_dtype`."""
         return patterns.to(self.code_dtype)

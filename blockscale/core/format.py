@@ -55,7 +55,9 @@ class Format:
         if inner != plain or str(inner.scale) != "fp32":
             self._refuse(f"the scale's own format must be plain and under fp32, not {inner}")
         if inner.element.signed and inner.element.nan_code is None:
-            self._refuse("a scale's element is unsigned (uintB) or a minifloat with NaN (e4m3, e5m2)")
+            self._refuse(
+                "a scale's element is unsigned (uintB) or a minifloat with NaN (e4m3, e5m2)"
+            )
         if inner.element.bits > 8:
             self._refuse(f"a scale's element has at most 8 bits, not {inner.element.bits}")
 

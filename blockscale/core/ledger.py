@@ -104,7 +104,9 @@ class Ledger:
         """One warning that names what was skipped, noted or unmatched, if anything was."""
         lines = [f"{entry.name}: skipped, {entry.reason}" for entry in self.skipped]
         lines += [f"{entry.name}: {note}" for entry in self.entries for note in entry.notes]
-        lines += [f"pattern {pattern!r} of the recipe matches nothing" for pattern in self.unmatched]
+        lines += [
+            f"pattern {pattern!r} of the recipe matches nothing" for pattern in self.unmatched
+        ]
         if lines:
             warnings.warn("\n  ".join(["blockscale:", *lines]), stacklevel=stacklevel)
 
@@ -125,9 +127,14 @@ class Ledger:
         """A plain table, one line an entry, totals last."""
         rows = [(e.status, e.name, e.kind, e.formats or e.reason) for e in self.entries]
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
-        lines = ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3]]) for row in rows]
+        lines = [
+            "  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3]])
+            for row in rows
+        ]
         lines += [f"note  {e.name}: {note}" for e in self.entries for note in e.notes]
         lines += [f"pattern {pattern!r} matches nothing" for pattern in self.unmatched]
-        counts = f"{len(self.quantized)} quantized, {len(self.kept)} kept, {len(self.skipped)} skipped"
+        counts = (
+            f"{len(self.quantized)} quantized, {len(self.kept)} kept, {len(self.skipped)} skipped"
+        )
         total = f"{self.bytes_before / 1e6:.2f} MB -> {self.bytes_after / 1e6:.2f} MB"
         return "\n".join([*(line.rstrip() for line in lines), f"{counts}; {total}"])

@@ -52,7 +52,7 @@ def pack(codes: Tensor, element: Element) -> Tensor:
         byte = torch.zeros_like(patterns[..., 0])
         for i, left in overlap:
             byte = byte | _shift(patterns[..., i], left)
-        columns.append((byte & 0xFF).to(torch.uint8))
+        columns.append(byte if bits < 8 else (byte & 0xFF).to(torch.uint8))
     packed = torch.stack(columns, -1).flatten(-2)
     return packed.narrow(-1, 0, packed_size(element, k)).contiguous()
 
@@ -65,13 +65,16 @@ def unpack(packed: Tensor, element: Element, shape: torch.Size | tuple[int, ...]
     overlaps = _overlaps(bits)
     group = 8 // gcd(8, bits)
     groups = (k + group - 1) // group
-    stream = F.pad(packed.to(torch.int32), (0, groups * len(overlaps) - packed.shape[-1]))
+    wide = packed if bits < 8 else packed.to(torch.int32)  # uint8 drops what is shifted out
+    stream = F.pad(wide, (0, groups * len(overlaps) - packed.shape[-1]))
     stream = stream.reshape(*packed.shape[:-1], groups, len(overlaps))
     columns = []
     for i in range(group):
         code = torch.zeros_like(stream[..., 0])
         for byte, overlap in enumerate(overlaps):
-            code = code | sum(_shift(stream[..., byte], -left) for j, left in overlap if j == i)
+            for j, left in overlap:
+                if j == i:
+                    code = code | _shift(stream[..., byte], -left)
         columns.append(code & (2**bits - 1))
     patterns = torch.stack(columns, -1).flatten(-2).narrow(-1, 0, k)
     return element.from_bits(patterns).reshape(shape)

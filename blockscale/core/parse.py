@@ -104,7 +104,9 @@ def _hardware_bfp(text: str, bits: str, exponent: str, size: str, span: str, mod
     if int(size) < 1:
         raise ValueError(f"{text!r}: a block has at least 1 element")
     rounding = _HARDWARE_ROUNDINGS[mode or "N"]
-    options = (":full" if span == "_" else "") + ("" if rounding == "nearest_even" else f":{rounding}")
+    options = (":full" if span == "_" else "") + (
+        "" if rounding == "nearest_even" else f":{rounding}"
+    )
     return _bfp(text, int(bits), int(size), options)
 
 

@@ -65,7 +65,9 @@ class Recipe:
         default = Scheme(*(_read(text) for text in (weight, input, output)))
         if isinstance(skip, str):
             raise TypeError(f"skip is a list of patterns: write [{skip!r}]")
-        schemes = {pattern: _scheme(pattern, rule, default) for pattern, rule in (rules or {}).items()}
+        schemes = {
+            pattern: _scheme(pattern, rule, default) for pattern, rule in (rules or {}).items()
+        }
         for pattern in (*schemes, *skip):
             _check(pattern)
         for name, value in (*vars(default).items(), ("rules", schemes), ("skip", tuple(skip))):

@@ -135,7 +135,9 @@ def quantize(x: Tensor, qparams: QParams, fmt: Format, seed: Tensor | None = Non
             raise ValueError(f"{fmt}: stochastic rounding needs a seed")
         return philox.uniform(x.shape, seed, x.device)
 
-    return fmt.element.encode(y, rounding(fmt.rounding, uniform), _zero_point(qparams, fmt, x), fmt.wide)
+    return fmt.element.encode(
+        y, rounding(fmt.rounding, uniform), _zero_point(qparams, fmt, x), fmt.wide
+    )
 
 
 def dequantize(codes: Tensor, qparams: QParams, fmt: Format, dtype: torch.dtype) -> Tensor:
@@ -154,7 +156,9 @@ def fake_quantize(x: Tensor, qparams: QParams, fmt: Format, seed: Tensor | None 
 
 def in_range(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
     """x [...] -> bool [...]: where quantizing does not saturate, so that a gradient passes (5)."""
-    mode: Round = rounding(fmt.rounding if fmt.rounding != "stochastic" else "nearest_even", x.new_empty)
+    mode: Round = rounding(
+        fmt.rounding if fmt.rounding != "stochastic" else "nearest_even", x.new_empty
+    )
     y = in_steps(x, qparams, fmt)
     return fmt.element.in_range(y, mode, _zero_point(qparams, fmt, x), fmt.wide)
 

@@ -44,10 +44,10 @@ class Levels(NamedTuple):
         if rule == "rceil":
             return int((self.value / 2**self.emax - 1) * 2**23) + 1
         if rule == "even":
-            return 2**23 - 2 ** (22 - self.mbits)
+            return 2**23 - int(2 ** (22 - self.mbits))
         assert rule == "tosa", rule
         # max + ½ ulp still rounds to max if max is even, because ties go to even
-        return (2 * significand + 1) * 2 ** (22 - self.mbits) - 2**23 + (significand % 2 == 0)
+        return (2 * significand + 1) * int(2 ** (22 - self.mbits)) - 2**23 + (significand % 2 == 0)
 
 
 @dataclass(frozen=True)

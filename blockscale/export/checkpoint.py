@@ -61,7 +61,9 @@ class Checkpoint:
         for part, (dtype, shape) in expected.items():
             stored = f"{name}.{part}"
             if stored not in self.kinds:
-                raise FileError(f"{self.path}: {stored} is missing, though the file says {name} is quantized")
+                raise FileError(
+                    f"{self.path}: {stored} is missing, though the file says {name} is quantized"
+                )
             if self.kinds[stored] != (dtype, shape):
                 found = "{} {}".format(*self.kinds[stored])
                 raise FileError(f"{self.path}: {stored} should be {dtype} {shape}, but is {found}")
@@ -73,7 +75,9 @@ class Checkpoint:
 
     def plain(self) -> set[str]:
         """The names of stored tensors that belong to no quantized tensor or quantizer."""
-        owned = {stored for name in self.metadata.tensors for stored in self.parts_of(name).values()}
+        owned = {
+            stored for name in self.metadata.tensors for stored in self.parts_of(name).values()
+        }
         for layer, formats in self.metadata.layers.items():
             for part in formats:
                 owned |= set(self.quantizer_parts(f"{layer}.{part}").values())

@@ -13,9 +13,9 @@ from blockscale.core.parse import parse
 from blockscale.core.recipe import Scheme
 from blockscale.export.checkpoint import Checkpoint, open_checkpoint
 from blockscale.export.metadata import FileError
-from blockscale.ops.apply import replacement
 from blockscale.ops.modules.layer import QLayer
 from blockscale.ops.modules.store import QInput, QWeight
+from blockscale.ops.plan import replacement
 from blockscale.ops.tensor import QTensor, from_parts
 
 
@@ -36,7 +36,9 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     floats = _match_floats(model, checkpoint, quantized, shared)
     changes = [_replace_layers(model, checkpoint, names, name) for name, names in weights.items()]
     changes += [_fill(model, checkpoint, name, stored) for name, stored in floats.items()]
-    changes += [_fill_dense(model, checkpoint, name, each) for name in dense for each in dense[name]]
+    changes += [
+        _fill_dense(model, checkpoint, name, each) for name in dense for each in dense[name]
+    ]
     for change in changes:
         change()
     if dense:
@@ -174,7 +176,9 @@ def _replace_layers(
 def _layer(model: nn.Module, checkpoint: Checkpoint, name: str, weight: QWeight) -> nn.Module:
     owner = name.rpartition(".")[0]
     module: Any = model.get_submodule(owner)
-    formats = {part: parse(text) for part, text in checkpoint.metadata.layers.get(owner, {}).items()}
+    formats = {
+        part: parse(text) for part, text in checkpoint.metadata.layers.get(owner, {}).items()
+    }
     scheme = Scheme(weight.format, **formats)
     if isinstance(module, QLayer):
         raise FileError(f"{owner} of this model is quantized already: load into the float model")

@@ -104,7 +104,9 @@ class Metadata:
 def _tensor(name: str, data: dict[str, object]) -> TensorInfo:
     info = TensorInfo(**{**data, "shape": tuple(data["shape"])})  # type: ignore[arg-type]
     if info.layout not in LAYOUTS:
-        raise ValueError(f"tensor {name!r}: no layout {info.layout!r}; there are {', '.join(LAYOUTS)}")
+        raise ValueError(
+            f"tensor {name!r}: no layout {info.layout!r}; there are {', '.join(LAYOUTS)}"
+        )
     _known(f"tensor {name!r}", info.format)
     return info
 

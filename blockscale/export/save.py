@@ -20,7 +20,9 @@ def save(model: nn.Module, path: str | Path) -> None:
     """
     path = Path(path)
     if path.is_dir():
-        raise ValueError(f"{path} is a directory: name the file to write, e.g. {path / 'model.safetensors'}")
+        raise ValueError(
+            f"{path} is a directory: name the file to write, e.g. {path / 'model.safetensors'}"
+        )
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} is not a directory: create it first")
     metadata = describe(model)
@@ -66,11 +68,19 @@ def _unique(state: dict[str, Tensor], metadata: Metadata) -> dict[str, Tensor]:
             continue
         if tensor.device.type == "meta":
             raise ValueError(f"{name} holds no data (meta device): load the weights before saving")
-        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        place = (
+            tensor.device,
+            tensor.data_ptr(),
+            tensor.dtype,
+            tuple(tensor.shape),
+            tensor.stride(),
+        )
         if tensor.numel() and place in first:
             metadata.aliases[name] = first[place]
             continue
         first[place] = name
         whole = tensor.untyped_storage().nbytes() == tensor.nbytes
-        tensors[name] = tensor.contiguous() if whole else tensor.clone(memory_format=torch.contiguous_format)
+        tensors[name] = (
+            tensor.contiguous() if whole else tensor.clone(memory_format=torch.contiguous_format)
+        )
     return tensors

@@ -54,7 +54,9 @@ def conv(
     shape: the float weight's, [n, channels / groups, *kernel]. An input format's blocks run over the
     channels: x is quantized with its channels last.
     """
-    values = quantized_input(x.movedim(1, -1), input_scale, input_zero_point, input_outer, input_fmt)
+    values = quantized_input(
+        x.movedim(1, -1), input_scale, input_zero_point, input_outer, input_fmt
+    )
     dense = _dense(weight, scale, zero_point, outer, fmt, shape)
     offset = None if bias is None else bias.to(torch.float32)
     run = _CONV[len(shape) - 2]

@@ -8,7 +8,7 @@ from blockscale.core import reference
 from blockscale.core.block import WHOLE
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
-from blockscale.ops.op import op
+from blockscale.ops.op import not_differentiable, op
 
 
 @op()
@@ -39,3 +39,6 @@ def embedding(
         values = values - per_element(zero_point.to(torch.float32))
     step = reference.step_of(QParams(scale, outer, zero_point), form)
     return (values * per_element(step)).to(dtype).reshape(*indices.shape, size)
+
+
+not_differentiable(embedding, "its codes are fixed; train the float model with fake quantization")

@@ -16,7 +16,7 @@ from torch import Tensor
 from blockscale.core.parse import parse
 from blockscale.kernels.registry import find
 
-_LIBRARY = torch.library.Library("blockscale", "DEF")
+_LIBRARY: Any = torch.library.Library("blockscale", "DEF")  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,19 @@ def op(*, ulps: int = 0) -> Callable[[Callable[..., Any]], Op]:
     return define
 
 
-def differentiable(
-    target: Op, save: Callable[..., None], backward: Callable[..., Any]
-) -> None:
+def differentiable(target: Op, save: Callable[..., None], backward: Callable[..., Any]) -> None:
     """Give `target` a gradient: `save(ctx, inputs, output)` and `backward(ctx, *gradients)`."""
     name = f"blockscale::{target.name}"
     torch.library.register_autograd(name, backward, setup_context=save, lib=_LIBRARY)
+
+
+def not_differentiable(target: Op, instead: str) -> None:
+    """Make a backward pass through `target` raise RuntimeError, rather than give a wrong gradient."""
+
+    def backward(*_: Any) -> Any:
+        raise RuntimeError(f"blockscale::{target.name} has no gradient: {instead}")
+
+    differentiable(target, lambda *_, **__: None, backward)
 
 
 def seed_tensor(seed: int | Tensor | None, device: torch.device) -> Tensor:

@@ -14,7 +14,7 @@ from blockscale.core import reference
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
-from blockscale.ops.op import differentiable, op
+from blockscale.ops.op import differentiable, not_differentiable, op
 
 
 def logical_shape(packed: Tensor, scale: Tensor, size: int) -> tuple[int, ...]:
@@ -113,7 +113,9 @@ def straight_through(
 @op()
 def pack(codes: Tensor, fmt: str) -> Tensor:
     """Codes [..., k] -> packed [..., packed_size(k)]."""
-    return packing.pack(codes, parse(fmt).element).clone()  # an op's output must not alias its input
+    return packing.pack(
+        codes, parse(fmt).element
+    ).clone()  # an op's output must not alias its input
 
 
 @op()
@@ -143,3 +145,30 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 differentiable(fake_quantize, _save, _backward)
+
+
+def _save_dequantize(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    packed, scale, zero_point, outer, *ctx.rest = inputs
+    ctx.save_for_backward(packed, scale, zero_point, outer)
+
+
+def _backward_dequantize(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradient of the scales, by the reference: values are codes times scales."""
+    packed, scale, zero_point, outer = ctx.saved_tensors
+    wanted = {1: scale, 3: outer}
+    leaves = {i: t.detach().requires_grad_() for i, t in wanted.items() if ctx.needs_input_grad[i]}
+    with torch.enable_grad():
+        values = dequantize.reference(
+            packed, leaves.get(1, scale), zero_point, leaves.get(3, outer), *ctx.rest
+        )
+        found = torch.autograd.grad(values, list(leaves.values()), gradient)
+    gradients: list[Tensor | None] = [None] * 7
+    for i, each in zip(leaves, found, strict=True):
+        gradients[i] = each
+    return tuple(gradients)
+
+
+differentiable(dequantize, _save_dequantize, _backward_dequantize)
+for each in (choose_qparams, choose_quantize):
+    not_differentiable(each, "use bs.fake_quantize, whose gradient is straight-through")

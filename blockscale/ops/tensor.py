@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from blockscale.core.format import Format
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.parse import parse
-from blockscale.core.reference import QParams, widen
+from blockscale.core.reference import QParams
 from blockscale.core.scale import TwoLevel
 from blockscale.ops import primitives
 from blockscale.ops.op import seed_tensor
@@ -126,6 +126,7 @@ def quantize(
     """
     form = parse(fmt)
     text = str(form)
+    x = x.detach()  # codes have no gradient; fake_quantize has one
     if scale is None and zero_point is None:
         packed, *parts = primitives.choose_quantize(x, text, _seed(form, seed, x))
         qparams = primitives.from_list(parts, form)
@@ -175,7 +176,10 @@ def given(
             raise ValueError(
                 f"{fmt}: its scale is a QTensor of format {fmt.scale.inner}, not {_describe(scale)}"
             )
-        scale, outer = scale.codes, scale.qparams.scale
+        codes, outer = scale.codes, scale.qparams.scale
+        if tuple(outer.shape) != fmt.scale.inner.block.scale_shape(tuple(codes.shape)):
+            raise ValueError(f"{fmt}: {scale} has an outer scale of shape {tuple(outer.shape)}")
+        scale = codes
     if not isinstance(scale, Tensor):
         raise ValueError(f"{fmt}: its scale is a Tensor, not {_describe(scale)}")
     expected = fmt.block.scale_shape(shape)
@@ -198,7 +202,9 @@ def given(
 def from_parts(fmt: Format, size: int, parts: dict[str, Tensor]) -> QTensor:
     """A QTensor from what a file or module stores: codes (packed), scale, outer, zero_point."""
     codes = parts["codes"]
-    if codes.dtype != packed_dtype(fmt.element) or codes.shape[-1] != packed_size(fmt.element, size):
+    if codes.dtype != packed_dtype(fmt.element) or codes.shape[-1] != packed_size(
+        fmt.element, size
+    ):
         raise ValueError(
             f"{fmt}: rows of {size} codes are stored as {_dtype(packed_dtype(fmt.element))} "
             f"[..., {packed_size(fmt.element, size)}], not {_describe(codes)}"
@@ -223,6 +229,3 @@ def _deterministic(fmt: Format) -> Format:
 
 def _seed(fmt: Format, seed: int | Tensor | None, x: Tensor) -> Tensor | None:
     return seed_tensor(seed, x.device) if fmt.rounding == "stochastic" else None
-
-
-__all__ = ["QTensor", "choose_qparams", "fake_quantize", "from_parts", "given", "quantize", "widen"]

@@ -55,10 +55,10 @@ class Binary(Element):
         return blocks.mean_magnitude()
 
     def to_bits(self, codes: Tensor) -> Tensor:
-        return (codes > 0).to(torch.int32)
+        return (codes > 0).to(torch.uint8)
 
     def from_bits(self, patterns: Tensor) -> Tensor:
-        return (2 * patterns - 1).to(torch.int8)
+        return 2 * patterns.to(torch.int8) - 1
 
 
 def read(name: str) -> Element | None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blockscale.core.bits import exponent, pow2
 from blockscale.core.element import Element
 from blockscale.core.rounding import Round, finite
 
@@ -41,7 +40,7 @@ class Minifloat(Element):
     @property
     def bias(self) -> int:
         """What is subtracted from the exponent field."""
-        return 2 ** (self.exponent_bits - 1) - 1
+        return int(2 ** (self.exponent_bits - 1)) - 1
 
     @property
     def mbits(self) -> int:
@@ -84,15 +83,15 @@ class Minifloat(Element):
 
     def _steps(self, y: Tensor, rounding: Round) -> tuple[Tensor, Tensor]:
         """Finite y -> the exponent of its binade, and y rounded to steps of that binade."""
-        power = exponent(torch.where(y == 0, 1.0, y))
-        power = torch.where(y == 0, 1 - self.bias, power.clamp(min=1 - self.bias))
-        # Dividing by a power of two is exact here; the step may be 2^-126 but not smaller.
-        return power, rounding(y / pow2(power - self.mantissa_bits))
+        # A float32 subnormal has exponent field 0, which the clamp lifts: 1 - bias is at least -126.
+        power = ((y.abs().view(torch.int32) >> 23) - 127).clamp(min=1 - self.bias)
+        step = ((power + (127 - self.mantissa_bits)) << 23).view(torch.float32)
+        return power, rounding(y / step)  # exact before rounding: step is a power of two
 
     def encode(self, y: Tensor, rounding: Round, zero_point: Tensor | None, wide: bool) -> Tensor:
         del zero_point, wide
         nan = y.isnan()
-        y = torch.where(nan, 0.0, y).clamp(-self.max, self.max)
+        y = y.nan_to_num(nan=0.0).clamp(-self.max, self.max)
         power, steps = self._steps(y, rounding)
         code = ((power + (self.bias - 1)) << self.mantissa_bits) + steps.abs().to(torch.int32)
         code = code.clamp(max=self.max_code)
@@ -107,8 +106,8 @@ class Minifloat(Element):
         del zero_point, wide
         power, steps = self._steps(finite(y), rounding)
         # compare in steps: the largest value in steps of its own binade, larger binades are out
-        top = exponent(torch.full_like(y, self.max))
-        largest = self.max / pow2(top - self.mantissa_bits)
+        top = math.frexp(self.max)[1] - 1
+        largest = math.ldexp(self.max, self.mantissa_bits - top)
         return y.isfinite() & ((power < top) | ((power == top) & (steps.abs() <= largest)))
 
 

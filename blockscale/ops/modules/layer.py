@@ -35,6 +35,7 @@ class QLayer(nn.Module):
     def refuses(cls, module: nn.Module) -> str | None:
         """Why this float layer cannot be replaced, or None."""
         del module
+        return None
 
     @classmethod
     def from_float(cls, module: Any, weight: QWeight, scheme: Scheme) -> "QLayer":
@@ -53,8 +54,12 @@ class QLayer(nn.Module):
         """y through the output's quantizer, if there is one."""
         return y if self.output is None else self.output(y)
 
+    @property
+    def bias_bytes(self) -> int:
+        """Bytes of the bias, 0 without one."""
+        bias = self._parameters["bias"]
+        return 0 if bias is None else bias.nbytes
+
     def dequantize_weight(self, dtype: torch.dtype | None = None) -> Tensor:
         """The float weight, as the layer that was replaced had it."""
         return self.weight.dequantize(dtype)
-
-

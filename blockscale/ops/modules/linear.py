@@ -24,9 +24,7 @@ class QLinear(QLayer):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features]."""
         if x.shape[-1] != self.in_features:
-            raise ValueError(
-                f"expected an input [..., {self.in_features}], found {tuple(x.shape)}"
-            )
+            raise ValueError(f"expected an input [..., {self.in_features}], found {tuple(x.shape)}")
         x, given, fmt = self.prepared(x)
         weight = self.weight
         return self.finished(

@@ -21,7 +21,9 @@ class _Buffers(nn.Module):
         for name, buffer in self._buffers.items():
             if buffer is not None:
                 moved = fn(buffer)
-                self._buffers[name] = moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
+                self._buffers[name] = (
+                    moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
+                )
         return self
 
     def _set(self, scale: Tensor | None, zero_point: Tensor | None, outer: Tensor | None) -> None:
@@ -42,6 +44,7 @@ class QWeight(_Buffers):
     """
 
     codes: Tensor
+    dtype: torch.dtype
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QWeight":
         # the float weight would have changed its dtype here: remember it

@@ -1,0 +1,1 @@
+"""The demonstration: a real model in many formats, measured."""

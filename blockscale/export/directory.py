@@ -1,0 +1,175 @@
+"""Quantize a model's directory, a slab of a tensor at a time, into another directory.
+
+Nothing is written before everything is planned and checked, and the target appears whole or not at all.
+Whatever ends a run early, the source and an old target stay as they were, and the next run goes on.
+"""
+
+import errno
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from blockscale.core.format import Format
+from blockscale.core.recipe import Recipe
+from blockscale.export.checkpoint import INDEX
+from blockscale.export.metadata import KEY, VERSION, FileError
+from blockscale.export.model_files import CONFIG, LEDGER
+from blockscale.export.plan import DirectoryLedger, Plan, make_plan
+from blockscale.export.progress import Progress
+from blockscale.export.shard import finished_bytes, write_shard
+from blockscale.export.workspace import Workspace, allocated, leftovers, restore, sync_folder, work_path
+
+
+def quantize_directory(
+    source: str | Path,
+    target: str | Path,
+    recipe: "Recipe | Format | str | Path",
+    *,
+    force: bool = False,
+    strict: bool = False,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> DirectoryLedger:
+    """Quantize the safetensors of directory `source` into directory `target` (docs/files.md).
+
+    Memory does not grow with the model: a slab of a tensor is held at a time, a whole one where its
+    layout or format asks for it. Run it again after it was stopped or killed, and it goes on.
+
+    recipe: see bs.Recipe; its patterns are matched with the names of tensors and of their layers.
+    force: replace `target` if it is there, once the new one is complete.
+    strict: raise SkippedError, before anything is written, if something that the recipe covers cannot
+        be quantized or a pattern matches nothing.
+    seed: for stochastic rounding.
+
+    Returns the ledger, which `target` also holds as blockscale_ledger.json. Raises FileError for
+    directories and files that cannot be used, ValueError for a recipe that quantizes nothing.
+    """
+    progress = progress or Progress()
+    goal = Path(os.path.abspath(target))
+    plan = plan_directory(source, target, recipe, strict=strict, seed=seed)
+    if restore(goal, plan.digest):
+        progress.say(f"{goal} is back in its place: a forced run was killed while it replaced it")
+    _check_target(goal, force)
+    for other in leftovers(goal, plan.digest):
+        progress.say(f"{other} is left from a run with another recipe or source: delete it if you need it not")
+    check_space(goal, plan)
+    with Workspace(goal, plan.digest) as work:
+        try:
+            ledger = _fill(plan, work, progress)
+        except BaseException as error:
+            progress.say(f"stopped; what is finished is kept in {work.path}: the same command goes on from there")
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise FileError(f"the disk of {goal.parent} is full: make room on it") from error
+            raise
+        work.publish(force)
+    ledger.warn()
+    return ledger
+
+
+def plan_directory(
+    source: str | Path,
+    target: str | Path,
+    recipe: "Recipe | Format | str | Path",
+    *,
+    strict: bool = False,
+    seed: int = 0,
+) -> Plan:
+    """What `quantize_directory` would do; reads headers only, writes nothing, raises what it would."""
+    source, goal = Path(source), Path(os.path.abspath(target))
+    _check_apart(source.resolve(), goal.resolve())
+    plan = make_plan(source, Recipe.read(recipe), seed)
+    if strict:
+        plan.ledger.raise_if_skipped()
+    return plan
+
+
+def _check_apart(source: Path, target: Path) -> None:
+    """Neither directory may lie in the other: one is read and one may be replaced."""
+    if source == target or source in target.parents or target in source.parents:
+        raise FileError(
+            f"the output {target} and the model {source} lie in one another: choose an output elsewhere"
+        )
+
+
+def _check_target(target: Path, force: bool) -> None:
+    if not os.path.lexists(target):
+        return
+    if not target.is_dir():
+        raise FileError(f"{target} is not a directory: choose another output")
+    if not any(target.iterdir()):
+        return
+    if not force:
+        raise FileError(f"{target} exists: choose another output, or replace it with --force (force=True)")
+    for place in (Path.home(), Path.cwd()):
+        if target.resolve() in (place, *place.parents):
+            raise FileError(f"{target} holds {place}, which --force would delete: choose another output")
+
+
+def check_space(target: Path, plan: Plan) -> None:
+    """Raise FileError unless the disk has room for what is still to be written."""
+    there = next(folder for folder in target.parents if folder.exists())
+    needed = plan.size - allocated(work_path(target, plan.digest))
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        raise FileError(
+            f"the output needs {needed / 1e9:.2f} GB, and the disk of {there} has {free / 1e9:.2f} GB free: "
+            f"make room for {(needed - free) / 1e9:.2f} GB, or write to another disk; nothing was written"
+        )
+
+
+def _fill(plan: Plan, work: Workspace, progress: Progress) -> DirectoryLedger:
+    """Write everything into the work directory."""
+    total = sum(tensor.source.nbytes for shard in plan.shards for tensor in shard.tensors)
+    progress.start(total, sum(finished_bytes(shard, work) for shard in plan.shards))
+    notes: dict[str, tuple[str, ...]] = {}
+    for shard in plan.shards:
+        write_shard(plan, shard, work, progress)
+        notes |= work.journal.done(shard.name)
+    for name in plan.files.others:
+        _copy(plan.files.root / name, work.out / name)
+    entries = [replace(entry, notes=notes[entry.name]) for entry in plan.ledger]
+    ledger = replace(plan.ledger, entries=entries)
+    for name, data in _texts(plan, ledger).items():
+        _write(work.out / name, (json.dumps(data, indent=2) + "\n").encode())
+    for folder in (work.out, *(path for path in work.out.rglob("*") if path.is_dir())):
+        sync_folder(folder)
+    return ledger
+
+
+def _texts(plan: Plan, ledger: DirectoryLedger) -> dict[str, dict[str, Any]]:
+    """{file: its JSON} of what is written anew: the ledger, and with the input's own changes the rest."""
+    found: dict[str, dict[str, Any]] = {}
+    recipe, files = plan.recipe.to_dict(), plan.files
+    if files.config is not None:
+        method = {"quant_method": KEY, "version": VERSION, "recipe": recipe}
+        found[CONFIG] = files.config | {"quantization_config": method}
+    if files.index is not None:
+        where = {name: shard.name for shard in plan.shards for name in shard.placed}
+        size = sum(tensor.nbytes for shard in plan.shards for tensor in shard.placed.values())
+        metadata = (files.index.get("metadata") or {}) | {"total_size": size}
+        found[INDEX] = files.index | {"metadata": metadata, "weight_map": dict(sorted(where.items()))}
+    about = {"version": VERSION, "source": str(files.root), "recipe": recipe, "seed": plan.seed}
+    found[LEDGER] = about | ledger.to_dict()
+    return found
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file, links followed, unless an earlier run did."""
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.copy2(source, partial)
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
+    partial.rename(target)

@@ -1,0 +1,64 @@
+"""Write one safetensors file of a run, tensor by tensor."""
+
+from blockscale.core.parse import parse
+from blockscale.export.metadata import FileError
+from blockscale.export.plan import Plan, ShardPlan, TensorPlan, stamp
+from blockscale.export.progress import Progress
+from blockscale.export.quantize_tensor import TensorQuantizer, tensor_seed
+from blockscale.export.rows import FloatRows
+from blockscale.export.stream import Reader, Writer
+from blockscale.export.workspace import Workspace
+
+
+def finished_bytes(shard: ShardPlan, work: Workspace) -> int:
+    """Bytes of a shard's source tensors that an earlier run has written."""
+    if not any(path.exists() for path in (work.out / shard.name, work.partial(shard.name))):
+        return 0
+    done = work.journal.done(shard.name)
+    return sum(tensor.source.nbytes for tensor in shard.tensors if tensor.name in done)
+
+
+def write_shard(plan: Plan, shard: ShardPlan, work: Workspace, progress: Progress) -> None:
+    """Write what an earlier run did not of a shard. Raises FileError if its source changes meanwhile."""
+    if (work.out / shard.name).exists():
+        return
+    source, partial = plan.files.root / shard.name, work.partial(shard.name)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    journal = work.journal
+    with Reader(source) as reader, Writer(partial, shard.header, shard.placed) as writer:
+        if not writer.resumed:
+            journal.forget(shard.name)
+        try:
+            for tensor in shard.tensors:
+                if tensor.name not in journal.done(shard.name):
+                    notes = _write_tensor(reader, writer, tensor, plan.seed, progress)
+                    journal.add(shard.name, tensor.name, notes, tensor.source.nbytes, writer.sync)
+        finally:  # what is finished is kept, also when Ctrl-C or a full disk ends the run
+            journal.commit(writer.sync)
+        writer.sync()
+    if stamp(source) != shard.stamp:
+        raise FileError(f"{source} changed while it was read: run the command again when it is at rest")
+    partial.rename(work.out / shard.name)
+
+
+def _write_tensor(
+    reader: Reader, writer: Writer, tensor: TensorPlan, seed: int, progress: Progress
+) -> tuple[str, ...]:
+    """Quantize or copy one tensor; returns what is to be noted of it."""
+    name = tensor.name
+    if tensor.info is None:
+        offset = 0
+        for chunk in reader.chunks(name):
+            writer.chunk(name, offset, chunk)
+            offset += len(chunk)
+            progress.advance(name, len(chunk))
+        return ()
+    shape, fmt = tensor.rows_shape, parse(tensor.info.format)
+    rows = FloatRows(reader, name, tensor.info.layout, shape)
+    quantizer = TensorQuantizer(rows.read, shape, fmt, tensor_seed(seed, name))
+    row_bytes = tensor.source.nbytes // max(shape[0], 1)
+    for part, row, piece in quantizer.pieces():
+        writer.rows(f"{name}.{part}", row, piece)
+        if part == "codes":
+            progress.advance(name, piece.shape[0] * row_bytes)
+    return quantizer.notes

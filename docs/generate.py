@@ -1,0 +1,87 @@
+"""Write docs/formats.md from the catalogue: `make docs`. A test checks that it is up to date."""
+
+import math
+from pathlib import Path
+
+import torch
+
+import blockscale as bs
+from blockscale.core.elements import FAMILIES
+from blockscale.core.scale import RULES
+
+PAGE = Path(__file__).with_name("formats.md")
+SHAPE = (4096, 4096)
+
+HEAD = """# The formats
+
+Generated from `blockscale/core/catalog.py` by `make docs`; do not edit. What every part means, exactly, is in
+[numerics.md](numerics.md). A name is accepted wherever a spelling is, on the command line too
+(`blockscale formats` prints this table, `blockscale formats mxfp4` one format in full).
+
+* **max/smallest**: largest and smallest positive value of the element, before scaling; their ratio is what one block can hold.
+* **bits**: stored bits per element of a 4096 × 4096 tensor, with scales and zero points.
+* **SQNR**: signal to quantization noise on standard normal numbers [256, 4096] (seed 0), in decibels.
+
+| name | spelling | max | smallest | bits | SQNR |
+|---|---|--:|--:|--:|--:|
+"""
+
+TAIL = """
+Any other combination is spelled out: `element:block:scale[:option…]`.
+
+* elements: {elements}
+* blocks: `tensor`, `channelA`, `token`, `groupN`, `groupN@A`, `tileRxC`
+* scales: `fp32`, `fp16`, `bf16`, `pow2/RULE`, `e8m0/RULE` (`e8m0` is `e8m0/floor`), `e4m3`, `e5m2`, or a format in parentheses
+* rules: {rules}
+* options: `asym`, `full`, `half`, `recip`, and a rounding ({roundings})
+* shorthand: `bfpM` and `bfpMxN` for M-bit mantissas in groups of N (64), and `BFP[8|8]{{64}}(SN)` as hardware people write it
+"""
+
+# What the scale rule alone changes (docs/numerics.md, 3.4).
+RULE_HEAD = """
+## What the rule of an e8m0 scale changes
+
+SQNR on the same numbers. `floor` is OCP's conversion and lets the largest values saturate; `tosa` takes the smallest scale that
+does not, and any decoder reads the result.
+
+"""
+
+
+def number(value: float) -> str:
+    """A short exact-looking number: powers of two as such when small."""
+    if value < 1e-4:
+        return f"2^{math.frexp(value)[1] - 1}"
+    return f"{value:g}"
+
+
+def sqnr(spelling: str) -> float:
+    """Signal to noise in decibels on normal numbers."""
+    x = torch.randn(256, 4096, generator=torch.Generator().manual_seed(0))
+    error = x - bs.fake_quantize(x, spelling)
+    return 10 * math.log10(float(x.square().sum() / error.square().sum()))
+
+
+def page() -> str:
+    """The whole page."""
+    from blockscale.core.rounding import ROUNDINGS
+
+    rows = [
+        f"| `{name}` | `{f}` | {number(f.element.max)} | {number(f.element.smallest)} "
+        f"| {f.bits_per_element(SHAPE):.3g} | {sqnr(str(f)):.1f} |"
+        for name, f in bs.formats().items()
+    ]
+    tail = TAIL.format(
+        elements="; ".join(f.SPELLINGS for f in FAMILIES),
+        rules=", ".join(f"`{rule}`" for rule in RULES),
+        roundings=", ".join(f"`{r}`" for r in ROUNDINGS),
+    )
+    columns = [rule for rule in RULES]
+    lines = ["| element | " + " | ".join(columns) + " |", "|---" + "|--:" * len(columns) + "|"]
+    for element in ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "int8"):
+        cells = [f"{sqnr(f'{element}:group32:e8m0/{rule}'):.2f}" for rule in columns]
+        lines.append(f"| `{element}:group32` | " + " | ".join(cells) + " |")
+    return HEAD + "\n".join(rows) + "\n" + tail + RULE_HEAD + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

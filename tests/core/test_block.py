@@ -1,0 +1,153 @@
+"""Which elements share a scale, against the index arithmetic of docs/numerics.md, section 1.2."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blockscale.core.block import Blocks, read_block
+from tests.exact import block_of, layout, mean_magnitude
+from tests.strategies import ODD, SHAPES, blocks
+
+QUICK = settings(max_examples=300, derandomize=True, deadline=None)
+
+
+@st.composite
+def placed(draw) -> tuple[str, tuple[int, ...]]:
+    shape = draw(SHAPES)
+    return draw(blocks(len(shape))), shape
+
+
+@QUICK
+@given(placed())
+def test_shape_and_expand(case) -> None:
+    """Every scale numbered, each element must see the number of its own block."""
+    name, shape = case
+    block, counts = read_block(name), layout(name, shape)[1]
+    assert block.scale_shape(shape) == counts
+    numbered = torch.arange(math.prod(counts)).reshape(counts)
+    seen = block.expand(numbered, shape).broadcast_to(shape)
+    assert seen.flatten().tolist() == block_of(name, shape)
+
+
+@QUICK
+@given(st.data(), placed())
+def test_reductions(data, case) -> None:
+    """Partial blocks count only the elements that exist; non-finite ones are not in the range."""
+    name, shape = case
+    number = st.one_of(st.integers(-6, 6).map(float), ODD, st.sampled_from([math.inf, math.nan]))
+    count = math.prod(shape)
+    values = data.draw(st.lists(number, min_size=count, max_size=count))
+    reduced = Blocks(torch.tensor(values, dtype=torch.float32).reshape(shape), read_block(name))
+    members = [[] for _ in range(math.prod(layout(name, shape)[1]))]
+    for value, owner in zip(torch.tensor(values).tolist(), block_of(name, shape), strict=True):
+        members[owner].append(value)
+    finite = [[v for v in block if math.isfinite(v)] for block in members]
+    low, high = reduced.range()
+    assert low.shape == high.shape == layout(name, shape)[1]
+    assert low.flatten().tolist() == [min([0.0, *block]) for block in finite]
+    assert high.flatten().tolist() == [max([0.0, *block]) for block in finite]
+    odd = [any(not math.isfinite(v) for v in block) for block in members]
+    assert reduced.poisoned().flatten().tolist() == odd
+    mean = reduced.mean_magnitude()
+    assert mean.flatten().tolist() == [mean_magnitude(block, twn=False) for block in members]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("tensor", (), ()),
+        ("tensor", (3, 0), (1, 1)),  # a whole dimension of size 0 has one scale
+        ("channel0", (4, 6), (4, 1)),
+        ("channel-1", (4, 6, 5), (1, 1, 5)),
+        ("channel0", (0, 6), (0, 1)),
+        ("token", (4, 6), (4, 1)),
+        ("token", (4, 0), (4, 1)),
+        ("token", (2, 0, 5), (2, 0, 1)),
+        ("group32", (4, 65), (4, 3)),
+        ("group32", (4, 0), (4, 0)),
+        ("group4@0", (9, 2), (3, 2)),
+        ("group4@-2", (9, 2), (3, 2)),
+        ("tile128x128", (3, 576, 130), (3, 5, 2)),  # 576 // 5 is not 128
+        ("tile2x3", (2, 3), (1, 1)),
+    ],
+)
+def test_scale_shape_by_hand(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    assert read_block(name).scale_shape(shape) == expected
+
+
+@pytest.mark.parametrize(
+    ("spelled", "canonical"),
+    [
+        ("tensor", "tensor"),
+        ("token", "token"),
+        ("channel-1", "channel-1"),
+        ("channel01", "channel1"),
+        ("channel-0", "channel0"),
+        ("group32", "group32"),
+        ("group32@-1", "group32"),
+        ("group32@1", "group32@1"),
+        ("group32@-2", "group32@-2"),
+        ("tile16x4", "tile16x4"),
+    ],
+)
+def test_one_spelling(spelled: str, canonical: str) -> None:
+    assert str(read_block(spelled)) == canonical
+    assert read_block(canonical) == read_block(spelled)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dimension"),
+    [
+        ("token", (), -1),
+        ("group4", (), -1),
+        ("channel0", (), 0),
+        ("channel2", (3, 4), 2),
+        ("channel-3", (3, 4), -3),
+        ("group4@2", (3, 4), 2),
+        ("tile2x2", (5,), -2),
+    ],
+)
+def test_a_dimension_that_is_not_there(name: str, shape: tuple[int, ...], dimension: int) -> None:
+    found = f"block '{name}' needs dimension {dimension}, but the tensor has {len(shape)}"
+    for ask in (read_block(name).scale_shape, lambda s: Blocks(torch.zeros(s), read_block(name))):
+        with pytest.raises(ValueError, match=f"^{found}: use a block that fits, such as 'tensor'$"):
+            ask(shape)
+
+
+UNKNOWN = ["", "group", "group0", "group-4", "group4@", "tile4", "tile0x4", "tile4x0", "tile4x"]
+UNKNOWN += ["channel", "tensor0", "token1", "Group32", "group32 ", "group3.5", "row"]
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_an_unknown_block(name: str) -> None:
+    with pytest.raises(ValueError, match=r"^no block ") as refused:
+        read_block(name)
+    message = str(refused.value)
+    assert repr(name) in message
+    for known in ("tensor", "channelA", "token", "groupN", "groupN@A", "tileRxC", "at least 1"):
+        assert known in message
+
+
+def test_the_mean_counts_only_what_exists() -> None:
+    # a padded zero, or one counted, would give 2 or 3
+    x = torch.tensor([2.0, 4.0, math.nan, -6.0, 6.0])
+    means = Blocks(x, read_block("group4")).mean_magnitude()
+    assert means.tolist() == [4.0, 6.0]
+
+
+def test_the_mean_above_a_threshold() -> None:
+    x = torch.tensor([[1.0, -2.0, 3.0, 4.0], [5.0, 5.0, 5.0, 5.0]])
+    means = Blocks(x, read_block("token")).mean_magnitude(above=torch.tensor([[2.0], [5.0]]))
+    assert means.tolist() == [[3.5], [0.0]]
+
+
+def test_the_mean_does_not_depend_on_order() -> None:
+    x = torch.randn(5000) * torch.randn(5000).exp2()
+    mean = Blocks(x, read_block("tensor")).mean_magnitude()
+    for _ in range(5):
+        shuffled = Blocks(x[torch.randperm(5000)], read_block("tensor")).mean_magnitude()
+        assert torch.equal(shuffled, mean)
+    assert mean.item() == pytest.approx(x.abs().double().mean().item(), rel=2**-22)

@@ -1,0 +1,214 @@
+"""One spelling for each format, which reads back; errors say what was found and what there is."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blockscale.core.catalog import CATALOG
+from blockscale.core.parse import formats, parse
+from tests.exact import ROUNDINGS, RULES
+from tests.strategies import spellings
+
+QUICK = settings(max_examples=300, derandomize=True, deadline=None)
+
+# DESIGN.md, section 1: what the names mean does not change.
+NAMED = {
+    "int8": "int8:tensor:fp32",
+    "int8_channel": "int8:channel0:fp32",
+    "int8_token": "int8:token:fp32",
+    "int8_pow2": "int8:tensor:pow2/nearest",
+    "int16": "int16:tensor:fp32",
+    "uint8": "uint8:tensor:fp32:asym",
+    "uint16": "uint16:tensor:fp32:asym",
+    "int4": "int4:group128:fp32",
+    "uint4": "uint4:group128:fp32:asym",
+    "int2": "int2:group64:fp32",
+    "ternary": "ternary:channel0:fp32",
+    "binary": "binary:channel0:fp32",
+    "log4": "log4:channel0:fp32",
+    "fp8": "e4m3:tensor:fp32",
+    "fp8_e5m2": "e5m2:tensor:fp32",
+    "mxfp8": "e4m3:group32:e8m0/floor",
+    "mxfp8_e5m2": "e5m2:group32:e8m0/floor",
+    "mxfp6": "e3m2:group32:e8m0/floor",
+    "mxfp6_e2m3": "e2m3:group32:e8m0/floor",
+    "mxfp4": "e2m1:group32:e8m0/floor",
+    "mxint8": "int8:group32:e8m0/floor",
+    "nvfp4": "e2m1:group16:e4m3",
+    "bfp8": "int8:group64:e8m0/floor",
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_named_formats(name: str) -> None:
+    assert str(parse(name)) == NAMED[name]
+    assert formats()[name] == parse(NAMED[name])
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_the_catalogue_reads_back(name: str) -> None:
+    fmt = parse(name)
+    assert parse(str(fmt)) == fmt
+    assert parse(fmt) is fmt
+    assert str(fmt) == CATALOG[name]  # the catalogue itself is written canonically
+    assert repr(fmt) == f"Format('{fmt}')"
+    assert hash(parse(str(fmt))) == hash(fmt)
+
+
+@QUICK
+@given(st.integers(0, 4).flatmap(spellings))
+def test_canonical_spellings_read_back(spelling: str) -> None:
+    fmt = parse(spelling)
+    assert str(fmt) == spelling
+    assert parse(str(fmt)) == fmt
+
+
+@QUICK
+@given(st.integers(0, 4).flatmap(spellings), st.randoms(use_true_random=False))
+def test_options_come_in_any_order(spelling: str, random) -> None:
+    *_, scale = spelling.split(":", 2)
+    cut = scale.index(")") + 1 if ")" in scale else (scale + ":").index(":")
+    head, options = spelling[: len(spelling) - len(scale) + cut], scale[cut + 1 :].split(":")
+    options = [option for option in options if option]
+    if not set(options) & set(ROUNDINGS) and not spelling.startswith("binary"):
+        options.append("nearest_even")
+    random.shuffle(options)
+    assert str(parse(":".join([head, *options]))) == spelling
+
+
+@pytest.mark.parametrize(
+    ("spelled", "canonical"),
+    [
+        (" mxfp4 ", "e2m1:group32:e8m0/floor"),
+        ("e2m1:group32:e8m0", "e2m1:group32:e8m0/floor"),
+        ("e4m3r1:tensor:fp32", "e4m3:tensor:fp32"),
+        ("e5m2r4:tensor:fp32", "e5m2:tensor:fp32"),
+        ("e2m1r0:tensor:fp32", "e2m1:tensor:fp32"),
+        ("e4m3r0:tensor:fp32", "e4m3r0:tensor:fp32"),
+        ("e2m1:group16@-1:e4m3", "e2m1:group16:e4m3"),
+        ("e2m1:group16:(e4m3:tensor:fp32)", "e2m1:group16:e4m3"),
+        ("e2m1:group16:(e5m2r4:tensor:fp32)", "e2m1:group16:e5m2"),
+        ("e2m1:group16:(e4m3:group4:fp32)", "e2m1:group16:(e4m3:group4:fp32)"),
+        ("int4:group32:(uint4:channel0:fp32)", "int4:group32:(uint4:channel0:fp32)"),
+        ("int8:tensor:fp32:up:recip:half", "int8:tensor:fp32:half:recip:up"),
+        ("uint8:channel-1:bf16:stochastic:asym", "uint8:channel-1:bf16:asym:stochastic"),
+    ],
+)
+def test_canonical_form(spelled: str, canonical: str) -> None:
+    assert str(parse(spelled)) == canonical
+    assert parse(spelled) == parse(canonical)
+
+
+@pytest.mark.parametrize(
+    ("spelled", "canonical"),
+    [
+        ("bfp8", "int8:group64:e8m0/floor"),
+        ("bfp4x16", "int4:group16:e8m0/floor"),
+        ("bfp2", "int2:group64:e8m0/floor"),
+        ("bfp16x8", "int16:group8:e8m0/floor"),
+        ("BFP[8|8]{64}(SN)", "int8:group64:e8m0/floor"),
+        ("BFP[8|8]{64}", "int8:group64:e8m0/floor"),
+        ("BFP[4|8]{16}(SU)", "int4:group16:e8m0/floor:up"),
+        ("BFP[4|8]{16}(SD)", "int4:group16:e8m0/floor:down"),
+        ("BFP[4|8]{16}(SS)", "int4:group16:e8m0/floor:stochastic"),
+        ("BFP[8|8]{64}(_N)", "int8:group64:e8m0/floor:full"),
+        ("BFP[8|8]{64}(_S)", "int8:group64:e8m0/floor:full:stochastic"),
+    ],
+)
+def test_block_floating_point_shorthands(spelled: str, canonical: str) -> None:
+    assert str(parse(spelled)) == canonical
+
+
+GRAMMAR = "a format is spelled element:block:scale[:option...], e.g. e2m1:group32:e8m0/floor"
+ELEMENTS = ("binary", "int2 … int16", "uint1 … uint16", "log2 … log8", "eXmY", "ternary")
+BLOCKS = ("tensor", "channelA", "token", "groupN", "groupN@A", "tileRxC")
+SCALES = ("fp32, fp16, bf16", "e4m3, e5m2", "e8m0[/RULE]", "pow2/RULE", "(FORMAT)")
+INNER = "unsigned (uintB) or a minifloat with NaN"
+PLAIN = "must be plain and under fp32"
+
+# What is wrong -> what the message says besides the spelling itself.
+WRONG = {
+    "int8:tensor": (GRAMMAR,),
+    ":::": (GRAMMAR,),
+    "int8::fp32": (GRAMMAR,),
+    "int8:tensor:fp32:": (GRAMMAR,),
+    "int8:tensor:fp32(x)": (GRAMMAR,),
+    "int8:tensor:(fp32)": (GRAMMAR,),
+    "e4m3:tensor:((uint8:tensor:fp32):tensor:fp32)": (GRAMMAR,),
+    "int17:tensor:fp32": ("no element 'int17'", *ELEMENTS),
+    "int1:tensor:fp32": ("no element 'int1'", *ELEMENTS),
+    "uint0:tensor:fp32": ("no element 'uint0'", *ELEMENTS),
+    "int08:tensor:fp32": ("no element 'int08'", *ELEMENTS),
+    "e4m4:tensor:fp32": ("no element 'e4m4'", *ELEMENTS),
+    "e0m3:tensor:fp32": ("no element 'e0m3'", *ELEMENTS),
+    "e8m0:tensor:fp32": ("no element 'e8m0'", *ELEMENTS),
+    "e2m1r7:tensor:fp32": ("no element 'e2m1r7'", *ELEMENTS),  # only 0 would remain
+    "log9:tensor:fp32": ("no element 'log9'", *ELEMENTS),
+    "int8:row:fp32": ("no block 'row'", *BLOCKS),
+    "int8:tensor:fp64": ("no scale 'fp64'", *SCALES),
+    "int8:tensor:fp32/floor": ("no scale 'fp32/floor'", *SCALES),
+    "int8:tensor:pow2": ("scale 'pow2': no rule ''", *RULES),
+    "int8:tensor:e8m0/": ("scale 'e8m0/': no rule ''", *RULES),
+    "int8:tensor:e8m0/round": ("no rule 'round'", *RULES),
+    "int8:tensor:fp32:rne": ("no option 'rne'", "asym, full, half, recip", *ROUNDINGS),
+    "int8:tensor:fp32:full:half": ("options full:half repeat or contradict",),
+    "int8:tensor:fp32:asym:asym": ("options asym:asym repeat or contradict",),
+    "int8:tensor:fp32:up:down": ("options up:down repeat or contradict",),
+    "int8:tensor:fp32:asym:full": ("full needs a signed integer element without asym",),
+    "uint8:tensor:fp32:half": ("half needs a signed integer element without asym",),
+    "e4m3:tensor:fp32:full": ("full needs a signed integer element without asym",),
+    "ternary:tensor:fp32:full": ("full needs a signed integer element without asym",),
+    "e4m3:tensor:fp32:asym": ("asym (a zero point) needs an integer element",),
+    "ternary:tensor:fp32:asym": ("asym (a zero point) needs an integer element",),
+    "int8:tensor:pow2/floor:half": ("half needs an fp32, fp16 or bf16 scale",),
+    "int8:group4:e4m3:half": ("half needs an fp32, fp16 or bf16 scale",),
+    "int8:tensor:e8m0:recip": ("recip changes nothing under a power-of-two scale: leave it out",),
+    "binary:tensor:fp32:up": ("binary takes the sign, so a rounding has no meaning",),
+    "e4m3:tensor:(int8:tensor:fp32)": (INNER,),
+    "e4m3:tensor:(e2m1:tensor:fp32)": (INNER,),
+    "e4m3:tensor:(uint9:tensor:fp32)": ("at most 8 bits, not 9",),
+    "e4m3:tensor:(uint8:tensor:fp16)": (PLAIN, "not uint8:tensor:fp16"),
+    "e4m3:tensor:(uint8:tensor:fp32:asym)": (PLAIN, "not uint8:tensor:fp32:asym"),
+    "e4m3:tensor:(uint8:tensor:e4m3)": (PLAIN, "not uint8:tensor:e4m3"),
+    "bfp1": ("a mantissa has 2 to 16 bits with its sign, not 1",),
+    "bfp17x4": ("a mantissa has 2 to 16 bits with its sign, not 17",),
+    "BFP[8|7]{64}(SN)": ("a shared exponent has 8 bits, not 7",),
+    "BFP[8|8]{0}(SN)": ("a block has at least 1 element",),
+    "BFP[1|8]{64}": ("a mantissa has 2 to 16 bits with its sign, not 1",),
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_errors(text: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        parse(text)
+    message = str(refused.value)
+    assert message.startswith(f"{text!r}: ")
+    missing = [part for part in WRONG[text] if part not in message]
+    assert not missing, message
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("fp4", "mxfp4"), ("mxfp", "mxfp8"), ("int_8", "int8")]
+)
+def test_an_unknown_name_gets_close_ones(text: str, meant: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^no format '{text}': did you mean .*\b{meant}\b.*\? "
+    ) as no:
+        parse(text)
+    assert all(name in str(no.value) for name in CATALOG)
+    assert "any other is spelled element:block:scale" in str(no.value)
+
+
+@pytest.mark.parametrize("text", ["", "BFP[8|8]{64}(XX)", "bfp8x0"])
+def test_a_name_like_no_other(text: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"^no format .*named formats are int8, .* is spelled element"
+    ):
+        parse(text)
+
+
+@pytest.mark.parametrize(("value", "kind"), [(3, "int"), (None, "NoneType"), (b"int8", "bytes")])
+def test_not_text(value: object, kind: str) -> None:
+    with pytest.raises(TypeError, match=rf"^a format is a Format or its spelling, not {kind}$"):
+        parse(value)

@@ -1,0 +1,25 @@
+"""Pages that are generated from the code are up to date."""
+
+import importlib.util
+from pathlib import Path
+
+import blockscale as bs
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def generator():
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_formats_page_is_up_to_date():
+    assert generator().page() == (DOCS / "formats.md").read_text(), "run: make docs"
+
+
+def test_every_named_format_has_its_row():
+    page = (DOCS / "formats.md").read_text()
+    missing = [name for name, fmt in bs.formats().items() if f"| `{name}` | `{fmt}` |" not in page]
+    assert missing == []
