@@ -12,7 +12,7 @@ SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test slow check fix bench docs lock clean
+.PHONY: help demo test slow gpu check fix bench docs lock clean
 
 # Scripts in .venv name its full path, so a checkout that was copied or moved starts a new one.
 ifneq ($(wildcard .venv/.made),)
@@ -32,6 +32,9 @@ test: .venv/.test ## the fast tests (minutes)
 
 slow: .venv/.test ## the exhaustive tests
 	@$(BIN)/python -m pytest -m slow $(ARGS) || [ $$? -eq 5 ] # 5: there are none
+
+gpu: ## the tests that need CUDA, in the environment at hand (torch with CUDA, pytest)
+	@$(PYTHON) -m pytest -m gpu tests/gpu $(ARGS)
 
 check: .venv/.dev ## lint, format and types
 	@failed=0; \

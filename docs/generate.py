@@ -75,7 +75,7 @@ def page() -> str:
         rules=", ".join(f"`{rule}`" for rule in RULES),
         roundings=", ".join(f"`{r}`" for r in ROUNDINGS),
     )
-    columns = [rule for rule in RULES]
+    columns = list(RULES)
     lines = ["| element | " + " | ".join(columns) + " |", "|---" + "|--:" * len(columns) + "|"]
     for element in ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "int8"):
         cells = [f"{sqnr(f'{element}:group32:e8m0/{rule}'):.2f}" for rule in columns]

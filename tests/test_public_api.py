@@ -1,4 +1,4 @@
-"""The public names, one list: changing one is a visible diff. `add freely, rename never` (DESIGN, 4)."""
+"""The public names, one list: changing one is a visible diff. Add freely, rename never."""
 
 import inspect
 

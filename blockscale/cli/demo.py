@@ -14,14 +14,15 @@ from blockscale.demo.run import RECIPES, Demo, Row
 from blockscale.demo.sentences import SENTENCES
 
 COLUMNS = (
-    "format", "MB", "bits/weight", "weight SQNR", "cosine mean", "cosine min", "rank corr.", "quantize s", "embed s",
+    "format", "MB", "bits/weight", "weight SQNR", "cosine mean", "cosine min", "rank corr.",
+    "quantize s", "embed s",
 )  # fmt: skip
 
 
 def demo(
     json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
-    """Quantize all-MiniLM-L6-v2 in many formats, save, reload, and compare real sentences with float."""
+    """Quantize all-MiniLM-L6-v2 in many formats, save, reload, and compare with float."""
     console = Console(stderr=json)
     started = time.perf_counter()
     rows: list[Row] = []
@@ -38,9 +39,9 @@ def demo(
         return
     console.print(_table(rows))
     console.print(
-        f"{len(SENTENCES)} sentences; embeddings compared with float32's after saving and loading each "
-        f"file; {time.perf_counter() - started:.0f} s in all. Every layer was quantized, the word "
-        f"embeddings too; layers run on the reference, which is exact and not fast."
+        f"{len(SENTENCES)} sentences; embeddings compared with float32's after saving and loading "
+        f"each file; {time.perf_counter() - started:.0f} s in all. Every layer was quantized, the "
+        f"word embeddings too; layers run on the reference, which is exact and not fast."
     )
 
 
@@ -52,8 +53,8 @@ def _table(rows: list[Row]) -> Table:
         table.add_column(column, justify="left" if column == "format" else "right")
     for row in rows:
         table.add_row(
-            row.name, f"{row.file_bytes / 1e6:.1f}", f"{row.bits_per_weight:.2f}", f"{row.sqnr:.1f} dB",
-            f"{row.cosine_mean:.4f}", f"{row.cosine_min:.4f}", f"{row.rank_correlation:.4f}",
-            f"{row.quantize_seconds:.1f}", f"{row.embed_seconds:.2f}",
+            row.name, f"{row.file_bytes / 1e6:.1f}", f"{row.bits_per_weight:.2f}",
+            f"{row.sqnr:.1f} dB", f"{row.cosine_mean:.4f}", f"{row.cosine_min:.4f}",
+            f"{row.rank_correlation:.4f}", f"{row.quantize_seconds:.1f}", f"{row.embed_seconds:.2f}",
         )  # fmt: skip
     return table

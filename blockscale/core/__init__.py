@@ -1,1 +1,1 @@
-"""What a number means: formats and their reference. Plain Python and PyTorch, no device, no files."""
+"""What a number means: formats and their reference. No device, no files."""

@@ -31,6 +31,6 @@ def pow2(n: Tensor) -> Tensor:
 def divide(x: Tensor, value: float) -> Tensor:
     """x [...] float32 / value, by IEEE division.
 
-    `x / 448.0` would not do: given a Python number, torch's CUDA kernel multiplies by its reciprocal.
+    `x / 448.0` would not do: torch's CUDA kernel multiplies by the reciprocal of a Python number.
     """
     return x / torch.full((), value, dtype=torch.float32, device=x.device)

@@ -2,7 +2,7 @@
 
 A stored scale has the rank of the tensor it scales, and its shape says the layout: where blocks
 divide, `block[i] = x.shape[i] // scale.shape[i]`. So x [8, 64] has scale [1, 1] per tensor, [8, 1]
-per token, [8, 2] in groups of 32. A last block may be partial; then the Format's block is the truth.
+per token, [8, 2] in groups of 32. A last block may be partial; then the Format's block decides.
 """
 
 import re

@@ -1,8 +1,8 @@
 """What one stored number can be: the element of a number format.
 
-Each family of elements is a file in `elements/`; it defines `read(name)`, which returns its element of
-that name or None. An element turns numbers counted in steps into codes and back. It knows nothing of
-blocks and scales.
+Each family of elements is a file in `elements/`; it defines `read(name)`, which returns its element
+of that name or None. An element turns numbers counted in steps into codes and back. It knows
+nothing of blocks and scales.
 """
 
 from abc import ABC, abstractmethod

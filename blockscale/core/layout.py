@@ -1,13 +1,14 @@
-"""How a layer's weight lies in memory while it is quantized: its reduction along the last dimension.
+"""How a layer's weight lies while it is quantized: what is summed along the last dimension.
 
-Formats speak of the last dimension (`groupN`, `token`) and of dimension 0 (`channel0`). A layer's weight
-is therefore stored as a matrix [outputs, inputs of one output], so that blocks run along what is summed
-and channel 0 is the output channel in every kind of layer:
+Formats speak of the last dimension (`groupN`, `token`) and of dimension 0 (`channel0`). A layer's
+weight is therefore stored as a matrix [outputs, inputs of one output], so that blocks run along
+the sum and channel 0 is the output channel in every kind of layer:
 
     plain          as it is: nn.Linear [n, k], nn.Embedding [rows, k], any other tensor
     transposed     [k, n] -> [n, k]: the Conv1D of GPT-2-style models
-    channels_last  [o, i, *kernel] -> [o, prod(kernel) * i]: convolutions. With i a multiple of the block,
-                   blocks run over channels of one kernel position, as in TOSA 1.1's block-scaled conv2d.
+    channels_last  [o, i, *kernel] -> [o, prod(kernel) * i]: convolutions. With i a multiple of the
+                   block, blocks run over channels of one kernel position, as in the block-scaled
+                   conv2d of TOSA 1.1.
 """
 
 from collections.abc import Sequence

@@ -17,8 +17,8 @@ class SkippedError(ValueError):
 class Entry:
     """One layer or parameter.
 
-    status: "quantized"; "kept" in float on purpose (a pattern of the recipe, a vector such as a norm's
-    weight or a bias); "skipped": the recipe covers it but it could not be quantized.
+    status: "quantized"; "kept" in float on purpose (a pattern of the recipe, a vector such as a
+    norm's weight or a bias); "skipped": the recipe covers it but it could not be quantized.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Ledger:
         lines += [f"pattern {pattern!r} matches nothing" for pattern in self.unmatched]
         if lines:
             raise SkippedError(
-                "strict: not everything the recipe covers can be quantized; nothing was changed.\n  "
+                "strict: not all that the recipe covers can be quantized; nothing was changed.\n  "
                 + "\n  ".join(lines)
                 + "\nName them in the recipe's skip list, or call with strict=False."
             )

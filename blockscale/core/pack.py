@@ -1,4 +1,4 @@
-"""Codes of any width <-> bytes: a little-endian bit stream along the last dimension (numerics, 6)."""
+"""Codes of any width <-> bytes: a little-endian bit stream in each row (docs/numerics.md, 6)."""
 
 from math import gcd
 

@@ -120,7 +120,7 @@ class Recipe:
 
     @classmethod
     def read(cls, source: "str | Path | Format | Recipe") -> "Recipe":
-        """A recipe from a Recipe, a Format, a name or spelling (weights only), JSON text or a file."""
+        """A Recipe from itself, a Format, name or spelling (weights only), JSON text or a file."""
         if isinstance(source, Recipe):
             return source
         if isinstance(source, Format):
@@ -167,7 +167,7 @@ def _scheme(pattern: str, rule: Rule | Scheme, default: Scheme) -> Scheme:
 
 
 def _spell(scheme: Scheme) -> dict[str, str | None]:
-    """{"weight": spelling, ...} of every part, so that a rule reads back whatever the default is."""
+    """{"weight": spelling, ...} of every part: a rule reads back whatever the default is."""
     if not scheme:
         return {}
     return {part: None if fmt is None else str(fmt) for part, fmt in vars(scheme).items()}

@@ -51,7 +51,7 @@ def choose_qparams(x: Tensor, fmt: Format) -> QParams:
 def qparams_from_range(
     low: Tensor, high: Tensor, fmt: Format, poisoned: Tensor | None = None
 ) -> QParams:
-    """The range of each block, low <= 0 <= high [scale's shape] float32 -> its scale and zero point.
+    """Each block's range, low <= 0 <= high [scale's shape] float32 -> its scale and zero point.
 
     poisoned: bool [scale's shape], blocks with a NaN or an infinity. Observers call this too. For
     binary and ternary, high is the mean that the element takes as its scale.

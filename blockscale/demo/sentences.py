@@ -1,4 +1,4 @@
-"""English sentences for the demonstration: eight subjects, six sentences each, some near paraphrases."""
+"""English sentences for the demonstration: eight subjects, six each, some near paraphrases."""
 
 SENTENCES = (
     # weather

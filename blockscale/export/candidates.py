@@ -1,11 +1,11 @@
 """Which tensors of a file can be quantized, and how they lie in memory.
 
-A file does not say what kind of layer a tensor belongs to. Its shape and its name do, nearly always:
+A file does not say what kind of layer a tensor belongs to. Shape and name do, nearly always:
 
-    2 dimensions                          a Linear or Embedding, or GPT-2's Conv1D (stored transposed)
-    *.weight, 4 or 5 dimensions           a convolution
-    *.weight, 3 dimensions, last <= 32    a 1-d convolution: kernels are short, matrices are not
-    3 dimensions otherwise                a stack of matrices, such as the experts of a mixture
+    2 dimensions                         a Linear or Embedding, or GPT-2's Conv1D (transposed)
+    *.weight, 4 or 5 dimensions          a convolution
+    *.weight, 3 dimensions, last <= 32   a 1-d convolution: kernels are short, matrices are not
+    3 dimensions otherwise               a stack of matrices, such as the experts of a mixture
 """
 
 from collections.abc import Iterator
@@ -51,7 +51,9 @@ def judge(name: str, tensor: Spec, scheme: Scheme, pattern: str | None, conv1d: 
     kind, layout = _kind(name, tensor.shape, conv1d)
     dtype = tensor.torch_dtype
     told = str(dtype).removeprefix("torch.") if dtype else tensor.dtype
-    if dtype not in FLOATS and not tensor.dtype.startswith("F"):  # F64 and F8_E4M3 are floating point
+    if dtype not in FLOATS and not tensor.dtype.startswith(
+        "F"
+    ):  # F64 and F8_E4M3 are floating point
         return Candidate(kind, "kept", reason=f"{told}, not floating point")
     if prod(tensor.shape) == 0:
         return Candidate(kind, "kept", reason="empty")
@@ -59,12 +61,16 @@ def judge(name: str, tensor: Spec, scheme: Scheme, pattern: str | None, conv1d: 
         return Candidate(kind, "kept", reason="a vector, such as a norm's weight or a bias")
     if scheme.weight is None:
         why = "the recipe gives its weight no format"
-        return Candidate(kind, "kept", reason=f"pattern {pattern!r} of the recipe" if pattern else why)
+        return Candidate(
+            kind, "kept", reason=f"pattern {pattern!r} of the recipe" if pattern else why
+        )
     if dtype not in FLOATS:
         return Candidate(kind, "skipped", reason=f"{told}; formats take float32, bfloat16, float16")
     if kind == "tensor":
         rank = len(tensor.shape)
-        return Candidate(kind, "skipped", reason=f"no layer is known to have {rank} dimensions and this name")
+        return Candidate(
+            kind, "skipped", reason=f"no layer is known to have {rank} dimensions and this name"
+        )
     try:
         scheme.weight.block.scale_shape(stored_shape(tensor.shape, layout))
     except ValueError as error:

@@ -32,7 +32,8 @@ def opened(path: Path) -> Iterator[Any]:
             yield file
     except SafetensorError as error:
         raise FileError(
-            f"{path} is not a whole safetensors file ({error}): it may be truncated; copy or write it again"
+            f"{path} is not a whole safetensors file ({error}): it may be truncated; copy or write "
+            f"it again"
         ) from None
     except FileNotFoundError:
         raise FileError(f"{path} does not exist") from None
@@ -56,7 +57,7 @@ class Checkpoint:
         return found
 
     def parts_of(self, name: str) -> dict[str, str]:
-        """{part: stored name} of a quantized tensor. Raises FileError if its parts are not right."""
+        """{part: stored name} of a quantized tensor. Raises FileError if a part is not right."""
         expected = self.metadata.tensors[name].parts()
         for part, (dtype, shape) in expected.items():
             stored = f"{name}.{part}"

@@ -1,7 +1,8 @@
 """Quantize a model's directory, a slab of a tensor at a time, into another directory.
 
-Nothing is written before everything is planned and checked, and the target appears whole or not at all.
-Whatever ends a run early, the source and an old target stay as they were, and the next run goes on.
+Nothing is written before everything is planned and checked, and the target appears whole or not at
+all. Whatever ends a run early, the source and an old target stay as they were, and the next run
+goes on from there.
 """
 
 import errno
@@ -17,16 +18,23 @@ from blockscale.core.recipe import Recipe
 from blockscale.export.checkpoint import INDEX
 from blockscale.export.metadata import KEY, VERSION, FileError
 from blockscale.export.model_files import CONFIG, LEDGER
-from blockscale.export.plan import DirectoryLedger, Plan, make_plan
+from blockscale.export.plan import DirectoryLedger, Plan, make_plan, stamp
 from blockscale.export.progress import Progress
 from blockscale.export.shard import finished_bytes, write_shard
-from blockscale.export.workspace import Workspace, allocated, leftovers, restore, sync_folder, work_path
+from blockscale.export.workspace import (
+    Workspace,
+    allocated,
+    leftovers,
+    restore,
+    sync_folder,
+    work_path,
+)
 
 
-def quantize_directory(
+def quantize_directory(  # noqa: PLR0913 - the first three are the call, the rest are options
     source: str | Path,
     target: str | Path,
-    recipe: "Recipe | Format | str | Path",
+    recipe: Recipe | Format | str | Path,
     *,
     force: bool = False,
     strict: bool = False,
@@ -40,27 +48,30 @@ def quantize_directory(
 
     recipe: see bs.Recipe; its patterns are matched with the names of tensors and of their layers.
     force: replace `target` if it is there, once the new one is complete.
-    strict: raise SkippedError, before anything is written, if something that the recipe covers cannot
-        be quantized or a pattern matches nothing.
+    strict: raise SkippedError, before anything is written, if something that the recipe covers
+        cannot be quantized or a pattern matches nothing.
     seed: for stochastic rounding.
 
     Returns the ledger, which `target` also holds as blockscale_ledger.json. Raises FileError for
     directories and files that cannot be used, ValueError for a recipe that quantizes nothing.
     """
     progress = progress or Progress()
-    goal = Path(os.path.abspath(target))
+    goal = _absolute(target)
     plan = plan_directory(source, target, recipe, strict=strict, seed=seed)
     if restore(goal, plan.digest):
         progress.say(f"{goal} is back in its place: a forced run was killed while it replaced it")
     _check_target(goal, force)
     for other in leftovers(goal, plan.digest):
-        progress.say(f"{other} is left from a run with another recipe or source: delete it if you need it not")
+        progress.say(f"{other} is left from an earlier run: delete it if nothing in it is needed")
     check_space(goal, plan)
     with Workspace(goal, plan.digest) as work:
         try:
             ledger = _fill(plan, work, progress)
         except BaseException as error:
-            progress.say(f"stopped; what is finished is kept in {work.path}: the same command goes on from there")
+            if not isinstance(error, FileError):
+                progress.say(
+                    f"what is finished is kept in {work.path}: the same command goes on from there"
+                )
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise FileError(f"the disk of {goal.parent} is full: make room on it") from error
             raise
@@ -72,13 +83,13 @@ def quantize_directory(
 def plan_directory(
     source: str | Path,
     target: str | Path,
-    recipe: "Recipe | Format | str | Path",
+    recipe: Recipe | Format | str | Path,
     *,
     strict: bool = False,
     seed: int = 0,
 ) -> Plan:
-    """What `quantize_directory` would do; reads headers only, writes nothing, raises what it would."""
-    source, goal = Path(source), Path(os.path.abspath(target))
+    """What `quantize_directory` would do; reads headers, writes nothing, raises what it would."""
+    source, goal = Path(source), _absolute(target)
     _check_apart(source.resolve(), goal.resolve())
     plan = make_plan(source, Recipe.read(recipe), seed)
     if strict:
@@ -86,11 +97,17 @@ def plan_directory(
     return plan
 
 
+def _absolute(path: str | Path) -> Path:
+    """Without dots, but a link stays a link: what it leads to is not ours to replace."""
+    return Path(os.path.abspath(path))  # noqa: PTH100
+
+
 def _check_apart(source: Path, target: Path) -> None:
     """Neither directory may lie in the other: one is read and one may be replaced."""
     if source == target or source in target.parents or target in source.parents:
         raise FileError(
-            f"the output {target} and the model {source} lie in one another: choose an output elsewhere"
+            f"the output {target} and the model {source} are the same or one holds the other: "
+            f"choose an output elsewhere"
         )
 
 
@@ -102,10 +119,14 @@ def _check_target(target: Path, force: bool) -> None:
     if not any(target.iterdir()):
         return
     if not force:
-        raise FileError(f"{target} exists: choose another output, or replace it with --force (force=True)")
+        raise FileError(
+            f"{target} exists: choose another output, or replace it with --force (force=True)"
+        )
     for place in (Path.home(), Path.cwd()):
         if target.resolve() in (place, *place.parents):
-            raise FileError(f"{target} holds {place}, which --force would delete: choose another output")
+            raise FileError(
+                f"{target} holds {place}, which --force would delete: choose another output"
+            )
 
 
 def check_space(target: Path, plan: Plan) -> None:
@@ -115,8 +136,8 @@ def check_space(target: Path, plan: Plan) -> None:
     free = shutil.disk_usage(there).free
     if needed > free:
         raise FileError(
-            f"the output needs {needed / 1e9:.2f} GB, and the disk of {there} has {free / 1e9:.2f} GB free: "
-            f"make room for {(needed - free) / 1e9:.2f} GB, or write to another disk; nothing was written"
+            f"the output needs {needed / 1e9:.2f} GB, the disk of {there} has {free / 1e9:.2f} GB "
+            f"free: make room for {(needed - free) / 1e9:.2f} GB, or write to another disk"
         )
 
 
@@ -140,7 +161,7 @@ def _fill(plan: Plan, work: Workspace, progress: Progress) -> DirectoryLedger:
 
 
 def _texts(plan: Plan, ledger: DirectoryLedger) -> dict[str, dict[str, Any]]:
-    """{file: its JSON} of what is written anew: the ledger, and with the input's own changes the rest."""
+    """{file: its JSON} of what is written anew."""
     found: dict[str, dict[str, Any]] = {}
     recipe, files = plan.recipe.to_dict(), plan.files
     if files.config is not None:
@@ -150,7 +171,10 @@ def _texts(plan: Plan, ledger: DirectoryLedger) -> dict[str, dict[str, Any]]:
         where = {name: shard.name for shard in plan.shards for name in shard.placed}
         size = sum(tensor.nbytes for shard in plan.shards for tensor in shard.placed.values())
         metadata = (files.index.get("metadata") or {}) | {"total_size": size}
-        found[INDEX] = files.index | {"metadata": metadata, "weight_map": dict(sorted(where.items()))}
+        found[INDEX] = files.index | {
+            "metadata": metadata,
+            "weight_map": dict(sorted(where.items())),
+        }
     about = {"version": VERSION, "source": str(files.root), "recipe": recipe, "seed": plan.seed}
     found[LEDGER] = about | ledger.to_dict()
     return found
@@ -164,8 +188,8 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a file, links followed, unless an earlier run did."""
-    if target.exists():
+    """Copy a file, links followed, unless an earlier run did and it has not changed since."""
+    if target.exists() and stamp(target) == stamp(source):
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.partial")

@@ -1,8 +1,8 @@
 """The header of a safetensors file: which tensors it holds, and where.
 
-The format: 8 bytes N (little-endian), N bytes of JSON {name: {"dtype", "shape", "data_offsets"}}, then the
-tensors' bytes without gaps. Dtypes and shapes are all it needs, so a file can be laid out before its
-first tensor is computed.
+The format: 8 bytes N (little-endian), N bytes of JSON {name: {"dtype", "shape", "data_offsets"}},
+then the tensors' bytes without gaps. Dtypes and shapes are all it needs, so a file can be laid out
+before its first tensor is computed.
 """
 
 import json
@@ -67,7 +67,7 @@ def _width(tensor: Spec) -> int:
 def parse_header(text: bytes) -> tuple[dict[str, Spec], dict[str, str]]:
     """The JSON of a header -> its tensors in the file's order, and its metadata.
 
-    Raises ValueError where it is not one: damaged JSON, gaps between tensors, sizes that do not fit.
+    Raises ValueError where it is none: damaged JSON, gaps between tensors, sizes that do not fit.
     """
     try:
         data = json.loads(text)

@@ -86,12 +86,13 @@ def _check_shape(
 ) -> None:
     if found is None:
         raise FileError(
-            f"{checkpoint.path}: it has {name}, which this model has not: build the model it was made from"
+            f"{checkpoint.path}: it has {name}, which this model has not: build the model it was "
+            f"made from"
         )
     if found != expected:
         raise FileError(
-            f"{checkpoint.path}: {name} has shape {expected}, this model's has {found}: build the model "
-            f"it was made from"
+            f"{checkpoint.path}: {name} has shape {expected}, this model's has {found}: build the "
+            f"model it was made from"
         )
 
 
@@ -115,7 +116,7 @@ def _holds(model: nn.Module, name: str, layout: str) -> bool:
 def _match_floats(
     model: nn.Module, checkpoint: Checkpoint, quantized: set[str], shared: dict[str, list[str]]
 ) -> dict[str, str]:
-    """{model's name: stored name} of everything that is not quantized. Raises FileError on a misfit."""
+    """{model's name: stored name} of what is not quantized. Raises FileError on a misfit."""
     plain, aliases = checkpoint.plain(), checkpoint.metadata.aliases
     state = _state(model)
     found: dict[str, str] = {}
@@ -134,8 +135,8 @@ def _match_floats(
     extra = sorted(plain - set(found.values()) - set(state) - buffers)
     if missing or extra:
         raise FileError(
-            f"{checkpoint.path} is not of this model: {_some('it lacks', missing)}{_some('it has', extra)}"
-            f"build the model it was made from"
+            f"{checkpoint.path} is not of this model: {_some('it lacks', missing)}"
+            f"{_some('it has', extra)}build the model it was made from"
         )
     return found
 

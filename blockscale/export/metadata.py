@@ -1,17 +1,17 @@
 """What a blockscale file says about itself (docs/files.md).
 
-A file is a safetensors file. A quantized tensor `name` is stored as `name.codes`, `name.scale` and, where its
-format has them, `name.outer` and `name.zero_point`; everything else is stored as it is. The safetensors
-metadata holds one key, `blockscale`, with this JSON:
+A file is a safetensors file. A quantized tensor `name` is stored as `name.codes`, `name.scale` and,
+where its format has them, `name.outer` and `name.zero_point`; everything else is stored as it is.
+The safetensors metadata holds one key, `blockscale`, with this JSON:
 
     {"version": 1,
      "tensors": {name: {"format": spelling, "shape": [...], "dtype": "float32", "layout": "plain"}},
      "layers": {layer: {"input": spelling, "output": spelling}},
      "aliases": {name: name it is tied to}}
 
-`shape` and `dtype` are those of the float tensor; `layout` is one of blockscale.core.layout.LAYOUTS.
-`layers` has an entry for each layer whose input or output is quantized; a static scale of it is stored
-as `layer.input.scale`, like a weight's.
+`shape` and `dtype` are those of the float tensor; `layout` is one of core.layout.LAYOUTS. `layers`
+has an entry for each layer whose input or output is quantized; a static scale of it is stored as
+`layer.input.scale`, like a weight's.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The files of a Hugging Face style model directory: its weights, its config, and everything else."""
+"""The files of a Hugging Face style model directory: weights, config, and everything else."""
 
 import json
 import os
@@ -18,9 +18,9 @@ LEDGER = "blockscale_ledger.json"
 # The float weights once more, for other frameworks: beside quantized ones they only take space.
 OTHER_WEIGHTS = (
     "pytorch_model*.bin", "pytorch_model*.bin.index.json", "consolidated*.pth", "consolidated*.pt",
-    "consolidated*.safetensors", "*.ckpt", "*.h5", "*.h5.index.json", "*.msgpack", "*.msgpack.index.json",
-    "rust_model.ot", "*.onnx", "*.onnx_data", "*.onnx.data", "openvino_*.bin", "openvino_*.xml",
-    "*.gguf", "*.tflite",
+    "consolidated*.safetensors", "*.ckpt", "*.h5", "*.h5.index.json", "*.msgpack",
+    "*.msgpack.index.json", "rust_model.ot", "*.onnx", "*.onnx_data", "*.onnx.data",
+    "openvino_*.bin", "openvino_*.xml", "*.gguf", "*.tflite",
 )  # fmt: skip
 
 
@@ -43,13 +43,16 @@ def find_files(path: Path) -> ModelFiles:
     """
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
-        raise FileError(f"{path} {what}: name the directory that holds config.json and *.safetensors")
+        raise FileError(
+            f"{path} {what}: name the directory that holds config.json and *.safetensors"
+        )
     index = _read_json(path / INDEX)
     found = _shards(path, index)
     config = _read_json(path / CONFIG)
     if config and (method := (config.get("quantization_config") or {}).get("quant_method")):
         raise FileError(
-            f"{path / CONFIG}: its weights are already quantized, by {method!r}: quantize the float model"
+            f"{path / CONFIG} says that the weights are already quantized, by {method!r}: "
+            f"quantize the float model"
         )
     others, left_out = [], {}
     for name, reason in _others(path, found):
@@ -84,7 +87,9 @@ def _shards(path: Path, index: dict[str, Any] | None) -> tuple[str, ...]:
             f"{' …' * (len(there) > 8)}: write it with save_pretrained, which makes safetensors"
         )
     found = [os.path.relpath(shard, path) for shard in shards(path)]
-    if outside := [name for name in found if Path(name).parts[0] == ".." or Path(name).is_absolute()]:
+    if outside := [
+        name for name in found if Path(name).parts[0] == ".." or Path(name).is_absolute()
+    ]:
         raise FileError(f"{path / INDEX} names {outside[0]!r}, which is not inside the directory")
     if single.is_file() and single.name not in found:
         raise FileError(
@@ -127,7 +132,7 @@ def _tensors(root: Path, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def _walk(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
-    """Every file below, through links (Hugging Face's cache is made of them), and hidden folders."""
+    """Every file below, through links (Hugging Face's cache is links), and hidden folders."""
     real = folder.resolve()
     if real in above:
         raise FileError(f"{folder} is a link to a folder that it lies in: remove it")

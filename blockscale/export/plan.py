@@ -1,4 +1,4 @@
-"""What a run will do, decided from headers alone: nothing is read in full and nothing is written."""
+"""What a run will do, decided from headers: nothing is read in full and nothing is written."""
 
 import hashlib
 import json
@@ -95,7 +95,7 @@ def stamp(path: Path) -> tuple[int, int]:
 def make_plan(source: Path, recipe: Recipe, seed: int) -> Plan:
     """Decide about every tensor of the model in `source`.
 
-    Raises FileError for a directory that cannot be used, ValueError if the recipe quantizes nothing.
+    Raises FileError for a directory that cannot be used, ValueError if nothing would be quantized.
     """
     files = find_files(source)
     conv1d = has_conv1d(files.config)
@@ -108,7 +108,7 @@ def make_plan(source: Path, recipe: Recipe, seed: int) -> Plan:
     if not ledger.quantized:
         reasons = sorted({entry.reason for entry in entries})
         raise ValueError(
-            f"the recipe quantizes nothing in {source}: {'; '.join(reasons) or 'it holds no tensors'}"
+            f"the recipe quantizes nothing in {source}: {'; '.join(reasons) or 'it has no tensors'}"
         )
     return Plan(files, recipe, seed, shards, ledger, _digest(recipe, seed, shards))
 
@@ -125,12 +125,12 @@ def _plan_shard(
     metadata = Metadata(aliases=tied)  # as safetensors.torch.save_model writes them
     tensors, entries = [], []
     for each, source in sources.items():
-        # a pattern covers what is below the names it matches, so this one name stands for the layer's too
+        # a pattern covers what is below the names it matches: this name stands for the layer's too
         scheme, pattern = recipe.decide(each)
         entry, info = _decide(each, source, scheme, pattern, conv1d)
         if info is not None:
             metadata.tensors[each] = info
-            if layer := _layer(each, entry):
+            if layer := _layer(entry):
                 metadata.layers[each.removesuffix(".weight")] = layer
         tensors.append(TensorPlan(each, source, info))
         entries.append(entry)
@@ -144,7 +144,13 @@ def _decide(
     kind, status, layout, reason = judge(name, source, scheme, pattern, conv1d)
     count = prod(source.shape)
     entry = Entry(
-        name, kind, status, reason=reason, elements=count, bytes_before=source.nbytes, bytes_after=source.nbytes
+        name,
+        kind,
+        status,
+        reason=reason,
+        elements=count,
+        bytes_before=source.nbytes,
+        bytes_after=source.nbytes,
     )
     if status != "quantized":
         return entry, None
@@ -161,8 +167,8 @@ def _spelled(fmt: object) -> str:
     return "" if fmt is None else str(fmt)
 
 
-def _layer(name: str, entry: Entry) -> dict[str, str]:
-    """The formats of a layer's input and output; one that turns out an embedding has no use for them."""
+def _layer(entry: Entry) -> dict[str, str]:
+    """The formats of a layer's input and output, which `load` leaves unused for an embedding."""
     return {part: text for part, text in (("input", entry.input), ("output", entry.output)) if text}
 
 
@@ -172,9 +178,13 @@ def _written(path: Path, tensors: Iterable[TensorPlan]) -> dict[str, Spec]:
     for tensor in tensors:
         parts = {tensor.name: tensor.source}
         if tensor.info is not None:
-            parts = {f"{tensor.name}.{part}": spec(*kind) for part, kind in tensor.info.parts().items()}
+            parts = {
+                f"{tensor.name}.{part}": spec(*kind) for part, kind in tensor.info.parts().items()
+            }
         if taken := sorted(found.keys() & parts.keys()):
-            raise FileError(f"{path} already has a tensor {taken[0]!r}: skip {tensor.name!r} in the recipe")
+            raise FileError(
+                f"{path} already has a tensor {taken[0]!r}: skip {tensor.name!r} in the recipe"
+            )
         found |= parts
     return found
 
@@ -186,14 +196,16 @@ def _check_names(files: ModelFiles, shards: tuple[ShardPlan, ...]) -> None:
         for tensor in shard.tensors:
             if tensor.name in where:
                 raise FileError(
-                    f"{files.root}: tensor {tensor.name!r} is in {where[tensor.name]} and in {shard.name}: "
-                    f"remove the file that is not of this model"
+                    f"{files.root}: tensor {tensor.name!r} is in {where[tensor.name]} and in "
+                    f"{shard.name}: remove the file that is not of this model"
                 )
             where[tensor.name] = shard.name
     if files.index is not None:
         for name, shard_name in files.index["weight_map"].items():
             if where.get(name) != normpath(shard_name):
-                raise FileError(f"{files.root}: the index says {name!r} is in {shard_name}, which has it not")
+                raise FileError(
+                    f"{files.root}: the index says {name!r} is in {shard_name}, which has it not"
+                )
 
 
 def _unmatched(recipe: Recipe, names: list[str]) -> tuple[str, ...]:
@@ -203,6 +215,8 @@ def _unmatched(recipe: Recipe, names: list[str]) -> tuple[str, ...]:
 
 
 def _digest(recipe: Recipe, seed: int, shards: tuple[ShardPlan, ...]) -> str:
-    sources = [(shard.name, shard.stamp, hashlib.sha256(shard.header).hexdigest()) for shard in shards]
+    sources = [
+        (shard.name, shard.stamp, hashlib.sha256(shard.header).hexdigest()) for shard in shards
+    ]
     text = json.dumps([VERSION, recipe.to_dict(), seed, sources])
     return hashlib.sha256(text.encode()).hexdigest()

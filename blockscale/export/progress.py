@@ -1,8 +1,8 @@
-"""What a long run tells its caller while it lasts. This one listens to nothing: override what you need."""
+"""What a long run tells its caller while it lasts."""
 
 
 class Progress:
-    """Told of sizes in bytes of the source tensors, and of what a person should know."""
+    """Listens to nothing: override what you need. Sizes are bytes of the source tensors."""
 
     def start(self, total: int, done: int) -> None:
         """Work begins; `done` bytes of `total` were finished by an earlier run."""

@@ -2,11 +2,11 @@
 
 Rows are those of dimension 0 as stored. Three cases, by what spans them:
 
-    nothing            a slab of whole blocks is quantized by itself: group32, token, channel0, tiles
-    a block            a first pass merges the ranges of the slabs, a second one quantizes with the
-                       scale of the whole: tensor, channel1
-    only an outer      a first pass finds the largest numerators, which alone decide the outer scale; a
-    scale              second one quantizes each slab beside them: nvfp4
+    nothing         a slab of whole blocks is quantized by itself: group32, token, channel0, tiles
+    a block         a first pass merges the ranges of the slabs, a second one quantizes with the
+                    scale of the whole: tensor, channel1
+    an outer scale  a first pass finds the largest numerators, which alone decide the outer scale;
+                    a second one quantizes each slab beside them: nvfp4
 
 Means (binary, ternary) do not merge: where such a block spans the rows, the tensor is held whole.
 """
@@ -103,7 +103,11 @@ class TensorQuantizer:
         self._block_rows, self._outer_rows = unit_rows(fmt, len(shape))
         means = self._block_rows == WHOLE and _takes_means(fmt)
         whole = means or len(shape) < 2  # codes of a vector are packed along its rows
-        step = count if whole else slab_rows(shape, self._outer_rows or self._block_rows or 1, elements)
+        step = (
+            count
+            if whole
+            else slab_rows(shape, self._outer_rows or self._block_rows or 1, elements)
+        )
         starts = range(0, count, max(step, 1)) if count else (0,)
         self._slabs = [(start, min(start + step, count)) for start in starts]
 
@@ -121,7 +125,9 @@ class TensorQuantizer:
         """What a user should know about this tensor in this format."""
         count = prod(self._shape)
         odd = f"{self._odd} of {count} weights are NaN or infinite"
-        clipped = f"{self._clipped} of {self._scales} scales are outside the range of {self._fmt.scale}"
+        clipped = (
+            f"{self._clipped} of {self._scales} scales are outside the range of {self._fmt.scale}"
+        )
         return tuple([odd] * bool(self._odd) + [clipped] * bool(self._clipped))
 
     def _independent(self) -> Iterator[Piece]:
@@ -146,7 +152,7 @@ class TensorQuantizer:
     def _with_shared_outer(self) -> Iterator[Piece]:
         """An outer scale depends on the largest numerator of its blocks alone.
 
-        So one row that holds the largest of each column stands for all rows that are not in the slab.
+        So one row that holds the largest of each column stands for all rows outside the slab.
         """
         tops = [self._tops(self._ranges(self._read(*slab))) for slab in self._slabs]
         top = torch.cat(tops).amax(0, keepdim=True)

@@ -1,8 +1,9 @@
 """Tensors of a file as rows of their stored layout, a few at a time."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -10,10 +11,14 @@ from torch import Tensor
 from blockscale.core.block import WHOLE
 from blockscale.core.layout import from_stored, stored_shape, to_stored
 from blockscale.core.parse import parse
+from blockscale.export.checkpoint import Checkpoint
 from blockscale.export.metadata import TensorInfo
 from blockscale.export.quantize_tensor import unit_rows
 from blockscale.export.stream import Reader
 from blockscale.ops import primitives
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Rows(Protocol):
@@ -110,3 +115,27 @@ class OtherLayoutRows:
         count = self._rows.shape[0] if self._rows.shape else 1
         values = from_stored(self._rows.read(0, count), self._info.layout, self._info.shape)
         return to_stored(values, self._layout)
+
+
+class OpenCheckpoint(ExitStack):
+    """A checkpoint whose files are opened when they are first asked for, and closed together."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        super().__init__()
+        self._checkpoint = checkpoint
+        self._readers: dict[Path, Reader] = {}
+
+    def rows(self, name: str, layout: str) -> Rows:
+        """A tensor, quantized or not, seen in a layout."""
+        info = self._checkpoint.metadata.tensors.get(name)
+        if info is None:
+            return FloatRows(self._reader(name), name, layout)
+        parts = self._checkpoint.parts_of(name)
+        rows = QuantizedRows({part: (self._reader(n), n) for part, n in parts.items()}, info)
+        return rows if layout == info.layout else OtherLayoutRows(rows, info, layout)
+
+    def _reader(self, stored: str) -> Reader:
+        path = self._checkpoint.files[stored]
+        if path not in self._readers:
+            self._readers[path] = self.enter_context(Reader(path))
+        return self._readers[path]

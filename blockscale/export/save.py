@@ -12,7 +12,7 @@ from blockscale.ops.modules.layer import QLayer
 
 
 def save(model: nn.Module, path: str | Path) -> None:
-    """Write a model's state, quantized layers and float tensors alike, to the safetensors file `path`.
+    """Write a model's state, quantized and float, to the safetensors file `path`.
 
     Tensors that the model holds under several names are written once. The file appears whole or not
     at all: it is written beside `path` and renamed. Raises ValueError if `path` is a directory and

@@ -19,7 +19,7 @@ def finished_bytes(shard: ShardPlan, work: Workspace) -> int:
 
 
 def write_shard(plan: Plan, shard: ShardPlan, work: Workspace, progress: Progress) -> None:
-    """Write what an earlier run did not of a shard. Raises FileError if its source changes meanwhile."""
+    """Write what is not yet written of a shard. Raises FileError if its source changes."""
     if (work.out / shard.name).exists():
         return
     source, partial = plan.files.root / shard.name, work.partial(shard.name)
@@ -37,7 +37,9 @@ def write_shard(plan: Plan, shard: ShardPlan, work: Workspace, progress: Progres
             journal.commit(writer.sync)
         writer.sync()
     if stamp(source) != shard.stamp:
-        raise FileError(f"{source} changed while it was read: run the command again when it is at rest")
+        raise FileError(
+            f"{source} changed while it was read: run the command again when it is at rest"
+        )
     partial.rename(work.out / shard.name)
 
 

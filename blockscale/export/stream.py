@@ -1,14 +1,14 @@
-"""safetensors files a piece at a time: neither reading nor writing holds more than what one asks for.
+"""safetensors files a piece at a time: reading and writing hold no more than what is asked for.
 
-A file's space is reserved before its first tensor is computed. Reading goes through `pread`, not `mmap`:
-mapped pages would count as this process's memory until the kernel takes them back.
+A file's space is reserved before its first tensor is computed. Reading goes through `pread`, not
+`mmap`: mapped pages would count as this process's memory until the kernel takes them back.
 """
 
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -43,7 +43,10 @@ class Reader:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -79,7 +82,9 @@ class Reader:
         tensor = self.tensors[name]
         dtype = tensor.torch_dtype
         if dtype is None:
-            raise FileError(f"{self.path}: tensor {name!r} has dtype {tensor.dtype}, which torch has not")
+            raise FileError(
+                f"{self.path}: tensor {name!r} has dtype {tensor.dtype}, which torch has not"
+            )
         shape = tensor.shape if shape is None else shape
         row = tensor.nbytes // max(shape[0] if shape else 1, 1)
         rows = torch.empty((stop - start, *shape[1:]) if shape else (), dtype=dtype)
@@ -104,18 +109,21 @@ class Reader:
         while done < len(target):  # Linux reads at most 2 GB at once
             count = os.preadv(self._file, [target[done:]], start + done)
             if count == 0:
-                raise FileError(f"{self.path}: ends at byte {start + done}: it was cut while being read")
+                raise FileError(
+                    f"{self.path}: ends at byte {start + done}: it was cut while being read"
+                )
             done += count
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    flat: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(flat)
 
 
 class Writer:
     """A safetensors file whose pieces are written in any order.
 
-    `resumed` says whether `path` was already the beginning of exactly this file: its pieces are kept.
+    resumed: whether `path` was already this file, begun by an earlier run; its pieces are kept.
     """
 
     def __init__(self, path: Path, header: bytes, tensors: Mapping[str, Spec]):
@@ -138,7 +146,10 @@ class Writer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         os.close(self._file)
 

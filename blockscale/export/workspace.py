@@ -1,14 +1,16 @@
 """Where a run writes until it is finished: a hidden directory beside the target.
 
-    .OUT.blockscale-HASH/       HASH names the plan: the recipe, the seed and the source files
-        out/                    becomes OUT when all is done; a shard is NAME.partial until it is
-        journal                 finished tensors
-        lock                    held while a process works here
-    .OUT.blockscale-old-HASH    what OUT was, while a forced run puts the new one in its place
+.OUT.blockscale-HASH/       HASH names the plan: the recipe, the seed and the source files
+    out/                    becomes OUT when all is done; a shard is NAME.partial until it is
+    journal                 finished tensors
+    lock                    held while a process works here
+.OUT.blockscale-old-HASH    what OUT was, while a forced run puts the new one in its place
 """
 
+import errno
 import os
 import shutil
+from glob import escape
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -31,14 +33,9 @@ def old_path(target: Path, digest: str) -> Path:
 
 
 def leftovers(target: Path, digest: str) -> list[Path]:
-    """What other plans for the same target left behind."""
-    mine = {work_path(target, digest), old_path(target, digest)}
-    return sorted(set(target.parent.glob(f".{glob_escape(target.name)}.{_MARK}-*")) - mine)
-
-
-def glob_escape(name: str) -> str:
-    """`name` as a pattern that matches only itself."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+    """What earlier runs for the same target left behind, the work directory of this plan excepted."""
+    found = set(target.parent.glob(f".{escape(target.name)}.{_MARK}-*"))
+    return sorted(found - {work_path(target, digest)})
 
 
 def allocated(path: Path) -> int:
@@ -67,7 +64,10 @@ class Workspace:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         os.close(self._lock)
 
@@ -76,21 +76,31 @@ class Workspace:
         return self.out / f"{name}.partial"
 
     def publish(self, force: bool) -> None:
-        """Put `out` in the target's place, by renaming. Raises FileError if something is there now."""
-        if force and os.path.lexists(self.target):
-            self.target.rename(self.old)
+        """Put `out` in the target's place, by renaming. Raises FileError if something is there."""
+        old = self._move_aside() if force and os.path.lexists(self.target) else None
         try:
             self.out.rename(self.target)
         except OSError as error:
-            if os.path.lexists(self.old):
-                self.old.rename(self.target)
+            if old is not None:
+                old.rename(self.target)
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
             raise FileError(
-                f"{self.target} appeared while the model was quantized ({error.strerror}). The result is "
-                f"complete: run the same command with --force, or move {self.out} yourself"
+                f"{self.target} appeared while the model was quantized. The result is complete: run "
+                f"the same command with --force, or move {self.out} yourself"
             ) from None
         sync_folder(self.target.parent)
-        _remove(self.old)
+        if old is not None:
+            _remove(old)
         _remove(self.path)
+
+    def _move_aside(self) -> Path:
+        """The target under a name that nothing has."""
+        old = self.old
+        while os.path.lexists(old):  # a killed run left it: its user may want it
+            old = old.with_name(f"{old.name}-")
+        self.target.rename(old)
+        return old
 
 
 def restore(target: Path, digest: str) -> bool:
@@ -133,6 +143,6 @@ def _locked(path: Path) -> int:
                 f"another process is writing {path}: wait for it, or write to another directory"
             ) from None
         # the process that held it may have finished and removed the directory
-        if os.path.exists(path / "lock") and os.stat(path / "lock").st_ino == os.fstat(lock).st_ino:
+        if (path / "lock").exists() and (path / "lock").stat().st_ino == os.fstat(lock).st_ino:
             return lock
         os.close(lock)

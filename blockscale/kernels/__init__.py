@@ -1,1 +1,1 @@
-"""The same meaning as the reference, fast. One folder a backend; its files are named after their ops."""
+"""The reference's meaning, fast. One folder a backend; its files are named after their ops."""

@@ -47,8 +47,8 @@ def quantize_(
     _check_scales(plans, given)
     if isinstance(model, QLayer) or replacement(model) is not None:
         raise ValueError(
-            f"the model is itself a {type(model).__name__}, which cannot be replaced in place: wrap it, "
-            f"e.g. in nn.Sequential(layer)"
+            f"the model is itself a {type(model).__name__}, which cannot be replaced in place: "
+            f"wrap it, e.g. in nn.Sequential(layer)"
         )
     entries = [plan.entry for plan in plans] + list(plan_others(model, plans, recipe))
     ledger = Ledger(entries, unmatched(recipe, [entry.name for entry in entries]))
@@ -66,7 +66,7 @@ def _check_scales(plans: list[Plan], given: Mapping[str, object]) -> None:
     takers = {p.name for p in plans if p.entry.status == "quantized" and p.scheme.input}
     if unknown := sorted(set(given) - takers):
         raise ValueError(
-            f"input_scales names {unknown[0]!r}, which is no layer that the recipe gives an input format"
+            f"input_scales names {unknown[0]!r}, but the recipe gives no such layer an input format"
         )
 
 

@@ -49,10 +49,10 @@ def conv(
     input_outer: Tensor | None,
     input_fmt: str,
 ) -> Tensor:
-    """x [batch, channels, *size] and packed weight codes in layout channels_last -> [batch, n, *size].
+    """x [batch, channels, *size], packed weight codes (channels_last) -> [batch, n, *size].
 
-    shape: the float weight's, [n, channels / groups, *kernel]. An input format's blocks run over the
-    channels: x is quantized with its channels last.
+    shape: the float weight's, [n, channels / groups, *kernel]. An input format's blocks run over
+    the channels: x is quantized with its channels last.
     """
     values = quantized_input(
         x.movedim(1, -1), input_scale, input_zero_point, input_outer, input_fmt

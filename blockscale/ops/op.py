@@ -1,8 +1,9 @@
-"""Define an op once. Its pure-PyTorch reference is its meaning and, with nothing added, the fallback
-where no kernel fits, the shape rule for torch.compile and torch.export, and the oracle of its tests.
+"""Define an op once. Its pure-PyTorch reference is its meaning and, with nothing added, the
+fallback where no kernel fits, the shape rule for torch.compile and torch.export, and the oracle of
+its tests.
 
 The only user of torch.library. `Library.define` + `impl` costs 1.6 µs a call over the plain
-function, `custom_op` 6.5 µs (measured on a CPU with torch 2.13), and quantized layers are called often.
+function, `custom_op` 6.5 µs (a CPU, torch 2.13), and quantized layers are called often.
 """
 
 import inspect
@@ -43,7 +44,7 @@ OPS: dict[str, Op] = {}
 def op(*, ulps: int = 0) -> Callable[[Callable[..., Any]], Op]:
     """Make the decorated reference the torch op `blockscale::<its name>`.
 
-    Its first argument is a tensor on the device where it runs; the argument `fmt` spells the format.
+    Its first argument is a tensor on the device where it runs; `fmt` spells the format.
     """
 
     def define(reference: Callable[..., Any]) -> Op:
@@ -73,7 +74,7 @@ def differentiable(target: Op, save: Callable[..., None], backward: Callable[...
 
 
 def not_differentiable(target: Op, instead: str) -> None:
-    """Make a backward pass through `target` raise RuntimeError, rather than give a wrong gradient."""
+    """Make a backward pass through `target` raise RuntimeError, not give a wrong gradient."""
 
     def backward(*_: Any) -> Any:
         raise RuntimeError(f"blockscale::{target.name} has no gradient: {instead}")

@@ -22,8 +22,8 @@ _KINDS: list[ModuleType] = [
 
 # Modules that read the weights of layers inside them without calling those layers.
 _BYPASSES = {
-    nn.MultiheadAttention: "nn.MultiheadAttention reads its weight without calling it",
-    nn.TransformerEncoderLayer: "nn.TransformerEncoderLayer's fused path reads its weight without calling it",
+    nn.MultiheadAttention: "nn.MultiheadAttention reads its weight directly",
+    nn.TransformerEncoderLayer: "nn.TransformerEncoderLayer's fused path reads its weight directly",
 }
 
 
@@ -123,7 +123,8 @@ def _why_not(
     if not isinstance(weight, Tensor) or weight.device.type == "meta":
         return "its weight holds no data (meta device or lazy): load the weights first"
     if weight.dtype not in reference.FLOATS:
-        return f"its weight is {str(weight.dtype).removeprefix('torch.')}; formats take float32, bfloat16, float16"
+        found = str(weight.dtype).removeprefix("torch.")
+        return f"its weight is {found}; formats take float32, bfloat16, float16"
     try:
         assert scheme.weight is not None
         scheme.weight.block.scale_shape(stored_shape(weight.shape, kind.layout))

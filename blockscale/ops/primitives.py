@@ -89,7 +89,7 @@ def fake_quantize(
     fmt: str,
     seed: Tensor | None,
 ) -> Tensor:
-    """x [...] -> its values after a round trip, in x's dtype; without a scale, it is chosen from x."""
+    """x [...] -> its values after a round trip, in x's dtype; without scale, x chooses it."""
     form = parse(fmt)
     qparams = _given_or_chosen(x, scale, zero_point, outer, form)
     return reference.fake_quantize(x, qparams, form, seed)

@@ -39,13 +39,13 @@ class QTensor:
 
     @property
     def codes(self) -> Tensor:
-        """The codes, unpacked [shape]: integers as integers, minifloats as bit patterns in uint8."""
+        """The codes, unpacked [shape]: integers as such, minifloats as bit patterns in uint8."""
         codes: Tensor = primitives.unpack(self.packed, str(self.format), self.size)
         return codes.reshape(self.shape)
 
     @property
     def scale(self) -> "Tensor | QTensor":
-        """The stored scale, of the tensor's rank; itself a QTensor where the format has two levels."""
+        """The stored scale, of the tensor's rank; a QTensor where the format has two levels."""
         stored, outer, _ = self.qparams
         if not isinstance(self.format.scale, TwoLevel):
             return stored
@@ -104,8 +104,8 @@ pytree.register_pytree_node(
 def choose_qparams(x: Tensor, fmt: str | Format) -> "tuple[Tensor | QTensor, Tensor | None]":
     """x [...] -> the scale and zero point (None when symmetric) that `quantize` would choose.
 
-    Raises TypeError for a dtype other than float32, bfloat16, float16 and ValueError for a format that
-    does not parse or a block that does not fit x (docs/numerics.md, section 3).
+    Raises TypeError for a dtype other than float32, bfloat16, float16 and ValueError for a format
+    that does not parse or a block that does not fit x (docs/numerics.md, section 3).
     """
     q = quantize(x, _deterministic(parse(fmt)))
     return q.scale, q.zero_point
@@ -118,7 +118,7 @@ def quantize(
     zero_point: Tensor | None = None,
     seed: int | Tensor | None = None,
 ) -> QTensor:
-    """x [...] in `fmt`; the scale is chosen from x unless one is given (as stored, see QTensor.scale).
+    """x [...] in `fmt`; x chooses the scale unless one is given (as stored, see QTensor.scale).
 
     seed: for stochastic rounding; an int, an int64 tensor [] or [2] (seed, index of the first
         element), or None for one from torch's default generator.
@@ -185,8 +185,8 @@ def given(
     expected = fmt.block.scale_shape(shape)
     if tuple(scale.shape) != expected or scale.dtype != fmt.scale.dtype:
         raise ValueError(
-            f"{fmt}: for a tensor of shape {shape} the stored scale is {_dtype(fmt.scale.dtype)} of "
-            f"shape {expected}, not {_describe(scale)}"
+            f"{fmt}: for a tensor of shape {shape} the stored scale is "
+            f"{_dtype(fmt.scale.dtype)} of shape {expected}, not {_describe(scale)}"
         )
     if fmt.asym != (zero_point is not None):
         raise ValueError(f"{fmt}: {'needs a' if fmt.asym else 'has no'} zero_point")

@@ -54,7 +54,10 @@ def assembled(x, fmt, seed, elements):
     for part, (dtype, stored) in TensorInfo(str(fmt), tuple(x.shape)).parts().items():
         pieces = [parts[part][row] for row in sorted(parts[part])]
         joined = torch.cat(pieces) if pieces[0].ndim else pieces[0]
-        assert sorted(parts[part]) == [sum(p.shape[0] for p in pieces[:i]) for i in range(len(pieces))] or not x.ndim
+        assert (
+            sorted(parts[part]) == [sum(p.shape[0] for p in pieces[:i]) for i in range(len(pieces))]
+            or not x.ndim
+        )
         assert joined.dtype == dtype
         result[part] = joined.reshape(stored)
     return result, quantizer.notes
@@ -67,7 +70,9 @@ def check(x, fmt, elements, seed=7):
     for part, tensor in expected.items():
         assert found[part].shape == tensor.shape, part
         bits = {4: torch.int32, 2: torch.int16, 1: torch.uint8}[tensor.dtype.itemsize]
-        assert torch.equal(found[part].contiguous().view(bits), tensor.contiguous().view(bits)), part
+        assert torch.equal(found[part].contiguous().view(bits), tensor.contiguous().view(bits)), (
+            part
+        )
     return notes
 
 

@@ -1,4 +1,4 @@
-"""One family of elements a file; each has `read(name)` and `SPELLINGS`, a line for error messages."""
+"""One family of elements a file; each has `read(name)` and `SPELLINGS`, a line for errors."""
 
 from functools import cache
 

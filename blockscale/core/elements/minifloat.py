@@ -83,7 +83,7 @@ class Minifloat(Element):
 
     def _steps(self, y: Tensor, rounding: Round) -> tuple[Tensor, Tensor]:
         """Finite y -> the exponent of its binade, and y rounded to steps of that binade."""
-        # A float32 subnormal has exponent field 0, which the clamp lifts: 1 - bias is at least -126.
+        # A float32 subnormal has exponent field 0, which the clamp lifts: 1 - bias >= -126.
         power = ((y.abs().view(torch.int32) >> 23) - 127).clamp(min=1 - self.bias)
         step = ((power + (127 - self.mantissa_bits)) << 23).view(torch.float32)
         return power, rounding(y / step)  # exact before rounding: step is a power of two

@@ -38,7 +38,7 @@ class _Buffers(nn.Module):
 
 
 class QWeight(_Buffers):
-    """A quantized weight. Its buffers `codes` (packed), `scale`, `zero_point`, `outer` are the state.
+    """A quantized weight: buffers `codes` (packed), `scale`, `zero_point`, `outer`.
 
     format, shape, dtype: what it is in, and of the float weight; layout: blockscale.core.layout.
     """
@@ -118,8 +118,8 @@ class QInput(_Buffers):
         block = self.format.block.name
         if block != "tensor" and not block.startswith("channel-"):
             raise ValueError(
-                f"{self.fmt}: a given scale needs the block 'tensor' or 'channel-1'; with {block!r} "
-                f"scales are chosen from each input"
+                f"{self.fmt}: a given scale needs the block 'tensor' or 'channel-1'; with "
+                f"{block!r} scales are chosen from each input"
             )
         dims = [size if block != "tensor" else 1 for size in scale.shape]
         qparams = given(self.format, tuple(dims), scale, zero_point)

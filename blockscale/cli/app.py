@@ -1,0 +1,45 @@
+"""The commands. Each is a file of this folder that defines a function of the file's own name."""
+
+from types import FunctionType
+from typing import Annotated
+
+import typer
+
+import blockscale
+from blockscale import cli
+from blockscale.cli.errors import tidy
+from blockscale.core.discover import import_all
+
+app = typer.Typer(
+    name="blockscale",
+    help="Number formats for PyTorch models: blocks of small elements share a scale.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # a traceback of ours is a bug, and shows as Python shows it
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"blockscale {blockscale.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Say which version this is."
+        ),
+    ] = False,
+) -> None:
+    del version
+
+
+for _module in import_all(cli.__name__, cli.__path__):
+    _name = _module.__name__.rpartition(".")[2]
+    _command = getattr(_module, _name, None)
+    if isinstance(_command, FunctionType):
+        app.command(_name)(tidy(_command))

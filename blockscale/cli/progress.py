@@ -1,0 +1,74 @@
+"""A progress bar on a terminal, a line now and then elsewhere; always on stderr."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from rich import progress as bars
+from rich.console import Console
+
+from blockscale.cli.tables import size
+from blockscale.export.progress import Progress
+
+_SECONDS = 10.0  # between lines where there is no terminal
+
+
+class Bar(Progress):
+    """Shows what is done of how much, how fast, and for how long yet. A context manager."""
+
+    def __init__(self, quiet: bool = False):
+        """quiet: show no progress, but still what `say` is told."""
+        self._console = Console(stderr=True)
+        self._quiet, self._lively = quiet, self._console.is_terminal and not quiet
+        self._bar = bars.Progress(
+            bars.BarColumn(), bars.TaskProgressColumn(), bars.DownloadColumn(),
+            bars.TransferSpeedColumn(), bars.TimeRemainingColumn(),
+            bars.TextColumn("{task.description}"),
+            console=self._console, transient=True, disable=not self._lively,
+        )  # fmt: skip
+        self._task: bars.TaskID | None = None
+        self._total = self._done = self._before = 0
+        self._began = self._told = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    @property
+    def speed(self) -> float:
+        """Bytes of source tensors a second, of this run."""
+        return (self._done - self._before) / max(time.monotonic() - self._began, 1e-9)
+
+    def start(self, total: int, done: int) -> None:
+        """Show the bar."""
+        self._total, self._done, self._before = total, done, done
+        self._began = self._told = time.monotonic()
+        self._task = self._bar.add_task("", total=total, completed=done)
+        if done:
+            self.say(f"going on: {size(done)} of {size(total)} were finished by an earlier run")
+
+    def advance(self, name: str, nbytes: int) -> None:
+        """Move it on."""
+        self._done += nbytes
+        if self._lively and self._task is not None:
+            self._bar.update(self._task, advance=nbytes, description=name)
+        elif not self._quiet and time.monotonic() - self._told >= _SECONDS:
+            self._told = time.monotonic()
+            share = 100 * self._done / max(self._total, 1)
+            self.say(f"{share:.0f}% of {size(self._total)}, {size(self.speed)}/s")
+
+    def say(self, text: str) -> None:
+        """One line above the bar."""
+        if self._lively:
+            self._bar.print(text, soft_wrap=True, highlight=False, markup=False)
+        else:
+            print(text, file=sys.stderr)

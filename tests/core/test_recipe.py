@@ -1,0 +1,186 @@
+"""Recipes: JSON both ways, what a pattern covers, who decides, and words for every mistake."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blockscale.core.catalog import CATALOG
+from blockscale.core.parse import parse
+from blockscale.core.recipe import Recipe, Scheme, matches
+
+NONE = Scheme()
+QUICK = settings(max_examples=200)
+
+formats = st.one_of(st.none(), st.sampled_from([*CATALOG, "int5:group7@0:bf16:stochastic"]))
+words = st.sampled_from(["a", "b", "lm_head", "layers", "0", "1", "10", "[x]", "q.k"])
+names = st.lists(words, min_size=1, max_size=4).map(".".join)
+pieces = st.sampled_from(["a", "b", "layers", "lm_head", "0", "1", ".", "*", "?", "re", ":"])
+globs = st.lists(pieces, max_size=5).map("".join).filter(lambda p: not p.startswith("re:"))
+patterns = st.one_of(globs, names.map(lambda n: "re:" + re.escape(n)), st.just(r"re:(a|b)\.\d+"))
+mappings = st.dictionaries(st.sampled_from(["weight", "input", "output"]), formats)
+rules = st.dictionaries(patterns, st.one_of(formats, mappings), max_size=4)
+recipes = st.builds(
+    Recipe, formats, formats, formats, rules=rules, skip=st.lists(patterns, max_size=3)
+)
+
+
+@QUICK
+@given(recipes, st.lists(names, max_size=5))
+def test_json_reads_back(recipe: Recipe, layers: list[str]) -> None:
+    back = Recipe.from_json(recipe.to_json())
+    assert back == recipe
+    assert list(back.rules) == list(recipe.rules)  # == of dicts ignores order, the first match not
+    assert back.to_json() == recipe.to_json()
+    assert [back.decide(name) for name in layers] == [recipe.decide(name) for name in layers]
+    assert json.loads(recipe.to_json()) == recipe.to_dict()
+    assert Recipe.read(recipe.to_json()) == recipe
+
+
+def covers(pattern: str, name: str) -> bool:
+    """A second opinion: the pattern matches the whole name, or a whole dotted beginning of it."""
+    if pattern.startswith("re:"):
+        regex = pattern[3:]
+    else:
+        regex = "".join({"*": ".*", "?": "."}.get(c, re.escape(c)) for c in pattern)
+    parts = name.split(".")
+    beginnings = [".".join(parts[: i + 1]) for i in range(len(parts))]
+    return any(re.compile(regex).fullmatch(each) is not None for each in beginnings)
+
+
+@QUICK
+@given(patterns, names)
+def test_what_a_pattern_covers(pattern: str, name: str) -> None:
+    assert matches(pattern, name) == covers(pattern, name)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "expected"),
+    [
+        ("layers.1", "layers.1", True),
+        ("layers.1", "layers.1.mlp.up", True),  # everything below
+        ("layers.1", "layers.10", False),
+        ("layers.1", "model.layers.1", False),  # anchored at the start
+        ("*.1", "model.layers.1.mlp", True),
+        ("LM_head", "lm_head", False),
+        ("layers.[02]", "layers.2.mlp", True),
+        ("layers.[!02]", "layers.2", False),
+        ("", "", True),  # the model itself
+        (r"re:layers\.\d", "layers.12", False),  # the whole name, not the beginning of a word
+        (r"re:layers\.\d", "layers.1.mlp", True),
+        (r"re:a|b", "b.c", True),
+        (r"re:a|b", "ac", False),
+    ],
+)
+def test_edges_of_patterns(pattern: str, name: str, expected: bool) -> None:
+    assert matches(pattern, name) is expected
+
+
+def test_skip_first_then_the_first_rule() -> None:
+    recipe = Recipe(
+        "int8",
+        "mxfp8",
+        rules={"a.b": "mxfp4", "a": {"weight": "int4"}, "z": None, "i": {"input": None}},
+        skip=["a.b.c"],
+    )
+    assert recipe.decide("a.b.c.d") == (NONE, "a.b.c")
+    assert recipe.decide("a.b") == (Scheme(parse("mxfp4"), parse("mxfp8")), "a.b")
+    assert recipe.decide("a.x") == (Scheme(parse("int4"), parse("mxfp8")), "a")
+    assert recipe.decide("z.q") == (NONE, "z")
+    assert recipe.decide("i") == (Scheme(parse("int8"), None), "i")
+    assert recipe.decide("other") == (Scheme(parse("int8"), parse("mxfp8")), None)
+
+
+@pytest.mark.parametrize("build", [lambda: Recipe("int8", skip=["re:(?i)LM_HEAD"])])
+def test_a_pattern_that_was_accepted_never_fails_later(build) -> None:
+    try:
+        recipe = build()
+    except ValueError:
+        return  # refusing it, with a word about why, is fine; failing in the middle of a model is not
+    assert recipe.decide("model.lm_head") == (Scheme(parse("int8")), None)
+    assert recipe.decide("lm_head.x") == (NONE, "re:(?i)LM_HEAD")
+
+
+def test_reading_sources(tmp_path) -> None:
+    recipe = Recipe("mxfp4", "mxfp8", rules={"a": "int8"}, skip=["b"])
+    file = tmp_path / "recipe.json"
+    file.write_text(recipe.to_json())
+    for source in (recipe, file, str(file), f"  {recipe.to_json()}\n"):
+        assert Recipe.read(source) == recipe
+    for source in ("mxfp4", " mxfp4 ", parse("mxfp4"), "e2m1:group32:e8m0"):
+        assert Recipe.read(source) == Recipe("mxfp4")
+    with pytest.raises(ValueError, match=r"no recipe file '.*gone\.json'"):
+        Recipe.read(tmp_path / "gone.json")
+    with pytest.raises(ValueError, match="no format 'recipe': .*named formats are int8"):
+        Recipe.read("recipe")
+
+
+def test_a_dict_is_read_or_refused_as_a_dict() -> None:
+    """It is what people write first; "the recipe is not JSON" would be beside the point."""
+    try:
+        recipe = Recipe.read({"weight": "int8"})
+    except TypeError:
+        return
+    assert recipe == Recipe("int8")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"weigth": "int8"}, "no recipe key 'weigth'; there are input, output, rules, skip, weight"),
+        ({"weight": "int99"}, "no format 'int99': did you mean"),
+        ({"weight": "int8:tensor:fp33"}, "no scale 'fp33'; there are fp32"),
+        ({"rules": {"a": {"wieght": "int8"}}}, "rule 'a': no key 'wieght'; there are weight, input"),
+        ({"rules": {"a": "int99"}}, "no format 'int99'"),
+        ({"skip": ["re:("]}, r"pattern 're:\(' is not a regular expression"),
+        ({"rules": {"re:[": None}}, r"pattern 're:\[' is not a regular expression"),
+        ({"skip": "lm_head"}, r"skip is a list of patterns: write \['lm_head'\]"),
+        ({"weight": 8}, "a format is a Format or its spelling, not int"),
+        ([], "a recipe is a JSON object, not list"),
+        (None, "a recipe is a JSON object, not NoneType"),
+    ],
+)
+def test_mistakes(data, words: str) -> None:
+    for build in (Recipe.from_dict, lambda d: Recipe.from_json(json.dumps(d))):
+        with pytest.raises((ValueError, TypeError), match=words):
+            build(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"skip": None}, "skip"),
+        ({"skip": 5}, "skip"),
+        ({"skip": [5]}, "skip|pattern"),
+        ({"skip": {"lm_head": True}}, "skip"),  # would skip, and drop what it is mapped to
+        ({"rules": ["lm_head"]}, "rules"),
+        ({"rules": 5}, "rules"),
+        ({"rules": {"a": 5}}, "rule 'a'"),
+        ({"rules": {"a": ["weight"]}}, "rule 'a'"),
+        ({"rules": {"a": {"weight": 5}}}, "rule 'a'|a format is"),
+    ],
+)
+def test_values_of_a_wrong_type_are_named(data, words: str) -> None:
+    """A recipe file is written by hand: an AttributeError from inside says nothing about it."""
+    with pytest.raises((ValueError, TypeError), match=words):
+        Recipe.from_json(json.dumps(data))
+
+
+def test_text_that_is_not_json() -> None:
+    with pytest.raises(ValueError, match=r"the recipe is not JSON: .*line 1 column 2"):
+        Recipe.from_json("{weight: int8}")
+
+
+def test_a_recipe_is_a_value() -> None:
+    skip = ["a"]
+    recipe = Recipe("int8", skip=skip)
+    skip.append("b")
+    assert recipe.skip == ("a",)
+    assert recipe == Recipe("int8:tensor:fp32", skip=("a",))
+    assert recipe != Recipe("int8", skip=["a", "a"])
+    with pytest.raises(AttributeError):
+        recipe.weight = None  # type: ignore[misc]
+    assert Recipe().to_dict() == {}
+    assert not Recipe().default

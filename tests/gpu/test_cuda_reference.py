@@ -1,0 +1,81 @@
+"""The reference gives the same bits on a GPU as on a CPU. Needs CUDA: `pytest -m gpu tests/gpu`."""
+
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.core import reference
+from blockscale.core.parse import parse
+from blockscale.core.rounding import ROUNDINGS
+from blockscale.ops import primitives
+
+pytestmark = pytest.mark.gpu
+
+RULES = ("floor", "ceil", "rceil", "even", "tosa", "nearest")
+SPELLINGS = [
+    *map(str, bs.formats().values()),
+    *(f"{e}:group32:e8m0/{r}" for e in ("e4m3", "e2m1", "int8", "log4") for r in RULES),
+    *(f"int8:tile16x32:pow2/{r}" for r in RULES),
+    *(f"int8:group64:fp32:{r}" for r in ROUNDINGS[1:]),
+    *(f"e2m3:group64@0:bf16:{r}" for r in ROUNDINGS[1:]),
+    "int8:channel0:fp16:half:recip", "int4:group32:fp32:full", "int4:group32:(uint4:channel0:fp32)",
+    "e2m1:group16:e4m3:recip", "int12:token:e8m0/tosa:full", "uint3:group7:fp16:asym",
+    "ternary:tensor:fp32", "binary:group32:e8m0/nearest",
+]  # fmt: skip
+
+
+def hard_inputs(dtype):
+    """Normal numbers, wide exponents, ties, zeros, subnormals, huge and non-finite values."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(96, 203, generator=g)
+    x[8:16] *= torch.exp2(torch.randint(-140, 120, (8, 203), generator=g).float())
+    x[16:24] = torch.randint(-300, 300, (8, 203), generator=g) / 2
+    x[24:26] = 0
+    x[26:28] = torch.randn(2, 203, generator=g) * 1e-39
+    x[28:30] = torch.randn(2, 203, generator=g) * 1e38
+    x[30, 5], x[31, 100], x[32, 60] = torch.nan, torch.inf, -torch.inf
+    return x.to(dtype)
+
+
+def bits(x):
+    """A tensor's bits as integers, every NaN alike: its payload is not part of the contract."""
+    if not x.is_floating_point():
+        return x.long()
+    whole = x.float().view(torch.int32).long()
+    return torch.where(x.isnan(), torch.tensor(-1, device=x.device), whole)
+
+
+def same(a, b):
+    return torch.equal(bits(a), bits(b.cpu()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_cuda_equals_cpu(spelling, dtype):
+    fmt, x = parse(spelling), hard_inputs(dtype)
+    seed = torch.tensor([7, 3])
+    results = []
+    for device in ("cpu", "cuda"):
+        y, s = x.to(device), seed.to(device)
+        qparams = reference.choose_qparams(y, fmt)
+        codes = reference.quantize(y, qparams, fmt, s)
+        packed = primitives.pack(codes, spelling)
+        values = reference.dequantize(codes, qparams, fmt, dtype)
+        mask = reference.in_range(y, qparams, fmt)
+        unpacked = primitives.unpack(packed, spelling, y.shape[-1])
+        results.append([*primitives.to_list(qparams), codes, packed, unpacked, values, mask])
+    names = ["qparams"] * (len(results[0]) - 5) + ["codes", "packed", "unpacked", "values", "mask"]
+    wrong = [n for n, a, b in zip(names, *results, strict=True) if not same(a, b)]
+    assert wrong == []
+
+
+def test_a_quantized_model_moves_to_the_gpu():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(50, 64), torch.nn.Linear(64, 64))
+    bs.quantize_(model, bs.Recipe("nvfp4", input="mxfp8"))
+    tokens = torch.randint(50, (4, 9))
+    expected = model(tokens)
+    found = model.cuda()(tokens.cuda()).cpu()
+    # one matmul in another order of summation: 64 products each (docs/numerics.md, section 7)
+    bound = 64 * 2**-24 * 64 * expected.abs().max().item()
+    assert torch.allclose(found, expected, rtol=0, atol=bound)
