@@ -177,9 +177,8 @@ class Oracle:
         if self.inner:
             owners = block_of(self.inner.block, counts)
             pairs = zip(qparams.scale, owners, strict=True)
-            return [
-                multiply(qparams.outer[o], self.inner.element.decode(code)) for code, o in pairs
-            ]
+            raw = [multiply(qparams.outer[o], self.inner.element.decode(c)) for c, o in pairs]
+            return [s if math.isnan(s) else clamp(s, 2.0**-149, FLT_MAX) for s in raw]
         if self.scale == "e8m0":
             return [
                 math.nan if b == 255 else 2.0 ** (b - 127 - self.fraction_bits)

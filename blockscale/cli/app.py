@@ -15,6 +15,7 @@ app = typer.Typer(
     help="Number formats for PyTorch models: blocks of small elements share a scale.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # plain help, which wraps paragraphs as they are
     pretty_exceptions_enable=False,  # a traceback of ours is a bug, and shows as Python shows it
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -19,7 +19,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
-    """Compare two files or directories tensor by tensor: SQNR, largest error, bits.
+    """Compare two files or directories, tensor by tensor.
 
     SQNR is 10 log10 (sum a² / sum (a - b)²) in dB, larger is closer. What is quantized is
     dequantized first.

@@ -21,7 +21,7 @@ _COLUMNS = 8
 def formats(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[FORMAT]", help="A name or spelling, to see all about it."),
+        typer.Argument(metavar="FORMAT", help="A name or spelling, to see all about it."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -21,7 +21,7 @@ def inspect(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show formats, bits per weight and sizes of the tensors in a file or directory."""
+    """Show what is in a file or directory: formats, bits, sizes."""
     contents = look(path)
     print(json.dumps(contents.to_dict(), indent=2) if as_json else _text(contents, every))
 

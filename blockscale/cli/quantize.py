@@ -12,7 +12,7 @@ import typer
 from blockscale.cli.progress import Bar
 from blockscale.cli.tables import ledger_notes, ledger_table, size
 from blockscale.core.recipe import Recipe
-from blockscale.export.directory import check_space, plan_directory, quantize_directory
+from blockscale.export.directory import check_output, plan_directory, quantize_directory
 from blockscale.export.plan import DirectoryLedger
 
 
@@ -62,7 +62,7 @@ def quantize(  # noqa: PLR0913 - one argument an option
     began = time.monotonic()
     if dry_run:
         plan = plan_directory(model, out, chosen, strict=strict, seed=seed)
-        check_space(Path(out).absolute(), plan)
+        check_output(out, plan, force)
         _show(plan.ledger, as_json, quiet, {"bytes_written": plan.size})
         if not as_json and not quiet:
             print(f"would write {size(plan.size)} to {out}; nothing is written")

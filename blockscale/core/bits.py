@@ -8,6 +8,7 @@ from torch import Tensor
 
 FLT_MAX = (2.0 - 2.0**-23) * 2.0**127
 FLT_MIN = 2.0**-126  # the smallest normal float32
+FLT_SMALLEST = 2.0**-149  # the smallest float32 above 0
 
 
 def exponent(x: Tensor) -> Tensor:

@@ -95,8 +95,8 @@ class Ledger:
         lines += [f"pattern {pattern!r} matches nothing" for pattern in self.unmatched]
         if lines:
             raise SkippedError(
-                "strict: not all that the recipe covers can be quantized; nothing was changed.\n  "
-                + "\n  ".join(lines)
+                "strict: not everything the recipe covers can be quantized; nothing was changed."
+                + "".join(f"\n  {line}" for line in lines)
                 + "\nName them in the recipe's skip list, or call with strict=False."
             )
 

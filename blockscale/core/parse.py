@@ -46,7 +46,8 @@ def _parse(text: str) -> Format:
     try:
         return spell(text)
     except ValueError as error:
-        raise ValueError(f"{text!r}: {error}") from None
+        reason = str(error).removeprefix(f"{text}: ")
+        raise ValueError(f"{text!r}: {reason}") from None
 
 
 def spell(text: str) -> Format:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -65,6 +65,10 @@ class Recipe:
         default = Scheme(*(_read(text) for text in (weight, input, output)))
         if isinstance(skip, str):
             raise TypeError(f"skip is a list of patterns: write [{skip!r}]")
+        if not isinstance(skip, list | tuple) or not all(isinstance(p, str) for p in skip):
+            raise TypeError(f"skip is a list of patterns, such as ['lm_head'], not {skip!r}")
+        if not isinstance(rules or {}, Mapping):
+            raise TypeError(f"rules maps patterns to what they get, it is not {rules!r}")
         schemes = {
             pattern: _scheme(pattern, rule, default) for pattern, rule in (rules or {}).items()
         }
@@ -87,6 +91,12 @@ class Recipe:
             if matches(pattern, name):
                 return scheme, pattern
         return self.default, None
+
+    def unmatched(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The patterns that match none of these names."""
+        names = list(names)
+        patterns = (*self.skip, *self.rules)
+        return tuple(p for p in patterns if not any(matches(p, name) for name in names))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads back."""
@@ -119,12 +129,14 @@ class Recipe:
         return cls.from_dict(data)
 
     @classmethod
-    def read(cls, source: "str | Path | Format | Recipe") -> "Recipe":
-        """A Recipe from itself, a Format, name or spelling (weights only), JSON text or a file."""
+    def read(cls, source: "str | Path | Format | Mapping[str, Any] | Recipe") -> "Recipe":
+        """A Recipe from itself, a Format, name or spelling (weights only), JSON, or its file."""
         if isinstance(source, Recipe):
             return source
         if isinstance(source, Format):
             return cls(weight=source)
+        if isinstance(source, Mapping):
+            return cls.from_dict(source)
         text = str(source).strip()
         if text.startswith("{"):
             return cls.from_json(text)
@@ -137,9 +149,11 @@ class Recipe:
 
 def matches(pattern: str, name: str) -> bool:
     """Whether `pattern` covers the layer `name`, by itself or through a layer above it."""
+    steps = name.split(".")
+    above = (".".join(steps[:count]) for count in range(1, len(steps) + 1))
     if pattern.startswith("re:"):
-        return re.fullmatch(f"(?:{pattern[3:]})(?:\\..*)?", name) is not None
-    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+        return any(re.fullmatch(pattern[3:], each) for each in above)
+    return any(fnmatchcase(each, pattern) for each in above)
 
 
 def _check(pattern: str) -> None:
@@ -161,6 +175,8 @@ def _scheme(pattern: str, rule: Rule | Scheme, default: Scheme) -> Scheme:
         return rule
     if isinstance(rule, str | Format):
         return replace(default, weight=parse(rule))
+    if not isinstance(rule, Mapping):
+        raise TypeError(f"rule {pattern!r} is a format, an object or null, not {rule!r}")
     if unknown := sorted(set(rule) - set(PARTS)):
         raise ValueError(f"rule {pattern!r}: no key {unknown[0]!r}; there are {', '.join(PARTS)}")
     return replace(default, **{part: _read(text) for part, text in rule.items()})

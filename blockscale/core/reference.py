@@ -27,6 +27,14 @@ class QParams(NamedTuple):
     zero_point: Tensor | None = None  # int32, for asym
 
 
+class Ranges(NamedTuple):
+    """What the scale of each block is chosen from [scale's shape]."""
+
+    low: Tensor  # the smallest finite value, at most 0
+    high: Tensor  # the largest, at least 0; for binary and ternary the mean that is their scale
+    poisoned: Tensor  # bool: it holds a NaN or an infinity, and the scale can say so
+
+
 def widen(x: Tensor) -> Tensor:
     """x [...] -> float32, exactly. Raises TypeError for dtypes that float32 cannot hold."""
     if x.dtype not in FLOATS:
@@ -39,25 +47,29 @@ def widen(x: Tensor) -> Tensor:
 
 def choose_qparams(x: Tensor, fmt: Format) -> QParams:
     """x [...] -> the scale (and zero point) of each block (docs/numerics.md, section 3)."""
+    return qparams_from_range(*ranges(x, fmt), fmt)
+
+
+def ranges(x: Tensor, fmt: Format) -> Ranges:
+    """x [...] -> what the scale of each block is chosen from (docs/numerics.md, 3.1 and 3.2).
+
+    Ranges merge: those of a whole are the elementwise smallest low and largest high of its parts'.
+    Not so for binary and ternary, whose high is a mean.
+    """
     blocks = Blocks(widen(x), fmt.block)
     low, high = blocks.range()
-    numerator = fmt.element.magnitude(blocks)
-    if numerator is not None:
-        low, high = -numerator, numerator
-    poisoned = blocks.poisoned() if fmt.scale.poisons else None
-    return qparams_from_range(low, high, fmt, poisoned)
+    mean = fmt.element.magnitude(blocks)
+    if mean is not None:
+        low, high = -mean, mean
+    poisoned = blocks.poisoned() if fmt.scale.poisons else torch.zeros_like(low, dtype=torch.bool)
+    return Ranges(low, high, poisoned)
 
 
-def qparams_from_range(
-    low: Tensor, high: Tensor, fmt: Format, poisoned: Tensor | None = None
-) -> QParams:
+def qparams_from_range(low: Tensor, high: Tensor, poisoned: Tensor, fmt: Format) -> QParams:
     """Each block's range, low <= 0 <= high [scale's shape] float32 -> its scale and zero point.
 
-    poisoned: bool [scale's shape], blocks with a NaN or an infinity. Observers call this too. For
-    binary and ternary, high is the mean that the element takes as its scale.
+    poisoned: bool [scale's shape], blocks with a NaN or an infinity. Observers call this too.
     """
-    if poisoned is None:
-        poisoned = torch.zeros_like(low, dtype=torch.bool)
     scale, outer = _store(low, high, fmt, poisoned)
     if not fmt.asym:
         return QParams(scale, outer)
@@ -79,17 +91,21 @@ def _store(
 ) -> tuple[Tensor, Tensor | None]:
     a, scale = numerator(low, high, fmt), fmt.scale
     if isinstance(scale, FloatScale):
-        raw = divide(a, fmt.levels.value)
-        if fmt.span == "full":
-            lowest, highest = _limits(fmt)
-            raw = torch.maximum(divide(high, highest), divide(low, lowest))
-        return scale.store(raw), None
+        return scale.store(_quotient(low, high, fmt)), None
     if isinstance(scale, PowerOfTwo):
         stored = scale.store(a, fmt.levels, fmt.fraction_bits)
         return (torch.where(poisoned, 255, stored) if scale.byte else stored), None
     codes, outer = scale.store(a, fmt.levels, poisoned)
     nan_code = scale.inner.element.nan_code
     return (codes if nan_code is None else torch.where(poisoned, nan_code, codes)), outer
+
+
+def _quotient(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
+    """a / L, what a float scale rounds (3.3)."""
+    if fmt.span == "full":
+        lowest, highest = _limits(fmt)
+        return torch.maximum(divide(high, highest), divide(low, lowest))
+    return divide(numerator(low, high, fmt), fmt.levels.value)
 
 
 def _limits(fmt: Format) -> tuple[float, float]:
@@ -167,15 +183,14 @@ def scale_saturates(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
     """The range of each block -> bool: its scale is outside what the scale's format can store."""
     a, scale = numerator(low, high, fmt), fmt.scale
     if isinstance(scale, FloatScale):
-        raw = divide(a, fmt.levels.value)
+        raw = _quotient(low, high, fmt)
         return (a > 0) & ((raw > scale.high) | (raw < scale.low))
     if isinstance(scale, PowerOfTwo):
         power = scale.power(torch.where(a > 0, a, 1.0), fmt.levels) + fmt.fraction_bits
-        return (a > 0) & ((power > 127) | (power < (-127 if scale.byte else -126)))
-    element, block = scale.inner.element, scale.inner.block
-    outer = divide(Blocks(a, block).range()[1], fmt.levels.value * element.max)
-    ratio = divide(a, fmt.levels.value) / block.expand(outer, a.shape)
-    return (a > 0) & (ratio < element.smallest_normal)
+        vanished = (divide(a, fmt.levels.value) == 0) & (scale.rule == "nearest")
+        return (a > 0) & (vanished | (power > 127) | (power < (-127 if scale.byte else -126)))
+    ratio, _ = scale.ratio(a, fmt.levels, torch.zeros_like(a, dtype=torch.bool))
+    return (a > 0) & (ratio < scale.inner.element.smallest_normal)
 
 
 def _zero_point(qparams: QParams, fmt: Format, x: Tensor) -> Tensor | None:

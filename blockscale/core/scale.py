@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from blockscale.core.bits import FLT_MAX, FLT_MIN, divide, exponent, mantissa, pow2
+from blockscale.core.bits import FLT_MAX, FLT_MIN, FLT_SMALLEST, divide, exponent, mantissa, pow2
 from blockscale.core.block import Blocks
 from blockscale.core.rounding import nearest_even
 
@@ -158,13 +158,18 @@ class TwoLevel:
         short = rest == "tensor:fp32" and element in ("e4m3", "e5m2")
         return element if short else f"({plain})"
 
-    def store(self, a: Tensor, levels: Levels, poisoned: Tensor) -> tuple[Tensor, Tensor]:
-        """Numerator a [...] -> inner codes [...] and outer scale."""
+    def ratio(self, a: Tensor, levels: Levels, poisoned: Tensor) -> tuple[Tensor, Tensor]:
+        """Numerator a [...] -> what the inner codes must say [...], and the outer scale."""
         element, block = self.inner.element, self.inner.block
         largest = Blocks(torch.where(poisoned, 0.0, a), block).range()[1]
         # one division by the product, as torchao does (448 * 6 = 2688)
         outer = divide(largest, levels.value * element.max).clamp(FLT_MIN, FLT_MAX)
-        ratio = divide(a, levels.value) / block.expand(outer, a.shape)
+        return divide(a, levels.value) / block.expand(outer, a.shape), outer
+
+    def store(self, a: Tensor, levels: Levels, poisoned: Tensor) -> tuple[Tensor, Tensor]:
+        """Numerator a [...] -> inner codes [...] and outer scale."""
+        element = self.inner.element
+        ratio, outer = self.ratio(a, levels, poisoned)
         ratio = ratio.clamp(element.smallest_normal, element.max)
         return element.encode(ratio, nearest_even, None, False), outer
 
@@ -173,8 +178,9 @@ class TwoLevel:
         return self.inner.element.decode(codes)
 
     def step(self, codes: Tensor, outer: Tensor) -> Tensor:
-        """Inner codes [...] and outer scale -> step [...] float32."""
-        return self.inner.block.expand(outer, codes.shape) * self.values(codes)
+        """Inner codes [...] and outer scale -> step [...] float32, never 0 and never infinite."""
+        product = self.inner.block.expand(outer, codes.shape) * self.values(codes)
+        return product.clamp(FLT_SMALLEST, FLT_MAX)
 
 
 Scale = FloatScale | PowerOfTwo | TwoLevel

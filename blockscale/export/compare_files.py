@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from blockscale.export.checkpoint import Checkpoint, open_checkpoint
 from blockscale.export.inspect import Row, inspect
 from blockscale.export.metadata import FileError
 from blockscale.export.progress import Progress
-from blockscale.export.quantize_tensor import SLAB, slab_rows
 from blockscale.export.rows import OpenCheckpoint, Rows
+from blockscale.export.slabs import SLAB, Map, Pool, slab_rows, slabs
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,11 @@ def compare(
     fitting = [pair for pair in pairs if pair[1].shape == pair[2].shape]
     progress.start(sum(row.nbytes for _, row, _ in fitting), 0)
     found = []
-    with OpenCheckpoint(side_a) as open_a, OpenCheckpoint(side_b) as open_b:
+    with OpenCheckpoint(side_a) as open_a, OpenCheckpoint(side_b) as open_b, Pool() as pool:
         for name, x, y in fitting:
             layout = y.layout or x.layout or "plain"
             rows = open_a.rows(x.name, layout), open_b.rows(y.name, layout)
-            found.append(_difference(name, x, y, _errors(*rows, elements)))
+            found.append(_difference(name, x, y, _errors(*rows, elements, pool.map)))
             progress.advance(name, x.nbytes)
     mismatched = {name: (x.shape, y.shape) for name, x, y in pairs if x.shape != y.shape}
     only_a, only_b = (
@@ -114,24 +115,23 @@ class _Errors(NamedTuple):
     odd: int
 
 
-def _errors(a: Rows, b: Rows, elements: int) -> _Errors:
+def _errors(a: Rows, b: Rows, elements: int, run: Map) -> _Errors:
     """Sums over two tensors of one stored shape, slab by slab."""
-    count = a.shape[0] if a.shape else 1
-    step = slab_rows(a.shape, math.lcm(a.unit, b.unit), elements)
-    signal = noise = largest = 0.0
-    odd = 0
-    for start in range(0, count, step):
-        stop = min(start + step, count)
-        x, y = (side.read(start, stop).to(torch.float64).flatten() for side in (a, b))
-        finite = x.isfinite() & y.isfinite()
-        same = (x == y) | (x.isnan() & y.isnan())
-        odd += int((~finite & ~same).sum())
-        x, y = torch.where(finite, x, 0.0), torch.where(finite, y, 0.0)
-        error = (x - y).abs()
-        signal += float(x.square().sum())
-        noise += float(error.square().sum())
-        largest = max(largest, float(error.amax())) if error.numel() else largest
-    return _Errors(signal, noise, largest, odd)
+    rows = slab_rows(a.shape, math.lcm(a.unit, b.unit), elements)
+    cuts = slabs(a.shape[0] if a.shape else 1, rows)
+    parts = list(run(lambda slab: _slab_errors(a.read(*slab), b.read(*slab)), cuts))
+    signal, noise, largest, odd = zip(*parts, strict=True)
+    return _Errors(math.fsum(signal), math.fsum(noise), max(largest), sum(odd))
+
+
+def _slab_errors(a: Tensor, b: Tensor) -> _Errors:
+    x, y = (side.to(torch.float64).flatten() for side in (a, b))
+    finite = x.isfinite() & y.isfinite()
+    same = (x == y) | (x.isnan() & y.isnan())
+    odd = int((~finite & ~same).sum())
+    x, error = torch.where(finite, x, 0.0), torch.where(finite, x - y, 0.0)
+    largest = float(error.abs().amax()) if error.numel() else 0.0
+    return _Errors(float(x.square().sum()), float(error.square().sum()), largest, odd)
 
 
 def _difference(name: str, a: Row, b: Row, errors: _Errors) -> Difference:

@@ -21,6 +21,7 @@ from blockscale.export.model_files import CONFIG, LEDGER
 from blockscale.export.plan import DirectoryLedger, Plan, make_plan, stamp
 from blockscale.export.progress import Progress
 from blockscale.export.shard import finished_bytes, write_shard
+from blockscale.export.slabs import Pool
 from blockscale.export.workspace import (
     Workspace,
     allocated,
@@ -60,10 +61,9 @@ def quantize_directory(  # noqa: PLR0913 - the first three are the call, the res
     plan = plan_directory(source, target, recipe, strict=strict, seed=seed)
     if restore(goal, plan.digest):
         progress.say(f"{goal} is back in its place: a forced run was killed while it replaced it")
-    _check_target(goal, force)
+    check_output(goal, plan, force)
     for other in leftovers(goal, plan.digest):
         progress.say(f"{other} is left from an earlier run: delete it if nothing in it is needed")
-    check_space(goal, plan)
     with Workspace(goal, plan.digest) as work:
         try:
             ledger = _fill(plan, work, progress)
@@ -111,6 +111,13 @@ def _check_apart(source: Path, target: Path) -> None:
         )
 
 
+def check_output(target: str | Path, plan: Plan, force: bool) -> None:
+    """Raise FileError if the target is taken, or its disk has no room for what is still to come."""
+    goal = _absolute(target)
+    _check_target(goal, force)
+    _check_space(goal, plan)
+
+
 def _check_target(target: Path, force: bool) -> None:
     if not os.path.lexists(target):
         return
@@ -129,8 +136,7 @@ def _check_target(target: Path, force: bool) -> None:
             )
 
 
-def check_space(target: Path, plan: Plan) -> None:
-    """Raise FileError unless the disk has room for what is still to be written."""
+def _check_space(target: Path, plan: Plan) -> None:
     there = next(folder for folder in target.parents if folder.exists())
     needed = plan.size - allocated(work_path(target, plan.digest))
     free = shutil.disk_usage(there).free
@@ -146,9 +152,10 @@ def _fill(plan: Plan, work: Workspace, progress: Progress) -> DirectoryLedger:
     total = sum(tensor.source.nbytes for shard in plan.shards for tensor in shard.tensors)
     progress.start(total, sum(finished_bytes(shard, work) for shard in plan.shards))
     notes: dict[str, tuple[str, ...]] = {}
-    for shard in plan.shards:
-        write_shard(plan, shard, work, progress)
-        notes |= work.journal.done(shard.name)
+    with Pool() as pool:
+        for shard in plan.shards:
+            write_shard(plan, shard, work, pool.map, progress)
+            notes |= work.journal.done(shard.name)
     for name in plan.files.others:
         _copy(plan.files.root / name, work.out / name)
     entries = [replace(entry, notes=notes[entry.name]) for entry in plan.ledger]

@@ -17,7 +17,7 @@ from blockscale.export.candidates import has_conv1d, judge
 from blockscale.export.header import Spec, lay_out, spec
 from blockscale.export.metadata import KEY, VERSION, FileError, Metadata, TensorInfo
 from blockscale.export.model_files import ModelFiles, find_files
-from blockscale.export.quantize_tensor import flat_shape
+from blockscale.export.slabs import flat_shape
 from blockscale.export.stream import Reader
 
 _TEXT = 1 << 20  # bytes for what is written besides: config, index, and the ledger's
@@ -182,8 +182,10 @@ def _written(path: Path, tensors: Iterable[TensorPlan]) -> dict[str, Spec]:
                 f"{tensor.name}.{part}": spec(*kind) for part, kind in tensor.info.parts().items()
             }
         if taken := sorted(found.keys() & parts.keys()):
+            owner = taken[0].rpartition(".")[0]
             raise FileError(
-                f"{path} already has a tensor {taken[0]!r}: skip {tensor.name!r} in the recipe"
+                f"{path} has a tensor {taken[0]!r}, as would be called a part of {owner!r}, "
+                f"quantized: skip {owner!r} in the recipe"
             )
         found |= parts
     return found

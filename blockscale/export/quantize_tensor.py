@@ -12,7 +12,8 @@ Means (binary, ternary) do not merge: where such a block spans the rows, the ten
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import reduce
 from math import prod
 from typing import NamedTuple
 
@@ -20,16 +21,16 @@ import torch
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.block import WHOLE, Block, Blocks, read_block
+from blockscale.core.block import WHOLE, Blocks, read_block
 from blockscale.core.format import Format
-from blockscale.core.reference import QParams
-from blockscale.core.scale import TwoLevel
+from blockscale.core.reference import QParams, Ranges
+from blockscale.export import slabs
+from blockscale.export.slabs import Map, Read, slab_rows, unit_rows
 from blockscale.ops import primitives
 
-SLAB = 1 << 19  # elements; temporaries of the reference take up to 150 bytes for each
 _STOCHASTIC = 4  # times the memory: Philox computes in int64
 
-Read = Callable[[int, int], Tensor]  # rows [start, stop) of the stored tensor, in its own dtype
+Slab = tuple[int, int]  # rows [start, stop)
 
 
 class Piece(NamedTuple):
@@ -40,12 +41,13 @@ class Piece(NamedTuple):
     rows: Tensor
 
 
-class Ranges(NamedTuple):
-    """What the scales of a slab are chosen from, in the scale's shape."""
+class Done(NamedTuple):
+    """What a slab gives: pieces, and what is to be noted of it."""
 
-    low: Tensor
-    high: Tensor
-    poisoned: Tensor
+    pieces: tuple[Piece, ...]
+    odd: int = 0  # NaN and infinite weights
+    clipped: int = 0  # scales that their format cannot hold
+    scales: int = 0
 
 
 def tensor_seed(seed: int, name: str) -> int:
@@ -54,156 +56,115 @@ def tensor_seed(seed: int, name: str) -> int:
     return int.from_bytes(digest, "little") >> 1  # a nonnegative int64
 
 
-def flat_shape(shape: tuple[int, ...], fmt: Format) -> tuple[int, ...]:
-    """`shape` with its leading dimensions as one, where no block can tell the difference.
-
-    So a stack of matrices in groups along the last dimension goes row by row, not matrix by matrix.
-    """
-    blocks = [fmt.block]
-    if isinstance(fmt.scale, TwoLevel):
-        blocks.append(fmt.scale.inner.block)
-    if len(shape) < 3 or not all(_ignores_leading(block, len(shape)) for block in blocks):
-        return shape
-    return (prod(shape[:-1]), shape[-1])
-
-
-def _ignores_leading(block: Block, rank: int) -> bool:
-    *leading, last = block.sizes_for(rank)
-    from_the_end = all(dim < 0 for dim, _ in block.sizes)  # so it means the same at rank 2
-    return from_the_end and (set(leading) == {1} or {*leading, last} == {WHOLE})
-
-
-def unit_rows(fmt: Format, rank: int) -> tuple[int, int]:
-    """How many rows share one scale, and how many share everything; WHOLE for all of them."""
-    rows = fmt.block.sizes_for(rank)[0] if rank else WHOLE
-    if not isinstance(fmt.scale, TwoLevel):
-        return rows, rows
-    return rows, rows * (fmt.scale.inner.block.sizes_for(rank)[0] if rank else WHOLE)
-
-
-def slab_rows(shape: tuple[int, ...], unit: int, elements: int) -> int:
-    """Rows of a slab of about `elements`, a multiple of `unit`."""
-    rows = max(elements // max(prod(shape[1:]), 1), 1)
-    return max(rows // unit, 1) * unit
-
-
 class TensorQuantizer:
     """Quantizes one tensor. `notes` is complete when `pieces` is exhausted."""
 
     def __init__(
-        self, read: Read, shape: tuple[int, ...], fmt: Format, seed: int = 0, elements: int = SLAB
+        self,
+        read: Read,
+        shape: tuple[int, ...],
+        fmt: Format,
+        seed: int = 0,
+        elements: int | None = None,
+        run: Map = map,
     ):
         """read: rows of a tensor of `shape`; seed: for stochastic rounding; elements: of a slab."""
-        self._read, self._shape, self._fmt = read, shape, fmt
-        self._seed = seed
+        self._read, self._shape, self._fmt, self._seed, self._map = read, shape, fmt, seed, run
         self._odd = self._clipped = self._scales = 0
+        elements = slabs.SLAB if elements is None else elements
         if fmt.rounding == "stochastic":
             elements = max(elements // _STOCHASTIC, 1)
         count = shape[0] if shape else 1
         self._block_rows, self._outer_rows = unit_rows(fmt, len(shape))
+        rows = slab_rows(shape, self._outer_rows or self._block_rows or 1, elements)
         means = self._block_rows == WHOLE and _takes_means(fmt)
-        whole = means or len(shape) < 2  # codes of a vector are packed along its rows
-        step = (
-            count
-            if whole
-            else slab_rows(shape, self._outer_rows or self._block_rows or 1, elements)
-        )
-        starts = range(0, count, max(step, 1)) if count else (0,)
-        self._slabs = [(start, min(start + step, count)) for start in starts]
+        if means or len(shape) < 2:  # codes of a vector are packed along its rows
+            rows = count
+        self._slabs: list[Slab] = slabs.slabs(count, rows)
 
     def pieces(self) -> Iterator[Piece]:
         """Codes and scales, slab by slab; each part's rows come in order."""
-        if len(self._slabs) == 1 or self._outer_rows != WHOLE:
-            yield from self._independent()
-        elif self._block_rows == WHOLE:
-            yield from self._with_shared_scales()
-        else:
-            yield from self._with_shared_outer()
+        for done in self._passes():
+            self._odd += done.odd
+            self._clipped += done.clipped
+            self._scales += done.scales
+            yield from done.pieces
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know about this tensor in this format."""
-        count = prod(self._shape)
-        odd = f"{self._odd} of {count} weights are NaN or infinite"
-        clipped = (
-            f"{self._clipped} of {self._scales} scales are outside the range of {self._fmt.scale}"
-        )
-        return tuple([odd] * bool(self._odd) + [clipped] * bool(self._clipped))
+        notes = []
+        if self._odd:
+            notes.append(f"{self._odd} of {prod(self._shape)} weights are NaN or infinite")
+        if self._clipped:
+            which = f"{self._clipped} of {self._scales} scales"
+            notes.append(f"{which} are outside the range of {self._fmt.scale}")
+        return tuple(notes)
 
-    def _independent(self) -> Iterator[Piece]:
-        for start, stop in self._slabs:
-            x = self._read(start, stop)
-            qparams = self._choose(self._ranges(x))
-            yield from self._scales_at(qparams, start)
-            yield self._codes(x, start, qparams)
+    def _passes(self) -> Iterator[Done]:
+        if len(self._slabs) == 1 or self._outer_rows != WHOLE:
+            yield from self._map(self._alone, self._slabs)
+        elif self._block_rows == WHOLE:
+            merged = reduce(_merge, self._map(self._ranges_of, self._slabs))
+            qparams, done = self._choose(merged)
+            yield done._replace(pieces=tuple(self._scale_pieces(qparams, 0)))
+            yield from self._map(lambda slab: self._with_scale(slab, qparams), self._slabs)
+        else:
+            top = reduce(torch.maximum, self._map(self._top_of, self._slabs))
+            extra = Ranges(torch.zeros_like(top), top, torch.zeros_like(top, dtype=torch.bool))
+            yield from self._map(lambda slab: self._beside(slab, extra), self._slabs)
 
-    def _with_shared_scales(self) -> Iterator[Piece]:
-        parts = [self._ranges(self._read(*slab)) for slab in self._slabs]
-        merged = Ranges(
-            torch.stack([part.low for part in parts]).amin(0),
-            torch.stack([part.high for part in parts]).amax(0),
-            torch.stack([part.poisoned for part in parts]).any(0),
-        )
-        qparams = self._choose(merged)
-        yield from self._scales_at(qparams, 0)
-        for start, stop in self._slabs:
-            yield self._codes(self._read(start, stop), start, qparams)
+    def _alone(self, slab: Slab) -> Done:
+        """A slab that shares nothing with the others."""
+        x = self._read(*slab)
+        qparams, done = self._choose(reference.ranges(x, self._fmt))
+        pieces = (*self._scale_pieces(qparams, slab[0]), self._codes(x, slab[0], qparams))
+        return done._replace(pieces=pieces, odd=_count_odd(x))
 
-    def _with_shared_outer(self) -> Iterator[Piece]:
-        """An outer scale depends on the largest numerator of its blocks alone.
+    def _with_scale(self, slab: Slab, qparams: QParams) -> Done:
+        """A slab whose scales are those of the whole tensor."""
+        x = self._read(*slab)
+        return Done((self._codes(x, slab[0], qparams),), odd=_count_odd(x))
 
-        So one row that holds the largest of each column stands for all rows outside the slab.
+    def _beside(self, slab: Slab, extra: Ranges) -> Done:
+        """A slab that shares an outer scale with the others.
+
+        An outer scale depends on the largest numerator of its blocks alone. So one row that holds
+        the largest of each column stands for all rows outside the slab.
         """
-        tops = [self._tops(self._ranges(self._read(*slab))) for slab in self._slabs]
-        top = torch.cat(tops).amax(0, keepdim=True)
-        extra = Ranges(torch.zeros_like(top), top, torch.zeros_like(top, dtype=torch.bool))
-        self._odd = 0  # the second pass counts them again
-        for start, stop in self._slabs:
-            x = self._read(start, stop)
-            ranges = self._ranges(x)
-            beside = Ranges(*(torch.cat(pair) for pair in zip(ranges, extra, strict=True)))
-            qparams = self._choose(beside, ranges.low.shape[0])
-            yield from self._scales_at(qparams, start)
-            yield self._codes(x, start, qparams)
+        x = self._read(*slab)
+        ranges = reference.ranges(x, self._fmt)
+        both = Ranges(*(torch.cat(pair) for pair in zip(ranges, extra, strict=True)))
+        qparams, done = self._choose(both, ranges.low.shape[0])
+        pieces = (*self._scale_pieces(qparams, slab[0]), self._codes(x, slab[0], qparams))
+        return done._replace(pieces=pieces, odd=_count_odd(x))
 
-    def _tops(self, ranges: Ranges) -> Tensor:
+    def _top_of(self, slab: Slab) -> Tensor:
         """The largest numerators along dimension 0, of blocks that take part in an outer scale."""
+        ranges = self._ranges_of(slab)
         a = reference.numerator(ranges.low, ranges.high, self._fmt)
         return torch.where(ranges.poisoned, 0.0, a).amax(0, keepdim=True)
 
-    def _ranges(self, x: Tensor) -> Ranges:
-        """The first half of reference.choose_qparams, which a slab may do by itself."""
-        wide = reference.widen(x)
-        blocks = Blocks(wide, self._fmt.block)
-        low, high = blocks.range()
-        magnitude = self._fmt.element.magnitude(blocks)
-        if magnitude is not None:
-            low, high = -magnitude, magnitude
-        odd = int((~wide.isfinite()).sum())
-        self._odd += odd
-        if odd and self._fmt.scale.poisons:
-            return Ranges(low, high, blocks.poisoned())
-        return Ranges(low, high, torch.zeros_like(low, dtype=torch.bool))
+    def _ranges_of(self, slab: Slab) -> Ranges:
+        return reference.ranges(self._read(*slab), self._fmt)
 
-    def _choose(self, ranges: Ranges, count: int | None = None) -> QParams:
-        """The scales of the first `count` rows of ranges, or of all."""
-        low, high, poisoned = ranges
-        clipped = reference.scale_saturates(low, high, self._fmt)
-        scale, outer, zero_point = reference.qparams_from_range(low, high, self._fmt, poisoned)
+    def _choose(self, ranges: Ranges, count: int | None = None) -> tuple[QParams, Done]:
+        """The scales of the first `count` rows of ranges, or of all, and how many do not fit."""
+        clipped = reference.scale_saturates(ranges.low, ranges.high, self._fmt)
+        scale, outer, zero_point = reference.qparams_from_range(*ranges, self._fmt)
         if count is not None:
             clipped, scale = clipped[:count], scale[:count]
             zero_point = None if zero_point is None else zero_point[:count]
-        self._clipped += int(clipped.sum())
-        self._scales += clipped.numel()
-        return QParams(scale, outer, zero_point)
+        done = Done((), clipped=int(clipped.sum()), scales=clipped.numel())
+        return QParams(scale, outer, zero_point), done
 
-    def _scales_at(self, qparams: QParams, start: int) -> Iterator[Piece]:
-        """The scale of the slab that starts at row `start`."""
-        row = start // self._block_rows if self._block_rows else 0
+    def _scale_pieces(self, qparams: QParams, start: int) -> Iterator[Piece]:
+        """The scales of the slab that starts at row `start`; a shared outer scale comes once."""
+        row = start // self._block_rows if start else 0
         yield Piece("scale", row, qparams.scale)
         if qparams.zero_point is not None:
             yield Piece("zero_point", row, qparams.zero_point)
-        if qparams.outer is not None and (self._outer_rows != WHOLE or start == 0):
+        if qparams.outer is not None and (start == 0 or self._outer_rows != WHOLE):
             yield Piece("outer", start // self._outer_rows if start else 0, qparams.outer)
 
     def _codes(self, x: Tensor, start: int, qparams: QParams) -> Piece:
@@ -211,6 +172,16 @@ class TensorQuantizer:
         scale, outer, zero_point = qparams
         packed = primitives.quantize(x, scale, zero_point, outer, str(self._fmt), seed)
         return Piece("codes", start, packed)
+
+
+def _merge(a: Ranges, b: Ranges) -> Ranges:
+    """The ranges of two slabs that share their scales."""
+    low, high = torch.minimum(a.low, b.low), torch.maximum(a.high, b.high)
+    return Ranges(low, high, a.poisoned | b.poisoned)
+
+
+def _count_odd(x: Tensor) -> int:
+    return x.numel() - int(x.isfinite().sum())
 
 
 def _takes_means(fmt: Format) -> bool:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -13,7 +12,7 @@ from blockscale.core.layout import from_stored, stored_shape, to_stored
 from blockscale.core.parse import parse
 from blockscale.export.checkpoint import Checkpoint
 from blockscale.export.metadata import TensorInfo
-from blockscale.export.quantize_tensor import unit_rows
+from blockscale.export.slabs import unit_rows
 from blockscale.export.stream import Reader
 from blockscale.ops import primitives
 
@@ -46,19 +45,17 @@ class FloatRows:
         """shape: of the rows, where leading dimensions are to be seen as one."""
         self._reader, self._name, self._layout = reader, name, layout
         self.shape = shape or stored_shape(reader.tensors[name].shape, layout)
+        self._whole: Tensor | None = None
+        if layout == "transposed":  # a slab of columns would lie scattered over the whole tensor
+            self._whole = to_stored(reader.tensor(name), layout)
 
     def read(self, start: int, stop: int) -> Tensor:
         """Rows [start, stop) in the file's dtype."""
-        if self._layout == "transposed":
+        if self._whole is not None:
             return self._whole[start:stop].contiguous()
         if self._layout == "channels_last":
             return to_stored(self._reader.rows(self._name, start, stop), self._layout)
         return self._reader.rows(self._name, start, stop, self.shape)
-
-    @cached_property
-    def _whole(self) -> Tensor:
-        """A slab of columns lies scattered over the whole tensor, which is therefore read once."""
-        return to_stored(self._reader.tensor(self._name), self._layout)
 
 
 class QuantizedRows:
@@ -104,17 +101,12 @@ class OtherLayoutRows:
 
     def __init__(self, rows: QuantizedRows, info: TensorInfo, layout: str):
         self.shape = stored_shape(info.shape, layout)
-        self._rows, self._info, self._layout = rows, info, layout
+        count = rows.shape[0] if rows.shape else 1
+        self._values = to_stored(from_stored(rows.read(0, count), info.layout, info.shape), layout)
 
     def read(self, start: int, stop: int) -> Tensor:
         """Rows [start, stop) in float32."""
         return self._values[start:stop]
-
-    @cached_property
-    def _values(self) -> Tensor:
-        count = self._rows.shape[0] if self._rows.shape else 1
-        values = from_stored(self._rows.read(0, count), self._info.layout, self._info.shape)
-        return to_stored(values, self._layout)
 
 
 class OpenCheckpoint(ExitStack):

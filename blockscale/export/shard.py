@@ -6,6 +6,7 @@ from blockscale.export.plan import Plan, ShardPlan, TensorPlan, stamp
 from blockscale.export.progress import Progress
 from blockscale.export.quantize_tensor import TensorQuantizer, tensor_seed
 from blockscale.export.rows import FloatRows
+from blockscale.export.slabs import Map
 from blockscale.export.stream import Reader, Writer
 from blockscale.export.workspace import Workspace
 
@@ -18,7 +19,9 @@ def finished_bytes(shard: ShardPlan, work: Workspace) -> int:
     return sum(tensor.source.nbytes for tensor in shard.tensors if tensor.name in done)
 
 
-def write_shard(plan: Plan, shard: ShardPlan, work: Workspace, progress: Progress) -> None:
+def write_shard(
+    plan: Plan, shard: ShardPlan, work: Workspace, run: Map, progress: Progress
+) -> None:
     """Write what is not yet written of a shard. Raises FileError if its source changes."""
     if (work.out / shard.name).exists():
         return
@@ -31,7 +34,7 @@ def write_shard(plan: Plan, shard: ShardPlan, work: Workspace, progress: Progres
         try:
             for tensor in shard.tensors:
                 if tensor.name not in journal.done(shard.name):
-                    notes = _write_tensor(reader, writer, tensor, plan.seed, progress)
+                    notes = _write_tensor(reader, writer, tensor, plan.seed, run, progress)
                     journal.add(shard.name, tensor.name, notes, tensor.source.nbytes, writer.sync)
         finally:  # what is finished is kept, also when Ctrl-C or a full disk ends the run
             journal.commit(writer.sync)
@@ -44,7 +47,7 @@ def write_shard(plan: Plan, shard: ShardPlan, work: Workspace, progress: Progres
 
 
 def _write_tensor(
-    reader: Reader, writer: Writer, tensor: TensorPlan, seed: int, progress: Progress
+    reader: Reader, writer: Writer, tensor: TensorPlan, seed: int, run: Map, progress: Progress
 ) -> tuple[str, ...]:
     """Quantize or copy one tensor; returns what is to be noted of it."""
     name = tensor.name
@@ -57,7 +60,7 @@ def _write_tensor(
         return ()
     shape, fmt = tensor.rows_shape, parse(tensor.info.format)
     rows = FloatRows(reader, name, tensor.info.layout, shape)
-    quantizer = TensorQuantizer(rows.read, shape, fmt, tensor_seed(seed, name))
+    quantizer = TensorQuantizer(rows.read, shape, fmt, tensor_seed(seed, name), run=run)
     row_bytes = tensor.source.nbytes // max(shape[0], 1)
     for part, row, piece in quantizer.pieces():
         writer.rows(f"{name}.{part}", row, piece)

@@ -33,7 +33,7 @@ def old_path(target: Path, digest: str) -> Path:
 
 
 def leftovers(target: Path, digest: str) -> list[Path]:
-    """What earlier runs for the same target left behind, the work directory of this plan excepted."""
+    """What earlier runs for the same target left behind, this plan's work directory excepted."""
     found = set(target.parent.glob(f".{escape(target.name)}.{_MARK}-*"))
     return sorted(found - {work_path(target, digest)})
 
@@ -86,8 +86,8 @@ class Workspace:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise
             raise FileError(
-                f"{self.target} appeared while the model was quantized. The result is complete: run "
-                f"the same command with --force, or move {self.out} yourself"
+                f"{self.target} appeared while the model was quantized. The result is complete: "
+                f"run the same command with --force, or move {self.out} yourself"
             ) from None
         sync_folder(self.target.parent)
         if old is not None:

@@ -15,7 +15,7 @@ from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.ops.modules.layer import QLayer
 from blockscale.ops.modules.store import QWeight
-from blockscale.ops.plan import Plan, plan_layers, plan_others, replacement, unmatched
+from blockscale.ops.plan import Plan, plan_layers, plan_others, replacement
 from blockscale.ops.tensor import QTensor
 
 Scales = Mapping[str, Tensor | QTensor | tuple[Tensor | QTensor, Tensor | None]]
@@ -51,7 +51,7 @@ def quantize_(
             f"wrap it, e.g. in nn.Sequential(layer)"
         )
     entries = [plan.entry for plan in plans] + list(plan_others(model, plans, recipe))
-    ledger = Ledger(entries, unmatched(recipe, [entry.name for entry in entries]))
+    ledger = Ledger(entries, recipe.unmatched(entry.name for entry in entries))
     if strict:
         ledger.raise_if_skipped()
     done: dict[int, QWeight] = {}

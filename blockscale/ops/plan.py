@@ -10,7 +10,7 @@ from blockscale.core import reference
 from blockscale.core.discover import import_all
 from blockscale.core.layout import stored_shape
 from blockscale.core.ledger import Entry, Status
-from blockscale.core.recipe import Recipe, Scheme, matches
+from blockscale.core.recipe import Recipe, Scheme
 from blockscale.ops import modules
 from blockscale.ops.modules.layer import QLayer
 
@@ -174,9 +174,3 @@ def plan_others(model: nn.Module, plans: list[Plan], recipe: Recipe) -> Iterator
         else:
             reason = f"{owner} uses it directly, not through a layer that can hold codes"
             yield replace(entry, status="skipped", reason=reason)
-
-
-def unmatched(recipe: Recipe, names: list[str]) -> tuple[str, ...]:
-    """The recipe's patterns that no name matches."""
-    patterns = (*recipe.skip, *recipe.rules)
-    return tuple(p for p in patterns if not any(matches(p, name) for name in names))

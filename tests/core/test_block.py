@@ -138,6 +138,12 @@ def test_the_mean_counts_only_what_exists() -> None:
     assert means.tolist() == [4.0, 6.0]
 
 
+def test_a_mean_drops_what_is_below_30_bits() -> None:
+    # docs/numerics.md, 3.2: t = floor(|x| * 2^30), so 255 times three quarters of a bit are nothing
+    x = torch.tensor([1.0, *[-0.75 * 2.0**-30] * 255])
+    assert Blocks(x, read_block("tensor")).mean_magnitude().tolist() == [2.0**-8]
+
+
 def test_the_mean_above_a_threshold() -> None:
     x = torch.tensor([[1.0, -2.0, 3.0, 4.0], [5.0, 5.0, 5.0, 5.0]])
     means = Blocks(x, read_block("token")).mean_magnitude(above=torch.tensor([[2.0], [5.0]]))

@@ -9,10 +9,26 @@ import pytest
 from blockscale.core.ledger import Entry, Ledger, SkippedError
 
 A = Entry(
-    "enc.a", "Linear", "quantized", "mxfp4", input="mxfp8", elements=64, bytes_before=256, bytes_after=34
+    "enc.a",
+    "Linear",
+    "quantized",
+    "mxfp4",
+    input="mxfp8",
+    elements=64,
+    bytes_before=256,
+    bytes_after=34,
 )
-B = Entry("enc.b", "LSTM", "skipped", reason="there is no quantized LSTM", elements=4, bytes_before=16)
-C = Entry("norm.weight", "parameter of LayerNorm", "kept", reason="a vector", bytes_before=8, bytes_after=8)
+B = Entry(
+    "enc.b", "LSTM", "skipped", reason="there is no quantized LSTM", elements=4, bytes_before=16
+)
+C = Entry(
+    "norm.weight",
+    "parameter of LayerNorm",
+    "kept",
+    reason="a vector",
+    bytes_before=8,
+    bytes_after=8,
+)
 N = Entry("n", "Linear", "quantized", "int8", output="fp8", notes=("1 of 4 weights are NaN", "two"))
 
 
@@ -25,7 +41,7 @@ def test_lookups_and_sums() -> None:
     assert (ledger.bytes_before, ledger.bytes_after) == (280, 42)
     with pytest.raises(KeyError, match=r"enc\.z"):
         ledger["enc.z"]
-    assert [e for e in Ledger()] == []
+    assert list(Ledger()) == []
     assert Ledger().bytes_before == 0
 
 

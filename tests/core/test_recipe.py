@@ -93,12 +93,11 @@ def test_skip_first_then_the_first_rule() -> None:
     assert recipe.decide("other") == (Scheme(parse("int8"), parse("mxfp8")), None)
 
 
-@pytest.mark.parametrize("build", [lambda: Recipe("int8", skip=["re:(?i)LM_HEAD"])])
-def test_a_pattern_that_was_accepted_never_fails_later(build) -> None:
+def test_a_pattern_that_was_accepted_never_fails_later() -> None:
     try:
-        recipe = build()
+        recipe = Recipe("int8", skip=["re:(?i)LM_HEAD"])
     except ValueError:
-        return  # refusing it, with a word about why, is fine; failing in the middle of a model is not
+        return  # refusing it in words is fine; failing in the middle of a model is not
     assert recipe.decide("model.lm_head") == (Scheme(parse("int8")), None)
     assert recipe.decide("lm_head.x") == (NONE, "re:(?i)LM_HEAD")
 
@@ -113,7 +112,7 @@ def test_reading_sources(tmp_path) -> None:
         assert Recipe.read(source) == Recipe("mxfp4")
     with pytest.raises(ValueError, match=r"no recipe file '.*gone\.json'"):
         Recipe.read(tmp_path / "gone.json")
-    with pytest.raises(ValueError, match="no format 'recipe': .*named formats are int8"):
+    with pytest.raises(ValueError, match=r"no format 'recipe': .*named formats are int8"):
         Recipe.read("recipe")
 
 
@@ -129,10 +128,10 @@ def test_a_dict_is_read_or_refused_as_a_dict() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"weigth": "int8"}, "no recipe key 'weigth'; there are input, output, rules, skip, weight"),
+        ({"weigth": "int8"}, "no recipe key 'weigth'; there are input, output, rules, skip"),
         ({"weight": "int99"}, "no format 'int99': did you mean"),
         ({"weight": "int8:tensor:fp33"}, "no scale 'fp33'; there are fp32"),
-        ({"rules": {"a": {"wieght": "int8"}}}, "rule 'a': no key 'wieght'; there are weight, input"),
+        ({"rules": {"a": {"wieght": "int8"}}}, "rule 'a': no key 'wieght'; there are weight"),
         ({"rules": {"a": "int99"}}, "no format 'int99'"),
         ({"skip": ["re:("]}, r"pattern 're:\(' is not a regular expression"),
         ({"rules": {"re:[": None}}, r"pattern 're:\[' is not a regular expression"),

@@ -11,7 +11,8 @@ from blockscale.core import reference
 from blockscale.core.pack import pack
 from blockscale.core.parse import formats, parse
 from blockscale.export.metadata import TensorInfo
-from blockscale.export.quantize_tensor import TensorQuantizer, flat_shape, tensor_seed
+from blockscale.export.quantize_tensor import TensorQuantizer, tensor_seed
+from blockscale.export.slabs import Pool, flat_shape
 from tests.strategies import SHAPES, spellings, tensors
 
 MORE = [
@@ -40,12 +41,12 @@ def whole(x, fmt, seed):
     return {part: tensor for part, tensor in found.items() if tensor is not None}
 
 
-def assembled(x, fmt, seed, elements):
+def assembled(x, fmt, seed, elements, run):
     """The same from slabs; every byte is written exactly once."""
     shape = flat_shape(tuple(x.shape), fmt)
     flat = x.reshape(shape)
     read = (lambda start, stop: flat[start:stop]) if x.ndim else (lambda start, stop: flat)
-    quantizer = TensorQuantizer(read, shape, fmt, seed, elements)
+    quantizer = TensorQuantizer(read, shape, fmt, seed, elements, run)
     parts: dict[str, dict[int, torch.Tensor]] = {}
     for part, row, rows in quantizer.pieces():
         assert row not in parts.setdefault(part, {})
@@ -63,8 +64,8 @@ def assembled(x, fmt, seed, elements):
     return result, quantizer.notes
 
 
-def check(x, fmt, elements, seed=7):
-    found, notes = assembled(x, fmt, seed, elements)
+def check(x, fmt, elements, seed=7, run=map):
+    found, notes = assembled(x, fmt, seed, elements, run)
     expected = whole(x, fmt, seed)
     assert found.keys() == expected.keys()
     for part, tensor in expected.items():
@@ -84,6 +85,32 @@ def test_slabs_equal_the_whole(name, shape):
     x[-1, 2] = -math.inf
     for elements in (1, 200, 700, 10**6):
         check(x, parse(name), elements)
+
+
+@pytest.mark.parametrize("name", [*formats(), *MORE])
+def test_threads_change_nothing(name):
+    x = torch.randn(64, 128)
+    before = torch.get_num_threads()
+    with Pool() as pool:
+        check(x, parse(name), 300, run=pool.map)
+    assert torch.get_num_threads() == before
+
+
+def test_a_pool_keeps_order_and_passes_errors_on():
+    torch.set_num_threads(2)
+    begun = []
+
+    def work(item):
+        begun.append(item)
+        if item == 7:
+            raise ValueError("seven")
+        return -item
+
+    with Pool() as pool:
+        assert list(pool.map(work, range(5))) == [0, -1, -2, -3, -4]
+        with pytest.raises(ValueError, match="seven"):
+            list(pool.map(work, range(1000)))
+        assert max(begun) < 20  # it runs ahead by a few
 
 
 @pytest.mark.parametrize("name", [*formats(), *MORE])

@@ -10,7 +10,7 @@ from torch import Tensor
 from blockscale.core.element import Element
 from blockscale.core.rounding import Round, finite
 
-SPELLINGS = "e4m3, e5m2, e3m2, e2m3, e2m1 and any eXmY or eXmYrN of 2 to 8 bits"
+SPELLINGS = "e4m3, e5m2, e3m2, e2m3, e2m1 and any eXmY or eXmYrN of 3 to 8 bits"
 
 # Codes at the top of each sign that hold NaN or infinity (OCP OFP8 1.0, section 5).
 _RESERVED = {(4, 3): 1, (5, 2): 4}
@@ -94,7 +94,6 @@ class Minifloat(Element):
         y = y.nan_to_num(nan=0.0).clamp(-self.max, self.max)
         power, steps = self._steps(y, rounding)
         code = ((power + (self.bias - 1)) << self.mantissa_bits) + steps.abs().to(torch.int32)
-        code = code.clamp(max=self.max_code)
         code = code | (y.signbit().to(torch.int32) << (self.bits - 1))
         return torch.where(nan, self.nan_code or 0, code).to(torch.uint8)
 
@@ -122,6 +121,6 @@ def read(name: str) -> Element | None:
         return None
     plain = Minifloat(int(found[1]), int(found[2]))
     reserved = _default_reserved(plain) if found[3] is None else int(found[3])
-    if plain.bits > 8 or reserved > 2 ** (plain.bits - 1) - 2:  # one value besides 0 must remain
-        return None
-    return Minifloat(plain.exponent_bits, plain.mantissa_bits, reserved)
+    element = Minifloat(plain.exponent_bits, plain.mantissa_bits, reserved)
+    one_normal = element.max_code >= 2**plain.mantissa_bits
+    return element if 3 <= plain.bits <= 8 and one_normal else None

@@ -1,0 +1,218 @@
+"""Who computes an op: kernels are asked by name, pinned by `use`, never hidden or swallowed."""
+
+import threading
+import warnings
+
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.core.parse import parse
+from blockscale.kernels import registry
+from blockscale.kernels.registry import find, kernel, use
+from blockscale.ops.op import OPS
+from tests.ops.test_primitives import bits, samples
+
+FMT = "int8:token:fp32"
+
+
+@pytest.fixture(autouse=True)
+def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cpu and a webgpu backend without kernels, and cuda that cannot run; nothing warned yet."""
+    reasons = {"cuda": "torch was built without CUDA"}
+    monkeypatch.setattr(registry, "KERNELS", {})
+    monkeypatch.setattr(registry, "_warned", set())
+    monkeypatch.setattr(registry, "unavailable", reasons.get)
+
+
+def register(op: str, run, backend: str = "cpu", supports=lambda fmt, arguments: True) -> None:
+    assert kernel(op, backend=backend, supports=supports)(run) is run
+
+
+def chosen() -> str:
+    return registry._choice.get()
+
+
+def test_every_op_asks_for_a_kernel_of_its_own_name() -> None:
+    """With the op's own arguments and the parsed format; what it returns is the op's result."""
+    for name, many in samples(FMT).items():
+        for args in many:
+            asked, ran = [], []
+
+            def supports(fmt, arguments, asked=asked) -> bool:
+                asked.append((fmt, arguments))
+                return True
+
+            def run(*arguments, name=name, ran=ran):
+                ran.append(arguments)
+                return OPS[name].reference(*arguments)
+
+            registry.KERNELS.clear()
+            register(name, run, supports=supports)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the other ops have no kernel
+                result = OPS[name](*args)
+            with use("reference"):
+                assert bits(result) == bits(OPS[name](*args))
+            assert len(asked) == len(ran) == 1, name
+            assert asked[0][0] == parse(FMT)
+            for seen in (asked[0][1], ran[0]):
+                assert len(seen) == len(args)
+                assert all(a is b or torch.equal(a, b) for a, b in zip(seen, args, strict=True)
+                           if isinstance(b, torch.Tensor))  # fmt: skip
+                assert [a for a in seen if not isinstance(a, torch.Tensor)] == [
+                    list(b) if isinstance(b, tuple) else b
+                    for b in args
+                    if not isinstance(b, torch.Tensor)
+                ]
+
+
+def test_public_functions_use_kernels() -> None:
+    called = []
+    for name in OPS:
+
+        def run(*arguments, name=name):
+            called.append(name)
+            return OPS[name].reference(*arguments)
+
+        register(name, run)
+    x = torch.randn(2, 8, requires_grad=True)
+    q = bs.quantize(x, FMT)
+    q.dequantize()
+    bs.fake_quantize(x, FMT).sum().backward()
+    expected = ["choose_quantize", "dequantize", "fake_quantize", "straight_through"]
+    assert called == expected
+    with use("reference"):
+        bs.quantize(x, FMT).dequantize()
+        bs.fake_quantize(x, FMT).sum().backward()
+    assert called == expected
+
+
+def test_the_last_registered_that_supports_it_wins() -> None:
+    for n in (1, 2, 3):
+        register("pack", lambda *_, n=n: torch.tensor(n), supports=lambda f, a, n=n: n < 3)
+    assert bs.ops.primitives.pack(torch.zeros(1, 1, dtype=torch.int8), FMT).item() == 2
+    assert find("pack", parse(FMT), "cpu", ()) is registry.KERNELS["pack", "cpu"][1]
+    assert find("unpack", parse(FMT), "cuda", ()) is None
+
+
+def test_falling_back_warns_once_for_each_op_and_format() -> None:
+    x = torch.randn(2, 8)
+    for fmt in (FMT, "int4:token:fp32"):
+        with pytest.warns(UserWarning) as caught:
+            bs.quantize(x, fmt)
+            bs.quantize(x, fmt)
+            bs.quantize(x[:1], fmt)
+        assert [str(w.message) for w in caught] == [
+            f"no cpu kernel runs choose_quantize for {fmt} on these tensors: using the reference, "
+            f"which is slow"
+        ]
+    with pytest.warns(UserWarning, match="runs dequantize for int8"):
+        bs.quantize(x, FMT).dequantize()
+
+
+def test_no_backend_is_nothing_to_warn_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "unavailable", lambda backend: "not built")
+    bs.quantize(torch.randn(2, 8), FMT)
+    assert find("pack", parse(FMT), "meta", ()) is None
+
+
+def test_a_pinned_backend_does_not_fall_back() -> None:
+    x = torch.randn(2, 8)
+    register("choose_quantize", lambda *_: None, supports=lambda fmt, arguments: False)
+    with (
+        use("cpu"),
+        pytest.raises(RuntimeError, match=r"use\('cpu'\): no cpu kernel runs choose_q"),
+    ):
+        bs.quantize(x, FMT)
+    with use("webgpu"), pytest.raises(RuntimeError, match=f"no webgpu kernel runs .* for {FMT}"):
+        bs.quantize(x, FMT)
+    with use("cpu"), use("reference"):
+        assert bs.quantize(x, FMT).shape == x.shape
+
+
+def test_impossible_and_unknown_backends() -> None:
+    for backend in ("gpu", "", "CPU", "torch"):
+        words = f"no backend {backend!r}; there are auto, reference, cpu, cuda, webgpu"
+        with pytest.raises(ValueError, match=words), use(backend):
+            pass
+    with (
+        pytest.raises(RuntimeError, match="cannot use 'cuda': torch was built without"),
+        use("cuda"),
+    ):
+        pass
+    with pytest.raises(ValueError, match="no backend 'vulkan'; there are cpu, cuda, webgpu"):
+        kernel("pack", backend="vulkan", supports=lambda *_: True)
+    assert chosen() == "auto"
+
+
+def test_use_nests_and_is_restored_by_exceptions() -> None:
+    with pytest.raises(KeyError), use("cpu"):
+        with use("reference"):
+            assert chosen() == "reference"
+            with use("auto"):
+                assert chosen() == "auto"
+            assert chosen() == "reference"
+        assert chosen() == "cpu"
+        with pytest.raises(ValueError, match="no backend"), use("nonsense"):
+            pass
+        assert chosen() == "cpu"
+        raise KeyError
+    assert chosen() == "auto"
+
+    @use("reference")
+    def decorated() -> str:
+        return chosen()
+
+    assert [decorated(), decorated(), chosen()] == ["reference", "reference", "auto"]
+
+
+def test_threads_choose_for_themselves() -> None:
+    """A `with` speaks of its own thread: no other one is switched under its feet."""
+    inside, done, seen = threading.Event(), threading.Event(), {}
+
+    def other() -> None:
+        seen["at start"] = chosen()
+        with use("cpu"):
+            inside.set()
+            assert done.wait(10)
+            seen["pinned"] = chosen()
+        seen["after"] = chosen()
+
+    with use("reference"):
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert inside.wait(10)
+        assert chosen() == "reference"
+        done.set()
+        thread.join()
+        assert chosen() == "reference"
+    assert seen == {"at start": "auto", "pinned": "cpu", "after": "auto"}
+
+
+def test_exceptions_of_kernels_are_not_swallowed() -> None:
+    def broken(*arguments):
+        raise ZeroDivisionError("a bug in the kernel")
+
+    for op in ("choose_quantize", "fake_quantize"):
+        register(op, broken)
+    x = torch.randn(2, 8)
+    for choice in ("auto", "cpu"):
+        for function in (bs.quantize, bs.fake_quantize):
+            with use(choice), pytest.raises(ZeroDivisionError, match="a bug in the kernel"):
+                function(x, FMT)
+    registry.KERNELS.clear()
+    register("choose_quantize", lambda *_: [], supports=broken)
+    with pytest.raises(ZeroDivisionError):
+        bs.quantize(x, FMT)
+
+
+def test_shapes_are_the_reference_even_where_a_backend_is_pinned() -> None:
+    """Meta tensors and tracing hold no data that a kernel could read."""
+    for name in OPS:
+        register(name, lambda *_: pytest.fail("a kernel was given a tensor without data"))
+    with use("cpu"):
+        q = bs.quantize(torch.empty(3, 8, device="meta"), FMT)
+        assert q.dequantize().shape == (3, 8)
+        with torch._subclasses.FakeTensorMode():
+            assert bs.fake_quantize(torch.empty(3, 8), FMT).shape == (3, 8)

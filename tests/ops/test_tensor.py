@@ -1,0 +1,250 @@
+"""QTensor and the functions that make one: codes, scales, bytes, containers, and every message."""
+
+import copy
+import io
+import math
+import pickle
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import blockscale as bs
+from blockscale.core.catalog import CATALOG
+from tests.exact import layout, pack_row
+from tests.oracle import Oracle
+from tests.strategies import DTYPES, SHAPES, spellings, tensors
+
+STOCHASTIC = "int8:token:fp32:stochastic"
+NATIVE = {"int8": torch.int8, "uint8": torch.uint8, "int16": torch.int16, "uint16": torch.uint16}
+
+CODES = {("int", 0): torch.int8, ("int", 1): torch.int16, ("uint", 1): torch.int32}
+CODES |= {("binary", 0): torch.int8, ("ternary", 0): torch.int8}  # all others uint8
+
+
+def bits(*parts: Tensor | None) -> list:
+    """What tensors are made of: equality that knows NaN and -0, also of uint16."""
+    present = [t for t in parts if t is not None]
+    data = [t.contiguous().reshape(-1).view(torch.uint8).tolist() for t in present]
+    return [(t.dtype, tuple(t.shape), d) for t, d in zip(present, data, strict=True)]
+
+
+def parts(q: bs.QTensor) -> list:
+    return [*bits(q.packed, *q.qparams), str(q.format), q.size]
+
+
+@st.composite
+def cases(draw) -> tuple[str, Tensor]:
+    shape = draw(SHAPES)
+    spelling = draw(spellings(len(shape)))
+    return spelling, draw(tensors(spelling, shape))
+
+
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@given(cases())
+def test_a_tensor_in_any_format(case) -> None:
+    """Codes by the rational oracle; bytes by counting what is stored."""
+    spelling, x = case
+    oracle, shape, values = Oracle(spelling), tuple(x.shape), x.double().flatten().tolist()
+    q = bs.quantize(x, spelling, seed=7)
+    assert (q.shape, q.format, q.device) == (x.shape, bs.parse(spelling), x.device)
+    qparams = oracle.choose(values, shape)
+    codes = oracle.quantize(values, shape, qparams, seed=7)
+    assert q.codes.shape == x.shape
+    assert q.codes.flatten().tolist() == codes
+    kind = (oracle.name.rstrip("0123456789"), q.format.bits > 8)
+    assert q.codes.dtype == CODES.get(kind, torch.uint8)
+    counts = layout(oracle.block, shape)[1]
+    assert tuple(q.scale.shape) == counts
+    if oracle.inner:
+        assert q.scale.format == q.format.scale.inner
+        assert q.scale.codes.flatten().tolist() == qparams.scale
+    assert (q.zero_point is None) == (not oracle.asym)
+    zero = 0 if q.zero_point is None else 4 * math.prod(counts)
+    outer = 4 * math.prod(layout(oracle.inner.block, counts)[1]) if oracle.inner else 0
+    one = {"fp32": 4, "fp16": 2, "bf16": 2, "pow2": 4}.get(oracle.scale, 1)
+    row = -(-(shape[-1] if shape else 1) * q.format.bits // 8)
+    assert q.nbytes == row * math.prod(shape[:-1]) + one * math.prod(counts) + zero + outer
+    assert parts(bs.quantize(x, spelling, q.scale, q.zero_point, seed=7)) == parts(q)
+    scale, zero_point = bs.choose_qparams(x, spelling)
+    assert bits(zero_point) == bits(q.zero_point)
+    assert parts(scale) == parts(q.scale) if oracle.inner else bits(scale) == bits(q.scale)
+    for name, dtype in DTYPES.items():
+        wanted = torch.tensor(oracle.dequantize(codes, shape, qparams, name), dtype=dtype)
+        exact = {"rtol": 0, "atol": 0, "equal_nan": True}
+        torch.testing.assert_close(q.dequantize(dtype), wanted.reshape(shape), **exact)
+    assert bits(bs.fake_quantize(x, spelling, seed=7)) == bits(q.dequantize(x.dtype))
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_packed_bytes(name: str) -> None:
+    """numerics.md, section 6: the bytes themselves, for odd rows."""
+    q, fmt = bs.quantize(torch.randn(2, 3, 11), name), bs.parse(name)
+    element = fmt.element.name
+    assert q.packed.dtype == NATIVE.get(element, torch.uint8)
+    if fmt.bits not in (8, 16):
+        stored = (q.codes > 0).int() if element == "binary" else q.codes
+        rows = stored.flatten(0, -2).tolist()
+        assert q.packed.flatten(0, -2).tolist() == [pack_row(row, fmt.bits) for row in rows]
+
+
+def test_containers() -> None:
+    """Copies, pickles, pytrees and devices keep every bit and the format."""
+    for name in ("nvfp4", "uint4", "uint16", "mxfp4"):
+        q = bs.quantize(torch.randn(3, 40), name)
+        leaves, spec = pytree.tree_flatten(q)
+        same = [copy.copy(q), copy.deepcopy(q), pytree.tree_unflatten(leaves, spec), q.to("cpu")]
+        if name != "uint16":  # which torch 2.13 itself cannot pickle
+            same.append(pickle.loads(pickle.dumps(q)))
+        assert [parts(each) for each in same] == [parts(q)] * len(same)
+        assert same[1].packed is not q.packed
+        assert pytree.treespec_loads(pytree.treespec_dumps(spec)) == spec
+        meta = q.to("meta")
+        assert (meta.device.type, meta.shape, meta.nbytes) == ("meta", q.shape, q.nbytes)
+        assert (meta.dequantize().shape, meta.codes.dtype) == (q.shape, q.codes.dtype)
+        assert "'meta'" in repr(meta)
+    assert str(bs.quantize(ONE, "int4")) == "QTensor('int4:group128:fp32', shape=(1, 1), 5 bytes)"
+
+
+def test_a_checkpoint_is_read_by_torch_load_as_it_is() -> None:
+    """That is with weights_only: nobody should have to list our classes as safe."""
+    q, file = bs.quantize(torch.randn(3, 40), "nvfp4"), io.BytesIO()
+    torch.save({"q": q}, file)
+    file.seek(0)
+    assert parts(torch.load(file)["q"]) == parts(q)
+
+
+def test_tree_map_over_its_tensors() -> None:
+    """`tree_map(move, batch)` is how people move and pin: every leaf must be a tensor."""
+    q = bs.quantize(torch.randn(3, 40), "mxfp4")
+    assert parts(pytree.tree_map(lambda t: t.clone(), q)) == parts(q)
+
+
+def test_to_takes_no_dtype() -> None:
+    """Casting codes to half would leave numbers that mean nothing."""
+    q = bs.quantize(torch.randn(3, 40), "int8")
+    with pytest.raises((TypeError, ValueError)):
+        q.to(torch.float16)
+
+
+class Requantize(nn.Module):
+    def forward(self, q: bs.QTensor) -> bs.QTensor:
+        return bs.quantize(q.dequantize() * 2, q.format, q.scale, q.zero_point)
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "uint4"])
+def test_export_of_a_function_of_qtensors(name: str) -> None:
+    q, file = bs.quantize(torch.randn(3, 40), name), io.BytesIO()
+    program = torch.export.export(Requantize(), (q,))
+    torch.export.save(program, file)
+    file.seek(0)
+    for module in (program.module(), torch.export.load(file).module()):
+        assert parts(module(q)) == parts(Requantize()(q))
+
+
+def test_compile_of_a_function_of_qtensors() -> None:
+    """Also when it meets a second and a third format, and without a word."""
+    torch._dynamo.reset()
+    run = torch.compile(Requantize().forward, fullgraph=True, backend="aot_eager")
+    for name in ("nvfp4", "uint4", "int8", "int4", "mxfp4"):
+        q = bs.quantize(torch.randn(3, 40), name)
+        assert parts(run(q)) == parts(Requantize()(q))
+    run = torch.compile(lambda x: bs.quantize(x, "mxfp4"), fullgraph=True, backend="aot_eager")
+    assert parts(run(torch.ones(3, 40))) == parts(bs.quantize(torch.ones(3, 40), "mxfp4"))
+
+
+def test_seeds() -> None:
+    x = torch.randn(6, 8)
+    first = parts(bs.quantize(x, STOCHASTIC, seed=7))
+    for seed in (torch.tensor(7), torch.tensor([7, 0]), [7, 0]):
+        assert parts(bs.quantize(x, STOCHASTIC, seed=seed)) == first
+    assert parts(bs.quantize(x, STOCHASTIC, seed=8)) != first
+    rows = bs.quantize(x[2:], STOCHASTIC, seed=torch.tensor([7, 16]))  # a shard knows its place
+    assert bits(rows.codes) == bits(bs.quantize(x, STOCHASTIC, seed=7).codes[2:])
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        drawn.append([parts(bs.quantize(x, STOCHASTIC)) for _ in range(2)])
+    assert drawn[0] == drawn[1]
+    assert drawn[0][0] != drawn[0][1]
+    before = torch.get_rng_state()
+    bs.quantize(x, "int8_token")
+    bs.choose_qparams(x, STOCHASTIC)
+    assert torch.equal(torch.get_rng_state(), before)  # nothing else draws
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [torch.tensor(7.0), torch.tensor([7]), torch.tensor([1, 2, 3]), 1.5, "7", [1, 2, 3], 2**63],
+)
+def test_bad_seeds(seed) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        bs.quantize(torch.randn(6, 8), STOCHASTIC, seed=seed)
+
+
+ONE, GROUP = torch.ones(1, 1), "int8:group4:fp32"
+INNER = bs.choose_qparams(torch.ones(2, 32), "nvfp4")[0]
+ZERO = torch.zeros(1, 1, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "scale", "zero", "words"),
+    [
+        (
+            "int8",
+            torch.ones(1),
+            None,
+            r"shape \(2, 32\) the stored scale is float32 of shape \(1, 1\)",
+        ),
+        (GROUP, torch.ones(2, 9), None, r"of shape \(2, 8\), not float32 of shape \(2, 9\)"),
+        ("int8", ONE.half(), None, r"is float32 of shape \(1, 1\), not float16"),
+        ("mxfp4", torch.ones(2, 1), None, "is uint8 of shape"),
+        ("int8", 0.5, None, "its scale is a Tensor, not a float"),
+        ("int8", INNER, None, r"its scale is a Tensor, not QTensor\('e4m3:tensor:fp32'"),
+        ("nvfp4", torch.ones(2, 2), None, "its scale is a QTensor of format e4m3:tensor:fp32, not"),
+        (
+            "e2m1:group16:e5m2",
+            INNER,
+            None,
+            "its scale is a QTensor of format e5m2:tensor:fp32, not",
+        ),
+        (
+            "nvfp4",
+            bs.choose_qparams(torch.ones(2, 48), "nvfp4")[0],
+            None,
+            r"of shape \(2, 2\), not",
+        ),
+        ("uint8", ONE, None, "needs a zero_point"),
+        ("int8", ONE, ZERO, "has no zero_point"),
+        ("uint8", ONE, ZERO.float(), r"the zero_point is int32 of shape \(1, 1\), not float32"),
+        ("uint8", ONE, ZERO[0], r"the zero_point is int32 of shape \(1, 1\), not int32 of shape"),
+        ("uint8", ONE, 128, "the zero_point is int32 of shape"),
+        ("uint8", None, ZERO, "a zero_point was given without the scale it belongs to"),
+        (
+            "int8:channel2:fp32",
+            None,
+            None,
+            "block 'channel2' needs dimension 2, but the tensor has 2",
+        ),
+        (None, None, None, "a format is a Format or its spelling, not NoneType"),
+    ],
+)
+def test_messages(fmt, scale, zero, words: str) -> None:
+    for function in (bs.quantize, bs.fake_quantize):
+        with pytest.raises((ValueError, TypeError), match=words):
+            function(torch.ones(2, 32), fmt, scale, zero)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.int32, torch.complex64, torch.bool, torch.float8_e4m3fn]
+)
+def test_dtypes_that_float32_cannot_hold(dtype: torch.dtype) -> None:
+    x = torch.zeros(2, 32).to(dtype)
+    words = f"expected float32, bfloat16 or float16, found {str(dtype)[6:]}: convert it first"
+    for function in (bs.quantize, bs.fake_quantize, bs.choose_qparams):
+        for scale in ((), (ONE,))[: 1 + (function is not bs.choose_qparams)]:
+            with pytest.raises(TypeError, match=words):
+                function(x, "int8", *scale)
