@@ -1,6 +1,6 @@
 """A number format: blocks of small elements that share a scale. A value, with one spelling."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from blockscale.core.block import Block
 from blockscale.core.element import Element
@@ -31,8 +31,10 @@ class Format:
     span: str = ""
     recip: bool = False
     rounding: str = "nearest_even"
+    spelling: str = field(init=False, compare=False)  # str(self), which ops and graphs carry
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "spelling", self._spell())
         integer = type(self.element) is Integer
         float_scale = isinstance(self.scale, FloatScale)
         if self.rounding not in ROUNDINGS:
@@ -66,6 +68,9 @@ class Format:
 
     def __str__(self) -> str:
         """The one spelling, e.g. `e2m1:group32:e8m0/floor`; `parse` reads it back."""
+        return self.spelling
+
+    def _spell(self) -> str:
         options = ["asym"] * self.asym + [self.span] * bool(self.span) + ["recip"] * self.recip
         options += [self.rounding] * (self.rounding != "nearest_even")
         return ":".join([self.element.name, str(self.block), str(self.scale), *options])

@@ -24,7 +24,7 @@ def to_stored(weight: Tensor, layout: str) -> Tensor:
     if layout == "transposed":
         return weight.t()
     if layout == "channels_last":
-        return weight.movedim(1, -1).reshape(weight.shape[0], -1)
+        return weight.movedim(1, -1).reshape(stored_shape(weight.shape, layout))
     return weight
 
 

@@ -25,7 +25,16 @@ def parse(text: str | Format) -> Format:
         return text
     if not isinstance(text, str):
         raise TypeError(f"a format is a Format or its spelling, not {type(text).__name__}")
-    return _parse(text.strip())
+    return _constant(text.strip())
+
+
+def _constant(text: str) -> Format:
+    return _parse(text)
+
+
+# Dynamo runs it while it traces instead of tracing the parser; torch.compiler's decorator does the
+# same, but imports all of torch._dynamo to do it.
+_constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache

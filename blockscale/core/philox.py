@@ -3,6 +3,8 @@
 Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 """
 
+import hashlib
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,12 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
 _ROUNDS = 10
+
+
+def named_seed(seed: int, name: str) -> int:
+    """The seed of the tensor `name` in a run: its own, and the same in every process."""
+    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1  # a nonnegative int64
 
 
 def _multiply(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:

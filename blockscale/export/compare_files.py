@@ -12,9 +12,10 @@ from torch import Tensor
 from blockscale.export.checkpoint import Checkpoint, open_checkpoint
 from blockscale.export.inspect import Row, inspect
 from blockscale.export.metadata import FileError
+from blockscale.export.pool import Map, Pool
 from blockscale.export.progress import Progress
 from blockscale.export.rows import OpenCheckpoint, Rows
-from blockscale.export.slabs import SLAB, Map, Pool, slab_rows, slabs
+from blockscale.export.slabs import SLAB, cut
 
 
 @dataclass(frozen=True)
@@ -117,10 +118,9 @@ class _Errors(NamedTuple):
 
 def _errors(a: Rows, b: Rows, elements: int, run: Map) -> _Errors:
     """Sums over two tensors of one stored shape, slab by slab."""
-    rows = slab_rows(a.shape, math.lcm(a.unit, b.unit), elements)
-    cuts = slabs(a.shape[0] if a.shape else 1, rows)
-    parts = list(run(lambda slab: _slab_errors(a.read(*slab), b.read(*slab)), cuts))
-    signal, noise, largest, odd = zip(*parts, strict=True)
+    cuts = cut(a.shape, a.blocks + b.blocks, elements)
+    work = run(lambda slab: _slab_errors(a.read(cuts, slab), b.read(cuts, slab)), cuts.slabs)
+    signal, noise, largest, odd = zip(*work, strict=True)
     return _Errors(math.fsum(signal), math.fsum(noise), max(largest), sum(odd))
 
 

@@ -19,9 +19,9 @@ from blockscale.export.checkpoint import INDEX
 from blockscale.export.metadata import KEY, VERSION, FileError
 from blockscale.export.model_files import CONFIG, LEDGER
 from blockscale.export.plan import DirectoryLedger, Plan, make_plan, stamp
+from blockscale.export.pool import Pool
 from blockscale.export.progress import Progress
 from blockscale.export.shard import finished_bytes, write_shard
-from blockscale.export.slabs import Pool
 from blockscale.export.workspace import (
     Workspace,
     allocated,

@@ -186,7 +186,7 @@ def _layer(model: nn.Module, checkpoint: Checkpoint, name: str, weight: QWeight)
     kind = replacement(module)
     assert kind is not None  # _holds
     layer = kind.from_float(module, weight, scheme)
-    layer.train(module.training)
+    layer.take_place_of(module)
     for part in formats:
         quantizer = getattr(layer, part)
         stored = checkpoint.quantizer_parts(f"{owner}.{part}")

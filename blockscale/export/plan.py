@@ -9,15 +9,12 @@ from os.path import normpath
 from pathlib import Path
 from typing import Any
 
-from blockscale.core.layout import stored_shape
 from blockscale.core.ledger import Entry, Ledger
-from blockscale.core.parse import parse
 from blockscale.core.recipe import Recipe, Scheme, matches
 from blockscale.export.candidates import has_conv1d, judge
 from blockscale.export.header import Spec, lay_out, spec
 from blockscale.export.metadata import KEY, VERSION, FileError, Metadata, TensorInfo
 from blockscale.export.model_files import ModelFiles, find_files
-from blockscale.export.slabs import flat_shape
 from blockscale.export.stream import Reader
 
 _TEXT = 1 << 20  # bytes for what is written besides: config, index, and the ledger's
@@ -43,12 +40,6 @@ class TensorPlan:
     name: str
     source: Spec
     info: TensorInfo | None
-
-    @property
-    def rows_shape(self) -> tuple[int, ...]:
-        """The shape it is quantized in, row by row."""
-        assert self.info is not None
-        return flat_shape(stored_shape(self.info.shape, self.info.layout), parse(self.info.format))
 
 
 @dataclass(frozen=True)

@@ -1,40 +1,45 @@
-"""Quantize one tensor a slab of rows at a time, to the bits of quantizing it whole.
+"""Quantize one tensor a slab at a time, to the bits of quantizing it whole.
 
-Rows are those of dimension 0 as stored. Three cases, by what spans them:
+Three cases, by what spans the slabs (blockscale/export/slabs.py):
 
     nothing         a slab of whole blocks is quantized by itself: group32, token, channel0, tiles
-    a block         a first pass merges the ranges of the slabs, a second one quantizes with the
-                    scale of the whole: tensor, channel1
+    a block         a first pass merges the ranges of the slabs, and two more the sums of means
+                    (binary, ternary); a last one quantizes with the scales of the whole: tensor
     an outer scale  a first pass finds the largest numerators, which alone decide the outer scale;
                     a second one quantizes each slab beside them: nvfp4
-
-Means (binary, ternary) do not merge: where such a block spans the rows, the tensor is held whole.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import reduce
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.block import WHOLE, Blocks, read_block
+from blockscale.core.block import Blocks
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams, Ranges
 from blockscale.export import slabs
-from blockscale.export.slabs import Map, Read, slab_rows, unit_rows
+from blockscale.export.means import StreamedBlocks
+from blockscale.export.pool import Map
+from blockscale.export.slabs import Cuts, Region, Sizes, Slab
 from blockscale.ops import primitives
 
+_LARGE = 4  # slabs this many times too large are not held several at a time
 _STOCHASTIC = 4  # times the memory: Philox computes in int64
 
-Slab = tuple[int, int]  # rows [start, stop)
+T = TypeVar("T")
+Read = Callable[[Cuts, Slab], Tensor]  # a slab, with the rank of the shape that is cut
 
 
 class Piece(NamedTuple):
-    """Part of what is stored: `rows` [r, ...] from index `row` of dimension 0 on."""
+    """Part of what is stored: `rows` [r, ...] from row `row` on.
+
+    Rows are those of dimension 0, or of the first two dimensions taken as one.
+    """
 
     part: str  # one of export.metadata.PARTS
     row: int
@@ -68,19 +73,17 @@ class TensorQuantizer:
         elements: int | None = None,
         run: Map = map,
     ):
-        """read: rows of a tensor of `shape`; seed: for stochastic rounding; elements: of a slab."""
-        self._read, self._shape, self._fmt, self._seed, self._map = read, shape, fmt, seed, run
+        """read: slabs of a tensor of `shape`; seed: of stochastic rounding; elements: of a slab."""
+        self._read, self._fmt, self._seed, self._map = read, fmt, seed, run
         self._odd = self._clipped = self._scales = 0
         elements = slabs.SLAB if elements is None else elements
         if fmt.rounding == "stochastic":
             elements = max(elements // _STOCHASTIC, 1)
-        count = shape[0] if shape else 1
-        self._block_rows, self._outer_rows = unit_rows(fmt, len(shape))
-        rows = slab_rows(shape, self._outer_rows or self._block_rows or 1, elements)
-        means = self._block_rows == WHOLE and _takes_means(fmt)
-        if means or len(shape) < 2:  # codes of a vector are packed along its rows
-            rows = count
-        self._slabs: list[Slab] = slabs.slabs(count, rows)
+        self._shape = slabs.flat_shape(shape, fmt)
+        self._scale, self._outer = slabs.block_sizes(fmt, len(self._shape))
+        self._cuts = slabs.cut(self._shape, (self._scale, self._outer), elements)
+        if self._cuts.elements > _LARGE * elements:
+            self._map = map  # blocks that may not be cut: one at a time
 
     def pieces(self) -> Iterator[Piece]:
         """Codes and scales, slab by slab; each part's rows come in order."""
@@ -102,29 +105,39 @@ class TensorQuantizer:
         return tuple(notes)
 
     def _passes(self) -> Iterator[Done]:
-        if len(self._slabs) == 1 or self._outer_rows != WHOLE:
-            yield from self._map(self._alone, self._slabs)
-        elif self._block_rows == WHOLE:
-            merged = reduce(_merge, self._map(self._ranges_of, self._slabs))
-            qparams, done = self._choose(merged)
-            yield done._replace(pieces=tuple(self._scale_pieces(qparams, 0)))
-            yield from self._map(lambda slab: self._with_scale(slab, qparams), self._slabs)
+        cuts = self._cuts
+        if not cuts.spans(self._outer):
+            yield from self._map(self._alone, cuts.slabs)
+        elif cuts.spans(self._scale) or cuts.dim:
+            qparams, done = self._choose(self._all_ranges())
+            yield done._replace(pieces=tuple(self._scale_pieces(qparams, cuts.slabs[0])))
+            yield from self._map(lambda slab: self._with_scale(slab, qparams), cuts.slabs)
         else:
-            top = reduce(torch.maximum, self._map(self._top_of, self._slabs))
+            top = reduce(torch.maximum, self._map(self._top_of, cuts.slabs))
             extra = Ranges(torch.zeros_like(top), top, torch.zeros_like(top, dtype=torch.bool))
-            yield from self._map(lambda slab: self._beside(slab, extra), self._slabs)
+            yield from self._map(lambda slab: self._beside(slab, extra), cuts.slabs)
+
+    def _rows(self, slab: Slab) -> Tensor:
+        return self._read(self._cuts, slab)
 
     def _alone(self, slab: Slab) -> Done:
         """A slab that shares nothing with the others."""
-        x = self._read(*slab)
+        x = self._rows(slab)
         qparams, done = self._choose(reference.ranges(x, self._fmt))
-        pieces = (*self._scale_pieces(qparams, slab[0]), self._codes(x, slab[0], qparams))
+        pieces = (*self._scale_pieces(qparams, slab), self._codes(x, slab, qparams))
         return done._replace(pieces=pieces, odd=_count_odd(x))
 
     def _with_scale(self, slab: Slab, qparams: QParams) -> Done:
-        """A slab whose scales are those of the whole tensor."""
-        x = self._read(*slab)
-        return Done((self._codes(x, slab[0], qparams),), odd=_count_odd(x))
+        """A slab that takes its part of the scales of the whole tensor."""
+        x = self._rows(slab)
+        region = self._cuts.region(slab, self._scale)
+        scale, outer, zero_point = qparams
+        own = QParams(
+            scale[region],
+            None if outer is None else outer[self._cuts.region(slab, self._outer)],
+            None if zero_point is None else zero_point[region],
+        )
+        return Done((self._codes(x, slab, own),), odd=_count_odd(x))
 
     def _beside(self, slab: Slab, extra: Ranges) -> Done:
         """A slab that shares an outer scale with the others.
@@ -132,21 +145,48 @@ class TensorQuantizer:
         An outer scale depends on the largest numerator of its blocks alone. So one row that holds
         the largest of each column stands for all rows outside the slab.
         """
-        x = self._read(*slab)
+        x = self._rows(slab)
         ranges = reference.ranges(x, self._fmt)
         both = Ranges(*(torch.cat(pair) for pair in zip(ranges, extra, strict=True)))
         qparams, done = self._choose(both, ranges.low.shape[0])
-        pieces = (*self._scale_pieces(qparams, slab[0]), self._codes(x, slab[0], qparams))
+        pieces = (*self._scale_pieces(qparams, slab), self._codes(x, slab, qparams))
         return done._replace(pieces=pieces, odd=_count_odd(x))
 
     def _top_of(self, slab: Slab) -> Tensor:
         """The largest numerators along dimension 0, of blocks that take part in an outer scale."""
-        ranges = self._ranges_of(slab)
+        ranges = reference.ranges(self._rows(slab), self._fmt)
         a = reference.numerator(ranges.low, ranges.high, self._fmt)
         return torch.where(ranges.poisoned, 0.0, a).amax(0, keepdim=True)
 
-    def _ranges_of(self, slab: Slab) -> Ranges:
-        return reference.ranges(self._read(*slab), self._fmt)
+    def _all_ranges(self) -> Ranges:
+        """The ranges of the whole tensor."""
+        low, high = (torch.zeros(self._fmt.block.scale_shape(self._shape)) for _ in range(2))
+        poisoned = torch.zeros_like(low, dtype=torch.bool)
+        for region, (lowest, highest, odd) in self._each(self._own_ranges):
+            low[region] = torch.minimum(low[region], lowest)
+            high[region] = torch.maximum(high[region], highest)
+            poisoned[region] |= odd
+        largest = torch.maximum(-low, high)
+        means = StreamedBlocks(largest, self._fmt.block, self._each)
+        magnitude = self._fmt.element.magnitude(means)
+        if magnitude is not None:
+            low, high = -magnitude, magnitude
+        return Ranges(low, high, poisoned)
+
+    def _each(self, work: Callable[[Tensor, Region], T]) -> Iterator[tuple[Region, T]]:
+        """`work` of every slab, as float32, and the region of its scales."""
+        regions = [self._cuts.region(slab, self._scale) for slab in self._cuts.slabs]
+        pairs = zip(self._cuts.slabs, regions, strict=True)
+        found = self._map(lambda pair: work(reference.widen(self._rows(pair[0])), pair[1]), pairs)
+        return zip(regions, found, strict=True)
+
+    def _own_ranges(self, x: Tensor, region: Region) -> Ranges:
+        """Of one slab, of values also where the scale will be a mean."""
+        del region
+        blocks = Blocks(x, self._fmt.block)
+        low, high = blocks.range()
+        poisons = self._fmt.scale.poisons
+        return Ranges(low, high, blocks.poisoned() if poisons else torch.zeros_like(low) > 0)
 
     def _choose(self, ranges: Ranges, count: int | None = None) -> tuple[QParams, Done]:
         """The scales of the first `count` rows of ranges, or of all, and how many do not fit."""
@@ -158,32 +198,34 @@ class TensorQuantizer:
         done = Done((), clipped=int(clipped.sum()), scales=clipped.numel())
         return QParams(scale, outer, zero_point), done
 
-    def _scale_pieces(self, qparams: QParams, start: int) -> Iterator[Piece]:
-        """The scales of the slab that starts at row `start`; a shared outer scale comes once."""
-        row = start // self._block_rows if start else 0
-        yield Piece("scale", row, qparams.scale)
-        if qparams.zero_point is not None:
-            yield Piece("zero_point", row, qparams.zero_point)
-        if qparams.outer is not None and (start == 0 or self._outer_rows != WHOLE):
-            yield Piece("outer", start // self._outer_rows if start else 0, qparams.outer)
+    def _scale_pieces(self, qparams: QParams, slab: Slab) -> Iterator[Piece]:
+        """The scales of a slab; an outer scale that slabs share comes with the first of them."""
+        scale, outer, zero_point = qparams
+        row = self._row(slab, self._scale)
+        yield Piece("scale", row, self._flat(scale))
+        if zero_point is not None:
+            yield Piece("zero_point", row, self._flat(zero_point))
+        if outer is not None and (row == 0 or not self._cuts.spans(self._outer)):
+            yield Piece("outer", self._row(slab, self._outer), self._flat(outer))
 
-    def _codes(self, x: Tensor, start: int, qparams: QParams) -> Piece:
-        seed = torch.tensor([self._seed, start * prod(self._shape[1:])])
+    def _row(self, slab: Slab, sizes: Sizes) -> int:
+        """Where a slab's part of something begins that has one entry for each block of `sizes`."""
+        if not slab.start and not slab.matrix:
+            return 0
+        size = sizes[self._cuts.dim]
+        return slab.matrix * -(-self._cuts.count // size) + slab.start // size
+
+    def _codes(self, x: Tensor, slab: Slab, qparams: QParams) -> Piece:
+        row = slab.matrix * self._cuts.count + slab.start
+        seed = torch.tensor([self._seed, row * prod(self._shape[self._cuts.dim + 1 :])])
         scale, outer, zero_point = qparams
         packed = primitives.quantize(x, scale, zero_point, outer, str(self._fmt), seed)
-        return Piece("codes", start, packed)
+        return Piece("codes", row, self._flat(packed))
 
-
-def _merge(a: Ranges, b: Ranges) -> Ranges:
-    """The ranges of two slabs that share their scales."""
-    low, high = torch.minimum(a.low, b.low), torch.maximum(a.high, b.high)
-    return Ranges(low, high, a.poisoned | b.poisoned)
+    def _flat(self, part: Tensor) -> Tensor:
+        """Part of what is stored, with the dimensions up to the cut one as one."""
+        return part.flatten(0, 1) if self._cuts.dim else part
 
 
 def _count_odd(x: Tensor) -> int:
     return x.numel() - int(x.isfinite().sum())
-
-
-def _takes_means(fmt: Format) -> bool:
-    """Whether a scale is a mean instead of a largest value."""
-    return fmt.element.magnitude(Blocks(torch.zeros(1), read_block("tensor"))) is not None

@@ -1,4 +1,4 @@
-"""Tensors of a file as rows of their stored layout, a few at a time."""
+"""Tensors of a file, a slab at a time, in the layout that they have when they are quantized."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from blockscale.core.block import WHOLE
 from blockscale.core.layout import from_stored, stored_shape, to_stored
 from blockscale.core.parse import parse
 from blockscale.export.checkpoint import Checkpoint
 from blockscale.export.metadata import TensorInfo
-from blockscale.export.slabs import unit_rows
+from blockscale.export.slabs import Cuts, Region, Sizes, Slab, block_sizes
 from blockscale.export.stream import Reader
 from blockscale.ops import primitives
 
@@ -21,92 +20,101 @@ if TYPE_CHECKING:
 
 
 class Rows(Protocol):
-    """A tensor that can be read in pieces of its first stored dimension.
+    """A tensor that can be read in slabs.
 
-    shape: as stored; rank 0 has one row
-    unit:  where a piece may start: at the multiples of this
+    shape:  as stored
+    blocks: sizes of the blocks that a slab must not cut
     """
 
     shape: tuple[int, ...]
-    unit: int
+    blocks: tuple[Sizes, ...]
 
-    def read(self, start: int, stop: int) -> Tensor:
-        """Rows [start, stop) -> [stop - start, ...]."""
+    def read(self, cuts: Cuts, slab: Slab) -> Tensor:
+        """A slab, with the rank of `shape`."""
 
 
 class FloatRows:
     """A tensor that is stored as it is, seen in a layout."""
 
-    unit = 1
+    blocks: tuple[Sizes, ...] = ()
 
-    def __init__(
-        self, reader: Reader, name: str, layout: str = "plain", shape: tuple[int, ...] | None = None
-    ):
-        """shape: of the rows, where leading dimensions are to be seen as one."""
+    def __init__(self, reader: Reader, name: str, layout: str = "plain"):
         self._reader, self._name, self._layout = reader, name, layout
-        self.shape = shape or stored_shape(reader.tensors[name].shape, layout)
+        self.shape = stored_shape(reader.tensors[name].shape, layout)
         self._whole: Tensor | None = None
         if layout == "transposed":  # a slab of columns would lie scattered over the whole tensor
             self._whole = to_stored(reader.tensor(name), layout)
 
-    def read(self, start: int, stop: int) -> Tensor:
-        """Rows [start, stop) in the file's dtype."""
+    def read(self, cuts: Cuts, slab: Slab) -> Tensor:
+        """A slab in the file's dtype; `cuts` may see leading dimensions as one."""
         if self._whole is not None:
-            return self._whole[start:stop].contiguous()
+            return self._whole[slab.start : slab.stop].contiguous()
         if self._layout == "channels_last":
-            return to_stored(self._reader.rows(self._name, start, stop), self._layout)
-        return self._reader.rows(self._name, start, stop, self.shape)
+            return to_stored(self._reader.rows(self._name, slab.start, slab.stop), self._layout)
+        region = slice(slab.matrix, slab.matrix + 1), slice(slab.start, slab.stop)
+        return _read(self._reader, self._name, region if cuts.dim else region[1:], cuts.shape)
+
+
+def _read(reader: Reader, name: str, region: Region, shape: tuple[int, ...]) -> Tensor:
+    """A region of a tensor of `shape`: rows of dimension 0, or of dimension 1 at one index of 0."""
+    if len(region) < 2:
+        start, stop = (region[0].start, region[0].stop) if region else (0, 1)
+        return reader.rows(name, start, stop, shape)
+    first = region[0].start * shape[1]
+    flat = (shape[0] * shape[1], *shape[2:])
+    return reader.rows(name, first + region[1].start, first + region[1].stop, flat)[None]
 
 
 class QuantizedRows:
-    """A quantized tensor, dequantized row by row to float32."""
+    """A quantized tensor, dequantized to float32."""
 
     def __init__(self, parts: Mapping[str, tuple[Reader, str]], info: TensorInfo):
         """parts: {part: the file it is in, its name there}."""
-        self._parts, self._info, self._fmt = parts, info, parse(info.format)
+        self._parts, self._fmt = parts, parse(info.format)
         self.shape = stored_shape(info.shape, info.layout)
-        self._whole = len(self.shape) < 2  # codes of a vector are packed along its rows
-        self._rows, self._outer_rows = unit_rows(self._fmt, len(self.shape))
-        self.unit = self._outer_rows or self._rows or 1
-        if self._whole:
-            self.unit = max(self.shape[0] if self.shape else 1, 1)
+        self._scale, self._outer = block_sizes(self._fmt, len(self.shape))
+        self.blocks: tuple[Sizes, ...] = (self._scale, self._outer)
 
-    def read(self, start: int, stop: int) -> Tensor:
-        """Rows [start, stop) in float32; `start` is a multiple of `unit`."""
-        packed = self._part("codes", 1, start, stop)
-        scale = self._part("scale", self._rows, start, stop)
+    def read(self, cuts: Cuts, slab: Slab) -> Tensor:
+        """A slab in float32."""
+        ones = tuple(1 for _ in self.shape)
+        packed = self._part("codes", ones, cuts, slab)
+        scale = self._part("scale", self._scale, cuts, slab)
         assert packed is not None and scale is not None
-        zero_point = self._part("zero_point", self._rows, start, stop)
-        outer = self._part("outer", self._outer_rows, start, stop)
+        zero_point = self._part("zero_point", self._scale, cuts, slab)
+        outer = self._part("outer", self._outer, cuts, slab)
         size = self.shape[-1] if self.shape else 1
         values: Tensor = primitives.dequantize(
             packed, scale, zero_point, outer, str(self._fmt), size, torch.float32
         )
         return values
 
-    def _part(self, part: str, rows: int, start: int, stop: int) -> Tensor | None:
-        """What belongs to rows [start, stop) of a part of which one row serves `rows` of them."""
+    def _part(self, part: str, sizes: Sizes, cuts: Cuts, slab: Slab) -> Tensor | None:
+        """What a slab needs of a part that has one entry for each block of `sizes`."""
         if part not in self._parts:
             return None
         reader, name = self._parts[part]
-        if self._whole or rows == WHOLE:
+        if len(self.shape) < 2:  # one slab, whose codes are packed along its rows
             return reader.tensor(name)
-        return reader.rows(name, start // rows, (stop + rows - 1) // rows)
+        return _read(reader, name, cuts.region(slab, sizes), reader.tensors[name].shape)
 
 
 class OtherLayoutRows:
     """A quantized tensor seen in a layout that it is not stored in: dequantized as a whole."""
 
-    unit = 1
+    blocks: tuple[Sizes, ...] = ()
 
     def __init__(self, rows: QuantizedRows, info: TensorInfo, layout: str):
         self.shape = stored_shape(info.shape, layout)
-        count = rows.shape[0] if rows.shape else 1
-        self._values = to_stored(from_stored(rows.read(0, count), info.layout, info.shape), layout)
+        count = max(rows.shape[0], 1)
+        values = rows.read(Cuts(rows.shape, 0, count), Slab(0, rows.shape[0]))
+        self._values = to_stored(from_stored(values, info.layout, info.shape), layout)
 
-    def read(self, start: int, stop: int) -> Tensor:
-        """Rows [start, stop) in float32."""
-        return self._values[start:stop]
+    def read(self, cuts: Cuts, slab: Slab) -> Tensor:
+        """A slab in float32."""
+        if cuts.dim:
+            return self._values[slab.matrix : slab.matrix + 1, slab.start : slab.stop]
+        return self._values[slab.start : slab.stop]
 
 
 class OpenCheckpoint(ExitStack):

@@ -47,7 +47,10 @@ def describe(model: nn.Module) -> Metadata:
         weight, key = layer.weight, f"{name}.weight"
         if first.setdefault(id(weight), key) == key:
             metadata.tensors[key] = TensorInfo(
-                weight.fmt, weight.shape, str(weight.dtype).removeprefix("torch."), weight.layout
+                weight.fmt,
+                tuple(weight.shape),
+                str(weight.dtype).removeprefix("torch."),
+                weight.layout,
             )
         else:
             metadata.aliases[key] = first[id(weight)]

@@ -1,12 +1,13 @@
 """Write one safetensors file of a run, tensor by tensor."""
 
 from blockscale.core.parse import parse
+from blockscale.export.header import spec
 from blockscale.export.metadata import FileError
 from blockscale.export.plan import Plan, ShardPlan, TensorPlan, stamp
+from blockscale.export.pool import Map
 from blockscale.export.progress import Progress
 from blockscale.export.quantize_tensor import TensorQuantizer, tensor_seed
 from blockscale.export.rows import FloatRows
-from blockscale.export.slabs import Map
 from blockscale.export.stream import Reader, Writer
 from blockscale.export.workspace import Workspace
 
@@ -58,12 +59,12 @@ def _write_tensor(
             offset += len(chunk)
             progress.advance(name, len(chunk))
         return ()
-    shape, fmt = tensor.rows_shape, parse(tensor.info.format)
-    rows = FloatRows(reader, name, tensor.info.layout, shape)
-    quantizer = TensorQuantizer(rows.read, shape, fmt, tensor_seed(seed, name), run=run)
-    row_bytes = tensor.source.nbytes // max(shape[0], 1)
+    rows, fmt = FloatRows(reader, name, tensor.info.layout), parse(tensor.info.format)
+    quantizer = TensorQuantizer(rows.read, rows.shape, fmt, tensor_seed(seed, name), run=run)
+    whole, done = sum(spec(*part).nbytes for part in tensor.info.parts().values()), 0
     for part, row, piece in quantizer.pieces():
         writer.rows(f"{name}.{part}", row, piece)
-        if part == "codes":
-            progress.advance(name, piece.shape[0] * row_bytes)
+        before, done = done, done + piece.nbytes
+        share = (tensor.source.nbytes * at // whole for at in (before, done))
+        progress.advance(name, -next(share) + next(share))
     return quantizer.notes

@@ -1,93 +1,95 @@
-"""How a tensor is cut into slabs of rows, and slabs worked on at the same time, one thread each.
+"""How a tensor is cut into slabs, and which scales belong to each.
 
-Threads for whole slabs, not inside each operation: the reference is many short operations, and
-threads that wait for each other after every one of them lose much of their time, nearly all of it
-where other processes want the processors too (measured on two shared processors: 20 times slower).
+A slab is some rows of dimension 0 as stored. Where one such row is itself too much, as one matrix
+of a stack may be, it is some rows of dimension 1 of one matrix. Either way its bytes lie together.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from math import prod
-from types import TracebackType
-from typing import Protocol, Self, TypeVar
-
-import torch
-from torch import Tensor
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import lcm, prod
+from typing import NamedTuple
 
 from blockscale.core.block import WHOLE, Block
 from blockscale.core.format import Format
 from blockscale.core.scale import TwoLevel
 
 SLAB = 1 << 17  # elements; temporaries of the reference take up to 150 bytes for each
-_THREADS = 8  # at most: each has a slab and its temporaries
 
-T = TypeVar("T")
-R = TypeVar("R")
-
-Read = Callable[[int, int], Tensor]  # rows [start, stop) of a stored tensor
+Sizes = tuple[int, ...]  # of a block, along each dimension of a tensor; WHOLE for all of one
+Region = tuple[slice, ...]  # the first dimensions of a tensor that has one entry for each block
 
 
-class Map(Protocol):
-    """The builtin `map`, or one that works on several items at the same time."""
+class Slab(NamedTuple):
+    """Indices [start, stop) of the dimension that is cut, and which matrix of a stack it is of."""
 
-    def __call__(self, work: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]:
-        """`work` of each item, in their order."""
-
-
-class Pool:
-    """Threads for slabs; a context manager. torch's own threads rest meanwhile."""
-
-    def __enter__(self) -> Self:
-        self._before = torch.get_num_threads()
-        self._count = min(self._before, _THREADS)
-        self._threads = ThreadPoolExecutor(
-            self._count, initializer=torch.set_num_threads, initargs=(1,)
-        )
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._threads.shutdown(cancel_futures=True)
-        torch.set_num_threads(self._before)
-
-    def map(self, work: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]:
-        """`work` of each item in their order; no more than a few are held at a time."""
-        pending: deque[Future[R]] = deque()
-        try:
-            for item in items:
-                pending.append(self._threads.submit(work, item))
-                if len(pending) > self._count:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        finally:
-            for future in pending:
-                future.cancel()
+    start: int
+    stop: int
+    matrix: int = 0
 
 
-def unit_rows(fmt: Format, rank: int) -> tuple[int, int]:
-    """How many rows share one scale, and how many share everything; WHOLE for all of them."""
-    rows = fmt.block.sizes_for(rank)[0] if rank else WHOLE
+@dataclass(frozen=True)
+class Cuts:
+    """The slabs of a tensor of `shape`: `rows` of dimension `dim`, 0 or 1, to each."""
+
+    shape: tuple[int, ...]
+    dim: int
+    rows: int
+
+    @property
+    def count(self) -> int:
+        """The size of the dimension that is cut; a tensor of rank 0 has one row."""
+        return self.shape[self.dim] if self.shape else 1
+
+    @property
+    def slabs(self) -> list[Slab]:
+        """Every slab, in order; one that is empty where there are no rows."""
+        starts = range(0, self.count, self.rows) if self.count else (0,)
+        matrices = range(self.shape[0]) if self.dim else (0,)
+        return [Slab(a, min(a + self.rows, self.count), m) for m in matrices for a in starts]
+
+    @property
+    def elements(self) -> int:
+        """Of the largest slab."""
+        return min(self.rows, self.count) * prod(self.shape[self.dim + 1 :])
+
+    def spans(self, sizes: Sizes) -> bool:
+        """Whether a block of `sizes` reaches from one slab into another."""
+        if self.dim and sizes[0] == WHOLE:
+            return True
+        return self.count > self.rows and sizes[self.dim] == WHOLE
+
+    def region(self, slab: Slab, sizes: Sizes) -> Region:
+        """The blocks of `sizes` that a slab has a part of."""
+        if not self.shape:
+            return ()
+        size = sizes[self.dim]
+        own = slice(0, 1) if size == WHOLE else slice(slab.start // size, -(-slab.stop // size))
+        if not self.dim:
+            return (own,)
+        matrix = 0 if sizes[0] == WHOLE else slab.matrix // sizes[0]
+        return slice(matrix, matrix + 1), own
+
+
+def cut(shape: tuple[int, ...], blocks: Iterable[Sizes], elements: int) -> Cuts:
+    """Cut a tensor into slabs of about `elements`, and no block that does not span them all."""
+    blocks = list(blocks)
+    if len(shape) < 2:  # codes of a vector are packed along its rows: it is one slab
+        return Cuts(shape, 0, max(prod(shape), 1))
+    tall = any(sizes[0] > 1 for sizes in blocks)  # a block needs several matrices
+    deep = len(shape) > 2 and prod(shape[1:]) > elements
+    dim = 1 if shape[0] and deep and not tall else 0
+    unit = lcm(*(sizes[dim] for sizes in blocks if sizes[dim] != WHOLE))
+    rows = max(elements // max(prod(shape[dim + 1 :]), 1), 1)
+    return Cuts(shape, dim, max(rows // unit, 1) * unit)
+
+
+def block_sizes(fmt: Format, rank: int) -> tuple[Sizes, Sizes]:
+    """Of what shares a scale, and of what shares an outer scale (the same where there is none)."""
+    scale = fmt.block.sizes_for(rank)
     if not isinstance(fmt.scale, TwoLevel):
-        return rows, rows
-    return rows, rows * (fmt.scale.inner.block.sizes_for(rank)[0] if rank else WHOLE)
-
-
-def slab_rows(shape: tuple[int, ...], unit: int, elements: int) -> int:
-    """Rows of a slab of about `elements`, a multiple of `unit`."""
-    rows = max(elements // max(prod(shape[1:]), 1), 1)
-    return max(rows // unit, 1) * unit
-
-
-def slabs(count: int, rows: int) -> list[tuple[int, int]]:
-    """(start, stop) of each slab of `rows`; one that is empty where there is no row."""
-    starts = range(0, count, max(rows, 1)) if count else (0,)
-    return [(start, min(start + rows, count)) for start in starts]
+        return scale, scale
+    inner = fmt.scale.inner.block.sizes_for(rank)
+    return scale, tuple(a * b for a, b in zip(scale, inner, strict=True))  # WHOLE is 0: it stays
 
 
 def flat_shape(shape: tuple[int, ...], fmt: Format) -> tuple[int, ...]:

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.core import reference
-from blockscale.core.block import Blocks
 from blockscale.core.format import Format
 from blockscale.core.layout import to_stored
 from blockscale.core.ledger import Entry, Ledger
+from blockscale.core.philox import named_seed
 from blockscale.core.recipe import Recipe
 from blockscale.ops.modules.layer import QLayer
-from blockscale.ops.modules.store import QWeight
+from blockscale.ops.modules.store import QInput, QWeight
 from blockscale.ops.plan import Plan, plan_layers, plan_others, replacement
 from blockscale.ops.tensor import QTensor
 
@@ -41,74 +41,94 @@ def quantize_(
     Layers that share one weight (tied embeddings) share its codes if all of them get one format.
     Raises ValueError for a recipe or scale that does not fit, before anything is changed.
     """
-    recipe = Recipe.read(recipe)
-    plans = plan_layers(model, recipe)
-    given = dict(input_scales or {})
-    _check_scales(plans, given)
     if isinstance(model, QLayer) or replacement(model) is not None:
         raise ValueError(
             f"the model is itself a {type(model).__name__}, which cannot be replaced in place: "
             f"wrap it, e.g. in nn.Sequential(layer)"
         )
-    entries = [plan.entry for plan in plans] + list(plan_others(model, plans, recipe))
-    ledger = Ledger(entries, recipe.unmatched(entry.name for entry in entries))
+    recipe = Recipe.read(recipe)
+    plans = plan_layers(model, recipe)
+    inputs = _static_inputs(plans, input_scales or {})
+    others = list(plan_others(model, plans, recipe))
+    names = [name for plan in plans for name in plan.names] + [entry.name for entry in others]
+    unmatched = recipe.unmatched(names)
     if strict:
-        ledger.raise_if_skipped()
-    done: dict[int, QWeight] = {}
-    for index, plan in enumerate(plans):
+        Ledger([*_entries(plans), *others], unmatched).raise_if_skipped()
+    weights: dict[int, QWeight] = {}
+    for plan in plans:
         if plan.entry.status == "quantized":
-            ledger.entries[index] = _replace(model, plan, done, given, seed)
+            _replace(model, plan, weights, inputs.get(plan.name), seed)
+    ledger = Ledger([*_entries(plans), *others], unmatched)
     ledger.warn()
     return ledger
 
 
-def _check_scales(plans: list[Plan], given: Mapping[str, object]) -> None:
-    takers = {p.name for p in plans if p.entry.status == "quantized" and p.scheme.input}
-    if unknown := sorted(set(given) - takers):
-        raise ValueError(
-            f"input_scales names {unknown[0]!r}, but the recipe gives no such layer an input format"
-        )
+def _entries(plans: list[Plan]) -> list[Entry]:
+    return [entry for plan in plans for entry in plan.entries()]
+
+
+def _static_inputs(plans: list[Plan], scales: Scales) -> dict[str, QInput]:
+    """{layer: its input's quantizer} for given scales. Raises ValueError for those that misfit."""
+    takers = {
+        name: plan
+        for plan in plans
+        for name in plan.names
+        if plan.entry.status == "quantized"
+        and plan.scheme.input
+        and plan.kind
+        and plan.kind.takes_input
+    }
+    found: dict[str, QInput] = {}
+    for name, scale in scales.items():
+        if name not in takers:
+            raise ValueError(
+                f"input_scales names {name!r}, but the recipe gives no such layer an input format"
+            )
+        plan = takers[name]
+        assert plan.scheme.input is not None
+        quantizer = QInput(plan.scheme.input)
+        features = getattr(plan.module, "in_channels", getattr(plan.module, "in_features", None))
+        try:
+            value, zero_point = scale if isinstance(scale, tuple) else (scale, None)
+            quantizer.set_scale(value, zero_point, features)
+        except ValueError as error:
+            raise ValueError(f"input_scales[{name!r}]: {error}") from None
+        found[plan.name] = quantizer
+    return found
 
 
 def _replace(
     model: nn.Module,
     plan: Plan,
-    done: dict[int, QWeight],
-    given: Mapping[str, object],
+    weights: dict[int, QWeight],
+    given: QInput | None,
     seed: int | None,
-) -> Entry:
+) -> None:
     """Swap in the quantized layer and say what it holds."""
-    assert plan.kind is not None and plan.parameter is not None and plan.scheme.weight is not None
-    tied = id(plan.parameter) in done
-    if not tied:
-        done[id(plan.parameter)] = QWeight.quantize(
-            plan.parameter, plan.scheme.weight, plan.kind.layout, seed
-        )
-    weight = done[id(plan.parameter)]
+    parameter, fmt = plan.parameter, plan.scheme.weight
+    assert plan.kind is not None and parameter is not None and fmt is not None
+    if plan.owns_weight:
+        own = None if seed is None else named_seed(seed, f"{plan.name}.weight")
+        weights[id(parameter)] = QWeight.quantize(parameter, fmt, plan.kind.layout, own)
+    weight = weights[id(parameter)]
     layer = plan.kind.from_float(plan.module, weight, plan.scheme)
-    if plan.name in given and layer.input is not None:
-        scale = given[plan.name]
-        layer.input.set_scale(*scale if isinstance(scale, tuple) else (scale,))
-    layer.train(plan.module.training)
-    notes = [] if tied else _notes(plan.parameter, plan.scheme.weight, plan.kind.layout)
-    for hooks in ("_forward_hooks", "_forward_pre_hooks"):
-        getattr(layer, hooks).update(getattr(plan.module, hooks))
+    if given is not None:
+        layer.input = given.to(parameter.device)
+    layer.take_place_of(plan.module)
+    for name in plan.names:
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, layer)
     unused = plan.scheme.input is not None and layer.input is None
-    parent, _, child = plan.name.rpartition(".")
-    setattr(model.get_submodule(parent), child, layer)
-    bias = layer.bias_bytes
-    return replace(
+    reasons = ["shares the codes of a tied layer"] * (not plan.owns_weight)
+    reasons += ["its input is indices, which have no format"] * unused
+    plan.entry = replace(
         plan.entry,
         weight=weight.fmt,
         input="" if layer.input is None else layer.input.fmt,
         output="" if layer.output is None else layer.output.fmt,
-        reason="; ".join(
-            ["shares the codes of a tied layer"] * tied
-            + ["its input is indices, which have no format"] * unused
-        ),
-        notes=tuple(notes),
-        bytes_before=bias if tied else plan.entry.bytes_before,
-        bytes_after=bias + (0 if tied else weight.nbytes),
+        reason="; ".join(reasons),
+        notes=tuple(_notes(parameter, fmt, plan.kind.layout)) if plan.owns_weight else (),
+        bytes_after=plan.bytes_beside + (weight.nbytes if plan.owns_weight else 0),
     )
 
 
@@ -118,7 +138,7 @@ def _notes(weight: Tensor, fmt: Format, layout: str) -> list[str]:
     notes = []
     if odd := int((~stored.isfinite()).sum()):
         notes.append(f"{odd} of {stored.numel()} weights are NaN or infinite")
-    low, high = Blocks(stored, fmt.block).range()
+    low, high, _ = reference.ranges(stored, fmt)
     if clipped := int(reference.scale_saturates(low, high, fmt).sum()):
         notes.append(f"{clipped} of {low.numel()} scales are outside the range of {fmt.scale}")
     return notes

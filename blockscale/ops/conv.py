@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockscale.core.layout import from_stored
-from blockscale.ops.linear import quantized_input
+from blockscale.ops.linear import float32_inside, quantized_input
 from blockscale.ops.op import differentiable, op
 from blockscale.ops.primitives import dequantize, straight_through
 
@@ -30,7 +30,14 @@ def _dense(
     return from_stored(stored, "channels_last", shape)
 
 
-@op(ulps=64)
+def _shape(x: Tensor, *args: Any) -> Tensor:
+    bias, _, shape, *settings = args[4:11]
+    dense = x.new_empty(shape)
+    offset = None if bias is None else x.new_empty(shape[:1])
+    return _CONV[len(shape) - 2](x, dense, offset, *settings).contiguous()
+
+
+@op(ulps=64, shape=_shape)
 def conv(
     x: Tensor,
     weight: Tensor,
@@ -48,26 +55,27 @@ def conv(
     input_zero_point: Tensor | None,
     input_outer: Tensor | None,
     input_fmt: str,
+    input_seed: Tensor | None = None,
 ) -> Tensor:
     """x [batch, channels, *size], packed weight codes (channels_last) -> [batch, n, *size].
 
     shape: the float weight's, [n, channels / groups, *kernel]. An input format's blocks run over
     the channels: x is quantized with its channels last.
     """
-    values = quantized_input(
-        x.movedim(1, -1), input_scale, input_zero_point, input_outer, input_fmt
-    )
+    given = (input_scale, input_zero_point, input_outer)
+    values = quantized_input(x.movedim(1, -1), *given, input_fmt, input_seed)
     dense = _dense(weight, scale, zero_point, outer, fmt, shape)
     offset = None if bias is None else bias.to(torch.float32)
     run = _CONV[len(shape) - 2]
-    y = run(values.movedim(-1, 1), dense, offset, stride, padding, dilation, groups)
-    return y.to(x.dtype)
+    with float32_inside(x):
+        y = run(values.movedim(-1, 1), dense, offset, stride, padding, dilation, groups)
+    return y.to(x.dtype).contiguous()
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     del output
     x, weight, scale, zero_point, outer, bias, ctx.fmt, ctx.shape, *rest = inputs
-    ctx.stride, ctx.padding, ctx.dilation, ctx.groups, *given, ctx.input_fmt = rest
+    ctx.stride, ctx.padding, ctx.dilation, ctx.groups, *given, ctx.input_fmt, _ = rest
     ctx.save_for_backward(x, weight, scale, zero_point, outer, bias, *given)
 
 
@@ -86,7 +94,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     to_bias = None
     if bias is not None and ctx.needs_input_grad[5]:
         to_bias = gradient.movedim(1, -1).flatten(0, -2).sum(0).to(bias.dtype)
-    return to_x, None, None, None, None, to_bias, *[None] * 10
+    return to_x, None, None, None, None, to_bias, *[None] * 11
 
 
 differentiable(conv, _save, _backward)

@@ -11,7 +11,21 @@ from blockscale.core.reference import QParams
 from blockscale.ops.op import not_differentiable, op
 
 
-@op()
+def _shape(
+    weight: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    outer: Tensor | None,
+    fmt: str,
+    size: int,
+    indices: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    del scale, zero_point, outer, fmt
+    return weight.new_empty((*indices.shape, size), dtype=dtype)
+
+
+@op(shape=_shape)
 def embedding(
     weight: Tensor,
     scale: Tensor,
@@ -25,13 +39,13 @@ def embedding(
     """Packed codes [rows, packed_size(size)], indices [...] of rows -> [..., size] of `dtype`."""
     form = parse(fmt)
     rows = indices.reshape(-1)
-    codes = packing.unpack(weight[rows], form.element, (rows.shape[0], size))
+    codes = packing.unpack(weight.index_select(0, rows), form.element, (rows.shape[0], size))
     height, width = form.block.sizes_for(2)
     scale_rows = torch.zeros_like(rows) if height == WHOLE else rows // height
 
     def per_element(parts: Tensor) -> Tensor:
         """A number for each block -> one that broadcasts with the chosen rows."""
-        chosen = parts[scale_rows]
+        chosen = parts.index_select(0, scale_rows)
         return chosen.repeat_interleave(width, 1)[:, :size] if width > 1 else chosen
 
     values = form.element.decode(codes)

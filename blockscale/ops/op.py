@@ -1,13 +1,13 @@
 """Define an op once. Its pure-PyTorch reference is its meaning and, with nothing added, the
-fallback where no kernel fits, the shape rule for torch.compile and torch.export, and the oracle of
-its tests.
+fallback where no kernel fits, the shape rule for torch.compile and torch.export (unless it has one
+of its own), and the oracle of its tests.
 
 The only user of torch.library. `Library.define` + `impl` costs 1.6 µs a call over the plain
 function, `custom_op` 6.5 µs (a CPU, torch 2.13), and quantized layers are called often.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,11 +39,16 @@ class Op:
 
 
 OPS: dict[str, Op] = {}
+Seed = int | Sequence[int] | Tensor | None
 
 
-def op(*, ulps: int = 0) -> Callable[[Callable[..., Any]], Op]:
+def op(
+    *, ulps: int = 0, shape: Callable[..., Any] | None = None
+) -> Callable[[Callable[..., Any]], Op]:
     """Make the decorated reference the torch op `blockscale::<its name>`.
 
+    shape: what stands in for the reference where only shapes count, if the reference would ask
+        symbolic sizes questions that a graph with dynamic shapes must leave open (padding does).
     Its first argument is a tensor on the device where it runs; `fmt` spells the format.
     """
 
@@ -59,7 +64,7 @@ def op(*, ulps: int = 0) -> Callable[[Callable[..., Any]], Op]:
         schema = torch.library.infer_schema(reference, mutates_args=())
         _LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
         _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"blockscale::{name}", reference, lib=_LIBRARY)
+        torch.library.register_fake(f"blockscale::{name}", shape or reference, lib=_LIBRARY)
         overload = getattr(torch.ops.blockscale, name).default
         OPS[name] = Op(name, reference, overload, ulps)
         return OPS[name]
@@ -82,18 +87,27 @@ def not_differentiable(target: Op, instead: str) -> None:
     differentiable(target, lambda *_, **__: None, backward)
 
 
-def seed_tensor(seed: int | Tensor | None, device: torch.device) -> Tensor:
-    """A seed as the ops take it: int64 on the tensor's device.
+def seed_tensor(seed: Seed, device: torch.device) -> Tensor:
+    """A seed, or (seed, index of the first element), as the ops take it: int64 on the device.
 
     None draws one from torch's default generator, so torch.manual_seed makes it reproducible.
     """
     if seed is None:
         return torch.randint(2**63 - 1, (), dtype=torch.int64, device=device)
-    if isinstance(seed, Tensor):
-        if seed.dtype != torch.int64 or tuple(seed.shape) not in ((), (2,)):
-            raise ValueError(
-                f"a seed tensor is int64 of shape [] (the seed) or [2] (the seed, the index of the "
-                f"first element), not {seed.dtype} {tuple(seed.shape)}"
-            )
-        return seed
-    return torch.tensor(seed, dtype=torch.int64, device=device)
+    if isinstance(seed, list | tuple) and len(seed) == 2:
+        return torch.tensor([int(word) for word in seed], dtype=torch.int64, device=device)
+    if not isinstance(seed, int | Tensor) or isinstance(seed, bool):
+        raise TypeError(
+            f"a seed is an int, (seed, index of the first element), an int64 tensor or None, "
+            f"not {seed!r}"
+        )
+    if isinstance(seed, int):
+        if not -(2**63) <= seed < 2**63:
+            raise ValueError(f"a seed has 64 bits, which {seed} exceeds")
+        return torch.tensor(seed, dtype=torch.int64, device=device)
+    if seed.dtype != torch.int64 or tuple(seed.shape) not in ((), (2,)):
+        raise ValueError(
+            f"a seed tensor is int64 of shape [] (the seed) or [2] (the seed, the index of the "
+            f"first element), not {seed.dtype} {tuple(seed.shape)}"
+        )
+    return seed

@@ -20,11 +20,12 @@ _KINDS: list[ModuleType] = [
     if hasattr(module, "replacement")
 ]
 
+# Layers that hold weights but that nothing here replaces; subclasses of those it replaces, too.
+_RELATIVES = (nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.Bilinear, nn.RNNBase, nn.RNNCellBase)
+_REPLACED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
+
 # Modules that read the weights of layers inside them without calling those layers.
-_BYPASSES = {
-    nn.MultiheadAttention: "nn.MultiheadAttention reads its weight directly",
-    nn.TransformerEncoderLayer: "nn.TransformerEncoderLayer's fused path reads its weight directly",
-}
+_BYPASSES = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
 def replacement(module: nn.Module) -> type[QLayer] | None:
@@ -37,140 +38,175 @@ def replacement(module: nn.Module) -> type[QLayer] | None:
 
 
 class Plan:
-    """What is to happen to one layer."""
+    """What is to happen to one layer, which the model may have under several names."""
 
-    def __init__(self, name: str, module: nn.Module, kind: type[QLayer] | None, scheme: Scheme):
-        self.name, self.module, self.kind, self.scheme = name, module, kind, scheme
-        self.parameter: Tensor | None = getattr(module, "weight", None) if kind else None
-        bias = getattr(module, "bias", None)
-        size = sum(p.nbytes for p in (self.parameter, bias) if p is not None) if kind else 0
-        elements = self.parameter.numel() if self.parameter is not None else 0
-        self.entry = Entry(
-            name,
-            type(module).__name__,
-            "quantized",
-            elements=elements,
-            bytes_before=size,
-            bytes_after=size,
-        )
+    def __init__(self, names: list[str], module: nn.Module, scheme: Scheme):
+        self.names, self.module, self.scheme = names, module, scheme
+        self.kind = None if isinstance(module, QLayer) else replacement(module)
+        self.parameter: Tensor | None = None
+        if self.kind is not None:
+            self.parameter = module._parameters.get("weight")
+        self.entry = Entry(names[0], type(module).__name__, "quantized")
+        self.owned: list[Tensor] = []  # parameters that no earlier entry counts
+
+    @property
+    def name(self) -> str:
+        """The first of its names."""
+        return self.names[0]
+
+    @property
+    def bytes_beside(self) -> int:
+        """Bytes of what it owns besides the weight."""
+        return sum(p.nbytes for p in self.owned if p is not self.parameter)
+
+    @property
+    def owns_weight(self) -> bool:
+        """False where an earlier entry counts the weight: it is tied."""
+        return any(p is self.parameter for p in self.owned)
 
     def stay(self, status: Status, reason: str) -> None:
         """Leave the layer in float, and say why."""
         self.entry = replace(self.entry, status=status, reason=reason)
 
+    def entries(self) -> list[Entry]:
+        """Its entry, and one for each further name."""
+        same = f"the same layer as {self.name}"
+        again = replace(
+            self.entry, reason=same, notes=(), elements=0, bytes_before=0, bytes_after=0
+        )
+        return [self.entry, *(replace(again, name=name) for name in self.names[1:])]
+
 
 def plan_layers(model: nn.Module, recipe: Recipe) -> list[Plan]:
     """One plan for each layer that could be quantized or that looks as if it could."""
-    plans = []
-    for name, module in model.named_modules():
-        if isinstance(module, QLayer):
-            plan = Plan(name, module, None, Scheme())
-            plan.entry = replace(
-                plan.entry, bytes_before=module.weight.nbytes, bytes_after=module.weight.nbytes
-            )
-            plan.stay("kept", "already quantized")
-            plans.append(plan)
-            continue
-        kind = replacement(module)
-        if kind is None and not _looks_like_a_layer(module):
-            continue
-        scheme, pattern = recipe.decide(name)
-        plan = Plan(name, module, kind, scheme)
-        reason = None if kind is None else kind.refuses(module)
-        if not scheme:
-            plan.stay(
-                "kept", f"pattern {pattern!r} of the recipe" if pattern else "the recipe is empty"
-            )
-        elif scheme.weight is None:
-            plan.stay("kept", "the recipe gives its weight no format")
-        elif reason := reason or _why_not(model, name, module, kind, scheme):
-            plan.stay("skipped", reason)
-        plans.append(plan)
-    _settle_ties(plans)
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, QLayer) or replacement(module) or _looks_like_a_layer(module):
+            names.setdefault(module, []).append(name)
+    plans = [_plan(model, recipe, module, names[module]) for module in names]
+    _settle_ties(model, plans)
+    _count(plans)
     return plans
+
+
+def _plan(model: nn.Module, recipe: Recipe, module: nn.Module, names: list[str]) -> Plan:
+    decisions = [recipe.decide(name) for name in names]
+    scheme, pattern = decisions[0]
+    plan = Plan(names, module, scheme)
+    if isinstance(module, QLayer):
+        plan.stay("kept", "already quantized")
+    elif any(other != scheme for other, _ in decisions):
+        shared = ", ".join(names)
+        plan.stay("skipped", f"{shared} are one layer, which the recipe treats in several ways")
+    elif not scheme:
+        plan.stay(
+            "kept", f"pattern {pattern!r} of the recipe" if pattern else "the recipe is empty"
+        )
+    elif scheme.weight is None:
+        plan.stay("skipped", "its input and output are quantized only along with its weight")
+    elif reason := _why_not(model, plan):
+        plan.stay("skipped", reason)
+    return plan
 
 
 def _looks_like_a_layer(module: nn.Module) -> bool:
     """Subclasses and relatives of the layers we replace: they must not be passed over silently."""
-    relatives = (
-        nn.Linear,
-        nn.Embedding,
-        nn.EmbeddingBag,
-        nn.Bilinear,
-        nn.modules.conv._ConvNd,
-        nn.RNNBase,
-    )
-    return isinstance(module, relatives)
+    return isinstance(module, (*_RELATIVES, nn.modules.conv._ConvNd))
 
 
-def _why_not(
-    model: nn.Module, name: str, module: nn.Module, kind: type[QLayer] | None, scheme: Scheme
-) -> str | None:
+def _why_not(model: nn.Module, plan: Plan) -> str | None:
     """Why this layer cannot be quantized, or None."""
-    if kind is None:
-        name_of = type(module).__name__
-        if isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d | nn.Conv2d):
-            return f"{name_of} is a subclass: a quantized layer would replace what it adds"
-        return f"there is no quantized {name_of}"
+    module = plan.module
+    if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
+        return "it is lazy and its weight holds no data: run the model once first"
+    if plan.kind is None:
+        name = type(module).__name__
+        if isinstance(module, _REPLACED):
+            return f"{name} is a subclass: a quantized layer would replace what it adds"
+        return f"there is no quantized {name}"
+    for name in plan.names:
+        parent = model.get_submodule(name.rpartition(".")[0])
+        if isinstance(parent, _BYPASSES):
+            return f"{type(parent).__name__} reads its weight without calling it"
     if "forward" in vars(module):
         return "its forward was replaced on the instance, which a quantized layer would undo"
-    parent = model.get_submodule(name.rpartition(".")[0])
-    if type(parent) in _BYPASSES:
-        return _BYPASSES[type(parent)]
-    weight = module.weight
-    if getattr(module, "parametrizations", None) is not None:
-        return "its weight is parametrized: remove the parametrization first"
-    if not isinstance(weight, Tensor) or weight.device.type == "meta":
-        return "its weight holds no data (meta device or lazy): load the weights first"
+    return plan.kind.refuses(module) or _why_not_weight(plan)
+
+
+def _why_not_weight(plan: Plan) -> str | None:
+    weight = plan.parameter
+    if weight is None:
+        return "its weight is computed (weight_norm, pruning, parametrization): remove that first"
+    if weight.device.type == "meta":
+        return "its weight holds no data (meta device): load the weights first"
     if weight.dtype not in reference.FLOATS:
         found = str(weight.dtype).removeprefix("torch.")
         return f"its weight is {found}; formats take float32, bfloat16, float16"
     try:
-        assert scheme.weight is not None
-        scheme.weight.block.scale_shape(stored_shape(weight.shape, kind.layout))
+        assert plan.kind is not None and plan.scheme.weight is not None
+        plan.scheme.weight.block.scale_shape(stored_shape(weight.shape, plan.kind.layout))
     except ValueError as error:
         return str(error)
     return None
 
 
-def _settle_ties(plans: list[Plan]) -> None:
+def _settle_ties(model: nn.Module, plans: list[Plan]) -> None:
     """Layers that share a weight are quantized together, in one format, or not at all."""
     owners: dict[int, list[Plan]] = {}
     for plan in plans:
         if plan.parameter is not None:
             owners.setdefault(id(plan.parameter), []).append(plan)
-    for shared in owners.values():
-        if len(shared) == 1:
-            continue
+    holders: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        holders.setdefault(id(parameter), []).append(name)
+    for key, shared in owners.items():
+        ours = {f"{name}.weight" for plan in shared for name in plan.names}
+        others = [name for name in holders.get(key, ()) if name not in ours]
         wants = {(p.entry.status, str(p.scheme.weight), p.kind and p.kind.layout) for p in shared}
-        if len(wants) == 1:
-            continue
-        for plan in shared:
+        for plan in shared if others or len(wants) > 1 else ():
             if plan.entry.status == "quantized":
-                others = ", ".join(p.name for p in shared if p is not plan)
-                plan.stay(
-                    "skipped", f"its weight is tied to {others}, which the recipe treats otherwise"
-                )
+                ties = others + [p.name for p in shared if p is not plan]
+                told = f"its weight is tied to {', '.join(ties)}, which cannot share its codes"
+                plan.stay("skipped", told)
+
+
+def _count(plans: list[Plan]) -> None:
+    """Give every parameter to the first entry that holds it."""
+    counted: set[int] = set()
+    for plan in plans:
+        for parameter in plan.module.parameters(recurse=False):
+            if id(parameter) not in counted:
+                counted.add(id(parameter))
+                plan.owned.append(parameter)
+        size, elements = sum(p.nbytes for p in plan.owned), sum(_numel(p) for p in plan.owned)
+        if isinstance(plan.module, QLayer):
+            codes = plan.module.weight
+            if id(codes) not in counted:
+                counted.add(id(codes))
+                size, elements = size + codes.nbytes, elements + codes.shape.numel()
+        plan.entry = replace(plan.entry, elements=elements, bytes_before=size, bytes_after=size)
+
+
+def _numel(parameter: Tensor) -> int:
+    return 0 if nn.parameter.is_lazy(parameter) else parameter.numel()
 
 
 def plan_others(model: nn.Module, plans: list[Plan], recipe: Recipe) -> Iterator[Entry]:
     """The parameters that belong to no layer of a plan."""
-    ours = {id(p) for plan in plans for p in plan.module.parameters(recurse=False)}
-    ours |= {id(p) for m in model.modules() if isinstance(m, QLayer) for p in m.parameters()}
+    counted = {id(p) for plan in plans for p in plan.owned}
     for name, parameter in model.named_parameters():
-        if id(parameter) in ours:
+        if id(parameter) in counted or nn.parameter.is_lazy(parameter):
             continue
         owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
-        entry = Entry(name, f"parameter of {owner}", "kept", elements=parameter.numel(),
-                      bytes_before=parameter.nbytes, bytes_after=parameter.nbytes)  # fmt: skip
+        size = parameter.nbytes
+        entry = Entry(name, f"parameter of {owner}", "kept", elements=parameter.numel())
+        entry = replace(entry, bytes_before=size, bytes_after=size)
         scheme, pattern = recipe.decide(name)
         if parameter.ndim < 2:
             yield replace(entry, reason="a vector, such as a norm's weight or a bias")
         elif not scheme.weight:
-            yield replace(
-                entry,
-                reason=f"pattern {pattern!r} of the recipe" if pattern else "no weight format",
-            )
+            why = f"pattern {pattern!r} of the recipe" if pattern else "no weight format"
+            yield replace(entry, reason=why)
         else:
             reason = f"{owner} uses it directly, not through a layer that can hold codes"
             yield replace(entry, status="skipped", reason=reason)

@@ -14,12 +14,8 @@ from blockscale.core import reference
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
+from blockscale.ops import shapes
 from blockscale.ops.op import differentiable, not_differentiable, op
-
-
-def logical_shape(packed: Tensor, scale: Tensor, size: int) -> tuple[int, ...]:
-    """The shape of the codes in `packed`, whose rows hold `size` of them."""
-    return (*packed.shape[:-1], size) if scale.ndim else ()
 
 
 def to_list(qparams: QParams) -> list[Tensor]:
@@ -34,13 +30,13 @@ def from_list(parts: list[Tensor], fmt: Format) -> QParams:
     return QParams(scale, rest[0] if rest else None, zero_point)
 
 
-@op()
+@op(shape=shapes.choose_qparams)
 def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
     """x [...] -> [scale, outer scale (two levels only), zero point (asym only)]."""
     return to_list(reference.choose_qparams(x, parse(fmt)))
 
 
-@op()
+@op(shape=shapes.quantize)
 def quantize(
     x: Tensor,
     scale: Tensor,
@@ -52,19 +48,19 @@ def quantize(
     """x [..., k] and its stored scale -> packed codes [..., packed_size(k)]."""
     form = parse(fmt)
     codes = reference.quantize(x, QParams(scale, outer, zero_point), form, seed)
-    return packing.pack(codes, form.element)
+    return packing.pack(codes, form.element).contiguous()
 
 
-@op()
+@op(shape=shapes.choose_quantize)
 def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
     """choose_qparams and quantize at once: [packed, *choose_qparams(x, fmt)]."""
     form = parse(fmt)
     qparams = reference.choose_qparams(x, form)
     codes = reference.quantize(x, qparams, form, seed)
-    return [packing.pack(codes, form.element), *to_list(qparams)]
+    return [packing.pack(codes, form.element).contiguous(), *to_list(qparams)]
 
 
-@op()
+@op(shape=shapes.dequantize)
 def dequantize(
     packed: Tensor,
     scale: Tensor,
@@ -76,11 +72,11 @@ def dequantize(
 ) -> Tensor:
     """Packed codes of rows of `size` -> values [..., size] of `dtype`."""
     form = parse(fmt)
-    codes = packing.unpack(packed, form.element, logical_shape(packed, scale, size))
+    codes = packing.unpack(packed, form.element, shapes.logical_shape(packed, scale, size))
     return reference.dequantize(codes, QParams(scale, outer, zero_point), form, dtype)
 
 
-@op()
+@op(shape=shapes.like_first)
 def fake_quantize(
     x: Tensor,
     scale: Tensor | None,
@@ -92,10 +88,10 @@ def fake_quantize(
     """x [...] -> its values after a round trip, in x's dtype; without scale, x chooses it."""
     form = parse(fmt)
     qparams = _given_or_chosen(x, scale, zero_point, outer, form)
-    return reference.fake_quantize(x, qparams, form, seed)
+    return _strided_like(x, reference.fake_quantize(x, qparams, form, seed))
 
 
-@op()
+@op(shape=shapes.like_first)
 def straight_through(
     gradient: Tensor,
     x: Tensor,
@@ -107,7 +103,8 @@ def straight_through(
     """The gradient of fake_quantize: that of its output where x is in range, 0 elsewhere."""
     form = parse(fmt)
     qparams = _given_or_chosen(x, scale, zero_point, outer, form)
-    return torch.where(reference.in_range(x, qparams, form), gradient, 0.0)
+    masked = torch.where(reference.in_range(x, qparams, form), gradient, 0.0)
+    return _strided_like(gradient, masked)
 
 
 @op()
@@ -123,6 +120,12 @@ def unpack(packed: Tensor, fmt: str, size: int) -> Tensor:
     """Packed codes of rows of `size` -> codes [..., size]."""
     shape = (*packed.shape[:-1], size)
     return packing.unpack(packed, parse(fmt).element, shape).clone()
+
+
+def _strided_like(x: Tensor, values: Tensor) -> Tensor:
+    """`values` with the strides that torch.empty_like(x) has: what the graph was told."""
+    expected = torch.empty_like(x)
+    return values if values.stride() == expected.stride() else expected.copy_(values)
 
 
 def _given_or_chosen(

@@ -13,7 +13,8 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.scale import TwoLevel
 from blockscale.ops import primitives
-from blockscale.ops.op import seed_tensor
+from blockscale.ops.op import Seed, seed_tensor
+from blockscale.ops.shapes import logical_shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +35,7 @@ class QTensor:
     @property
     def shape(self) -> torch.Size:
         """The shape of the tensor that was quantized."""
-        shape = primitives.logical_shape(self.packed, self.qparams.scale, self.size)
+        shape = logical_shape(self.packed, self.qparams.scale, self.size)
         return torch.Size(shape)
 
     @property
@@ -78,27 +79,51 @@ class QTensor:
         return values
 
     def to(self, device: torch.device | str) -> "QTensor":
-        """The same on another device."""
+        """The same on another device. Raises TypeError for a dtype: see `dequantize`."""
+        if not isinstance(device, torch.device | str | int):
+            raise TypeError(
+                f"a QTensor moves to a device, not to {device!r}: see dequantize(dtype)"
+            )
         moved = [None if part is None else part.to(device) for part in self.qparams]
         return replace(self, packed=self.packed.to(device), qparams=QParams(*moved))  # type: ignore[arg-type]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts, context = _flatten(self)
+        return restore, (context, parts)
 
     def __repr__(self) -> str:
         place = "" if self.device.type == "cpu" else f", device={str(self.device)!r}"
         return f"QTensor('{self.format}', shape={tuple(self.shape)}, {self.nbytes} bytes{place})"
 
 
-def _flatten(q: QTensor) -> tuple[list[Any], tuple[str, int]]:
-    return [q.packed, *q.qparams], (str(q.format), q.size)
+def restore(context: str, parts: list[Tensor]) -> QTensor:
+    """A QTensor from its size and format, "SIZE FORMAT", and its tensors."""
+    size, _, text = context.partition(" ")
+    fmt = parse(text)
+    return QTensor(parts[0], primitives.from_list(parts[1:], fmt), fmt, int(size))
 
 
-def _unflatten(leaves: Any, context: tuple[str, int]) -> QTensor:
-    packed, *qparams = leaves
-    return QTensor(packed, QParams(*qparams), parse(context[0]), context[1])
+def _flatten(q: QTensor) -> tuple[list[Any], str]:
+    return [q.packed, *primitives.to_list(q.qparams)], f"{q.size} {q.format}"
+
+
+def _flatten_with_keys(q: QTensor) -> tuple[list[tuple[Any, Any]], str]:
+    parts, context = _flatten(q)
+    return [(pytree.SequenceKey(i), part) for i, part in enumerate(parts)], context
+
+
+def _unflatten(leaves: Any, context: str) -> QTensor:
+    return restore(context, list(leaves))
 
 
 pytree.register_pytree_node(
-    QTensor, _flatten, _unflatten, serialized_type_name="blockscale.QTensor"
+    QTensor,
+    _flatten,
+    _unflatten,
+    serialized_type_name="blockscale.QTensor",
+    flatten_with_keys_fn=_flatten_with_keys,
 )
+torch.serialization.add_safe_globals([restore])  # torch.load reads a QTensor with weights_only
 
 
 def choose_qparams(x: Tensor, fmt: str | Format) -> "tuple[Tensor | QTensor, Tensor | None]":
@@ -116,12 +141,12 @@ def quantize(
     fmt: str | Format,
     scale: "Tensor | QTensor | None" = None,
     zero_point: Tensor | None = None,
-    seed: int | Tensor | None = None,
+    seed: Seed = None,
 ) -> QTensor:
     """x [...] in `fmt`; x chooses the scale unless one is given (as stored, see QTensor.scale).
 
-    seed: for stochastic rounding; an int, an int64 tensor [] or [2] (seed, index of the first
-        element), or None for one from torch's default generator.
+    seed: for stochastic rounding; an int, (seed, index of the first element), the same as an
+        int64 tensor, or None for one from torch's default generator.
     Raises TypeError for dtypes, ValueError for formats, blocks and scales that do not fit.
     """
     form = parse(fmt)
@@ -143,7 +168,7 @@ def fake_quantize(
     fmt: str | Format,
     scale: "Tensor | QTensor | None" = None,
     zero_point: Tensor | None = None,
-    seed: int | Tensor | None = None,
+    seed: Seed = None,
 ) -> Tensor:
     """x [...] -> its values after a round trip through `fmt`, in x's dtype.
 
@@ -191,7 +216,9 @@ def given(
     if fmt.asym != (zero_point is not None):
         raise ValueError(f"{fmt}: {'needs a' if fmt.asym else 'has no'} zero_point")
     if zero_point is not None and (
-        tuple(zero_point.shape) != expected or zero_point.dtype != torch.int32
+        not isinstance(zero_point, Tensor)
+        or tuple(zero_point.shape) != expected
+        or zero_point.dtype != torch.int32
     ):
         raise ValueError(
             f"{fmt}: the zero_point is int32 of shape {expected}, not {_describe(zero_point)}"
@@ -227,5 +254,5 @@ def _deterministic(fmt: Format) -> Format:
     return replace(fmt, rounding="nearest_even") if fmt.rounding == "stochastic" else fmt
 
 
-def _seed(fmt: Format, seed: int | Tensor | None, x: Tensor) -> Tensor | None:
+def _seed(fmt: Format, seed: Seed, x: Tensor) -> Tensor | None:
     return seed_tensor(seed, x.device) if fmt.rounding == "stochastic" else None

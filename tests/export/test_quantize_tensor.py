@@ -1,5 +1,6 @@
 """Slab by slab gives the bits of the reference on the whole tensor."""
 
+import itertools
 import math
 
 import pytest
@@ -11,8 +12,9 @@ from blockscale.core import reference
 from blockscale.core.pack import pack
 from blockscale.core.parse import formats, parse
 from blockscale.export.metadata import TensorInfo
+from blockscale.export.pool import Pool
 from blockscale.export.quantize_tensor import TensorQuantizer, tensor_seed
-from blockscale.export.slabs import Pool, flat_shape
+from blockscale.export.slabs import flat_shape
 from tests.strategies import SHAPES, spellings, tensors
 
 MORE = [
@@ -43,10 +45,15 @@ def whole(x, fmt, seed):
 
 def assembled(x, fmt, seed, elements, run):
     """The same from slabs; every byte is written exactly once."""
-    shape = flat_shape(tuple(x.shape), fmt)
-    flat = x.reshape(shape)
-    read = (lambda start, stop: flat[start:stop]) if x.ndim else (lambda start, stop: flat)
-    quantizer = TensorQuantizer(read, shape, fmt, seed, elements, run)
+
+    def read(cuts, slab):
+        y = x.reshape(cuts.shape)
+        if not y.ndim:
+            return y
+        rows = slice(slab.start, slab.stop)
+        return y[slab.matrix : slab.matrix + 1, rows] if cuts.dim else y[rows]
+
+    quantizer = TensorQuantizer(read, tuple(x.shape), fmt, seed, elements, run)
     parts: dict[str, dict[int, torch.Tensor]] = {}
     for part, row, rows in quantizer.pieces():
         assert row not in parts.setdefault(part, {})
@@ -54,11 +61,10 @@ def assembled(x, fmt, seed, elements, run):
     result = {}
     for part, (dtype, stored) in TensorInfo(str(fmt), tuple(x.shape)).parts().items():
         pieces = [parts[part][row] for row in sorted(parts[part])]
-        joined = torch.cat(pieces) if pieces[0].ndim else pieces[0]
-        assert (
-            sorted(parts[part]) == [sum(p.shape[0] for p in pieces[:i]) for i in range(len(pieces))]
-            or not x.ndim
-        )
+        joined = torch.cat(pieces) if x.ndim else pieces[0]
+        if x.ndim:
+            ends = list(itertools.accumulate(len(piece) for piece in pieces))
+            assert len(ends) == 1 or sorted(parts[part]) == [0, *ends[:-1]]
         assert joined.dtype == dtype
         result[part] = joined.reshape(stored)
     return result, quantizer.notes

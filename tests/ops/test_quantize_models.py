@@ -222,7 +222,7 @@ def test_nothing_is_passed_over(name: str) -> None:
     assert len(set(names)) == len(names)
     assert all(e.reason for e in ledger if e.status != "quantized")
     kinds = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Bilinear, nn.LSTM, Conv1D)
-    left = {n for n, m in model.named_modules(remove_duplicate=False) if isinstance(m, kinds)}
+    left = {n for n, m in model.named_modules() if isinstance(m, kinds)}
     assert left <= {e.name for e in ledger if e.status != "quantized"}
 
 

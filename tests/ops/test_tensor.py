@@ -28,7 +28,8 @@ CODES |= {("binary", 0): torch.int8, ("ternary", 0): torch.int8}  # all others u
 def bits(*parts: Tensor | None) -> list:
     """What tensors are made of: equality that knows NaN and -0, also of uint16."""
     present = [t for t in parts if t is not None]
-    data = [t.contiguous().reshape(-1).view(torch.uint8).tolist() for t in present]
+    plain = [t.flatten().clone(memory_format=torch.contiguous_format) for t in present]
+    data = [t.view(torch.uint8).tolist() for t in plain]
     return [(t.dtype, tuple(t.shape), d) for t, d in zip(present, data, strict=True)]
 
 

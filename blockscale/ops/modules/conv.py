@@ -41,14 +41,21 @@ class QConv(QLayer):
         if self._around:
             mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
             x = F.pad(x, self._around, mode)
-        x, given, fmt = self.prepared(x)
         weight = self.weight
         settings = (list(self.stride), self._inside, list(self.dilation), self.groups)
         y = conv(
             x, weight.codes, *weight.parts, self.bias, weight.fmt, list(weight.shape),
-            *settings, *given, fmt,
+            *settings, *self.of_input(x),
         )  # fmt: skip
-        return self.finished(y[0] if single else y)
+        y = self.finished(y)
+        return y[0] if single else y
+
+    def finished(self, y: Tensor) -> Tensor:
+        """y through the output's quantizer, whose blocks run over the channels."""
+        if self.output is None:
+            return y
+        quantized: Tensor = self.output(y.movedim(1, -1))
+        return quantized.movedim(-1, 1).contiguous()
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"

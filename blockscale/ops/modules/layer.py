@@ -6,7 +6,19 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.core.recipe import Scheme
-from blockscale.ops.modules.store import Parts, QInput, QWeight
+from blockscale.ops.modules.store import QInput, QWeight
+from blockscale.ops.op import seed_tensor
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
+)
 
 
 class QLayer(nn.Module):
@@ -42,13 +54,19 @@ class QLayer(nn.Module):
         """The quantized layer in place of `module`, with its weight quantized as given."""
         raise NotImplementedError(cls.__name__)
 
-    def prepared(self, x: Tensor) -> tuple[Tensor, Parts, str]:
-        """x, the input's scale parts and the input's format ("" for float), as ops take them."""
+    def take_place_of(self, module: nn.Module) -> None:
+        """Take over a float layer's mode and hooks; the hooks' handles still remove them."""
+        self.train(module.training)
+        for name in _HOOKS:
+            object.__setattr__(self, name, getattr(module, name))
+
+    def of_input(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, str, Any]:
+        """The input's scale parts, format ("" for float) and seed, as ops take them."""
         if self.input is None:
-            return x, (None, None, None), ""
-        if self.input.format.rounding == "stochastic":  # ops of layers take no seed
-            return self.input(x), (None, None, None), ""
-        return x, self.input.for_rank(x.ndim), self.input.fmt
+            return None, None, None, "", None
+        drawn = self.input.format.rounding == "stochastic"
+        seed = seed_tensor(None, x.device) if drawn else None
+        return *self.input.for_rank(x.ndim), self.input.fmt, seed
 
     def finished(self, y: Tensor) -> Tensor:
         """y through the output's quantizer, if there is one."""

@@ -25,10 +25,9 @@ class QLinear(QLayer):
         """x [..., in_features] -> [..., out_features]."""
         if x.shape[-1] != self.in_features:
             raise ValueError(f"expected an input [..., {self.in_features}], found {tuple(x.shape)}")
-        x, given, fmt = self.prepared(x)
-        weight = self.weight
+        weight, of_input = self.weight, self.of_input(x)
         return self.finished(
-            linear(x, weight.codes, *weight.parts, self.bias, weight.fmt, *given, fmt)
+            linear(x, weight.codes, *weight.parts, self.bias, weight.fmt, *of_input)
         )
 
     def extra_repr(self) -> str:

@@ -1,6 +1,7 @@
 """What quantized layers are made of: a weight's codes, and an input's or output's quantizer."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,40 @@ Parts = tuple[Tensor | None, Tensor | None, Tensor | None]  # scale, zero_point,
 
 
 class _Buffers(nn.Module):
-    """Buffers that keep their dtype: `model.half()` must not round a scale."""
+    """Buffers that keep their dtype: `model.half()` must not round a scale.
+
+    A state_dict remembers the format in its metadata, so that one in another format is refused.
+    """
+
+    fmt: str
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, "_metadata"):
+            destination._metadata.setdefault(prefix[:-1], {})["format"] = self.fmt
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        found = local_metadata.get("format", self.fmt)
+        if found != self.fmt:
+            error_msgs.append(f"{prefix[:-1]} is in format {self.fmt}, the state in {found}")
+            return
+        for name, buffer in self._buffers.items():
+            new = state_dict.get(f"{prefix}{name}")
+            if buffer is not None and new is not None and new.dtype != buffer.dtype:
+                error_msgs.append(f"{prefix}{name} is {buffer.dtype}, the state's {new.dtype}")
+                return
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "_Buffers":
         del recurse
@@ -54,7 +88,8 @@ class QWeight(_Buffers):
 
     def __init__(self, q: QTensor, shape: tuple[int, ...], dtype: torch.dtype, layout: str):
         super().__init__()
-        self.format, self.shape, self.dtype, self.layout = q.format, tuple(shape), dtype, layout
+        self.format, self.layout = q.format, layout
+        self.shape, self.dtype = torch.Size(shape), dtype
         self.fmt = str(q.format)
         self.size = q.size
         self.register_buffer("codes", q.packed)
@@ -91,7 +126,7 @@ class QWeight(_Buffers):
         return from_stored(values, self.layout, self.shape)
 
     def extra_repr(self) -> str:
-        return f"'{self.fmt}', shape={self.shape}"
+        return f"'{self.fmt}', shape={tuple(self.shape)}"
 
 
 class QInput(_Buffers):
@@ -109,8 +144,15 @@ class QInput(_Buffers):
         """Whether a scale was given."""
         return self._buffers["scale"] is not None
 
-    def set_scale(self, scale: "Tensor | QTensor", zero_point: Tensor | None = None) -> None:
+    def set_scale(
+        self,
+        scale: "Tensor | QTensor",
+        zero_point: Tensor | None = None,
+        features: int | None = None,
+    ) -> None:
         """Make it static, with a stored scale as `bs.choose_qparams` gives for one input.
+
+        features: the size of the inputs' last dimension, to check the scale with.
 
         Raises ValueError unless the format's block is the whole tensor or a channel counted from
         the end (`channel-1`): scales of other blocks depend on how many rows an input has.
@@ -121,7 +163,8 @@ class QInput(_Buffers):
                 f"{self.fmt}: a given scale needs the block 'tensor' or 'channel-1'; with "
                 f"{block!r} scales are chosen from each input"
             )
-        dims = [size if block != "tensor" else 1 for size in scale.shape]
+        rank = len(getattr(scale, "shape", ())) or 1
+        dims = [1] * (rank - 1) + [1 if block == "tensor" else features or scale.shape[-1]]
         qparams = given(self.format, tuple(dims), scale, zero_point)
         self._set(qparams.scale, qparams.zero_point, qparams.outer)
 
@@ -139,7 +182,7 @@ class QInput(_Buffers):
         scale, zero_point, outer = self.for_rank(x.ndim)
         if scale is None or outer is None:
             return fake_quantize(x, self.format, scale, zero_point)
-        inner = QTensor(scale, QParams(outer), self.format.scale.inner, 1)  # type: ignore[union-attr]
+        inner = QTensor(scale, QParams(outer), self.format.scale.inner, scale.shape[-1])  # type: ignore[union-attr]
         return fake_quantize(x, self.format, inner, zero_point)
 
     def extra_repr(self) -> str:

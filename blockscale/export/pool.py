@@ -1,0 +1,61 @@
+"""Slabs worked on at the same time, one thread each.
+
+Threads for whole slabs, not inside each operation: the reference is many short operations, and
+threads that wait for each other after every one of them lose much of their time, nearly all of it
+where other processes want the processors too (measured on two shared processors: 20 times slower).
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+import torch
+
+_THREADS = 8  # at most: each has a slab and its temporaries
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Map(Protocol):
+    """The builtin `map`, or one that works on several items at the same time."""
+
+    def __call__(self, work: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]:
+        """`work` of each item, in their order."""
+
+
+class Pool:
+    """Threads for slabs; a context manager. Inside them, torch computes on one thread."""
+
+    def __enter__(self) -> Self:
+        self._before = torch.get_num_threads()
+        self._count = min(self._before, _THREADS)
+        self._threads = ThreadPoolExecutor(
+            self._count, initializer=torch.set_num_threads, initargs=(1,)
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        torch.set_num_threads(self._before)
+
+    def map(self, work: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]:
+        """`work` of each item in their order; no more than a few are held at a time."""
+        pending: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                pending.append(self._threads.submit(work, item))
+                if len(pending) > self._count:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()

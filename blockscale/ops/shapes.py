@@ -1,0 +1,75 @@
+"""The shapes of the primitives' outputs, for graphs with symbolic sizes.
+
+torch.library.opcheck compares each with what its reference gives.
+"""
+
+import torch
+from torch import Tensor
+
+from blockscale.core.format import Format
+from blockscale.core.pack import packed_dtype, packed_size
+from blockscale.core.parse import parse
+from blockscale.core.scale import TwoLevel
+
+
+def logical_shape(packed: Tensor, scale: Tensor, size: int) -> tuple[int, ...]:
+    """The shape of the codes in `packed`, whose rows hold `size` of them."""
+    return (*packed.shape[:-1], size) if scale.ndim else ()
+
+
+def packed(x: Tensor, fmt: Format) -> Tensor:
+    """x [..., k] -> an empty tensor as its packed codes are."""
+    rows = x.shape or (1,)
+    shape = (*rows[:-1], packed_size(fmt.element, rows[-1]))
+    return x.new_empty(shape, dtype=packed_dtype(fmt.element))
+
+
+def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
+    """[scale, outer scale (two levels only), zero point (asym only)], empty."""
+    form = parse(fmt)
+    shape = form.block.scale_shape(x.shape)
+    found = [x.new_empty(shape, dtype=form.scale.dtype)]
+    if isinstance(form.scale, TwoLevel):
+        outer = form.scale.inner.block.scale_shape(shape)
+        found.append(x.new_empty(outer, dtype=torch.float32))
+    if form.asym:
+        found.append(x.new_empty(shape, dtype=torch.int32))
+    return found
+
+
+def quantize(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    outer: Tensor | None,
+    fmt: str,
+    seed: Tensor | None,
+) -> Tensor:
+    """Packed codes, empty."""
+    del scale, zero_point, outer, seed
+    return packed(x, parse(fmt))
+
+
+def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
+    """Packed codes and what choose_qparams gives, empty."""
+    del seed
+    return [packed(x, parse(fmt)), *choose_qparams(x, fmt)]
+
+
+def dequantize(
+    packed: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    outer: Tensor | None,
+    fmt: str,
+    size: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Values, empty."""
+    del zero_point, outer, fmt
+    return packed.new_empty(logical_shape(packed, scale, size), dtype=dtype)
+
+
+def like_first(x: Tensor, *_: object) -> Tensor:
+    """An empty tensor with the shape, dtype and strides of the first argument."""
+    return torch.empty_like(x)
