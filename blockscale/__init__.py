@@ -13,9 +13,9 @@ from blockscale.export.metadata import FileError as FileError
 from blockscale.export.save import save as save
 from blockscale.kernels.registry import use as use
 from blockscale.ops.apply import quantize_ as quantize_
+from blockscale.ops.quantize import choose_qparams as choose_qparams
+from blockscale.ops.quantize import fake_quantize as fake_quantize
+from blockscale.ops.quantize import quantize as quantize
 from blockscale.ops.tensor import QTensor as QTensor
-from blockscale.ops.tensor import choose_qparams as choose_qparams
-from blockscale.ops.tensor import fake_quantize as fake_quantize
-from blockscale.ops.tensor import quantize as quantize
 
 __version__ = "0.1.0"

@@ -55,6 +55,7 @@ def _table(rows: list[Row]) -> Table:
         table.add_row(
             row.name, f"{row.file_bytes / 1e6:.1f}", f"{row.bits_per_weight:.2f}",
             f"{row.sqnr:.1f} dB", f"{row.cosine_mean:.4f}", f"{row.cosine_min:.4f}",
-            f"{row.rank_correlation:.4f}", f"{row.quantize_seconds:.1f}", f"{row.embed_seconds:.2f}",
+            f"{row.rank_correlation:.4f}", f"{row.quantize_seconds:.1f}",
+            f"{row.embed_seconds:.2f}",
         )  # fmt: skip
     return table

@@ -112,10 +112,7 @@ def shards(path: Path) -> list[Path]:
         return [path]
     index = path / INDEX
     if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise FileError(f"{index} is damaged ({error!r})") from None
+        names = _index_names(index)
         found = [path / name for name in names]
     else:
         found = sorted(path.glob("*.safetensors"))
@@ -125,3 +122,14 @@ def shards(path: Path) -> list[Path]:
     if not found:
         raise FileError(f"{path} holds no safetensors file")
     return found
+
+
+def _index_names(index: Path) -> list[str]:
+    """The files that an index names. Raises FileError if it is no index."""
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ValueError("it names no files")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise FileError(f"{index} is damaged ({error!r})") from None
+    return names

@@ -12,9 +12,14 @@ from blockscale.core.layout import from_stored, stored_shape
 from blockscale.core.parse import parse
 from blockscale.core.recipe import Scheme
 from blockscale.export.checkpoint import Checkpoint, open_checkpoint
-from blockscale.export.metadata import FileError
-from blockscale.ops.modules.layer import QLayer
-from blockscale.ops.modules.store import QInput, QWeight
+from blockscale.export.match import (
+    Matches,
+    match_floats,
+    match_quantized,
+    refuse_quantized,
+    shared_names,
+)
+from blockscale.ops.modules.store import QWeight
 from blockscale.ops.plan import replacement
 from blockscale.ops.tensor import QTensor, from_parts
 
@@ -30,10 +35,11 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     an unknown format, or of another model.
     """
     checkpoint = open_checkpoint(path)
-    shared = _shared_names(model)
-    weights, dense = _match_quantized(model, checkpoint, shared)
+    refuse_quantized(model)
+    shared = shared_names(model)
+    weights, dense = match_quantized(model, checkpoint, shared)
     quantized = {each for names in (weights | dense).values() for each in names}
-    floats = _match_floats(model, checkpoint, quantized, shared)
+    floats = match_floats(model, checkpoint, quantized, shared)
     changes = [_replace_layers(model, checkpoint, names, name) for name, names in weights.items()]
     changes += [_fill(model, checkpoint, name, stored) for name, stored in floats.items()]
     changes += [
@@ -41,109 +47,24 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     ]
     for change in changes:
         change()
-    if dense:
-        warnings.warn(
-            f"blockscale: dequantized, because their modules cannot hold codes: {', '.join(dense)}",
-            stacklevel=2,
-        )
+    _warn(model, checkpoint, dense)
     return model
 
 
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    """Every tensor of the model's state_dict, quantized layers' own buffers left out."""
-    inside = tuple(f"{n}." for n, m in model.named_modules() if isinstance(m, QWeight | QInput))
-    state = model.state_dict(keep_vars=True)
-    return {name: t for name, t in state.items() if not (inside and name.startswith(inside))}
-
-
-def _shared_names(model: nn.Module) -> dict[str, list[str]]:
-    """{name: all names of the same parameter, itself first}; tied weights have several."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return {n: [n, *(o for o in group if o != n)] for group in names.values() for n in group}
-
-
-def _match_quantized(
-    model: nn.Module, checkpoint: Checkpoint, shared: dict[str, list[str]]
-) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """{stored name: the model's names for it}, for layers that hold codes and for the others."""
-    weights: dict[str, list[str]] = {}
-    dense: dict[str, list[str]] = {}
-    for name, info in checkpoint.metadata.tensors.items():
-        checkpoint.parts_of(name)  # raises FileError if a part is missing or odd
-        tied = [n for n, original in checkpoint.metadata.aliases.items() if original == name]
-        names = list(dict.fromkeys(each for n in (name, *tied) for each in shared.get(n, [n])))
-        for each in names:
-            _check_shape(checkpoint, each, _weight_shape(model, each), info.shape)
-        holds = all(_holds(model, each, info.layout) for each in names)
-        (weights if holds else dense)[name] = names
-    return weights, dense
-
-
-def _check_shape(
-    checkpoint: Checkpoint, name: str, found: tuple[int, ...] | None, expected: tuple[int, ...]
-) -> None:
-    if found is None:
-        raise FileError(
-            f"{checkpoint.path}: it has {name}, which this model has not: build the model it was "
-            f"made from"
-        )
-    if found != expected:
-        raise FileError(
-            f"{checkpoint.path}: {name} has shape {expected}, this model's has {found}: build the "
-            f"model it was made from"
-        )
-
-
-def _weight_shape(model: nn.Module, name: str) -> tuple[int, ...] | None:
-    owner, _, attribute = name.rpartition(".")
-    try:
-        value = getattr(model.get_submodule(owner), attribute)
-    except AttributeError:
-        return None
-    return tuple(value.shape) if isinstance(value, Tensor | QWeight) else None
-
-
-def _holds(model: nn.Module, name: str, layout: str) -> bool:
-    """Whether the owner of parameter `name` can be a quantized layer of this layout."""
-    owner, _, attribute = name.rpartition(".")
-    module = model.get_submodule(owner)
-    kind = type(module) if isinstance(module, QLayer) else replacement(module)
-    return bool(owner) and attribute == "weight" and kind is not None and kind.layout == layout
-
-
-def _match_floats(
-    model: nn.Module, checkpoint: Checkpoint, quantized: set[str], shared: dict[str, list[str]]
-) -> dict[str, str]:
-    """{model's name: stored name} of what is not quantized. Raises FileError on a misfit."""
-    plain, aliases = checkpoint.plain(), checkpoint.metadata.aliases
-    state = _state(model)
-    found: dict[str, str] = {}
-    missing: list[str] = []
-    for name, tensor in state.items():
-        if name in quantized:
-            continue
-        names = [aliases.get(each, each) for each in shared.get(name, [name])]
-        stored = next((each for each in names if each in plain), None)
-        if stored is None:
-            missing.append(name)
-        else:
-            _check_shape(checkpoint, name, tuple(tensor.shape), checkpoint.kinds[stored][1])
-            found[name] = stored
-    buffers = {name for name, _ in model.named_buffers()}  # also those that are not saved
-    extra = sorted(plain - set(found.values()) - set(state) - buffers)
-    if missing or extra:
-        raise FileError(
-            f"{checkpoint.path} is not of this model: {_some('it lacks', missing)}"
-            f"{_some('it has', extra)}build the model it was made from"
-        )
-    return found
-
-
-def _some(verb: str, names: list[str]) -> str:
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"{verb} {shown}; " if names else ""
+def _warn(model: nn.Module, checkpoint: Checkpoint, dense: Matches) -> None:
+    """Name what the model could not take as it is in the file, and what the file does not fill."""
+    told: list[str] = []
+    names = [each for group in dense.values() for each in group]
+    if names:
+        told.append(f"dequantized, because their modules cannot hold codes: {', '.join(names)}")
+    owners = {name.removesuffix(".weight") for name in names}
+    if lost := sorted(owners & set(checkpoint.metadata.layers)):
+        told.append(f"the formats of their input and output are not applied: {', '.join(lost)}")
+    empty = [name for name, buffer in model.named_buffers() if buffer.device.type == "meta"]
+    if empty:
+        told.append(f"buffers that no file holds are still on meta: {', '.join(empty)}")
+    if told:
+        warnings.warn(f"blockscale: {'; '.join(told)}", stacklevel=3)
 
 
 def _read_qtensor(checkpoint: Checkpoint, name: str) -> QTensor:
@@ -181,10 +102,8 @@ def _layer(model: nn.Module, checkpoint: Checkpoint, name: str, weight: QWeight)
         part: parse(text) for part, text in checkpoint.metadata.layers.get(owner, {}).items()
     }
     scheme = Scheme(weight.format, **formats)
-    if isinstance(module, QLayer):
-        raise FileError(f"{owner} of this model is quantized already: load into the float model")
     kind = replacement(module)
-    assert kind is not None  # _holds
+    assert kind is not None  # match_quantized asked
     layer = kind.from_float(module, weight, scheme)
     layer.take_place_of(module)
     for part in formats:
@@ -220,7 +139,7 @@ def _set(model: nn.Module, name: str, value: Tensor) -> Callable[[], None]:
                 old.copy_(value)
         elif isinstance(old, nn.Parameter):
             new = nn.Parameter(value.to(old.dtype), old.requires_grad)
-            for each in _shared_names(model)[name]:
+            for each in shared_names(model)[name]:
                 place, _, last = each.rpartition(".")
                 setattr(model.get_submodule(place), last, new)
         else:

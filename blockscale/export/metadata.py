@@ -2,7 +2,7 @@
 
 A file is a safetensors file. A quantized tensor `name` is stored as `name.codes`, `name.scale` and,
 where its format has them, `name.outer` and `name.zero_point`; everything else is stored as it is.
-The safetensors metadata holds one key, `blockscale`, with this JSON:
+The safetensors metadata holds `blockscale`, this JSON, and `blockscale_sha256`, its digest:
 
     {"version": 1,
      "tensors": {name: {"format": spelling, "shape": [...], "dtype": "float32", "layout": "plain"}},
@@ -14,6 +14,7 @@ has an entry for each layer whose input or output is quantized; a static scale o
 `layer.input.scale`, like a weight's.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -27,6 +28,7 @@ from blockscale.core.parse import parse
 from blockscale.core.scale import TwoLevel
 
 KEY = "blockscale"
+DIGEST = "blockscale_sha256"  # of that JSON: a damaged header could spell another format
 VERSION = 1
 PARTS = ("codes", "scale", "outer", "zero_point")
 
@@ -69,8 +71,8 @@ class Metadata:
 
     def encode(self) -> dict[str, str]:
         """The metadata of a safetensors file."""
-        data = {"version": VERSION, **asdict(self)}
-        return {"format": "pt", KEY: json.dumps(data, sort_keys=True)}
+        text = json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True)
+        return {"format": "pt", KEY: text, DIGEST: _digest(text)}
 
     @classmethod
     def decode(cls, metadata: Mapping[str, str] | None, path: object) -> "Metadata | None":
@@ -84,34 +86,50 @@ class Metadata:
         try:
             data = json.loads(text)
             version = data["version"]
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise FileError(f"{path}: its blockscale metadata is damaged ({error!r})") from None
         if version != VERSION:
             raise FileError(
                 f"{path}: written in version {version!r} of the file format, this blockscale reads "
                 f"version {VERSION}: install a newer blockscale"
             )
+        if (metadata or {}).get(DIGEST) != _digest(text):
+            raise FileError(f"{path}: its blockscale metadata is damaged (its digest differs)")
         try:
             tensors = {name: _tensor(name, info) for name, info in data["tensors"].items()}
-            layers = {name: _layer(name, info) for name, info in data["layers"].items()}
-            return cls(tensors, layers, dict(data["aliases"]))
+            aliases = {str(name): str(to) for name, to in data["aliases"].items()}
+            weights = {*tensors, *aliases}
+            layers = {name: _layer(name, info, weights) for name, info in data["layers"].items()}
+            return cls(tensors, layers, aliases)
         except (TypeError, KeyError, AttributeError) as error:
             raise FileError(f"{path}: its blockscale metadata is damaged ({error!r})") from None
         except ValueError as error:
             raise FileError(f"{path}: {error}") from None
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _tensor(name: str, data: dict[str, object]) -> TensorInfo:
     info = TensorInfo(**{**data, "shape": tuple(data["shape"])})  # type: ignore[arg-type]
+    if not all(type(size) is int and size >= 0 for size in info.shape):
+        raise ValueError(f"tensor {name!r}: {info.shape} is no shape")
     if info.layout not in LAYOUTS:
         raise ValueError(
             f"tensor {name!r}: no layout {info.layout!r}; there are {', '.join(LAYOUTS)}"
         )
     _known(f"tensor {name!r}", info.format)
+    try:
+        info.parts()
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"tensor {name!r} of shape {info.shape}: {error}") from None
     return info
 
 
-def _layer(name: str, data: dict[str, str]) -> dict[str, str]:
+def _layer(name: str, data: dict[str, str], weights: set[str]) -> dict[str, str]:
+    if f"{name}.weight" not in weights:
+        raise ValueError(f"layer {name!r} has formats, but no quantized weight")
     if unknown := set(data) - {"input", "output"}:
         raise ValueError(f"layer {name!r}: no part {sorted(unknown)[0]!r}; there are input, output")
     for text in data.values():

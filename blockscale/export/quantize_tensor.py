@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.block import Blocks
+from blockscale.core.block import WHOLE, Blocks
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams, Ranges
 from blockscale.export import slabs
@@ -210,9 +210,9 @@ class TensorQuantizer:
 
     def _row(self, slab: Slab, sizes: Sizes) -> int:
         """Where a slab's part of something begins that has one entry for each block of `sizes`."""
-        if not slab.start and not slab.matrix:
-            return 0
-        size = sizes[self._cuts.dim]
+        size = sizes[self._cuts.dim] if self._shape else WHOLE
+        if size == WHOLE:  # shared by all slabs of a matrix, and written with the first of them
+            return slab.matrix
         return slab.matrix * -(-self._cuts.count // size) + slab.start // size
 
     def _codes(self, x: Tensor, slab: Slab, qparams: QParams) -> Piece:

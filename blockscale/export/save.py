@@ -19,6 +19,11 @@ def save(model: nn.Module, path: str | Path) -> None:
     OSError if it cannot be written.
     """
     path = Path(path)
+    if isinstance(model, QLayer):
+        raise ValueError(
+            f"a {type(model).__name__} by itself has no name for its weight: save the model it is "
+            f"in, or wrap it, e.g. in nn.Sequential(layer)"
+        )
     if path.is_dir():
         raise ValueError(
             f"{path} is a directory: name the file to write, e.g. {path / 'model.safetensors'}"

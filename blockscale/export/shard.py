@@ -61,10 +61,11 @@ def _write_tensor(
         return ()
     rows, fmt = FloatRows(reader, name, tensor.info.layout), parse(tensor.info.format)
     quantizer = TensorQuantizer(rows.read, rows.shape, fmt, tensor_seed(seed, name), run=run)
-    whole, done = sum(spec(*part).nbytes for part in tensor.info.parts().values()), 0
+    whole, done = spec(*tensor.info.parts()["codes"]).nbytes, 0
     for part, row, piece in quantizer.pieces():
         writer.rows(f"{name}.{part}", row, piece)
-        before, done = done, done + piece.nbytes
-        share = (tensor.source.nbytes * at // whole for at in (before, done))
-        progress.advance(name, -next(share) + next(share))
+        if part == "codes":
+            before, done = done, done + piece.nbytes
+            share = [tensor.source.nbytes * end // whole for end in (before, done)]
+            progress.advance(name, share[1] - share[0])
     return quantizer.notes

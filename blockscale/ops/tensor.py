@@ -1,4 +1,4 @@
-"""QTensor: a quantized tensor as a plain value, and the functions people call to make one."""
+"""QTensor: a quantized tensor as a plain value."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +13,6 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.scale import TwoLevel
 from blockscale.ops import primitives
-from blockscale.ops.op import Seed, seed_tensor
 from blockscale.ops.shapes import logical_shape
 
 
@@ -126,106 +125,6 @@ pytree.register_pytree_node(
 torch.serialization.add_safe_globals([restore])  # torch.load reads a QTensor with weights_only
 
 
-def choose_qparams(x: Tensor, fmt: str | Format) -> "tuple[Tensor | QTensor, Tensor | None]":
-    """x [...] -> the scale and zero point (None when symmetric) that `quantize` would choose.
-
-    Raises TypeError for a dtype other than float32, bfloat16, float16 and ValueError for a format
-    that does not parse or a block that does not fit x (docs/numerics.md, section 3).
-    """
-    q = quantize(x, _deterministic(parse(fmt)))
-    return q.scale, q.zero_point
-
-
-def quantize(
-    x: Tensor,
-    fmt: str | Format,
-    scale: "Tensor | QTensor | None" = None,
-    zero_point: Tensor | None = None,
-    seed: Seed = None,
-) -> QTensor:
-    """x [...] in `fmt`; x chooses the scale unless one is given (as stored, see QTensor.scale).
-
-    seed: for stochastic rounding; an int, (seed, index of the first element), the same as an
-        int64 tensor, or None for one from torch's default generator.
-    Raises TypeError for dtypes, ValueError for formats, blocks and scales that do not fit.
-    """
-    form = parse(fmt)
-    text = str(form)
-    x = x.detach()  # codes have no gradient; fake_quantize has one
-    if scale is None and zero_point is None:
-        packed, *parts = primitives.choose_quantize(x, text, _seed(form, seed, x))
-        qparams = primitives.from_list(parts, form)
-    else:
-        qparams = given(form, tuple(x.shape), scale, zero_point)
-        packed = primitives.quantize(
-            x, qparams.scale, qparams.zero_point, qparams.outer, text, _seed(form, seed, x)
-        )
-    return QTensor(packed, qparams, form, x.shape[-1] if x.ndim else 1)
-
-
-def fake_quantize(
-    x: Tensor,
-    fmt: str | Format,
-    scale: "Tensor | QTensor | None" = None,
-    zero_point: Tensor | None = None,
-    seed: Seed = None,
-) -> Tensor:
-    """x [...] -> its values after a round trip through `fmt`, in x's dtype.
-
-    The gradient is straight-through: 1 where x is in range, 0 where it saturates (section 5 of
-    docs/numerics.md). Arguments and errors as in `quantize`.
-    """
-    form = parse(fmt)
-    qparams: QParams | tuple[None, None, None] = (None, None, None)
-    if scale is not None or zero_point is not None:
-        qparams = given(form, tuple(x.shape), scale, zero_point)
-    stored, outer, zero = qparams
-    values: Tensor = primitives.fake_quantize(
-        x, stored, zero, outer, str(form), _seed(form, seed, x)
-    )
-    return values
-
-
-def given(
-    fmt: Format,
-    shape: tuple[int, ...],
-    scale: "Tensor | QTensor | None",
-    zero_point: Tensor | None,
-) -> QParams:
-    """A caller's scale and zero point for a tensor of `shape`, checked against the format."""
-    if scale is None:
-        raise ValueError(f"{fmt}: a zero_point was given without the scale it belongs to")
-    outer = None
-    if isinstance(fmt.scale, TwoLevel):
-        if not isinstance(scale, QTensor) or scale.format != fmt.scale.inner:
-            raise ValueError(
-                f"{fmt}: its scale is a QTensor of format {fmt.scale.inner}, not {_describe(scale)}"
-            )
-        codes, outer = scale.codes, scale.qparams.scale
-        if tuple(outer.shape) != fmt.scale.inner.block.scale_shape(tuple(codes.shape)):
-            raise ValueError(f"{fmt}: {scale} has an outer scale of shape {tuple(outer.shape)}")
-        scale = codes
-    if not isinstance(scale, Tensor):
-        raise ValueError(f"{fmt}: its scale is a Tensor, not {_describe(scale)}")
-    expected = fmt.block.scale_shape(shape)
-    if tuple(scale.shape) != expected or scale.dtype != fmt.scale.dtype:
-        raise ValueError(
-            f"{fmt}: for a tensor of shape {shape} the stored scale is "
-            f"{_dtype(fmt.scale.dtype)} of shape {expected}, not {_describe(scale)}"
-        )
-    if fmt.asym != (zero_point is not None):
-        raise ValueError(f"{fmt}: {'needs a' if fmt.asym else 'has no'} zero_point")
-    if zero_point is not None and (
-        not isinstance(zero_point, Tensor)
-        or tuple(zero_point.shape) != expected
-        or zero_point.dtype != torch.int32
-    ):
-        raise ValueError(
-            f"{fmt}: the zero_point is int32 of shape {expected}, not {_describe(zero_point)}"
-        )
-    return QParams(scale, outer, zero_point)
-
-
 def from_parts(fmt: Format, size: int, parts: dict[str, Tensor]) -> QTensor:
     """A QTensor from what a file or module stores: codes (packed), scale, outer, zero_point."""
     codes = parts["codes"]
@@ -233,26 +132,20 @@ def from_parts(fmt: Format, size: int, parts: dict[str, Tensor]) -> QTensor:
         fmt.element, size
     ):
         raise ValueError(
-            f"{fmt}: rows of {size} codes are stored as {_dtype(packed_dtype(fmt.element))} "
-            f"[..., {packed_size(fmt.element, size)}], not {_describe(codes)}"
+            f"{fmt}: rows of {size} codes are stored as {dtype_name(packed_dtype(fmt.element))} "
+            f"[..., {packed_size(fmt.element, size)}], not {describe(codes)}"
         )
     qparams = QParams(parts["scale"], parts.get("outer"), parts.get("zero_point"))
     return QTensor(codes, qparams, fmt, size)
 
 
-def _describe(value: object) -> str:
+def describe(value: object) -> str:
+    """A value as error messages tell of it."""
     if isinstance(value, Tensor):
-        return f"{_dtype(value.dtype)} of shape {tuple(value.shape)}"
+        return f"{dtype_name(value.dtype)} of shape {tuple(value.shape)}"
     return repr(value) if isinstance(value, QTensor) else f"a {type(value).__name__}"
 
 
-def _dtype(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype without its `torch.`."""
     return str(dtype).removeprefix("torch.")
-
-
-def _deterministic(fmt: Format) -> Format:
-    return replace(fmt, rounding="nearest_even") if fmt.rounding == "stochastic" else fmt
-
-
-def _seed(fmt: Format, seed: Seed, x: Tensor) -> Tensor | None:
-    return seed_tensor(seed, x.device) if fmt.rounding == "stochastic" else None

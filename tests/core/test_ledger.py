@@ -62,9 +62,10 @@ def test_json_holds_everything() -> None:
 def test_strict_names_everything_at_once() -> None:
     Ledger([A, C, N]).raise_if_skipped()  # a note is no skip
     with pytest.raises(SkippedError) as caught:
-        Ledger([A, B, C], ("lm_haed", "re:x")).raise_if_skipped()
+        Ledger([A, B, C, B], ("lm_haed", "re:x")).raise_if_skipped()
     assert str(caught.value) == (
         "strict: not everything the recipe covers can be quantized; nothing was changed.\n"
+        "  enc.b (LSTM): there is no quantized LSTM\n"
         "  enc.b (LSTM): there is no quantized LSTM\n"
         "  pattern 'lm_haed' matches nothing\n"
         "  pattern 're:x' matches nothing\n"
@@ -75,12 +76,13 @@ def test_strict_names_everything_at_once() -> None:
 
 def test_one_warning_for_the_caller_of_the_caller() -> None:
     def public() -> None:
-        Ledger([A, B, N], ("lm_haed",)).warn()
+        Ledger([A, B, N, B], ("lm_haed",)).warn()
 
     with pytest.warns(UserWarning) as caught:
         public()
     assert [str(w.message) for w in caught] == [
         "blockscale:\n"
+        "  enc.b: skipped, there is no quantized LSTM\n"
         "  enc.b: skipped, there is no quantized LSTM\n"
         "  n: 1 of 4 weights are NaN\n"
         "  n: two\n"

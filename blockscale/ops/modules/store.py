@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from blockscale.core.format import Format
 from blockscale.core.layout import from_stored, to_stored
 from blockscale.core.reference import QParams
-from blockscale.ops.tensor import QTensor, fake_quantize, given, quantize
+from blockscale.ops.quantize import fake_quantize, given, quantize
+from blockscale.ops.tensor import QTensor
 
 Parts = tuple[Tensor | None, Tensor | None, Tensor | None]  # scale, zero_point, outer
 
