@@ -172,7 +172,9 @@ def _texts(plan: Plan, ledger: DirectoryLedger) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     recipe, files = plan.recipe.to_dict(), plan.files
     if files.config is not None:
-        method = {"quant_method": KEY, "version": VERSION, "recipe": recipe}
+        # No "quant_method": transformers refuses a model without it, but fills the weights of one
+        # whose method it does not know with random numbers, after a warning (measured with 5.23).
+        method = {"method": KEY, "version": VERSION, "recipe": recipe}
         found[CONFIG] = files.config | {"quantization_config": method}
     if files.index is not None:
         where = {name: shard.name for shard in plan.shards for name in shard.placed}

@@ -49,9 +49,11 @@ def find_files(path: Path) -> ModelFiles:
     index = _read_json(path / INDEX)
     found = _shards(path, index)
     config = _read_json(path / CONFIG)
-    if config and (method := (config.get("quantization_config") or {}).get("quant_method")):
+    if quantized := (config or {}).get("quantization_config"):
+        known = isinstance(quantized, dict)
+        method = known and (quantized.get("quant_method") or quantized.get("method"))
         raise FileError(
-            f"{path / CONFIG} says that the weights are already quantized, by {method!r}: "
+            f"{path / CONFIG} says that the weights are already quantized, by {method or '?'}: "
             f"quantize the float model"
         )
     others, left_out = [], {}

@@ -162,15 +162,16 @@ class TensorQuantizer:
         """The ranges of the whole tensor."""
         low, high = (torch.zeros(self._fmt.block.scale_shape(self._shape)) for _ in range(2))
         poisoned = torch.zeros_like(low, dtype=torch.bool)
-        for region, (lowest, highest, odd) in self._each(self._own_ranges):
-            low[region] = torch.minimum(low[region], lowest)
-            high[region] = torch.maximum(high[region], highest)
-            poisoned[region] |= odd
-        largest = torch.maximum(-low, high)
-        means = StreamedBlocks(largest, self._fmt.block, self._each)
-        magnitude = self._fmt.element.magnitude(means)
-        if magnitude is not None:
-            low, high = -magnitude, magnitude
+        for region, own in self._each(self._own_ranges):
+            low[region] = torch.minimum(low[region], own.low)
+            high[region] = torch.maximum(high[region], own.high)
+            poisoned[region] |= own.poisoned
+        if self._cuts.spans(self._scale):
+            largest = torch.maximum(-low, high)
+            means = StreamedBlocks(largest, self._fmt.block, self._each)
+            magnitude = self._fmt.element.magnitude(means)
+            if magnitude is not None:
+                low, high = -magnitude, magnitude
         return Ranges(low, high, poisoned)
 
     def _each(self, work: Callable[[Tensor, Region], T]) -> Iterator[tuple[Region, T]]:
@@ -181,8 +182,10 @@ class TensorQuantizer:
         return zip(regions, found, strict=True)
 
     def _own_ranges(self, x: Tensor, region: Region) -> Ranges:
-        """Of one slab, of values also where the scale will be a mean."""
+        """Of one slab; of its values where blocks span slabs, even if their scale will be a mean."""
         del region
+        if not self._cuts.spans(self._scale):
+            return reference.ranges(x, self._fmt)
         blocks = Blocks(x, self._fmt.block)
         low, high = blocks.range()
         poisons = self._fmt.scale.poisons

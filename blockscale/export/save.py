@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from uuid import uuid4
 
 import torch
 from safetensors.torch import save_file
@@ -32,9 +33,14 @@ def save(model: nn.Module, path: str | Path) -> None:
         raise ValueError(f"{path.parent} is not a directory: create it first")
     metadata = describe(model)
     tensors = _unique(model.state_dict(), metadata)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
     try:
+        temporary.touch(exist_ok=False)
+        mode = (
+            temporary.stat().st_mode
+        )  # what the umask lets others do; save_file lets them nothing
         save_file(tensors, temporary, metadata.encode())
+        temporary.chmod(mode)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -66,14 +72,23 @@ def describe(model: nn.Module) -> Metadata:
     return metadata
 
 
+def _spellings(metadata: Metadata) -> set[str]:
+    """The entries of a state that hold formats, which the metadata has already."""
+    parts = {f"{layer}.{part}" for layer, formats in metadata.layers.items() for part in formats}
+    return {f"{name}._extra_state" for name in parts | set(metadata.tensors)}
+
+
 def _unique(state: dict[str, Tensor], metadata: Metadata) -> dict[str, Tensor]:
     """Each tensor of a state once and contiguous; the names of the others become aliases."""
     tied = tuple(f"{name}." for name in metadata.aliases)
+    spelled = _spellings(metadata)
     first: dict[tuple[object, ...], str] = {}
     tensors: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        if tied and name.startswith(tied):
+        if (tied and name.startswith(tied)) or name in spelled:
             continue
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} is a {type(tensor).__name__}: a file holds only tensors")
         if tensor.device.type == "meta":
             raise ValueError(f"{name} holds no data (meta device): load the weights before saving")
         place = (

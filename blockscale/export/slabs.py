@@ -107,5 +107,5 @@ def flat_shape(shape: tuple[int, ...], fmt: Format) -> tuple[int, ...]:
 
 def _ignores_leading(block: Block, rank: int) -> bool:
     *leading, last = block.sizes_for(rank)
-    from_the_end = all(dim < 0 for dim, _ in block.sizes)  # so it means the same at rank 2
-    return from_the_end and (set(leading) == {1} or {*leading, last} == {WHOLE})
+    same = all(dim in (-1, -2) for dim, _ in block.sizes)  # what a block of rank 2 can name, too
+    return same and (set(leading) == {1} or {*leading, last} == {WHOLE})

@@ -54,9 +54,12 @@ def op(
 
     def define(reference: Callable[..., Any]) -> Op:
         name = reference.__name__
-        position = list(inspect.signature(reference).parameters).index("fmt")
+        parameters = inspect.signature(reference).parameters
+        position = list(parameters).index("fmt")
+        defaults = tuple(parameter.default for parameter in parameters.values())
 
         def run(*args: Any) -> Any:
+            args += defaults[len(args) :]  # the dispatcher leaves out what equals its default
             fmt = parse(args[position])
             found = find(name, fmt, args[0].device.type, args)
             return reference(*args) if found is None else found.run(*args)

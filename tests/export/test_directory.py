@@ -127,7 +127,7 @@ def test_the_ledger_and_the_metadata(tmp_path):
     assert written["entries"] == json.loads(ledger.to_json())["entries"]
     assert written["recipe"] == recipe.to_dict()
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    method = {"quant_method": "blockscale", "version": 1, "recipe": recipe.to_dict()}
+    method = {"method": "blockscale", "version": 1, "recipe": recipe.to_dict()}
     assert config == CONFIG | {"quantization_config": method}
 
 
@@ -344,7 +344,9 @@ def test_broken_models(place):
     config.write_text("[]")
     changed(place).refuses("config.json holds a list, expected a JSON object")
     config.write_text(json.dumps({"quantization_config": {"quant_method": "gptq"}}))
-    changed(place).refuses("the weights are already quantized, by 'gptq': quantize the float model")
+    changed(place).refuses("the weights are already quantized, by gptq: quantize the float model")
+    config.write_text(json.dumps({"quantization_config": "odd"}))
+    changed(place).refuses(r"the weights are already quantized, by \?: quantize the float model")
     config.write_text(text)
     shard = place.model / "model-00002-of-00002.safetensors"
     data = shard.read_bytes()

@@ -14,7 +14,7 @@ from blockscale.core.parse import formats, parse
 from blockscale.export.metadata import TensorInfo
 from blockscale.export.pool import Pool
 from blockscale.export.quantize_tensor import TensorQuantizer, tensor_seed
-from blockscale.export.slabs import flat_shape
+from blockscale.export.slabs import SLAB, block_sizes, cut, flat_shape
 from tests.strategies import SHAPES, spellings, tensors
 
 MORE = [
@@ -147,6 +147,21 @@ def test_notes():
     x = torch.ones(8, 64)
     x[2:] = 1e-9
     assert check(x, parse("nvfp4"), 64) == ("24 of 32 scales are outside the range of e4m3",)
+
+
+@pytest.mark.parametrize("name", [*formats(), "int8:channel1:fp32", "e4m3:tile128x128:fp32"])
+@pytest.mark.parametrize("shape", [(150000, 4096), (64, 5120, 16384), (4096, 9 * 4096)])
+def test_slabs_are_small(name, shape):
+    """However large a tensor is; a tile is 128 rows high, and cannot be less."""
+    fmt = parse(name)
+    shape = flat_shape(shape, fmt)
+    cuts = cut(shape, block_sizes(fmt, len(shape)), SLAB)
+    assert cuts.elements <= max(SLAB, 128 * shape[-1] * ("tile" in name))
+    slabs = cuts.slabs
+    assert len(slabs) >= 100
+    assert sum(slab.stop - slab.start for slab in slabs) * math.prod(
+        shape[cuts.dim + 1 :]
+    ) == math.prod(shape)
 
 
 def test_flat_shapes():

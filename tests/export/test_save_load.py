@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
+from blockscale.export import save as save_module
 
 IDS = torch.arange(15).reshape(3, 5)
 RECIPE = bs.Recipe("mxfp4", "int8_token", rules={"head": {"weight": "nvfp4", "output": "int8"}})
@@ -95,15 +96,18 @@ def test_a_model_of_another_dtype_keeps_the_codes(tmp_path) -> None:
     assert torch.equal(other(IDS), model(IDS))
 
 
-def test_training_flags_and_gradients_stay(tmp_path) -> None:
+def test_training_flags_gradients_and_hooks_stay(tmp_path) -> None:
     bs.save(quantized(), tmp_path / "m")
     with torch.device("meta"):
         models = [Net().train(), Net().eval()]
     for model in (Net().train(), Net().eval(), *models):
         model.head.bias.requires_grad_(False)
         model.shift = torch.tensor(0.5)
-        flags = [m.training for m in model.children()]
+        flags, calls = [m.training for m in model.children()], []
+        model.head.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         bs.load(model, tmp_path / "m")
+        model(IDS)
+        assert calls == [1]
         assert [m.training for m in model.children()] == flags
         assert (model.head.bias.requires_grad, model.conv.bias.requires_grad) == (False, True)
 
@@ -178,3 +182,26 @@ def test_any_safetensors_reader_reads_it(path) -> None:
     state = {n: t for n, t in model.state_dict().items() if not any(o in n for o in ours)}
     assert stored.keys() == state.keys()
     assert all(torch.equal(stored[n], t) for n, t in state.items())
+
+
+def test_two_writers_do_not_meet(path, monkeypatch) -> None:
+    """Threads, or ranks whose containers all count from process 1, on one shared disk."""
+    write, others = save_module.save_file, []
+
+    def slow(tensors, filename, metadata) -> None:
+        write(tensors, filename, metadata)
+        if not others:
+            others.append("another, from beginning to end")
+            bs.save(quantized("int8"), path)
+
+    monkeypatch.setattr(save_module, "save_file", slow)
+    bs.save(quantized(), path)
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert bits(bs.load(Net(), path).eval()) == bits(quantized())
+
+
+def test_others_may_read_what_the_umask_lets_them(path, tmp_path) -> None:
+    """safetensors writes for its owner alone, `blockscale quantize` as every program does."""
+    plain = tmp_path / "plain"
+    plain.write_bytes(b"")
+    assert path.stat().st_mode == plain.stat().st_mode

@@ -18,15 +18,18 @@ Parts = tuple[Tensor | None, Tensor | None, Tensor | None]  # scale, zero_point,
 class _Buffers(nn.Module):
     """Buffers that keep their dtype: `model.half()` must not round a scale.
 
-    A state_dict remembers the format in its metadata, so that one in another format is refused.
+    The state holds the format's spelling, so that one in another format is refused: many formats
+    have the same shapes and dtypes.
     """
 
     fmt: str
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if hasattr(destination, "_metadata"):
-            destination._metadata.setdefault(prefix[:-1], {})["format"] = self.fmt
+    def get_extra_state(self) -> Tensor:
+        """The spelling as bytes: a tensor, so that every file format of states can hold it."""
+        return torch.tensor(list(self.fmt.encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Nothing to set: `_load_from_state_dict` has compared it."""
 
     def _load_from_state_dict(
         self,
@@ -38,7 +41,8 @@ class _Buffers(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        found = local_metadata.get("format", self.fmt)
+        state = state_dict.get(f"{prefix}_extra_state")
+        found = self.fmt if state is None else bytes(state.tolist()).decode(errors="replace")
         if found != self.fmt:
             error_msgs.append(f"{prefix[:-1]} is in format {self.fmt}, the state in {found}")
             return
