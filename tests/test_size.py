@@ -9,7 +9,14 @@ FILE, KERNEL_FILE, FUNCTION = 250, 400, 40
 SUFFIXES = {".py", ".cpp", ".h", ".wgsl"}
 
 # "file" or "file:function" -> (lines allowed, why)
-ALLOWED: dict[str, tuple[int, str]] = {}
+ALLOWED: dict[str, tuple[int, str]] = {
+    "cli/quantize.py:quantize": (
+        65,
+        "two thirds are its signature: typer's options with their help",
+    ),
+    "export/directory.py:quantize_directory": (50, "half is its docstring, of six options"),
+    "ops/apply.py:quantize_": (50, "half is its docstring"),
+}
 
 
 def sizes(name: str, source: str) -> Iterator[tuple[str, int, int]]:

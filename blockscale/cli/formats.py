@@ -91,7 +91,7 @@ def _numbers(row: dict[str, Any]) -> tuple[str, str, str, str]:
 def _one(row: dict[str, Any]) -> str:
     largest, smallest, decibels, bits = _numbers(row)
     lines = [
-        f"{row['name']}: {row['spelling']}",
+        row["spelling"] if row["name"] == row["spelling"] else f"{row['name']}: {row['spelling']}",
         f"largest value   {largest} times the scale",
         f"smallest value  {smallest} times the scale",
         f"dynamic range   {decibels} dB",

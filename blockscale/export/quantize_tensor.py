@@ -182,7 +182,7 @@ class TensorQuantizer:
         return zip(regions, found, strict=True)
 
     def _own_ranges(self, x: Tensor, region: Region) -> Ranges:
-        """Of one slab; of its values where blocks span slabs, even if their scale will be a mean."""
+        """Of one slab; where blocks span slabs, of its values, even if a scale will be a mean."""
         del region
         if not self._cuts.spans(self._scale):
             return reference.ranges(x, self._fmt)

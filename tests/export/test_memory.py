@@ -1,6 +1,6 @@
 """Peak memory of a run on a model of several GB is bounded by its largest tensor.
 
-`python tests/export/test_memory.py FOLDER` prints the figures of docs/files.md.
+`python -m tests.export.test_memory FOLDER RECIPE…` prints the figures of docs/files.md.
 """
 
 import json

@@ -120,6 +120,18 @@ def test_what_wants_no_gradient_gets_none() -> None:
     assert not any(b.requires_grad for b in quantized.buffers())
 
 
+@pytest.mark.parametrize("fmt", ["int8", "int8:channel-1:fp32"])
+def test_a_scale_that_wants_a_gradient_gets_one_or_an_error(fmt: str) -> None:
+    """A learned step (LSQ, TQT) that silently stays what it is looks like training that fails."""
+    x, scale = torch.randn(2, K), bs.choose_qparams(torch.randn(2, K), fmt)[0]
+    scale.requires_grad_()
+    try:
+        bs.fake_quantize(x, fmt, scale).sum().backward()
+    except RuntimeError:
+        return
+    assert scale.grad is not None
+
+
 @pytest.mark.parametrize("fmt", ["int8", "uint8", "int8:channel-1:fp32", "e2m1:channel-1:e4m3"])
 def test_static_input(fmt: str) -> None:
     """A scale from an input of any rank serves inputs of every rank, also where they saturate."""
