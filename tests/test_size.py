@@ -15,7 +15,6 @@ ALLOWED: dict[str, tuple[int, str]] = {
         "two thirds are its signature: typer's options with their help",
     ),
     "export/directory.py:quantize_directory": (50, "half is its docstring, of six options"),
-    "ops/apply.py:quantize_": (50, "half is its docstring"),
 }
 
 

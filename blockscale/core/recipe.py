@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from blockscale.core.format import Format
@@ -74,8 +75,15 @@ class Recipe:
         }
         for pattern in (*schemes, *skip):
             _check(pattern)
-        for name, value in (*vars(default).items(), ("rules", schemes), ("skip", tuple(skip))):
+        frozen = MappingProxyType(schemes)
+        for name, value in (*vars(default).items(), ("rules", frozen), ("skip", tuple(skip))):
             object.__setattr__(self, name, value)
+
+    def __hash__(self) -> int:
+        return hash((self.default, tuple(self.rules.items()), self.skip))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Recipe, (self.weight, self.input, self.output, dict(self.rules), self.skip)
 
     @property
     def default(self) -> Scheme:

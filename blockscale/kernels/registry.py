@@ -74,6 +74,18 @@ def use(backend: str) -> Iterator[None]:
         raise ValueError(f"no backend {backend!r}; there are {', '.join(CHOICES)}")
     if backend in BACKENDS and (reason := unavailable(backend)) is not None:
         raise RuntimeError(f"cannot use {backend!r}: {reason}; 'auto' and 'reference' always work")
+    with as_chosen(backend):
+        yield
+
+
+def choice() -> str:
+    """What `use` says here. Other threads start with "auto"."""
+    return _choice.get()
+
+
+@contextmanager
+def as_chosen(backend: str) -> Iterator[None]:
+    """Run with a choice that `use` made earlier, perhaps in another thread."""
     token = _choice.set(backend)
     try:
         yield

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from blockscale.core import reference
 from blockscale.core.format import Format
-from blockscale.core.layout import to_stored
+from blockscale.core.layout import stored_shape, to_stored
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.philox import named_seed
 from blockscale.core.recipe import Recipe
@@ -87,14 +87,22 @@ def _static_inputs(plans: list[Plan], scales: Scales) -> dict[str, QInput]:
         plan = takers[name]
         assert plan.scheme.input is not None
         quantizer = QInput(plan.scheme.input)
-        features = getattr(plan.module, "in_channels", getattr(plan.module, "in_features", None))
+        if plan.name in found:
+            raise ValueError(f"input_scales names {name!r} and {plan.name!r}, which are one layer")
         try:
             value, zero_point = scale if isinstance(scale, tuple) else (scale, None)
-            quantizer.set_scale(value, zero_point, features)
+            quantizer.set_scale(value, zero_point, _features(plan))
         except ValueError as error:
             raise ValueError(f"input_scales[{name!r}]: {error}") from None
         found[plan.name] = quantizer
     return found
+
+
+def _features(plan: Plan) -> int:
+    """The size of the dimension along which a layer's inputs are quantized."""
+    assert plan.kind is not None and plan.parameter is not None
+    channels: int | None = getattr(plan.module, "in_channels", None)
+    return channels or stored_shape(plan.parameter.shape, plan.kind.layout)[-1]
 
 
 def _replace(

@@ -1,5 +1,6 @@
 """x @ weight.T with a quantized weight and, if wanted, a quantized x."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -31,9 +32,12 @@ def quantized_input(
     return reference.dequantize(codes, qparams, form, torch.float32)
 
 
-def float32_inside(x: Tensor) -> torch.autocast:
+def float32_inside(x: Tensor) -> AbstractContextManager[object]:
     """Keeps torch.autocast out of an op's arithmetic, which is float32 by contract."""
-    return torch.autocast(x.device.type, enabled=False)
+    kind = x.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):  # asking is cheaper than entering
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
 
 
 def _shape(x: Tensor, weight: Tensor, *_: object) -> Tensor:

@@ -9,13 +9,14 @@ function, `custom_op` 6.5 µs (a CPU, torch 2.13), and quantized layers are call
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from blockscale.core.parse import parse
-from blockscale.kernels.registry import find
+from blockscale.kernels.registry import as_chosen, choice, find
 
 _LIBRARY: Any = torch.library.Library("blockscale", "DEF")  # type: ignore[no-untyped-call]
 
@@ -77,8 +78,19 @@ def op(
 
 def differentiable(target: Op, save: Callable[..., None], backward: Callable[..., Any]) -> None:
     """Give `target` a gradient: `save(ctx, inputs, output)` and `backward(ctx, *gradients)`."""
+
+    def save_with_choice(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.choice = choice()  # autograd runs a GPU's backward pass on a thread of its own
+        save(ctx, inputs, output)
+
+    def backward_with_choice(ctx: Any, *gradients: Any) -> Any:
+        with as_chosen(ctx.choice):
+            return backward(ctx, *gradients)
+
     name = f"blockscale::{target.name}"
-    torch.library.register_autograd(name, backward, setup_context=save, lib=_LIBRARY)
+    torch.library.register_autograd(
+        name, backward_with_choice, setup_context=save_with_choice, lib=_LIBRARY
+    )
 
 
 def not_differentiable(target: Op, instead: str) -> None:
@@ -99,6 +111,8 @@ def seed_tensor(seed: Seed, device: torch.device) -> Tensor:
         return torch.randint(2**63 - 1, (), dtype=torch.int64, device=device)
     if isinstance(seed, list | tuple) and len(seed) == 2:
         return torch.tensor([int(word) for word in seed], dtype=torch.int64, device=device)
+    if isinstance(seed, Integral) and not isinstance(seed, bool):
+        seed = int(seed)  # numpy's integers, too
     if not isinstance(seed, int | Tensor) or isinstance(seed, bool):
         raise TypeError(
             f"a seed is an int, (seed, index of the first element), an int64 tensor or None, "

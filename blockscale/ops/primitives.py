@@ -143,6 +143,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    if ctx.needs_input_grad[1] or ctx.needs_input_grad[3]:
+        raise RuntimeError(
+            "blockscale::fake_quantize has no gradient for a scale: detach it (a learned step "
+            "needs a quantizer of its own)"
+        )
     x, *qparams = ctx.saved_tensors
     return straight_through(gradient, x, *qparams, ctx.fmt), None, None, None, None, None
 

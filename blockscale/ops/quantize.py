@@ -39,6 +39,7 @@ def quantize(
     """
     form = parse(fmt)
     text = str(form)
+    _check_tensor(x)
     x = x.detach()  # codes have no gradient; fake_quantize has one
     if scale is None and zero_point is None:
         packed, *parts = primitives.choose_quantize(x, text, _seed(form, seed, x))
@@ -64,6 +65,7 @@ def fake_quantize(
     docs/numerics.md). Arguments and errors as in `quantize`.
     """
     form = parse(fmt)
+    _check_tensor(x)
     qparams: QParams | tuple[None, None, None] = (None, None, None)
     if scale is not None or zero_point is not None:
         qparams = given(form, tuple(x.shape), scale, zero_point)
@@ -112,6 +114,11 @@ def given(
             f"{fmt}: the zero_point is int32 of shape {expected}, not {describe(zero_point)}"
         )
     return QParams(scale, outer, zero_point)
+
+
+def _check_tensor(x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"expected a tensor, found a {type(x).__name__}: torch.as_tensor makes one")
 
 
 def _deterministic(fmt: Format) -> Format:

@@ -103,7 +103,7 @@ def restore(context: str, parts: list[Tensor]) -> QTensor:
 
 
 def _flatten(q: QTensor) -> tuple[list[Any], str]:
-    return [q.packed, *primitives.to_list(q.qparams)], f"{q.size} {q.format}"
+    return [q.packed, *primitives.to_list(q.qparams)], f"{int(q.size)} {q.format}"
 
 
 def _flatten_with_keys(q: QTensor) -> tuple[list[tuple[Any, Any]], str]:

@@ -169,7 +169,8 @@ class QInput(_Buffers):
                 f"{block!r} scales are chosen from each input"
             )
         rank = len(getattr(scale, "shape", ())) or 1
-        dims = [1] * (rank - 1) + [1 if block == "tensor" else features or scale.shape[-1]]
+        shape = getattr(scale, "shape", None) or (1,)
+        dims = [1] * (rank - 1) + [1 if block == "tensor" else features or shape[-1]]
         qparams = given(self.format, tuple(dims), scale, zero_point)
         self._set(qparams.scale, qparams.zero_point, qparams.outer)
 
