@@ -68,7 +68,7 @@ def quantize(  # noqa: PLR0913 - one argument an option
             print(f"would write {size(plan.size)} to {out}; nothing is written")
         return
     with Bar(quiet) as bar, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # what it says is shown below
+        warnings.filterwarnings("ignore", "blockscale:", UserWarning)  # the ledger is shown below
         ledger = quantize_directory(
             model, out, chosen, force=force, strict=strict, seed=seed, progress=bar
         )

@@ -22,6 +22,10 @@ from blockscale.export.header import Spec
 CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder")
 _CONV1D_LAYERS = ("c_attn", "c_proj", "c_fc", "q_attn")
 _LONGEST_KERNEL = 32
+_UNKNOWN = {
+    "tensor": "no layer is known to have so many dimensions and this name",
+    "parametrization": "part of a parametrized weight: remove the parametrization and save again",
+}
 
 
 class Candidate(NamedTuple):
@@ -66,11 +70,8 @@ def judge(name: str, tensor: Spec, scheme: Scheme, pattern: str | None, conv1d: 
         )
     if dtype not in FLOATS:
         return Candidate(kind, "skipped", reason=f"{told}; formats take float32, bfloat16, float16")
-    if kind == "tensor":
-        rank = len(tensor.shape)
-        return Candidate(
-            kind, "skipped", reason=f"no layer is known to have {rank} dimensions and this name"
-        )
+    if kind in _UNKNOWN:
+        return Candidate(kind, "skipped", reason=_UNKNOWN[kind])
     try:
         scheme.weight.block.scale_shape(stored_shape(tensor.shape, layout))
     except ValueError as error:
@@ -82,6 +83,8 @@ def _kind(name: str, shape: tuple[int, ...], conv1d: bool) -> tuple[str, str]:
     """(what it seems to be, its layout)."""
     module, _, last = name.rpartition(".")
     weight, rank = last == "weight", len(shape)
+    if ".parametrizations." in name and rank > 1:
+        return "parametrization", "plain"
     if rank < 2 or (not weight and sum(size > 1 for size in shape) < 2):
         return "vector", "plain"
     if rank == 2:

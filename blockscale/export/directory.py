@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from blockscale.export.workspace import (
 def quantize_directory(  # noqa: PLR0913 - the first three are the call, the rest are options
     source: str | Path,
     target: str | Path,
-    recipe: Recipe | Format | str | Path,
+    recipe: Recipe | Format | Mapping[str, Any] | str | Path,
     *,
     force: bool = False,
     strict: bool = False,
@@ -83,7 +84,7 @@ def quantize_directory(  # noqa: PLR0913 - the first three are the call, the res
 def plan_directory(
     source: str | Path,
     target: str | Path,
-    recipe: Recipe | Format | str | Path,
+    recipe: Recipe | Format | Mapping[str, Any] | str | Path,
     *,
     strict: bool = False,
     seed: int = 0,

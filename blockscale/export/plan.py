@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from blockscale.core.ledger import Entry, Ledger
-from blockscale.core.recipe import Recipe, Scheme, matches
+from blockscale.core.recipe import Recipe, Scheme
 from blockscale.export.candidates import has_conv1d, judge
 from blockscale.export.header import Spec, lay_out, spec
 from blockscale.export.metadata import KEY, VERSION, FileError, Metadata, TensorInfo
@@ -94,7 +94,7 @@ def make_plan(source: Path, recipe: Recipe, seed: int) -> Plan:
     shards = tuple(shard for shard, _ in planned)
     entries = [entry for _, found in planned for entry in found]
     _check_names(files, shards)
-    unmatched = _unmatched(recipe, [entry.name for entry in entries])
+    unmatched = recipe.unmatched([entry.name for entry in entries])
     ledger = DirectoryLedger(entries, unmatched, files.others, files.left_out)
     if not ledger.quantized:
         reasons = sorted({entry.reason for entry in entries})
@@ -199,12 +199,6 @@ def _check_names(files: ModelFiles, shards: tuple[ShardPlan, ...]) -> None:
                 raise FileError(
                     f"{files.root}: the index says {name!r} is in {shard_name}, which has it not"
                 )
-
-
-def _unmatched(recipe: Recipe, names: list[str]) -> tuple[str, ...]:
-    """The recipe's patterns that no name matches."""
-    patterns = (*recipe.skip, *recipe.rules)
-    return tuple(p for p in patterns if not any(matches(p, name) for name in names))
 
 
 def _digest(recipe: Recipe, seed: int, shards: tuple[ShardPlan, ...]) -> str:

@@ -8,6 +8,7 @@ where other processes want the processors too (measured on two shared processors
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
@@ -51,7 +52,8 @@ class Pool:
         pending: deque[Future[R]] = deque()
         try:
             for item in items:
-                pending.append(self._threads.submit(work, item))
+                context = copy_context()  # bs.use(...) of the caller holds in its threads
+                pending.append(self._threads.submit(context.run, work, item))
                 if len(pending) > self._count:
                     yield pending.popleft().result()
             while pending:

@@ -9,7 +9,6 @@ Three cases, by what spans the slabs (blockscale/export/slabs.py):
                     a second one quantizes each slab beside them: nvfp4
 """
 
-import hashlib
 from collections.abc import Callable, Iterator
 from functools import reduce
 from math import prod
@@ -53,12 +52,6 @@ class Done(NamedTuple):
     odd: int = 0  # NaN and infinite weights
     clipped: int = 0  # scales that their format cannot hold
     scales: int = 0
-
-
-def tensor_seed(seed: int, name: str) -> int:
-    """The seed of one tensor of a run: the same in every process and whatever comes before it."""
-    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1  # a nonnegative int64
 
 
 class TensorQuantizer:

@@ -1,12 +1,13 @@
 """Write one safetensors file of a run, tensor by tensor."""
 
 from blockscale.core.parse import parse
+from blockscale.core.philox import named_seed
 from blockscale.export.header import spec
 from blockscale.export.metadata import FileError
 from blockscale.export.plan import Plan, ShardPlan, TensorPlan, stamp
 from blockscale.export.pool import Map
 from blockscale.export.progress import Progress
-from blockscale.export.quantize_tensor import TensorQuantizer, tensor_seed
+from blockscale.export.quantize_tensor import TensorQuantizer
 from blockscale.export.rows import FloatRows
 from blockscale.export.stream import Reader, Writer
 from blockscale.export.workspace import Workspace
@@ -60,7 +61,7 @@ def _write_tensor(
             progress.advance(name, len(chunk))
         return ()
     rows, fmt = FloatRows(reader, name, tensor.info.layout), parse(tensor.info.format)
-    quantizer = TensorQuantizer(rows.read, rows.shape, fmt, tensor_seed(seed, name), run=run)
+    quantizer = TensorQuantizer(rows.read, rows.shape, fmt, named_seed(seed, name), run=run)
     whole, done = spec(*tensor.info.parts()["codes"]).nbytes, 0
     for part, row, piece in quantizer.pieces():
         writer.rows(f"{name}.{part}", row, piece)

@@ -106,13 +106,14 @@ class Reader:
 
     def _fill(self, target: memoryview, start: int) -> None:
         done = 0
-        while done < len(target):  # Linux reads at most 2 GB at once
-            count = os.preadv(self._file, [target[done:]], start + done)
-            if count == 0:
+        while done < len(target):
+            data = os.pread(self._file, min(_CHUNK, len(target) - done), start + done)
+            if not data:
                 raise FileError(
                     f"{self.path}: ends at byte {start + done}: it was cut while being read"
                 )
-            done += count
+            target[done : done + len(data)] = data
+            done += len(data)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

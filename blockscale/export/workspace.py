@@ -8,6 +8,7 @@
 """
 
 import errno
+import fcntl
 import os
 import shutil
 from glob import escape
@@ -130,8 +131,6 @@ def sync_folder(path: Path) -> None:
 
 def _locked(path: Path) -> int:
     """Make the directory and lock it; the lock goes with the process, however it ends."""
-    import fcntl  # not on Windows, where the other commands work
-
     while True:
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o666)

@@ -162,7 +162,7 @@ main()
 
 @pytest.fixture
 def long_model(tmp_path):
-    tensors = {f"layers.{i}.weight": torch.randn(512, 64) for i in range(12)}
+    tensors = {f"layers.{i}.weight": torch.randn(256, 64) for i in range(12)}
     return write_model(tmp_path / "model", tensors)
 
 

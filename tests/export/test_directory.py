@@ -17,12 +17,12 @@ from blockscale.core.layout import to_stored
 from blockscale.core.ledger import SkippedError
 from blockscale.core.pack import pack
 from blockscale.core.parse import formats, parse
+from blockscale.core.philox import named_seed
 from blockscale.core.recipe import Recipe
 from blockscale.export import slabs
 from blockscale.export.candidates import has_conv1d
 from blockscale.export.directory import plan_directory, quantize_directory
 from blockscale.export.metadata import FileError, Metadata
-from blockscale.export.quantize_tensor import tensor_seed
 from blockscale.export.stream import Reader
 from tests.export.models import CONFIG, contents, tiny_tensors, write_model
 
@@ -49,7 +49,7 @@ def expected(name, tensor, layout, fmt, seed=0):
     """{stored name: tensor}: what the reference makes of the whole tensor."""
     stored = to_stored(tensor, layout)
     qparams = reference.choose_qparams(stored, fmt)
-    codes = reference.quantize(stored, qparams, fmt, torch.tensor(tensor_seed(seed, name)))
+    codes = reference.quantize(stored, qparams, fmt, torch.tensor(named_seed(seed, name)))
     parts = {"codes": pack(codes, fmt.element), **qparams._asdict()}
     return {f"{name}.{part}": t.contiguous() for part, t in parts.items() if t is not None}
 
@@ -292,12 +292,15 @@ def test_a_block_that_does_not_fit_is_skipped(tmp_path):
         "a.weight": torch.ones(4, 8),
         "conv.weight": torch.ones(4, 8, 3, 3),
         "odd": torch.ones(2, 2, 2, 2),
+        "conv.parametrizations.weight.original1": torch.ones(4, 4, 8),
     }
     model = write_model(tmp_path / "model", tensors | {"stack": torch.ones(2, 4, 8)})
     ledger = quantize_directory(model, tmp_path / "out", "int8:channel2:fp32")
     assert [entry.name for entry in ledger.quantized] == ["stack"]
     assert "'channel2' needs dimension 2, but the tensor has 2" in ledger["conv.weight"].reason
-    assert ledger["odd"].reason == "no layer is known to have 4 dimensions and this name"
+    assert ledger["odd"].reason == "no layer is known to have so many dimensions and this name"
+    reason = ledger["conv.parametrizations.weight.original1"].reason
+    assert reason == "part of a parametrized weight: remove the parametrization and save again"
 
 
 class Untouched:

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from blockscale.core import reference
 from blockscale.core.pack import pack
 from blockscale.core.parse import formats, parse
+from blockscale.core.philox import named_seed
 from blockscale.export.metadata import TensorInfo
 from blockscale.export.pool import Pool
-from blockscale.export.quantize_tensor import TensorQuantizer, tensor_seed
+from blockscale.export.quantize_tensor import TensorQuantizer
 from blockscale.export.slabs import SLAB, block_sizes, cut, flat_shape
+from blockscale.kernels.registry import choice, use
 from tests.strategies import SHAPES, spellings, tensors
 
 MORE = [
@@ -102,6 +104,13 @@ def test_threads_change_nothing(name):
     assert torch.get_num_threads() == before
 
 
+def test_a_pool_keeps_to_a_backend():
+    with Pool() as pool:
+        assert list(pool.map(lambda item: choice(), range(3))) == ["auto"] * 3
+        with use("reference"):
+            assert list(pool.map(lambda item: choice(), range(3))) == ["reference"] * 3
+
+
 def test_a_pool_keeps_order_and_passes_errors_on():
     torch.set_num_threads(2)
     begun = []
@@ -157,11 +166,8 @@ def test_slabs_are_small(name, shape):
     shape = flat_shape(shape, fmt)
     cuts = cut(shape, block_sizes(fmt, len(shape)), SLAB)
     assert cuts.elements <= max(SLAB, 128 * shape[-1] * ("tile" in name))
-    slabs = cuts.slabs
-    assert len(slabs) >= 100
-    assert sum(slab.stop - slab.start for slab in slabs) * math.prod(
-        shape[cuts.dim + 1 :]
-    ) == math.prod(shape)
+    rows = sum(slab.stop - slab.start for slab in cuts.slabs)
+    assert rows == math.prod(shape[: cuts.dim + 1])
 
 
 def test_flat_shapes():
@@ -173,7 +179,7 @@ def test_flat_shapes():
 
 
 def test_a_seed_belongs_to_a_name():
-    assert tensor_seed(0, "a.weight") == tensor_seed(0, "a.weight") == 285011324014053570
-    seeds = {tensor_seed(seed, name) for seed in (0, 1) for name in ("a", "b", "1:a")}
+    assert named_seed(0, "a.weight") == named_seed(0, "a.weight") == 285011324014053570
+    seeds = {named_seed(seed, name) for seed in (0, 1) for name in ("a", "b", "1:a")}
     assert len(seeds) == 6
     assert all(0 <= seed < 2**63 for seed in seeds)
