@@ -8,6 +8,7 @@ from blockscale.core.ledger import SkippedError as SkippedError
 from blockscale.core.parse import formats as formats
 from blockscale.core.parse import parse as parse
 from blockscale.core.recipe import Recipe as Recipe
+from blockscale.export.directory import quantize_directory as quantize_directory
 from blockscale.export.load import load as load
 from blockscale.export.metadata import FileError as FileError
 from blockscale.export.save import save as save

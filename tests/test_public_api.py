@@ -20,6 +20,7 @@ NAMES = [
     "parse",
     "quantize",
     "quantize_",
+    "quantize_directory",
     "save",
     "use",
 ]

@@ -1,6 +1,7 @@
 """A number format: blocks of small elements that share a scale. A value, with one spelling."""
 
 from dataclasses import dataclass, field
+from math import prod
 
 from blockscale.core.block import Block
 from blockscale.core.element import Element
@@ -103,11 +104,8 @@ class Format:
 
     def bits_per_element(self, shape: tuple[int, ...]) -> float:
         """Stored bits of a tensor of `shape` with its scales and zero points, per element."""
-        scales = 1
-        for count in self.block.scale_shape(shape):
-            scales *= count
-        elements = 1
-        for size in shape:
-            elements *= size
-        overhead = scales * (self.scale.bits + 32 * self.asym)
-        return self.bits + overhead / max(elements, 1)
+        scale_shape = self.block.scale_shape(shape)
+        overhead = prod(scale_shape) * (self.scale.bits + 32 * self.asym)
+        if isinstance(self.scale, TwoLevel):
+            overhead += 32 * prod(self.scale.inner.block.scale_shape(scale_shape))
+        return self.bits + overhead / max(prod(shape), 1)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from blockscale.export.metadata import PARTS, FileError, Metadata
 
+SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 DTYPES = {
@@ -114,6 +115,8 @@ def shards(path: Path) -> list[Path]:
     if index.is_file():
         names = _index_names(index)
         found = [path / name for name in names]
+    elif (path / SINGLE).is_file():  # others beside it, such as an adapter's, are not the model's
+        found = [path / SINGLE]
     else:
         found = sorted(path.glob("*.safetensors"))
     for shard in found:

@@ -194,6 +194,11 @@ def test_another_model(path) -> None:
     assert bits(again) == before
 
 
+def test_a_second_file_beside_the_model_is_not_read(path) -> None:
+    save_file({"adapter": torch.ones(2)}, path.parent / "adapter_model.safetensors")
+    assert bits(bs.load(Net(), path.parent).eval()) == bits(quantized())
+
+
 def test_other_files(tmp_path) -> None:
     file, folder = tmp_path / "model.safetensors", tmp_path / "model"
     refused(file, "does not exist")
