@@ -52,7 +52,7 @@ class QLayer(nn.Module):
     @classmethod
     def from_float(cls, module: Any, weight: QWeight, scheme: Scheme) -> "QLayer":
         """The quantized layer in place of `module`, with its weight quantized as given."""
-        raise NotImplementedError(cls.__name__)
+        return cls(weight, module.bias, scheme)
 
     def take_place_of(self, module: nn.Module) -> None:
         """Take over a float layer's mode and hooks; the hooks' handles still remove them."""

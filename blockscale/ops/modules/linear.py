@@ -1,7 +1,5 @@
 """Quantized nn.Linear, and the transposed Conv1D of GPT-2-style models."""
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from blockscale.core.recipe import Scheme
@@ -16,10 +14,6 @@ class QLinear(QLayer):
     def __init__(self, weight: QWeight, bias: nn.Parameter | None, scheme: Scheme):
         super().__init__(weight, bias, scheme)
         self.out_features, self.in_features = weight.shape
-
-    @classmethod
-    def from_float(cls, module: Any, weight: QWeight, scheme: Scheme) -> QLayer:
-        return cls(weight, module.bias, scheme)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features]."""
