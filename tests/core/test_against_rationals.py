@@ -67,7 +67,6 @@ def check_qparams(actual: R.QParams, expected: Expected, spelling: str, shape) -
 def check_case(case: tuple[str, Tensor, int, int]) -> None:
     spelling, x, seed, offset = case
     fmt, oracle, shape, values = parse(spelling), Oracle(spelling), tuple(x.shape), listed(x)
-    event(f"{oracle.name[:3]} under {oracle.scale[:4]}")
     qparams, expected = R.choose_qparams(x, fmt), oracle.choose(values, shape)
     check_qparams(qparams, expected, spelling, shape)
     steps = oracle.steps(expected, tuple(qparams.scale.shape))
@@ -100,6 +99,9 @@ def assert_round_trip(x, qparams, spelling, oracle, expected) -> None:
 @QUICK
 @given(cases())
 def test_reference(case) -> None:
+    event(
+        case[0].partition(":")[0][:3]
+    )  # how the elements are spread: --hypothesis-show-statistics
     check_case(case)
 
 
@@ -108,6 +110,36 @@ def test_reference(case) -> None:
 @given(cases())
 def test_reference_at_length(case) -> None:
     check_case(case)
+
+
+RAMP = torch.linspace(-3.1, 4.7, 40)
+# What Hypothesis finds depends on the machine, so these cases name the edges it should not miss.
+EDGES = {
+    "a value between 0.7 and 0.75 of the mean": (
+        "ternary:tensor:fp32",
+        torch.tensor([1.0] * 7 + [0.69]),
+    ),
+    "each maximum over 127": ("int8:group2:fp32", RAMP),
+    "an infinity beside a finite block": (
+        "e2m1:group16:e4m3",
+        torch.cat([RAMP[:32], torch.tensor([math.inf, 1e3])]),
+    ),
+    "bfloat16": ("int8:group4:fp32", RAMP.bfloat16()),
+    "a quotient near a tie": ("int8:tensor:fp32", RAMP),
+    "a zero point": ("uint8:group4:fp32:asym", torch.cos(40 * RAMP)),
+    "a range beyond float32": ("uint8:tensor:fp32:asym", torch.tensor([-FLT_MAX, FLT_MAX, 1.0])),
+    "the far side of a full range": ("int8:tensor:fp32:full", torch.tensor([-4.0, 3.0, 1.0])),
+    "half a level more": ("int4:group4:fp32:half", RAMP),
+    "above the largest level": (
+        "int8:group4:e8m0:stochastic",
+        torch.tensor([1.99, 1.992, 0.1, -1.99]),
+    ),
+}
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_edges(edge: str) -> None:
+    check_case((*EDGES[edge], 7, 3))
 
 
 FULL_RANGE = torch.tensor([FLT_MAX, -FLT_MAX, 1.0, 0.0])
