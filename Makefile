@@ -9,10 +9,12 @@ BIN := .venv/bin
 # Twice quiet: errors only.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 SHELL := /bin/bash
+# What the native library is made of; a folder is newer when a file in it comes or goes.
+NATIVE := pyproject.toml CMakeLists.txt $(shell find blockscale/kernels/cpu/src)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test slow gpu check fix bench docs lock clean
+.PHONY: help demo test slow gpu check fix bench docs native sanitize lock clean
 
 # Scripts in .venv name its full path, so a checkout that was copied or moved starts a new one.
 ifneq ($(wildcard .venv/.made),)
@@ -21,16 +23,21 @@ $(shell rm -rf .venv)
 endif
 endif
 
-help: ## this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 14
+# The library lies in the tree. Where it is not, what was missing to build it may be there now.
+ifeq ($(wildcard blockscale/kernels/cpu/_native.*),)
+$(shell rm -f .venv/.native)
+endif
 
-demo: .venv/.demo ## the tour: a real model, quantized and measured
+help: ## this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+demo: .venv/.native ## the tour: a real model, quantized and measured
 	@HF_HUB_OFFLINE=1 $(BIN)/blockscale demo $(ARGS)
 
-test: .venv/.test ## the fast tests (minutes)
+test: .venv/.test .venv/.native ## the fast tests (minutes)
 	@$(BIN)/python -m pytest $(ARGS)
 
-slow: .venv/.test ## the exhaustive tests
+slow: .venv/.test .venv/.native ## the exhaustive tests
 	@$(BIN)/python -m pytest -m slow $(ARGS) || [ $$? -eq 5 ] # 5: there are none
 
 gpu: ## the tests that need CUDA, in the environment at hand (torch with CUDA, pytest)
@@ -46,18 +53,33 @@ check: .venv/.dev ## lint, format and types
 fix: .venv/.dev ## what the linter and the formatter can repair
 	@$(BIN)/ruff check --fix; $(BIN)/ruff format
 
-bench: .venv/.test ## measure speed, into benchmarks/results/
+bench: .venv/.test .venv/.native ## measure speed, into benchmarks/results/
 	@if [ -f benchmarks/run.py ]; then $(BIN)/python -m benchmarks.run $(ARGS); \
 	else $(BIN)/python -m benchmarks.import_time; fi
 
-docs: .venv/.demo ## write the generated pages again
+docs: .venv/.native ## write the generated pages again
 	@$(BIN)/python docs/generate.py
+
+native: .venv/.native ## compile the C++ kernels (the other targets do so when they need them)
+
+# Python itself is not instrumented, so the sanitizer's library must come first; Python leaks on purpose.
+SANITIZE := $(CURDIR)/build/sanitize
+sanitize: .venv/.test ## the native kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(BIN)/cmake -S . -B $(SANITIZE) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja --log-level=NOTICE \
+		-DCMAKE_CXX_COMPILER=$(CXX) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+		-DCMAKE_BUILD_TYPE=Debug -DBLOCKSCALE_SANITIZE=ON
+	@$(BIN)/cmake --build $(SANITIZE)
+	@export LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+		ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:abort_on_error=1 \
+		PYTHONMALLOC=malloc BLOCKSCALE_NATIVE=$$(echo $(SANITIZE)/_native.*); \
+	$(BIN)/python -m pytest -s tests/kernels/test_hardware.py $(wildcard tests/kernels/cpu) $(ARGS)
 
 lock: ## resolve requirements/*.txt again, torch kept
 	@bash requirements/lock.sh $$(grep -h '^torch==' requirements/demo.txt)
 
-clean: ## remove the environment and the caches
+clean: ## remove the environment, what was built and the caches
 	@rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist
+	@rm -f blockscale/kernels/cpu/_native.* blockscale/kernels/cpu/_unbuilt.txt
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.made:
@@ -69,11 +91,17 @@ clean: ## remove the environment and the caches
 	@$(PYTHON) -m venv .venv || { echo "no venv in this Python (Debian: apt install python3-venv)"; exit 1; }
 	@echo '$(realpath .)' > $@
 
-# The build backend is among the requirements, so installing blockscale itself fetches nothing.
-.venv/.demo: requirements/demo.txt pyproject.toml | .venv/.made
-	@echo "installing requirements/demo.txt and blockscale into .venv (once; minutes)"
+.venv/.demo: requirements/demo.txt | .venv/.made
+	@echo "installing requirements/demo.txt into .venv (once; minutes)"
 	@$(PIP) -r requirements/demo.txt
+	@touch $@
+
+# What builds blockscale is among the requirements, so installing blockscale itself fetches nothing.
+.venv/.native: .venv/.demo $(NATIVE)
+	@echo "installing blockscale into .venv; its C++ is compiled (a minute; later only what changed)"
 	@$(PIP) --no-deps --no-build-isolation --editable .
+	@if [ -f blockscale/kernels/cpu/_unbuilt.txt ]; then \
+		echo "without native kernels: $$(cat blockscale/kernels/cpu/_unbuilt.txt)"; fi
 	@touch $@
 
 .venv/.test: requirements/test.txt .venv/.demo

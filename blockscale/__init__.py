@@ -12,6 +12,7 @@ from blockscale.export.directory import quantize_directory as quantize_directory
 from blockscale.export.load import load as load
 from blockscale.export.metadata import FileError as FileError
 from blockscale.export.save import save as save
+from blockscale.kernels.hardware import hardware as hardware
 from blockscale.kernels.registry import use as use
 from blockscale.ops.apply import quantize_ as quantize_
 from blockscale.ops.quantize import choose_qparams as choose_qparams

@@ -1,4 +1,8 @@
-"""Write docs/formats.md from the catalogue: `make docs`. A test checks that it is up to date."""
+"""Write the generated pages: `make docs`. A test checks that they are up to date.
+
+docs/formats.md from the catalogue; docs/performance.md and its plots from docs/performance_notes.md
+and the newest full run of `blockscale bench` that git tracks.
+"""
 
 import math
 from pathlib import Path
@@ -6,10 +10,13 @@ from pathlib import Path
 import torch
 
 import blockscale as bs
+from blockscale.bench.page import pages
+from blockscale.bench.results import newest_full
 from blockscale.core.elements import FAMILIES
 from blockscale.core.scale import RULES
 
 PAGE = Path(__file__).with_name("formats.md")
+NOTES = Path(__file__).with_name("performance_notes.md")
 SHAPE = (4096, 4096)
 
 HEAD = """# The formats
@@ -83,5 +90,16 @@ def page() -> str:
     return HEAD + "\n".join(rows) + "\n" + tail + RULE_HEAD + "\n".join(lines) + "\n"
 
 
+def performance() -> dict[str, str]:
+    """{path below docs: content} of the page about speed."""
+    newest = newest_full()
+    found = None if newest is None else (f"benchmarks/results/{newest[0].name}", newest[1])
+    return pages(NOTES.read_text(), found)
+
+
 if __name__ == "__main__":
     PAGE.write_text(page())
+    for name, text in performance().items():
+        target = PAGE.parent / name
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(text)

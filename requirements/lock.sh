@@ -35,10 +35,10 @@ write() {
 before=
 for extra in demo test dev; do
     echo "resolving the extra '$extra'"
-    "$python" -m pip install -qq "hatchling>=1.27" ".[$extra]"
+    "$python" -m pip install -qq ".[build,$extra]" # the Makefile installs without isolation
     installed > "$work/$extra.txt"
     case $extra in
-        demo) why="What 'make demo' needs: blockscale's dependencies, its command line, a model, the build backend." ;;
+        demo) why="What 'make demo' needs: blockscale's dependencies, its command line, a model, what builds it." ;;
         test) why="What 'make test' needs on top: pytest and the oracles." ;;
         dev) why="What 'make check' needs on top: the linter and the type checker." ;;
     esac

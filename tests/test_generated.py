@@ -19,6 +19,17 @@ def test_formats_page_is_up_to_date():
     assert generator().page() == (DOCS / "formats.md").read_text(), "run: make docs"
 
 
+def test_the_performance_page_is_up_to_date():
+    made = generator().performance()
+    assert "performance.md" in made
+    old = [name for name, text in made.items() if not same(DOCS / name, text)]
+    assert not old, f"{old}: run: make docs"
+
+
+def same(path, text):
+    return path.exists() and path.read_text() == text
+
+
 def test_every_named_format_has_its_row():
     page = (DOCS / "formats.md").read_text()
     missing = [name for name, fmt in bs.formats().items() if f"| `{name}` | `{fmt}` |" not in page]

@@ -9,9 +9,9 @@ import pytest
 PACKAGE = pathlib.Path(__file__).parents[1] / "blockscale"
 LAYERS = (
     "core", "kernels", "ops", "calibrate", "qat", "graph", "search", "export", "report",
-    "demo", "cli",
+    "demo", "bench", "cli",
 )  # fmt: skip
-USERS = ("demo", "cli")  # they use the package as anybody does: `import blockscale as bs`
+USERS = ("demo", "bench", "cli")  # they use the package as anybody does: `import blockscale as bs`
 BESIDE = {"compat": ("core", "kernels", "ops")}  # only USERS import it
 ROOT = "the package itself"  # its __init__ imports every layer
 

@@ -16,6 +16,7 @@ NAMES = [
     "compat",
     "fake_quantize",
     "formats",
+    "hardware",
     "load",
     "parse",
     "quantize",
@@ -35,6 +36,7 @@ PARAMETERS = {
     "load": ["model", "path"],
     "parse": ["text"],
     "use": ["backend"],
+    "hardware": [],
 }
 
 
@@ -45,6 +47,7 @@ def public_names():
         "ops",
         "export",
         "demo",
+        "bench",
         "cli",
         "calibrate",
         "qat",

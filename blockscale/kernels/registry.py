@@ -35,7 +35,7 @@ class Kernel:
 
 KERNELS: dict[tuple[str, str], list[Kernel]] = {}
 _choice: ContextVar[str] = ContextVar("blockscale_backend", default="auto")
-_warned: set[tuple[str, str, str]] = set()
+_warned: set[tuple[str, ...]] = set()
 
 
 def kernel(
@@ -55,11 +55,16 @@ def kernel(
 @cache
 def unavailable(backend: str) -> str | None:
     """Load the backend; the reason why it cannot run here, or None if it can."""
-    name = f"blockscale.kernels.{backend}"
-    if importlib.util.find_spec(name) is None:
+    if not _exists(backend):
         return f"this version of blockscale has no {backend} kernels"
-    reason: str | None = importlib.import_module(name).available()
+    reason: str | None = importlib.import_module(f"blockscale.kernels.{backend}").available()
     return reason
+
+
+@cache
+def _exists(backend: str) -> bool:
+    """Whether this version has kernels for the backend at all."""
+    return importlib.util.find_spec(f"blockscale.kernels.{backend}") is not None
 
 
 @contextmanager
@@ -102,18 +107,24 @@ def find(op: str, fmt: Format, device: str, arguments: tuple[Any, ...]) -> Kerne
     if choice == "reference":
         return None
     backend = device if choice == "auto" else choice
-    if backend not in BACKENDS or unavailable(backend) is not None:
+    if backend not in BACKENDS:
+        return None
+    if (reason := unavailable(backend)) is not None:
+        if _exists(backend):
+            text = f"the slow reference runs in the place of {backend} kernels: {reason}"
+            _warn_once((backend,), text)
         return None
     for candidate in reversed(KERNELS.get((op, backend), ())):
         if candidate.supports(fmt, arguments):
             return candidate
     if choice != "auto":
         raise RuntimeError(f"use({backend!r}): no {backend} kernel runs {op} for {fmt} here")
-    if (op, backend, str(fmt)) not in _warned:
-        _warned.add((op, backend, str(fmt)))
-        warnings.warn(
-            f"no {backend} kernel runs {op} for {fmt} on these tensors: using the reference, "
-            f"which is slow",
-            stacklevel=2,
-        )
+    text = f"no {backend} kernel runs {op} for {fmt} on these tensors"
+    _warn_once((op, backend, str(fmt)), f"{text}: using the reference, which is slow")
     return None
+
+
+def _warn_once(key: tuple[str, ...], text: str) -> None:
+    if key not in _warned:
+        _warned.add(key)
+        warnings.warn(text, stacklevel=3)

@@ -109,10 +109,17 @@ def test_falling_back_warns_once_for_each_op_and_format() -> None:
         bs.quantize(x, FMT).dequantize()
 
 
-def test_no_backend_is_nothing_to_warn_about(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "unavailable", lambda backend: "not built")
-    bs.quantize(torch.randn(2, 8), FMT)
-    assert find("pack", parse(FMT), "meta", ()) is None
+def test_a_backend_that_cannot_run_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ops and formats; backends that this version does not have are no news."""
+    monkeypatch.setattr(registry, "unavailable", lambda backend: "it was not built")
+    with pytest.warns(UserWarning) as caught:
+        bs.quantize(torch.randn(2, 8), FMT).dequantize()
+        bs.quantize(torch.randn(2, 8), "int4:token:fp32")
+    assert [str(w.message) for w in caught] == [
+        "the slow reference runs in the place of cpu kernels: it was not built"
+    ]
+    for device in ("cuda", "webgpu", "meta"):
+        assert find("pack", parse(FMT), device, ()) is None
 
 
 def test_a_pinned_backend_does_not_fall_back() -> None:

@@ -1,0 +1,1 @@
+"""Measuring: contestants take turns, and figures are ratios to a ceiling of the same run."""

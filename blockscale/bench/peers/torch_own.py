@@ -1,0 +1,91 @@
+"""What torch itself has."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from blockscale.bench.case import Call, Peer
+from blockscale.bench.requests import Encoder, Layer, Primitive
+
+_LIMIT = 4.0  # of normal numbers; a scale that is given need not fit exactly to be timed
+
+
+def unavailable() -> str | None:
+    """Torch is always there."""
+    return None
+
+
+def primitive(wanted: Primitive) -> Iterator[Peer]:
+    """int8 with one scale for the tensor or one a channel; the scale is given."""
+    x = wanted.x
+    stored: Any
+    fake: Any
+    if x.dtype != torch.float32 or wanted.name not in ("int8", "int8_channel"):
+        return
+    given = "its scale is given"
+    if wanted.name == "int8":
+        scalar = (_LIMIT / 127, 0)
+        stored, fake = torch.quantize_per_tensor, torch.fake_quantize_per_tensor_affine
+        makers: dict[str, Any] = {
+            "quantize": lambda: stored(x, *scalar, torch.qint8),
+            "fake_quantize": lambda: fake(x, *scalar, -127, 127),
+        }
+    else:
+        scale = torch.full((x.shape[0],), _LIMIT / 127)
+        zero = torch.zeros(x.shape[0], dtype=torch.int32)
+        stored, fake = torch.quantize_per_channel, torch.fake_quantize_per_channel_affine
+        makers = {
+            "quantize": lambda: stored(x, scale, zero, 0, torch.qint8),
+            "fake_quantize": lambda: fake(x, scale, zero, 0, -127, 127),
+        }
+    if wanted.op == "dequantize":
+        yield Peer(f"torch {stored.__name__}", lambda: makers["quantize"]().dequantize)
+        return
+    function = stored if wanted.op == "quantize" else fake
+    yield Peer(f"torch {function.__name__}", lambda: makers[wanted.op], given, reads=1)
+
+
+def linear(layer: Layer) -> Iterator[Peer]:
+    """bf16, the dynamic int8 module, and the bare int8 product."""
+    yield Peer("torch bf16", lambda: _bf16(layer.weight), "input and output bf16")
+    yield Peer("torch dynamic int8", lambda: _module(_dynamic(layer.module())))
+    yield Peer("torch._int_mm", lambda: _int_mm(layer.weight), "input int8 already, output int32")
+
+
+def model(encoder: Encoder) -> Iterator[Peer]:
+    """Every Linear as the dynamic int8 module."""
+    yield Peer("torch quantize_dynamic int8", lambda: _dynamic(copy.deepcopy(encoder.model)))
+
+
+def _bf16(weight: Tensor) -> Any:
+    narrow = weight.bfloat16()
+
+    def bind(x: Tensor) -> Call:
+        given = x.bfloat16()
+        return lambda: F.linear(given, narrow)
+
+    return bind
+
+
+def _int_mm(weight: Tensor) -> Any:
+    codes = (weight * 127 / weight.abs().amax()).round().to(torch.int8).t()
+
+    def bind(x: Tensor) -> Call:
+        given = (x * 127 / _LIMIT).clamp(-127, 127).round().to(torch.int8)
+        return lambda: torch._int_mm(given, codes)
+
+    return bind
+
+
+def _module(module: nn.Module) -> Any:
+    return lambda x: lambda: module(x)
+
+
+def _dynamic(model: nn.Module) -> nn.Module:
+    made = torch.ao.quantization.quantize_dynamic
+    quantized: nn.Module = made(model, {nn.Linear}, dtype=torch.qint8)
+    return quantized

@@ -1,0 +1,136 @@
+"""torchao, eager, and compiled where the settings ask for it."""
+
+import copy
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.bench.case import Call, Peer
+from blockscale.bench.requests import Encoder, Layer, Primitive
+
+_COMPILES = "the first call compiles, which is not counted"
+_MX = {"mxfp8": "float8_e4m3fn", "mxfp4": "float4_e2m1fn_x2"}
+_GROUP = 128
+
+
+def unavailable() -> str | None:
+    """Why it cannot be measured here."""
+    missing = importlib.util.find_spec("torchao") is None
+    return "torchao is not installed" if missing else None
+
+
+def primitive(wanted: Primitive) -> Iterator[Peer]:
+    """int8 in groups of 128 with choice of the scale; MX and NVFP4 as its prototypes have them."""
+    if wanted.spelling == f"int8:group{_GROUP}:fp32" and wanted.op != "fake_quantize":
+        yield Peer("torchao int8 eager", lambda: _affine(wanted.x, wanted.op))
+        if wanted.compiled and wanted.op == "quantize":
+            yield Peer("torchao int8 compiled", lambda: _compiled(wanted.x), _COMPILES)
+    if wanted.op != "fake_quantize" and (wanted.name in _MX or wanted.name == "nvfp4"):
+        yield Peer(f"torchao {wanted.name} eager", lambda: _block(wanted))
+
+
+def linear(layer: Layer) -> Iterator[Peer]:
+    """int8 weight and dynamic int8 input."""
+    yield Peer("torchao int8 dynamic eager", lambda: _module(_dynamic(layer.module())))
+    if layer.compiled:
+        yield Peer("torchao int8 dynamic compiled", lambda: _fast(layer), _COMPILES)
+
+
+def model(encoder: Encoder) -> Iterator[Peer]:
+    """Every Linear with int8 weight and dynamic int8 input."""
+    made = _dynamic
+    yield Peer("torchao int8 dynamic eager", lambda: made(copy.deepcopy(encoder.model)))
+    if encoder.compiled:
+        yield Peer(
+            "torchao int8 dynamic compiled",
+            lambda: _compile(made(copy.deepcopy(encoder.model))),
+            _COMPILES,
+        )
+
+
+@cache
+def _part(name: str) -> Any:
+    """A module of torchao, which may be missing."""
+    return importlib.import_module(f"torchao.{name}")
+
+
+def _quantize_affine() -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
+    """A function without look-ups, which torch.compile can trace."""
+    ao = _part("quantization.quant_primitives")
+    choose, quantize, symmetric = (
+        ao.choose_qparams_affine,
+        ao.quantize_affine,
+        ao.MappingType.SYMMETRIC,
+    )
+    block, limits = (1, _GROUP), (torch.int8, -127, 127)
+
+    def made(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scale, zero = choose(x, symmetric, block, *limits)
+        return quantize(x, block, scale, zero, *limits), scale, zero
+
+    return made
+
+
+def _affine(x: Tensor, op: str) -> Call:
+    make = _quantize_affine()
+    if op == "quantize":
+        return lambda: make(x)
+    codes, scale, zero = make(x)
+    limits = (torch.int8, -127, 127)
+    dequantize_affine = _part("quantization.quant_primitives").dequantize_affine
+    return lambda: dequantize_affine(codes, (1, _GROUP), scale, zero, *limits, output_dtype=x.dtype)
+
+
+def _compiled(x: Tensor) -> Call:
+    made = _compile(_quantize_affine())
+    made(x)  # compiles
+    return lambda: made(x)
+
+
+def _block(wanted: Primitive) -> Call:
+    x = wanted.x
+    make = _nvfp4 if wanted.name == "nvfp4" else _mx(_MX[wanted.name])
+    if wanted.op == "quantize":
+        return lambda: make(x)
+    stored = make(x)
+    return lambda: stored.dequantize(x.dtype)
+
+
+def _mx(name: str) -> Any:
+    kind, element = _part("prototype.mx_formats.mx_tensor").MXTensor, getattr(torch, name)
+    return lambda x: kind.to_mx(x, element, 32)
+
+
+def _nvfp4(x: Tensor) -> Any:
+    ao = _part("prototype.mx_formats.nvfp4_tensor")
+    outer = ao.per_tensor_amax_to_scale(x.abs().max())
+    return ao.NVFP4Tensor.to_nvfp4(x, per_tensor_scale=outer)
+
+
+def _dynamic(model: nn.Module) -> nn.Module:
+    ao = _part("quantization")
+    ao.quantize_(model, ao.Int8DynamicActivationInt8WeightConfig())
+    return model
+
+
+def _fast(layer: Layer) -> Any:
+    module = _compile(_dynamic(layer.module()))
+
+    def bind(x: Tensor) -> Call:
+        module(x)  # compiles
+        return lambda: module(x)
+
+    return bind
+
+
+def _compile(what: Any) -> Any:
+    return torch.compile(what)
+
+
+def _module(module: nn.Module) -> Any:
+    return lambda x: lambda: module(x)

@@ -1,0 +1,155 @@
+"""The file of a run: written after every case, whole or not at all, and gone on with later."""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from blockscale.bench.environment import allocator
+from blockscale.bench.machine import CHECKOUT, commit, git, hardware, versions
+from blockscale.bench.settings import Settings
+
+SCHEMA = 1
+_AGREE = ("settings", "commit", "hardware", "versions", "environment")  # of a run that goes on
+
+
+class Results:
+    """What was measured, and on what; `data` is the file."""
+
+    def __init__(self, path: Path, data: dict[str, Any]):
+        self.path, self.data = path, data
+
+    @classmethod
+    def start(cls, path: Path, settings: Settings) -> "Results":
+        """An empty one; nothing is written yet."""
+        return cls(path, about(settings) | {"complete": False, "cases": []})
+
+    @classmethod
+    def resume(cls, path: Path, settings: Settings) -> "Results":
+        """One that goes on. Raises ValueError if it was measured in another way or is finished."""
+        data = read(path)
+        new = about(settings)
+        for key in _AGREE:
+            if differing := _differing(data[key], new[key]):
+                raise ValueError(
+                    f"{path} cannot go on: its {key} was {differing}; measure anew without --resume"
+                )
+        return cls(path, data)
+
+    @property
+    def done(self) -> set[str]:
+        """The names of the cases that are in it."""
+        return {case["name"] for case in self.data["cases"]}
+
+    def add(self, case: dict[str, Any], seconds: float) -> None:
+        """Add a measured case and write the file."""
+        self.data["cases"].append(case)
+        self.data["seconds"] = round(self.data.get("seconds", 0.0) + seconds, 3)
+        self.write()
+
+    def finish(self) -> None:
+        """Every case is in it."""
+        self.data["complete"] = True
+        self.write()
+
+    def write(self) -> None:
+        """Write beside its place and rename, so that no half of a file is ever seen."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            beside.write_text(json.dumps(self.data, indent=1) + "\n")
+            beside.replace(self.path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def about(settings: Settings) -> dict[str, Any]:
+    """Everything but the figures, as a file gives it back."""
+    plain = settings.to_dict()
+    del plain["seconds"]  # a run may go on for longer
+    found = {
+        "schema": SCHEMA,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "settings": plain,
+        "hardware": hardware(settings.device),
+        "versions": versions(),
+        "environment": allocator(),
+    }
+    return dict(json.loads(json.dumps(found)))
+
+
+def _differing(old: Any, new: Any) -> str:
+    """What does not agree, for people; empty if all does."""
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return "" if old == new else f"{old!r}, not {new!r}"
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return ", ".join(f"{key} {old.get(key)!r}, not {new.get(key)!r}" for key in keys)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A file of this kind. Raises ValueError if it is none."""
+    try:
+        data = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not is_run(data):
+        raise ValueError(f"{path} is no file of `blockscale bench` of this version")
+    return dict(data)
+
+
+def is_run(data: Any) -> bool:
+    """Whether it is what this version of `blockscale bench` writes."""
+    return isinstance(data, dict) and data.get("schema") == SCHEMA and "cases" in data
+
+
+def folder() -> Path:
+    """Where runs are kept: benchmarks/results of a checkout, else the current directory."""
+    return CHECKOUT / "benchmarks" / "results" if (CHECKOUT / "benchmarks").is_dir() else Path()
+
+
+def new_path(settings: Settings) -> Path:
+    """A name that no run has: `full` runs are for keeping, others for looking at."""
+    kind = "full" if settings.full else "quick" if settings.quick else "part"
+    moment = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return folder() / f"{kind}-{settings.device.replace(':', '')}-{moment}.json"
+
+
+def unfinished(settings: Settings) -> Path | None:
+    """The newest run with these settings that is not complete."""
+    wanted = about(settings)["settings"]
+    found = [
+        (data["when"], path)
+        for path, data in _runs(folder().glob("*.json"))
+        if not data["complete"] and data["settings"] == wanted
+    ]
+    return max(found)[1] if found else None
+
+
+def newest_full(paths: Sequence[Path] | None = None) -> tuple[Path, dict[str, Any]] | None:
+    """The newest complete run of everything among `paths`, by default those that git tracks."""
+    runs = _runs(committed() if paths is None else paths)
+    found = [
+        (data["when"], path.name, path, data)
+        for path, data in runs
+        if data["complete"] and data["settings"]["full"]
+    ]
+    return max(found)[2:] if found else None
+
+
+def committed() -> list[Path]:
+    """The result files that git tracks; outside a checkout, all there are."""
+    listed = git("ls-files", "--", "benchmarks/results")
+    if listed is None:
+        return sorted(folder().glob("*.json"))
+    paths = [CHECKOUT / line for line in listed.splitlines() if line.endswith(".json")]
+    return [path for path in paths if path.exists()]
+
+
+def _runs(paths: Iterable[Path]) -> Iterable[tuple[Path, dict[str, Any]]]:
+    for path in paths:
+        data = json.loads(path.read_text())
+        if is_run(data):
+            yield path, data

@@ -1,0 +1,33 @@
+"""The scale of each block."""
+
+from torch import Tensor
+
+from blockscale.core import reference
+from blockscale.core.format import Format
+from blockscale.core.reference import QParams
+from blockscale.kernels.cpu import _native
+from blockscale.kernels.cpu.native import addresses, floats, native, threads
+from blockscale.kernels.registry import kernel
+
+
+def every(fmt: Format, arguments: object) -> bool:
+    """These kernels take every format, dtype, shape and layout."""
+    del fmt, arguments
+    return True
+
+
+def listed(parts: QParams) -> list[Tensor]:
+    """The parts that there are, in the order scale, outer, zero point."""
+    return [part for part in parts if part is not None]
+
+
+@kernel("choose_qparams", backend="cpu", supports=every)
+def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
+    """As ops.primitives.choose_qparams."""
+    n = native(fmt)
+    x, dtype = floats(x)
+    if x.numel() == 0:
+        return listed(reference.choose_qparams(x, n.format))
+    parts = n.new_parts(x.shape)
+    _native.choose(n.handle, x.shape, x.data_ptr(), dtype, addresses(parts), threads())
+    return listed(parts)

@@ -1,0 +1,56 @@
+"""Values from packed codes."""
+
+import torch
+from torch import Tensor
+
+from blockscale.kernels.cpu import _native
+from blockscale.kernels.cpu.choose_qparams import every
+from blockscale.kernels.cpu.native import DTYPES, Native, addresses, in_order, native, threads
+from blockscale.kernels.registry import kernel
+
+
+@kernel("dequantize", backend="cpu", supports=every)
+def dequantize(
+    packed: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    outer: Tensor | None,
+    fmt: str,
+    size: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """As ops.primitives.dequantize; other dtypes than the three are cast from float32."""
+    n = native(fmt)
+    shape = (*packed.shape[:-1], size) if scale.ndim else ()
+    packed = checked_codes(n, packed, shape)
+    parts = n.given_parts(shape, scale, zero_point, outer)
+    kind = DTYPES.get(dtype, 0)
+    values = torch.empty(shape, dtype=dtype if dtype in DTYPES else torch.float32)
+    if values.numel():
+        codes, packs = packed, n.packs(shape)
+        if not packs:  # rows end within a byte
+            codes = n.new_patterns(shape)
+            unpack_into(n, packed, size, codes)
+        _native.dequantize(
+            n.handle, shape, codes.data_ptr(), packs, addresses(parts), values.data_ptr(), kind,
+            threads(),
+        )  # fmt: skip
+    return values if values.dtype == dtype else values.to(dtype)
+
+
+def checked_codes(n: Native, packed: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Packed codes of a tensor of `shape`, in order. Raises ValueError if they are not that."""
+    expected = n.packed_shape(shape)
+    if packed.dtype != n.packed_dtype or packed.shape != expected or not packed.is_cpu:
+        raise ValueError(
+            f"{n.format}: codes of shape {shape} are packed as {n.packed_dtype} of shape "
+            f"{expected} on the CPU, found {packed.dtype} of shape {tuple(packed.shape)} on "
+            f"{packed.device}"
+        )
+    return in_order(packed)
+
+
+def unpack_into(n: Native, packed: Tensor, size: int, patterns: Tensor) -> None:
+    """Packed rows -> patterns, one entry a code."""
+    rows = patterns.numel() // size
+    _native.unpack(n.bits, packed.data_ptr(), rows, size, patterns.data_ptr(), threads())

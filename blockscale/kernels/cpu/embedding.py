@@ -1,0 +1,43 @@
+"""Rows of a quantized table."""
+
+import torch
+from torch import Tensor
+
+from blockscale.kernels.cpu import _native
+from blockscale.kernels.cpu.choose_qparams import every
+from blockscale.kernels.cpu.dequantize import checked_codes
+from blockscale.kernels.cpu.native import DTYPES, addresses, in_order, native, threads
+from blockscale.kernels.registry import kernel
+
+
+@kernel("embedding", backend="cpu", supports=every)
+def embedding(
+    weight: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    outer: Tensor | None,
+    fmt: str,
+    size: int,
+    indices: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """As ops.embedding.embedding. Raises IndexError for an index that is no row."""
+    n = native(fmt)
+    table = (weight.shape[0], size)
+    weight = checked_codes(n, weight, table)
+    parts = n.given_parts(table, scale, zero_point, outer)
+    if indices.dtype not in (torch.int64, torch.int32) or not indices.is_cpu:
+        raise IndexError(
+            f"expected int64 or int32 indices on the CPU, found {indices.dtype} on {indices.device}"
+        )
+    rows = in_order(indices.to(torch.int64))
+    kind = DTYPES.get(dtype, 0)
+    shape = (*indices.shape, size)
+    values = torch.empty(shape, dtype=dtype if dtype in DTYPES else torch.float32)
+    if values.numel() and not _native.embedding(
+        n.handle, *table, weight.data_ptr(), addresses(parts), rows.data_ptr(), rows.numel(),
+        values.data_ptr(), kind, threads(),
+    ):  # fmt: skip
+        low, high = int(rows.min()), int(rows.max())
+        raise IndexError(f"index out of range: {low} ... {high} in a table of {table[0]} rows")
+    return values if values.dtype == dtype else values.to(dtype)

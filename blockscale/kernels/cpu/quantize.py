@@ -1,0 +1,66 @@
+"""Codes, with a given scale or one that is chosen in the same pass over memory."""
+
+from torch import Tensor
+
+from blockscale.core import pack as packing
+from blockscale.core import reference
+from blockscale.core.reference import QParams
+from blockscale.kernels.cpu import _native
+from blockscale.kernels.cpu.choose_qparams import every, listed
+from blockscale.kernels.cpu.native import (
+    Native,
+    addresses,
+    floats,
+    native,
+    seed_words,
+    threads,
+)
+from blockscale.kernels.registry import kernel
+
+
+@kernel("quantize", backend="cpu", supports=every)
+def quantize(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    outer: Tensor | None,
+    fmt: str,
+    seed: Tensor | None,
+) -> Tensor:
+    """As ops.primitives.quantize."""
+    n = native(fmt)
+    x, dtype = floats(x)
+    parts = n.given_parts(x.shape, scale, zero_point, outer)
+    if x.numel() == 0:
+        return n.new_packed(x.shape)
+    return _run(n, x, dtype, parts, seed, given=True)
+
+
+@kernel("choose_quantize", backend="cpu", supports=every)
+def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
+    """As ops.primitives.choose_quantize."""
+    n = native(fmt)
+    x, dtype = floats(x)
+    if x.numel() == 0:
+        parts = reference.choose_qparams(x, n.format)
+        codes = reference.quantize(x, parts, n.format, seed)
+        return [packing.pack(codes, n.format.element), *listed(parts)]
+    parts = n.new_parts(x.shape)
+    return [_run(n, x, dtype, parts, seed, given=False), *listed(parts)]
+
+
+def _run(
+    n: Native, x: Tensor, dtype: int, parts: QParams, seed: Tensor | None, *, given: bool
+) -> Tensor:
+    shape, packs = x.shape, n.packs(x.shape)
+    packed = n.new_packed(shape)
+    codes = packed if packs else n.new_patterns(shape)
+    run = _native.quantize if given else _native.choose_quantize
+    run(
+        n.handle, shape, x.data_ptr(), dtype, addresses(parts), codes.data_ptr(), packs,
+        *seed_words(n, seed), threads(),
+    )  # fmt: skip
+    if not packs:  # rows end within a byte
+        rows = x.numel() // shape[-1]
+        _native.pack(n.bits, codes.data_ptr(), rows, shape[-1], packed.data_ptr(), threads())
+    return packed

@@ -1,0 +1,99 @@
+// The primitives for Python: a Format object made once per format, then addresses and shapes.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <stdexcept>
+
+#include "isa.h"
+#include "native_format.h"
+
+namespace nb = nanobind;
+
+namespace blockscale {
+namespace {
+
+using Address = uintptr_t;  // Tensor.data_ptr(), 0 for none
+using Shape = std::vector<int64_t>;
+using Parts = std::array<Address, 3>;  // scale, outer, zero point
+
+QParams qparams(const Parts& parts) {
+    return {reinterpret_cast<void*>(parts[0]), reinterpret_cast<float*>(parts[1]),
+            reinterpret_cast<int32_t*>(parts[2])};
+}
+
+// (seed, index of the first element) as addresses of int64, or nothing.
+Seed seed_at(Address address, int64_t words) {
+    const int64_t* at = reinterpret_cast<const int64_t*>(address);
+    if (!at) return {0, 0};
+    return {static_cast<uint64_t>(at[0]), words == 2 ? static_cast<uint64_t>(at[1]) : 0};
+}
+
+void* at(Address address) { return reinterpret_cast<void*>(address); }
+
+}  // namespace
+}  // namespace blockscale
+
+void bind_primitives(nb::module_& m) {
+    using namespace blockscale;
+    nb::set_leak_warnings(false);  // formats are cached until the interpreter ends
+    nb::class_<NativeFormat>(m, "NativeFormat")
+        .def(nb::init<std::vector<double>, std::vector<int64_t>, int64_t,
+                      std::shared_ptr<NativeFormat>>(),
+             nb::arg("numbers"), nb::arg("block"), nb::arg("rest"), nb::arg("inner").none());
+
+    m.def("choose", [](const NativeFormat& f, const Shape& shape, Address x, int dtype,
+                       const Parts& parts, int threads) {
+        isa().primitives->choose(f.spec(), f.layout(shape), at(x), Dtype(dtype), qparams(parts),
+                                 threads);
+    }, nb::call_guard<nb::gil_scoped_release>());
+    m.def("quantize", [](const NativeFormat& f, const Shape& shape, Address x, int dtype,
+                         const Parts& parts, Address codes, bool packed, Address seed,
+                         int64_t words, int threads) {
+        isa().primitives->quantize(f.spec(), f.layout(shape), at(x), Dtype(dtype), qparams(parts),
+                                   at(codes), packed, seed_at(seed, words), threads);
+    }, nb::call_guard<nb::gil_scoped_release>());
+    m.def("choose_quantize", [](const NativeFormat& f, const Shape& shape, Address x, int dtype,
+                                const Parts& parts, Address codes, bool packed, Address seed,
+                                int64_t words, int threads) {
+        isa().primitives->choose_quantize(f.spec(), f.layout(shape), at(x), Dtype(dtype),
+                                          qparams(parts), at(codes), packed,
+                                          seed_at(seed, words), threads);
+    }, nb::call_guard<nb::gil_scoped_release>());
+    m.def("dequantize", [](const NativeFormat& f, const Shape& shape, Address codes, bool packed,
+                           const Parts& parts, Address y, int dtype, int threads) {
+        isa().primitives->dequantize(f.spec(), f.layout(shape), at(codes), packed, qparams(parts),
+                                     at(y), Dtype(dtype), threads);
+    }, nb::call_guard<nb::gil_scoped_release>());
+    m.def("fake_quantize", [](const NativeFormat& f, const Shape& shape, Address x, int dtype,
+                              bool given, const Parts& parts, Address y, Address seed,
+                              int64_t words, int threads) {
+        isa().primitives->fake_quantize(f.spec(), f.layout(shape), at(x), Dtype(dtype), given,
+                                        qparams(parts), at(y), seed_at(seed, words), threads);
+    }, nb::call_guard<nb::gil_scoped_release>());
+    m.def("straight_through", [](const NativeFormat& f, const Shape& shape, Address x, int dtype,
+                                 bool given, const Parts& parts, Address gradient,
+                                 int gradient_dtype, Address y, int threads) {
+        isa().primitives->straight_through(f.spec(), f.layout(shape), at(x), Dtype(dtype), given,
+                                           qparams(parts), at(gradient), Dtype(gradient_dtype),
+                                           at(y), threads);
+    }, nb::call_guard<nb::gil_scoped_release>());
+    m.def("pack", [](int bits, Address patterns, int64_t rows, int64_t size, Address packed,
+                     int threads) {
+        isa().primitives->pack(bits, at(patterns), rows, size, at(packed), threads);
+    }, nb::call_guard<nb::gil_scoped_release>());
+    m.def("unpack", [](int bits, Address packed, int64_t rows, int64_t size, Address patterns,
+                       int threads) {
+        isa().primitives->unpack(bits, at(packed), rows, size, at(patterns), threads);
+    }, nb::call_guard<nb::gil_scoped_release>());
+    m.def("embedding", [](const NativeFormat& f, int64_t rows, int64_t columns, Address codes,
+                          const Parts& parts, Address indices, int64_t count, Address y,
+                          int dtype, int threads) {
+        return isa().primitives->embedding(f.spec(), f.matrix(rows, columns), at(codes), qparams(parts),
+                                           reinterpret_cast<const int64_t*>(indices), count, at(y),
+                                           Dtype(dtype), threads);
+    }, nb::call_guard<nb::gil_scoped_release>());
+}

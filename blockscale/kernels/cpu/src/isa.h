@@ -1,0 +1,29 @@
+// Which instruction sets this library was compiled for, which the processor has, and which is used.
+// Everything in isa/ is compiled once for each, in the namespace blockscale::<its name>.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "linear.h"
+#include "primitives.h"
+
+namespace blockscale {
+
+struct Isa {
+    std::string name;  // baseline, avx2, avx512, avx512vnni, neon
+    bool present;      // whether this processor runs it
+    const Primitives* primitives;
+    const Linears* linears;
+};
+
+// What was compiled, slowest first.
+const std::vector<Isa>& isas();
+
+// The one in use: the last present one, or what BLOCKSCALE_CPU_ISA names (read when first asked).
+const Isa& isa();
+
+// Use another from now on. Throws std::invalid_argument if it is not compiled or not present.
+void select_isa(const std::string& name);
+
+}  // namespace blockscale

@@ -1,0 +1,322 @@
+// What a block's scale is chosen from (numerics.md, 3.1 and 3.2), over a rectangle of elements.
+// All of it is integer arithmetic on the bits of float32, so no order of reduction changes a bit.
+#pragma once
+
+#include "floats.h"
+
+namespace blockscale::BLOCKSCALE_ISA {
+namespace {
+
+// float32 as integers in the same order (-0 below 0): bits of the negative ones flipped.
+inline int32_t ordered(int32_t bits) { return bits ^ ((bits >> 31) & INT32_MAX); }
+
+constexpr int32_t kNegativeInfinity = static_cast<int32_t>(0xFF800000u) ^ INT32_MAX;
+
+// A part of one plane whose rows lie in one row of blocks.
+struct Rectangle {
+    int64_t plane, row, rows, column, columns;
+};
+
+// One entry for each block that a rectangle touches, in the order of the stored scale.
+struct Statistics {
+    int32_t* high;  // ordered(): the largest value, or the bits of the largest magnitude
+    int32_t* low;   // ordered(): the smallest value; null if only magnitudes count
+    uint8_t* odd;   // it holds a NaN or an infinity
+    int64_t* sum;   // of the t_i of section 3.2; null without means
+    int64_t* count;
+
+    Statistics at(int64_t i) const {
+        return {high + i, low ? low + i : nullptr, odd + i, sum ? sum + i : nullptr,
+                count ? count + i : nullptr};
+    }
+};
+
+inline void reset(const Statistics& s, int64_t n) {
+    memset(s.high, 0, n * sizeof(int32_t));
+    if (s.low) memset(s.low, 0, n * sizeof(int32_t));
+}
+
+// MASKED leaves NaN and infinities out, which the plain loops only let through to the result.
+template <bool MASKED>
+inline int32_t magnitude_bits(float x) {
+    int32_t bits = to_bits(x) & INT32_MAX;
+    return MASKED && bits >= kInfinity ? 0 : bits;
+}
+
+template <bool MASKED>
+inline int32_t value_bits(float x) {
+    int32_t bits = to_bits(x);
+    return ordered(MASKED && (bits & INT32_MAX) >= kInfinity ? 0 : bits);
+}
+
+template <bool MASKED>
+inline void run_magnitude(const float* x, int64_t n, int32_t* high) {
+    int32_t found = *high;
+    for (int64_t i = 0; i < n; ++i) {
+        int32_t bits = magnitude_bits<MASKED>(x[i]);
+        found = bits > found ? bits : found;
+    }
+    *high = found;
+}
+
+template <bool MASKED>
+inline void run_range(const float* x, int64_t n, int32_t* high, int32_t* low) {
+    int32_t above = *high, below = *low;
+    for (int64_t i = 0; i < n; ++i) {
+        int32_t bits = value_bits<MASKED>(x[i]);
+        above = bits > above ? bits : above;
+        below = bits < below ? bits : below;
+    }
+    *high = above;
+    *low = below;
+}
+
+#if defined(__AVX512F__)
+// 16 vectors -> the largest (smallest) lane of each, in order. A vector of the tree below holds as
+// many of them as it has lanes left for each.
+template <bool LARGEST>
+inline __m512i pick(__m512i a, __m512i b) {
+    return LARGEST ? _mm512_max_epi32(a, b) : _mm512_min_epi32(a, b);
+}
+
+template <bool LARGEST>
+inline __m512i reduce16(const __m512i* v) {
+    __m512i half[8], quarter[4], eighth[2];
+    for (int i = 0; i < 8; ++i) {  // v[i], v[i + 4] (i < 4), v[i + 4], v[i + 8] (else)
+        __m512i a = v[i < 4 ? i : i + 4], b = v[i < 4 ? i + 4 : i + 8];
+        half[i] = pick<LARGEST>(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xEE));
+    }
+    for (int i = 0; i < 4; ++i)
+        quarter[i] = pick<LARGEST>(_mm512_shuffle_i32x4(half[i], half[i + 4], 0x88),
+                                   _mm512_shuffle_i32x4(half[i], half[i + 4], 0xDD));
+    for (int i = 0; i < 2; ++i)
+        eighth[i] = pick<LARGEST>(_mm512_unpacklo_epi64(quarter[2 * i], quarter[2 * i + 1]),
+                                  _mm512_unpackhi_epi64(quarter[2 * i], quarter[2 * i + 1]));
+    __m512 a = _mm512_castsi512_ps(eighth[0]), b = _mm512_castsi512_ps(eighth[1]);
+    return pick<LARGEST>(_mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88)),
+                         _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xDD)));
+}
+
+// Sixteen blocks of N elements at a time.
+template <int N, bool MASKED, bool RANGE>
+inline void sixteen_runs(const float* x, const Statistics& s) {
+    __m512i above[16], below[16];
+    for (int b = 0; b < 16; ++b) {
+        __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
+        for (int i = 0; i < N; i += 16) {
+            __m512i bits = _mm512_loadu_si512(x + b * N + i);
+            __m512i size = _mm512_and_si512(bits, _mm512_set1_epi32(INT32_MAX));
+            if constexpr (MASKED) {
+                __mmask16 finite = _mm512_cmplt_epi32_mask(size, _mm512_set1_epi32(kInfinity));
+                bits = _mm512_maskz_mov_epi32(finite, bits);
+                size = _mm512_maskz_mov_epi32(finite, size);
+            }
+            if constexpr (RANGE) {
+                bits = _mm512_xor_si512(
+                    bits, _mm512_and_si512(_mm512_srai_epi32(bits, 31), _mm512_set1_epi32(INT32_MAX)));
+                high = _mm512_max_epi32(high, bits);
+                low = _mm512_min_epi32(low, bits);
+            } else {
+                high = _mm512_max_epi32(high, size);
+            }
+        }
+        above[b] = high;
+        if constexpr (RANGE) below[b] = low;
+    }
+    _mm512_storeu_si512(s.high,
+                        _mm512_max_epi32(_mm512_loadu_si512(s.high), reduce16<true>(above)));
+    if constexpr (RANGE)
+        _mm512_storeu_si512(s.low,
+                            _mm512_min_epi32(_mm512_loadu_si512(s.low), reduce16<false>(below)));
+}
+#endif
+
+// As many blocks of N as there are sixteen of; returns how many.
+template <int N, bool MASKED>
+inline int64_t many_runs(const float* x, int64_t blocks, const Statistics& s) {
+    int64_t b = 0;
+#if defined(__AVX512F__)
+    for (; N <= 64 && b + 16 <= blocks; b += 16)
+        s.low ? sixteen_runs<N, MASKED, true>(x + b * N, s.at(b))
+              : sixteen_runs<N, MASKED, false>(x + b * N, s.at(b));
+#else
+    (void)x, (void)blocks, (void)s;
+#endif
+    return b;
+}
+
+// Whole blocks of N, a constant: no loop control, and the reductions of neighbours overlap.
+template <int N, bool MASKED>
+inline void runs_of(const float* x, int64_t blocks, const Statistics& s) {
+    for (int64_t b = many_runs<N, MASKED>(x, blocks, s); b < blocks; ++b) {
+        if (s.low) {
+            run_range<MASKED>(x + b * N, N, s.high + b, s.low + b);
+        } else {
+            run_magnitude<MASKED>(x + b * N, N, s.high + b);
+        }
+    }
+}
+
+// Lanes: one result per column, for later rows to add to.
+template <bool MASKED>
+inline void lanes(const float* x, int64_t n, int32_t* __restrict high, int32_t* __restrict low) {
+    if (low) {
+        for (int64_t i = 0; i < n; ++i) {
+            int32_t bits = value_bits<MASKED>(x[i]);
+            high[i] = bits > high[i] ? bits : high[i];
+            low[i] = bits < low[i] ? bits : low[i];
+        }
+    } else {
+        for (int64_t i = 0; i < n; ++i) {
+            int32_t bits = magnitude_bits<MASKED>(x[i]);
+            high[i] = bits > high[i] ? bits : high[i];
+        }
+    }
+}
+
+// Call body(offset, length, block) for the pieces of blocks of `size` in [first, first + n).
+template <class Body>
+BLOCKSCALE_INLINE void for_blocks(int64_t first, int64_t n, int64_t size, Body body) {
+    int64_t left = size - first % size, block = 0;
+    for (int64_t i = 0; i < n; i += left, left = size, ++block)
+        body(i, left < n - i ? left : n - i, block);
+}
+
+template <bool MASKED>
+inline void row_statistics(const Grid& g, const float* x, int64_t column, int64_t n,
+                           const Statistics& s) {
+    int64_t size = g.block_columns, whole = n / size;
+    if (column % size == 0 && (size == 16 || size == 32 || size == 64 || size == 128)) {
+        switch (size) {
+            case 16: runs_of<16, MASKED>(x, whole, s); break;
+            case 32: runs_of<32, MASKED>(x, whole, s); break;
+            case 64: runs_of<64, MASKED>(x, whole, s); break;
+            case 128: runs_of<128, MASKED>(x, whole, s); break;
+        }
+        x += whole * size, column += whole * size, n -= whole * size;
+        if (n == 0) return;
+        return row_statistics<MASKED>({g.planes, g.rows, g.columns, g.block_planes, g.block_rows, n},
+                                      x, 0, n, s.at(whole));
+    }
+    for_blocks(column, n, size, [&](int64_t i, int64_t length, int64_t block) {
+        if (s.low) {
+            run_range<MASKED>(x + i, length, s.high + block, s.low + block);
+        } else {
+            run_magnitude<MASKED>(x + i, length, s.high + block);
+        }
+    });
+}
+
+inline int64_t index_of(const Grid& g, int64_t plane, int64_t row, int64_t column) {
+    return (plane * g.rows + row) * g.columns + column;
+}
+
+// Adds a rectangle to the statistics of its blocks.
+template <bool MASKED>
+inline void add_rectangle(const Grid& g, const void* x, Dtype dtype, const Rectangle& r,
+                          const Statistics& s) {
+    alignas(64) float buffer[kChunk];
+    alignas(64) int32_t high[kChunk], low[kChunk];
+    for (int64_t c = 0; c < r.columns; c += kChunk) {
+        int64_t n = smaller(kChunk, r.columns - c), column = r.column + c;
+        int64_t block = column / g.block_columns - r.column / g.block_columns;
+        if (r.rows == 1 && g.block_columns > 1) {
+            int64_t first = index_of(g, r.plane, r.row, column);
+            row_statistics<MASKED>(g, widen(x, dtype, first, n, buffer), column, n, s.at(block));
+            continue;
+        }
+        memset(high, 0, n * sizeof(int32_t));
+        memset(low, 0, n * sizeof(int32_t));
+        for (int64_t row = r.row; row < r.row + r.rows; ++row) {
+            int64_t first = index_of(g, r.plane, row, column);
+            lanes<MASKED>(widen(x, dtype, first, n, buffer), n, high, s.low ? low : nullptr);
+        }
+        for_blocks(column, n, g.block_columns, [&](int64_t i, int64_t length, int64_t b) {
+            Statistics to = s.at(block + b);
+            for (int64_t k = i; k < i + length; ++k) {
+                if (high[k] > *to.high) *to.high = high[k];
+                if (to.low && low[k] < *to.low) *to.low = low[k];
+            }
+        });
+    }
+}
+
+// Notes which of n blocks let a NaN or an infinity through to their result; whether any did.
+inline bool find_odd(const Statistics& s, int64_t n) {
+    int32_t above = 0, below = 0;
+    for (int64_t i = 0; i < n; ++i) above = s.high[i] > above ? s.high[i] : above;
+    for (int64_t i = 0; s.low && i < n; ++i) below = s.low[i] < below ? s.low[i] : below;
+    if (above < kInfinity && below > kNegativeInfinity) return false;
+    for (int64_t i = 0; i < n; ++i)
+        s.odd[i] = s.high[i] >= kInfinity || (s.low && s.low[i] <= kNegativeInfinity);
+    return true;
+}
+
+// t_i of section 3.2: two factors, because 2^156 is not a float32.
+struct Shift {
+    float first, second;
+};
+
+#if defined(__AVX512F__)
+// The same as the loop in run_sum for all whole vectors; returns how many elements that were.
+template <bool MASKED>
+inline int64_t wide_sum(const float* x, int64_t n, Shift shift, float above, int64_t* sum,
+                        int64_t* count) {
+    __m512i total = _mm512_setzero_si512(), low_half = _mm512_set1_epi64(0xFFFFFFFF);
+    __m512 first = _mm512_set1_ps(shift.first), second = _mm512_set1_ps(shift.second);
+    int64_t i = 0, chosen = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m512 size = _mm512_abs_ps(_mm512_loadu_ps(x + i));
+        __mmask16 use = _mm512_cmp_ps_mask(size, _mm512_set1_ps(above), _CMP_GT_OQ);
+        if constexpr (MASKED)
+            use &= _mm512_cmp_ps_mask(size, _mm512_set1_ps(kFltMax), _CMP_LE_OQ);
+        __m512i t = _mm512_maskz_cvttps_epi32(use, _mm512_mul_ps(_mm512_mul_ps(size, first), second));
+        total = _mm512_add_epi64(total, _mm512_and_si512(t, low_half));
+        total = _mm512_add_epi64(total, _mm512_srli_epi64(t, 32));
+        chosen += __builtin_popcount(use);
+    }
+    *sum += _mm512_reduce_add_epi64(total);
+    *count += chosen;
+    return i;
+}
+#endif
+
+template <bool MASKED>
+inline void run_sum(const float* x, int64_t n, Shift shift, float above, int64_t* sum,
+                    int64_t* count) {
+    int64_t total = 0, chosen = 0, i = 0;
+#if defined(__AVX512F__)
+    i = wide_sum<MASKED>(x, n, shift, above, sum, count);
+#endif
+    for (; i < n; ++i) {
+        int32_t bits = to_bits(x[i]) & INT32_MAX;
+        float size = from_bits(bits);
+        bool use = size > above && (!MASKED || bits < kInfinity);
+        float t = use ? size * shift.first * shift.second : 0.0f;
+        total += static_cast<int32_t>(t);
+        chosen += use;
+    }
+    *sum += total;
+    *count += chosen;
+}
+
+// Adds the sums over elements whose magnitude is above `above[block]` (-1: all).
+template <bool MASKED>
+inline void add_sums(const Grid& g, const void* x, Dtype dtype, const Rectangle& r,
+                     const Shift* shifts, const float* above, const Statistics& s) {
+    alignas(64) float buffer[kChunk];
+    for (int64_t row = r.row; row < r.row + r.rows; ++row) {
+        for (int64_t c = 0; c < r.columns; c += kChunk) {
+            int64_t n = smaller(kChunk, r.columns - c), column = r.column + c;
+            int64_t at = column / g.block_columns - r.column / g.block_columns;
+            const float* values = widen(x, dtype, index_of(g, r.plane, row, column), n, buffer);
+            for_blocks(column, n, g.block_columns, [&](int64_t i, int64_t length, int64_t b) {
+                b += at;
+                run_sum<MASKED>(values + i, length, shifts[b], above[b], s.sum + b, s.count + b);
+            });
+        }
+    }
+}
+
+}  // namespace
+}  // namespace blockscale::BLOCKSCALE_ISA

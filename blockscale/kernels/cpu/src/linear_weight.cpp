@@ -1,0 +1,184 @@
+#include "linear_weight.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "isa.h"
+
+namespace blockscale {
+
+namespace {
+
+constexpr int64_t kSpare = 64;  // bytes that kernels may read behind an array
+
+int64_t scale_size(ScaleKind kind) {
+    switch (kind) {
+        case ScaleKind::fp32:
+        case ScaleKind::pow2: return 4;
+        case ScaleKind::fp16:
+        case ScaleKind::bf16: return 2;
+        case ScaleKind::e8m0:
+        case ScaleKind::two_level: break;
+    }
+    return 1;
+}
+
+// Whether a step is outer * the value of an e4m3 code.
+bool is_e4m3(const Spec* inner) {
+    return inner && inner->element.family == Family::minifloat && inner->element.bits == 8 &&
+           inner->element.mantissa_bits == 3 && inner->element.bias == 7;
+}
+
+uint64_t mix(uint64_t hash, uint64_t word) {
+    hash = (hash ^ word) * 0x9E3779B97F4A7C15u;  // odd, so no two words give the same
+    return hash ^ (hash >> 29);
+}
+
+uint64_t sample_of(const void* data, int64_t bytes, uint64_t hash) {
+    constexpr int64_t kWords = 32;
+    const char* at = static_cast<const char*>(data);
+    for (int64_t i = 0; i < kWords; ++i) {
+        uint64_t word = 0;
+        int64_t first = bytes <= 8 ? 0 : (bytes - 8) * i / (kWords - 1);
+        std::memcpy(&word, at + first, std::min<int64_t>(bytes, 8));
+        hash = mix(hash, word);
+    }
+    return hash;
+}
+
+}  // namespace
+
+uint64_t fingerprint(const void* data, int64_t bytes, int threads) {
+    constexpr int64_t kPart = 1 << 16, kChains = 8;  // multiplications wait for one another
+    const char* at = static_cast<const char*>(data);
+    int64_t parts = (bytes + kPart - 1) / kPart;
+    std::vector<uint64_t> hashes(parts);
+#pragma omp parallel for num_threads(threads) if (parts > 8)
+    for (int64_t part = 0; part < parts; ++part) {
+        uint64_t chains[kChains] = {}, words[kChains];
+        int64_t end = std::min(bytes, (part + 1) * kPart);
+        for (int64_t i = part * kPart; i < end; i += sizeof(words)) {
+            if (end - i < int64_t{sizeof(words)}) std::memset(words, 0, sizeof(words));
+            std::memcpy(words, at + i, std::min<int64_t>(end - i, sizeof(words)));
+            for (int64_t c = 0; c < kChains; ++c) chains[c] = mix(chains[c], words[c]);
+        }
+        uint64_t hash = part;
+        for (uint64_t chain : chains) hash = mix(hash, chain);
+        hashes[part] = hash;
+    }
+    uint64_t hash = bytes;
+    for (uint64_t part : hashes) hash = mix(hash, part);
+    return hash;
+}
+
+LinearWeight::LinearWeight(std::shared_ptr<NativeFormat> format, int64_t n, int64_t k,
+                           const void* codes, QParams scale, int threads)
+    : format_(std::move(format)), scale_(scale) {
+    const Spec& spec = format_->spec();
+    Layout layout = format_->matrix(n, k);
+    int64_t blocks = layout.grid.blocks();
+    scale_bytes_ = blocks * scale_size(spec.scale);
+    steps_.assign(blocks + kSpare / 4, 0.0f);
+    isa().primitives->steps(spec, layout, scale, steps_.data());
+    if (scale.zero_point) {
+        zero_points_.assign(blocks + kSpare / 4, 0);
+        std::copy_n(scale.zero_point, blocks, zero_points_.begin());
+    }
+    float outer = 1.0f;
+    bool e8m0 = spec.scale == ScaleKind::e8m0;
+    if (e8m0 || (is_e4m3(spec.inner.get()) && layout.inner.blocks() == 1)) {
+        const uint8_t* from = static_cast<const uint8_t*>(scale.scale);
+        scale_codes_.assign(blocks + kSpare, 0);
+        std::copy_n(from, blocks, scale_codes_.begin());
+        outer = e8m0 ? 1.0f / static_cast<float>(1 << spec.fraction_bits) : scale.outer[0];
+    }
+    float_ = {&spec,
+              layout.grid,
+              static_cast<const uint8_t*>(codes),
+              steps_.data(),
+              scale.zero_point ? zero_points_.data() : nullptr,
+              scale_codes_.empty() ? nullptr : scale_codes_.data(),
+              outer};
+    sample_ = sample();
+    (void)threads;
+}
+
+uint64_t LinearWeight::sample() const {
+    const Grid& g = float_.grid;
+    uint64_t hash = sample_of(float_.codes, g.rows * float_.spec->row_bytes(g.columns), 0);
+    return sample_of(scale_.scale, scale_bytes_, hash);
+}
+
+bool LinearWeight::integers_fit(const Spec& x, int64_t x_block) const {
+    const Element &w = float_.spec->element, &e = x.element;
+    if (w.family != Family::integer || w.bits > 8 || e.family != Family::integer || e.bits > 8 ||
+        !e.is_signed || x.asym || x.scale == ScaleKind::two_level ||
+        x.rounding == Rounding::stochastic)
+        return false;
+    int64_t k = float_.grid.columns, block = float_.grid.block_columns;
+    int64_t small = std::min(block, x_block), large = std::max(block, x_block);
+    if (small >= k) return true;
+    return small % kCodes == 0 && small <= 65536 && (large >= k || large % small == 0);
+}
+
+bool LinearWeight::pack(int threads) {
+    if (packed_ != State::unknown) return packed_ == State::yes;
+    const Spec& spec = *float_.spec;
+    IntegerWeight& w = integer_;
+    w = {float_.grid.rows, float_.grid.columns, float_.grid.block_columns, spec.element.bits <= 4,
+         nullptr,          nullptr,             nullptr};
+    bool zeros = spec.asym || !spec.element.is_signed;
+    panels_.resize(w.panels() * w.chunks() * w.chunk_bytes() + kSpare);
+    panel_scales_.resize(w.panels() * w.blocks() * kPanel);
+    panel_zeros_.resize(zeros ? panel_scales_.size() : 0);
+    uintptr_t start = reinterpret_cast<uintptr_t>(panels_.data());
+    uint8_t* codes = panels_.data() + (kSpare - start % kSpare) % kSpare;
+    w.codes = codes;
+    w.scales = panel_scales_.data();
+    w.zeros = zeros ? panel_zeros_.data() : nullptr;
+    bool done = isa().linears->pack_integers(float_, w, codes, panel_scales_.data(),
+                                             zeros ? panel_zeros_.data() : nullptr, threads);
+    packed_ = done ? State::yes : State::no;
+    if (!done) {
+        panels_ = {};
+        panel_scales_ = {};
+        panel_zeros_ = {};
+    }
+    return done;
+}
+
+bool LinearWeight::integers(const NativeFormat& x_format, IntegerInput x, const Output& y,
+                            int threads) {
+    const Spec& spec = x_format.spec();
+    int64_t k = float_.grid.columns;
+    x.spec = &spec;
+    x.block = std::min(x.block, k);
+    if (!integers_fit(spec, x.block == 0 ? k : x.block)) return false;
+    if (x.scale) {
+        Layout one{{1, 1, 1, 1, 1, 1}, {1, 1, 0, 1, 1, 1}};
+        float step;
+        isa().primitives->steps(spec, one, {const_cast<void*>(x.scale), nullptr, nullptr}, &step);
+        if (!(step >= 0x1p-90f && step <= 0x1p90f)) return false;
+    }
+    {
+        std::lock_guard<std::mutex> guard(lock_);
+        if (!pack(threads)) return false;
+    }
+    isa().linears->integers(integer_, x, y, threads);
+    return true;
+}
+
+void LinearWeight::floats(const void* x, Dtype dtype, int64_t rows, const Output& y, int threads) {
+    const Linears* linears = isa().linears;
+    int64_t few;
+    {
+        std::lock_guard<std::mutex> guard(lock_);
+        if (few_of_ != linears) few_ = linears->few(float_, threads);
+        few_of_ = linears;
+        few = few_;
+    }
+    if (rows <= few && linears->few_rows(float_, x, dtype, rows, y, threads)) return;
+    linears->floats(float_, x, dtype, rows, y, threads);
+}
+
+}  // namespace blockscale

@@ -1,0 +1,57 @@
+// A weight made ready for linear layers, once: its steps, and on demand the integer kernels' panels.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "linear.h"
+#include "native_format.h"
+
+namespace blockscale {
+
+class LinearWeight {
+public:
+    // codes [n, k] packed as docs/numerics.md, section 6, says. They and the scale must outlive this.
+    LinearWeight(std::shared_ptr<NativeFormat> format, int64_t n, int64_t k, const void* codes,
+                 QParams scale, int threads);
+
+    // Whether a sample of the codes and scales is what it was: a guard against changes that torch
+    // does not count, such as those made through `Tensor.data` or a numpy view.
+    bool unchanged() const { return sample() == sample_; }
+
+    // False, and nothing done, where integer arithmetic cannot give the result.
+    bool integers(const NativeFormat& x_format, IntegerInput x, const Output& y, int threads);
+    void floats(const void* x, Dtype dtype, int64_t rows, const Output& y, int threads);
+
+private:
+    enum class State { unknown, yes, no };
+
+    bool integers_fit(const Spec& x, int64_t x_block) const;
+    bool pack(int threads);
+    uint64_t sample() const;
+
+    std::shared_ptr<NativeFormat> format_;
+    FloatWeight float_;
+    QParams scale_;
+    int64_t scale_bytes_;
+    std::vector<float> steps_;
+    std::vector<int32_t> zero_points_;
+    std::vector<uint8_t> scale_codes_;
+    uint64_t sample_;
+
+    std::mutex lock_;  // for what follows
+    State packed_ = State::unknown;
+    IntegerWeight integer_;
+    std::vector<uint8_t> panels_;
+    std::vector<float> panel_scales_;
+    std::vector<int32_t> panel_zeros_;
+    const Linears* few_of_ = nullptr;  // the instruction set that `few_` holds for
+    int64_t few_ = 0;
+};
+
+// 64 bits that differ, but for one chance in 2^64, if the bytes do.
+uint64_t fingerprint(const void* data, int64_t bytes, int threads);
+
+}  // namespace blockscale

@@ -1,0 +1,35 @@
+// A format as Python made it, and the layouts of the shapes it was used with.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "grid.h"
+#include "spec.h"
+
+namespace blockscale {
+
+class NativeFormat {
+public:
+    // numbers: the fields of Spec, in the order of blockscale/kernels/cpu/native.py.
+    // block: (dimension, size) pairs; rest: the block's size along every other dimension, 0 for all.
+    NativeFormat(const std::vector<double>& numbers, const std::vector<int64_t>& block, int64_t rest,
+                 std::shared_ptr<NativeFormat> inner);
+
+    const Spec& spec() const { return *spec_; }
+    Layout layout(const std::vector<int64_t>& shape) const;
+    // The layout of a matrix whose rows stay rows, for kernels that take them one by one.
+    Layout matrix(int64_t rows, int64_t columns) const;
+    std::vector<int64_t> scale_shape(const std::vector<int64_t>& shape) const;
+
+private:
+    std::vector<int64_t> sizes(size_t rank) const;
+    Grid grid(const std::vector<int64_t>& shape) const;
+
+    std::shared_ptr<Spec> spec_;
+    std::vector<int64_t> block_;
+    int64_t rest_;
+    std::shared_ptr<NativeFormat> inner_;
+};
+
+}  // namespace blockscale

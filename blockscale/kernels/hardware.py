@@ -1,0 +1,161 @@
+"""What this machine can compute with, and which kernels run here. Probed only when asked."""
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from blockscale.kernels import cpu
+from blockscale.kernels.registry import BACKENDS, unavailable
+
+
+@dataclass(frozen=True)
+class Native:
+    """The compiled library of the CPU's kernels.
+
+    isas: the instruction sets that it was compiled for, slowest first
+    present: those of them that this processor has
+    used: the one in use; None if BLOCKSCALE_CPU_ISA names another
+    stale: whether the C++ sources beside it have changed since
+    """
+
+    path: str
+    compiler: str
+    flags: str
+    openmp: bool
+    isas: tuple[str, ...]
+    present: tuple[str, ...]
+    used: str | None
+    stale: bool
+
+
+@dataclass(frozen=True)
+class Device:
+    """An accelerator that torch sees. `memory` is in bytes."""
+
+    name: str
+    memory: int
+    capability: str
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What `hardware` found.
+
+    cores: those that this process may use
+    threads: torch's, which kernels use too
+    memory: the machine's, in bytes; None where the system does not say
+    vectors: the instructions that torch's own kernels use
+    openmp: the OpenMP libraries in this process; more than one compete for the cores
+    native: the compiled library, or the reason why there is none
+    backends: for each, the reason why no kernel of it can run here, or None if they can
+    """
+
+    blockscale: str
+    python: str
+    torch: str
+    system: str
+    processor: str
+    cores: int
+    threads: int
+    memory: int | None
+    vectors: str
+    openmp: tuple[str, ...]
+    native: Native | str
+    devices: tuple[Device, ...]
+    backends: dict[str, str | None]
+
+
+def hardware() -> Hardware:
+    """What this machine can compute with, and which backends run here, or why not.
+
+    Loads the kernels of every backend. `dataclasses.asdict` makes plain data of the result.
+    """
+    backends = {name: _reason(name) for name in BACKENDS}  # first: it loads what is looked at below
+    return Hardware(
+        blockscale=sys.modules["blockscale"].__version__,  # loaded: this module is below it
+        python=platform.python_version(),
+        torch=torch.__version__,
+        system=f"{platform.system()} {platform.machine()}",
+        processor=_processor(),
+        cores=_cores(),
+        threads=torch.get_num_threads(),
+        memory=_memory(),
+        vectors=torch.backends.cpu.get_cpu_capability(),
+        openmp=_openmp(),
+        native=_native(),
+        devices=_devices(),
+        backends=backends,
+    )
+
+
+def _reason(backend: str) -> str | None:
+    try:
+        return unavailable(backend)
+    except ValueError as error:  # an environment variable that asks for what is not here
+        return str(error)
+
+
+def _native() -> Native | str:
+    library = cpu.load()
+    if isinstance(library, str):
+        return library
+    build = library.build()
+    return Native(
+        path=str(library.__file__),
+        compiler=build["compiler"],
+        flags=build["flags"],
+        openmp=build["openmp"],
+        isas=tuple(library.compiled_isas()),
+        present=tuple(library.isas()),
+        used=_used(library.isa),
+        stale=cpu.stale(library),
+    )
+
+
+def _used(isa: Callable[[], str]) -> str | None:
+    try:
+        return isa()
+    except ValueError:  # `backends` has the reason
+        return None
+
+
+def _processor() -> str:
+    """Its name, where the system tells; Linux on Arm does not."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        named = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
+        return named[1] if named else platform.machine()
+    return platform.processor() or platform.machine()
+
+
+def _cores() -> int:
+    """Containers and `taskset` give a process fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _memory() -> int | None:
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _openmp() -> tuple[str, ...]:
+    """The OpenMP libraries mapped into this process; none where the system does not list them."""
+    maps = Path("/proc/self/maps")
+    text = maps.read_text() if maps.exists() else ""
+    return tuple(sorted(set(re.findall(r"/\S*/lib(?:gomp|iomp|omp)[^/\s]*", text))))
+
+
+def _devices() -> tuple[Device, ...]:
+    if not torch.cuda.is_available():
+        return ()
+    every = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return tuple(Device(p.name, p.total_memory, f"{p.major}.{p.minor}") for p in every)

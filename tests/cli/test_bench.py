@@ -1,0 +1,102 @@
+"""`blockscale bench` as a user meets it: output, file, Ctrl-C, going on, starting again."""
+
+import json
+import os
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from blockscale.bench import environment, results
+from blockscale.bench import run as measuring
+from blockscale.bench.settings import TINY
+from blockscale.cli import bench
+from blockscale.cli.app import app
+from tests.bench.runs import Heard
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch, tmp_path):
+    """No new process, tiny shapes, results in a folder of the test's."""
+    monkeypatch.setenv(environment.GUARD, "1")
+    monkeypatch.setattr(bench, "FULL", TINY)
+    monkeypatch.setattr(bench, "QUICK", TINY)
+    monkeypatch.setattr(results, "folder", lambda: tmp_path)
+    monkeypatch.setattr(measuring, "_LONGEST", {True: 0.001, False: 0.001})
+
+
+def run(*args):
+    return CliRunner().invoke(app, ["bench", "--only", "overhead/*/mxfp4/*", *map(str, args)])
+
+
+def test_a_run(tmp_path):
+    done = run("--no-peers")
+    assert done.exit_code == 0, done.output
+    [path] = tmp_path.iterdir()
+    assert path.name.startswith("part-cpu-")
+    assert "Overhead on small tensors" in done.stdout
+    assert "processor: " in done.stdout
+    assert done.stdout.endswith(f"written: {path}\n")
+    assert "measuring overhead" in done.stderr
+    data = json.loads(path.read_text())
+    assert data["complete"]
+    assert data["settings"]["only"] == "overhead/*/mxfp4/*"
+    assert data["settings"]["formats"] == []
+
+
+def test_json(tmp_path):
+    path = tmp_path / "mine.json"
+    assert run("--json", path, "--quick").exit_code == 0
+    done = run("--json", "-", "--quick", "--formats", "mxfp4,int8")
+    assert json.loads(done.stdout)["settings"]["formats"] == ["mxfp4", "int8"]
+    assert [p.name[:6] for p in sorted(tmp_path.iterdir())] == ["mine.j", "quick-"]
+
+
+def test_stopped_and_resumed(tmp_path, monkeypatch):
+    stopping = Heard(KeyboardInterrupt(), at=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(bench._Lines, "begin", lambda self, case: stopping.begin(case))
+        done = run()
+    [path] = tmp_path.iterdir()
+    assert done.exit_code == 130
+    assert done.stderr.splitlines()[-2:] == [
+        f"what was measured is kept in {path}; --resume goes on",
+        "blockscale: interrupted",
+    ]
+    done = run("--resume")
+    assert "going on: 2 of 4 cases were measured earlier" in done.stderr
+    assert json.loads(path.read_text())["complete"]
+    assert run("--resume").exit_code == 0  # nothing unfinished is left: a new run
+    assert "earlier" not in run("--resume", "--json", tmp_path / "new.json").stderr
+
+
+def test_errors(tmp_path):
+    for args, message in (
+        (["--device", "tpu"], "no clock for device 'tpu' yet: only 'cpu' is measured"),
+        (["--only", "nothing"], "no case is called like 'nothing'"),
+        (["--formats", "mxfp5"], "no format 'mxfp5': did you mean"),
+    ):
+        done = run(*args)
+        assert done.exit_code == 1
+        assert done.stderr.splitlines()[-1].startswith(f"blockscale: {message}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_starting_again(monkeypatch, capsys):
+    wanted = environment.needed({"A": "b"})
+    if sys.platform != "linux":
+        assert wanted is None
+        return
+    assert wanted == {"A": "b", **environment.ALLOCATOR, environment.GUARD: "1"}
+    assert environment.needed(wanted) is None
+    assert environment.needed({environment.GUARD: "1"}) is None  # once, whatever comes of it
+    started = []
+    monkeypatch.delenv(environment.GUARD)
+    for name in environment.ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "execve", lambda *args: started.append(args))
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "blockscale", "bench", "--quick"])
+    environment.start_again()
+    [(program, arguments, given)] = started
+    assert (program, arguments[1:]) == (sys.executable, ["-m", "blockscale", "bench", "--quick"])
+    assert given[environment.GUARD] == "1"

@@ -1,0 +1,140 @@
+"""Every primitive on given arguments, and whether the kernels give the reference's bits."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+import blockscale as bs
+from blockscale.core.parse import parse
+from blockscale.core.reference import QParams
+from blockscale.kernels.cpu import _native
+from blockscale.ops import primitives as P
+
+WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+Results = dict[str, Tensor]
+
+
+def bits(x: Tensor) -> Tensor:
+    """A tensor's bits as integers, every NaN alike: its payload is not part of the contract."""
+    if not x.is_floating_point():
+        return x
+    plain = torch.where(x.isnan(), torch.full((), torch.nan, dtype=x.dtype), x)
+    return plain.contiguous().view(WORDS[x.itemsize])
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Equal in dtype, shape, strides and bits."""
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and strides(a) == strides(b)
+        and torch.equal(bits(a), bits(b))
+    )
+
+
+def strides(x: Tensor) -> list[int]:
+    """Those that matter: of dimensions with more than one entry."""
+    return [s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1] if x.numel() else []
+
+
+@contextmanager
+def settings(isa: str, threads: int) -> Iterator[None]:
+    """Run the kernels of one instruction set, on so many threads."""
+    before = _native.isa(), torch.get_num_threads()
+    _native.select_isa(isa)
+    torch.set_num_threads(threads)
+    try:
+        with bs.use("cpu"):
+            yield
+    finally:
+        _native.select_isa(before[0])
+        torch.set_num_threads(before[1])
+
+
+def choosing(x: Tensor, fmt: str, seed: Tensor | None) -> Results:
+    """What the ops make of x that choose its scale."""
+    found = {f"choose_qparams {i}": t for i, t in enumerate(P.choose_qparams(x, fmt))}
+    found |= {f"choose_quantize {i}": t for i, t in enumerate(P.choose_quantize(x, fmt, seed))}
+    found["fake_quantize"] = P.fake_quantize(x, None, None, None, fmt, seed)
+    gradient = slope(x)
+    found["straight_through"] = P.straight_through(gradient, x, None, None, None, fmt)
+    return found
+
+
+def encoding(x: Tensor, fmt: str, qparams: QParams, seed: Tensor | None) -> Results:
+    """What the ops make of x with a given scale."""
+    scale, outer, zero = qparams
+    return {
+        "quantize": P.quantize(x, scale, zero, outer, fmt, seed),
+        "fake_quantize given": P.fake_quantize(x, scale, zero, outer, fmt, seed),
+        "straight_through given": P.straight_through(slope(x), x, scale, zero, outer, fmt),
+    }
+
+
+def decoding(packed: Tensor, fmt: str, qparams: QParams, size: int, rank: int) -> Results:
+    """What the ops make of packed codes."""
+    scale, outer, zero = qparams
+    found = {
+        f"dequantize {dtype}": P.dequantize(packed, scale, zero, outer, fmt, size, dtype)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    }
+    if rank:
+        found["unpack"] = P.unpack(packed, fmt, size)
+        with bs.use("reference"):
+            codes = P.unpack(packed, fmt, size)
+        found["pack"] = P.pack(codes, fmt)
+    return found
+
+
+def slope(x: Tensor) -> Tensor:
+    """A gradient of x's shape, dtype and strides, without zeros."""
+    return torch.empty_like(x).copy_(torch.arange(x.numel()).reshape(x.shape) % 97 + 1)
+
+
+def everything(
+    x: Tensor, fmt: str, packed: Tensor, qparams: QParams, seed: Tensor | None
+) -> Results:
+    """All of it, with the given scale and codes."""
+    size = x.shape[-1] if x.ndim else 1
+    return {
+        **choosing(x, fmt, seed),
+        **encoding(x, fmt, qparams, seed),
+        **decoding(packed, fmt, qparams, size, x.ndim),
+    }
+
+
+def differing(found: Results, expected: Results) -> list[str]:
+    """Names of the results whose bits differ."""
+    assert found.keys() == expected.keys()
+    return [name for name, tensor in found.items() if not same(tensor, expected[name])]
+
+
+def wrong(
+    x: Tensor,
+    fmt: str,
+    seed: Tensor | None = None,
+    threads: Sequence[int] = (1,),
+    qparams: QParams | None = None,
+) -> list[tuple[str, int, list[str]]]:
+    """Which kernels give other bits than the reference: (instruction set, threads, results).
+
+    threads: the first number for every instruction set, the others for the last one only.
+    qparams: what takes a scale takes this one, not that of x.
+    """
+    form = parse(fmt)
+    seed = torch.tensor([7, 3]) if seed is None and form.rounding == "stochastic" else seed
+    with bs.use("reference"):
+        given = qparams or P.from_list(P.choose_qparams(x, fmt), form)
+        packed = P.quantize(x, given.scale, given.zero_point, given.outer, fmt, seed)
+        expected = everything(x, fmt, packed, given, seed)
+    isas = _native.isas()
+    runs = [(isa, threads[0]) for isa in isas] + [(isas[-1], count) for count in threads[1:]]
+    bad = []
+    for isa, count in runs:
+        with settings(isa, count):
+            found = everything(x, fmt, packed, given, seed)
+        if names := differing(found, expected):
+            bad.append((isa, count, names))
+    return bad

@@ -1,0 +1,147 @@
+"""The kernels give the reference's bits: every format, dtype, block, instruction set, threads."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.core.test_against_rationals import cases
+from tests.gpu.test_cuda_reference import SPELLINGS, hard_inputs
+from tests.kernels.cpu.equal import wrong
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+RULES = ("floor", "ceil", "rceil", "even", "tosa", "nearest")
+ROUNDINGS = ("nearest_away", "toward_zero", "down", "up", "stochastic")
+SIZES = (1, 2, 3, 5, 7, 8, 16, 17, 32, 33, 48, 64, 100, 128, 1000)
+ELEMENTS = (
+    *(f"int{b}" for b in range(2, 17)),
+    *(f"uint{b}" for b in range(1, 17)),
+    *(f"log{b}" for b in range(2, 9)),
+    *("ternary", "binary", "e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "e4m3r3", "e1m6", "e6m1r2"),
+    *("e2m0", "e7m0", "e1m1", "e3m4r9"),
+)
+SCALES = (
+    *("fp32", "fp16", "bf16", "e4m3", "e5m2"),
+    *(f"{kind}/{rule}" for kind in ("e8m0", "pow2") for rule in RULES),
+    *(f"({inner}:fp32)" for inner in ("uint8:tensor", "uint3:channel0", "e4m3:token")),
+    *(f"({inner}:fp32)" for inner in ("e5m2:group3", "e3m2r1:tile2x2", "uint1:group2@0")),
+)
+BLOCKS = (
+    *(f"group{n}" for n in SIZES),
+    *(f"group{n}@0" for n in SIZES),
+    *("tensor", "token", "channel0", "channel1", "channel-1", "channel-2"),
+    *("tile1x7", "tile3x16", "tile5x5", "tile16x33", "tile33x1", "tile100x100", "tile7x200"),
+)
+SHAPES = (
+    *((41, 203), (203, 41), (33, 64), (1, 500), (500, 1), (8, 2049), (16, 5), (3, 3)),
+    *((5, 6, 33), (3, 70, 16), (2, 3, 5, 17), (7, 1, 2, 9), (4, 4, 1, 3)),
+)
+
+
+def spelling(i: int, element: str, block: str) -> str:
+    """One of the formats of an element and a block: `i` counts through scales and options."""
+    scale = SCALES[i % len(SCALES)]
+    spans = [""]
+    if "int" in element:
+        spans += ["asym"]
+    if element.startswith("int"):
+        spans += ["full"] + ["half"] * (scale in ("fp32", "fp16", "bf16"))
+    options = [spans[i // 3 % len(spans)]]
+    options += ["recip"] * ("/" not in scale and i // 5 % 2)
+    options += [("", *ROUNDINGS)[i // 2 % 6]] * (element != "binary")
+    return ":".join([element, block, scale, *filter(None, options)])
+
+
+def rough(shape: tuple[int, ...], seed: int) -> Tensor:
+    """Normal numbers, ties, wide exponents, zeros, and in every fifth tensor the non-finite."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=g).reshape(-1)
+    kind = torch.randint(0, 8, x.shape, generator=g)
+    x = torch.where(kind == 0, torch.randint(-300, 300, x.shape, generator=g) / 2, x)
+    wide = torch.exp2(torch.randint(-149, 120, x.shape, generator=g).float())
+    x = torch.where(kind == 1, x * wide, x)
+    x = torch.where(kind == 2, torch.zeros(()).copysign(x), x)
+    if seed % 5 == 0:
+        odd = torch.tensor([torch.nan, torch.inf, -torch.inf])
+        x[::97] = odd.repeat(x[::97].shape[0])[: x[::97].shape[0]]
+    if seed % 3 == 0:
+        x *= 2.0 ** (-130 if seed % 2 else -90)
+    return x.reshape(shape)
+
+
+def sample(number: int) -> tuple[str, Tensor]:
+    """One of endlessly many formats, and a tensor for it."""
+    g = torch.Generator().manual_seed(number)
+    pick = torch.randint(0, 2**31, (5,), generator=g).tolist()
+    element = ELEMENTS[number % len(ELEMENTS)]
+    fmt = spelling(pick[0], element, BLOCKS[pick[1] % len(BLOCKS)])
+    dtype = list(DTYPES.values())[pick[3] % 3]
+    return fmt, rough(SHAPES[pick[2] % len(SHAPES)], pick[4]).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("fmt", SPELLINGS)
+def test_hard_inputs(fmt: str, dtype: str) -> None:
+    assert wrong(hard_inputs(DTYPES[dtype]), fmt, threads=(1, 2)) == []
+
+
+@pytest.mark.parametrize("first", range(0, 240, 20))
+def test_formats_and_shapes(first: int) -> None:
+    """Every element, with scales, blocks and options in turn."""
+    for number in range(first, first + 20):
+        fmt, x = sample(number)
+        assert wrong(x, fmt, threads=(1 + number % 3,)) == [], (number, fmt, x.shape, x.dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 2500, 100))
+def test_more_formats_and_shapes(first: int) -> None:
+    for number in range(first, first + 100):
+        fmt, x = sample(number)
+        assert wrong(x, fmt, threads=(1 + number % 3,)) == [], (number, fmt, x.shape, x.dtype)
+
+
+QUICK = settings(
+    max_examples=200,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+LONG = settings(QUICK, max_examples=4000)
+
+
+def check(case: tuple[str, Tensor, int, int], threads: int) -> None:
+    fmt, x, seed, first = case
+    assert wrong(x, fmt, torch.tensor([seed, first]), threads=(threads,)) == []
+
+
+@QUICK
+@given(cases(), st.sampled_from([1, 2, 3]))
+def test_the_whole_grammar(case: tuple[str, Tensor, int, int], threads: int) -> None:
+    """Small tensors of every rank, strided and transposed, with awkward numbers."""
+    check(case, threads)
+
+
+@pytest.mark.slow
+@LONG
+@given(cases(), st.sampled_from([1, 2, 3]))
+def test_the_whole_grammar_at_length(case: tuple[str, Tensor, int, int], threads: int) -> None:
+    check(case, threads)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5), (2, 0, 3), (0, 0)], ids=str)
+def test_empty_tensors(shape: tuple[int, ...]) -> None:
+    blocks = ["tensor", "token", "group4", "channel0", "channel-1"]
+    blocks += ["tile2x3", "group2@0"] if len(shape) > 1 else []
+    for i, block in enumerate(blocks):
+        for element in ("int8", "int4", "int12", "binary", "ternary", "e2m1"):
+            fmt = spelling(2 * i, element, block)
+            assert wrong(torch.zeros(shape), fmt) == [], fmt
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_rank_0(element: str) -> None:
+    for scale in ("fp32", "e8m0/floor", "e4m3", "(uint8:tensor:fp32)"):
+        for value in (1.5, -0.0, torch.nan):
+            assert wrong(torch.tensor(value), f"{element}:tensor:{scale}") == [], scale

@@ -1,0 +1,174 @@
+"""Where tensors lie: strides, alignment, ends of memory; and what the thread has set."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import blockscale as bs
+from blockscale.core.parse import parse
+from blockscale.kernels.cpu import _native
+from blockscale.ops import primitives as P
+from tests.kernels.cpu.equal import differing, everything, same, settings, wrong
+from tests.kernels.cpu.test_primitives import rough, sample
+
+FORMATS = (
+    "int4:group16:fp32:asym",
+    "e4m3:tile3x32:e8m0/floor",
+    "e2m1:group16:e4m3",
+    "int12:channel0:fp16:stochastic",
+    "binary:token:fp32",
+    "uint3:channel1:bf16:asym",
+)
+
+
+def layouts() -> dict[str, Tensor]:
+    x = rough((6, 5, 8, 16), 1)
+    return {
+        "transposed": rough((65, 33), 1).t(),
+        "permuted": x.permute(2, 0, 3, 1),
+        "channels last": x.contiguous(memory_format=torch.channels_last),
+        "one column of two": torch.stack([x, x + 1], -1)[..., 1],
+        "every third row, from the second": rough((40, 33), 1)[1::3],
+        "inner columns": rough((40, 70), 1)[:, 3:68],
+        "expanded": rough((1, 40), 1).expand(7, 40),
+        "expanded columns": rough((7, 1), 1).expand(7, 40),
+        "flipped": rough((7, 40), 1).flip(0),
+        "one row of a large stride": rough((3, 40), 1)[1:2],
+        "one column": rough((40, 7), 1)[:, 2:3],
+        "a view whose sign is flipped": torch.complex(x, x).conj().imag,
+    }
+
+
+@pytest.mark.parametrize("name", layouts())
+def test_strides(name: str) -> None:
+    """Also the strides of the outputs are the reference's."""
+    for fmt in FORMATS:
+        for dtype in (torch.float32, torch.bfloat16):
+            x = layouts()[name]
+            assert wrong(x if dtype == x.dtype else x.to(dtype), fmt) == [], fmt
+
+
+def moved(x: Tensor, offset: int = 1) -> Tensor:
+    """x at an address that is no multiple of its elements."""
+    data = bytearray(offset) + bytearray(x.contiguous().flatten().view(torch.uint8).numpy())
+    return torch.frombuffer(data, dtype=x.dtype, offset=offset).reshape(x.shape)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_misaligned(fmt: str) -> None:
+    """Inputs, codes, scales and zero points."""
+    for dtype in (torch.float32, torch.float16):
+        x = rough((9, 32), 2).to(dtype)
+        assert wrong(moved(x), fmt) == []
+        qparams = P.from_list(P.choose_qparams(x, fmt), parse(fmt))
+        given = type(qparams)(*(None if part is None else moved(part) for part in qparams))
+        assert given.scale.itemsize == 1 or given.scale.data_ptr() % given.scale.itemsize
+        assert wrong(moved(x), fmt, qparams=given) == []
+
+
+def test_strided_scales() -> None:
+    for fmt in FORMATS:
+        x = rough((9, 32), 2)
+        qparams = P.from_list(P.choose_qparams(x, fmt), parse(fmt))
+        apart = (None if part is None else torch.stack([part] * 2, -1)[..., 0] for part in qparams)
+        assert wrong(x, fmt, qparams=type(qparams)(*apart)) == [], fmt
+
+
+@pytest.mark.parametrize("isa", _native.isas())
+def test_tensors_of_autograd_and_inference(isa: str) -> None:
+    x, fmt = torch.randn(5, 40), "int4:group16:fp32"
+    plain = bs.fake_quantize(x, fmt)
+    with settings(isa, 1):
+        leaf = x.clone().requires_grad_()
+        result = bs.fake_quantize(leaf, fmt)
+        result.sum().backward()
+        assert same(result.detach(), plain)
+        assert same(leaf.grad, torch.ones(5, 40))
+        assert same(bs.quantize(leaf, fmt).dequantize(), plain)
+        with torch.inference_mode():
+            assert same(bs.fake_quantize(x.clone(), fmt), plain)
+            codes = bs.quantize(x.clone(), fmt)
+        assert same(codes.dequantize(), plain)
+
+
+FLUSHED = (
+    "ternary:tensor:fp32",
+    "int8:token:fp32:asym",
+    "int16:group32:e8m0/tosa:stochastic",
+    "ternary:token:e8m0/nearest",
+    "binary:channel1:fp32",
+    "log8:group16:e8m0/floor:down",
+    "e2m1:group16:e4m3:recip",
+    "int4:group32:(uint4:token:fp32):asym",
+    "e5m2:tensor:fp16",
+)
+
+
+def subnormal(number: int) -> tuple[str, Tensor]:
+    """Formats and numbers whose arithmetic passes through subnormals."""
+    x = rough((30, 500), 1)
+    if number == 0:  # the mean is subnormal, that of the larger ones is not
+        x = torch.full((150_000,), 2.0**-140)
+        x[0] = 2.0**-118
+    return FLUSHED[number], x * 2.0 ** -(0 if number == 0 else 125)
+
+
+@pytest.mark.parametrize("number", range(len(FLUSHED)), ids=FLUSHED)
+def test_flushing_subnormals_changes_nothing(number: int) -> None:
+    fmt, x = subnormal(number)
+    seed = torch.tensor([1, 2])
+    with bs.use("reference"):
+        packed, *parts = P.choose_quantize(x, fmt, seed)
+        arguments = x, fmt, packed, P.from_list(parts, parse(fmt)), seed
+        expected = everything(*arguments)
+    expected.pop("dequantize torch.float64")  # torch's own cast, which flushes
+    for isa in _native.isas():
+        for threads in (1, 2):
+            assert torch.set_flush_denormal(True)
+            try:
+                with settings(isa, threads):
+                    found = everything(*arguments)
+            finally:
+                torch.set_flush_denormal(False)
+            found.pop("dequantize torch.float64")
+            assert differing(found, expected) == [], (isa, threads)
+
+
+GUARD = 192
+PATTERN = 0xA5
+
+
+class Guarded:
+    """In the place of torch.empty: memory between two guards."""
+
+    def __init__(self) -> None:
+        self.all: list[Tensor] = []
+
+    def empty(self, shape, dtype=torch.float32) -> Tensor:
+        size = torch.Size(shape).numel() * dtype.itemsize
+        raw = torch.full((GUARD + size + GUARD,), PATTERN, dtype=torch.uint8)
+        self.all.append(raw)
+        return raw[GUARD : GUARD + size].view(dtype).reshape(shape)
+
+    def untouched(self) -> bool:
+        ends = [end for raw in self.all for end in (raw[:GUARD], raw[-GUARD:])]
+        return bool((torch.cat(ends) == PATTERN).all())
+
+
+@pytest.mark.parametrize("first", range(0, 60, 10))
+def test_nothing_is_written_beside_outputs(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(first, first + 10):
+        fmt, x = sample(number)
+        x = x.contiguous() if number % 10 else x.flatten()[0]
+        fmt = fmt if number % 10 else f"{fmt.partition(':')[0]}:tensor:fp32"
+        seed, guarded = torch.tensor([1, 2]), Guarded()
+        with bs.use("reference"):
+            packed, *parts = P.choose_quantize(x, fmt, seed)
+            arguments = x, fmt, packed, P.from_list(parts, parse(fmt)), seed
+            expected = everything(*arguments)
+        for isa in _native.isas():
+            with settings(isa, 1), monkeypatch.context() as patch:
+                patch.setattr(torch, "empty", guarded.empty)
+                found = everything(*arguments)
+            assert guarded.untouched(), (fmt, isa)
+            assert differing(found, expected) == [], (fmt, isa)

@@ -1,0 +1,173 @@
+"""`bs.hardware`, the library's loader and the choice of instruction set."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.kernels import cpu
+from blockscale.kernels import hardware as probes
+from blockscale.kernels.registry import BACKENDS, unavailable
+
+ROOT = Path(__file__).parents[2]
+needs_library = pytest.mark.skipif(isinstance(cpu.load(), str), reason=str(cpu.load()))
+
+
+def python(script: str, **env: str) -> str:
+    """What a fresh Python prints, its last error's text if it fails."""
+    command = [sys.executable, "-c", script]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
+    return done.stdout if done.returncode == 0 else done.stderr.splitlines()[-1]
+
+
+def test_this_machine() -> None:
+    found = bs.hardware()
+    assert (found.blockscale, found.torch) == (bs.__version__, torch.__version__)
+    assert found.python == sys.version.split()[0]
+    assert found.threads == torch.get_num_threads()
+    assert 1 <= found.cores <= (os.cpu_count() or 1)
+    assert found.processor
+    assert found.memory is None or found.memory > 2**28
+    assert found.backends == {name: unavailable(name) for name in BACKENDS}
+    assert len(found.devices) == torch.cuda.device_count()
+    assert json.loads(json.dumps(asdict(found)))["backends"] == found.backends
+    with pytest.raises(AttributeError, match="cannot assign"):
+        found.cores = 3
+
+
+@needs_library
+def test_the_library() -> None:
+    native = bs.hardware().native
+    assert isinstance(native, probes.Native)
+    assert Path(native.path).name.startswith("_native.")
+    assert re.fullmatch(r"\S+ \d+(\.\d+)+", native.compiler)
+    assert "-ffp-contract=off" in native.flags
+    assert "-march" not in native.flags
+    assert native.used in native.present
+    assert set(native.present) <= set(native.isas)
+    assert native.present[0] == native.isas[0], "the slowest runs everywhere"
+
+
+@needs_library
+def test_the_processor_has_what_is_said_to_be_present() -> None:
+    info = Path("/proc/cpuinfo")
+    if not info.exists() or "\nflags" not in info.read_text():
+        pytest.skip("this system does not list its processor's instructions")
+    flags = set(re.search(r"^flags\s*:(.*)$", info.read_text(), re.MULTILINE)[1].split())
+    wide = {"avx2", "fma", "f16c"}
+    widest = wide | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+    needs = {
+        "baseline": set(),
+        "avx2": wide,
+        "avx512": widest,
+        "avx512vnni": widest | {"avx512_vnni"},
+    }
+    native = bs.hardware().native
+    assert [name for name in native.isas if needs[name] <= flags] == list(native.present)
+
+
+@needs_library
+@pytest.mark.skipif(
+    not Path(torch.__file__).with_name("lib").joinpath("libgomp.so.1").exists(),
+    reason="this torch brings another OpenMP library than the compiler's",
+)
+def test_one_openmp_library() -> None:
+    """Torch's: two would each have a thread for every core."""
+    script = "import blockscale as bs; h = bs.hardware(); print(h.native.openmp, *h.openmp)"
+    openmp, *libraries = python(script).split()
+    assert openmp == "True"
+    assert libraries == [str(Path(torch.__file__).with_name("lib") / "libgomp.so.1")]
+
+
+def test_nothing_native_is_loaded_by_import() -> None:
+    script = "import blockscale, sys; print('blockscale.kernels.cpu._native' in sys.modules)"
+    assert python(script) == "False\n"
+
+
+ASK = """
+import blockscale as bs, torch
+print(bs.hardware().backends["cpu"], bs.hardware().native.used)
+bs.quantize(torch.ones(2, 32), "mxfp4")
+"""
+
+
+@needs_library
+def test_an_instruction_set_that_is_not_there() -> None:
+    """Known elsewhere or nowhere: an error that says what there is, at the first op."""
+    present = ", ".join(cpu.load().isas())
+    error = (
+        f"no instruction set 'avx9' here: this library was not compiled for it; there are {present}"
+    )
+    assert python(ASK, BLOCKSCALE_CPU_ISA="avx9") == f"ValueError: BLOCKSCALE_CPU_ISA: {error}"
+    before = cpu.load().isa()
+    with pytest.raises(ValueError, match="select_isa: no instruction set 'mmx' here"):
+        cpu.load().select_isa("mmx")
+    assert cpu.load().isa() == before
+
+
+@needs_library
+def test_an_instruction_set_by_name() -> None:
+    slowest = cpu.load().isas()[0]
+    script = "import blockscale as bs; h = bs.hardware(); print(h.backends['cpu'], h.native.used)"
+    assert python(script, BLOCKSCALE_CPU_ISA=slowest) == f"None {slowest}\n"
+    assert python(script, BLOCKSCALE_CPU_ISA="avx9").endswith(
+        f"there are {', '.join(cpu.load().isas())} None\n"
+    )
+
+
+@needs_library
+def test_a_library_of_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = cpu.load()
+    monkeypatch.setitem(vars(cpu), "_native", library)
+    monkeypatch.setattr(cpu, "load", cpu.load.__wrapped__)
+    monkeypatch.setattr(cpu, "_sources", lambda: "another digest")
+    monkeypatch.setenv("BLOCKSCALE_NATIVE", "")
+    assert cpu.available().endswith(
+        f"run `make native`, or set BLOCKSCALE_NATIVE={library.__file__} to use it as it is"
+    )
+    with pytest.raises(ImportError, match=r"not compiled from the C\+\+ sources beside it"):
+        from blockscale.kernels.cpu import _native  # noqa: F401
+    monkeypatch.setattr(cpu, "_sources", lambda: None)  # an installed wheel has no sources
+    assert cpu.load() is library
+
+
+@pytest.fixture
+def unloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The loader as in a fresh Python, for a package in an empty folder."""
+    monkeypatch.setattr(cpu, "_FOLDER", tmp_path)
+    monkeypatch.setattr(cpu, "load", cpu.load.__wrapped__)
+    monkeypatch.delitem(sys.modules, "blockscale.kernels.cpu._native", raising=False)
+    monkeypatch.delitem(vars(cpu), "_native", raising=False)
+    monkeypatch.delenv("BLOCKSCALE_NATIVE", raising=False)
+    monkeypatch.setattr(cpu, "__path__", [str(tmp_path)])
+    return tmp_path
+
+
+def test_no_library(unloaded: Path) -> None:
+    remedy = "install blockscale again with `pip install -v`, which shows why"
+    assert cpu.load() == cpu.available() == f"the native library was not built: {remedy}"
+    with pytest.raises(ImportError, match="was not built"):
+        from blockscale.kernels.cpu import _native  # noqa: F401
+    (unloaded / "_unbuilt.txt").write_text("the moon is wrong; wait\n")
+    why = "the native library was not built: the moon is wrong; wait and install blockscale again"
+    assert cpu.available() == bs.kernels.hardware._native() == why
+
+
+def test_a_library_that_does_not_load(unloaded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = unloaded / "_native.abi3.so"
+    broken.write_bytes(b"\x7fELF")
+    assert cpu.load().startswith(f"the native library does not load: {broken}: ")
+    monkeypatch.setenv("BLOCKSCALE_NATIVE", str(unloaded / "mine.so"))
+    assert cpu.load().startswith(f"the native library does not load: {unloaded}/mine.so: ")
+    monkeypatch.setenv("BLOCKSCALE_NATIVE", str(unloaded / "mine.txt"))
+    assert cpu.load().endswith(
+        f"BLOCKSCALE_NATIVE='{unloaded}/mine.txt' is no Python extension module"
+    )
