@@ -9,6 +9,7 @@ function, `custom_op` 6.5 µs (a CPU, torch 2.13), and quantized layers are call
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from numbers import Integral
 from typing import Any
 
@@ -41,7 +42,8 @@ class Op:
         return self.run(*args) if _alone(args) else self.overload(*args)
 
 
-_PLAIN = (Tensor, nn.Parameter)
+_TENSORS = (Tensor, nn.Parameter)
+_VALUES = (str, int, float, bool, list, torch.dtype, type(None))
 
 
 def _alone(args: tuple[Any, ...]) -> bool:
@@ -55,16 +57,31 @@ def _alone(args: tuple[Any, ...]) -> bool:
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._is_torch_function_mode_enabled()
         or torch._C._autograd._profiler_enabled()
+        or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
     ):
         return False
     grad = torch.is_grad_enabled()
     for arg in args:
-        if isinstance(arg, Tensor) and (
-            type(arg) not in _PLAIN or (grad and arg.requires_grad) or arg.is_neg()
-        ):
+        if type(arg) in _TENSORS:
+            keys = torch._C._dispatch_keys(arg).raw_repr()
+            if (grad and arg.requires_grad) or keys not in _plain_keys(arg.device.type):
+                return False
+        elif type(arg) not in _VALUES:
             return False
     return True
+
+
+@cache
+def _plain_keys(device: str) -> frozenset[int]:
+    """The dispatch keys of tensors with memory of their own there: strided, not negated, not 0."""
+    if device == "meta":
+        return frozenset()
+    found = set()
+    for inference in (False, True):
+        with torch.inference_mode(inference):
+            found.add(torch._C._dispatch_keys(torch.empty(0, device=device)).raw_repr())
+    return frozenset(found)
 
 
 OPS: dict[str, Op] = {}
@@ -96,12 +113,27 @@ def op(
         schema = torch.library.infer_schema(reference, mutates_args=())
         _LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
         _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"blockscale::{name}", shape or reference, lib=_LIBRARY)
+        fake = _on_one_device(name, shape or reference)
+        torch.library.register_fake(f"blockscale::{name}", fake, lib=_LIBRARY)
         overload = getattr(torch.ops.blockscale, name).default
         OPS[name] = Op(name, reference, overload, ulps, run)
         return OPS[name]
 
     return define
+
+
+def _on_one_device(name: str, shape: Callable[..., Any]) -> Callable[..., Any]:
+    """The shape rule, but not for a mixture of meta tensors and others: torch takes it for meta,
+    and would return memory that nobody wrote."""
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        tensors = (arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor))
+        devices = {tensor.device.type for tensor in tensors}
+        if "meta" in devices and len(devices) > 1:
+            raise ValueError(f"blockscale::{name}: its tensors are on {', '.join(sorted(devices))}")
+        return shape(*args, **kwargs)
+
+    return checked
 
 
 def differentiable(target: Op, save: Callable[..., None], backward: Callable[..., Any]) -> None:

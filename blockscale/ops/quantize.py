@@ -40,7 +40,8 @@ def quantize(
     form = parse(fmt)
     text = str(form)
     _check_tensor(x)
-    x = x.detach()  # codes have no gradient; fake_quantize has one
+    if x.requires_grad:
+        x = x.detach()  # codes have no gradient; fake_quantize has one
     if scale is None and zero_point is None:
         packed, *parts = primitives.choose_quantize(x, text, _seed(form, seed, x))
         qparams = primitives.from_list(parts, form)

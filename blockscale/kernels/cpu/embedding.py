@@ -34,7 +34,7 @@ def embedding(
     kind = DTYPES.get(dtype, 0)
     shape = (*indices.shape, size)
     values = torch.empty(shape, dtype=dtype if dtype in DTYPES else torch.float32)
-    if values.numel() and not _native.embedding(
+    if rows.numel() and not _native.embedding(
         n.handle, *table, weight.data_ptr(), addresses(parts), rows.data_ptr(), rows.numel(),
         values.data_ptr(), kind, threads(),
     ):  # fmt: skip

@@ -7,6 +7,7 @@ from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.choose_qparams import every
 from blockscale.kernels.cpu.native import (
+    DTYPES,
     Native,
     Parts,
     addresses,
@@ -53,8 +54,16 @@ def straight_through(
     """As ops.primitives.straight_through."""
     n = native(fmt)
     like = gradient
+    if gradient.shape != x.shape:
+        raise ValueError(
+            f"expected a gradient of shape {tuple(x.shape)}, found {tuple(gradient.shape)}"
+        )
+    if gradient.dtype not in DTYPES:
+        ones = torch.ones(x.shape, dtype=torch.float32)
+        passes = straight_through(ones, x, scale, zero_point, outer, fmt)
+        return torch.where(passes != 0, gradient, 0.0)
     x, dtype = floats(x)
-    gradient, kind = floats(gradient.expand_as(x))
+    gradient, kind = floats(gradient)
     parts, at = _given(n, x, scale, zero_point, outer)
     kept = torch.empty_like(gradient)
     if x.numel():

@@ -1,23 +1,25 @@
 """x @ weight.T: integers times integers where the formats allow, else decoded weights."""
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from blockscale.core.parse import parse
-from blockscale.core.reference import QParams
+from blockscale.core.scale import TwoLevel
 from blockscale.kernels.cpu.choose_qparams import every
 from blockscale.kernels.cpu.fake_quantize import fake_quantize
 from blockscale.kernels.cpu.native import DTYPES, floats, in_order, native, threads
 from blockscale.kernels.cpu.prepack import prepared
 from blockscale.kernels.registry import kernel
 
-_WHOLE_ROW = 2**62
+Given = tuple[Tensor | None, Tensor | None, Tensor | None]  # scale, zero point, outer
+WHOLE_ROW = 2**62
 
 
 @kernel("linear", backend="cpu", supports=every)
-def linear(  # noqa: PLR0913 - the op's arguments
+def linear(
     x: Tensor,
     weight: Tensor,
     scale: Tensor,
@@ -33,40 +35,59 @@ def linear(  # noqa: PLR0913 - the op's arguments
 ) -> Tensor:
     """As ops.linear.linear."""
     x, dtype = floats(x)
-    k, n = x.shape[-1], weight.shape[0]
-    ready = prepared((weight, scale, zero_point, outer), fmt, k)
-    offset = None if bias is None else in_order(bias.to(torch.float32).expand(n))
-    y = torch.empty((*x.shape[:-1], n), dtype=x.dtype)
+    y = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype)
+    offset = float_bias(bias, weight.shape[0])
+    if not y.numel() or not x.numel():
+        return y.zero_() if offset is None else y.copy_(offset)
+    ready = prepared((weight, scale, zero_point, outer), fmt, x.shape[-1])
     given = (input_scale, input_zero_point, input_outer)
-    if y.numel() == 0:
-        return y
-    to = (0 if offset is None else offset.data_ptr(), y.data_ptr(), DTYPES[y.dtype], threads())
-    rows = y.numel() // n
     if input_fmt:
-        block = _row_block(input_fmt, x.ndim)
-        if block is not None and _as_integers(ready, x, dtype, rows, block, given, input_fmt, to):
+        block = row_block(input_fmt, x.ndim)
+        if block is not None and as_integers(ready, x, block, given, input_fmt, offset, y):
             return y
         x = fake_quantize(x.to(torch.float32), *given, input_fmt, input_seed)
         dtype = DTYPES[torch.float32]
-    ready.floats(x.data_ptr(), dtype, rows, *to)
+    ready.floats(x.data_ptr(), dtype, y.numel() // y.shape[-1], *_to(offset, y))
     return y
 
 
+def float_bias(bias: Tensor | None, n: int) -> Tensor | None:
+    """The bias [n] as the kernels add it."""
+    return None if bias is None else in_order(bias.to(torch.float32).expand(n))
+
+
 @cache
-def _row_block(fmt: str, rank: int) -> int | None:
-    """How many elements of a row share a scale; 0 if all of x does, None for any other block."""
-    *rows, size = parse(fmt).block.sizes_for(rank)
+def row_block(fmt: str, rank: int) -> int | None:
+    """How many elements of a row share a scale; 0 if all of x does.
+
+    None for any other block, and for formats that integer arithmetic does not take.
+    """
+    form = parse(fmt)
+    if form.asym or isinstance(form.scale, TwoLevel):
+        return None
+    *rows, size = form.block.sizes_for(rank)
     if not any((*rows, size)):
         return 0
-    return (size or _WHOLE_ROW) if all(each == 1 for each in rows) else None
+    return (size or WHOLE_ROW) if all(each == 1 for each in rows) else None
 
 
-def _as_integers(ready, x, dtype, rows, block, given, fmt, to) -> bool:
-    """Whether integer arithmetic could give the result, and did."""
-    form, address = native(fmt), 0
+def as_integers(
+    ready: Any, x: Tensor, block: int, given: Given, fmt: str, bias: Tensor | None, y: Tensor
+) -> bool:
+    """Whether integer arithmetic could give y = x @ weight.T + bias, and did."""
+    form, scale = native(fmt), None
     if given[0] is not None:
         if block:
             return False
-        scale = form.given_parts(x.shape, *given).scale
-        address = scale.data_ptr()
-    return ready.integers(form.handle, x.data_ptr(), dtype, rows, block, address, *to)
+        scale = form.given_parts(x.shape, given[0], *given[1:]).scale
+    address = 0 if scale is None else scale.data_ptr()
+    rows = y.numel() // y.shape[-1]
+    done: bool = ready.integers(
+        form.handle, x.data_ptr(), DTYPES[x.dtype], rows, block, address, *_to(bias, y)
+    )
+    return done
+
+
+def _to(bias: Tensor | None, y: Tensor) -> tuple[int, int, int, int]:
+    """Where results go, and on how many threads."""
+    return 0 if bias is None else bias.data_ptr(), y.data_ptr(), DTYPES[y.dtype], threads()

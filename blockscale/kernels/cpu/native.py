@@ -73,8 +73,7 @@ class Native:
 
     def packed_shape(self, shape: Sequence[int]) -> Sequence[int]:
         """The shape of the packed codes of a tensor of `shape`."""
-        if not len(shape):
-            return (1,)
+        shape = shape if len(shape) else (1,)
         if self.bytewise:
             return shape
         return (*shape[:-1], packed_size(self.format.element, shape[-1]))
@@ -94,7 +93,7 @@ class Native:
         zero_point: Tensor | None,
         outer: Tensor | None,
     ) -> QParams:
-        """A caller's scale for a tensor of `shape`, in order. Raises ValueError if it does not fit."""
+        """A caller's scale for a tensor of `shape`. Raises ValueError if it does not fit."""
         expected = self.scale_shape(shape)
         given = QParams(scale, outer, zero_point)
         if self.asym != (zero_point is not None) or (self.outer_shape is None) != (outer is None):
@@ -150,7 +149,12 @@ def in_order(x: Tensor) -> Tensor:
 
 
 def floats(x: Tensor) -> tuple[Tensor, int]:
-    """x in order, and its dtype's number. Raises TypeError as the reference does."""
+    """x in order, and its dtype's number. Raises TypeError as the reference does.
+
+    Raises ValueError for a tensor that is not on the CPU.
+    """
+    if not x.is_cpu:
+        raise ValueError(f"expected a tensor on the CPU, found one on {x.device}")
     kind = DTYPES.get(x.dtype)
     if kind is None:
         reference.widen(x)
@@ -159,14 +163,15 @@ def floats(x: Tensor) -> tuple[Tensor, int]:
 
 
 def seed_words(native: Native, seed: Tensor | None) -> tuple[int, int]:
-    """The address of a seed's int64 words, and how many; 0, 0 where none is needed."""
+    """The seed and the index of the first element; 0, 0 where none is needed."""
     if not native.drawn:
         return 0, 0
     if seed is None:
         raise ValueError(f"{native.format}: stochastic rounding needs a seed")
     if seed.dtype != torch.int64 or not seed.is_cpu or seed.numel() not in (1, 2):
         raise ValueError(f"a seed is int64 of shape [] or [2] on the CPU, not {seed}")
-    return seed.data_ptr(), seed.numel()
+    key, *first = seed.reshape(-1).tolist()
+    return key, first[0] if first else 0
 
 
 def _numbers(fmt: Format) -> list[float]:

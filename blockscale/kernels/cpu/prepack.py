@@ -10,7 +10,6 @@ from weakref import ref
 
 from torch import Tensor
 
-from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.dequantize import checked_codes
 from blockscale.kernels.cpu.native import Native, addresses, native, threads
@@ -71,9 +70,7 @@ def _prepare(weight: Weight, n: Native, size: int) -> _Kept:
     ordered = checked_codes(n, codes, shape)
     parts = n.given_parts(shape, scale, zero_point, outer)
     stamps = _stamps(weight)
-    made = _native.LinearWeight(
-        n.handle, *shape, ordered.data_ptr(), addresses(parts), threads()
-    )  # fmt: skip
+    made = _native.LinearWeight(n.handle, *shape, ordered.data_ptr(), addresses(parts))
 
     def forget(gone: Any) -> None:
         kept = _kept.get(key)
@@ -82,6 +79,6 @@ def _prepare(weight: Weight, n: Native, size: int) -> _Kept:
 
     weak = tuple(None if part is None else ref(part, forget) for part in weight)
     originals = {id(part) for part in weight}
-    given = (ordered, *QParams(*parts))
+    given = (ordered, *parts)
     copies = tuple(part for part in given if part is not None and id(part) not in originals)
     return _Kept(weak, stamps, n.format.spelling, size, made, copies)

@@ -1,8 +1,9 @@
-"""Without the library the tests of its kernels are left out; tests/kernels/test_build.py then fails."""
+"""Without the library its tests are left out; tests/kernels/test_build.py then fails."""
 
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from blockscale.kernels.cpu import load
 
@@ -18,3 +19,12 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     native.select_isa(request.param)
     yield request.param
     native.select_isa(before)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """For the reference and for comparing: on a busy machine threads wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

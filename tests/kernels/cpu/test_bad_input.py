@@ -112,7 +112,7 @@ def test_sizes(size: int) -> None:
             lambda: P.dequantize(CODES, SCALE, None, None, FMT, size, torch.float32),
             lambda: embedding(CODES, SCALE, None, None, FMT, size, ROWS, torch.float32),
         ):
-            with pytest.raises(ValueError, match="are packed as torch.uint8 of shape"):
+            with pytest.raises(ValueError, match="codes of shape"):
                 call()
 
 
@@ -146,17 +146,17 @@ def test_seeds() -> None:
 
 @pytest.mark.parametrize("shape", [(), (40,), (2, 6, 40), (6, 1)], ids=str)
 def test_gradients_of_another_shape(shape: tuple[int, ...]) -> None:
-    with bs.use("cpu"), pytest.raises((RuntimeError, ValueError), match="shape|sizes"):
+    with bs.use("cpu"), pytest.raises((RuntimeError, ValueError), match=r"shape|sizes"):
         P.straight_through(torch.ones(shape), X, None, None, None, FMT)
 
 
 STRANGE = {
     "x on meta": "with bs.use('cpu'): r = bs.fake_quantize(x.to('meta'), F); assert r.is_meta",
-    "meta and a backend": "with bs.use('cpu'): assert bs.quantize(x.to('meta'), F).shape == x.shape",
+    "a pinned backend": "with bs.use('cpu'): assert bs.quantize(x.to('meta'), F).shape == x.shape",
     "scale on meta": "refused(lambda: P.quantize(x, s.to('meta'), None, None, F, None))",
     "x of a gradient on meta": "refused(lambda: P.straight_through(x, x.to('meta'), *N, F))",
-    "no storage": "assert not P.straight_through(torch._efficientzerotensor(6, 40), x, *N, F).any()",
-    "x without storage": "assert not bs.fake_quantize(torch._efficientzerotensor(6, 40), F).any()",
+    "a gradient without storage": "assert not P.straight_through(zero, x, *N, F).any()",
+    "x without storage": "assert not bs.fake_quantize(zero, F).any()",
     "mkldnn": "refused(lambda: bs.fake_quantize(x.to_mkldnn(), F))",
     "sparse": "refused(lambda: bs.fake_quantize(x.to_sparse(), F))",
     "csr": "refused(lambda: bs.fake_quantize(x.to_sparse_csr(), F))",
@@ -167,7 +167,8 @@ import torch, blockscale as bs
 from blockscale.ops import primitives as P
 warnings.simplefilter("ignore")
 F, N = {FMT!r}, (None, None, None)
-x, s = torch.randn(6, 40), torch.ones(6, 3)
+x, s, zero = torch.randn(6, 40), torch.ones(6, 3), torch._efficientzerotensor(6, 40)
+torch.set_num_threads(1)
 bs.fake_quantize(x, F)
 def refused(call):
     try: result = call()

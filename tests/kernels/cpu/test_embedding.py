@@ -48,7 +48,7 @@ def test_rows(fmt: str) -> None:
 
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_elements_and_blocks(element: str) -> None:
-    for i, block in enumerate(BLOCKS[ELEMENTS.index(element) % 3 :: 3]):
+    for i, block in enumerate(BLOCKS[ELEMENTS.index(element) % 6 :: 6]):
         fmt = spelling(7 * i + ELEMENTS.index(element), element, block)
         assert wrong(table(fmt, 21, 203), torch.tensor([20, 0, 7, 7, 16])) == [], fmt
 

@@ -1,6 +1,7 @@
 """Inputs at which rounding, scales and random numbers turn over."""
 
 import math
+import struct
 
 import pytest
 import torch
@@ -103,27 +104,24 @@ def test_given_bytes(byte: int) -> None:
     """Also integers whose step is subnormal, so that its inverse overflows."""
     for fmt in ("int16", "int8", "uint16", "int2", "e4m3", "log8", "binary"):
         spelled = f"{fmt}:tensor:e8m0/floor"
-        x = torch.tensor(ODD + [1.0, -1.5, 2.5, 0.7]) * torch.tensor([[1.0], [2.0**-130], [2e-6]])
+        x = torch.tensor([*ODD, 1.0, -1.5, 2.5]) * torch.tensor([[1.0], [2.0**-130], [2e-6]])
         given = QParams(torch.tensor([[byte]], dtype=torch.uint8))
         assert wrong(x, spelled, qparams=given) == [], fmt
 
 
 GIVEN = [1.0, 3.0, -2.0, 0.0, -0.0, 2.0**-149, 2.0**-127, 1.5e-39, FLT_MAX, math.inf, -math.inf]
+UNDER = ("int8", "int8:recip", "uint12:asym", "uint3:asym:stochastic", "e4m3", "e4m3:recip:down")
+UNDER += ("e2m1", "e2m1:stochastic", "binary", "binary:recip")
 
 
 @pytest.mark.parametrize("scale", [*GIVEN, math.nan])
 def test_given_float_scales(scale: float) -> None:
     x = torch.cat([torch.randn(50), torch.tensor(ODD)])
-    options = ("", ":recip", ":asym", ":down", ":asym:stochastic")
-    for element in ("int8", "uint12", "e4m3", "e2m1", "binary"):
-        for option in options:
-            if ("asym" in option and "int" not in element) or (
-                "down" in option and element[0] == "b"
-            ):
-                continue
-            zero = torch.tensor([3], dtype=torch.int32) if "asym" in option else None
-            given = QParams(torch.tensor([scale]), None, zero)
-            assert wrong(x, f"{element}:tensor:fp32{option}", qparams=given) == [], element
+    for under in UNDER:
+        element, _, option = under.partition(":")
+        zero = torch.tensor([3], dtype=torch.int32) if "asym" in option else None
+        fmt = ":".join([element, "tensor", "fp32", *filter(None, [option])])
+        assert wrong(x, fmt, qparams=QParams(torch.tensor([scale]), None, zero)) == [], fmt
 
 
 @pytest.mark.parametrize("element", ["int8", "uint8", "int16", "uint16", "uint3", "uint1"])
@@ -152,3 +150,18 @@ def test_random_numbers(seed: tuple[int, int]) -> None:
 )
 def test_seeds_in_any_memory(seed: Tensor) -> None:
     assert wrong(torch.randn(4, 40), "int8:token:fp32:stochastic", seed) == []
+
+
+NAN = struct.unpack("f", b"\1\0\x80\x7f")[0]  # signalling, the least payload
+
+
+@pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan, -math.nan, NAN, -NAN], ids=str)
+def test_one_number_that_is_not_finite(odd: float) -> None:
+    """At each end of a range it must be seen by itself."""
+    for block in ("tensor", "group16", "group32", "channel1", "tile2x7"):
+        for under in ("int8:{}:fp32:asym", "int4:{}:fp32:full", "uint4:{}:fp32", "int8:{}:fp32"):
+            x = torch.randn(3, 300)
+            x[1, 161] = odd
+            assert wrong(x, under.format(block)) == [], (under, block)
+        for under in ("int8:{}:e8m0/floor:asym", "ternary:{}:fp32", "binary:{}:e4m3"):
+            assert wrong(x, under.format(block)) == [], (under, block)

@@ -25,13 +25,6 @@ QParams qparams(const Parts& parts) {
             reinterpret_cast<int32_t*>(parts[2])};
 }
 
-// (seed, index of the first element) as addresses of int64, or nothing.
-Seed seed_at(Address address, int64_t words) {
-    const int64_t* at = reinterpret_cast<const int64_t*>(address);
-    if (!at) return {0, 0};
-    return {static_cast<uint64_t>(at[0]), words == 2 ? static_cast<uint64_t>(at[1]) : 0};
-}
-
 void* at(Address address) { return reinterpret_cast<void*>(address); }
 
 }  // namespace
@@ -51,17 +44,17 @@ void bind_primitives(nb::module_& m) {
                                  threads);
     }, nb::call_guard<nb::gil_scoped_release>());
     m.def("quantize", [](const NativeFormat& f, const Shape& shape, Address x, int dtype,
-                         const Parts& parts, Address codes, bool packed, Address seed,
-                         int64_t words, int threads) {
+                         const Parts& parts, Address codes, bool packed, int64_t seed,
+                         int64_t first, int threads) {
         isa().primitives->quantize(f.spec(), f.layout(shape), at(x), Dtype(dtype), qparams(parts),
-                                   at(codes), packed, seed_at(seed, words), threads);
+                                   at(codes), packed, Seed{seed, first}, threads);
     }, nb::call_guard<nb::gil_scoped_release>());
     m.def("choose_quantize", [](const NativeFormat& f, const Shape& shape, Address x, int dtype,
-                                const Parts& parts, Address codes, bool packed, Address seed,
-                                int64_t words, int threads) {
+                                const Parts& parts, Address codes, bool packed, int64_t seed,
+                                int64_t first, int threads) {
         isa().primitives->choose_quantize(f.spec(), f.layout(shape), at(x), Dtype(dtype),
                                           qparams(parts), at(codes), packed,
-                                          seed_at(seed, words), threads);
+                                          Seed{seed, first}, threads);
     }, nb::call_guard<nb::gil_scoped_release>());
     m.def("dequantize", [](const NativeFormat& f, const Shape& shape, Address codes, bool packed,
                            const Parts& parts, Address y, int dtype, int threads) {
@@ -69,10 +62,10 @@ void bind_primitives(nb::module_& m) {
                                      at(y), Dtype(dtype), threads);
     }, nb::call_guard<nb::gil_scoped_release>());
     m.def("fake_quantize", [](const NativeFormat& f, const Shape& shape, Address x, int dtype,
-                              bool given, const Parts& parts, Address y, Address seed,
-                              int64_t words, int threads) {
+                              bool given, const Parts& parts, Address y, int64_t seed,
+                              int64_t first, int threads) {
         isa().primitives->fake_quantize(f.spec(), f.layout(shape), at(x), Dtype(dtype), given,
-                                        qparams(parts), at(y), seed_at(seed, words), threads);
+                                        qparams(parts), at(y), Seed{seed, first}, threads);
     }, nb::call_guard<nb::gil_scoped_release>());
     m.def("straight_through", [](const NativeFormat& f, const Shape& shape, Address x, int dtype,
                                  bool given, const Parts& parts, Address gradient,

@@ -72,7 +72,7 @@ uint64_t fingerprint(const void* data, int64_t bytes, int threads) {
 }
 
 LinearWeight::LinearWeight(std::shared_ptr<NativeFormat> format, int64_t n, int64_t k,
-                           const void* codes, QParams scale, int threads)
+                           const void* codes, QParams scale)
     : format_(std::move(format)), scale_(scale) {
     const Spec& spec = format_->spec();
     Layout layout = format_->matrix(n, k);
@@ -100,7 +100,6 @@ LinearWeight::LinearWeight(std::shared_ptr<NativeFormat> format, int64_t n, int6
               scale_codes_.empty() ? nullptr : scale_codes_.data(),
               outer};
     sample_ = sample();
-    (void)threads;
 }
 
 uint64_t LinearWeight::sample() const {

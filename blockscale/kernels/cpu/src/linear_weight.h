@@ -15,7 +15,7 @@ class LinearWeight {
 public:
     // codes [n, k] packed as docs/numerics.md, section 6, says. They and the scale must outlive this.
     LinearWeight(std::shared_ptr<NativeFormat> format, int64_t n, int64_t k, const void* codes,
-                 QParams scale, int threads);
+                 QParams scale);
 
     // Whether a sample of the codes and scales is what it was: a guard against changes that torch
     // does not count, such as those made through `Tensor.data` or a numpy view.

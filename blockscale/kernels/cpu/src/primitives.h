@@ -18,7 +18,7 @@ struct QParams {
 
 // Stochastic rounding: the seed, and the index of the tensor's first element (section 2).
 struct Seed {
-    uint64_t key, first;
+    int64_t key, first;
 };
 
 struct Primitives {

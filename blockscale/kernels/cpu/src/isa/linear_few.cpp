@@ -18,7 +18,7 @@ struct Few {
     LaneBlocks blocks;
     float factor;      // of all values: the bias of a decoder, the outer scale
     const float* x;    // [unit][row][vector][16]
-    int64_t units, rows, row_bytes, row_blocks;
+    int64_t units, row_bytes, row_blocks;
     const float* bias;
     float* y;          // [row][n]
 };
@@ -177,7 +177,7 @@ bool blocks_of(const Kind& k, const FloatWeight& w, LaneBlocks* b) {
 // among the normal float32 numbers.
 bool tame(float step) { return step >= 0x1p-60f && step <= 0x1p60f; }
 
-// Whether all codes of a block mean 0, whatever its step.
+// Whether all codes of a block mean 0, whatever its finite step.
 bool block_is_zero(const FloatWeight& w, int64_t row, int64_t block) {
     const Element& e = w.spec->element;
     if (w.zero_points) return false;  // another code means 0: seldom worth finding out
@@ -195,8 +195,11 @@ bool block_is_zero(const FloatWeight& w, int64_t row, int64_t block) {
 bool row_is_tame(const FloatWeight& w, int64_t row) {
     const Element& e = w.spec->element;
     int64_t blocks = w.grid.scale_columns(), at = row / w.grid.block_rows * blocks;
-    for (int64_t block = 0; block < blocks; ++block)
-        if (!tame(w.steps[at + block]) && !block_is_zero(w, row, block)) return false;
+    for (int64_t block = 0; block < blocks; ++block) {
+        float step = w.steps[at + block];
+        bool finite = (to_bits(step) & INT32_MAX) < kInfinity;
+        if (!tame(step) && !(finite && block_is_zero(w, row, block))) return false;
+    }
     if (e.family != Family::minifloat || e.bits != 8) return true;
     const uint8_t* codes = w.codes + row * w.grid.columns;
     int found = 0;
@@ -273,10 +276,9 @@ bool few_rows(const FloatWeight& w, const void* x, Dtype dtype, int64_t rows, co
         arrange(k, values, columns, together * unit, to);
     }
     for (int64_t pass = 0; pass < rows; pass += kMost) {
-        p.rows = smaller(kMost, rows - pass);
         p.x = arranged + pass * p.units * unit;
         p.y = (out.dtype == Dtype::fp32 ? static_cast<float*>(out.y) : y) + pass * n;
-        run_all(p, k.pair(w, steps, p.rows), threads);
+        run_all(p, k.pair(w, steps, smaller(kMost, rows - pass)), threads);
     }
     if (out.dtype != Dtype::fp32) narrow(y, out.dtype, rows * n, static_cast<uint16_t*>(out.y));
     return true;

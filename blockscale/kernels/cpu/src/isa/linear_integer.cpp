@@ -14,10 +14,10 @@ const Primitives& primitives();
 
 namespace {
 
-constexpr int64_t kLongest = 65536;       // codes whose products are summed in int32
-constexpr int64_t kScratch = 8 << 20;     // bytes of x at a time, quantized
-constexpr int64_t kSmallWeight = 640 << 10;  // bytes
-constexpr int64_t kResident = 384 << 10;  // bytes of x that a thread keeps in L2 for many panels
+constexpr int64_t kLongest = 65536;          // codes whose products are summed in int32
+constexpr int64_t kScratch = 8 << 20;        // bytes of x at a time, quantized
+constexpr int64_t kSmallWeight = 640 << 10;  // bytes of a weight that stays in L2
+constexpr int64_t kResident = 384 << 10;     // bytes of x that stay there while panels pass by
 
 struct Work {
     const IntegerWeight* w;
@@ -153,6 +153,20 @@ void store_part(const Work& p, const float* tile, int64_t row, int64_t count, in
     }
 }
 
+template <Blocks B>
+RunTile tile_with(bool nibbles, int64_t rows) {
+    return nibbles ? tile_of<B, true>(rows) : tile_of<B, false>(rows);
+}
+
+RunTile tile_for(Blocks kind, bool nibbles, int64_t rows) {
+    switch (kind) {
+        case Blocks::none: return tile_with<Blocks::none>(nibbles, rows);
+        case Blocks::weight: return tile_with<Blocks::weight>(nibbles, rows);
+        case Blocks::both: break;
+    }
+    return tile_with<Blocks::both>(nibbles, rows);
+}
+
 void multiply(const Work& p, int64_t tile, int64_t panel) {
     int64_t from = p.row_of_tile(tile), count = p.row_of_tile(tile + 1) - from;
     int64_t scales = panel * p.w->blocks() * kPanel, column = panel * kPanel;
@@ -174,19 +188,7 @@ void multiply(const Work& p, int64_t tile, int64_t panel) {
            p.bias + column,
            y,
            direct ? p.w->n : kPanel};
-    RunTile run = nullptr;
-    switch (p.kind) {
-        case Blocks::none:
-            run = p.w->nibbles ? tile_of<Blocks::none, true>(count) : tile_of<Blocks::none, false>(count);
-            break;
-        case Blocks::weight:
-            run = p.w->nibbles ? tile_of<Blocks::weight, true>(count) : tile_of<Blocks::weight, false>(count);
-            break;
-        case Blocks::both:
-            run = p.w->nibbles ? tile_of<Blocks::both, true>(count) : tile_of<Blocks::both, false>(count);
-            break;
-    }
-    run(t);
+    tile_for(p.kind, p.w->nibbles, count)(t);
     if (!direct) store_part(p, buffer, p.first + from, count, panel);
 }
 

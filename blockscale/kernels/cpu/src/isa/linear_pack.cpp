@@ -11,6 +11,8 @@ namespace {
 // Steps in this range times integer sums below 2^31 stay float32 numbers.
 bool tame(float step) { return step >= 0x1p-90f && step <= 0x1p90f; }
 
+bool finite(float step) { return (to_bits(step) & INT32_MAX) < kInfinity; }
+
 // What a panel is packed from: its rows as patterns [32][k filled up to chunks].
 struct Rows {
     const FloatWeight& from;
@@ -30,7 +32,8 @@ bool all_equal(const uint8_t* codes, int64_t n, int32_t value) {
     return true;
 }
 
-// Steps and zero points of a panel. A step out of range matters only if its block is not all zero.
+// Steps and zero points of a panel. A finite step out of range matters only if its block is not
+// all zero.
 bool pack_scales(const Rows& r, float* scales, int32_t* zeros) {
     bool usable = true;
     const Spec& spec = *r.from.spec;
@@ -46,7 +49,7 @@ bool pack_scales(const Rows& r, float* scales, int32_t* zeros) {
             scales[at] = step;
             if (!there || tame(step)) continue;
             int64_t n = smaller(r.to.block, r.to.k - first);
-            usable &= all_equal(r.patterns + row * r.stride + first, n, zero);
+            usable &= finite(step) && all_equal(r.patterns + row * r.stride + first, n, zero);
             scales[at] = 1.0f;
         }
     }

@@ -58,6 +58,20 @@ inline void pack1(const uint8_t* codes, int64_t bytes, uint8_t* __restrict out) 
     }
 }
 
+#if defined(__AVX512BW__)
+// Which byte of 16 goes where: the low B of either half moved together, or back again.
+template <int B>
+inline __m128i both_halves(bool together) {
+    alignas(16) uint8_t from[16];
+    for (int i = 0; i < 16; ++i) from[i] = 0x80;  // 0
+    for (int i = 0; i < B; ++i) {
+        from[i] = i;
+        from[together ? B + i : 8 + i] = together ? 8 + i : B + i;
+    }
+    return _mm_load_si128(reinterpret_cast<const __m128i*>(from));
+}
+#endif
+
 // Other widths: words in one loop, which vectorizes, and their bytes moved together in another.
 template <int B>
 inline void pack_groups(const uint8_t* codes, int64_t groups, uint8_t* out) {
@@ -67,8 +81,21 @@ inline void pack_groups(const uint8_t* codes, int64_t groups, uint8_t* out) {
         memcpy(&w, codes + 8 * i, 8);
         words[i] = squeeze<B>(w);
     }
-    for (int64_t i = 0; i < groups; ++i)  // the next store overwrites what is beyond B bytes
-        memcpy(out + B * i, words + i, 8);
+    int64_t i = 0;
+#if defined(__AVX512BW__)
+    const __m512i together = _mm512_broadcast_i32x4(both_halves<B>(true));
+    for (; i + 8 <= groups; i += 8) {
+        __m512i bytes = _mm512_shuffle_epi8(_mm512_load_si512(words + i), together);
+        __m128i* to[4];  // 2 B bytes each; the next store overwrites what is beyond them
+        for (int lane = 0; lane < 4; ++lane)
+            to[lane] = reinterpret_cast<__m128i*>(out + B * (i + 2 * lane));
+        _mm_storeu_si128(to[0], _mm512_castsi512_si128(bytes));
+        _mm_storeu_si128(to[1], _mm512_extracti32x4_epi32(bytes, 1));
+        _mm_storeu_si128(to[2], _mm512_extracti32x4_epi32(bytes, 2));
+        _mm_storeu_si128(to[3], _mm512_extracti32x4_epi32(bytes, 3));
+    }
+#endif
+    for (; i < groups; ++i) memcpy(out + B * i, words + i, 8);
 }
 
 // n patterns of `bits` < 8 bits -> ceil(n * bits / 8) bytes. `codes` may be read, and `out` written,
@@ -89,7 +116,16 @@ inline void pack_bytes(int bits, uint8_t* codes, int64_t n, uint8_t* out) {
 template <int B>
 inline void unpack_groups(const uint8_t* packed, int64_t groups, uint8_t* __restrict codes) {
     alignas(64) uint64_t words[kChunk / 8];
-    for (int64_t i = 0; i < groups; ++i) memcpy(words + i, packed + B * i, 8);
+    int64_t j = 0;
+#if defined(__AVX512BW__)
+    // Each load reads 16 bytes for 2 B: as many groups before the last stay within what all of them take.
+    const __m128i apart = both_halves<B>(false);
+    for (; j + 2 + ceil_div(16 - 2 * B, B) <= groups; j += 2) {
+        __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(packed + B * j));
+        _mm_store_si128(reinterpret_cast<__m128i*>(words + j), _mm_shuffle_epi8(bytes, apart));
+    }
+#endif
+    for (; j < groups; ++j) memcpy(words + j, packed + B * j, 8);
     for (int64_t i = 0; i < groups; ++i) {
         uint64_t w = spread<B>(words[i] & ones(8 * B));
         memcpy(codes + 8 * i, &w, 8);

@@ -116,13 +116,13 @@ inline void uniform_block(const PhiloxKeys& keys, uint64_t counter, float* __res
 #endif
 
 // u[i] in [0, 1) for the elements first ... first + n - 1 of the tensor.
-inline void uniform(Seed seed, uint64_t first, int64_t n, float* u) {
+inline void uniform(Seed seed, int64_t first, int64_t n, float* u) {
     alignas(64) float block[4 * kLanes];
     PhiloxKeys keys(seed.key);
-    uint64_t index = first + seed.first;
+    int64_t index = static_cast<int64_t>(static_cast<uint64_t>(first) + seed.first);
     for (int64_t i = 0; i < n;) {
         int64_t skip = index & 3, count = smaller(4 * kLanes - skip, n - i);
-        uint64_t counter = index >> 2;
+        uint64_t counter = index >> 2;  // of a negative index, too: its sign is kept
         if (skip == 0 && count == 4 * kLanes) {
             uniform_block(keys, counter, u + i);
         } else {
@@ -130,7 +130,7 @@ inline void uniform(Seed seed, uint64_t first, int64_t n, float* u) {
             memcpy(u + i, block + skip, count * sizeof(float));
         }
         i += count;
-        index += count;
+        index = static_cast<int64_t>(static_cast<uint64_t>(index) + count);
     }
 }
 

@@ -47,6 +47,9 @@ struct Plan {
     int64_t units() const { return planes() * bands() * parts * strips; }
     int64_t blocks() const { return strip / grid.block_columns + 2; }  // of a unit, at most
 
+    // Elements from a unit to the one after it.
+    int64_t ahead() const { return strips > 1 ? strip : strip * grid.block_rows; }
+
     // Planes of a unit: [r.plane, r.plane + unit_planes()).
     int64_t unit_planes() const { return cached ? grid.planes / grid.scale_planes() : 1; }
 
@@ -85,8 +88,10 @@ inline Plan make_plan(const Grid& full, bool choosing) {
     int64_t block_rows = smaller(g.block_rows, g.rows);
     int64_t height = block_rows * g.block_planes;  // of a cached unit
     int64_t narrow = smaller(g.columns, larger(g.block_columns, 64));
-    p.cached = choosing && height * narrow <= 2 * kUnit;
-    p.strip = strip_of(g, p.cached ? larger(kUnit / height, narrow) : kUnit);
+    p.cached = choosing && height * narrow <= 8 * kUnit;
+    // Short pieces of many rows are slow to fetch: rather units that fill half of L2.
+    int64_t wide = height > 1 ? smaller(2048, 8 * kUnit / height) : 0;
+    p.strip = strip_of(g, p.cached ? larger(larger(kUnit / height, wide), narrow) : kUnit);
     p.strips = ceil_div(g.columns, p.strip);
     // Statistics of parts of a block are merged one part at a time: few and large ones.
     int64_t part = choosing ? larger(kUnit, g.size() / 64) : kUnit;

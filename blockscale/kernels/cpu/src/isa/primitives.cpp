@@ -167,12 +167,12 @@ void store_two_levels(const Spec& spec, const Grid& inner_grid, float* a, const 
 }
 
 void choose_all(const Source& from, const Layout& layout, QParams to) {
+    FullPrecision guard;
     Plan p = make_plan(layout.grid, true);
     int64_t total = p.grid.blocks();
     StatisticsBuffer buffer(from.spec, total);
     Statistics s = buffer.view();
     all_statistics(from, p, s);
-    FullPrecision guard;
     if (from.spec.scale == ScaleKind::two_level) {
         to_numerators(from.spec, s, total);
         float* a = reinterpret_cast<float*>(s.high);
@@ -227,7 +227,7 @@ void run_chosen(Task t, const Layout& layout, QParams scales, int threads) {
         return run_given(t, layout, scales, threads);
     }
     t.grid = p.grid;
-    t.ahead = p.strip;
+    t.ahead = p.ahead();
     for_units(p.units(), threads, p.threads_pay, [&](int64_t i) {
         Rectangle r = p.unit(i);
         int64_t n = p.blocks(r), at = p.block(r);

@@ -149,7 +149,8 @@ struct Factors {
     bool multiply;
 };
 
-// Steps [n] -> factors: the exact inverse of powers of two if float32 has every one of them.
+// Steps [n] -> factors: the exact inverses of powers of two, if all are normal ones (a given `pow2`
+// scale need not be one) whose inverse float32 has.
 inline Factors factors_of(const Spec& spec, float* steps, int64_t n, float* buffer) {
     if (spec.recip) {
         for (int64_t i = 0; i < n; ++i) {
@@ -162,7 +163,7 @@ inline Factors factors_of(const Spec& spec, float* steps, int64_t n, float* buff
     int32_t beyond = 0;
     for (int64_t i = 0; i < n; ++i) {
         buffer[i] = 1.0f / steps[i];
-        beyond |= to_bits(buffer[i]) == kInfinity;
+        beyond |= to_bits(buffer[i]) == kInfinity || (to_bits(steps[i]) & 0x7FFFFF);
     }
     return beyond ? Factors{steps, false} : Factors{buffer, true};
 }

@@ -1,0 +1,86 @@
+"""Convolutions keep to the op's tolerance, through patches and through torch's own."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import blockscale as bs
+from blockscale.kernels.cpu import conv as kernel
+from blockscale.ops.op import OPS
+
+# channels, outputs, kernel, stride, padding, dilation, groups, size
+SHAPES = (
+    *((16, 24, 3, 1, 1, 1, 1, (9, 8)), (32, 17, (3, 1), 2, (0, 1), 1, 1, (11, 8))),
+    *((48, 33, 5, (1, 3), 2, 1, 1, (10, 7)), (32, 32, 3, 1, 0, 2, 1, (12, 12))),
+    *(
+        (32, 32, 3, 1, 1, 1, 4, (8, 8)),
+        (64, 40, 1, 1, 0, 1, 1, (15,)),
+        (7, 5, 2, 3, 1, 1, 1, (20,)),
+    ),
+    (32, 8, 9, 1, 4, 1, 1, (5,)),
+)
+WEIGHTS = ("int8_channel", "int4:group32:fp32", "mxint8", "mxfp4", "uint4:group16:fp32:asym")
+INPUTS = (None, "int8", "int8_token", "mxint8", "int8:group16:fp32", "uint8", "mxfp8")
+
+
+def layer(shape: tuple, weight: str, given: str | None) -> nn.Module:
+    *arguments, size = shape
+    model = nn.Sequential((nn.Conv2d if len(size) == 2 else nn.Conv1d)(*arguments))
+    bs.quantize_(model, bs.Recipe(weight, given))
+    return model
+
+
+def check(model: nn.Module, x: torch.Tensor) -> None:
+    """Within the tolerance, which the same layer with |x|, |weight| and |bias| says."""
+    q = model[0]
+    with bs.use("reference"), torch.no_grad():
+        expected = model(x)
+        values = x.float() if q.input is None else q.input(x.float().movedim(1, -1)).movedim(-1, 1)
+        run = nn.functional.conv2d if x.ndim == 4 else nn.functional.conv1d
+        dense = q.dequantize_weight(torch.float32).abs()
+        settings = (q.stride, q.padding, q.dilation, q.groups)
+        size = run(values.abs(), dense, q.bias.float().abs(), *settings)
+    with bs.use("cpu"):
+        y = model(x)
+    assert (y.dtype, y.shape, y.stride()) == (x.dtype, expected.shape, expected.stride())
+    rounding = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}[x.dtype]
+    bound = 2 * OPS["conv"].ulps * 2.0**-24 * size + rounding * size
+    assert ((y.double() - expected.double()).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("outputs", [1, 1000], ids=["patches", "torch"])
+def test_every_setting(shape: tuple, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "_OUTPUTS", outputs)
+    for i, (weight, given) in enumerate(itertools.product(WEIGHTS, INPUTS)):
+        model = layer(shape, weight, given)
+        dtype = (torch.float32, torch.bfloat16, torch.float16)[i % 3]
+        check(model.to(dtype), torch.randn(3, shape[0], *shape[-1]).to(dtype))
+
+
+def test_which_are_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    run = kernel._as_integers
+    monkeypatch.setattr(kernel, "_as_integers", lambda *a: found.append(run(*a)) or found[-1])
+    x = torch.randn(2, 32, 8, 8)
+    for given, outputs, expected in (("int8_token", 128, True), ("int8_token", 64, False),
+                                     ("uint8", 128, False), ("int8", 128, True)):  # fmt: skip
+        layer((32, outputs, 3, 1, 1, 1, 1, (8, 8)), "int8_channel", given)(x)
+        assert (found.pop() is not None) == expected
+
+
+def test_given_scale_and_batches_of_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "_OUTPUTS", 1)
+    monkeypatch.setattr(kernel, "_PATCHES", 1)
+    model, x = (
+        layer((16, 24, 3, 2, 1, 1, 1, (9, 8)), "int8_channel", "int8"),
+        torch.randn(5, 16, 9, 8),
+    )
+    check(model, x)
+    model[0].input.set_scale(torch.full((1,), 0.02))
+    check(model, x)
+    check(model, x.contiguous(memory_format=torch.channels_last))
+    check(model, x[:0])
+    check(model, x[:, :, :1])

@@ -1,0 +1,62 @@
+"""Inputs that end where memory does: a kernel that reads on does not come back."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = """
+import ctypes, mmap
+import torch
+import blockscale as bs
+from blockscale.core.parse import parse
+from blockscale.kernels.cpu import _native
+from blockscale.ops import primitives as P
+from blockscale.ops.embedding import embedding
+from tests.kernels.cpu.equal import differing, everything, settings
+from tests.kernels.cpu.test_primitives import ELEMENTS, rough
+
+torch.set_num_threads(1)
+libc, PAGE, kept = ctypes.CDLL(None, use_errno=True), mmap.PAGESIZE, []
+
+def at_the_end(x):
+    "x with its last byte before a page that cannot be read."
+    size = x.numel() * x.itemsize
+    pages = -(-size // PAGE) * PAGE
+    memory = mmap.mmap(-1, pages + PAGE)
+    kept.append(memory)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert libc.mprotect(ctypes.c_void_p(start + pages), PAGE, 0) == 0
+    whole = torch.frombuffer(memory, dtype=torch.uint8)[pages - size : pages]
+    y = whole.view(x.dtype).reshape(x.shape)
+    y.copy_(x)
+    return y
+
+for number, element in enumerate(ELEMENTS):
+    block = ("group16", "token", "channel1", "group7", "tile2x5")[number % 5]
+    fmt = f"{element}:{block}:{('fp32', 'bf16', 'e8m0/floor', 'e4m3')[number % 4]}"
+    fmt += ":asym" if "int" in element and number % 2 else ""
+    for shape in [(3, 8), (5, 33), (2, 2051), (1, 24)]:
+        dtype = (torch.float32, torch.bfloat16, torch.float16)[number % 3]
+        x = at_the_end(rough(shape, 1).to(dtype))
+        with bs.use("reference"):
+            packed, *parts = P.choose_quantize(x, fmt, None)
+            packed, parts = at_the_end(packed), [at_the_end(part) for part in parts]
+            qparams = P.from_list(parts, parse(fmt))
+            arguments = x, fmt, packed, qparams, None
+            expected = everything(*arguments)
+        rows = at_the_end(torch.tensor([0, shape[0] - 1]))
+        scale, outer, zero = qparams
+        for isa in _native.isas():
+            with settings(isa, 1):
+                assert differing(everything(*arguments), expected) == [], (fmt, shape, isa)
+                embedding(packed, scale, zero, outer, fmt, shape[1], rows, torch.float32)
+print("done")
+"""
+
+
+def test_nothing_is_read_beyond_inputs() -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]
