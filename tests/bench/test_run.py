@@ -208,6 +208,7 @@ def test_a_peer_that_fails_is_told_of(monkeypatch):
 
     monkeypatch.setattr(torch_own, "linear", lambda layer: [Peer("theirs", fails)])
     monkeypatch.setattr(torchao, "unavailable", lambda: "torchao is not installed")
+    monkeypatch.setattr(onnxruntime, "unavailable", lambda: None)  # whether it is or not
     monkeypatch.setattr(
         onnxruntime, "linear", lambda layer: [Peer("late", lambda: lambda x: fails)]
     )

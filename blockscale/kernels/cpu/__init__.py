@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import threading
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,7 @@ from blockscale.core.discover import import_all
 
 _NAME = f"{__name__}._native"
 _FOLDER = Path(__file__).parent
+_loading = threading.Lock()
 
 
 def available() -> str | None:
@@ -64,6 +66,14 @@ def load() -> ModuleType | str:
 
 def _load_file(path: Path) -> ModuleType:
     """Import a library from anywhere under the name that it was compiled for."""
+    with _loading:  # the import system's own lock does not cover this
+        loaded = sys.modules.get(_NAME)
+        if loaded is not None and loaded.__file__ == str(path):
+            return loaded
+        return _execute(path)
+
+
+def _execute(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(_NAME, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"BLOCKSCALE_NATIVE={str(path)!r} is no Python extension module")

@@ -53,7 +53,9 @@ def linear(
 
 def float_bias(bias: Tensor | None, n: int) -> Tensor | None:
     """The bias [n] as the kernels add it."""
-    return None if bias is None else in_order(bias.to(torch.float32).expand(n))
+    if bias is None or (bias.dtype is torch.float32 and bias.shape == (n,)):
+        return None if bias is None else in_order(bias)
+    return in_order(bias.to(torch.float32).expand(n))
 
 
 @cache

@@ -44,18 +44,16 @@ def prepared(weight: Weight, fmt: str, size: int) -> Any:
 
 
 def _same(kept: _Kept, weight: Weight) -> bool:
-    for reference, part in zip(kept.parts, weight, strict=True):
-        if (None if reference is None else reference()) is not part:
+    for reference, stamp, part in zip(kept.parts, kept.stamps, weight, strict=True):
+        if part is None and reference is None:
+            continue
+        if reference is None or reference() is not part or _stamp(part) != stamp:
             return False
-    return kept.stamps == _stamps(weight) and kept.weight.unchanged()
-
-
-def _stamps(weight: Weight) -> tuple[Any, ...]:
-    """Numbers that change with the tensors."""
-    return tuple(None if part is None else _stamp(part) for part in weight)
+    return bool(kept.weight.unchanged())
 
 
 def _stamp(part: Tensor) -> tuple[int, int]:
+    """Numbers that change with the tensor."""
     if part.is_inference():  # torch counts no changes of these
         whole = part.contiguous()
         return part.data_ptr(), _native.fingerprint(whole.data_ptr(), whole.nbytes, threads())
@@ -69,7 +67,7 @@ def _prepare(weight: Weight, n: Native, size: int) -> _Kept:
     key, shape = id(codes), (codes.shape[0], size)
     ordered = checked_codes(n, codes, shape)
     parts = n.given_parts(shape, scale, zero_point, outer)
-    stamps = _stamps(weight)
+    stamps = tuple(None if part is None else _stamp(part) for part in weight)
     made = _native.LinearWeight(n.handle, *shape, ordered.data_ptr(), addresses(parts))
 
     def forget(gone: Any) -> None:

@@ -1,6 +1,7 @@
 // Linear layers of float x with weights of any format: rows of the weight are decoded a panel at a
 // time into L2 and multiplied from there. Vectors run along the rows of x, which is transposed once,
-// so a decoded weight is one broadcast and nothing is summed across lanes.
+// so a decoded weight is one broadcast and nothing is summed across lanes. With very few rows most
+// lanes would be empty: then vectors run along k.
 #include "floats.h"
 #include "linear_scratch.h"
 #include "linear_vector.h"
@@ -17,6 +18,7 @@ constexpr int64_t kStride = kDepth + 16;  // rows a power of two apart would sha
 constexpr int64_t kOutputs = 4 * kTileOutputs;  // of a panel
 constexpr int64_t kRows = 512;          // of x at a time: their sums of one panel stay in L2
 constexpr int64_t kBytes = 8 << 20;     // of transposed x at a time
+constexpr int64_t kDots = 4;            // rows of x up to which vectors run along k
 
 struct Work {
     const FloatWeight* w;
@@ -24,7 +26,7 @@ struct Work {
     Dtype dtype;
     Output out;
     int64_t first, rows;   // of x in scratch
-    int64_t strip;         // rows of x side by side: one vector or two
+    int64_t strip;         // rows of x side by side: one vector or two; 1: vectors run along k
     int64_t strips;
     float* transposed;     // [strip][k][rows of a strip]
 
@@ -51,6 +53,19 @@ void run_tile(const float* weight, const float* x, int64_t depth, float* sums, i
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < V; ++v) store(sums + r * stride + v * kFloats, sum[r][v]);
+}
+
+float dot(const float* a, const float* b, int64_t n) {
+    Vector sums[4] = {};
+    int64_t i = 0;
+    for (; i + 4 * kFloats <= n; i += 4 * kFloats)
+        for (int v = 0; v < 4; ++v)
+            sums[v] = multiply_add(load(a + i + v * kFloats), load(b + i + v * kFloats), sums[v]);
+    Vector lanes = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    float sum = 0.0f;
+    for (int lane = 0; lane < kFloats; ++lane) sum += lanes[lane];
+    for (; i < n; ++i) sum += a[i] * b[i];
+    return sum;
 }
 
 // A strip of x: rows become lanes. Rows that do not exist are zeros and their sums are not stored.
@@ -88,6 +103,13 @@ void add_piece(const Work& p, int64_t column, int64_t depth, Buffers& b) {
                                       b.sums + r * stride + strip * p.strip, stride);
 }
 
+void add_dots(const Work& p, int64_t column, int64_t depth, Buffers& b) {
+    for (int64_t output = 0; output < kOutputs; ++output)
+        for (int64_t row = 0; row < p.rows; ++row)
+            b.sums[output * p.strips + row] +=
+                dot(b.weight + output * kStride, p.transposed + row * p.k() + column, depth);
+}
+
 // sums [output][row] -> y [row][output], with the bias.
 void store_panel(const Work& p, int64_t from, int64_t count, const float* sums) {
     int64_t stride = p.strips * p.strip, bytes = dtype_bytes(p.out.dtype);
@@ -112,7 +134,13 @@ void run_panel(const Work& p, int64_t panel, Buffers& b) {
         int64_t depth = smaller(kDepth, p.k() - column);
         primitives().decode(*p.w->spec, p.w->grid, p.w->codes, p.w->steps, p.w->zero_points, from,
                             count, column, depth, b.weight, kStride);
-        p.strip == kFloats ? add_piece<1>(p, column, depth, b) : add_piece<2>(p, column, depth, b);
+        if (p.strip == 1) {
+            add_dots(p, column, depth, b);
+        } else if (p.strip == kFloats) {
+            add_piece<1>(p, column, depth, b);
+        } else {
+            add_piece<2>(p, column, depth, b);
+        }
     }
     store_panel(p, from, count, b.sums);
 }
@@ -136,7 +164,7 @@ void floats(const FloatWeight& w, const void* x, Dtype dtype, int64_t rows, cons
             int threads) {
     int64_t k = larger(w.grid.columns, 1), fit = larger(kBytes / (k * 4) / 32, 1) * 32;
     int64_t most = smaller(rows, smaller(fit, kRows));
-    int64_t strip = most <= kFloats ? kFloats : 2 * kFloats;
+    int64_t strip = most <= kDots ? 1 : most <= kFloats ? kFloats : 2 * kFloats;
     int64_t bytes = ceil_div(most, strip) * strip * k * sizeof(float);
     float* transposed = reinterpret_cast<float*>(linear_scratch().of(bytes));
     for (int64_t first = 0; first < rows; first += most) {
