@@ -12,6 +12,7 @@ from rich.table import Table
 
 from blockscale.demo.run import RECIPES, Demo, Row
 from blockscale.demo.sentences import SENTENCES
+from blockscale.kernels.registry import unavailable
 
 COLUMNS = (
     "format", "MB", "bits/weight", "weight SQNR", "cosine mean", "cosine min", "rank corr.",
@@ -41,7 +42,16 @@ def demo(
     console.print(
         f"{len(SENTENCES)} sentences; embeddings compared with float32's after saving and loading "
         f"each file; {time.perf_counter() - started:.0f} s in all. Every layer was quantized, the "
-        f"word embeddings too; layers run on the reference, which is exact and not fast."
+        f"word embeddings too; {_layers_ran_on()}."
+    )
+
+
+def _layers_ran_on() -> str:
+    reason = unavailable("cpu")
+    return (
+        "layers ran on the native CPU kernels"
+        if reason is None
+        else f"layers ran on the reference, which is exact and not fast: {reason}"
     )
 
 
