@@ -159,7 +159,6 @@ bool blocks_of(const Kind& k, const FloatWeight& w, LaneBlocks* b) {
     }
     if (k.unit % block || block % k.neighbours || k.unit / block > 8) return false;
     b->per_unit = k.unit / block;
-    b->mask = (1 << b->per_unit) - 1;
     alignas(64) int32_t index[16];
     alignas(64) uint8_t bytes[64];
     bool whole_words = w.spec->scale == ScaleKind::e8m0;  // else halves, with the byte on top
