@@ -16,7 +16,7 @@ from blockscale.core.elements import FAMILIES
 from blockscale.core.scale import RULES
 
 PAGE = Path(__file__).with_name("formats.md")
-NOTES = Path(__file__).with_name("performance_notes.md")
+SPEED = {"performance": "cpu", "performance_cuda": "cuda"}  # a page's name, what it is about
 SHAPE = (4096, 4096)
 
 HEAD = """# The formats
@@ -91,10 +91,14 @@ def page() -> str:
 
 
 def performance() -> dict[str, str]:
-    """{path below docs: content} of the page about speed."""
-    newest = newest_full()
-    found = None if newest is None else (f"benchmarks/results/{newest[0].name}", newest[1])
-    return pages(NOTES.read_text(), found)
+    """{path below docs: content} of the pages about speed."""
+    made: dict[str, str] = {}
+    for name, kind in SPEED.items():
+        newest = newest_full(kind=kind)
+        found = None if newest is None else (f"benchmarks/results/{newest[0].name}", newest[1])
+        notes = Path(__file__).with_name(f"{name}_notes.md").read_text()
+        made |= pages(notes, found, name)
+    return made
 
 
 if __name__ == "__main__":

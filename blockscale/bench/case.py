@@ -61,6 +61,7 @@ class Case:
     figures: (a contestant, its time, all times) -> what is told of it
     weight: its part of the run's time
     cold: one call a round, so that the others' data has left the cache by the next
+    host: the processor's time is measured, wherever the work is done
     """
 
     name: str
@@ -70,6 +71,7 @@ class Case:
     figures: Callable[[Contestant, Timing, Mapping[str, Timing]], dict[str, float]]
     weight: float = 1.0
     cold: bool = False
+    host: bool = False
 
 
 def best(times: Mapping[str, Timing], prefix: str) -> float:

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 Run = dict[str, Any]
-_FP32 = ("torch fp32", "onnxruntime fp32")
-INT8_OVER_FP32 = 4  # multiply-adds: VNNI does four int8 in a lane where fp32 does one
+_FLOAT = {"cpu": ("torch fp32", "onnxruntime fp32"), "cuda": ("torch bf16",)}
+# Multiply-adds: VNNI does four int8 where fp32 does one, tensor cores two where bf16 does.
+_INTEGERS = {"cpu": 4, "cuda": 2}
 
 
 def bandwidth(run: Run) -> float:
@@ -21,20 +22,31 @@ def bandwidth(run: Run) -> float:
     )
 
 
-def fp32_rate(run: Run) -> float:
-    """Operations a second of the best fp32 product of the run, whoever's it is."""
-    return max((case["operations"] / line["seconds"] for case, line in _fp32(run)), default=0.0)
+def kind(run: Run) -> str:
+    """The device that was measured, without its number."""
+    return str(run["settings"]["device"]).partition(":")[0]
 
 
-def _fp32(run: Run) -> Iterator[tuple[Run, Run]]:
+def baseline(run: Run) -> str:
+    """The float layer that others are compared with."""
+    return _FLOAT[kind(run)][0]
+
+
+def float_rate(run: Run) -> float:
+    """Operations a second of the best float product of the run, whoever's it is."""
+    return max((case["operations"] / line["seconds"] for case, line in _floats(run)), default=0.0)
+
+
+def _floats(run: Run) -> Iterator[tuple[Run, Run]]:
+    names = _FLOAT[kind(run)]
     for case in run["cases"]:
         if case["group"] == "linear":
-            yield from ((case, line) for line in case["contestants"] if line["name"] in _FP32)
+            yield from ((case, line) for line in case["contestants"] if line["name"] in names)
 
 
 def floors(run: Run) -> dict[str, dict[int, float]]:
-    """{recipe: {m: floor relative to torch's fp32}} of the first shape; empty without ceilings."""
-    copied, rate = bandwidth(run), fp32_rate(run)
+    """{recipe: {m: floor relative to the float layer}} of the first shape; or nothing."""
+    copied, rate = bandwidth(run), float_rate(run)
     cases = [case for case in run["cases"] if case["group"] == "linear"]
     if not (copied and rate):
         return {}
@@ -42,10 +54,12 @@ def floors(run: Run) -> dict[str, dict[int, float]]:
     for case in cases:
         if (case["k"], case["n"]) != (cases[0]["k"], cases[0]["n"]):
             continue
-        fp32 = next(line["seconds"] for line in case["contestants"] if line["name"] == _FP32[0])
+        float_layer = next(
+            line["seconds"] for line in case["contestants"] if line["name"] == baseline(run)
+        )
         for line in case["contestants"]:
             if line["kind"] == "ours":
-                faster = INT8_OVER_FP32 if " x " in line["name"] else 1
+                faster = _INTEGERS[kind(run)] if " x " in line["name"] else 1
                 least = max(line["bytes"] / copied, case["operations"] / rate / faster)
-                found.setdefault(line["name"], {})[case["m"]] = least / fp32
+                found.setdefault(line["name"], {})[case["m"]] = least / float_layer
     return found

@@ -16,8 +16,8 @@ from blockscale.core.parse import parse
 @lru_cache(maxsize=3)
 def normal(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
     """Standard normal numbers, the same in every run."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(shape, generator=generator).to(dtype).to(device)
+    generator = torch.Generator(device).manual_seed(0)
+    return torch.randn(shape, generator=generator, device=device).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,13 @@ class Layer:
     n: int
     device: str = "cpu"
     compiled: bool = False
+    dtype: torch.dtype = torch.float32
     made: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @cached_property
     def weight(self) -> Tensor:
-        """[n, k] float32."""
-        return normal((self.n, self.k), torch.float32, self.device) / self.k**0.5
+        """[n, k]."""
+        return (normal((self.n, self.k), torch.float32, self.device) / self.k**0.5).to(self.dtype)
 
     def module(self) -> nn.Sequential:
         """A fresh nn.Linear in a container, so that it can be replaced."""

@@ -128,13 +128,19 @@ def unfinished(settings: Settings) -> Path | None:
     return max(found)[1] if found else None
 
 
-def newest_full(paths: Sequence[Path] | None = None) -> tuple[Path, dict[str, Any]] | None:
-    """The newest complete run of everything among `paths`, by default those that git tracks."""
+def newest_full(
+    paths: Sequence[Path] | None = None, kind: str = "cpu"
+) -> tuple[Path, dict[str, Any]] | None:
+    """The newest complete run of everything on a kind of device, "cpu" or "cuda".
+
+    It is looked for among `paths`, by default the files that git tracks.
+    """
     runs = _runs(committed() if paths is None else paths)
     found = [
         (data["when"], path.name, path, data)
         for path, data in runs
         if data["complete"] and data["settings"]["full"]
+        if str(data["settings"]["device"]).partition(":")[0] == kind
     ]
     return max(found)[2:] if found else None
 

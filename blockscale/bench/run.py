@@ -96,7 +96,7 @@ def measure(case: Case, settings: Settings, seconds: float) -> dict[str, Any]:
         try:
             if each.probe:
                 backends[each.name] = backend(each, settings.device)
-            racers.append(Racer(each, share, clock(settings.device), case.cold))
+            racers.append(Racer(each, share, clock(settings.device, case.host), case.cold))
             contestants.append(each)
         except Exception as error:
             if each.kind != "peer":

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
+
 from blockscale.core.parse import parse
 
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -13,13 +15,17 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Sizes:
-    """Shapes. `linear` says for each (k, n) which numbers of rows m are measured."""
+    """Shapes. `linear` says for each (k, n) which numbers of rows m are measured.
+
+    reading: the numbers of rows at which a layer's time is that of reading its weight
+    """
 
     matrix: tuple[int, int] = (4096, 4096)
     small: tuple[int, int] = (16, 64)
     linear: Mapping[tuple[int, int], tuple[int, ...]] = field(
         default_factory=lambda: {(4096, 4096): ROWS, (384, 1536): (2048,), (1536, 384): (2048,)}
     )
+    reading: tuple[int, ...] = (1,)
     copies: tuple[int, ...] = (32 * MIB, 64 * MIB, 96 * MIB, 128 * MIB)
     sentences: int = 32
     tokens: int = 64
@@ -37,6 +43,29 @@ TINY = Sizes(
     sentences=2,
     tokens=8,
 )  # for tests: everything runs, and says nothing about speed
+_GPU_COPIES = (256 * MIB, 1024 * MIB, 2048 * MIB)
+GPU = Sizes(
+    matrix=(16384, 16384),
+    linear={
+        (8192, 28672): tuple(1 << power for power in range(14)),  # 1 ... 8192
+        (8192, 8192): (1, 16, 4096),
+    },
+    reading=(1, 16),
+    copies=_GPU_COPIES,
+)
+GPU_QUICK = Sizes(
+    matrix=(16384, 16384),
+    linear={(8192, 28672): (1, 16, 256), (8192, 8192): (4096,)},
+    reading=(1, 16),
+    copies=_GPU_COPIES[-1:],
+)
+
+
+def sizes(device: str, quick: bool) -> Sizes:
+    """What is measured on a device unless somebody says otherwise."""
+    if device.partition(":")[0] == "cpu":
+        return QUICK if quick else FULL
+    return GPU_QUICK if quick else GPU
 
 
 @dataclass(frozen=True)
@@ -68,10 +97,20 @@ class Settings:
         return not self.formats or str(parse(fmt)) in {str(parse(each)) for each in self.formats}
 
     @property
+    def kind(self) -> str:
+        """The device without its number."""
+        return self.device.partition(":")[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the float layer that quantized ones are compared with."""
+        return torch.float32 if self.kind == "cpu" else torch.bfloat16
+
+    @property
     def full(self) -> bool:
         """Whether the run measures everything, so that a page can be made of it."""
         everything = not (self.quick or self.only or self.formats)
-        return everything and self.peers and self.sizes == FULL
+        return everything and self.peers and self.sizes == sizes(self.device, quick=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for a file, and what a run that goes on must agree with."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import blockscale as bs
-from blockscale.bench.floors import floors
+from blockscale.bench.floors import baseline, floors, kind
 from blockscale.bench.machine import instruction_set
 
 Run = dict[str, Any]
@@ -138,11 +138,13 @@ def _linears(run: Run) -> Iterator[Table]:
                     row = rows.setdefault(line["name"], {})
                     row[f"m={case['m']}"] = cell(line, "relative", 3)
                     if "of_copy" in line:
-                        row["m=1 of copy"] = cell(line, "of_copy")
+                        row[f"m={case['m']} of copy"] = cell(line, "of_copy")
         columns = [f"m={case['m']}" for case in here]
-        columns += ["m=1 of copy"] * any("m=1 of copy" in row for row in rows.values())
+        columns += [
+            name for m in columns if any((name := f"{m} of copy") in row for row in rows.values())
+        ]
         lines = [(name, *(row.get(c, "") for c in columns)) for name, row in rows.items()]
-        note = "time relative to torch's fp32 F.linear: smaller is better"
+        note = f"time relative to {baseline(run)}'s F.linear: smaller is better"
         yield Table(f"Linear, k={k}, n={n}", ("", *columns), lines, 1, note)
 
 
@@ -163,7 +165,7 @@ def _model(run: Run) -> Table:
 
 
 def predicted(run: Run) -> Table:
-    """The least time that a linear layer could take, relative to torch's fp32."""
+    """The least time that a linear layer could take, relative to the float layer."""
     found = floors(run)
     columns = list(dict.fromkeys(m for row in found.values() for m in row))
     rows = [
@@ -182,14 +184,14 @@ def left_out(run: Run) -> list[str]:
 def conditions(run: Run) -> list[tuple[str, str]]:
     """What a reader needs to judge the figures."""
     machine, versions = run["hardware"], run["versions"]
-    names = ("python", "blockscale", "torch", "torchao", "onnxruntime")
+    names = ("python", "blockscale", "torch", "torchao", "onnxruntime", "triton")
+    processor = f"{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads"
+    kernels = f"{instruction_set(machine)} (torch: {machine['vectors']})"
+    gpus = "; ".join(device["name"] for device in machine["devices"])
     return [
-        (
-            "processor",
-            f"{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads",
-        ),
+        *([("device", gpus)] if kind(run) != "cpu" else [("processor", processor)]),
         ("last-level cache", f"{machine['cache_bytes'] / 2**20:.0f} MiB"),
-        ("kernels", f"{instruction_set(machine)} (torch: {machine['vectors']})"),
+        ("kernels", "Triton" if kind(run) != "cpu" else kernels),
         ("versions", ", ".join(f"{name} {versions[name]}" for name in names)),
         ("commit", run["commit"]),
         ("when", f"{run['when']}, {run.get('seconds', 0):.0f} s"),

@@ -8,11 +8,14 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+
 _SAMPLE = 5e-4  # seconds: what is shorter is called several times in one sample
 _MOST_CALLS = 1000
 _LEAST_ROUNDS = 3
 _MOST_ROUNDS = 200
 _FAR_TOO_SLOW = 20  # times its share of the time: called once in all
+_HEAD_START = 400_000  # cycles that a GPU is kept busy while the calls of a sample are sent to it
 
 Clock = Callable[[Callable[[], Any], int], float]
 
@@ -39,11 +42,18 @@ class Timing:
     calls: int
 
 
-def clock(device: str) -> Clock:
-    """(call, times) -> seconds of all calls, on `device`. ValueError if there is none."""
-    if device != "cpu":
-        raise ValueError(f"no clock for device {device!r} yet: only 'cpu' is measured")
-    return _wall
+def clock(device: str, host: bool = False) -> Clock:
+    """(call, times) -> seconds of all calls, on `device`. ValueError if there is none.
+
+    host: the processor's time for a call, where that is more than a GPU's for its kernels.
+    """
+    if device == "cpu":
+        return _wall
+    if device.partition(":")[0] != "cuda":
+        raise ValueError(f"no clock for device {device!r}: 'cpu' and 'cuda' are measured")
+    if not torch.cuda.is_available():
+        raise ValueError(f"device {device!r}: this torch sees no CUDA device")
+    return _sent if host else _events
 
 
 def _wall(call: Callable[[], Any], times: int) -> float:
@@ -51,6 +61,26 @@ def _wall(call: Callable[[], Any], times: int) -> float:
     for _ in range(times):
         call()
     return time.perf_counter() - start
+
+
+def _events(call: Callable[[], Any], times: int) -> float:
+    """A GPU's own time. It is kept busy at first, so that it never waits for the next call."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(_HEAD_START)
+    start.record()
+    for _ in range(times):
+        call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def _sent(call: Callable[[], Any], times: int) -> float:
+    """The time in which calls are sent to a GPU that has nothing else to do."""
+    torch.cuda.synchronize()
+    seconds = _wall(call, times)
+    torch.cuda.synchronize()
+    return seconds
 
 
 class Racer:

@@ -13,7 +13,7 @@ from rich.table import Table as Grid
 from blockscale.bench import environment, results
 from blockscale.bench.case import Case
 from blockscale.bench.run import Watcher, run
-from blockscale.bench.settings import FULL, QUICK, Settings
+from blockscale.bench.settings import Settings, sizes
 from blockscale.bench.tables import LEGEND, Run, conditions, tables
 
 _SECONDS = {True: 60.0, False: 480.0}  # of a quick run, of a full one
@@ -55,8 +55,8 @@ def bench(  # noqa: PLR0913 - one argument an option
         print(f"blockscale: {environment.WHY}", file=sys.stderr)
         environment.start_again()
     wanted = tuple(each for each in formats.split(",") if each)
-    limit, sizes = seconds or _SECONDS[quick], QUICK if quick else FULL
-    settings = Settings(device, quick, peers, compiled, only, wanted, limit, sizes)
+    limit, shapes = seconds or _SECONDS[quick], sizes(device, quick)
+    settings = Settings(device, quick, peers, compiled, only, wanted, limit, shapes)
     path, goes_on = _place(settings, as_json, resume)
     _show(_watched(settings, path, goes_on), path, as_json == "-")
 

@@ -29,7 +29,7 @@ def invented():
         },
         {
             "name": "quantize/mxfp4/4096x4096/float32", "group": "primitives", "op": "quantize",
-            "format": "mxfp4", "dtype": "float32", "reads": 1, "bytes": 10,
+            "format": "mxfp4", "dtype": "float32", "reads": 1, "bytes": 10, "shape": [4096, 4096],
             "contestants": [
                 line("blockscale", "ours", 2e-3, of_copy=0.5, backend="reference",
                      targets={"of_copy": {"at_least": 0.8}}),
@@ -73,6 +73,22 @@ def test_the_page_of_a_run():
     assert made == pages(
         NOTES, ("benchmarks/results/full.json", json.loads(json.dumps(invented())))
     )
+
+
+def test_the_page_of_a_gpu():
+    run = json.loads(json.dumps(invented()).replace("torch fp32", "torch bf16"))
+    run["settings"]["device"] = "cuda"
+    run["hardware"]["devices"] = [{"name": "NVIDIA H200"}]
+    made = pages(NOTES, ("benchmarks/results/full-cuda.json", run), "performance_cuda")
+    assert list(made) == [
+        "performance_cuda.md",
+        "images/performance_cuda-primitives.svg",
+        "images/performance_cuda-linear.svg",
+    ]
+    page = made["performance_cuda.md"]
+    assert "docs/performance_cuda_notes.md" in page
+    assert "| device | NVIDIA H200 |" in page
+    assert "relative to torch bf16's F.linear" in page
 
 
 def test_the_page_without_a_run():

@@ -76,7 +76,13 @@ def test_the_clock_of_the_cpu():
     calls = []
     assert clock("cpu")(lambda: calls.append(1), 3) > 0
     assert len(calls) == 3
-    with pytest.raises(ValueError, match="no clock for device 'cuda' yet"):
+    with pytest.raises(ValueError, match="no clock for device 'meta'"):
+        clock("meta")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_no_clock_without_a_gpu():
+    with pytest.raises(ValueError, match="this torch sees no CUDA device"):
         clock("cuda")
 
 

@@ -13,7 +13,7 @@ from blockscale.bench.case import Peer, Skipped
 from blockscale.bench.groups import linear
 from blockscale.bench.peers import onnxruntime, torch_own, torchao
 from blockscale.bench.requests import Layer, Primitive
-from blockscale.bench.settings import FULL, QUICK, TINY, Settings
+from blockscale.bench.settings import FULL, GPU, QUICK, TINY, Settings, sizes
 from tests.bench.runs import FEW, SETTINGS, Heard, measured
 
 AHEAD = Settings()  # what a full run would be
@@ -112,6 +112,47 @@ def test_promises_are_about_one_shape():
     assert targets.met({}, {"relative": 0.11}) is None
 
 
+def test_gpu_promises():
+    case, shape = bs.parse, targets.GPU_MATRIX
+
+    def least(op, fmt, dtype="float32"):
+        return targets.primitive(op, case(fmt), shape, dtype)["of_copy"][1]
+
+    assert least("quantize", "mxfp4") == least("dequantize", "int8_channel") == 0.95
+    assert least("quantize", "mxfp4", "bfloat16") == least("quantize", "mxfp6", "bfloat16") == 0.87
+    assert (
+        least("quantize", "mxfp8", "bfloat16") == least("dequantize", "nvfp4", "bfloat16") == 0.93
+    )
+    assert least("quantize", "int8_token") == least("quantize", "int8:group32@0:fp32") == 0.85
+    assert least("fake_quantize", "e2m1:group32:e8m0:stochastic", "bfloat16") == 0.7
+    square, sweep = (8192, 8192), (8192, 28672)
+    assert targets.linear("nvfp4", None, sweep, 16, "cuda") == {
+        "relative": ("at_most", 1.05),
+        "of_copy": ("at_least", 0.75),
+    }
+    assert targets.linear("mxfp6", None, sweep, 4096, "cuda") == {"relative": ("at_most", 1.05)}
+    assert targets.linear("int8_channel", "int8_token", sweep, 16, "cuda") == {}
+    assert targets.linear("int8_channel", "int8_token", square, 4096, "cuda") == {
+        "relative": ("at_most", 0.741)
+    }
+    recipes = set(linear.recipes(Settings("cuda")))
+    assert set(targets._GPU_LINEAR) <= recipes
+    assert {targets._GPU_SQUARE, targets._GPU_SWEEP} == set(GPU.linear)
+
+
+def test_settings_of_a_gpu(monkeypatch):
+    monkeypatch.setattr("blockscale.bench.requests.last_cache", lambda device: 50 << 20)
+    ours = Settings("cuda:1", sizes=GPU)
+    assert (ours.kind, ours.dtype, ours.full) == ("cuda", torch.bfloat16, True)
+    assert sizes("cuda:1", quick=False) is GPU
+    assert sizes("cpu", quick=True) is QUICK
+    assert linear.baseline(ours) == "torch bf16"
+    names = [case.name for case in run.every_case(ours)]
+    assert len(names) == len(set(names))
+    assert "quantize/mxfp4/16384x16384/bfloat16" in names
+    assert "linear/8192x28672/m=8192" in names
+
+
 def test_every_promise_of_a_linear_layer_is_measured():
     assert set(targets._LINEAR) <= set(linear.RECIPES)
     rows = {m for rule in targets._LINEAR.values() for m in rule}
@@ -186,8 +227,8 @@ def test_time_is_over(tmp_path):
 def test_nothing_to_measure(tmp_path):
     with pytest.raises(ValueError, match="no case is called like 'nothing'"):
         run.run(replace(FEW, only="nothing"), tmp_path / "run.json", False, Heard())
-    with pytest.raises(ValueError, match="no clock for device 'cuda'"):
-        run.run(replace(FEW, device="cuda"), tmp_path / "run.json", False, Heard())
+    with pytest.raises(ValueError, match="no clock for device 'meta'"):
+        run.run(replace(FEW, device="meta"), tmp_path / "run.json", False, Heard())
 
 
 def test_choosing_cases():

@@ -19,8 +19,7 @@ from tests.bench.runs import Heard
 def _here(monkeypatch, tmp_path):
     """No new process, tiny shapes, results in a folder of the test's."""
     monkeypatch.setenv(environment.GUARD, "1")
-    monkeypatch.setattr(bench, "FULL", TINY)
-    monkeypatch.setattr(bench, "QUICK", TINY)
+    monkeypatch.setattr(bench, "sizes", lambda device, quick: TINY)
     monkeypatch.setattr(results, "folder", lambda: tmp_path)
     monkeypatch.setattr(measuring, "_LONGEST", {True: 0.001, False: 0.001})
 
@@ -72,7 +71,7 @@ def test_stopped_and_resumed(tmp_path, monkeypatch):
 
 def test_errors(tmp_path):
     for args, message in (
-        (["--device", "tpu"], "no clock for device 'tpu' yet: only 'cpu' is measured"),
+        (["--device", "tpu"], "no clock for device 'tpu': 'cpu' and 'cuda' are measured"),
         (["--only", "nothing"], "no case is called like 'nothing'"),
         (["--formats", "mxfp5"], "no format 'mxfp5': did you mean"),
     ):

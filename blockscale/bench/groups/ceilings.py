@@ -26,13 +26,14 @@ def cases(settings: Settings) -> Iterator[Case]:
     for m in rows:
         about = {"op": "matmul", "m": m, "k": k, "n": n, "operations": 2 * m * k * n}
         figures = partial(_operations, 2 * m * k * n)
-        products = partial(_products, k, n, m, device)
+        products = partial(_products, k, n, m, settings)
         yield Case(f"ceilings/matmul/{k}x{n}/m={m}", GROUP, about, products, figures, cold=True)
 
 
-def _products(k: int, n: int, m: int, device: str) -> Iterator[Contestant]:
+def _products(k: int, n: int, m: int, settings: Settings) -> Iterator[Contestant]:
+    device = settings.device
     weight = Layer(k, n, device).weight
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in dict.fromkeys((settings.dtype, torch.bfloat16)):
         call = partial(F.linear, normal((m, k), dtype, device), weight.to(dtype))
         yield Contestant(f"torch {str(dtype).removeprefix('torch.')}", "ceiling", call)
 

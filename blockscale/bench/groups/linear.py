@@ -17,7 +17,6 @@ from blockscale.bench.settings import MIB, Settings
 from blockscale.bench.timing import Timing
 
 GROUP = "linear"
-FP32 = "torch fp32"
 _COPY = 128 * MIB  # beyond every cache: a weight is read from memory
 
 Formats = tuple[str, str | None]  # of weight and input
@@ -32,6 +31,25 @@ RECIPES: tuple[Formats, ...] = (
     ("int4:group32:fp32", None),
     ("int8_channel", None),
 )
+GPU_RECIPES: tuple[Formats, ...] = (
+    ("int8_channel", "int8_token"),
+    ("e4m3:channel0:fp32", "e4m3:token:fp32"),
+    ("mxint8", "mxint8"),
+    ("bfp8", "bfp8"),
+    ("mxfp8", "mxfp8"),
+    *((name, None) for name in ("int8_channel", "mxfp8", "bfp8", "int4", "mxfp4", "nvfp4")),
+    *((name, None) for name in ("fp8", "mxint8", "mxfp6", "int2", "ternary")),
+)
+
+
+def recipes(settings: Settings) -> tuple[Formats, ...]:
+    """What is measured on a device."""
+    return RECIPES if settings.kind == "cpu" else GPU_RECIPES
+
+
+def baseline(settings: Settings) -> str:
+    """The float layer that all others are compared with."""
+    return "torch fp32" if settings.dtype.itemsize == 4 else "torch bf16"
 
 
 def label(weight: str, given: str | None) -> str:
@@ -41,7 +59,7 @@ def label(weight: str, given: str | None) -> str:
 
 def cases(settings: Settings) -> Iterator[Case]:
     """Every shape, every number of rows; all contestants race in each."""
-    picked = [recipe for recipe in RECIPES if settings.picks(recipe[0])]
+    picked = [recipe for recipe in recipes(settings) if settings.picks(recipe[0])]
     known = {str(bs.parse(weight)) for weight, _ in picked}
     picked += [(fmt, None) for fmt in settings.formats if str(bs.parse(fmt)) not in known]
     for (k, n), rows in settings.sizes.linear.items():
@@ -49,7 +67,7 @@ def cases(settings: Settings) -> Iterator[Case]:
             about = {"op": "linear", "m": m, "k": k, "n": n, "operations": 2 * m * k * n}
             contestants = partial(_contestants, (k, n), m, picked, settings)
             name = f"linear/{k}x{n}/m={m}"
-            figures = partial(_figures, m, _copied(k, n))
+            figures = partial(_figures, baseline(settings), m in settings.sizes.reading, (k, n))
             yield Case(name, GROUP, about, contestants, figures, 4.0, cold=True)
 
 
@@ -61,15 +79,16 @@ def _copied(k: int, n: int) -> int:
 def _contestants(
     shape: tuple[int, int], m: int, recipes: list[Formats], settings: Settings
 ) -> Iterator[Contestant | Skipped]:
-    layer = _layer(*shape, settings.device, settings.compiled)
-    x = normal((m, layer.k), torch.float32, settings.device)
+    layer = _layer(*shape, settings.device, settings.compiled, settings.dtype)
+    x = normal((m, layer.k), settings.dtype, settings.device)
     weight = layer.weight
-    yield Contestant(FP32, "ceiling", lambda: F.linear(x, weight), bytes=weight.nbytes)
-    if m == 1:
+    name = baseline(settings)
+    yield Contestant(name, "ceiling", lambda: F.linear(x, weight), bytes=weight.nbytes)
+    if m in settings.sizes.reading:
         yield from copies(_copied(layer.k, layer.n), settings.device)
     for recipe in recipes:
         nbytes = traffic.stored_bytes(bs.parse(recipe[0]), (layer.n, layer.k))
-        promised = targets.linear(*recipe, shape, m)
+        promised = targets.linear(*recipe, shape, m, settings.kind)
         call = partial(_quantized(layer, *recipe), x)
         name = label(*recipe)
         yield Contestant(name, "ours", call, bytes=nbytes, targets=promised, probe=True)
@@ -82,20 +101,25 @@ def _contestants(
 
 
 def _figures(
-    m: int, copied: int, contestant: Contestant, timing: Timing, times: Mapping[str, Timing]
+    base: str,
+    reads: bool,
+    shape: tuple[int, int],
+    contestant: Contestant,
+    timing: Timing,
+    times: Mapping[str, Timing],
 ) -> dict[str, float]:
-    found = {"relative": timing.median / times[FP32].median}
-    if m == 1 and contestant.bytes:
+    found = {"relative": timing.median / times[base].median}
+    if reads and contestant.bytes:
         rate = contestant.bytes / timing.median
         found["gigabytes_per_second"] = rate / 1e9
-        found["of_copy"] = rate * best(times, PREFIX) / copied
+        found["of_copy"] = rate * best(times, PREFIX) / _copied(*shape)
     return found
 
 
 @lru_cache(maxsize=1)
-def _layer(k: int, n: int, device: str, compiled: bool) -> Layer:
+def _layer(k: int, n: int, device: str, compiled: bool, dtype: torch.dtype) -> Layer:
     """One layer at a time, with all that was made of it: quantizing is not what is timed."""
-    return Layer(k, n, device, compiled)
+    return Layer(k, n, device, compiled, dtype)
 
 
 def _quantized(layer: Layer, weight: str, given: str | None) -> nn.Module:

@@ -22,11 +22,13 @@ _SCALE = (0.03, 0)
 def cases(settings: Settings) -> Iterator[Case]:
     """Each op on a small tensor, per format."""
     size = "x".join(map(str, settings.sizes.small))
+    makers = _MAKERS if settings.kind == "cpu" else _EVERYWHERE
     for fmt in settings.formats or FORMATS:
-        for op in _MAKERS:
+        for op in makers:
             about = {"op": op, "format": fmt, "shape": list(settings.sizes.small)}
             contestants = partial(_contestants, op, str(bs.parse(fmt)), settings)
-            yield Case(f"overhead/{op}/{fmt}/{size}", GROUP, about, contestants, _figures)
+            name = f"overhead/{op}/{fmt}/{size}"
+            yield Case(name, GROUP, about, contestants, _figures, host=True)
 
 
 def _contestants(op: str, fmt: str, settings: Settings) -> Iterator[Contestant]:
@@ -83,6 +85,7 @@ _MAKERS: Mapping[str, Callable[[Tensor, str], Calls]] = {
     "dequantize": _dequantize,
     "fake_quantize": _fake_quantize,
 }
+_EVERYWHERE = ("quantize", "fake_quantize")  # torch has the others on the CPU alone
 
 
 def _figures(

@@ -20,7 +20,9 @@ def unavailable() -> str | None:
 
 
 def primitive(wanted: Primitive) -> Iterator[Peer]:
-    """int8 with one scale for the tensor or one a channel; the scale is given."""
+    """int8 with one scale for the tensor or one a channel; the scale is given. CPU alone."""
+    if wanted.device != "cpu":
+        return
     x = wanted.x
     stored: Any
     fake: Any
@@ -51,8 +53,9 @@ def primitive(wanted: Primitive) -> Iterator[Peer]:
 
 def linear(layer: Layer) -> Iterator[Peer]:
     """bf16, the dynamic int8 module, and the bare int8 product."""
-    yield Peer("torch bf16", lambda: _bf16(layer.weight), "input and output bf16")
-    yield Peer("torch dynamic int8", lambda: _module(_dynamic(layer.module())))
+    if layer.device == "cpu":
+        yield Peer("torch bf16", lambda: _bf16(layer.weight), "input and output bf16")
+        yield Peer("torch dynamic int8", lambda: _module(_dynamic(layer.module())))
     yield Peer("torch._int_mm", lambda: _int_mm(layer.weight), "input int8 already, output int32")
 
 
