@@ -32,6 +32,9 @@ def primitive(wanted: Primitive) -> Iterator[Peer]:
             yield Peer("torchao int8 compiled", lambda: _compiled(wanted.x), _COMPILES)
     if wanted.op != "fake_quantize" and (wanted.name in _MX or wanted.name == "nvfp4"):
         yield Peer(f"torchao {wanted.name} eager", lambda: _block(wanted))
+        if wanted.compiled and wanted.op == "quantize" and wanted.device != "cpu":
+            # torch.compile cannot build it on a CPU
+            yield Peer(f"torchao {wanted.name} compiled", lambda: _fast_block(wanted), _COMPILES)
 
 
 def linear(layer: Layer) -> Iterator[Peer]:
@@ -92,9 +95,19 @@ def _compiled(x: Tensor) -> Call:
     return lambda: made(x)
 
 
+def _maker(wanted: Primitive) -> Callable[[Tensor], Any]:
+    return _nvfp4 if wanted.name == "nvfp4" else _mx(_MX[wanted.name])
+
+
+def _fast_block(wanted: Primitive) -> Call:
+    x, make = wanted.x, _compile(_maker(wanted))
+    make(x)  # compiles
+    return lambda: make(x)
+
+
 def _block(wanted: Primitive) -> Call:
     x = wanted.x
-    make = _nvfp4 if wanted.name == "nvfp4" else _mx(_MX[wanted.name])
+    make = _maker(wanted)
     if wanted.op == "quantize":
         return lambda: make(x)
     stored = make(x)

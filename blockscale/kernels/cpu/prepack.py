@@ -33,6 +33,8 @@ _kept: dict[int, _Kept] = {}
 def prepared(weight: Weight, fmt: str, size: int) -> Any:
     """The `_native.LinearWeight` of packed codes [n, packed_size(size)] and their scale.
 
+    It reads them later, too: keep the weight while you use it.
+
     Raises ValueError if they do not fit the format.
     """
     kept = _kept.get(id(weight[0]))

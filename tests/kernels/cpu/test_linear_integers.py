@@ -138,7 +138,8 @@ def test_integers_are_really_used() -> None:
     }
     for (fmt, input_fmt, k), expected in used.items():
         x, y = torch.randn(3, k), torch.empty(3, 5)
-        ready = prepared(stored(torch.randn(5, k), fmt), fmt, k)
+        weight = stored(torch.randn(5, k), fmt)  # what is prepared reads it as long as it lives
+        ready = prepared(weight, fmt, k)
         block = row_block(input_fmt, 2)
         found = block is not None and as_integers(ready, x, block, NOTHING, input_fmt, None, y)
         assert found == expected, (fmt, input_fmt)
