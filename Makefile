@@ -34,10 +34,10 @@ help: ## this list
 demo: .venv/.native ## the tour: a real model, quantized and measured
 	@HF_HUB_OFFLINE=1 $(BIN)/blockscale demo $(ARGS)
 
-test: .venv/.test .venv/.native ## the fast tests (minutes)
+test: .venv/.test .venv/.native .venv/.triton ## the fast tests (minutes)
 	@$(BIN)/python -m pytest $(ARGS)
 
-slow: .venv/.test .venv/.native ## the exhaustive tests
+slow: .venv/.test .venv/.native .venv/.triton ## the exhaustive tests
 	@$(BIN)/python -m pytest -m slow $(ARGS) || [ $$? -eq 5 ] # 5: there are none
 
 gpu: ## the tests that need CUDA, in the environment at hand (torch with CUDA, pytest)
@@ -107,6 +107,14 @@ clean: ## remove the environment, what was built and the caches
 .venv/.test: requirements/test.txt .venv/.demo
 	@echo "installing requirements/test.txt into .venv (once)"
 	@$(PIP) -r requirements/test.txt
+	@touch $@
+
+# A CUDA build of torch brings its own Triton along, which must stay.
+.venv/.triton: requirements/triton.txt .venv/.test
+	@$(BIN)/python -c 'import triton' 2> /dev/null || { \
+		echo "installing requirements/triton.txt into .venv (once): the CUDA kernels run in its interpreter"; \
+		$(PIP) -r requirements/triton.txt; } || \
+		echo "no Triton for this platform: the tests of the CUDA kernels are skipped"
 	@touch $@
 
 .venv/.dev: requirements/dev.txt .venv/.test

@@ -1,12 +1,17 @@
 """One quantization stack for PyTorch 2: every format one value, exact numerics, and files."""
 
 from blockscale import compat as compat
+from blockscale import qat as qat
+from blockscale.calibrate import observers as observers
+from blockscale.calibrate.calibrate import calibrate as calibrate
+from blockscale.calibrate.compare import compare as compare
 from blockscale.core.format import Format as Format
 from blockscale.core.ledger import Entry as Entry
 from blockscale.core.ledger import Ledger as Ledger
 from blockscale.core.ledger import SkippedError as SkippedError
 from blockscale.core.parse import formats as formats
 from blockscale.core.parse import parse as parse
+from blockscale.core.power_of_two import round_to_power_of_2 as round_to_power_of_2
 from blockscale.core.recipe import Recipe as Recipe
 from blockscale.export.directory import quantize_directory as quantize_directory
 from blockscale.export.load import load as load
@@ -19,5 +24,7 @@ from blockscale.ops.quantize import choose_qparams as choose_qparams
 from blockscale.ops.quantize import fake_quantize as fake_quantize
 from blockscale.ops.quantize import quantize as quantize
 from blockscale.ops.tensor import QTensor as QTensor
+from blockscale.qat.convert import convert as convert
+from blockscale.qat.prepare import prepare_qat as prepare_qat
 
 __version__ = "0.1.0"

@@ -12,7 +12,7 @@ LAYERS = (
     "demo", "bench", "cli",
 )  # fmt: skip
 USERS = ("demo", "bench", "cli")  # they use the package as anybody does: `import blockscale as bs`
-BESIDE = {"compat": ("core", "kernels", "ops")}  # only USERS import it
+BESIDE = {"compat": ("core", "kernels", "ops", "calibrate", "qat")}  # only USERS import it
 ROOT = "the package itself"  # its __init__ imports every layer
 
 

@@ -30,7 +30,8 @@ def _text(contents: Contents, every: bool) -> str:
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in contents.rows:
         name = row.name if every else family(row.name)
-        groups.setdefault((name, row.format, row.shape, row.input, row.output), []).append(row)
+        key = (name, row.format, row.shape, row.input, row.output, row.before)
+        groups.setdefault(key, []).append(row)
     tensors = [_line(rows) for rows in groups.values()]
     formats = [
         (row.format, str(row.tensors), f"{row.elements:,}", size(row.nbytes), f"{row.bits:.2f}")
@@ -52,11 +53,8 @@ def _line(rows: list[Row]) -> tuple[str, ...]:
     """All tensors of one family, shape and format."""
     first = rows[0]
     name = first.name if len(rows) == 1 else family(first.name)
-    extra = [
-        f"{part} {text}"
-        for part, text in (("input", first.input), ("output", first.output))
-        if text
-    ]
+    parts = {"input": first.input, "output": first.output, "before": first.before}
+    extra = [f"{part} {text}" for part, text in parts.items() if text]
     layout = [] if first.layout in ("", "plain") else [first.layout]
     what = ", ".join([first.format, *layout, *extra])
     nbytes = sum(row.nbytes for row in rows)

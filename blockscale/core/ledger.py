@@ -32,12 +32,18 @@ class Entry:
     elements: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
+    details: str = ""  # how it was quantized, e.g. with scales from which observer
 
     @property
     def formats(self) -> str:
         """The formats in one short text."""
         parts = {"": self.weight, "input ": self.input, "output ": self.output}
         return ", ".join(label + text for label, text in parts.items() if text)
+
+    @property
+    def told(self) -> str:
+        """The formats and how, or else the reason, in one short text."""
+        return "; ".join(filter(None, [self.formats, self.details])) or self.reason
 
 
 @dataclass
@@ -125,7 +131,7 @@ class Ledger:
 
     def __str__(self) -> str:
         """A plain table, one line an entry, totals last."""
-        rows = [(e.status, e.name, e.kind, e.formats or e.reason) for e in self.entries]
+        rows = [(e.status, e.name, e.kind, e.told) for e in self.entries]
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
         lines = [
             "  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3]])

@@ -12,6 +12,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from blockscale.export.metadata import PARTS, FileError, Metadata
+from blockscale.ops.modules import before
+from blockscale.ops.modules.before import Before, Kinds
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -60,29 +62,58 @@ class Checkpoint:
     def parts_of(self, name: str) -> dict[str, str]:
         """{part: stored name} of a quantized tensor. Raises FileError if a part is not right."""
         expected = self.metadata.tensors[name].parts()
+        return self._checked(name, expected, f"{name} is quantized")
+
+    def before_parts(self, layer: str) -> dict[str, str]:
+        """{buffer: stored name} of what transforms a layer's input. Raises FileError likewise."""
+        spelling = self.metadata.before(layer)
+        if spelling is None:
+            return {}
+        expected = before.kinds(spelling, self.metadata.features(layer))
+        return self._checked(f"{layer}.before", expected, f"{layer} has the transform {spelling}")
+
+    def before(self, layer: str) -> Before | None:
+        """What transforms a layer's input. Raises FileError where its tensors are damaged."""
+        spelling, stored = self.metadata.before(layer), self.before_parts(layer)
+        if spelling is None:
+            return None
+        tensors = self.read(list(stored.values()))
+        buffers = {part: tensors[name] for part, name in stored.items()}
+        try:
+            return before.restore(spelling, self.metadata.features(layer), buffers)
+        except ValueError as error:
+            raise FileError(f"{self.path}: {layer}.before: {error}") from None
+
+    def _checked(self, name: str, expected: Kinds, why: str) -> dict[str, str]:
+        """{part: stored name}, if they are there and what they should be."""
+        found = {part: self._place(f"{name}.{part}") for part in expected}
         for part, (dtype, shape) in expected.items():
-            stored = f"{name}.{part}"
+            stored = found[part]
             if stored not in self.kinds:
-                raise FileError(
-                    f"{self.path}: {stored} is missing, though the file says {name} is quantized"
-                )
+                raise FileError(f"{self.path}: {stored} is missing, though the file says {why}")
             if self.kinds[stored] != (dtype, shape):
-                found = "{} {}".format(*self.kinds[stored])
-                raise FileError(f"{self.path}: {stored} should be {dtype} {shape}, but is {found}")
-        return {part: f"{name}.{part}" for part in expected}
+                kind = "{} {}".format(*self.kinds[stored])
+                raise FileError(f"{self.path}: {stored} should be {dtype} {shape}, but is {kind}")
+        return found
+
+    def _place(self, name: str) -> str:
+        """Where a tensor is stored, which layers may share under several names."""
+        return self.metadata.aliases.get(name, name)
 
     def quantizer_parts(self, name: str) -> dict[str, str]:
         """{part: stored name} of a static input or output, empty for a dynamic one."""
-        return {part: f"{name}.{part}" for part in PARTS if f"{name}.{part}" in self.files}
+        places = {part: self._place(f"{name}.{part}") for part in PARTS}
+        return {part: stored for part, stored in places.items() if stored in self.files}
 
     def plain(self) -> set[str]:
         """The names of stored tensors that belong to no quantized tensor or quantizer."""
         owned = {
             stored for name in self.metadata.tensors for stored in self.parts_of(name).values()
         }
-        for layer, formats in self.metadata.layers.items():
-            for part in formats:
+        for layer in self.metadata.layers:
+            for part in self.metadata.formats(layer):
                 owned |= set(self.quantizer_parts(f"{layer}.{part}").values())
+            owned |= set(self.before_parts(layer).values())
         return set(self.files) - owned
 
 

@@ -19,11 +19,12 @@ class Row:
     format: str  # a format's spelling, or the dtype of a tensor that is stored as it is
     shape: tuple[int, ...]
     elements: int
-    nbytes: int  # codes, scales and zero points
+    nbytes: int  # codes, scales, zero points, and what transforms the layer's input
     quantized: bool
     layout: str = ""
     input: str = ""
     output: str = ""
+    before: str = ""
     file: str = ""
     tensors: int = 1
 
@@ -101,12 +102,14 @@ def inspect(path: str | Path) -> Contents:
 def _quantized(checkpoint: Checkpoint, specs: dict[str, Spec]) -> Iterator[Row]:
     for name, info in checkpoint.metadata.tensors.items():
         stored = checkpoint.parts_of(name)
-        layer = checkpoint.metadata.layers.get(name.removesuffix(".weight"), {})
-        nbytes = sum(specs[part].nbytes for part in stored.values())
+        owner = name.removesuffix(".weight")
+        layer = checkpoint.metadata.layers.get(owner, {})
+        beside = checkpoint.before_parts(owner)
+        nbytes = sum(specs[part].nbytes for part in (*stored.values(), *beside.values()))
         file = checkpoint.files[stored["codes"]].name
         yield Row(
             name, info.format, info.shape, prod(info.shape), nbytes, True, info.layout,
-            layer.get("input", ""), layer.get("output", ""), file,
+            layer.get("input", ""), layer.get("output", ""), layer.get("before", ""), file,
         )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from blockscale.export.match import (
     refuse_quantized,
     shared_names,
 )
+from blockscale.export.metadata import FileError
 from blockscale.ops.modules.store import QWeight
 from blockscale.ops.plan import replacement
 from blockscale.ops.tensor import QTensor, from_parts
@@ -58,7 +59,7 @@ def _warn(model: nn.Module, checkpoint: Checkpoint, dense: Matches) -> None:
     if names:
         told.append(f"dequantized, because their modules cannot hold codes: {', '.join(names)}")
     owners = {name.removesuffix(".weight") for name in names}
-    if lost := sorted(owners & set(checkpoint.metadata.layers)):
+    if lost := sorted(name for name in owners if checkpoint.metadata.formats(name)):
         told.append(f"the formats of their input and output are not applied: {', '.join(lost)}")
     empty = [name for name, buffer in model.named_buffers() if buffer.device.type == "meta"]
     if empty:
@@ -98,9 +99,7 @@ def _replace_layers(
 def _layer(model: nn.Module, checkpoint: Checkpoint, name: str, weight: QWeight) -> nn.Module:
     owner = name.rpartition(".")[0]
     module: Any = model.get_submodule(owner)
-    formats = {
-        part: parse(text) for part, text in checkpoint.metadata.layers.get(owner, {}).items()
-    }
+    formats = {part: parse(text) for part, text in checkpoint.metadata.formats(owner).items()}
     scheme = Scheme(weight.format, **formats)
     kind = replacement(module)
     assert kind is not None  # match_quantized asked
@@ -112,6 +111,12 @@ def _layer(model: nn.Module, checkpoint: Checkpoint, name: str, weight: QWeight)
         if quantizer is not None and stored:
             tensors = checkpoint.read(list(stored.values()))
             quantizer.restore({p: tensors[n].to(weight.device) for p, n in stored.items()})
+    before = checkpoint.before(owner)
+    if before is not None:
+        try:
+            layer.set_before(before)
+        except ValueError as error:
+            raise FileError(f"{checkpoint.path}: {owner}: {error}") from None
     return layer
 
 
@@ -124,6 +129,10 @@ def _fill_dense(
 ) -> Callable[[], None]:
     info = checkpoint.metadata.tensors[stored]
     values = _read_qtensor(checkpoint, stored).dequantize()
+    known = name in checkpoint.metadata.tensors or name in checkpoint.metadata.aliases
+    before = checkpoint.before((name if known else stored).rpartition(".")[0])
+    if before is not None:
+        values = before.from_weight(values)
     return _set(model, name, from_stored(values, info.layout, info.shape))
 
 

@@ -6,12 +6,13 @@ The safetensors metadata holds `blockscale`, this JSON, and `blockscale_sha256`,
 
     {"version": 1,
      "tensors": {name: {"format": spelling, "shape": [...], "dtype": "float32", "layout": "plain"}},
-     "layers": {layer: {"input": spelling, "output": spelling}},
+     "layers": {layer: {"input": spelling, "output": spelling, "before": spelling}},
      "aliases": {name: name it is tied to}}
 
 `shape` and `dtype` are those of the float tensor; `layout` is one of core.layout.LAYOUTS. `layers`
-has an entry for each layer whose input or output is quantized; a static scale of it is stored as
-`layer.input.scale`, like a weight's.
+has an entry for each layer whose input or output is quantized, or transformed before that
+(`blockscale.ops.modules.before`); a static scale of it is stored as `layer.input.scale`, like a
+weight's, and what a transform holds as `layer.before.factor` or `layer.before.signs`.
 """
 
 import hashlib
@@ -26,11 +27,13 @@ from blockscale.core.layout import LAYOUTS, stored_shape
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.parse import parse
 from blockscale.core.scale import TwoLevel
+from blockscale.ops.modules import before
 
 KEY = "blockscale"
 DIGEST = "blockscale_sha256"  # of that JSON: a damaged header could spell another format
 VERSION = 1
 PARTS = ("codes", "scale", "outer", "zero_point")
+QUANTIZERS = ("input", "output")
 
 
 class FileError(ValueError):
@@ -69,6 +72,21 @@ class Metadata:
     layers: dict[str, dict[str, str]] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
 
+    def formats(self, layer: str) -> dict[str, str]:
+        """The spellings of what quantizes this layer's input and output."""
+        parts = self.layers.get(layer, {})
+        return {part: parts[part] for part in QUANTIZERS if part in parts}
+
+    def before(self, layer: str) -> str | None:
+        """The spelling of what transforms this layer's input, if anything does."""
+        return self.layers.get(layer, {}).get("before")
+
+    def features(self, layer: str) -> int:
+        """How many features such a transform has: the layer's channels or inputs."""
+        name = f"{layer}.weight"
+        info = self.tensors[self.aliases.get(name, name)]
+        return info.shape[0 if info.layout == "transposed" else 1]
+
     def encode(self) -> dict[str, str]:
         """The metadata of a safetensors file."""
         text = json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True)
@@ -98,9 +116,11 @@ class Metadata:
         try:
             tensors = {name: _tensor(name, info) for name, info in data["tensors"].items()}
             aliases = {str(name): str(to) for name, to in data["aliases"].items()}
-            weights = {*tensors, *aliases}
-            layers = {name: _layer(name, info, weights) for name, info in data["layers"].items()}
-            return cls(tensors, layers, aliases)
+            layers = {name: dict(parts) for name, parts in data["layers"].items()}
+            found = cls(tensors, layers, aliases)
+            for name in layers:
+                _check_layer(found, name)
+            return found
         except (TypeError, KeyError, AttributeError) as error:
             raise FileError(f"{path}: its blockscale metadata is damaged ({error!r})") from None
         except ValueError as error:
@@ -127,14 +147,27 @@ def _tensor(name: str, data: dict[str, object]) -> TensorInfo:
     return info
 
 
-def _layer(name: str, data: dict[str, str], weights: set[str]) -> dict[str, str]:
-    if f"{name}.weight" not in weights:
+def _check_layer(metadata: Metadata, name: str) -> None:
+    parts, weight = metadata.layers[name], f"{name}.weight"
+    if metadata.aliases.get(weight, weight) not in metadata.tensors:
         raise ValueError(f"layer {name!r} has formats, but no quantized weight")
-    if unknown := set(data) - {"input", "output"}:
-        raise ValueError(f"layer {name!r}: no part {sorted(unknown)[0]!r}; there are input, output")
-    for text in data.values():
+    known = (*QUANTIZERS, "before")
+    if unknown := set(parts) - set(known):
+        raise ValueError(
+            f"layer {name!r}: no part {sorted(unknown)[0]!r}; there are {', '.join(known)}"
+        )
+    for text in metadata.formats(name).values():
         _known(f"layer {name!r}", text)
-    return dict(data)
+    spelling = metadata.before(name)
+    if spelling is None:
+        return
+    info = metadata.tensors[metadata.aliases.get(weight, weight)]
+    if len(stored_shape(info.shape, info.layout)) != 2:
+        raise ValueError(f"layer {name!r}: a transform needs a matrix, not {info.shape}")
+    try:
+        before.kinds(spelling, metadata.features(name))
+    except ValueError as error:
+        raise ValueError(f"layer {name!r}: {error}") from None
 
 
 def _known(owner: str, text: str) -> Format:

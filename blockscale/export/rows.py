@@ -14,6 +14,7 @@ from blockscale.export.metadata import TensorInfo
 from blockscale.export.slabs import Cuts, Region, Sizes, Slab, block_sizes
 from blockscale.export.stream import Reader
 from blockscale.ops import primitives
+from blockscale.ops.modules.before import Before
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,9 +69,17 @@ def _read(reader: Reader, name: str, region: Region, shape: tuple[int, ...]) -> 
 class QuantizedRows:
     """A quantized tensor, dequantized to float32."""
 
-    def __init__(self, parts: Mapping[str, tuple[Reader, str]], info: TensorInfo):
-        """parts: {part: the file it is in, its name there}."""
-        self._parts, self._fmt = parts, parse(info.format)
+    def __init__(
+        self,
+        parts: Mapping[str, tuple[Reader, str]],
+        info: TensorInfo,
+        before: Before | None = None,
+    ):
+        """parts: {part: the file it is in, its name there}.
+
+        before: what the layer's input goes through; rows are those of the original weight.
+        """
+        self._parts, self._fmt, self._before = parts, parse(info.format), before
         self.shape = stored_shape(info.shape, info.layout)
         self._scale, self._outer = block_sizes(self._fmt, len(self.shape))
         self.blocks: tuple[Sizes, ...] = (self._scale, self._outer)
@@ -87,7 +96,7 @@ class QuantizedRows:
         values: Tensor = primitives.dequantize(
             packed, scale, zero_point, outer, str(self._fmt), size, torch.float32
         )
-        return values
+        return values if self._before is None else self._before.from_weight(values)
 
     def _part(self, part: str, sizes: Sizes, cuts: Cuts, slab: Slab) -> Tensor | None:
         """What a slab needs of a part that has one entry for each block of `sizes`."""
@@ -131,7 +140,9 @@ class OpenCheckpoint(ExitStack):
         if info is None:
             return FloatRows(self._reader(name), name, layout)
         parts = self._checkpoint.parts_of(name)
-        rows = QuantizedRows({part: (self._reader(n), n) for part, n in parts.items()}, info)
+        before = self._checkpoint.before(name.removesuffix(".weight"))
+        readers = {part: (self._reader(n), n) for part, n in parts.items()}
+        rows = QuantizedRows(readers, info, before)
         return rows if layout == info.layout else OtherLayoutRows(rows, info, layout)
 
     def _reader(self, stored: str) -> Reader:

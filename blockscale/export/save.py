@@ -65,8 +65,8 @@ def describe(model: nn.Module) -> Metadata:
             )
         else:
             metadata.aliases[key] = first[id(weight)]
-        quantizers = {"input": layer.input, "output": layer.output}
-        formats = {part: q.fmt for part, q in quantizers.items() if q is not None}
+        parts = {"input": layer.input, "output": layer.output, "before": layer.before}
+        formats = {part: each.fmt for part, each in parts.items() if each is not None}
         if formats:
             metadata.layers[name] = formats
     return metadata

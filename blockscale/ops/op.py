@@ -44,6 +44,16 @@ class Op:
 
 _TENSORS = (Tensor, nn.Parameter)
 _VALUES = (str, int, float, bool, list, torch.dtype, type(None))
+_LISTENING = (  # as long as each of these says no, nobody is
+    torch.compiler.is_compiling,
+    torch._C._len_torch_dispatch_stack,
+    torch._C._functorch.peek_interpreter_stack,
+    torch._C._is_torch_function_mode_enabled,
+    torch._C._autograd._profiler_enabled,
+    torch._C._get_tracing_state,
+)
+_keys_of = torch._C._dispatch_keys
+_plain: set[int] = set()  # dispatch keys of tensors that were seen to be plain
 
 
 def _alone(args: tuple[Any, ...]) -> bool:
@@ -51,36 +61,41 @@ def _alone(args: tuple[Any, ...]) -> bool:
 
     It takes 5 µs for that, half of a call on a small tensor.
     """
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._is_torch_function_mode_enabled()
-        or torch._C._autograd._profiler_enabled()
-        or torch._C._get_tracing_state() is not None
-        or forward_ad._current_level >= 0
-    ):
+    for listening in _LISTENING:
+        if listening():
+            return False
+    if forward_ad._current_level >= 0:
         return False
     grad = torch.is_grad_enabled()
     for arg in args:
         if type(arg) in _TENSORS:
-            keys = torch._C._dispatch_keys(arg).raw_repr()
-            if (grad and arg.requires_grad) or keys not in _plain_keys(arg.device.type):
+            if _keys_of(arg).raw_repr() not in _plain and not _is_plain(arg):
+                return False
+            if grad and arg.requires_grad:
                 return False
         elif type(arg) not in _VALUES:
             return False
     return True
 
 
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it has memory of its own and nothing is put off: strided, not negated, not 0."""
+    keys = _keys_of(tensor).raw_repr()
+    if keys not in _plain_keys(tensor.device.type):
+        return False
+    _plain.add(keys)
+    return True
+
+
 @cache
 def _plain_keys(device: str) -> frozenset[int]:
-    """The dispatch keys of tensors with memory of their own there: strided, not negated, not 0."""
+    """The dispatch keys of such tensors, inside and outside of inference mode."""
     if device == "meta":
         return frozenset()
     found = set()
     for inference in (False, True):
         with torch.inference_mode(inference):
-            found.add(torch._C._dispatch_keys(torch.empty(0, device=device)).raw_repr())
+            found.add(_keys_of(torch.empty(0, device=device)).raw_repr())
     return frozenset(found)
 
 

@@ -48,6 +48,7 @@ class Plan:
             self.parameter = module._parameters.get("weight")
         self.entry = Entry(names[0], type(module).__name__, "quantized")
         self.owned: list[Tensor] = []  # parameters that no earlier entry counts
+        self.tied = False  # whether another layer has the same weight
 
     @property
     def name(self) -> str:
@@ -63,6 +64,13 @@ class Plan:
     def owns_weight(self) -> bool:
         """False where an earlier entry counts the weight: it is tied."""
         return any(p is self.parameter for p in self.owned)
+
+    def features(self, part: str) -> int:
+        """The size of the dimension along which the layer's input or output is quantized."""
+        assert self.kind is not None and self.parameter is not None
+        if part == "input" or not self.kind.takes_input:  # a table gives rows of its weight
+            return self.kind.features(self.module)
+        return stored_shape(self.parameter.shape, self.kind.layout)[0]
 
     def stay(self, status: Status, reason: str) -> None:
         """Leave the layer in float, and say why."""
@@ -163,6 +171,8 @@ def _settle_ties(model: nn.Module, plans: list[Plan]) -> None:
         ours = {f"{name}.weight" for plan in shared for name in plan.names}
         others = [name for name in holders.get(key, ()) if name not in ours]
         wants = {(p.entry.status, str(p.scheme.weight), p.kind and p.kind.layout) for p in shared}
+        for plan in shared:
+            plan.tied = len(shared) > 1
         for plan in shared if others or len(wants) > 1 else ():
             if plan.entry.status == "quantized":
                 ties = others + [p.name for p in shared if p is not plan]

@@ -109,3 +109,11 @@ def test_the_table() -> None:
         "2 quantized, 1 kept, 1 skipped; 0.00 MB -> 0.00 MB"
     )
     assert str(Ledger()) == "0 quantized, 0 kept, 0 skipped; 0.00 MB -> 0.00 MB"
+
+
+def test_details_follow_the_formats() -> None:
+    entry = Entry("a", "Linear", "quantized", "int8", input="fp8", details="static input by mse")
+    assert entry.told == "int8, input fp8; static input by mse"
+    assert str(Ledger([entry])).splitlines()[0].endswith(entry.told)
+    assert "details" in Ledger([entry]).to_json()
+    assert B.told == "there is no quantized LSTM"

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from blockscale.core.recipe import Scheme
 from blockscale.ops.conv import conv
+from blockscale.ops.modules.before import Before
 from blockscale.ops.modules.layer import QLayer
 from blockscale.ops.modules.store import QWeight
 
@@ -28,6 +29,22 @@ class QConv(QLayer):
     def from_float(cls, module: Any, weight: QWeight, scheme: Scheme) -> QLayer:
         return cls(weight, module.bias, scheme, module)
 
+    @classmethod
+    def features(cls, module: Any) -> int:
+        """Its channels: they are what a Before transforms."""
+        return int(module.in_channels)
+
+    @classmethod
+    def refuses_before(cls, module: Any, before: Before) -> str | None:
+        """Why `before` cannot stand before this layer, float or quantized, or None."""
+        if module.groups != 1:
+            return f"its {module.groups} groups see different channels, which no transform knows"
+        return super().refuses_before(module, before)
+
+    def prepared(self, x: Tensor) -> Tensor:
+        """x through what stands before the layer; it transforms the channels of each position."""
+        return x if self.before is None else self.before(x.movedim(1, -1)).movedim(-1, 1)
+
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, in_channels, *size] or without batch -> [batch, out_channels, *size]."""
         single = x.ndim == len(self.kernel_size) + 1
@@ -38,6 +55,7 @@ class QConv(QLayer):
             raise ValueError(
                 f"expected an input [batch, {self.in_channels}, {sizes}], found {tuple(x.shape)}"
             )
+        x = self.prepared(x)
         if self._around:
             mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
             x = F.pad(x, self._around, mode)

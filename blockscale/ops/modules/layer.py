@@ -1,11 +1,15 @@
-"""What every quantized layer shares: a weight, and perhaps quantized inputs and outputs."""
+"""What every quantized layer shares: a weight, perhaps quantized inputs and outputs, and perhaps a
+Before, which changes the input and the weight so that they quantize better."""
 
+from copy import deepcopy
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from blockscale.core.layout import from_stored, stored_shape
 from blockscale.core.recipe import Scheme
+from blockscale.ops.modules.before import Before
 from blockscale.ops.modules.store import QInput, QWeight
 from blockscale.ops.op import seed_tensor
 
@@ -25,7 +29,8 @@ class QLayer(nn.Module):
     """A layer whose weight is a QWeight. Subclasses say which float layers they replace.
 
     `weight` holds the codes, `input` and `output` the quantizers of the layer's input and output,
-    if any. The bias stays a float parameter.
+    if any. The bias stays a float parameter. `before`, if any, changes the input before it is
+    quantized; `weight` is then the weight of that changed input.
     """
 
     layout: ClassVar[str] = "plain"
@@ -34,6 +39,7 @@ class QLayer(nn.Module):
     weight: QWeight
     input: QInput | None
     output: QInput | None
+    before: Before | None
 
     def __init__(self, weight: QWeight, bias: nn.Parameter | None, scheme: Scheme):
         super().__init__()
@@ -42,11 +48,26 @@ class QLayer(nn.Module):
         takes = scheme.input is not None and self.takes_input
         self.input = QInput(scheme.input) if takes and scheme.input else None
         self.output = QInput(scheme.output) if scheme.output else None
+        self.before = None
 
     @classmethod
     def refuses(cls, module: nn.Module) -> str | None:
         """Why this float layer cannot be replaced, or None."""
         del module
+        return None
+
+    @classmethod
+    def features(cls, module: Any) -> int:
+        """The size of the input's feature dimension, of a float layer or of one of this class."""
+        return stored_shape(tuple(module.weight.shape), cls.layout)[-1]
+
+    @classmethod
+    def refuses_before(cls, module: Any, before: Before) -> str | None:
+        """Why `before` cannot stand before this layer, float or quantized, or None."""
+        if not cls.takes_input:
+            return "its input is indices, which cannot be transformed"
+        if before.features != cls.features(module):
+            return f"{before.fmt} is for {before.features} features, it has {cls.features(module)}"
         return None
 
     @classmethod
@@ -60,13 +81,27 @@ class QLayer(nn.Module):
         for name in _HOOKS:
             object.__setattr__(self, name, getattr(module, name))
 
+    def set_before(self, before: Before) -> None:
+        """Put a copy of `before` in front; `weight` has to be what its `to_weight` gave.
+
+        Raises ValueError where it does not fit.
+        """
+        if reason := self.refuses_before(self, before):
+            raise ValueError(f"{type(self).__name__}: {reason}")
+        self.before = deepcopy(before).to(self.weight.device)  # layers may be on several devices
+
+    def prepared(self, x: Tensor) -> Tensor:
+        """x through what stands before the layer, if anything does."""
+        return x if self.before is None else self.before(x)
+
     def of_input(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, str, Any]:
         """The input's scale parts, format ("" for float) and seed, as ops take them."""
-        if self.input is None:
+        quantizer = self.input
+        if quantizer is None:
             return None, None, None, "", None
-        drawn = self.input.format.rounding == "stochastic"
+        drawn = quantizer.format.rounding == "stochastic"
         seed = seed_tensor(None, x.device) if drawn else None
-        return *self.input.for_rank(x.ndim), self.input.fmt, seed
+        return *quantizer.for_rank(x.ndim), quantizer.fmt, seed
 
     def finished(self, y: Tensor) -> Tensor:
         """y through the output's quantizer, if there is one."""
@@ -79,5 +114,12 @@ class QLayer(nn.Module):
         return 0 if bias is None else bias.nbytes
 
     def dequantize_weight(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The float weight, as the layer that was replaced had it."""
-        return self.weight.dequantize(dtype)
+        """The weight as the float layer had it, so for its own input, not for what `before` gives.
+
+        By default in the dtype that it had.
+        """
+        if self.before is None:
+            return self.weight.dequantize(dtype)
+        weight = self.weight
+        stored = self.before.from_weight(weight.tensor.dequantize())
+        return from_stored(stored, weight.layout, weight.shape).to(dtype or weight.dtype)

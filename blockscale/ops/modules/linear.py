@@ -19,10 +19,11 @@ class QLinear(QLayer):
         """x [..., in_features] -> [..., out_features]."""
         if x.shape[-1] != self.in_features:
             raise ValueError(f"expected an input [..., {self.in_features}], found {tuple(x.shape)}")
-        weight, of_input = self.weight, self.of_input(x)
-        return self.finished(
-            linear(x, weight.codes, *weight.parts, self.bias, weight.fmt, *of_input)
-        )
+        x = self.prepared(x)
+        weight = self.weight
+        bias = self._parameters["bias"]  # an attribute is looked for twice
+        y = linear(x, *weight.operands, bias, weight.fmt, *self.of_input(x))
+        return self.finished(y)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"

@@ -109,6 +109,12 @@ class QWeight(_Buffers):
         return cls(q, tuple(weight.shape), weight.dtype, layout)
 
     @property
+    def operands(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Codes, scale, zero point and outer scale, in the order in which ops take them."""
+        buffers = self._buffers
+        return buffers["codes"], buffers["scale"], buffers["zero_point"], buffers["outer"]  # type: ignore[return-value]
+
+    @property
     def tensor(self) -> QTensor:
         """The weight as a QTensor, in its stored layout."""
         scale, zero_point, outer = self.parts
@@ -180,6 +186,8 @@ class QInput(_Buffers):
 
     def for_rank(self, rank: int) -> Parts:
         """The parts, shaped for a tensor of `rank`; None where dynamic."""
+        if self._buffers["scale"] is None:
+            return None, None, None
         scale, zero_point, outer = (None if p is None else _of_rank(p, rank) for p in self.parts)
         return scale, zero_point, outer
 

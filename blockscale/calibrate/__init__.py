@@ -1,0 +1,1 @@
+"""From a float model and some data to a quantized one: observers, calibration, algorithms."""

@@ -1,0 +1,175 @@
+"""Candidate scales for the blocks of a weight, through the format's own scale rule.
+
+Here the outer scale of a two-level format is fixed: it is what the whole weight chooses by its
+largest magnitude, spread to one per block (`spread`), so that blocks can be looked at one by one.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockscale.core import reference
+from blockscale.core.bits import FLT_MAX, divide
+from blockscale.core.block import WHOLE, Block, read_block
+from blockscale.core.elements.integer import Integer
+from blockscale.core.format import Format
+from blockscale.core.reference import QParams
+from blockscale.core.rounding import nearest_even
+from blockscale.core.scale import PowerOfTwo, TwoLevel
+from blockscale.ops import primitives
+from blockscale.ops.tensor import QTensor
+
+_PIECE = 1 << 16  # elements looked at together: their float64 errors fit a core's cache
+
+
+def widened(weight: Tensor, fmt: Format, layer: str) -> Tensor:
+    """Weight [n, k] -> float32, contiguous. Raises ValueError for what no algorithm here serves."""
+    if weight.ndim != 2:
+        raise ValueError(
+            f"{layer}: expected a weight [n, k] as it is stored, found {tuple(weight.shape)}"
+        )
+    if fmt.rounding == "stochastic":
+        raise ValueError(
+            f"{layer}: {fmt} rounds by chance, which would undo a choice of codes: leave out "
+            f"'stochastic', or quantize this layer by 'absmax'"
+        )
+    wide = reference.widen(weight.detach()).contiguous()
+    if odd := int((~wide.isfinite()).sum()):
+        raise ValueError(
+            f"{layer}: {odd} of {wide.numel()} weights are NaN or infinite: repair them, or "
+            f"quantize this layer by 'absmax'"
+        )
+    return wide
+
+
+def spread(weight: Tensor, fmt: Format) -> tuple[Format, QParams, Tensor | None]:
+    """What `bs.quantize` chooses for a weight, its outer scale, and that outer one per block.
+
+    The format returned is `fmt`, its scale's own blocks of one element: it reads such outer scales.
+    """
+    chosen = primitives.from_list(primitives.choose_qparams(weight, str(fmt)), fmt)
+    if chosen.outer is None or not isinstance(fmt.scale, TwoLevel):
+        return fmt, chosen, None
+    inner = fmt.scale.inner
+    shape = chosen.scale.shape
+    outer = inner.block.expand(chosen.outer, shape).expand(shape).contiguous()
+    single = replace(inner, block=read_block("group1"))
+    return replace(fmt, scale=TwoLevel(single)), chosen, outer
+
+
+def choose(low: Tensor, high: Tensor, fmt: Format, outer: Tensor | None) -> QParams:
+    """The range of each block -> its scale and zero point, under a given outer scale."""
+    if outer is None:
+        none = torch.zeros_like(low, dtype=torch.bool)
+        return reference.qparams_from_range(low, high, none, fmt)
+    step = divide(reference.numerator(low, high, fmt), fmt.levels.value)
+    found = QParams(store(step, fmt, outer), outer)
+    if not fmt.asym:
+        return found
+    lowest = limits(fmt)[0]
+    zero = lowest - nearest_even(low / reference.step_of(found, fmt))  # docs/numerics.md, 3.6
+    return found._replace(zero_point=zero.clamp(*limits(fmt)).to(torch.int32))
+
+
+def store(step: Tensor, fmt: Format, outer: Tensor | None) -> Tensor:
+    """Wanted steps [scale's shape] float32 -> the nearest that the format stores.
+
+    Powers of two are chosen by their logarithm, whatever the format's rule: that rule says how far
+    a largest magnitude may reach, and here the step itself is known.
+    """
+    if isinstance(fmt.scale, TwoLevel):
+        assert outer is not None
+        element = fmt.scale.inner.element
+        ratio = (step / outer).clamp(element.smallest_normal, element.max)
+        return element.encode(ratio, nearest_even, None, False)
+    if isinstance(fmt.scale, PowerOfTwo):
+        nearest = PowerOfTwo("nearest", fmt.scale.byte)
+        return nearest.store(
+            (step * fmt.levels.value).clamp(max=FLT_MAX), fmt.levels, fmt.fraction_bits
+        )
+    return fmt.scale.store(step)
+
+
+def limits(fmt: Format) -> tuple[float, float]:
+    """The smallest and largest code of an integer format."""
+    assert isinstance(fmt.element, Integer)
+    return fmt.element.limits(fmt.wide)
+
+
+def values(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
+    """x [n, k] -> its values after a round trip."""
+    scale, outer, zero_point = qparams
+    found: Tensor = primitives.fake_quantize(x, scale, zero_point, outer, str(fmt), None)
+    return found
+
+
+def quantized(x: Tensor, qparams: QParams, fmt: Format) -> QTensor:
+    """x [n, k] with chosen scales, the true outer scale among them -> its codes."""
+    scale, outer, zero_point = qparams
+    packed = primitives.quantize(x, scale, zero_point, outer, str(fmt), None)
+    return QTensor(packed, qparams, fmt, x.shape[-1])
+
+
+def block_sums(x: Tensor, block: Block) -> Tensor:
+    """x [n, k] -> the sum of each block [scale's shape]: the transpose of `Block.expand`."""
+    for dim, size in enumerate(block.sizes_for(x.ndim)):
+        if size == WHOLE:
+            x = x.sum(dim, keepdim=True)
+        elif size > 1:
+            padding = [0, 0] * (x.ndim - 1 - dim) + [0, -x.shape[dim] % size]
+            x = F.pad(x, padding).unflatten(dim, (-1, size)).sum(dim + 1)
+    return x
+
+
+def select(better: Tensor, new: QParams, old: QParams) -> QParams:
+    """`new` for the blocks that are better [scale's shape], else `old`."""
+    return QParams(
+        *(None if a is None else torch.where(better, a, b) for a, b in zip(new, old, strict=True))  # type: ignore[arg-type]
+    )
+
+
+Piece = tuple[tuple[slice, slice], tuple[slice, slice]]
+
+
+def pieces(shape: tuple[int, int], block: Block) -> Iterator[Piece]:
+    """Slices of a weight [n, k] that hold whole blocks, and of its scale: memory stays bounded."""
+    every, sizes = slice(None), block.sizes_for(2)
+    dims = [dim for dim in (0, 1) if sizes[dim] != WHOLE]
+    if not dims:
+        yield (every, every), (every, every)
+        return
+    dim = dims[0]
+    size = sizes[dim]
+    count = max(1, _PIECE // max(1, size * shape[1 - dim]))  # blocks in a piece
+    for first in range(0, -(-shape[dim] // size), count):
+        of_scale = slice(first, first + count)
+        of_weight = slice(first * size, (first + count) * size)
+        yield (
+            ((of_weight, every), (of_scale, every))
+            if dim == 0
+            else ((every, of_weight), (every, of_scale))
+        )
+
+
+# Weights [n, k], their format, their outer scales, which columns they are -> scales
+Search = Callable[[Tensor, Format, Tensor | None, slice], QParams]
+
+
+def by_pieces(x: Tensor, fmt: Format, search: Search) -> QParams:
+    """x [n, k] float32 -> the scales that `search` finds for it, a piece at a time."""
+    single, chosen, outer = spread(x, fmt)
+    for of_weight, of_scale in pieces((x.shape[0], x.shape[1]), fmt.block):
+        given = None if outer is None else outer[of_scale].contiguous()
+        found = search(x[of_weight].contiguous(), single, given, of_weight[1])
+        put(found, chosen, of_scale)
+    return chosen
+
+
+def put(found: QParams, chosen: QParams, at: tuple[slice, slice]) -> None:
+    """Write scales and zero points of some blocks; the outer scale stays."""
+    chosen.scale[at] = found.scale
+    if chosen.zero_point is not None and found.zero_point is not None:
+        chosen.zero_point[at] = found.zero_point

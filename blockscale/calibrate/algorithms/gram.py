@@ -1,0 +1,36 @@
+"""What weight algorithms know of a layer's inputs: their gram matrix X^T X / rows."""
+
+import torch
+from torch import Tensor
+
+
+def checked(gram: Tensor, k: int, layer: str) -> Tensor:
+    """Gram [k, k] -> float64 and exactly symmetric. Raises ValueError if it is no gram matrix."""
+    if tuple(gram.shape) != (k, k):
+        raise ValueError(
+            f"{layer}: expected the gram matrix [{k}, {k}] of its inputs, found {tuple(gram.shape)}"
+        )
+    found = gram.detach().double()
+    if not bool(found.isfinite().all()):
+        raise ValueError(
+            f"{layer}: the gram matrix of its inputs has NaN or infinity: calibrate on inputs "
+            f"without, or leave the layer in float"
+        )
+    diagonal = found.diagonal()
+    if bool((diagonal < 0).any()):
+        raise ValueError(f"{layer}: a gram matrix X^T X has no negative diagonal: recompute it")
+    # float32 sums of n products are off by about sqrt(n) * 2^-24 of the diagonal's size
+    slack = 1e-3 * float(diagonal.max()) if k else 0.0
+    if bool(((found - found.T).abs() > slack).any()):
+        raise ValueError(f"{layer}: a gram matrix X^T X is symmetric, this one is not")
+    return (found + found.T) / 2
+
+
+def importance_of(gram: Tensor | None, k: int, layer: str) -> tuple[Tensor | None, list[str]]:
+    """Gram [k, k] -> its diagonal [k], how much each input's errors count, and notes."""
+    if gram is None:
+        return None, ["nothing known of its inputs: all columns count the same"]
+    diagonal = checked(gram, k, layer).diagonal()
+    if not bool((diagonal > 0).any()):
+        return None, ["all its inputs were 0: all columns count the same"]
+    return torch.where(diagonal > 0, diagonal, diagonal[diagonal > 0].min()), []

@@ -1,0 +1,143 @@
+"""bs.calibrate: quantize a model with what can be learned from data."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from blockscale.calibrate import algorithms, observers
+from blockscale.calibrate.algorithms import Transform, WeightAlgorithm
+from blockscale.calibrate.batches import Batches, inference
+from blockscale.calibrate.choose import (
+    choose_before,
+    choose_weights,
+    groups,
+    side_by_side,
+    statistics_bytes,
+)
+from blockscale.calibrate.progress import Progress
+from blockscale.calibrate.progress import of as progress_of
+from blockscale.calibrate.session import Session, has_rows, nbytes_of, static_parts
+from blockscale.core.format import Format
+from blockscale.core.ledger import Ledger
+from blockscale.core.recipe import Recipe
+from blockscale.ops.apply import apply, check, plans_for
+from blockscale.ops.plan import Plan, plan_others
+
+
+def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are options
+    model: nn.Module,
+    batches: Iterable[Any],
+    recipe: Recipe | Format | str | Path,
+    observer: observers.Spec = "mse",
+    *,
+    weight: str | WeightAlgorithm = "absmax",
+    transform: str | Transform | None = None,
+    strict: bool = False,
+    progress: bool | Progress = True,
+    sequential: bool = True,
+    budget: float = 2e9,
+    seed: int | None = None,
+) -> Ledger:
+    """Quantize a model in place, with scales and weights that are chosen from data.
+
+    Inputs and outputs whose block is `tensor` or `channel-1` get a static scale from an observer;
+    with other blocks they stay dynamic, and the ledger says so. The model runs in evaluation mode
+    and without gradients; its batches are moved to its device.
+
+    batches: an iterable of mappings (keyword arguments), tuples or lists (positional arguments) or
+        single arguments. What can be read only once, such as a generator, will do for one pass.
+    recipe: as in `quantize_`.
+    observer: a name (`bs.observers.names()`), also with a setting; a class; a function of a format.
+    weight: "absmax" as `quantize_` does, "mse", "hqq", "gptq", or an instance.
+    transform: None, "smoothquant", "awq", "hadamard", or an instance.
+    strict: raise SkippedError, before anything is changed, if something that the recipe covers
+        cannot be quantized, or saw no data. Otherwise one warning names them.
+    progress: a bar on stderr if that is a terminal; False for none; or a Progress that listens.
+    sequential: with a weight algorithm that needs the layers' inputs, quantize one part of the
+        model after the other, each seeing the inputs that the parts before leave it; that takes a
+        pass over the batches for each part. Otherwise as few passes as the budget allows.
+    budget: bytes for statistics that are held at one time; what exceeds it takes another pass. A
+        layer of k inputs needs 12 k² for a weight algorithm or a transform.
+    seed: for stochastic rounding of weights.
+
+    Returns the Ledger. Raises TypeError and ValueError for arguments that do not fit, and what the
+    model raises. Whatever is raised, also by Ctrl-C, the model is as it was before.
+    """
+    recipe = Recipe.read(recipe)
+    algorithm, change = algorithms.weights(weight), algorithms.transforms(transform)
+    plans = plans_for(model, recipe)
+    check(plans, list(plan_others(model, plans, recipe)), recipe, strict=strict)
+    steps = _Steps(model, plans, (algorithm, change, observer), budget, sequential=sequential)
+    told = progress_of(progress)
+    try:
+        session = Session(model, plans, Batches(batches, *steps.passes, told), strict=strict)
+        with inference(model):
+            choose_before(session, change, steps.to_change)
+            for part in steps.to_observe:
+                session.observe(part, observer)
+            choose_weights(session, algorithm, steps.to_weigh, sequential=sequential)
+        ledger = apply(model, plans, recipe, session.places, strict=strict, seed=seed)
+    finally:
+        told.close()
+    ledger = _told(ledger, session)
+    ledger.warn()
+    return ledger
+
+
+class _Steps:
+    """Which layers are looked at together: one pass over the batches for each group."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plans: Sequence[Plan],
+        means: tuple[WeightAlgorithm | None, Transform | None, observers.Spec],
+        budget: float,
+        *,
+        sequential: bool,
+    ):
+        algorithm, change, observer = means
+        layers = [plan for plan in plans if plan.entry.status == "quantized"]
+        fit = [plan for plan in layers if has_rows(plan) and not plan.tied]
+        self.to_change = groups(fit, statistics_bytes, budget) if change else []
+        sizes = {
+            (plan, part): nbytes_of(plan, part, observer)
+            for plan in layers
+            for part in static_parts(plan)
+        }
+        self.to_observe = groups(sizes, sizes.__getitem__, budget)
+        self.to_weigh, learning = [layers], 0
+        if algorithm is not None and algorithm.needs_gram:
+            place = side_by_side(model) if sequential else lambda _: None
+            self.to_weigh = groups(layers, statistics_bytes, budget, place)
+            learning = sum(any(has_rows(plan) for plan in part) for part in self.to_weigh)
+        counts = (
+            (len(self.to_change), f"transform {change.name!r}" if change else ""),
+            (len(self.to_observe), "static scales"),
+            (learning, f"weight {algorithm.name!r}" if algorithm else ""),
+        )
+        why = ", ".join(f"{count} for {what}" for count, what in counts if count)
+        if not why:
+            self.to_observe = [[]]  # one pass all the same: to say which layers see data
+        self.passes = (max(sum(count for count, _ in counts), 1), why)
+
+
+def _told(ledger: Ledger, session: Session) -> Ledger:
+    """The ledger with how each layer was done, and what was noted on the way."""
+    entries = []
+    for entry in ledger:
+        details = session.details.get(entry.name)
+        if details is not None:
+            dynamic = [
+                f"dynamic {part}"
+                for part in ("input", "output")
+                if getattr(entry, part) and not getattr(session.places[entry.name], part)
+            ]
+            told = ", ".join(dict.fromkeys([*details, *dynamic]))
+            notes = (*entry.notes, *session.notes[entry.name])
+            entry = replace(entry, details=told, notes=notes)  # noqa: PLW2901
+        entries.append(entry)
+    return Ledger(entries, ledger.unmatched)

@@ -1,0 +1,164 @@
+"""What is chosen from the statistics of layers' inputs: Before modules and weights' codes."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.calibrate.algorithms import Transform, WeightAlgorithm
+from blockscale.calibrate.collect import Statistics
+from blockscale.calibrate.session import Session, has_rows, width
+from blockscale.core.layout import to_stored
+from blockscale.core.recipe import Scheme
+from blockscale.ops.apply import swap
+from blockscale.ops.modules.layer import QLayer
+from blockscale.ops.modules.store import QWeight
+from blockscale.ops.plan import Plan
+
+if TYPE_CHECKING:
+    from blockscale.ops.modules.before import Before
+
+
+Item = TypeVar("Item")
+
+
+def groups(
+    items: Iterable[Item],
+    size: Callable[[Item], float],
+    budget: float,
+    place: Callable[[Item], object] = lambda _: None,
+) -> list[list[Item]]:
+    """Items in groups of neighbours that are in one place and whose sizes fit into the budget."""
+    found: list[list[Item]] = []
+    used, last = 0.0, None
+    for item in items:
+        needed, here = size(item), place(item)
+        if not found or here != last or (used and used + needed > budget):
+            found.append([])
+            used = 0.0
+        found[-1].append(item)
+        used, last = used + needed, here
+    return found
+
+
+def statistics_bytes(plan: Plan) -> float:
+    """Bytes that the statistics of a layer's input need."""
+    return Statistics.nbytes(width(plan)) if has_rows(plan) else 0
+
+
+def side_by_side(model: nn.Module) -> Callable[[Plan], str]:
+    """The place of a layer: its parent module, as query, key and value have one; but each child of
+    an nn.Sequential or nn.ModuleList is a place of its own."""
+
+    def place(plan: Plan) -> str:
+        parent = plan.name.rpartition(".")[0]
+        one_by_one = isinstance(model.get_submodule(parent), nn.Sequential | nn.ModuleList)
+        return plan.name if one_by_one else parent
+
+    return place
+
+
+def choose_before(
+    session: Session, change: Transform | None, parts: Sequence[Sequence[Plan]]
+) -> None:
+    """What each layer's input goes through first: nothing for those that saw no data."""
+    if change is None:
+        return
+    left = {plan.name: plan for plan in session.layers if plan.kind and plan.kind.takes_input}
+    for plan in (each for part in parts for each in part):
+        left.pop(plan.name)
+    for name, plan in left.items():
+        why = "its convolution has groups" if plan.owns_weight and not plan.tied else "it is tied"
+        session.details[name].append(f"{change.name}: not transformed, {why}")
+    for part in parts:
+        known = session.statistics(part)
+        for plan in part:
+            if plan.name not in known:
+                session.details[plan.name].append(f"{change.name}: not transformed, it saw no data")
+                continue
+            assert plan.scheme.weight is not None
+            before, done = change.prepare(
+                _weight(plan),
+                plan.scheme.weight,
+                plan.scheme.input,
+                known[plan.name],
+                plan.name,
+            )
+            session.places[plan.name].before = cast("Before | None", before)
+            session.details[plan.name] += [f"{change.name}: {each}" for each in done]
+
+
+def choose_weights(
+    session: Session,
+    algorithm: WeightAlgorithm | None,
+    parts: Sequence[Sequence[Plan]],
+    *,
+    sequential: bool,
+) -> None:
+    """The codes of every weight, part by part.
+
+    sequential: while a part is looked at, the weights of the parts before are quantized ones.
+    """
+    if algorithm is None:
+        return
+    old: dict[str, nn.Module] = {}
+    try:
+        for part in parts:
+            grams = _grams(session, algorithm, part)
+            for plan in part:
+                if plan.owns_weight:
+                    _choose_weight(session, algorithm, plan, grams.get(plan.name))
+            if sequential and algorithm.needs_gram:
+                layers = _weights_only(session, part)
+                old |= {name: session.model.get_submodule(name) for name in layers}
+                swap(session.model, layers)
+    finally:
+        swap(session.model, old)
+
+
+def _grams(session: Session, algorithm: WeightAlgorithm, part: Sequence[Plan]) -> dict[str, Tensor]:
+    plans = [plan for plan in part if has_rows(plan)]
+    if not algorithm.needs_gram or not plans:
+        return {}
+    known = session.statistics(plans)
+    return {name: stats.gram for name, stats in known.items()}
+
+
+def _choose_weight(
+    session: Session, algorithm: WeightAlgorithm, plan: Plan, gram: Tensor | None
+) -> None:
+    place, fmt = session.places[plan.name], plan.scheme.weight
+    assert fmt is not None
+    stored = _weight(plan)
+    if place.before is not None:
+        stored = place.before.to_weight(stored)
+    place.weight, notes = algorithm.quantize(stored, fmt, gram, plan.name)
+    session.details[plan.name].append(f"weight by {algorithm.name}")
+    if not algorithm.needs_gram or (plan.kind and plan.kind.takes_input):
+        session.notes[plan.name] += notes
+    else:  # a table has no inputs to know of, and that is nothing to warn of
+        session.details[plan.name] += notes
+
+
+def _weight(plan: Plan) -> Tensor:
+    """A layer's weight as it is stored [n, k], in float32."""
+    assert plan.parameter is not None and plan.kind is not None
+    return to_stored(plan.parameter.detach(), plan.kind.layout).to(torch.float32)
+
+
+def _weights_only(session: Session, part: Sequence[Plan]) -> dict[str, QLayer]:
+    """{name: the layer with its weight quantized, and nothing else}."""
+    layers: dict[str, QLayer] = {}
+    for plan in part:
+        place, parameter = session.places[plan.name], plan.parameter
+        assert plan.kind is not None and parameter is not None
+        if place.weight is None:  # it shares another layer's codes
+            continue
+        q = QWeight(place.weight, tuple(parameter.shape), parameter.dtype, plan.kind.layout)
+        layer = plan.kind.from_float(plan.module, q, Scheme(weight=plan.scheme.weight))
+        if place.before is not None:
+            layer.set_before(place.before)
+        layer.take_place_of(plan.module)
+        layers |= dict.fromkeys(plan.names, layer)
+    return layers

@@ -1,0 +1,52 @@
+"""Observers: they see tensors and choose the range of a scale. One file each, found by its name."""
+
+from collections.abc import Callable
+from functools import cache
+
+from blockscale.calibrate.observers.observer import Observer as Observer
+from blockscale.core.discover import import_all
+from blockscale.core.format import Format
+from blockscale.core.parse import parse
+
+Spec = str | Callable[[Format], Observer]  # a class is a callable, too
+
+
+def names() -> tuple[str, ...]:
+    """The observers there are, in order."""
+    return tuple(sorted(_classes()))
+
+
+def make(spec: Spec, fmt: str | Format) -> Observer:
+    """The observer `spec` for tensors in `fmt`, which has seen nothing yet.
+
+    spec: a name, also with its setting (`percentile:99.9`); a subclass of Observer; or a callable
+        that takes the format and returns an observer.
+    Raises ValueError for a name or a setting that does not exist, TypeError for anything else.
+    """
+    form = parse(fmt)
+    if not isinstance(spec, str):
+        return _called(spec, form)
+    name, colon, text = spec.partition(":")
+    found = _classes().get(name)
+    if found is None:
+        raise ValueError(f"no observer {name!r}; there are {', '.join(names())}")
+    return found(form, **(found.read(text) if colon else {}))
+
+
+def _called(spec: object, fmt: Format) -> Observer:
+    found = spec(fmt) if callable(spec) else None
+    if not isinstance(found, Observer):
+        raise TypeError(
+            f"expected the name of an observer ({', '.join(names())}), an Observer class or a "
+            f"function that takes a format and returns an Observer, found {spec!r}"
+        )
+    return found
+
+
+@cache
+def _classes() -> dict[str, type[Observer]]:
+    """The observers that the files define, by name."""
+    modules = import_all(__name__, __path__)
+    found = [c for m in modules for c in vars(m).values() if isinstance(c, type)]
+    own = {module.__name__ for module in modules} - {Observer.__module__}
+    return {c.name: c for c in found if issubclass(c, Observer) and c.__module__ in own}

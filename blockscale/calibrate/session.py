@@ -1,0 +1,167 @@
+"""A calibration in progress: what is known and chosen so far, while the model is as it was."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.calibrate.batches import Batches
+from blockscale.calibrate.collect import (
+    Callback,
+    InputStats,
+    Statistics,
+    rows_of,
+    seen_by,
+    watch,
+)
+from blockscale.calibrate.coverage import Coverage
+from blockscale.calibrate.observers import Observer, Spec, make
+from blockscale.core.layout import stored_shape
+from blockscale.ops.modules.store import QInput
+from blockscale.ops.plan import Plan
+from blockscale.ops.supplied import supplied
+
+STATIC = ("tensor", "channel-1")  # blocks whose scales do not depend on the number of rows
+
+
+class Session:
+    """The layers to be quantized, what was chosen for them (`places`), and the data."""
+
+    def __init__(self, model: nn.Module, plans: list[Plan], data: Batches, *, strict: bool):
+        self.model, self.data, self.strict = model, data, strict
+        self.layers = [plan for plan in plans if plan.entry.status == "quantized"]
+        self.places = supplied(plans)
+        self.coverage: Coverage | None = None
+        self.details: dict[str, list[str]] = {plan.name: [] for plan in self.layers}
+        self.notes: dict[str, list[str]] = {plan.name: [] for plan in self.layers}
+
+    def saw(self, plan: Plan) -> bool:
+        """Whether the layer saw any data in the first pass."""
+        return self.coverage is not None and self.coverage.layers[plan.name].rows > 0
+
+    def run(self, callbacks: Mapping[str, Callback]) -> None:
+        """One pass over the batches. The first one counts what every layer sees, too.
+
+        Raises SkippedError after it if some layer saw nothing and `strict` asks for all.
+        """
+        if self.coverage is not None:
+            with watch({p.module: callbacks[p.name] for p in self.layers if p.name in callbacks}):
+                self.data.run(self.model)
+            return
+        counted = Coverage()
+        both = {
+            plan.module: _each(counted.counter(plan), callbacks.get(plan.name))
+            for plan in self.layers
+        }
+        with watch(both):
+            self.data.run(self.model)
+        self.coverage, counted.batches = counted, self.data.count
+        if self.strict:
+            counted.raise_if_unseen()
+        for name in counted.unseen:
+            self.notes[name].append(f"saw no data in {counted.batches} batches")
+
+    def statistics(self, plans: Sequence[Plan]) -> dict[str, InputStats]:
+        """One pass: what is known of these layers' inputs, of those that saw any."""
+        found = {}
+        for plan in plans:
+            assert plan.parameter is not None
+            k = width(plan)
+            found[plan.name] = Statistics(k, plan.parameter.device, k // plan.features("input"))
+        self.run({plan.name: self._gather(plan, found[plan.name]) for plan in plans})
+        for name, gathered in found.items():
+            note = f"{gathered.skipped} rows of its input hold a NaN or an infinity, left out"
+            if gathered.skipped and note not in self.notes[name]:
+                self.notes[name].append(note)
+        return {name: gathered.result() for name, gathered in found.items() if gathered.rows}
+
+    def _gather(self, plan: Plan, into: Statistics) -> Callback:
+        def add(x: Tensor, y: Any) -> None:
+            del y
+            for piece in rows_of(plan, x, self.places[plan.name].before):
+                into.add(piece)
+
+        return add
+
+    def observe(self, wanted: Sequence[tuple[Plan, str]], spec: Spec) -> None:
+        """One pass: static scales for these layers' "input" or "output", by new observers."""
+        found: list[tuple[Plan, str, Observer]] = []
+        callbacks: dict[str, Callback] = {}
+        for plan, part in wanted:
+            assert plan.parameter is not None
+            observer = make(spec, getattr(plan.scheme, part)).to(plan.parameter.device)
+            found.append((plan, part, observer))
+            look = self._looking(plan, part, observer)
+            callbacks[plan.name] = _each(look, callbacks.get(plan.name))
+        self.run(callbacks)
+        for plan, part, observer in found:
+            self._set_scale(plan.name, part, observer)
+
+    def _looking(self, plan: Plan, part: str, observer: Observer) -> Callback:
+        before = self.places[plan.name].before
+
+        def look(x: Tensor, y: Any) -> None:
+            seen = seen_by(plan, x if part == "input" else y)
+            observer.observe(seen if before is None or part == "output" else before(seen))
+
+        return look
+
+    def _set_scale(self, name: str, part: str, observer: Observer) -> None:
+        odd = {"NaN": int(observer.nans), "infinite": int(observer.infinities)}
+        if any(odd.values()):
+            counts = ", ".join(f"{count} {kind}" for kind, count in odd.items() if count)
+            self.notes[name].append(
+                f"{counts} of {int(observer.samples)} {part} values, which were left out"
+            )
+        if not observer.finite:
+            return
+        try:
+            scale, outer, zero_point = observer.qparams()
+        except ValueError as error:
+            raise ValueError(f"the {part} of {name}: {error}") from error
+        quantizer = QInput(observer.format)
+        parts = {"scale": scale, "outer": outer, "zero_point": zero_point}
+        quantizer.restore({key: value for key, value in parts.items() if value is not None})
+        setattr(self.places[name], part, quantizer)
+        more = observer.describe().partition("; ")[2]  # such as which of several it followed
+        self.details[name].append(f"static {part} by {observer.name}{more and f' ({more})'}")
+
+
+def nbytes_of(plan: Plan, part: str, spec: Spec) -> int:
+    """Bytes of an observer that has begun. Raises ValueError for a format it cannot serve."""
+    probe = make(spec, getattr(plan.scheme, part))
+    probe.observe(torch.zeros(1, plan.features(part)))
+    return sum(buffer.nbytes for buffer in probe.buffers())
+
+
+def width(plan: Plan) -> int:
+    """k of a layer's stored weight [n, k]."""
+    assert plan.parameter is not None and plan.kind is not None
+    return stored_shape(plan.parameter.shape, plan.kind.layout)[-1]
+
+
+def has_rows(plan: Plan) -> bool:
+    """Whether the layer's output is rows @ weight.T for one matrix of rows: no table, no groups."""
+    takes = plan.kind is not None and plan.kind.takes_input
+    return takes and plan.owns_weight and getattr(plan.module, "groups", 1) == 1
+
+
+def static_parts(plan: Plan) -> Iterator[str]:
+    """Which of "input", "output" get a scale from an observer: those of blocks in STATIC."""
+    for part in ("input", "output"):
+        fmt = getattr(plan.scheme, part)
+        takes = part == "output" or (plan.kind is not None and plan.kind.takes_input)
+        if fmt is not None and takes and fmt.block.name in STATIC:
+            yield part
+
+
+def _each(first: Callback, second: Callback | None) -> Callback:
+    if second is None:
+        return first
+
+    def call(x: Tensor, y: Any) -> None:
+        first(x, y)
+        second(x, y)
+
+    return call

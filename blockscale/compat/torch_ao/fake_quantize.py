@@ -1,0 +1,42 @@
+"""torch.ao's fake quantizers, whose observers take `power_of_2_scale` among their arguments."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.ao import quantization as ao
+
+from blockscale.compat.torch_ao.observers import MovingAverageMinMaxObserver
+
+
+class FakeQuantize(ao.FakeQuantize):
+    """As torch.ao's; `power_of_2_scale=True` goes to the observer like its other arguments."""
+
+    def __init__(
+        self,
+        observer: Any = MovingAverageMinMaxObserver,
+        quant_min: int | None = None,
+        quant_max: int | None = None,
+        is_dynamic: bool = False,
+        **observer_kwargs: Any,
+    ):
+        super().__init__(observer, quant_min, quant_max, is_dynamic, **observer_kwargs)
+
+
+class FusedMovingAvgObsFakeQuantize(ao.FusedMovingAvgObsFakeQuantize):
+    """As torch.ao's. With `power_of_2_scale` its two halves run one after the other, because
+    torch's fused kernel chooses the scale inside."""
+
+    def __init__(
+        self,
+        observer: Any = MovingAverageMinMaxObserver,
+        quant_min: int = 0,
+        quant_max: int = 255,
+        **observer_kwargs: Any,
+    ):
+        super().__init__(observer, quant_min, quant_max, **observer_kwargs)
+
+    def forward(self, X: Tensor) -> Tensor:  # noqa: N803 - torch.ao's name
+        """X [...] float -> its values after a round trip."""
+        if getattr(self.activation_post_process, "power_of_2_scale", False):
+            return ao.FakeQuantize.forward(self, X)
+        return super().forward(X)

@@ -1,0 +1,85 @@
+"""Train a model by torch.ao's configuration: its recipe and its observer, handed to blockscale."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from torch.ao import quantization as ao
+
+from blockscale import qat
+from blockscale.calibrate import observers
+from blockscale.compat.torch_ao.recipe import is_layer, to_recipe
+from blockscale.compat.torch_ao.scheme import instance
+from blockscale.core.format import Format
+
+_NAMES = {  # the first that fits: moving averages are kinds of MinMaxObserver
+    ao.MovingAverageMinMaxObserver: "moving_average",
+    ao.MovingAveragePerChannelMinMaxObserver: "moving_average",
+    ao.HistogramObserver: "mse",
+    ao.MinMaxObserver: "min_max",
+    ao.PerChannelMinMaxObserver: "min_max",
+}
+
+
+def prepare_qat(
+    model: nn.Module,
+    config: Any,
+    *,
+    outputs: bool = False,
+    observer: observers.Spec | None = None,
+    **options: Any,
+) -> nn.Module:
+    """A float model -> prepared for training in place, by a torch.ao QConfig or QConfigMapping.
+
+    It is bs.prepare_qat(model, to_recipe(config, model, outputs=outputs), observer=observer), with
+    further `options` of that. observer: by default the one that the configuration's activations
+    name, see `to_observer`. bs.convert then gives the quantized model.
+
+    Raises ValueError for what cannot be translated, and as bs.prepare_qat, before anything changes.
+    """
+    recipe = to_recipe(config, model, outputs=outputs)
+    chosen = to_observer(config) if observer is None else observer
+    return qat.prepare_qat(model, recipe, observer=chosen, **options)
+
+
+def to_observer(config: Any) -> str:
+    """The observer of blockscale that stands for the one of a configuration's activations.
+
+    Minima and maxima and their moving averages are the same ones. A HistogramObserver becomes
+    "mse", which also minimizes the squared error, but for the format at hand. Where nothing is
+    observed (float or dynamic activations, Formats) it is "moving_average".
+
+    Raises ValueError if there are several, or one that has no counterpart.
+    """
+    found = {spec for qconfig in _qconfigs(config) if (spec := _spec(qconfig))}
+    if len(found) > 1:
+        raise ValueError(
+            f"the activations have several observers, {', '.join(sorted(found))}: "
+            f"choose one, observer=..."
+        )
+    return found.pop() if found else "moving_average"
+
+
+def _qconfigs(config: Any) -> Iterator[Any]:
+    if not isinstance(config, ao.QConfigMapping):
+        yield config
+        return
+    yield config.global_qconfig
+    yield from config.module_name_qconfigs.values()
+    yield from config.module_name_regex_qconfigs.values()
+    yield from config.module_name_object_type_order_qconfigs.values()
+    yield from (q for kind, q in config.object_type_qconfigs.items() if is_layer(kind))
+
+
+def _spec(qconfig: Any) -> str | None:
+    if qconfig is None or isinstance(qconfig.activation, str | Format | None):
+        return None
+    made = instance(qconfig.activation)
+    made = getattr(made, "activation_post_process", made)
+    if isinstance(made, nn.Identity | ao.PlaceholderObserver) or getattr(made, "is_dynamic", False):
+        return None
+    for kind, name in _NAMES.items():
+        if isinstance(made, kind):
+            constant = getattr(made, "averaging_constant", None)
+            return name if constant is None else f"{name}:{constant}"
+    raise ValueError(f"{type(made).__name__} has no counterpart: choose one, observer=...")

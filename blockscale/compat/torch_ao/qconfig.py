@@ -1,0 +1,131 @@
+"""torch.ao's ready-made constructors and QConfigs, of classes that take `power_of_2_scale`."""
+
+from typing import Any
+
+from torch.ao import quantization as ao
+from torch.ao.quantization.observer import _PartialWrapper
+
+from blockscale.compat.torch_ao import fake_quantize, observers
+from blockscale.core.format import Format
+from blockscale.core.parse import parse
+from blockscale.core.power_of_two import with_power_of_2_scale
+
+OURS: dict[Any, Any] = {
+    ao.MinMaxObserver: observers.MinMaxObserver,
+    ao.MovingAverageMinMaxObserver: observers.MovingAverageMinMaxObserver,
+    ao.PerChannelMinMaxObserver: observers.PerChannelMinMaxObserver,
+    ao.MovingAveragePerChannelMinMaxObserver: observers.MovingAveragePerChannelMinMaxObserver,
+    ao.HistogramObserver: observers.HistogramObserver,
+    ao.PlaceholderObserver: observers.PlaceholderObserver,
+    ao.FakeQuantize: fake_quantize.FakeQuantize,
+    ao.FusedMovingAvgObsFakeQuantize: fake_quantize.FusedMovingAvgObsFakeQuantize,
+}
+
+
+def power_of_2(config: Any, enabled: bool = True) -> Any:
+    """torch.ao's configuration -> the same with power-of-two scales; `config` stays as it is.
+
+    config: a QConfig, a QConfigMapping, or what they hold: a class, a class with arguments
+        (`with_args`), a Format, None. What chooses no scale (a fixed one, an identity) stays.
+    enabled: False exchanges torch.ao's classes for ours and leaves the numbers alone.
+
+    Raises ValueError for a fake quantizer whose observer is neither torch.ao's nor ours.
+    """
+    if isinstance(config, ao.QConfigMapping):
+        return _mapping(config, enabled)
+    if isinstance(config, ao.QConfig):
+        return ao.QConfig(*(power_of_2(part, enabled) for part in config))
+    if isinstance(config, str | Format):
+        return with_power_of_2_scale(parse(config)) if enabled else config
+    kind, arguments, calls = unwrap(config)
+    kind = OURS.get(kind, kind)
+    if kind not in OURS.values():
+        return config
+    if "observer" in arguments:
+        arguments["observer"] = power_of_2(arguments["observer"], enabled=False)
+        inner = unwrap(arguments["observer"])[0]
+        if enabled and inner not in OURS.values():
+            raise ValueError(f"{inner}: only torch.ao's observers can round their scales")
+    if enabled:
+        arguments["power_of_2_scale"] = True
+    made = kind.with_args(**arguments) if arguments else kind
+    return made.with_callable_args(**calls) if calls else made
+
+
+def unwrap(constructor: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """What `with_args` and `with_callable_args` wrapped: the class, its arguments, their makers."""
+    arguments: dict[str, Any] = {}
+    calls: dict[str, Any] = {}
+    while isinstance(constructor, _PartialWrapper):
+        arguments = {**constructor.p.keywords, **arguments}
+        calls = {**constructor.callable_args, **calls}
+        constructor = constructor.p.func
+    return constructor, arguments, calls
+
+
+def _mapping(mapping: ao.QConfigMapping, enabled: bool) -> ao.QConfigMapping:
+    new = ao.QConfigMapping().set_global(power_of_2(mapping.global_qconfig, enabled))
+    for kind, qconfig in mapping.object_type_qconfigs.items():
+        new.set_object_type(kind, power_of_2(qconfig, enabled))
+    for regex, qconfig in mapping.module_name_regex_qconfigs.items():
+        new.set_module_name_regex(regex, power_of_2(qconfig, enabled))
+    for name, qconfig in mapping.module_name_qconfigs.items():
+        new.set_module_name(name, power_of_2(qconfig, enabled))
+    for place, qconfig in mapping.module_name_object_type_order_qconfigs.items():
+        new.set_module_name_object_type_order(*place, power_of_2(qconfig, enabled))
+    return new
+
+
+def get_default_qconfig(backend: str = "x86", version: int = 0) -> ao.QConfig:
+    """torch.ao's QConfig for calibration on a backend, of our classes."""
+    return power_of_2(ao.get_default_qconfig(backend, version), enabled=False)
+
+
+def get_default_qat_qconfig(backend: str = "x86", version: int = 1) -> ao.QConfig:
+    """torch.ao's QConfig for training on a backend, of our classes."""
+    return power_of_2(ao.get_default_qat_qconfig(backend, version), enabled=False)
+
+
+def get_default_qconfig_mapping(backend: str = "x86", version: int = 0) -> ao.QConfigMapping:
+    """torch.ao's QConfigMapping for calibration on a backend, of our classes."""
+    return power_of_2(ao.get_default_qconfig_mapping(backend, version), enabled=False)
+
+
+def get_default_qat_qconfig_mapping(backend: str = "x86", version: int = 1) -> ao.QConfigMapping:
+    """torch.ao's QConfigMapping for training on a backend, of our classes."""
+    return power_of_2(ao.get_default_qat_qconfig_mapping(backend, version), enabled=False)
+
+
+DEFAULTS = (
+    "default_observer",
+    "default_weight_observer",
+    "default_per_channel_weight_observer",
+    "default_histogram_observer",
+    "default_dynamic_quant_observer",
+    "default_placeholder_observer",
+    "default_fake_quant",
+    "default_weight_fake_quant",
+    "default_per_channel_weight_fake_quant",
+    "default_histogram_fake_quant",
+    "default_dynamic_fake_quant",
+    "default_fused_act_fake_quant",
+    "default_fused_wt_fake_quant",
+    "default_fused_per_channel_wt_fake_quant",
+    "default_qconfig",
+    "default_per_channel_qconfig",
+    "default_dynamic_qconfig",
+    "default_qat_qconfig",
+    "default_qat_qconfig_v2",
+    "default_dynamic_qat_qconfig",
+    "default_weight_only_qconfig",
+    "default_activation_only_qconfig",
+    "default_symmetric_qnnpack_qconfig",
+    "default_symmetric_qnnpack_qat_qconfig",
+    "default_per_channel_symmetric_qnnpack_qconfig",
+    "default_per_channel_symmetric_qnnpack_qat_qconfig",
+)
+
+
+def default(name: str) -> Any:
+    """torch.ao's `default_...` of that name, one of DEFAULTS, of our classes."""
+    return power_of_2(getattr(ao, name), enabled=False)

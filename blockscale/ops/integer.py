@@ -1,0 +1,166 @@
+"""Integer arithmetic under power-of-two scales: sums in int32, requantized by a shift of bits.
+
+A code c under the step 2^e means c * 2^e. Sums of products of codes are integers under the sum of
+the exponents, so that bringing them to another exponent is a shift with rounding; no multiplication
+and no float is needed (Jacob et al. 2018, sec. 2.2 to 2.4, with a multiplier of 1).
+
+Everything here is plain PyTorch on CPU tensors and exact. It shows what integer hardware does; it
+is not fast. Sums wrap around beyond int32, as on that hardware: `largest_sum` says how far they go.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockscale.core.elements.integer import Integer
+from blockscale.core.format import Format
+from blockscale.core.rounding import DETERMINISTIC
+
+INT32_MAX = 2**31 - 1
+FLOAT32_EXACT = 2**24  # float32 holds every integer up to here, so float sums of them are exact
+_FARTHEST = 40  # shifting an int32 further changes nothing: it is far below half a step
+
+# those of formats but for stochastic, and what most hardware does: add half a step, then shift
+SHIFT_ROUNDINGS = (*DETERMINISTIC, "half_up")
+
+
+def _rounds_up(floor: Tensor, rest: Tensor, half: Tensor, rounding: str) -> Tensor:
+    """Whether floor + rest, with 0 <= rest < 2 * half, goes to floor + 1; all int64."""
+    if rounding in ("nearest_even", "nearest_away"):
+        tie = (floor & 1 == 1) if rounding == "nearest_even" else (floor >= 0)
+        return (rest > half) | ((rest == half) & tie)
+    if rounding == "half_up":
+        return rest >= half
+    if rounding == "toward_zero":
+        return (rest > 0) & (floor < 0)
+    return (rest > 0) & (rounding == "up")
+
+
+def shift_right(x: Tensor, shift: Tensor, rounding: str = "nearest_even") -> Tensor:
+    """x [...] int32 times 2^-shift, rounded to an integer -> [...] int64.
+
+    shift: int32, broadcasts with x; of any size and sign. A negative one shifts left, by at most
+        31 bits: the result is then at least 2^31 in magnitude, or 0 where x is 0.
+    rounding: one of SHIFT_ROUNDINGS.
+
+    Raises ValueError for another rounding.
+    """
+    if rounding not in SHIFT_ROUNDINGS:
+        there = ", ".join(SHIFT_ROUNDINGS)
+        raise ValueError(f"no rounding {rounding!r} of shifts; there are {there}")
+    wide, distance = x.to(torch.int64), shift.to(torch.int64)
+    right, left = distance.clamp(0, _FARTHEST), (-distance).clamp(0, 31)
+    floor = wide >> right
+    rest = wide - (floor << right)
+    half = (torch.ones_like(right) << right) >> 1
+    exact = right == 0  # nothing is shifted out, and half a step would be 0
+    return (floor + (_rounds_up(floor, rest, half, rounding) & ~exact)) << left
+
+
+def requantize_shift(
+    acc: Tensor,
+    shift: Tensor,
+    fmt: Format,
+    zero_point: int = 0,
+    rounding: str | None = None,
+) -> Tensor:
+    """Sums [...] int32 -> codes [...] of `fmt`: clamp(round(acc * 2^-shift) + zero_point).
+
+    shift: int32, broadcasts with acc: the output's exponent minus the sums', for each channel or
+        for all. Positive, zero or negative, of any size; what leaves the range saturates.
+    fmt: says the codes' range and dtype, and the rounding unless `rounding` names another of
+        SHIFT_ROUNDINGS. Under it the codes are those that `quantize` gives for acc * step, bit for
+        bit (docs/power_of_two.md).
+
+    Raises ValueError for a format whose element is no integer, and for other roundings.
+    """
+    if not isinstance(fmt.element, Integer):
+        raise ValueError(f"{fmt}: a shift gives integers, such as int8, not {fmt.element.name}")
+    low, high = fmt.element.limits(fmt.wide)
+    steps = shift_right(acc, shift, rounding or fmt.rounding)
+    return (steps + zero_point).clamp(int(low), int(high)).to(fmt.element.code_dtype)
+
+
+def centered(codes: Tensor, zero_point: int) -> Tensor:
+    """Codes [...] of any integer dtype -> how many steps each means [...] int32."""
+    return codes.to(torch.int32) - zero_point
+
+
+def linear_int32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [..., k], weight [n, k], bias [n], all int32 -> x @ weight.T + bias [..., n] int32."""
+    y = x @ weight.t()
+    return y if bias is None else y + bias
+
+
+def conv_int32(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    """A convolution of x [batch, channels, *size] in int32; other arguments as F.conv2d's.
+
+    weight: [n, channels / groups, *kernel] int32 with one or two kernel dimensions; bias [n].
+    """
+    run = F.conv1d if weight.ndim == 3 else F.conv2d
+    # torch has no dilated convolution of integers: zeros between the weights are the same sum
+    return run(x, _spread(weight, dilation), bias, stride, padding, 1, groups)
+
+
+def _spread(weight: Tensor, dilation: list[int]) -> Tensor:
+    """weight [n, c, *kernel] with dilation - 1 zeros between its taps."""
+    kernel = [d * (size - 1) + 1 for size, d in zip(weight.shape[2:], dilation, strict=True)]
+    spread = weight.new_zeros((*weight.shape[:2], *kernel))
+    taps: list[slice] = [slice(None, None, d) for d in (1, 1, *dilation)]
+    spread[tuple(taps)] = weight
+    return spread
+
+
+def largest_sum(weight: Tensor, bias: Tensor | None, largest_input: int) -> int:
+    """The largest |sum of products + bias| that inputs up to `largest_input` can give.
+
+    weight: [n, ...] integers, bias [n]. Below 2^31 no sum, in any order, leaves int32; up to 2^24
+    none rounds in float32.
+    """
+    sums = weight.to(torch.int64).abs().flatten(1).sum(1) * largest_input
+    if bias is not None:
+        sums = sums + bias.to(torch.int64).abs()
+    return int(sums.max()) if sums.numel() else 0
+
+
+def integer_bias(bias: Tensor, exponent: Tensor) -> Tensor:
+    """bias [n] float -> round_half_even(bias * 2^-exponent) [n] int32, in units of the sums.
+
+    exponent: int32, [n] or one for all.
+
+    Raises ValueError where the bias is not finite or leaves int32.
+    """
+    # float64 has the exponents for it: 2^-exponent may leave float32's
+    steps = torch.ldexp(bias.detach().to(torch.float64), -exponent).round()
+    if not bool((steps.abs() <= INT32_MAX).all()):  # NaN is not
+        worst = float(steps.abs().nan_to_num(torch.inf).max())
+        raise ValueError(
+            f"the bias is {worst:.4g} steps of the sums, more than int32 holds: "
+            f"use a larger input or weight scale"
+        )
+    return steps.to(torch.int32)
+
+
+def sum_pool2d(x: Tensor, kernel: list[int], stride: list[int], padding: list[int]) -> Tensor:
+    """Sums over windows of x [..., h, w] int32, padded with zeros -> [..., h', w'] int32.
+
+    The average is this sum under an exponent smaller by log2 of the window's size.
+    """
+    y = F.avg_pool2d(x.to(torch.int64), kernel, stride, padding, divisor_override=1)
+    return y.to(torch.int32)
+
+
+def add_aligned(x: Tensor, y: Tensor, x_shift: Tensor, y_shift: Tensor) -> Tensor:
+    """(x << x_shift) + (y << y_shift) [...] int32: a sum of two exponents, under the smaller one.
+
+    x_shift, y_shift: int32, not negative, broadcast with x and y.
+    """
+    return (x << x_shift) + (y << y_shift)

@@ -1,0 +1,94 @@
+"""convert: turn a model that was trained with fake quantization into the quantized model."""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from blockscale.core.ledger import Entry, Ledger
+from blockscale.qat.layers import QATLayer
+from blockscale.qat.layers.conv import QATConv
+from blockscale.qat.prepare import ledger
+
+
+def convert(model: nn.Module) -> nn.Module:
+    """Put the quantized layers in place of those in training; returns the model.
+
+    Its outputs are those of the prepared model in evaluation without gradients, bit for bit. Batch
+    norms that were folded become nn.Identity. `bs.save` and everything else works with the result;
+    `bs.qat.ledger(model)` says what each layer holds.
+
+    Raises ValueError, before anything is changed, if nothing is prepared, if a static scale has
+    seen no data, or for a model that is sharded or wrapped.
+    """
+    names: dict[QATLayer, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, QATLayer):
+            names.setdefault(module, []).append(name)
+    _check(model, names)
+    weights: dict[int, Any] = {}
+    entries = {entry.name: entry for entry in ledger(model)}
+    for layer, places in names.items():
+        owns = id(layer.weight) not in weights
+        if owns:
+            weights[id(layer.weight)] = layer.quantized_weight()
+        weight = weights[id(layer.weight)]
+        quantized = layer.as_quantized(weight)
+        bias = quantized._parameters["bias"]
+        if bias is not None and not isinstance(bias, nn.Parameter):
+            quantized.bias = nn.Parameter(bias)
+        quantized.take_place_of(layer)
+        _put(model, places, quantized)
+        beside = quantized.bias_bytes
+        entry = entries[places[0]]
+        entries[places[0]] = replace(
+            entry,
+            reason=entry.reason.replace("prepared for training", "trained"),
+            bytes_after=beside + (weight.nbytes if owns else 0),
+        )
+        if isinstance(layer, QATConv) and layer.norm is not None:
+            _drop(model, layer.norm, entries, places[0])
+    model._qat_ledger = Ledger(list(entries.values()), ledger(model).unmatched)  # type: ignore[assignment]
+    return model
+
+
+def _drop(model: nn.Module, norm: nn.Module, entries: dict[str, Entry], conv: str) -> None:
+    """Remove a batch norm that is folded into `conv`."""
+    places = [n for n, m in model.named_modules(remove_duplicate=False) if m is norm]
+    for name, _ in norm.named_parameters():
+        entry = entries[f"{places[0]}.{name}"]
+        told = f"folded into {conv}"
+        entries[entry.name] = replace(entry, reason=told, bytes_after=0)
+    _put(model, places, nn.Identity())
+
+
+def _put(model: nn.Module, places: list[str], module: nn.Module) -> None:
+    for name in places:
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, module)
+
+
+def _check(model: nn.Module, names: dict[QATLayer, list[str]]) -> None:
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ValueError("convert the model that DistributedDataParallel wraps: ddp.module")
+    if not names:
+        raise ValueError("nothing is prepared in this model: bs.prepare_qat(model, recipe) first")
+    told = {entry.name for entry in ledger(model)}
+    if unknown := [place for places in names.values() for place in places if place not in told]:
+        raise ValueError(
+            f"{unknown[0]} is not in the model's ledger: convert the model that was prepared, and "
+            f"as it was prepared"
+        )
+    if sharded := [n[0] for layer, n in names.items() if hasattr(layer.weight, "full_tensor")]:
+        raise ValueError(
+            f"{sharded[0]} is sharded: gather the state (torch.distributed.checkpoint.state_dict."
+            f"get_model_state_dict with full_state_dict=True), load it into a prepared model that "
+            f"is not sharded, and convert that"
+        )
+    for layer, (name, *_) in names.items():
+        for quantizer in (layer.input_quantizer, layer.output_quantizer):
+            if quantizer is not None and not quantizer.ready:
+                try:
+                    quantizer.check()
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None

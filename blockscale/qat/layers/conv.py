@@ -1,0 +1,158 @@
+"""nn.Conv1d and nn.Conv2d in training, alone or with the batch norm that follows them folded in."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from blockscale.core.layout import from_stored
+from blockscale.ops.modules.conv import QConv, _paddings
+from blockscale.ops.modules.layer import QLayer
+from blockscale.ops.modules.store import QWeight
+from blockscale.qat.layers.batch_norm import FOLDED
+from blockscale.qat.layers.layer import QATLayer
+from blockscale.qat.quantizers import in_backward
+
+_CONV: dict[int, Any] = {1: F.conv1d, 2: F.conv2d}
+
+
+class QATConv(QATLayer):
+    """A convolution; with a batch norm, both of them: the quantized weight is the folded one,
+    weight * gamma / sqrt(variance + eps), as it will be in the quantized model.
+
+    While the batch norm uses the batch's statistics, the convolution of the folded weight is
+    scaled back to what the batch norm expects, which then normalizes as ever, and its running
+    statistics are those of the quantized convolution (Jacob et al. 2018, arXiv 1712.05877,
+    section 3.2; Krishnamoorthi 2018, arXiv 1806.08342, section 3.2.2). Once it is frozen or in
+    evaluation, the running statistics are folded into weight and bias.
+    """
+
+    kind = QConv
+    kernel_size: tuple[int, ...]
+    stride: Any
+    padding_mode: Any
+    dilation: Any
+    groups: Any
+
+    @classmethod
+    def features(cls, module: Any) -> tuple[int, int]:
+        return module.in_channels, module.out_channels
+
+    @property
+    def norm(self) -> Any:
+        """The batch norm that this convolution includes, or None."""
+        return vars(self).get("_norm", (None,))[0]
+
+    def fold(self, norm: nn.Module) -> None:
+        """Include the batch norm that follows, which from now on passes on what it is given."""
+        self._norm = (norm,)  # in a tuple, so that it is no child: it stays where it was
+        norm.__class__ = FOLDED[type(norm)]
+
+    @property
+    def uses_batch(self) -> bool:
+        """Whether the batch norm normalizes by the batch at hand."""
+        return self.norm is not None and self.norm.training and not self.norm_frozen
+
+    @property
+    def deployable(self) -> bool:
+        return super().deployable and not self.uses_batch
+
+    def folded(self) -> tuple[Tensor, Tensor | None]:
+        """The float weight and bias of the convolution with the batch norm's running statistics."""
+        norm, bias = self.norm, self.bias
+        if norm is None:
+            return self.weight, bias
+        factor = _gamma(norm) * torch.rsqrt(norm.running_var.to(torch.float32) + norm.eps)
+        shift = -norm.running_mean.to(torch.float32)
+        if bias is not None:
+            shift = bias.to(torch.float32) + shift
+        if norm.bias is None:
+            return _rows(self.weight, factor), shift * factor
+        return _rows(self.weight, factor), norm.bias.to(torch.float32) + shift * factor
+
+    def _compute(self, x: Tensor) -> Tensor:
+        if self.uses_batch:
+            return self._normalized(x)
+        weight, bias = self.folded()
+        y = self._convolve(x, weight, None if bias is None else bias.to(torch.float32))
+        return self._like(y, x)
+
+    def _normalized(self, x: Tensor) -> Tensor:
+        """The batch norm of the convolution, whose weight is quantized as folded."""
+        norm = self.norm
+        if not in_backward():  # computed again, the same factor: running_var has moved on
+            gamma = _gamma(norm).detach()
+            self._factor = torch.where(gamma == 0, 1.0, gamma) * torch.rsqrt(
+                norm.running_var.to(torch.float32) + norm.eps
+            )
+        y = self._convolve(x, _rows(self.weight, self._factor), None)
+        found = y / self._factor.reshape(-1, *[1] * len(self.kernel_size))
+        if self.bias is not None:
+            found = found + self.bias.to(torch.float32).reshape(-1, *[1] * len(self.kernel_size))
+        dtype = self._like(y, x).dtype
+        normalized: Tensor = norm.normalize(found.to(dtype))
+        return normalized
+
+    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The convolution of the quantized input and the quantized weight."""
+        single = x.ndim == len(self.kernel_size) + 1
+        x = x[None] if single else x
+        around, inside = _paddings(self)
+        if around:
+            x = F.pad(x, around, "constant" if self.padding_mode == "zeros" else self.padding_mode)
+        values = self._input(x.movedim(1, -1)).movedim(-1, 1)
+        dense = from_stored(self.weight_quantizer(weight), "channels_last", weight.shape)
+        run = _CONV[len(self.kernel_size)]
+        y: Tensor = run(values, dense, bias, self.stride, inside, self.dilation, self.groups)
+        return (y[0] if single else y).contiguous()
+
+    def _float(self, x: Tensor) -> Tensor:
+        y = super()._float(x)
+        return y if self.norm is None else self.norm.normalize(y, self.norm_frozen)
+
+    def _features_last(self, x: Tensor) -> Tensor:
+        return x.movedim(-1 - len(self.kernel_size), -1)
+
+    def _features_back(self, x: Tensor) -> Tensor:
+        return x.movedim(-1, -1 - len(self.kernel_size)).contiguous()
+
+    def float_weight(self) -> Tensor:
+        return self.folded()[0]
+
+    def as_quantized(self, weight: QWeight | None = None) -> QLayer:
+        """As QATLayer's, with the folded bias: a plain tensor, as a graph can make no parameter."""
+        layer = super().as_quantized(weight)
+        if self.norm is not None:
+            bias = self.folded()[1]
+            assert bias is not None
+            layer._parameters["bias"] = bias.detach()  # type: ignore[assignment]
+        return layer
+
+
+class QATConv1d(QATConv, nn.Conv1d):
+    """nn.Conv1d that trains as QConv."""
+
+
+class QATConv2d(QATConv, nn.Conv2d):
+    """nn.Conv2d that trains as QConv."""
+
+
+def _gamma(norm: Any) -> Tensor:
+    """The batch norm's factors [channels] float32: ones if it has none."""
+    if norm.weight is None:
+        return torch.ones_like(norm.running_var, dtype=torch.float32)
+    found: Tensor = norm.weight.to(torch.float32)
+    return found
+
+
+def _rows(weight: Tensor, factor: Tensor) -> Tensor:
+    """weight [n, ...] times factor [n], float32."""
+    return weight.to(torch.float32) * factor.reshape(-1, *[1] * (weight.ndim - 1))
+
+
+def trained(kind: type) -> type[QATLayer] | None:
+    """The class that trains a float layer of this class."""
+    if kind is nn.Conv1d:
+        return QATConv1d
+    return QATConv2d if kind is nn.Conv2d else None

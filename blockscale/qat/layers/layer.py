@@ -1,0 +1,201 @@
+"""What every layer in training shares: the float layer's own parameters, and fake quantizers."""
+
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.core.recipe import Scheme
+from blockscale.ops.modules.layer import QLayer
+from blockscale.ops.modules.store import QWeight
+from blockscale.qat.quantizers import ActivationQuantizer, WeightQuantizer
+
+_FLAGS = ("quantizing", "observing", "norm_frozen")
+_PARTS = ("weight_quantizer", "input_quantizer", "output_quantizer")
+
+
+class QATLayer(nn.Module):
+    """A float layer that computes as its quantized layer will. It is the same object as before,
+    with another class: parameters, hooks, mode and names are what they were.
+
+    In evaluation without gradients it is the quantized layer: same weights, same op, same bits.
+    Otherwise it multiplies fake-quantized floats in float32, or as torch.autocast says.
+
+    quantizing, observing: whether it quantizes, and whether its observers look (while training).
+    norm_frozen: whether a batch norm that is folded in uses its running statistics in training.
+    scheme: the formats of its weight, input and output
+    """
+
+    kind: ClassVar[type[QLayer]]
+
+    weight: Tensor
+    bias: Any
+    scheme: Scheme
+    float_class: type[nn.Module]
+    quantizing: bool
+    observing: bool
+    norm_frozen: bool
+    weight_quantizer: WeightQuantizer
+    input_quantizer: ActivationQuantizer | None
+    output_quantizer: ActivationQuantizer | None
+
+    @classmethod
+    def refuses(cls, module: Any) -> str | None:
+        """Why this float layer cannot be trained so, or None."""
+        del module
+        return None
+
+    @classmethod
+    def features(cls, module: Any) -> tuple[int, int]:
+        """How many features an input and an output of this float layer have."""
+        raise NotImplementedError
+
+    @classmethod
+    def replace(cls, module: Any, scheme: Scheme, quantizers: list[nn.Module | None]) -> Self:
+        """Turn a float layer into this class; `quantizers` of its weight, input and output."""
+        float_class = type(module)
+        module.__class__ = cls
+        module.float_class, module.scheme = float_class, scheme
+        module.quantizing = module.observing = True
+        module.norm_frozen = False
+        for name, quantizer in zip(_PARTS, quantizers, strict=True):
+            module.register_module(name, quantizer)
+            if quantizer is not None:
+                quantizer.train(module.training)
+        return module
+
+    # --- what it computes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the float layer's, in the same shapes."""
+        if self.deployable:
+            found: Tensor = self.as_quantized()(x)
+            return found
+        return self.simulate(x)
+
+    @property
+    def deployable(self) -> bool:
+        """Whether the quantized layer itself can run: nothing has to be learned or observed."""
+        return self.quantizing and not (self.training or torch.is_grad_enabled())
+
+    def simulate(self, x: Tensor) -> Tensor:
+        """The layer in floats, with every quantized tensor through its fake quantizer."""
+        if self.quantizing:
+            y = self._compute(x)
+        else:
+            self._observed(self.input_quantizer, self._features_last(x))
+            y = self._float(x)
+        if self.output_quantizer is None:
+            return y
+        last = self._features_last(y)
+        self._observed(self.output_quantizer, last)
+        return self._features_back(self.output_quantizer(last)) if self.quantizing else y
+
+    def _compute(self, x: Tensor) -> Tensor:
+        """The layer of the fake-quantized input and weight."""
+        raise NotImplementedError
+
+    def _float(self, x: Tensor) -> Tensor:
+        """The float layer."""
+        found: Tensor = self.float_class.forward(self, x)
+        return found
+
+    def _features_last(self, x: Tensor) -> Tensor:
+        return x
+
+    def _features_back(self, x: Tensor) -> Tensor:
+        return x
+
+    def _input(self, x: Tensor) -> Tensor:
+        """x, features last -> float32 values that its format leaves of it."""
+        wide = x.to(torch.float32)
+        if self.input_quantizer is None:
+            return wide
+        self._observed(self.input_quantizer, wide)
+        values: Tensor = self.input_quantizer(wide)
+        return values
+
+    def _observed(self, quantizer: ActivationQuantizer | None, x: Tensor) -> None:
+        if quantizer is not None and self.training and self.observing:
+            quantizer.observe(x)
+
+    def _like(self, y: Tensor, x: Tensor) -> Tensor:
+        """y in the dtype that the layer returns for x: autocast decides, else x has it."""
+        return y if torch.is_autocast_enabled(x.device.type) else y.to(x.dtype)
+
+    def _float_bias(self) -> Tensor | None:
+        return None if self.bias is None else self.bias.to(torch.float32)
+
+    # --- what it becomes
+
+    def float_weight(self) -> Tensor:
+        """The float weight that is quantized."""
+        return self.weight
+
+    def quantized_weight(self) -> QWeight:
+        """The weight as the quantized layer holds it now."""
+        return self.weight_quantizer.quantize(self.float_weight())
+
+    def as_quantized(self, weight: QWeight | None = None) -> QLayer:
+        """The quantized layer that this one stands for now, with `weight` if it is shared."""
+        weight = self.quantized_weight() if weight is None else weight
+        layer = self.kind.from_float(self, weight, self.scheme)
+        if layer.input is not None and self.input_quantizer is not None:
+            layer.input = self.input_quantizer.deployed()
+        if layer.output is not None and self.output_quantizer is not None:
+            layer.output = self.output_quantizer.deployed()
+        return layer
+
+    # --- its state: flags, and the weight's format to compare
+
+    def _flags(self) -> list[bool]:
+        own = [getattr(self, name) for name in _FLAGS]
+        return own + [part is None or part.ready for part in self._quantizers()]
+
+    def _quantizers(self) -> list[Any]:
+        return [getattr(self, name) for name in _PARTS]
+
+    def quantizers(self) -> list[Any]:
+        """Those of weight, input and output that it has."""
+        return [part for part in self._quantizers() if part is not None]
+
+    def get_extra_state(self) -> Tensor:
+        """Flags and the weight's format as bytes: a tensor, which every file format can hold."""
+        spelled = str(self.weight_quantizer.format).encode()
+        return torch.tensor([*self._flags(), *spelled], dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Raises ValueError for the state of a layer with another format."""
+        count = len(self._flags())
+        found = bytes(state[count:].tolist()).decode(errors="replace")
+        if found != str(self.weight_quantizer.format):
+            raise ValueError(
+                f"the weight is in format {self.weight_quantizer.format}, the state in {found}"
+            )
+        flags = [bool(flag) for flag in state[:count].tolist()]
+        for name in _FLAGS:
+            setattr(self, name, flags.pop(0))
+        for part, ready in zip(self._quantizers(), flags, strict=True):
+            if part is not None:
+                part.ready = ready
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *rest: Any, **others: Any
+    ) -> None:
+        key = f"{prefix}_extra_state"
+        if key not in state_dict and f"{prefix}weight" in state_dict:  # a float model's state
+            own = {k: v for k, v in self._quantizer_state(prefix).items() if k not in state_dict}
+            state_dict.update(own)
+            state_dict[key] = self.get_extra_state()
+            super()._load_from_state_dict(state_dict, prefix, *rest, **others)
+            # a learned scale begins anew, with the new weight
+            self.weight_quantizer.ready = self.weight_quantizer.learned is None
+            return
+        super()._load_from_state_dict(state_dict, prefix, *rest, **others)
+
+    def _quantizer_state(self, prefix: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, part in zip(_PARTS, self._quantizers(), strict=True):
+            if part is not None:
+                found |= part.state_dict(prefix=f"{prefix}{name}.")
+        return found

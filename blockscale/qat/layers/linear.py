@@ -1,0 +1,43 @@
+"""nn.Linear and the transposed Conv1D of GPT-2-style models, in training."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from blockscale.core.layout import stored_shape
+from blockscale.ops.modules.linear import QLinear, QTransposedLinear, replacement
+from blockscale.qat.layers.layer import QATLayer
+
+
+class _Linear(QATLayer):
+    """y = x @ weight.T + bias, the weight in its stored layout."""
+
+    @classmethod
+    def features(cls, module: Any) -> tuple[int, int]:
+        outputs, inputs = stored_shape(module.weight.shape, cls.kind.layout)
+        return inputs, outputs
+
+    def _compute(self, x: Tensor) -> Tensor:
+        values = self._input(x)
+        weight = self.weight_quantizer(self.weight)
+        return self._like(F.linear(values, weight, self._float_bias()), x)
+
+
+class QATLinear(_Linear, nn.Linear):
+    """nn.Linear that trains as QLinear."""
+
+    kind = QLinear
+
+
+class QATTransposedLinear(_Linear):
+    """Transformers' Conv1D that trains as QTransposedLinear."""
+
+    kind = QTransposedLinear
+
+
+def trained(kind: type) -> type[QATLayer] | None:
+    """The class that trains a float layer of this class."""
+    if kind is nn.Linear:
+        return QATLinear
+    return QATTransposedLinear if replacement(kind) is QTransposedLinear else None

@@ -1,0 +1,146 @@
+"""Scales that training learns: LSQ's step sizes and TQT's thresholds, one per block of any format.
+
+The scale that is used is always the stored one, what the format makes of the parameter, so that
+training and the quantized model multiply by the same numbers.
+
+LSQ: Esser et al., "Learned step size quantization", ICLR 2020 (arXiv 1902.08153).
+TQT: Jain et al., "Trained quantization thresholds", MLSys 2020 (arXiv 1903.08066).
+"""
+
+from dataclasses import replace
+from math import log
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.core import reference
+from blockscale.core.bits import FLT_MAX, FLT_MIN, exponent, pow2
+from blockscale.core.block import Blocks
+from blockscale.core.format import Format
+from blockscale.core.reference import QParams
+from blockscale.ops import primitives
+
+DOMAINS = ("steps", "thresholds")
+PARTS = tuple(2.0 ** (-j / 8) for j in range(17))  # of the range: 1 to 1/4
+
+
+class LearnedScale(nn.Module):
+    """One parameter per block [scale's shape]: LSQ's step, or the log2 of TQT's threshold.
+
+    steps: the step size s; its gradient is multiplied by 1 / sqrt(N * Q), where N is how many
+        elements share it and Q the element's largest value (LSQ, sections 2.1 and 2.2).
+    thresholds: log2 of the largest value t that the format should reach; the format's own rule says
+        what its scale makes of t. Under `floor` the step is the paper's 2^(ceil(log2 t) - bits + 1)
+        (TQT, section 3.2), but for t a power of two, where it is twice that and reaches t.
+    """
+
+    def __init__(self, fmt: Format, shape: tuple[int, ...], domain: str):
+        super().__init__()
+        self.format, self.domain = fmt, domain
+        self.name = "step" if domain == "steps" else "log2_threshold"
+        self.register_parameter(self.name, nn.Parameter(torch.zeros(shape)))
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """What is learned."""
+        return self.get_parameter(self.name)
+
+    @torch.no_grad()
+    def start(self, x: Tensor) -> None:
+        """Begin with the scales that quantize x [...] with the least squared error, block by block.
+
+        Candidates: parts of the range that the format itself would choose, and LSQ's beginning,
+        step = 2 mean|x| / sqrt(Q) (section 2.1), which is too coarse for many bits.
+        """
+        x, fmt, levels = reference.widen(x), _certain(self.format), self.format.levels.value
+        low, high, _ = reference.ranges(x, fmt)
+        whole = reference.numerator(low, high, fmt)
+        best, least = whole, torch.full_like(whole, torch.inf)
+        mean = Blocks(x, fmt.block).mean_magnitude() * (2 * levels**0.5)
+        for a in (*(whole * part for part in PARTS), mean):
+            error = (reference.fake_quantize(x, self._stored(a), fmt) - x).square()
+            loss = Blocks(error, fmt.block).mean_magnitude()
+            best, least = torch.where(loss < least, a, best), torch.minimum(loss, least)
+        best = best.clamp(FLT_MIN, FLT_MAX)
+        start = best / levels if self.domain == "steps" else _log2(best)
+        self.parameter.copy_(start.reshape(self.parameter.shape))
+
+    def _stored(self, a: Tensor) -> QParams:
+        """The numerator of each block -> its stored scale (docs/numerics.md, section 3)."""
+        low = -a if self.format.element.signed else torch.zeros_like(a)
+        clean = torch.zeros_like(a, dtype=torch.bool)
+        return reference.qparams_from_range(low, a, clean, self.format)
+
+    @torch.no_grad()
+    def qparams(self) -> QParams:
+        """The stored scale, and its outer scale, that the parameter stands for now."""
+        value = self.parameter.to(torch.float32)
+        if self.domain == "steps":
+            a = value.clamp(min=0.0) * self.format.levels.value
+        else:  # the power from bits, so that a whole number gives exactly that power of two
+            whole = value.floor().clamp(-126, 127)
+            a = pow2(whole.to(torch.int32)) * torch.exp2((value - whole).clamp(0, 1))
+        return self._stored(a.clamp(max=FLT_MAX))
+
+    def forward(
+        self, x: Tensor, qparams: QParams, elements: float, seed: Tensor | None = None
+    ) -> Tensor:
+        """x [...] float32 through the stored scale, of x's rank; `elements` share one scale.
+
+        Gradients: x as in `bs.fake_quantize`; the step by LSQ's equation 3, and thresholds by the
+        same times d step / d log2 t = step ln 2 (TQT, equation 7).
+        """
+        fmt = self.format
+        parameter = self.parameter.reshape(qparams.scale.shape)
+        if self.domain == "steps":
+            slope = (elements * fmt.levels.value) ** -0.5 / reference.step_of(qparams, fmt)
+            path = parameter * slope
+        else:
+            path = parameter * log(2.0)
+        path = fmt.block.expand(path, x.shape)
+        scale, outer, _ = qparams
+        found: Tensor = _FakeQuantize.apply(x, path, scale, outer, str(fmt), seed)
+        return found
+
+    def extra_repr(self) -> str:
+        return f"{self.name}, {tuple(self.parameter.shape)}"
+
+
+class _FakeQuantize(torch.autograd.Function):
+    """fake_quantize with a gradient for ln(step), which arrives as `path` that broadcasts with x:
+    its value does not matter, its slope over the parameter does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, path: Tensor, *rest: Any) -> Tensor:
+        scale, outer, fmt, seed = rest
+        values: Tensor = primitives.fake_quantize(x, scale, None, outer, fmt, seed)
+        ctx.save_for_backward(x, values, scale, outer)
+        ctx.fmt, ctx.shape = fmt, path.shape
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, values, scale, outer = ctx.saved_tensors
+        ones = torch.ones_like(x)
+        inside = primitives.straight_through(ones, x, scale, None, outer, ctx.fmt) > 0
+        to_x = torch.where(inside, gradient, 0.0)
+        # s times equation 3: Q(x / s) - x / s inside, the limit that it stops at outside
+        to_path = gradient * torch.where(inside, values - x, values)
+        return to_x, to_path.sum_to_size(ctx.shape), None, None, None, None
+
+
+def _certain(fmt: Format) -> Format:
+    """The format without chance, by which errors are compared."""
+    return replace(fmt, rounding="nearest_even") if fmt.rounding == "stochastic" else fmt
+
+
+def _log2(a: Tensor) -> Tensor:
+    """log2 of a > 0, exact for powers of two."""
+    power = exponent(a)
+    return power + torch.log2(a / pow2(power))
+
+
+def why_not(fmt: Format) -> str | None:
+    """Why a scale of this format cannot be learned, or None."""
+    return "asym has a zero point, which is not learned" if fmt.asym else None

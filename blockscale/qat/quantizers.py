@@ -1,0 +1,175 @@
+"""Fake quantizers: a weight's, and an input's or output's, as QAT layers hold them."""
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.calibrate.observers import Observer
+from blockscale.core.format import Format
+from blockscale.core.layout import stored_shape, to_stored
+from blockscale.core.reference import QParams, qparams_from_range
+from blockscale.ops import primitives
+from blockscale.ops.modules.store import QInput, QWeight
+from blockscale.ops.op import seed_tensor
+from blockscale.ops.quantize import fake_quantize
+from blockscale.ops.tensor import QTensor
+from blockscale.qat.learned import LearnedScale
+
+
+def takes_given_scale(fmt: Format) -> bool:
+    """Whether an input or output in this format can have a scale that does not depend on it."""
+    block = fmt.block.name
+    return block in ("tensor", "channel-1")
+
+
+class WeightQuantizer(nn.Module):
+    """A weight through its format. Its scale is chosen from it each time, or learned.
+
+    seed: for formats that round stochastically: of evaluation and of the quantized model. Training
+        draws a new one at each call, from torch's default generator.
+    """
+
+    def __init__(
+        self, fmt: Format, layout: str, shape: tuple[int, ...], seed: int, learn: str | None
+    ):
+        super().__init__()
+        self.format, self.layout, self.shape, self.seed = fmt, layout, tuple(shape), seed
+        scales = fmt.block.scale_shape(stored_shape(shape, layout))
+        self.learned = LearnedScale(fmt, scales, learn) if learn else None
+        self.ready = self.learned is None  # whether the learned scale has begun
+
+    def start(self, weight: Tensor) -> None:
+        """Let the learned scale begin with the float weight [shape], unless it has begun."""
+        if self.learned is not None and not self.ready:
+            self.learned.start(self._stored(weight.detach()))
+            self.ready = True
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The float weight [shape] -> its values in the format, float32, in the stored layout."""
+        self.start(weight)
+        stored, drawn = self._stored(weight).to(torch.float32), None
+        if self.format.rounding == "stochastic":
+            drawn = seed_tensor(None if self.training else self.seed, weight.device)
+        if self.learned is None:
+            return fake_quantize(stored, self.format, seed=drawn)
+        qparams = self.learned.qparams()
+        shared = stored.numel() / max(qparams.scale.numel(), 1)
+        found: Tensor = self.learned(stored, qparams, shared, drawn)
+        return found
+
+    def quantize(self, weight: Tensor) -> QWeight:
+        """The float weight [shape] -> what the quantized layer holds."""
+        self.start(weight)
+        if self.learned is None:
+            return QWeight.quantize(weight, self.format, self.layout, self._seed())
+        stored, text = self._stored(weight.detach()), str(self.format)
+        qparams = self.learned.qparams()
+        drawn = None if self._seed() is None else seed_tensor(self.seed, weight.device)
+        codes = primitives.quantize(stored, qparams.scale, None, qparams.outer, text, drawn)
+        q = QTensor(codes, qparams, self.format, stored.shape[-1])
+        return QWeight(q, tuple(weight.shape), weight.dtype, self.layout)
+
+    def _seed(self) -> int | None:
+        return self.seed if self.format.rounding == "stochastic" else None
+
+    def _stored(self, weight: Tensor) -> Tensor:
+        return to_stored(weight, self.layout).contiguous()
+
+    def extra_repr(self) -> str:
+        return f"'{self.format}', shape={self.shape}"
+
+
+class ActivationQuantizer(nn.Module):
+    """An input or output through its format, with the features in the last dimension.
+
+    Its scale is chosen from each tensor (dynamic), or it is static: what an observer says, or
+    learned. `stored` is the quantizer that the quantized layer gets.
+    """
+
+    def __init__(self, fmt: Format, features: int, observer: Observer | None, learn: str | None):
+        super().__init__()
+        self.format = fmt
+        self.stored = QInput(fmt)
+        self.observer = observer
+        shape = fmt.block.scale_shape((1, features)) if observer or learn else ()
+        self.learned = LearnedScale(fmt, shape, learn) if learn else None
+        self.ready = observer is None and learn is None  # whether the static scale has a value
+        if observer is not None:  # so that a state that has one can be loaded
+            self._store(_of_nothing(fmt, shape))
+
+    @property
+    def static(self) -> bool:
+        """Whether every tensor gets the same scale."""
+        return self.observer is not None or self.learned is not None
+
+    def observe(self, x: Tensor) -> None:
+        """Take account of x [..., features]; not again when a checkpoint is computed again."""
+        if self.observer is None or in_backward():
+            return
+        self.observer.observe(x.detach())
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take the scale that the observer chooses now, if it has seen anything."""
+        if self.observer is not None and self.observer.finite:
+            self._store(self.observer.qparams())
+            self.ready = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., features] -> what the format leaves of it, in x's dtype."""
+        if self.learned is None:
+            self.check()
+            found: Tensor = self.stored(x)
+            return found
+        wide = x.to(torch.float32)
+        if not self.ready:
+            self._start(wide.detach())
+        scale, _, outer = self._holding(self.learned.qparams()).for_rank(x.ndim)
+        assert scale is not None
+        samples = x.shape[0] if x.ndim > 1 else 1  # N is a sample's number of features (LSQ)
+        shared = x.numel() / max(samples * scale.numel(), 1)
+        drawn = seed_tensor(None, x.device) if self.format.rounding == "stochastic" else None
+        values: Tensor = self.learned(wide, QParams(scale, outer), shared, drawn)
+        return values.to(x.dtype)
+
+    def _start(self, x: Tensor) -> None:
+        """The first batch says where a learned scale begins."""
+        if not self.training:
+            self.check()
+        assert self.learned is not None
+        self.learned.start(x.reshape(-1, x.shape[-1]))
+        self.ready = True
+
+    def check(self) -> None:
+        """Raise ValueError if the scale is static and nothing has been seen to choose it from."""
+        if not self.ready:
+            raise ValueError(
+                f"{self.format}: this scale is static and has seen no data: run batches in "
+                f"training mode with observers on, or prepare with observer=None (dynamic scales)"
+            )
+
+    def deployed(self) -> QInput:
+        """The quantizer that a quantized layer gets now. Raises as `check`."""
+        self.check()
+        return self.stored if self.learned is None else self._holding(self.learned.qparams())
+
+    def _holding(self, qparams: QParams) -> QInput:
+        quantizer = QInput(self.format)
+        quantizer._set(qparams.scale, qparams.zero_point, qparams.outer)
+        return quantizer
+
+    def _store(self, qparams: QParams) -> None:
+        # new tensors, not copies into the old ones: those are saved for backward passes
+        self.stored._set(qparams.scale, qparams.zero_point, qparams.outer)
+
+    def extra_repr(self) -> str:
+        return f"'{self.format}', {'static' if self.static else 'dynamic'}"
+
+
+def _of_nothing(fmt: Format, shape: tuple[int, ...]) -> QParams:
+    zeros = torch.zeros(shape)
+    return qparams_from_range(zeros, zeros, torch.zeros(shape, dtype=torch.bool), fmt)
+
+
+def in_backward() -> bool:
+    """Whether a backward pass is running: activation checkpointing computes a forward again."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -1,0 +1,110 @@
+"""When observers look, when quantization begins, when batch norms are frozen."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from blockscale.qat.layers import QATLayer
+
+
+def layers(model: nn.Module) -> Iterator[tuple[str, QATLayer]]:
+    """The layers that `bs.prepare_qat` prepared, with their names."""
+    found = [(n, m) for n, m in model.named_modules() if isinstance(m, QATLayer)]
+    if not found:
+        raise ValueError("nothing is prepared in this model: bs.prepare_qat(model, recipe) first")
+    yield from found
+
+
+def switch(
+    model: nn.Module,
+    *,
+    observe: bool | None = None,
+    quantize: bool | None = None,
+    freeze_norms: bool | None = None,
+) -> None:
+    """Turn parts of fake quantization on or off in every prepared layer; None leaves one alone.
+
+    observe: whether observers look, in training.
+    quantize: whether values are quantized; without it the model is the float model.
+    freeze_norms: whether batch norms that are folded in use their running statistics in training.
+    Raises ValueError if nothing is prepared.
+    """
+    for _, layer in layers(model):
+        for name, value in {
+            "observing": observe,
+            "quantizing": quantize,
+            "norm_frozen": freeze_norms,
+        }.items():
+            if value is not None:
+                setattr(layer, name, bool(value))
+
+
+def freeze(model: nn.Module) -> None:
+    """Fix everything but weights: observers off, batch norms frozen, learned scales constant."""
+    switch(model, observe=False, freeze_norms=True)
+    for _, layer in layers(model):
+        for quantizer in layer.quantizers():
+            if quantizer.learned is not None:
+                quantizer.learned.requires_grad_(False)
+
+
+def synchronize(model: nn.Module, group: Any = None) -> None:
+    """Let the observers of all processes agree, once, before a model is saved or converted.
+
+    Each process of DistributedDataParallel or FSDP observes its own part of a batch.
+    """
+    for _, layer in layers(model):
+        for quantizer in (layer.input_quantizer, layer.output_quantizer):
+            if quantizer is not None and quantizer.observer is not None:
+                quantizer.observer.all_reduce_(group)
+                quantizer.refresh()
+
+
+class Schedule:
+    """Switches at given steps; call `step()` after each of the optimizer's, as a learning rate's.
+
+    observe_until: observers look during the steps before this one; None: always.
+    quantize_from: the first step that quantizes; before, the model trains in float.
+    freeze_bn_at: the first step that uses the running statistics of batch norms that are folded in
+        (Krishnamoorthi 2018, section 3.2.2); None: never.
+
+    The switches are in the model's state_dict; the number of steps is in the schedule's own.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        observe_until: int | None = None,
+        quantize_from: int = 0,
+        freeze_bn_at: int | None = None,
+    ):
+        self.model = model
+        self.observe_until, self.quantize_from = observe_until, quantize_from
+        self.freeze_bn_at = freeze_bn_at
+        self.steps = 0
+        self._apply()
+
+    def step(self) -> None:
+        """One step of training is done."""
+        self.steps += 1
+        self._apply()
+
+    def _apply(self) -> None:
+        until, at = self.observe_until, self.freeze_bn_at
+        switch(
+            self.model,
+            observe=until is None or self.steps < until,
+            quantize=self.steps >= self.quantize_from,
+            freeze_norms=at is not None and self.steps >= at,
+        )
+
+    def state_dict(self) -> dict[str, int]:
+        """What `load_state_dict` takes."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on where a schedule stopped, and switch the model accordingly."""
+        self.steps = int(state["steps"])
+        self._apply()

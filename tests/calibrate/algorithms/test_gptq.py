@@ -1,0 +1,264 @@
+"""GPTQ against the textbook, the identity, and its own objective."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import blockscale as bs
+from blockscale.calibrate.algorithms.gptq import GPTQ, inverse_factor
+from blockscale.calibrate.algorithms.mse import best_scales
+from tests import strategies
+
+FORMATS = [
+    "int4:group8:fp32", "int4:tensor:fp32", "int3:channel0:fp16", "int4:channel1:bf16",
+    "uint4:group8:fp32:asym", "mxfp4", "e2m1:group8:pow2/ceil", "int4:group8@0:fp32",
+    "int4:group5@0:fp32:asym", "int4:tile4x8:fp32:full", "nvfp4", "int4:group7:fp32:half:recip",
+    "e2m1:group8:(e4m3:group4@0:fp32)", "e2m1:group8:e4m3:recip", "uint4:group8:e4m3:asym",
+    "int4:group8:(uint8:token:fp32)", "log4:group8:fp32", "ternary:group8:fp32",
+    "binary:group8:fp32", "int4:group8:pow2/nearest:asym", "int4:group8:fp32:toward_zero",
+]  # fmt: skip
+
+
+def gram_of(k: int, rows: int = 200, power: float = 1.0) -> Tensor:
+    """The gram matrix [k, k] float64 of correlated inputs."""
+    x = torch.randn(rows, k, dtype=torch.float64) @ torch.randn(k, k, dtype=torch.float64)
+    x = x * torch.logspace(0, power, k, dtype=torch.float64)[torch.randperm(k)]
+    return x.T @ x / rows
+
+
+def objective(q: bs.ops.tensor.QTensor, weight: Tensor, gram: Tensor) -> float:
+    difference = (weight.double() - q.dequantize().double()).numpy()
+    return float(np.trace(difference @ gram.double().numpy() @ difference.T))
+
+
+def textbook(weight: Tensor, gram: Tensor, group: int, order: np.ndarray) -> np.ndarray:
+    """int4 in groups, absmax: optimal brain quantization in a given order, with explicit inverses.
+
+    Frantar et al. 2022, equations 2 and 3: after each column the inverse of what is left of H.
+    """
+    w, h = weight.double().numpy().copy(), gram.numpy()
+    h = h + 0.01 * np.mean(np.diag(h)) * np.eye(len(h))
+    codes, scales = np.zeros(w.shape, dtype=np.int64), {}
+    left = list(order)
+    while left:
+        j, rest = left[0], left[1:]
+        inverse = np.linalg.inv(h[np.ix_(left, left)])
+        members = [i for i in range(len(h)) if i // group == j // group]
+        if j // group not in scales:
+            amax = np.abs(w[:, members].astype(np.float32)).max(1)
+            scales[j // group] = amax / np.float32(7)
+        scale = scales[j // group]
+        codes[:, j] = np.clip(np.rint(w[:, j].astype(np.float32) / scale), -7, 7)
+        value = codes[:, j].astype(np.float32) * scale
+        error = (w[:, j] - value) / inverse[0, 0]
+        w[:, rest] -= error[:, None] * inverse[0, 1:]
+        left = rest
+    return codes
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("act_order", [False, True])
+def test_the_textbook(seed: int, act_order: bool) -> None:
+    torch.manual_seed(seed)
+    weight, gram = torch.randn(9, 44), gram_of(44)
+    order = np.argsort(-np.diag(gram.numpy()), kind="stable") if act_order else np.arange(44)
+    algorithm = GPTQ("absmax", act_order=act_order, batch=13)
+    q, notes = algorithm.quantize(weight, bs.parse("int4:group8:fp32"), gram, "layer")
+    assert notes == []
+    assert np.array_equal(q.codes.numpy(), textbook(weight, gram, 8, order))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("act_order", [False, True])
+def test_uncorrelated_inputs_are_plain_rounding(fmt: str, act_order: bool) -> None:
+    """Under a diagonal H nothing makes up for anything."""
+    weight, plain = torch.randn(12, 36), torch.rand(36) + 0.1
+    q, notes = GPTQ("absmax", act_order=act_order).quantize(
+        weight, bs.parse(fmt), torch.diag(plain), "layer"
+    )
+    expected = bs.quantize(weight, fmt)
+    assert notes == []
+    assert torch.equal(q.packed, expected.packed)
+    for found, wanted in zip(q.qparams, expected.qparams, strict=True):
+        assert (found is None and wanted is None) or torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("fmt", ["nvfp4", "uint8:group8:e4m3:asym", "int4:group8:e8m0/floor"])
+def test_uncorrelated_inputs_and_weights_of_very_different_size(fmt: str) -> None:
+    """Inner scales at their smallest, and zero points at the end of their range."""
+    weight = -torch.rand(12, 36) * torch.logspace(-7, 2, 12)[:, None]
+    q, notes = GPTQ("absmax").quantize(weight, bs.parse(fmt), torch.eye(36), "layer")
+    expected = bs.quantize(weight, fmt)
+    assert notes == []  # else it is plain rounding anyway
+    assert torch.equal(q.packed, expected.packed)
+    for found, wanted in zip(q.qparams, expected.qparams, strict=True):
+        assert (found is None and wanted is None) or torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("scales", ["absmax", "mse"])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_every_format(fmt: str, scales: str) -> None:
+    """Codes are what bs.quantize gives for these values and scales, and the error is lower."""
+    weight, gram = torch.randn(12, 36), gram_of(36)
+    q, notes = GPTQ(scales).quantize(weight, bs.parse(fmt), gram, "layer")
+    plain = bs.quantize(weight, fmt)
+    assert notes == []
+    assert objective(q, weight, gram) < objective(plain, weight, gram)
+    again = bs.quantize(q.dequantize(), fmt, q.scale, q.zero_point)
+    if "toward_zero" not in fmt and "recip" not in fmt:  # these do not give their own values back
+        assert torch.equal(again.packed, q.packed)
+    for found, wanted in zip(q.qparams, plain.qparams, strict=True):
+        assert (found is None) == (wanted is None)
+        assert found is None or (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+
+
+@given(st.data())
+@settings(max_examples=15)
+def test_never_above_plain_rounding(data: st.DataObject) -> None:
+    fmt = bs.parse(data.draw(strategies.spellings(2)))
+    n, k = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 9))
+    rows = data.draw(st.integers(1, 12))  # the gram matrix is singular where rows < k
+    weight, gram = torch.randn(n, k), gram_of(k, rows)
+    algorithm = GPTQ(data.draw(st.sampled_from(["absmax", "mse"])), batch=3)
+    if fmt.rounding == "stochastic":
+        with pytest.raises(ValueError, match="rounds by chance"):
+            algorithm.quantize(weight, fmt, gram, "layer")
+        return
+    q, _ = algorithm.quantize(weight, fmt, gram, "layer")
+    plain = objective(bs.quantize(weight, fmt), weight, gram)
+    assert objective(q, weight, gram) <= plain * (1 + 1e-9) + 1e-30
+
+
+def test_plain_rounding_is_kept_where_it_is_better() -> None:
+    fmt = bs.parse("int2:tensor:fp32")
+    kept = "error feedback did not lower the error: rounded to nearest"
+    for seed in range(60):
+        torch.manual_seed(seed)
+        weight, gram = torch.randn(1, 6), gram_of(6)
+        q, notes = GPTQ("absmax").quantize(weight, fmt, gram, "layer")
+        if notes == [kept]:
+            assert torch.equal(q.packed, bs.quantize(weight, fmt).packed)
+            return
+    raise AssertionError("no example of it in 60")
+
+
+@pytest.mark.parametrize("fmt", ["int4:group8:fp32", "int4:tile4x8:fp32", "nvfp4"])
+@pytest.mark.parametrize("act_order", [False, True])
+def test_batches_change_nothing(fmt: str, act_order: bool) -> None:
+    """Groups may cross the ends of batches."""
+    weight, gram = torch.randn(10, 44), gram_of(44)
+    found = [
+        GPTQ(act_order=act_order, batch=batch).quantize(weight, bs.parse(fmt), gram, "layer")[0]
+        for batch in (1, 5, 20, 128)
+    ]
+    for other in found[1:]:
+        assert torch.equal(other.packed, found[0].packed)
+        assert torch.equal(other.qparams.scale, found[0].qparams.scale)
+
+
+def test_static_scales_are_those_of_the_weight() -> None:
+    weight, gram, fmt = torch.randn(10, 44), gram_of(44), bs.parse("uint4:group8:fp32:asym")
+    static, _ = GPTQ("absmax", static=True).quantize(weight, fmt, gram, "layer")
+    moving, _ = GPTQ("absmax").quantize(weight, fmt, gram, "layer")
+    plain = bs.quantize(weight, fmt)
+    assert torch.equal(static.qparams.scale, plain.qparams.scale)
+    assert torch.equal(static.qparams.zero_point, plain.qparams.zero_point)
+    assert not torch.equal(moving.qparams.scale, plain.qparams.scale)
+    assert objective(static, weight, gram) < objective(plain, weight, gram)
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+def test_scales_weigh_errors_by_what_they_cost(act_order: bool) -> None:
+    """1 / [H^-1]_jj of what is left of H when column j is reached (the paper's equation 2)."""
+    weight, gram, fmt = torch.randn(10, 44), gram_of(44), bs.parse("int4:group8:fp32")
+    h = gram.numpy() + 0.01 * gram.diagonal().mean().item() * np.eye(44)
+    left = list(np.argsort(-np.diag(h), kind="stable") if act_order else np.arange(44))
+    first, cost = left[0] // 8, np.empty(44)
+    while left:
+        cost[left[0]] = 1 / np.linalg.inv(h[np.ix_(left, left)])[0, 0]
+        left = left[1:]
+    expected = best_scales(weight, fmt, torch.from_numpy(cost)).scale
+    static, _ = GPTQ(act_order=act_order, static=True).quantize(weight, fmt, gram, "layer")
+    assert torch.equal(static.qparams.scale, expected)
+    moving, _ = GPTQ(act_order=act_order).quantize(weight, fmt, gram, "layer")
+    assert torch.equal(moving.qparams.scale[:, first], expected[:, first])
+
+
+def test_inputs_that_are_always_zero() -> None:
+    """Their columns are rounded as they are and disturb no other."""
+    weight, fmt = torch.randn(6, 32), bs.parse("int4:group4:fp32")
+    gram, dead = gram_of(32), [3, 16, 17, 18, 19]
+    alive = [i for i in range(32) if i not in dead]
+    gram[dead] = 0
+    gram[:, dead] = 0
+    for damping in (0.01, 0.0):
+        q, notes = GPTQ("absmax", damping=damping).quantize(weight, fmt, gram, "layer")
+        assert notes == ["5 of 32 inputs were always 0: their columns are rounded as they are"]
+        assert torch.equal(q.codes[:, 16:20], bs.quantize(weight, fmt).codes[:, 16:20])
+    q, notes = GPTQ("absmax").quantize(weight, fmt, torch.zeros(32, 32), "layer")
+    assert torch.equal(q.packed, bs.quantize(weight, fmt).packed)
+    assert "32 of 32 inputs were always 0" in notes[0] and len(alive) == 27
+
+
+def test_damping_is_raised_until_there_is_a_factor() -> None:
+    """Half of a matrix with a negative eigenvalue is no X^T X, but rounding may make one such."""
+    h = torch.tensor([[1.0, 1.5], [1.5, 1.0]], dtype=torch.float64)  # eigenvalues 2.5, -0.5
+    factor, damping = inverse_factor(h, 0.01, "layer")
+    assert damping == 1.0
+    inverse = np.linalg.inv((h + torch.eye(2)).numpy())
+    np.testing.assert_allclose((factor.T @ factor).numpy(), inverse, rtol=1e-12)
+    weight, fmt = torch.randn(3, 2), bs.parse("int4:tensor:fp32")
+    _, notes = GPTQ().quantize(weight, fmt, h, "layer")
+    assert notes[0] == "H has no Cholesky factor: damping raised to 1"
+    x = torch.randn(2, 6)  # two samples of six inputs: singular
+    _, damping = inverse_factor((x.T @ x).double(), 0.0, "layer")
+    assert 0 < damping <= 1e-3
+    with pytest.raises(ValueError, match="layer: the gram matrix of its inputs has no Cholesky"):
+        inverse_factor(torch.full((2, 2), torch.nan).double(), 0.01, "layer")
+
+
+def test_the_factor_is_that_of_the_inverse() -> None:
+    h = gram_of(20)
+    factor, damping = inverse_factor(h, 0.02, "layer")
+    assert damping == 0.02 and torch.equal(factor, factor.triu())
+    inverse = np.linalg.inv((h + 0.02 * h.diagonal().mean() * torch.eye(20, dtype=h.dtype)).numpy())
+    np.testing.assert_allclose(factor.numpy(), np.linalg.cholesky(inverse).T, rtol=1e-8, atol=1e-12)
+
+
+def test_nothing_known_of_the_inputs() -> None:
+    weight, fmt = torch.randn(6, 32), bs.parse("int4:group8:fp32")
+    q, notes = GPTQ("absmax").quantize(weight, fmt, None, "layer")
+    assert notes == ["nothing known of its inputs: every column is rounded by itself"]
+    assert torch.equal(q.packed, bs.quantize(weight, fmt).packed)
+    q, again = GPTQ("mse").quantize(weight, fmt, None, "layer")
+    clipped, _ = GPTQ("mse").quantize(weight, fmt, torch.eye(32), "layer")
+    assert again == notes and torch.equal(q.packed, clipped.packed)
+
+
+def test_empty() -> None:
+    fmt = bs.parse("int4:group8:fp32")
+    for shape in ((0, 8), (3, 0)):
+        weight = torch.empty(shape)
+        q, _ = GPTQ().quantize(weight, fmt, torch.eye(shape[1]), "layer")
+        assert q.shape == shape
+
+
+def test_what_it_refuses() -> None:
+    weight, fmt = torch.randn(2, 8), bs.parse("int4:group8:fp32")
+    bad = weight.clone()
+    bad[0, 0] = torch.inf
+    with pytest.raises(ValueError, match="head: 1 of 16 weights are NaN or infinite"):
+        GPTQ().quantize(bad, fmt, torch.eye(8), "head")
+    with pytest.raises(ValueError, match=r"head: expected the gram matrix \[8, 8\] .* \(4, 4\)"):
+        GPTQ().quantize(weight, fmt, torch.eye(4), "head")
+    with pytest.raises(ValueError, match="head: the gram matrix of its inputs has NaN or infinity"):
+        GPTQ().quantize(weight, fmt, torch.full((8, 8), torch.inf), "head")
+    with pytest.raises(ValueError, match="scales are chosen by 'absmax' or 'mse', not 'max'"):
+        GPTQ("max")
+    with pytest.raises(ValueError, match="damping is a part of H's diagonal, at least 0, not -1"):
+        GPTQ(damping=-1)
+    with pytest.raises(ValueError, match="a batch has at least one column, not 0"):
+        GPTQ(batch=0)

@@ -1,0 +1,104 @@
+"""Two processes: DistributedDataParallel and FSDP2 train what one process does on all the data."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+
+import blockscale as bs
+from tests.qat.models import train
+
+WORLD = 2
+RECIPE = bs.Recipe("int4:group16:fp32", "int8", "mxfp8")
+
+
+def model(seen: list[Tensor]) -> nn.Module:
+    """Prepared, with the scales of its inputs from `seen` fixed."""
+    torch.manual_seed(5)
+    layers = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+    bs.prepare_qat(layers, RECIPE, learn={"weight": "steps"}, observer="min_max")
+    with torch.no_grad():
+        for x in seen:
+            layers(x)
+    bs.qat.switch(layers, observe=False)
+    return layers
+
+
+def batches() -> list[Tensor]:
+    """Each process gets one half of the rows of every batch."""
+    generator = torch.Generator().manual_seed(6)
+    return [torch.randn(8, 16, generator=generator) for _ in range(3)]
+
+
+def work(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD
+    )
+    try:
+        mine = [x.chunk(WORLD)[rank] for x in batches()]
+        found = {"ddp": ddp(mine), "fsdp": fsdp(mine), "seen": observed(mine)}
+        torch.save(found, f"{folder}/{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def observed(mine: list[Tensor]) -> dict[str, Tensor]:
+    inner = model(mine)
+    bs.qat.synchronize(inner)
+    return dict(inner[0].input_quantizer.state_dict())
+
+
+def ddp(mine: list[Tensor]) -> dict[str, Tensor]:
+    inner = model(batches())
+    wrapped = nn.parallel.DistributedDataParallel(inner)
+    with pytest.raises(ValueError, match=r"ddp\.module"):
+        bs.convert(wrapped)
+    train(wrapped, mine)
+    return finished(inner, inner.state_dict())
+
+
+def fsdp(mine: list[Tensor]) -> dict[str, Tensor]:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    inner = model(batches())
+    for layer in (inner[0], inner[2], inner):
+        fully_shard(layer, mesh=dist.device_mesh.init_device_mesh("cpu", (WORLD,)))
+    train(inner, mine)
+    with pytest.raises(ValueError, match="is sharded: gather the state"):
+        bs.convert(inner)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=False)
+    return finished(model([]), get_model_state_dict(inner, options=options))
+
+
+def finished(whole: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The state, and what the converted model makes of a batch."""
+    state = copy.deepcopy(state)
+    whole.load_state_dict(state)
+    with torch.no_grad():
+        state["output"] = bs.convert(whole.eval())(batches()[0])
+    return state
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_does(tmp_path):
+    mp.spawn(work, (str(tmp_path),), nprocs=WORLD)
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(WORLD)]
+    alone = model(batches())
+    train(alone, batches())
+    wanted = alone.state_dict()
+    for kind in ("ddp", "fsdp"):
+        first, second = (each[kind] for each in found)
+        assert first.keys() == second.keys() == {*wanted, "output"}
+        for name, value in first.items():
+            assert torch.equal(value, second[name]), (kind, name)
+        for name in ("0.weight", "2.weight", "2.bias", "0.weight_quantizer.learned.step"):
+            torch.testing.assert_close(first[name], wanted[name], rtol=1e-4, atol=1e-6)
+    whole = model(batches())[0].input_quantizer.state_dict()
+    for name in ("observer.samples", "observer.high", "stored.scale"):  # merged exactly
+        assert torch.equal(found[0]["seen"][name], whole[name])
+        assert torch.equal(found[1]["seen"][name], whole[name])
