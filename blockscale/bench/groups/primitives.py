@@ -31,6 +31,13 @@ MORE = (
     "e4m3:group32:e8m0/floor:stochastic",
     "e2m1:group32:e8m0/floor:stochastic",
 )
+GPU = (  # each is compiled when it is first measured, which takes longer than measuring it
+    *("int8", "int8_channel", "int8_token", "int4", "uint8", "fp8", "mxfp8", "mxfp6", "mxfp4"),
+    *("mxint8", "nvfp4", "bfp8", "log4", "ternary", "binary"),
+    *("int8:group128:fp32", "int8:group32@0:fp32", "e2m1:group32@0:e8m0/floor"),
+    *("int8:tile32x32:fp32", "e4m3:tile128x128:fp32"),
+    *("int8:group32:e8m0/floor:stochastic", "e2m1:group32:e8m0/floor:stochastic"),
+)
 
 
 def cases(settings: Settings) -> Iterator[Case]:
@@ -53,10 +60,12 @@ def _inputs(settings: Settings) -> Iterator[tuple[str, torch.dtype]]:
         yield from ((name, torch.float32) for name in QUICK)
         yield from (("mxfp8", torch.bfloat16), ("e2m1:group32@0:e8m0/floor", torch.float32))
         return
+    if settings.kind != "cpu":
+        yield from ((name, dtype) for name in GPU for dtype in (torch.float32, torch.bfloat16))
+        return
     yield from ((name, torch.float32) for name in (*bs.formats(), *MORE))
     for dtype in (torch.bfloat16, torch.float16):
-        everything = settings.kind != "cpu" and dtype == torch.bfloat16  # what GPUs are fed with
-        yield from ((name, dtype) for name in ((*bs.formats(), *MORE) if everything else NARROW))
+        yield from ((name, dtype) for name in NARROW)
 
 
 def _case(wanted: Primitive, settings: Settings) -> Case:
