@@ -40,8 +40,10 @@ test: .venv/.test .venv/.native .venv/.triton ## the fast tests (minutes)
 slow: .venv/.test .venv/.native .venv/.triton ## the exhaustive tests
 	@$(BIN)/python -m pytest -m slow $(ARGS) || [ $$? -eq 5 ] # 5: there are none
 
-gpu: ## the tests that need CUDA, in the environment at hand (torch with CUDA, pytest)
+# Under 8 minutes on an H200 with ARGS="-n 12": kernels are compiled once each.
+gpu: ## tests and benchmark on CUDA, in the environment at hand (torch with CUDA, pytest)
 	@$(PYTHON) -m pytest -m gpu tests/gpu $(ARGS)
+	@$(PYTHON) -m benchmarks.run --device cuda --seconds 270
 
 check: .venv/.dev ## lint, format and types
 	@failed=0; \

@@ -131,18 +131,19 @@ def unfinished(settings: Settings) -> Path | None:
 def newest_full(
     paths: Sequence[Path] | None = None, kind: str = "cpu"
 ) -> tuple[Path, dict[str, Any]] | None:
-    """The newest complete run of everything on a kind of device, "cpu" or "cuda".
+    """The newest run of everything on a kind of device, "cpu" or "cuda".
 
-    It is looked for among `paths`, by default the files that git tracks.
+    It is looked for among `paths`, by default the files that git tracks. On a CPU it is complete; a
+    GPU may be lent for less time than that takes, so there one that stopped will do, if none is.
     """
     runs = _runs(committed() if paths is None else paths)
     found = [
-        (data["when"], path.name, path, data)
+        (data["complete"], data["when"], path.name, path, data)
         for path, data in runs
-        if data["complete"] and data["settings"]["full"]
+        if data["settings"]["full"] and (data["complete"] or kind != "cpu")
         if str(data["settings"]["device"]).partition(":")[0] == kind
     ]
-    return max(found)[2:] if found else None
+    return max(found, key=lambda run: run[:3])[3:] if found else None
 
 
 def committed() -> list[Path]:

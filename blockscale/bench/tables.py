@@ -188,12 +188,15 @@ def conditions(run: Run) -> list[tuple[str, str]]:
     processor = f"{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads"
     kernels = f"{instruction_set(machine)} (torch: {machine['vectors']})"
     gpus = "; ".join(device["name"] for device in machine["devices"])
+    when = f"{run['when']}, {run.get('seconds', 0):.0f} s"
+    if not run["complete"]:
+        when += f", stopped after {len(run['cases'])} cases"
     return [
         *([("device", gpus)] if kind(run) != "cpu" else [("processor", processor)]),
         ("last-level cache", f"{machine['cache_bytes'] / 2**20:.0f} MiB"),
         ("kernels", "Triton" if kind(run) != "cpu" else kernels),
         ("versions", ", ".join(f"{name} {versions[name]}" for name in names)),
         ("commit", run["commit"]),
-        ("when", f"{run['when']}, {run.get('seconds', 0):.0f} s"),
+        ("when", when),
         ("allocator", " ".join(f"{k}={v}" for k, v in run["environment"].items())),
     ]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from blockscale.core.layout import stored_shape
-from blockscale.ops.linear import float32_inside
+from blockscale.core.precision import float32_inside
 from blockscale.ops.plan import Plan
 
 SAMPLE = 256  # rows that InputStats.sample keeps

@@ -15,6 +15,7 @@ from blockscale.bench.case import Case
 from blockscale.bench.run import Watcher, run
 from blockscale.bench.settings import Settings, sizes
 from blockscale.bench.tables import LEGEND, Run, conditions, tables
+from blockscale.bench.tune import tune
 
 _SECONDS = {True: 60.0, False: 480.0}  # of a quick run, of a full one
 
@@ -36,6 +37,10 @@ def bench(  # noqa: PLR0913 - one argument an option
         bool, typer.Option("--compile", help="All peers under torch.compile too: minutes more.")
     ] = False,
     device: Annotated[str, typer.Option(help="Where to measure.")] = "cpu",
+    tuned: Annotated[
+        bool,
+        typer.Option("--tune", help="First measure this GPU's launch choices, and keep them."),
+    ] = False,
     seconds: Annotated[
         float, typer.Option(help="Begin no case after these: 0 means 60 if quick, else 480.")
     ] = 0.0,
@@ -57,6 +62,8 @@ def bench(  # noqa: PLR0913 - one argument an option
     wanted = tuple(each for each in formats.split(",") if each)
     limit, shapes = seconds or _SECONDS[quick], sizes(device, quick)
     settings = Settings(device, quick, peers, compiled, only, wanted, limit, shapes)
+    if tuned:
+        tune(settings, Console(stderr=True).print)
     path, goes_on = _place(settings, as_json, resume)
     _show(_watched(settings, path, goes_on), path, as_json == "-")
 

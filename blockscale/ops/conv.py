@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockscale.core.layout import from_stored
-from blockscale.ops.linear import float32_inside, quantized_input
+from blockscale.core.precision import float32_inside
+from blockscale.ops.linear import quantized_input
 from blockscale.ops.op import differentiable, op
 from blockscale.ops.primitives import dequantize, straight_through
 

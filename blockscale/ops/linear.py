@@ -1,6 +1,5 @@
 """x @ weight.T with a quantized weight and, if wanted, a quantized x."""
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from blockscale.core import reference
 from blockscale.core.parse import parse
+from blockscale.core.precision import float32_inside
 from blockscale.core.reference import QParams
 from blockscale.ops.op import differentiable, op
 from blockscale.ops.primitives import dequantize, straight_through
@@ -30,14 +30,6 @@ def quantized_input(
     qparams = chosen or reference.choose_qparams(x, form)
     codes = reference.quantize(x, qparams, form, seed)
     return reference.dequantize(codes, qparams, form, torch.float32)
-
-
-def float32_inside(x: Tensor) -> AbstractContextManager[object]:
-    """Keeps torch.autocast out of an op's arithmetic, which is float32 by contract."""
-    kind = x.device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind):  # asking is cheaper than entering
-        return nullcontext()
-    return torch.autocast(kind, enabled=False)
 
 
 def _shape(x: Tensor, weight: Tensor, *_: object) -> Tensor:

@@ -142,6 +142,14 @@ def test_the_newest_full_run(tmp_path):
     assert found is not None
     assert found[0].name == "b.json"
     assert results.newest_full([]) is None
+    assert results.newest_full(paths, "cuda") is None
+    gpu = results.about(Settings())["settings"] | {"device": "cuda"}
+    stopped = save(tmp_path / "f.json", when="2026-01-09", complete=False, settings=gpu)
+    found = results.newest_full([*paths, stopped], "cuda")
+    assert found is not None and found[0] == stopped
+    whole = save(tmp_path / "g.json", when="2026-01-08", settings=gpu)
+    found = results.newest_full([*paths, stopped, whole], "cuda")
+    assert found is not None and found[0] == whole
     assert all(path.suffix == ".json" for path in results.committed())
 
 
@@ -149,5 +157,5 @@ def test_committed_runs_are_whole():
     for path in results.committed():
         data = json.loads(Path(path).read_text())
         if results.is_run(data):
-            assert data["complete"], path
+            assert data["complete"] or data["settings"]["device"] == "cuda", path
             assert data["settings"]["full"], path

@@ -14,6 +14,7 @@ from blockscale.bench.groups import linear
 from blockscale.bench.peers import onnxruntime, torch_own, torchao
 from blockscale.bench.requests import Layer, Primitive
 from blockscale.bench.settings import FULL, GPU, QUICK, TINY, Settings, sizes
+from blockscale.bench.tune import tune
 from tests.bench.runs import FEW, SETTINGS, Heard, measured
 
 AHEAD = Settings()  # what a full run would be
@@ -151,6 +152,24 @@ def test_settings_of_a_gpu(monkeypatch):
     assert len(names) == len(set(names))
     assert "quantize/mxfp4/16384x16384/bfloat16" in names
     assert "linear/8192x28672/m=8192" in names
+
+
+def test_tuning_asks_for_every_shape_of_the_run():
+    asked, said = [], []
+    sizes = replace(GPU, linear={(64, 32): (1, 8)})
+
+    def tuner(weight, given, shape):
+        if weight.startswith("ternary"):
+            raise ValueError("there is nothing to tune")
+        asked.append((weight, given, shape))
+
+    tune(Settings("cuda", sizes=sizes), said.append, tuner)
+    assert ("int8:channel0:fp32", "int8:token:fp32", (8, 32, 64)) in asked
+    assert ("e2m1:group16:e4m3", "", (1, 32, 64)) in asked
+    assert len(asked) == 2 * (len(linear.GPU_RECIPES) - 1)
+    assert "not tuned: ternary weights: there is nothing to tune" in said
+    with pytest.raises(ValueError, match="only CUDA kernels have choices"):
+        tune(SETTINGS, said.append, tuner)
 
 
 def test_every_promise_of_a_linear_layer_is_measured():

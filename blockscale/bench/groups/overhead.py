@@ -85,7 +85,7 @@ _MAKERS: Mapping[str, Callable[[Tensor, str], Calls]] = {
     "dequantize": _dequantize,
     "fake_quantize": _fake_quantize,
 }
-_EVERYWHERE = ("quantize", "fake_quantize")  # torch has the others on the CPU alone
+_EVERYWHERE = ("fake_quantize",)  # torch has the others on the CPU alone
 
 
 def _figures(

@@ -32,8 +32,8 @@ def primitive(wanted: Primitive) -> Iterator[Peer]:
             yield Peer("torchao int8 compiled", lambda: _compiled(wanted.x), _COMPILES)
     if wanted.op != "fake_quantize" and (wanted.name in _MX or wanted.name == "nvfp4"):
         yield Peer(f"torchao {wanted.name} eager", lambda: _block(wanted))
-        if wanted.compiled and wanted.op == "quantize" and wanted.device != "cpu":
-            # torch.compile cannot build it on a CPU
+        compiles = wanted.device != "cpu" and wanted.dtype is torch.bfloat16  # what it is made for
+        if wanted.compiled and wanted.op == "quantize" and compiles:
             yield Peer(f"torchao {wanted.name} compiled", lambda: _fast_block(wanted), _COMPILES)
 
 

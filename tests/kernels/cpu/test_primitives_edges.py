@@ -9,6 +9,7 @@ from torch import Tensor
 
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
+from blockscale.ops import primitives as P
 from tests.kernels.cpu.equal import wrong
 from tests.kernels.cpu.test_primitives import ELEMENTS, ROUNDINGS, RULES
 
@@ -165,3 +166,20 @@ def test_one_number_that_is_not_finite(odd: float) -> None:
             assert wrong(x, under.format(block)) == [], (under, block)
         for under in ("int8:{}:e8m0/floor:asym", "ternary:{}:fp32", "binary:{}:e4m3"):
             assert wrong(x, under.format(block)) == [], (under, block)
+
+
+SHAPES = [(e, m) for e in range(1, 8) for m in range(7) if 2 <= e + m < 8]
+
+
+@pytest.mark.parametrize(("exponent", "mantissa"), SHAPES)
+def test_every_code_of_every_minifloat(isa: str, exponent: int, mantissa: int) -> None:
+    """A converter of float16 must not be asked for exponents that mean something else there."""
+    del isa
+    fmt = f"e{exponent}m{mantissa}:token:fp32"
+    codes = torch.arange(2 ** (1 + exponent + mantissa), dtype=torch.uint8).repeat(2, 3)
+    packed, scale = P.pack.reference(codes, fmt), torch.tensor([[1.0], [0.3]])
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        args = (packed, scale, None, None, fmt, codes.shape[1], dtype)
+        found, expected = P.dequantize(*args), P.dequantize.reference(*args)
+        assert torch.equal(found.isnan(), expected.isnan())
+        assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))

@@ -55,7 +55,9 @@ struct WideDecoder {
 
 inline bool wide_decodes(const Spec& spec, int64_t size) {
     const Element& e = spec.element;
-    bool half = e.family == Family::minifloat && e.mantissa_bits >= 1 && e.bias <= 15;
+    // In a float16 the largest exponent means infinity or NaN, in an element perhaps a number.
+    bool half = e.family == Family::minifloat && e.mantissa_bits >= 1 && e.bias <= 15 &&
+                e.max_code >> e.mantissa_bits < 31;
     bool whole = e.family == Family::integer && e.bits <= 8 && !spec.asym;
     return (half || whole) && (size == 1 || size >= 16);
 }

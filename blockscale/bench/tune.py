@@ -1,0 +1,32 @@
+"""Before a run: the launch choices of linear layers, measured on this GPU and kept."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import blockscale as bs
+from blockscale.bench.groups import linear
+from blockscale.bench.settings import Settings
+
+Tuner = Callable[[str, str, tuple[int, int, int]], Any]
+
+
+def tune(settings: Settings, say: Callable[[str], None], tuner: Tuner | None = None) -> None:
+    """Measure every recipe and shape of the run; whatever has one way to run is passed over.
+
+    Raises ValueError for a device that has no choices.
+    """
+    if settings.kind != "cuda":
+        raise ValueError(f"--tune: only CUDA kernels have choices, not those of {settings.device}")
+    tuner = tuner or importlib.import_module("blockscale.kernels.cuda.linear_tune").tune_linear
+    recipes = [recipe for recipe in linear.recipes(settings) if settings.picks(recipe[0])]
+    for (k, n), rows in settings.sizes.linear.items():
+        for weight, given in recipes:
+            spelled = str(bs.parse(given)) if given else ""
+            try:
+                for m in rows:
+                    tuner(str(bs.parse(weight)), spelled, (m, n, k))
+            except ValueError as error:
+                say(f"not tuned: {linear.label(weight, given)}: {error}")
+            else:
+                say(f"tuned: {linear.label(weight, given)}, k={k}, n={n}")

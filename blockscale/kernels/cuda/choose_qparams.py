@@ -1,0 +1,30 @@
+"""The scale of each block."""
+
+from torch import Tensor
+
+from blockscale.core import reference
+from blockscale.core.format import Format
+from blockscale.core.reference import QParams
+from blockscale.kernels.cuda.launch import choose, floats, form
+from blockscale.kernels.registry import kernel
+
+
+def every(fmt: Format, arguments: object) -> bool:
+    """These kernels take every format, dtype, shape and layout."""
+    del fmt, arguments
+    return True
+
+
+def listed(parts: QParams) -> list[Tensor]:
+    """The parts that there are, in the order scale, outer, zero point."""
+    return [part for part in parts if part is not None]
+
+
+@kernel("choose_qparams", backend="cuda", supports=every)
+def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
+    """As ops.primitives.choose_qparams."""
+    f = form(fmt)
+    x = floats(x)
+    if x.numel() == 0:
+        return listed(reference.choose_qparams(x, f.format))
+    return listed(choose(f, x))

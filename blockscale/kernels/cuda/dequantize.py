@@ -1,0 +1,39 @@
+"""Values from packed codes."""
+
+import torch
+from torch import Tensor
+
+from blockscale.core.reference import FLOATS
+from blockscale.kernels.cuda import launch, programs
+from blockscale.kernels.cuda.choose_qparams import every
+from blockscale.kernels.cuda.launch import form
+from blockscale.kernels.cuda.pack import checked_codes
+from blockscale.kernels.registry import kernel
+
+
+@kernel("dequantize", backend="cuda", supports=every)
+def dequantize(
+    packed: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    outer: Tensor | None,
+    fmt: str,
+    size: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """As ops.primitives.dequantize; other dtypes than the three are cast from float32."""
+    f = form(fmt)
+    shape = (*packed.shape[:-1], size) if scale.ndim else ()
+    packed = checked_codes(f, packed, shape)
+    parts = f.given_parts(packed, shape, scale, zero_point, outer)
+    kind = dtype if dtype in FLOATS else torch.float32
+    values = torch.empty(shape, dtype=kind, device=packed.device)
+    if values.numel():
+        found = launch.plan(f.format.spelling, tuple(shape), "decode", True, 0)
+        assert found is not None
+        count = 1 if parts.outer is None else parts.outer.numel()
+        launch.launch(
+            programs.decode_tile, found, packed, packed, values, parts.scale, parts.outer,
+            parts.zero_point, count, size if shape else 1,
+        )  # fmt: skip
+    return values if kind == dtype else values.to(dtype)

@@ -1,0 +1,217 @@
+"""Numbers counted in steps <-> codes, on the device (docs/numerics.md, sections 4 and 5).
+
+A code is its bit pattern in the low bits of an int32; what is above them is not defined.
+`element` is a spec.ElementNumbers.
+"""
+
+import triton
+import triton.language as tl
+
+from blockscale.kernels.cuda.numerics import (
+    EXPONENT,
+    INTERPRETED,
+    MAGIC,
+    MAGNITUDE,
+    NAN_BITS,
+    bits_of,
+    constant,
+    float_of,
+    whole_magnitude,
+)
+
+SIGN: tl.constexpr = tl.constexpr(-0x80000000)
+
+
+@triton.jit
+def round_integer(y, low, high, u, rounding: tl.constexpr, bounded: tl.constexpr = False):
+    """R(y), no NaN, kept within low and high: (float32, int32 with the code in its low 22 bits).
+
+    bounded: R(y) is within them
+    """
+    if not bounded:  # first: whole numbers bound alike what is rounded
+        y = tl.minimum(tl.maximum(y, low), high)
+    if rounding == "nearest_even":
+        shifted = y + MAGIC
+        steps = shifted - MAGIC
+        whole = bits_of(shifted)
+    else:
+        size = whole_magnitude(tl.abs(y), y < 0.0, u, rounding)
+        steps = tl.where(y < 0.0, 0.0 - size, size)
+        whole = bits_of(steps + MAGIC)
+    return steps, whole
+
+
+@triton.jit
+def round_minifloat(a, negative, u, element: tl.constexpr, rounding: tl.constexpr):
+    """Magnitudes below infinity -> (rounded to the element's steps, float32; magnitude code).
+
+    With M = 1.5 * 2^23 steps of a's binade, a + M is a rounded to steps, in the low bits of a sum.
+    """
+    shift: tl.constexpr = 23 - element.mbits
+    smallest: tl.constexpr = (128 - element.bias) << 23  # the exponent field of the smallest normal
+    power = tl.maximum(bits_of(a), smallest) & EXPONENT
+    if rounding == "nearest_even":
+        far = power + ((shift << 23) | 0x400000)
+        shifted = a + float_of(far)
+        value = shifted - float_of(far)
+        steps = bits_of(shifted) - far
+    else:
+        per_step = float_of(((254 << 23) - power) + (element.mbits << 23))
+        whole = whole_magnitude(a * per_step, negative, u, rounding)
+        value = whole * float_of(power - (element.mbits << 23))
+        steps = bits_of(whole + MAGIC) - 0x4B400000
+    return value, steps + ((power - smallest) >> shift)
+
+
+@triton.constexpr_function
+def hardware(element, rounding):
+    """The type that the GPU itself converts to with the same bits, or None.
+
+    PTX ISA 8.1, cvt.rn.satfinite.e4m3x2.f32 and e5m2x2: nearest even, saturating, NaN is 0x7F.
+    """
+    if (
+        INTERPRETED.value
+        or rounding != "nearest_even"
+        or element.family != "minifloat"
+        or element.bits != 8
+    ):
+        return None
+    known = {(3, 7, 126): tl.float8e4nv, (2, 15, 123): tl.float8e5}
+    return known.get((element.mbits, element.bias, element.max_code))
+
+
+@triton.constexpr_function
+def three_binades(element, rounding):
+    """Whether all values lie on three lines of steps: one, two and four smallest ones apart."""
+    fits = (
+        element.family == "minifloat"
+        and element.bias == 1
+        and element.mbits > 0
+        and element.nan < 0
+    )
+    return fits and rounding == "nearest_even"
+
+
+@triton.jit
+def three_lines(a, element: tl.constexpr):
+    """Magnitudes below infinity of an e2mY -> magnitude codes in the low bits.
+
+    The code is a concave function of the value in three pieces: the least of three lines. Each sum
+    is one correctly rounded addition whose result counts steps of its line.
+    """
+    one: tl.constexpr = 1 << element.mbits
+    first = bits_of(tl.fma(a, tl.zeros_like(a) + one, tl.zeros_like(a) + MAGIC))
+    second = bits_of(tl.fma(a, tl.zeros_like(a) + 0.5 * one, tl.zeros_like(a) + (MAGIC + one)))
+    third = bits_of(tl.fma(a, tl.zeros_like(a) + 0.25 * one, tl.zeros_like(a) + (MAGIC + 2 * one)))
+    top: tl.constexpr = 0x4B400000 + element.max_code
+    return tl.minimum(tl.minimum(tl.minimum(first, second), third), top)
+
+
+@triton.jit
+def encode(
+    y, source, low, high, zero, keep, u, element: tl.constexpr, rounding: tl.constexpr,
+    asym: tl.constexpr, clean: tl.constexpr, bounded: tl.constexpr = False,
+):  # fmt: skip
+    """Steps [...] float32, for integers no NaN -> codes [...] int32.
+
+    source: bits whose sign is y's
+    low, high: of an integer, without the zero point
+    keep: int32 0 where a block is poisoned, else -1; clean: nothing else holds what is not finite
+    bounded: of integers, as `round_integer` takes it
+    """
+    kind: tl.constexpr = hardware(element, rounding)
+    if element.family == "integer":
+        code = round_integer(y, low, high, u, rounding, bounded)[1]
+        if clean:
+            code = code & keep
+        if asym:
+            code = code + zero
+    elif kind is not None:
+        code = y.to(kind).to(tl.uint8, bitcast=True).to(tl.int32)
+    elif element.family == "minifloat":
+        a = tl.abs(y)
+        if three_binades(element, rounding):
+            code = three_lines(a, element)
+        else:
+            code = round_minifloat(tl.minimum(a, element.high), source < 0, u, element, rounding)[1]
+        sign: tl.constexpr = 1 << (element.bits - 1)
+        nan: tl.constexpr = element.nan if element.nan >= 0 else 0
+        # magnitude codes have nothing above them in the low 22 bits
+        code = code | ((source >> (32 - element.bits)) & sign)
+        if clean:
+            code = code & keep
+            if nan > 0:
+                code = code | ((keep ^ -1) & nan)
+        else:
+            code = tl.where(y == y, code, nan)
+    else:
+        code = tl.where(y < 0.0, 0, 1)
+    return code
+
+
+@triton.jit
+def round_trip(
+    y, source, low, high, u, element: tl.constexpr, rounding: tl.constexpr, clean: tl.constexpr,
+    bounded: tl.constexpr,
+):  # fmt: skip
+    """Steps [...] float32 -> what their codes mean, still in steps; anything in poisoned blocks."""
+    kind: tl.constexpr = hardware(element, rounding)
+    if element.family == "integer":
+        value = round_integer(y, low, high, u, rounding, bounded)[0]
+    elif kind is not None:
+        value = y.to(kind).to(tl.float32)
+    elif element.family == "minifloat":
+        a = tl.minimum(tl.abs(y), element.high)
+        value = round_minifloat(a, source < 0, u, element, rounding)[0]
+        value = float_of(bits_of(value) | (source & SIGN))
+        if not clean:
+            value = tl.where(y == y, value, constant(y, NAN_BITS if element.nan >= 0 else 0))
+    else:
+        value = tl.where(y < 0.0, -1.0, 1.0)
+    return value
+
+
+@triton.jit
+def inside(y, low, high, element: tl.constexpr, rounding: tl.constexpr):
+    """Steps [...] float32 -> bool: encoding does not saturate."""
+    if element.family == "integer":
+        steps = round_integer(y, low - 1.0, high + 1.0, y, rounding)[0]
+        fits = (steps >= low) & (steps <= high)
+    elif element.family == "minifloat":
+        a = tl.minimum(tl.abs(y), 4.0 * element.high)
+        fits = round_minifloat(a, y < 0.0, y, element, rounding)[0] <= element.high
+    else:
+        fits = tl.abs(y) <= 1.0
+    return fits & (y == y)
+
+
+@triton.jit
+def decode(code, element: tl.constexpr):
+    """Bit patterns [...] int32 -> their values [...] float32; higher bits do not matter."""
+    if element.family == "integer":
+        if element.signed:
+            whole = (code << (32 - element.bits)) >> (32 - element.bits)
+        else:
+            whole = code & ((1 << element.bits) - 1)
+        value = whole.to(tl.float32)
+    elif element.family == "minifloat":
+        size = code & ((1 << (element.bits - 1)) - 1)
+        sign = (code << (32 - element.bits)) & SIGN
+        # its fields in a float32's places, subnormals too; the exponent is then off by the biases
+        bits = bits_of(
+            float_of(size << (23 - element.mbits)) * constant(size, (254 - element.bias) << 23)
+        )
+        if element.nan >= 0:
+            bits = tl.where(size > element.max_code, NAN_BITS, bits)
+        if element.infinity >= 0:
+            bits = tl.where(size == element.infinity, EXPONENT, bits)
+        value = float_of(bits | sign)
+    else:
+        value = (2 * (code & 1) - 1).to(tl.float32)
+    return value
+
+
+@triton.jit
+def magnitude(bits):
+    """The bits of a float32 -> those of its magnitude."""
+    return bits & MAGNITUDE

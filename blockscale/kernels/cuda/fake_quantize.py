@@ -1,0 +1,109 @@
+"""Values after a round trip, in one pass, and the gradient that passes it."""
+
+import torch
+from torch import Tensor
+
+from blockscale.core.reference import FLOATS, QParams
+from blockscale.kernels.cuda import launch
+from blockscale.kernels.cuda.choose_qparams import every
+from blockscale.kernels.cuda.launch import Form, form
+from blockscale.kernels.registry import kernel
+
+
+@kernel("fake_quantize", backend="cuda", supports=every)
+def fake_quantize(
+    x: Tensor,
+    scale: Tensor | None,
+    zero_point: Tensor | None,
+    outer: Tensor | None,
+    fmt: str,
+    seed: Tensor | None,
+) -> Tensor:
+    """As ops.primitives.fake_quantize."""
+    f, like = form(fmt), x
+    x = launch.floats(x)
+    values = torch.empty_like(x)
+    parts = _given(f, x, scale, zero_point, outer)
+    if x.numel():
+        _run(f, x, parts, None, values, seed)
+    return _strided_like(like, values)
+
+
+@kernel("straight_through", backend="cuda", supports=every)
+def straight_through(
+    gradient: Tensor,
+    x: Tensor,
+    scale: Tensor | None,
+    zero_point: Tensor | None,
+    outer: Tensor | None,
+    fmt: str,
+) -> Tensor:
+    """As ops.primitives.straight_through."""
+    f, like = form(fmt), gradient
+    if gradient.shape != x.shape:
+        raise ValueError(
+            f"expected a gradient of shape {tuple(x.shape)}, found {tuple(gradient.shape)}"
+        )
+    if gradient.dtype not in FLOATS:
+        ones = torch.ones(x.shape, dtype=torch.float32, device=x.device)
+        passes = straight_through(ones, x, scale, zero_point, outer, fmt)
+        return torch.where(passes != 0, gradient, 0.0)
+    x, gradient = launch.floats(x), launch.floats(gradient)
+    kept = torch.empty_like(gradient)
+    parts = _given(f, x, scale, zero_point, outer)
+    if x.numel():
+        _run(f, x, parts, gradient, kept, None)
+    return _strided_like(like, kept)
+
+
+def _given(
+    f: Form, x: Tensor, scale: Tensor | None, zero: Tensor | None, outer: Tensor | None
+) -> QParams | None:
+    if scale is None:
+        f.scale_shape(x.shape)  # raises if the block does not fit
+        return None
+    return f.given_parts(x, x.shape, scale, zero, outer)
+
+
+def _run(
+    f: Form,
+    x: Tensor,
+    parts: QParams | None,
+    gradient: Tensor | None,
+    out: Tensor,
+    seed: Tensor | None,
+) -> None:
+    """With the given scale or one that is chosen, in one pass where a block fits a program."""
+    words, seeds = (None, 0) if gradient is not None else launch.seed_numbers(f, seed, x)
+    result = "values" if gradient is None else "gradient"
+    if parts is None and not (f.one_outer and gradient is not None):
+        found = launch.one_pass(f, x, result, seeds)
+        if found is not None:
+            return _chosen(f, found, x, gradient, out, words)
+    parts = parts or f.per_block(launch.choose(f, x))
+    launch.encode(launch.with_scale(f, x, result, seeds), x, out, gradient, parts, words)
+    return None
+
+
+def _chosen(
+    f: Form,
+    found: launch.Plan,
+    x: Tensor,
+    gradient: Tensor | None,
+    out: Tensor,
+    words: Tensor | None,
+) -> None:
+    parts = None
+    if f.one_outer:
+        outer = torch.empty(1, dtype=torch.float32, device=x.device)
+        parts = QParams(outer, outer)  # the first is not written
+        gradient = launch.largest_numerator(f, x)
+    launch.encode(found, x, out, gradient, parts, words)
+
+
+def _strided_like(x: Tensor, values: Tensor) -> Tensor:
+    """`values`, which are contiguous, with the strides that torch.empty_like(x) has."""
+    if x.is_contiguous():
+        return values
+    expected = torch.empty_like(x)
+    return values if values.stride() == expected.stride() else expected.copy_(values)

@@ -1,0 +1,143 @@
+"""x @ weight.T: codes times codes where tensor cores take them, else weights decoded on the way."""
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockscale.core.parse import parse
+from blockscale.core.precision import float32_inside
+from blockscale.core.scale import TwoLevel
+from blockscale.kernels.cuda import interpreting, launch, linear_choice
+from blockscale.kernels.cuda.dequantize import dequantize
+from blockscale.kernels.cuda.linear_choice import Call, Choice
+from blockscale.kernels.cuda.linear_coded import blocks, coded, pair
+from blockscale.kernels.cuda.linear_dense import dense
+from blockscale.kernels.cuda.linear_input import Codes, Values, read
+from blockscale.kernels.cuda.linear_launch import PARTS, Ends, Weight, as_words, tiled
+from blockscale.kernels.cuda.linear_reading import reading
+from blockscale.kernels.cuda.pack import checked_codes
+from blockscale.kernels.registry import kernel
+
+
+def every(fmt: object, arguments: object) -> bool:
+    """What nothing here is made for is dequantized and left to the library."""
+    del fmt, arguments
+    return True
+
+
+@kernel("linear", backend="cuda", supports=every)
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    outer: Tensor | None,
+    bias: Tensor | None,
+    fmt: str,
+    input_scale: Tensor | None,
+    input_zero_point: Tensor | None,
+    input_outer: Tensor | None,
+    input_fmt: str,
+    input_seed: Tensor | None = None,
+) -> Tensor:
+    """As ops.linear.linear."""
+    x = launch.floats(x)
+    n, k = weight.shape[0], x.shape[-1]
+    w = _checked(Weight(weight, scale, zero_point, outer), fmt, k)
+    bias = None if bias is None else bias.expand(n).contiguous()
+    shape = (*x.shape[:-1], n)
+    if not x.numel() or not n:
+        y = x.new_zeros(shape)
+        return y if bias is None else y.copy_(bias)
+    with launch.guard(x):
+        found = read(x, (input_scale, input_zero_point, input_outer), input_fmt, input_seed)
+        return multiplied(found, w, fmt, bias, x.dtype).reshape(shape)
+
+
+def _checked(weight: Weight, fmt: str, k: int) -> Weight:
+    """The weight in order. Raises ValueError if its parts do not fit the format."""
+    if weight.codes.ndim != 2:
+        raise ValueError(
+            f"{fmt}: a linear weight's codes are [n, k], not {tuple(weight.codes.shape)}"
+        )
+    form = launch.form(fmt)
+    shape = (weight.codes.shape[0], k)
+    codes = checked_codes(form, weight.codes, shape)
+    parts = weight[1:]
+    form.given_parts(codes, shape, *parts)
+    return Weight(codes, *(None if part is None else part.contiguous() for part in parts))  # type: ignore[arg-type]
+
+
+def multiplied(
+    found: Values | Codes,
+    w: Weight,
+    fmt: str,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    choice: Choice | None = None,
+) -> Tensor:
+    """What was read of x with the weight, as `choice` says, else as is best."""
+    if isinstance(found, Codes):
+        what = pair(fmt, found.element, found.size, dtype)
+        if what and (choice is None or choice.path in ("codes", "library")):
+            if choice is None:
+                call = Call(what, fmt, found.row.numel(), w.codes.shape[0], found.size)
+                choice = linear_choice.choose(call, None, device_name(w.codes))
+            return coded(found, w, fmt, Ends(found.row, bias), choice, dtype)
+        found = found.values()
+    return weighted(found, w, fmt, bias, dtype, choice)
+
+
+def weighted(
+    found: Values,
+    w: Weight,
+    fmt: str,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    choice: Choice | None = None,
+) -> Tensor:
+    """Values of x with a weight that is decoded, as `choice` says, else as is best."""
+    (rows, k), n = found.x.shape, w.codes.shape[0]
+    r = reading(fmt, k)
+    if (
+        r is None
+        or as_words(w.codes) is None
+        or (not r.words and isinstance(parse(fmt).scale, TwoLevel))
+    ):
+        return _in_float32(found, w, fmt, bias, dtype)
+    if choice is None:
+        call = Call("weight", fmt, rows * PARTS[found.x.dtype], n, k)
+        choice = linear_choice.choose(call, r, device_name(w.codes))
+    ends = Ends(found.row, bias)
+    if choice.path == "dense":
+        outputs = choice.tile.outputs if choice.tile is not None else 0
+        return dense(found.x, w, fmt, r, ends, dtype, outputs)
+    assert choice.tile is not None
+    if choice.path == "blocks":
+        return blocks(found.x, w, fmt, r, ends, choice.tile, dtype)
+    return tiled(found.x, w, fmt, r, ends, choice.tile, dtype)
+
+
+def _in_float32(
+    found: Values, w: Weight, fmt: str, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """Elements of more than 8 bits, blocks that do not fill words: everything in float32."""
+    values = dequantize(*w, fmt, found.x.shape[-1], torch.float32)
+    x = found.x.to(torch.float32)
+    if found.row is not None:
+        x = x * found.row[:, None]
+    with float32_inside(x):
+        y = F.linear(x, values, None if bias is None else bias.to(torch.float32))
+    return y.to(dtype)
+
+
+def device_name(x: Tensor) -> str:
+    """The GPU's name, which tables of choices have."""
+    return "interpreter" if interpreting() else _name(x.device.index or 0)
+
+
+@cache
+def _name(index: int) -> str:
+    return torch.cuda.get_device_name(index)

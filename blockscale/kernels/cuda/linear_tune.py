@@ -1,0 +1,63 @@
+"""Measuring the ways to run a linear layer here, and keeping the fastest (`tune`)."""
+
+from pathlib import Path
+
+import torch
+import triton
+
+from blockscale.core.parse import parse
+from blockscale.kernels.cuda import tune
+from blockscale.kernels.cuda.linear import device_name, multiplied
+from blockscale.kernels.cuda.linear_choice import Call, Choice, candidates
+from blockscale.kernels.cuda.linear_coded import pair
+from blockscale.kernels.cuda.linear_input import Codes, read
+from blockscale.kernels.cuda.linear_launch import PARTS, Weight
+from blockscale.kernels.cuda.linear_reading import reading
+from blockscale.kernels.cuda.quantize import choose_quantize
+
+
+def tune_linear(
+    fmt: str, input_fmt: str, shape: tuple[int, int, int], path: Path | None = None
+) -> Choice:
+    """Measure every candidate for x [m, k] bfloat16 and a weight [n, k], and record the fastest.
+
+    fmt, input_fmt: spellings; an empty `input_fmt` leaves x as it is
+    shape: m, n, k
+    path: the table to add to, by default this machine's (tune.cache_file)
+
+    Raises ValueError if no candidate can run the format at this shape.
+    """
+    m, n, k = shape
+    fmt, input_fmt = str(parse(fmt)), str(parse(input_fmt)) if input_fmt else ""
+    weight = _weight(fmt, n, k)
+    x = torch.randn(m, k, device="cuda").to(torch.bfloat16)
+    found = read(x, (None, None, None), input_fmt, None)
+    what = pair(fmt, found.element, k, x.dtype) if isinstance(found, Codes) else ""
+    r = None if what else reading(fmt, k)
+    if not what and r is None:
+        raise ValueError(f"{fmt} at k = {k} has one way to run: there is nothing to tune")
+    parts = 1 if isinstance(found, Codes) else PARTS[found.x.dtype]
+    call = Call(what or "weight", fmt, m * parts, n, k)
+
+    def run(choice: Choice) -> torch.Tensor:
+        values = read(x, (None, None, None), input_fmt, None)
+        return multiplied(values, weight, fmt, None, x.dtype, choice)
+
+    best, _ = tune.fastest(candidates(call, r), run, _milliseconds)
+    entry = [best.path, *(best.tile or ())]
+    at = tune.key(call.what, fmt, device_name(x))
+    tune.record({at: {f"{call.rows},{n},{k}": entry}}, path)
+    return best
+
+
+def _weight(fmt: str, n: int, k: int) -> Weight:
+    """A quantized weight of normal numbers."""
+    form = parse(fmt)
+    codes, scale, *rest = choose_quantize(torch.randn(n, k, device="cuda"), fmt, None)
+    zero = rest.pop() if form.asym else None
+    return Weight(codes, scale, zero, rest[0] if rest else None)
+
+
+def _milliseconds(call: object) -> float:
+    """The median time of a call, with the L2 cache flushed before each."""
+    return float(triton.testing.do_bench(call, warmup=10, rep=50, return_mode="median"))

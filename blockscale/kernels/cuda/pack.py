@@ -1,0 +1,69 @@
+"""Codes of any width <-> bytes."""
+
+import torch
+from torch import Tensor
+
+from blockscale.core import pack as packing
+from blockscale.kernels.cuda import programs
+from blockscale.kernels.cuda.choose_qparams import every
+from blockscale.kernels.cuda.launch import Form, form, guard, on_device
+from blockscale.kernels.registry import kernel
+
+_COLUMNS = 1024
+
+
+@kernel("pack", backend="cuda", supports=every)
+def pack(codes: Tensor, fmt: str) -> Tensor:
+    """As ops.primitives.pack."""
+    f = form(fmt)
+    on_device(codes)
+    if f.bits in (8, 16) or codes.ndim == 0 or codes.numel() == 0:
+        return packing.pack(codes, f.format.element).clone()
+    patterns = f.format.element.to_bits(codes) if f.bits == 1 else codes
+    return pack_patterns(f, patterns.contiguous())
+
+
+def pack_patterns(f: Form, patterns: Tensor) -> Tensor:
+    """Codes, one an entry and with anything above their bits -> packed."""
+    shape = f.packed_shape(patterns.shape)
+    packed = torch.empty(shape, dtype=torch.uint8, device=patterns.device)
+    count = packed.numel()
+    with guard(patterns):
+        programs.pack_row[(-(-count // _COLUMNS),)](
+            patterns, packed, count, patterns.shape[-1] if patterns.ndim else 1,
+            bits=f.bits, columns=_COLUMNS,
+        )  # fmt: skip
+    return packed
+
+
+@kernel("unpack", backend="cuda", supports=every)
+def unpack(packed: Tensor, fmt: str, size: int) -> Tensor:
+    """As ops.primitives.unpack."""
+    f = form(fmt)
+    shape = (*packed.shape[:-1], size)
+    packed = checked_codes(f, packed, shape)
+    element = f.format.element
+    if f.bits in (8, 16) or size == 0 or packed.numel() == 0:
+        return packing.unpack(packed, element, shape).clone()
+    codes = torch.empty(shape, dtype=element.code_dtype, device=packed.device)
+    family = f.spec.element.family
+    signed = family == "integer" and f.spec.element.signed
+    kind = "signed" if signed else "binary" if family == "binary" else "plain"
+    count = codes.numel()
+    with guard(packed):
+        programs.unpack_row[(-(-count // _COLUMNS),)](
+            packed, codes, count, size, bits=f.bits, kind=kind, columns=_COLUMNS
+        )
+    return codes
+
+
+def checked_codes(f: Form, packed: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Packed codes of a tensor of `shape`, in order. Raises ValueError if they are not that."""
+    on_device(packed)
+    expected = f.packed_shape(shape)
+    if packed.dtype != f.packed_dtype or packed.shape != expected:
+        raise ValueError(
+            f"{f.format}: codes of shape {shape} are packed as {f.packed_dtype} of shape "
+            f"{expected}, found {packed.dtype} of shape {tuple(packed.shape)}"
+        )
+    return packed.contiguous()

@@ -1,0 +1,68 @@
+"""Codes, with a given scale or one that is chosen in the same pass over memory."""
+
+import torch
+from torch import Tensor
+
+from blockscale.core import pack as packing
+from blockscale.core import reference
+from blockscale.core.reference import QParams
+from blockscale.kernels.cuda import launch
+from blockscale.kernels.cuda.choose_qparams import every, listed
+from blockscale.kernels.cuda.launch import Form, Plan, form
+from blockscale.kernels.cuda.pack import pack_patterns
+from blockscale.kernels.registry import kernel
+
+
+@kernel("quantize", backend="cuda", supports=every)
+def quantize(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    outer: Tensor | None,
+    fmt: str,
+    seed: Tensor | None,
+) -> Tensor:
+    """As ops.primitives.quantize."""
+    f = form(fmt)
+    x = launch.floats(x)
+    parts = f.given_parts(x, x.shape, scale, zero_point, outer)
+    return _given(f, x, parts, seed)
+
+
+@kernel("choose_quantize", backend="cuda", supports=every)
+def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
+    """As ops.primitives.choose_quantize."""
+    f = form(fmt)
+    x = launch.floats(x)
+    if x.numel() == 0:
+        parts = reference.choose_qparams(x, f.format)
+        codes = reference.quantize(x, parts, f.format, seed)
+        return [packing.pack(codes, f.format.element), *listed(parts)]
+    words, seeds = launch.seed_numbers(f, seed, x)
+    found = launch.one_pass(f, x, "codes", seeds)
+    if found is None:
+        parts = launch.choose(f, x)
+        return [_given(f, x, f.per_block(parts), seed), *listed(parts)]
+    parts = f.new_parts(x)
+    work = launch.largest_numerator(f, x) if f.one_outer else None
+    return [_codes(f, found, x, work, parts, words), *listed(parts)]
+
+
+def _given(f: Form, x: Tensor, parts: QParams, seed: Tensor | None) -> Tensor:
+    words, seeds = launch.seed_numbers(f, seed, x)
+    if x.numel() == 0:
+        return torch.empty(f.packed_shape(x.shape), dtype=f.packed_dtype, device=x.device)
+    return _codes(f, launch.with_scale(f, x, "codes", seeds), x, None, parts, words)
+
+
+def _codes(
+    f: Form, found: Plan, x: Tensor, work: Tensor | None, parts: QParams, seed: Tensor | None
+) -> Tensor:
+    direct = f.bits in (8, 16) or found.view.tile.packs
+    if direct:
+        out = torch.empty(f.packed_shape(x.shape), dtype=f.packed_dtype, device=x.device)
+    else:  # rows or units end within a byte
+        kind = torch.uint8 if f.bits < 8 else torch.int16
+        out = torch.empty(x.shape, dtype=kind, device=x.device)
+    launch.encode(found, x, out, work, parts, seed)
+    return out if direct else pack_patterns(f, out)

@@ -1,0 +1,268 @@
+"""What blocks' scales are chosen from, chosen as, and read as (docs/numerics.md, section 3).
+
+`spec` is a spec.Spec. One number a block: float32, or bits of one as int32, which order alike where
+there is no sign.
+"""
+
+import triton
+import triton.language as tl
+
+from blockscale.kernels.cuda.element import decode, encode
+from blockscale.kernels.cuda.numerics import (
+    EXPONENT,
+    FLT_MAX_BITS,
+    FLT_MIN_BITS,
+    INTERPRETED,
+    MAGIC,
+    MAGNITUDE,
+    NAN_BITS,
+    bits_of,
+    clamp,
+    constant,
+    divide,
+    float_of,
+    narrow,
+    normalized,
+    pow2,
+)
+
+
+@triton.jit
+def choose_step(low, high, poisoned, outer, spec: tl.constexpr):
+    """Ranges of blocks -> (what is stored: float32, or int32 for bytes; zero point int32).
+
+    low <= 0 <= high: float32; poisoned: bool; outer: the outer scale, for two levels.
+    """
+    a = numerator(low, high, spec)
+    if spec.scale == "e8m0":
+        stored = tl.where(poisoned, 255, power_of_two(a, spec))
+    elif spec.scale == "pow2":
+        stored = pow2(power_of_two(a, spec))
+    elif spec.scale == "two_level":
+        ratio = divide(divide(a, spec.levels), outer)
+        ratio = tl.minimum(tl.maximum(ratio, spec.inner_smallest), spec.inner.high)
+        inner: tl.constexpr = spec.inner
+        stored = encode(
+            ratio, bits_of(ratio), 0.0, inner.high, 0, 0, 0.0, inner, "nearest_even",
+            False, False,
+        )  # fmt: skip
+        stored = stored & 0xFF
+        if spec.poisons:
+            stored = tl.where(poisoned, spec.inner.nan, stored)
+    else:
+        if spec.full:
+            raw = tl.maximum(divide(high, spec.element.high), divide(low, spec.element.low))
+        else:
+            raw = divide(a, spec.levels)
+        kind: tl.constexpr = spec.scale
+        stored = float_scale(raw, kind)
+    return stored
+
+
+@triton.jit
+def numerator(low, high, spec: tl.constexpr):
+    """a of docs/numerics.md, 3.1."""
+    if spec.asym:
+        a = tl.minimum(high - low, constant(high, FLT_MAX_BITS))
+    elif spec.statistic == "magnitude":
+        a = high
+    elif spec.element.signed:
+        a = tl.maximum(0.0 - low, high)
+    else:
+        a = high
+    return a
+
+
+@triton.jit
+def float_scale(raw, kind: tl.constexpr):
+    """The quotient in the scale's dtype and range, as float32 (3.3)."""
+    if kind == "fp16":
+        stored = narrow(raw, tl.float16).to(tl.float32)
+        stored = tl.minimum(tl.maximum(stored, 5.9604644775390625e-08), 65504.0)
+    elif kind == "bf16":
+        stored = narrow(raw, tl.bfloat16).to(tl.float32)
+        stored = clamp(stored, FLT_MIN_BITS, 0x7F7F0000)
+    else:
+        stored = clamp(raw, FLT_MIN_BITS, FLT_MAX_BITS)
+    return stored
+
+
+@triton.jit
+def power_of_two(a, spec: tl.constexpr):
+    """The byte of e8m0, or the exponent of pow2: one integer rule for all (3.4)."""
+    if spec.scale == "e8m0" and spec.emax > spec.fraction_bits and not spec.nearest:
+        # zeros and all subnormals get byte 0, and nothing more than 254
+        above = (bits_of(a) + (0x800000 - spec.threshold)) >> 23
+        stored = tl.maximum(above - (spec.emax - spec.fraction_bits), 0)
+    else:
+        zero = a == 0.0
+        if spec.nearest:
+            s = divide(a, spec.levels)
+            zero = s == 0.0
+            power, mantissa = normalized(s)
+            power = power - 127 + (mantissa > 0x3504F3).to(tl.int32)
+        else:
+            power, mantissa = normalized(a)
+            power = power - 127 - spec.emax + (mantissa >= spec.threshold).to(tl.int32)
+        if spec.scale == "e8m0":
+            byte = tl.minimum(tl.maximum(power + spec.fraction_bits, -127), 127) + 127
+            stored = tl.where(zero, 0, byte)
+        else:
+            stored = tl.where(zero, -126, tl.minimum(tl.maximum(power, -126), 127))
+    return stored
+
+
+@triton.jit
+def outer_scale(largest, spec: tl.constexpr):
+    """The largest numerator -> the outer scale (3.5)."""
+    return clamp(divide(largest, spec.outer_levels), FLT_MIN_BITS, FLT_MAX_BITS)
+
+
+@triton.jit
+def step_of(stored, outer, spec: tl.constexpr):
+    """What is stored -> the step, float32 (1.3)."""
+    if spec.scale == "e8m0":
+        step = pow2(tl.minimum(stored, 254) - (127 + spec.fraction_bits))
+        step = tl.where(stored == 255, constant(step, NAN_BITS), step)
+    elif spec.scale == "two_level":
+        inner: tl.constexpr = spec.inner
+        step = outer * decode(stored, inner)
+        step = tl.where(step == step, clamp(step, 1, FLT_MAX_BITS), step)
+    else:
+        step = stored
+    return step
+
+
+@triton.jit
+def zero_point(low, step, spec: tl.constexpr):
+    """The zero point, int32 (3.6)."""
+    t = divide(low, step)
+    near = tl.minimum(tl.maximum(t, -1048576.0), 1048576.0)  # far outside, yet whole if rounded
+    zero = spec.element.low - ((near + MAGIC) - MAGIC)
+    zero = tl.where(t == t, zero, 0.0)
+    return tl.minimum(tl.maximum(zero, spec.element.low), spec.element.high).to(tl.int32)
+
+
+@triton.constexpr_function
+def divides_exactly(spec):
+    """Whether quotients are divided out: below 2^-64 they matter to rounding, too, or to log8.
+
+    And in the interpreter, whose fma rounds twice.
+    """
+    log8 = spec.element.family == "minifloat" and spec.element.bias + spec.element.mbits > 63
+    return INTERPRETED.value or log8 or spec.rounding in ("down", "up", "stochastic")
+
+
+@triton.constexpr_function
+def bounds(spec, result):
+    """Whether elements are brought between the ends of the codes before they are divided."""
+    divided = not (spec.scale in ("e8m0", "fp16") or spec.recip or divides_exactly(spec))
+    nearest = spec.element.family == "integer" and spec.rounding == "nearest_even"
+    return divided and nearest and result != "gradient"
+
+
+@triton.jit
+def divisor(stored, step, outer, bounded: tl.constexpr, spec: tl.constexpr):
+    """What `in_steps` takes for each block: (a factor, another, a divisor)."""
+    one = tl.zeros_like(step) + 1.0
+    first, second, by = one, one, step
+    if spec.scale == "e8m0":
+        if spec.fraction_bits > 0:
+            power = (127 + spec.fraction_bits) - stored
+            below = tl.minimum(power, 127)  # 2^128 and more take two factors
+            inverse = pow2(below)
+            second = pow2(power - below)
+        else:  # 2^(127 - stored), of which 2^-127 is subnormal
+            inverse = float_of(tl.maximum((254 - stored) << 23, 0x00400000))
+        first = tl.where(stored == 255, step, inverse)
+    elif spec.recip:
+        if spec.scale == "two_level":
+            inner: tl.constexpr = spec.inner
+            inverse = divide(divide(one, outer), decode(stored, inner))
+        else:
+            inverse = divide(one, step)
+        largest = constant(inverse, FLT_MAX_BITS)
+        first = tl.where(inverse > largest, largest, inverse)
+    elif not divides_exactly(spec):
+        size = bits_of(step) & MAGNITUDE
+        if spec.scale != "fp16":  # a power of two, to bring steps to where remainders are exact
+            second = tl.where(size < 0x2C800000, 1125899906842624.0, second)  # 2^-38: 2^50
+            second = tl.where(size < 0x13800000, 5.192296858534828e33, second)  # 2^-88: 2^112
+            # 2^126, or 2^100 for a multiple of `by` to be finite: 2^-24
+            above: tl.constexpr = 0x71800000 if bounded else 0x7E800000
+            second = tl.where(size > above, 5.9604644775390625e-08, second)
+        by = step * second
+        if bounded:  # x / 0 is infinite: so is x over what is below all of its bounds
+            small = float_of((bits_of(step) & -0x80000000) | FLT_MIN_BITS)
+            by = tl.where(size == 0, small, by)
+        first = tl.div_rn(one, by)  # not `divide`, which adds `by` to 0: a scale of -0 has a sign
+        by = tl.where(size == EXPONENT, 0.0, by)  # x / infinity has no remainder
+    return first, second, by
+
+
+@triton.jit
+def bounded_steps(x, first, second, by, low, high):
+    """x [...] in steps of its block: what rounds to low if it is below, to high if above.
+
+    Products with `by` are correctly rounded, so that their quotients are low and high, or next to
+    them. With nothing beyond them, Markstein's division (`in_steps`) has no case of its own.
+    """
+    one, other = by * low, by * high
+    x = x * second
+    x = tl.maximum(x, tl.minimum(one, other), propagate_nan=tl.PropagateNan.ALL)
+    x = tl.minimum(x, tl.maximum(one, other), propagate_nan=tl.PropagateNan.ALL)
+    near = x * first
+    return tl.fma(tl.fma(near, 0.0 - by, x), first, near)
+
+
+@triton.jit
+def in_steps(x, first, second, by, spec: tl.constexpr):
+    """x [...] in steps of its block (section 4).
+
+    Division is Markstein's: with r = fl(1 / s) and q = fl(x * r), fl(q + fl(x - q * s) * r) is
+    the correctly rounded quotient where no remainder underflows (docs/cuda.md); below 2^-64 steps
+    nothing that is left depends on it, and from 2^20 on everything saturates.
+    """
+    if spec.scale == "e8m0":
+        y = x * first
+        if spec.fraction_bits > 0:
+            y = y * second
+    elif spec.recip:
+        y = x * first
+    elif divides_exactly(spec):
+        y = tl.div_rn(x, by)
+    else:
+        if spec.scale != "fp16":
+            x = x * second
+        near = x * first
+        y = tl.fma(tl.fma(near, 0.0 - by, x), first, near)
+        if spec.element.family == "minifloat":  # the remainder of -0 is +0
+            y = float_of(bits_of(y) | (bits_of(near) & -0x80000000))
+        y = tl.where(tl.abs(near) < 1048576.0, y, near)
+    return y
+
+
+@triton.jit
+def integer_limits(zero, spec: tl.constexpr):
+    """The smallest and largest number of steps before the zero point is added."""
+    if spec.asym:
+        offset = zero.to(tl.float32)
+        low, high = spec.element.low - offset, spec.element.high - offset
+    else:
+        low, high = spec.element.low, spec.element.high
+    return low, high
+
+
+@triton.jit
+def finite_bits(bits):
+    """Bits that order like the numbers they are of where these are positive and finite.
+
+    What is negative or not finite is below what 0 becomes; 0x00800000 is added to the others.
+    """
+    return bits + 0x00800000  # wraps around to negative from infinity on
+
+
+@triton.jit
+def from_finite_bits(largest):
+    """The largest of `finite_bits`, or less than 0 has -> the float32, at least 0."""
+    return float_of(tl.maximum(largest, 0x00800000) - 0x00800000)

@@ -1,0 +1,32 @@
+"""Without triton these tests are skipped; without a GPU its interpreter runs the kernels."""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from blockscale.kernels import registry
+
+MISSING = importlib.util.find_spec("triton") is None
+collect_ignore_glob = ["test_linear*.py"] if MISSING else []  # they import kernels
+if not MISSING and not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # here, because kernels are decorated when imported
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _asked_again() -> None:
+    """Whether there are kernels may have been asked before the environment said so."""
+    if MISSING:
+        pytest.skip("triton is not installed: the CUDA kernels cannot be tested")
+    registry.unavailable.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """For the reference and for comparing: on a busy machine threads wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,106 @@
+"""Every primitive on given arguments, and whether the CUDA kernels give the reference's bits.
+
+On a machine with a GPU they run there; elsewhere in Triton's interpreter, on the CPU's tensors.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+import blockscale as bs
+from blockscale.core.parse import parse
+from blockscale.core.reference import QParams
+from blockscale.ops import primitives as P
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+Results = dict[str, Tensor]
+
+
+def bits(x: Tensor) -> Tensor:
+    """A tensor's bits as integers, every NaN alike: its payload is not part of the contract."""
+    if not x.is_floating_point():
+        return x
+    plain = torch.where(x.isnan(), torch.full((), torch.nan, dtype=x.dtype), x)
+    return plain.contiguous().view(WORDS[x.itemsize])
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Equal in dtype, shape, strides that matter, and bits."""
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and _strides(a) == _strides(b)
+        and torch.equal(bits(a.cpu()), bits(b.cpu()))
+    )
+
+
+def _strides(x: Tensor) -> list[int]:
+    return [s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1] if x.numel() else []
+
+
+def slope(x: Tensor) -> Tensor:
+    """A gradient of x's shape, dtype and strides, without zeros."""
+    numbers = torch.arange(x.numel()).reshape(x.shape) % 97 + 1
+    return torch.empty_like(x).copy_(numbers)
+
+
+def encoding(x: Tensor, fmt: str, given: QParams, seed: Tensor | None) -> Results:
+    """What the ops make of x, with a scale of its own and with a given one."""
+    scale, outer, zero = given
+    found = {f"choose_qparams {i}": t for i, t in enumerate(P.choose_qparams(x, fmt))}
+    found |= {f"choose_quantize {i}": t for i, t in enumerate(P.choose_quantize(x, fmt, seed))}
+    found["fake_quantize"] = P.fake_quantize(x, None, None, None, fmt, seed)
+    found["straight_through"] = P.straight_through(slope(x), x, None, None, None, fmt)
+    found["quantize"] = P.quantize(x, scale, zero, outer, fmt, seed)
+    found["fake_quantize given"] = P.fake_quantize(x, scale, zero, outer, fmt, seed)
+    found["straight_through given"] = P.straight_through(slope(x), x, scale, zero, outer, fmt)
+    return found
+
+
+def decoding(
+    packed: Tensor, codes: Tensor | None, fmt: str, given: QParams, size: int, dtype: torch.dtype
+) -> Results:
+    """What the ops make of packed codes; codes: unpacked ones, if there are dimensions."""
+    scale, outer, zero = given
+    found = {"dequantize": P.dequantize(packed, scale, zero, outer, fmt, size, dtype)}
+    if codes is not None:
+        found["unpack"] = P.unpack(packed, fmt, size)
+        found["pack"] = P.pack(codes, fmt)
+    return found
+
+
+def moved(parts: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [part if part is None else part.to(DEVICE) for part in parts]
+
+
+def wrong(
+    x: Tensor,
+    fmt: str,
+    seed: Tensor | None = None,
+    given: QParams | None = None,
+    decodes: torch.dtype | None = None,
+) -> list[str]:
+    """Names of the results whose bits differ from the reference's on the CPU.
+
+    given: what takes a scale takes this one, not that of x; decodes: the dtype of dequantize.
+    """
+    form = parse(fmt)
+    seed = torch.tensor([7, 3]) if seed is None and form.rounding == "stochastic" else seed
+    size = x.shape[-1] if x.ndim else 1
+    decodes = decodes or x.dtype
+    with bs.use("reference"):
+        given = given or P.from_list(P.choose_qparams(x, fmt), form)
+        packed = P.quantize(x, given.scale, given.zero_point, given.outer, fmt, seed)
+        codes = P.unpack(packed, fmt, size) if x.ndim else None
+        expected = encoding(x, fmt, given, seed)
+        expected |= decoding(packed, codes, fmt, given, size, decodes)
+    x, packed, codes, seed = moved((x, packed, codes, seed))
+    there = QParams(*moved(given))
+    with bs.use("cuda"):
+        found = encoding(x, fmt, there, seed)
+        found |= decoding(packed, codes, fmt, there, size, decodes)
+    assert found.keys() == expected.keys()
+    return [name for name, tensor in found.items() if not same(tensor, expected[name])]
