@@ -38,7 +38,7 @@ test: .venv/.test .venv/.native .venv/.triton ## the fast tests (minutes)
 	@$(BIN)/python -m pytest $(ARGS)
 
 slow: .venv/.test .venv/.native .venv/.triton ## the exhaustive tests
-	@$(BIN)/python -m pytest -m slow $(ARGS) || [ $$? -eq 5 ] # 5: there are none
+	@$(BIN)/python -m pytest -m slow -n 2 $(ARGS) || [ $$? -eq 5 ] # 5: there are none
 
 # Under 8 minutes on an H200 with ARGS="-n 12": kernels are compiled once each.
 gpu: ## tests and benchmark on CUDA, in the environment at hand (torch with CUDA, pytest)
