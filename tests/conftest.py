@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+if not torch.cuda.is_available():  # before anything imports Triton, as torchao does: it decorates
+    os.environ["TRITON_INTERPRET"] = "1"  # its own functions when it is imported
+
 # A first call may compile or page in: time says nothing about a property.
 hypothesis.settings.register_profile(
     "blockscale", derandomize=True, deadline=None, database=None, print_blob=False

@@ -1,7 +1,7 @@
-"""Without triton these tests are skipped; without a GPU its interpreter runs the kernels."""
+"""Without triton these tests are skipped; without a GPU its interpreter runs the kernels, for which
+tests/conftest.py sets TRITON_INTERPRET."""
 
 import importlib.util
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,8 +11,6 @@ from blockscale.kernels import registry
 
 MISSING = importlib.util.find_spec("triton") is None
 collect_ignore_glob = ["test_linear*.py"] if MISSING else []  # they import kernels
-if not MISSING and not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # here, because kernels are decorated when imported
 
 
 @pytest.fixture(autouse=True, scope="package")
