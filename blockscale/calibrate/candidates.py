@@ -12,11 +12,6 @@ from blockscale.core.scale import FLOAT_SCALES, TwoLevel
 from blockscale.ops import primitives
 
 
-def deterministic(fmt: Format) -> Format:
-    """`fmt`, but with stochastic rounding replaced by its expectation, the nearest value."""
-    return replace(fmt, rounding="nearest_even") if fmt.rounding == "stochastic" else fmt
-
-
 def fake_quantize(values: Tensor, low: Tensor, high: Tensor, fmt: Format) -> Tensor:
     """Values [blocks, n] float32 of each block -> what each candidate leaves [c, blocks, n].
 
@@ -29,7 +24,7 @@ def fake_quantize(values: Tensor, low: Tensor, high: Tensor, fmt: Format) -> Ten
         steps.append(reference.step_of(qparams, fmt).flatten())
         zeros.append(qparams.zero_point)
     # a block a row, under its step: the same arithmetic for every layout and every kind of scale
-    rows = replace(deterministic(fmt), block=read_block("token"), scale=FLOAT_SCALES["fp32"])
+    rows = replace(fmt.deterministic, block=read_block("token"), scale=FLOAT_SCALES["fp32"])
     zero_point = torch.stack([z.flatten() for z in zeros if z is not None]) if fmt.asym else None
     count = len(low)
     found = primitives.fake_quantize(

@@ -22,8 +22,6 @@ from blockscale.ops.modules.store import QInput
 from blockscale.ops.plan import Plan
 from blockscale.ops.supplied import supplied
 
-STATIC = ("tensor", "channel-1")  # blocks whose scales do not depend on the number of rows
-
 
 class Session:
     """The layers to be quantized, what was chosen for them (`places`), and the data."""
@@ -148,11 +146,11 @@ def has_rows(plan: Plan) -> bool:
 
 
 def static_parts(plan: Plan) -> Iterator[str]:
-    """Which of "input", "output" get a scale from an observer: those of blocks in STATIC."""
+    """Which of "input", "output" get a scale from an observer: those of static blocks."""
     for part in ("input", "output"):
         fmt = getattr(plan.scheme, part)
         takes = part == "output" or (plan.kind is not None and plan.kind.takes_input)
-        if fmt is not None and takes and fmt.block.name in STATIC:
+        if fmt is not None and takes and fmt.block.static:
             yield part
 
 

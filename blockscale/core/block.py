@@ -34,6 +34,11 @@ class Block:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def static(self) -> bool:
+        """Whether a scale can be given beforehand: none of it depends on the number of rows."""
+        return self.name in ("tensor", "channel-1")
+
     def sizes_for(self, rank: int) -> tuple[int, ...]:
         """The block's size along each of `rank` dimensions; WHOLE is all of one."""
         sizes = [self.rest] * rank

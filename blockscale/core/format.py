@@ -1,6 +1,6 @@
 """A number format: blocks of small elements that share a scale. A value, with one spelling."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from blockscale.core.block import Block
@@ -66,6 +66,11 @@ class Format:
 
     def _refuse(self, reason: str) -> None:
         raise ValueError(f"{self}: {reason}")
+
+    @property
+    def deterministic(self) -> "Format":
+        """The same without chance: nearest even in the place of stochastic rounding."""
+        return replace(self, rounding="nearest_even") if self.rounding == "stochastic" else self
 
     def __str__(self) -> str:
         """The one spelling, e.g. `e2m1:group32:e8m0/floor`; `parse` reads it back."""

@@ -1,7 +1,5 @@
 """The functions people call on tensors: quantize, fake_quantize, choose_qparams."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -20,7 +18,7 @@ def choose_qparams(x: Tensor, fmt: str | Format) -> "tuple[Tensor | QTensor, Ten
     Raises TypeError for a dtype other than float32, bfloat16, float16 and ValueError for a format
     that does not parse or a block that does not fit x (docs/numerics.md, section 3).
     """
-    q = quantize(x, _deterministic(parse(fmt)))
+    q = quantize(x, parse(fmt).deterministic)
     return q.scale, q.zero_point
 
 
@@ -120,10 +118,6 @@ def given(
 def _check_tensor(x: object) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"expected a tensor, found a {type(x).__name__}: torch.as_tensor makes one")
-
-
-def _deterministic(fmt: Format) -> Format:
-    return replace(fmt, rounding="nearest_even") if fmt.rounding == "stochastic" else fmt
 
 
 def _seed(fmt: Format, seed: Seed, x: Tensor) -> Tensor | None:

@@ -7,7 +7,6 @@ LSQ: Esser et al., "Learned step size quantization", ICLR 2020 (arXiv 1902.08153
 TQT: Jain et al., "Trained quantization thresholds", MLSys 2020 (arXiv 1903.08066).
 """
 
-from dataclasses import replace
 from math import log
 from typing import Any
 
@@ -53,7 +52,7 @@ class LearnedScale(nn.Module):
         Candidates: parts of the range that the format itself would choose, and LSQ's beginning,
         step = 2 mean|x| / sqrt(Q) (section 2.1), which is too coarse for many bits.
         """
-        x, fmt, levels = reference.widen(x), _certain(self.format), self.format.levels.value
+        x, fmt, levels = reference.widen(x), self.format.deterministic, self.format.levels.value
         low, high, _ = reference.ranges(x, fmt)
         whole = reference.numerator(low, high, fmt)
         best, least = whole, torch.full_like(whole, torch.inf)
@@ -128,11 +127,6 @@ class _FakeQuantize(torch.autograd.Function):
         # s times equation 3: Q(x / s) - x / s inside, the limit that it stops at outside
         to_path = gradient * torch.where(inside, values - x, values)
         return to_x, to_path.sum_to_size(ctx.shape), None, None, None, None
-
-
-def _certain(fmt: Format) -> Format:
-    """The format without chance, by which errors are compared."""
-    return replace(fmt, rounding="nearest_even") if fmt.rounding == "stochastic" else fmt
 
 
 def _log2(a: Tensor) -> Tensor:

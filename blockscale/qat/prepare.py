@@ -16,7 +16,7 @@ from blockscale.ops.plan import Plan, plan_layers, plan_others, replacement
 from blockscale.qat import learned
 from blockscale.qat.folding import Pairs, find_pairs
 from blockscale.qat.layers import QATLayer, trained
-from blockscale.qat.quantizers import ActivationQuantizer, WeightQuantizer, takes_given_scale
+from blockscale.qat.quantizers import ActivationQuantizer, WeightQuantizer
 
 Learn = str | Mapping[str, str | None] | None
 
@@ -175,7 +175,7 @@ def _quantizers(
 def _activation(
     fmt: Format, features: int, learn: str | None, observer: observers.Spec | None
 ) -> ActivationQuantizer:
-    if not takes_given_scale(fmt):
+    if not fmt.block.static:
         return ActivationQuantizer(fmt, features, None, None)
     if learn is not None and learned.why_not(fmt) is None:
         return ActivationQuantizer(fmt, features, None, learn)

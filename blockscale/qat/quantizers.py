@@ -15,12 +15,6 @@ from blockscale.ops.tensor import QTensor
 from blockscale.qat.learned import LearnedScale
 
 
-def takes_given_scale(fmt: Format) -> bool:
-    """Whether an input or output in this format can have a scale that does not depend on it."""
-    block = fmt.block.name
-    return block in ("tensor", "channel-1")
-
-
 class WeightQuantizer(nn.Module):
     """A weight through its format. Its scale is chosen from it each time, or learned.
 

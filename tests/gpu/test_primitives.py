@@ -12,7 +12,8 @@ from blockscale.core.reference import QParams
 from blockscale.ops import primitives as P
 from tests.core.test_against_rationals import cases
 from tests.gpu.test_cuda_reference import SPELLINGS, hard_inputs
-from tests.kernels.cuda.equal import DTYPES, same, wrong
+from tests.kernels.cuda.equal import DTYPES, wrong
+from tests.kernels.same import same
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from blockscale.calibrate.candidates import deterministic
 from blockscale.calibrate.observers import Spec, make
 from blockscale.calibrate.observers.observer import Observer, is_mean
 from blockscale.core import philox
@@ -46,7 +45,7 @@ class Adaptive(Observer):
 
     def __init__(self, fmt: str | Format, tried: Sequence[Spec] = ()):
         super().__init__(fmt)
-        if self.format.block.name not in ("tensor", "channel-1"):
+        if not self.format.block.static:
             raise ValueError(
                 f"{self.fmt}: 'adaptive' holds rows back, so it needs the block 'tensor' or "
                 f"'channel-1': take another observer, such as 'mse'"
@@ -143,7 +142,7 @@ class Adaptive(Observer):
         found = {}
         for spec, observer in zip(self.tried, self._observers(), strict=True):
             scale, outer, zero = observer.qparams()
-            form = str(deterministic(self.format))
+            form = str(self.format.deterministic)
             left = primitives.fake_quantize(held, scale, zero, outer, form, None)
             found[spec] = float((left.double() - held)[finite].square().mean())
         return found

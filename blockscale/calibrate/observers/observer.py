@@ -103,7 +103,7 @@ class Observer(Statistics):
 
     def _rows(self, x: Tensor) -> Tensor:
         """x [...] as rows of features, where the block is one for which only those matter."""
-        if self.format.block.name in ("tensor", "channel-1"):
+        if self.format.block.static:
             return x.reshape(-1, x.shape[-1] if x.ndim else 1)
         return x
 

@@ -62,7 +62,7 @@ class QConv(QLayer):
         weight = self.weight
         settings = (list(self.stride), self._inside, list(self.dilation), self.groups)
         y = conv(
-            x, weight.codes, *weight.parts, self.bias, weight.fmt, list(weight.shape),
+            x, *weight.operands, self.bias, weight.fmt, list(weight.shape),
             *settings, *self.of_input(x),
         )  # fmt: skip
         y = self.finished(y)

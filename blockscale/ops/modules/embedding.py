@@ -31,10 +31,9 @@ class QEmbedding(QLayer):
     def forward(self, indices: Tensor) -> Tensor:
         """indices [...] of rows -> [..., embedding_dim] in the dtype the weight had."""
         weight = self.weight
-        scale, zero_point, outer = weight.parts
         return self.finished(
             embedding(
-                weight.codes, scale, zero_point, outer, weight.fmt, self.embedding_dim, indices,
+                *weight.operands, weight.fmt, self.embedding_dim, indices,
                 weight.dtype,
             )
         )  # fmt: skip

@@ -10,8 +10,9 @@ from blockscale.core.parse import parse
 from blockscale.kernels.cpu import _native
 from blockscale.ops import primitives as P
 from blockscale.ops.embedding import embedding
-from tests.kernels.cpu.equal import same, settings
+from tests.kernels.cpu.equal import settings
 from tests.kernels.cpu.test_primitives import BLOCKS, ELEMENTS, rough, spelling
+from tests.kernels.same import same
 from tests.ops.test_embedding import EXTRA
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -8,8 +8,9 @@ import blockscale as bs
 from blockscale.core.parse import parse
 from blockscale.kernels.cpu import _native
 from blockscale.ops import primitives as P
-from tests.kernels.cpu.equal import differing, everything, same, settings, wrong
+from tests.kernels.cpu.equal import differing, everything, settings, wrong
 from tests.kernels.cpu.test_primitives import rough, sample
+from tests.kernels.same import same
 
 FORMATS = (
     "int4:group16:fp32:asym",

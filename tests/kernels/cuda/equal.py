@@ -12,33 +12,11 @@ import blockscale as bs
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.ops import primitives as P
+from tests.kernels.same import same
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 Results = dict[str, Tensor]
-
-
-def bits(x: Tensor) -> Tensor:
-    """A tensor's bits as integers, every NaN alike: its payload is not part of the contract."""
-    if not x.is_floating_point():
-        return x
-    plain = torch.where(x.isnan(), torch.full((), torch.nan, dtype=x.dtype), x)
-    return plain.contiguous().view(WORDS[x.itemsize])
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    """Equal in dtype, shape, strides that matter, and bits."""
-    return (
-        a.dtype == b.dtype
-        and a.shape == b.shape
-        and _strides(a) == _strides(b)
-        and torch.equal(bits(a.cpu()), bits(b.cpu()))
-    )
-
-
-def _strides(x: Tensor) -> list[int]:
-    return [s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1] if x.numel() else []
 
 
 def slope(x: Tensor) -> Tensor:
