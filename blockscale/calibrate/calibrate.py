@@ -67,6 +67,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     model raises. Whatever is raised, also by Ctrl-C, the model is as it was before.
     """
     recipe = Recipe.read(recipe)
+    observers.check(observer)  # also where nothing is static, so that a slip is seen
     algorithm, change = algorithms.weights(weight), algorithms.transforms(transform)
     plans = plans_for(model, recipe)
     check(plans, list(plan_others(model, plans, recipe)), recipe, strict=strict)

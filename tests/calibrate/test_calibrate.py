@@ -405,3 +405,10 @@ def test_the_bar_is_for_terminals(
         out, err = capsys.readouterr()
         assert out == ""
         assert ("2 of 2 batches" in err) == lively
+
+
+def test_an_observer_that_does_not_exist_is_an_error_also_where_none_is_needed() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4))
+    with pytest.raises(ValueError, match="no observer 'nope'"):
+        bs.calibrate(model, [torch.randn(2, 8)], "int8_channel", observer="nope")
+    assert type(model[0]) is torch.nn.Linear

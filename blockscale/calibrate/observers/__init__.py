@@ -26,11 +26,16 @@ def make(spec: Spec, fmt: str | Format) -> Observer:
     form = parse(fmt)
     if not isinstance(spec, str):
         return _called(spec, form)
+    check(spec)
     name, colon, text = spec.partition(":")
-    found = _classes().get(name)
-    if found is None:
-        raise ValueError(f"no observer {name!r}; there are {', '.join(names())}")
+    found = _classes()[name]
     return found(form, **(found.read(text) if colon else {}))
+
+
+def check(spec: Spec) -> None:
+    """Raises ValueError for the name of an observer that does not exist."""
+    if isinstance(spec, str) and (name := spec.partition(":")[0]) not in _classes():
+        raise ValueError(f"no observer {name!r}; there are {', '.join(names())}")
 
 
 def _called(spec: object, fmt: Format) -> Observer:
