@@ -80,6 +80,9 @@ STREAMED = [
     ("int6:group48:fp16:asym", (3001, 1500), torch.float32),
     ("e4m3:tile128x128:fp32", (3001, 3000), torch.float16),
     ("int16:token:fp32", (3001, 3000), torch.bfloat16),
+    ("int8:group48:fp32", (2101, 4080), torch.bfloat16),
+    ("e2m1:group32:e8m0/floor", (2101, 4096), torch.float16),
+    ("uint5:channel1:fp32:asym", (2101, 4080), torch.bfloat16),
     ("int12:group33:fp32", (3001, 3000), torch.float32),
     ("ternary:tensor:fp32", (9000001,), torch.float16),
 ]

@@ -145,7 +145,9 @@ class Guarded:
     def __init__(self) -> None:
         self.all: list[Tensor] = []
 
-    def empty(self, shape, dtype=torch.float32) -> Tensor:
+    def empty(self, *shape, dtype=torch.float32) -> Tensor:
+        if shape and not isinstance(shape[0], int):
+            (shape,) = shape
         size = torch.Size(shape).numel() * dtype.itemsize
         raw = torch.full((GUARD + size + GUARD,), PATTERN, dtype=torch.uint8)
         self.all.append(raw)

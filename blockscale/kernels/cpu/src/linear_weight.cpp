@@ -1,7 +1,12 @@
 #include "linear_weight.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "isa.h"
 
@@ -44,6 +49,19 @@ uint64_t sample_of(const void* data, int64_t bytes, uint64_t hash) {
         hash = mix(hash, word);
     }
     return hash;
+}
+
+// Memory that is read from its beginning to its end again and again. In large pages, where there are
+// any: a processor fetches ahead within a page (one row of int8, 4096 x 4096: a tenth faster).
+uint8_t* streamed(int64_t bytes) {
+    constexpr int64_t kLarge = 2 << 20;
+    int64_t unit = bytes < kLarge ? kSpare : kLarge;
+    void* data = std::aligned_alloc(unit, std::max(unit, (bytes + unit - 1) / unit * unit));
+    if (!data) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+    if (bytes >= kLarge) madvise(data, bytes / kLarge * kLarge, MADV_HUGEPAGE);
+#endif
+    return static_cast<uint8_t*>(data);
 }
 
 }  // namespace
@@ -127,19 +145,17 @@ bool LinearWeight::pack(int threads) {
     w = {float_.grid.rows, float_.grid.columns, float_.grid.block_columns, spec.element.bits <= 4,
          nullptr,          nullptr,             nullptr};
     bool zeros = spec.asym || !spec.element.is_signed;
-    panels_.resize(w.panels() * w.chunks() * w.chunk_bytes() + kSpare);
+    panels_.reset(streamed(w.panels() * w.chunks() * w.chunk_bytes()));
     panel_scales_.resize(w.panels() * w.blocks() * kPanel);
     panel_zeros_.resize(zeros ? panel_scales_.size() : 0);
-    uintptr_t start = reinterpret_cast<uintptr_t>(panels_.data());
-    uint8_t* codes = panels_.data() + (kSpare - start % kSpare) % kSpare;
-    w.codes = codes;
+    w.codes = panels_.get();
     w.scales = panel_scales_.data();
     w.zeros = zeros ? panel_zeros_.data() : nullptr;
-    bool done = isa().linears->pack_integers(float_, w, codes, panel_scales_.data(),
+    bool done = isa().linears->pack_integers(float_, w, panels_.get(), panel_scales_.data(),
                                              zeros ? panel_zeros_.data() : nullptr, threads);
     packed_ = done ? State::yes : State::no;
     if (!done) {
-        panels_ = {};
+        panels_.reset();
         panel_scales_ = {};
         panel_zeros_ = {};
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -10,6 +11,10 @@
 #include "native_format.h"
 
 namespace blockscale {
+
+struct Free {
+    void operator()(void* data) const { std::free(data); }
+};
 
 class LinearWeight {
 public:
@@ -44,7 +49,7 @@ private:
     std::mutex lock_;  // for what follows
     State packed_ = State::unknown;
     IntegerWeight integer_;
-    std::vector<uint8_t> panels_;
+    std::unique_ptr<uint8_t, Free> panels_;
     std::vector<float> panel_scales_;
     std::vector<int32_t> panel_zeros_;
     const Linears* few_of_ = nullptr;  // the instruction set that `few_` holds for

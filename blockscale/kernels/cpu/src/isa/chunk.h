@@ -11,6 +11,7 @@
 #include "scales.h"
 #include "statistics.h"
 #include "wide.h"
+#include "wide_table.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {
@@ -79,7 +80,10 @@ struct Task {
     Seed seed;
     const void* gradient;
     Dtype gradient_dtype;
-    int64_t ahead = 0;  // elements from one unit to the next
+    int64_t ahead = 0;     // elements to those that are asked for: the next unit's, or kAhead
+    bool finite = false;   // x holds no NaN, and its scales are chosen from it
+    const CodeTable* table = nullptr;  // if it serves
+    bool of_words = false;             // and CodeTable::serves_bits
 };
 
 struct Chunk {
@@ -169,12 +173,14 @@ inline void dequantize_chunk(const Task& t, const Chunk& c, const BlockScales& s
     const uint8_t* codes = load_patterns(t, c, buffer);
 #if defined(__AVX512F__)
     int64_t size = t.grid.block_columns;
-    if (wide_decodes(t.spec, size) && !any_reserved(t.spec.element, codes, c.n)) {
+    if (wide_decodes(t.spec, size, codes, c.n)) {
         int64_t bytes = dtype_bytes(t.dtype);
         char* to = static_cast<char*>(t.to) + c.first * bytes;
-        void* out = t.stream ? static_cast<void*>(values) : to;
-        wide_decode(t.spec, codes, c.column, c.n, size, s.steps, out, t.dtype);
-        if (t.stream) stream_out(to, values, c.n * bytes);
+        bool direct = t.stream && on_lines(to, c.column, size);
+        void* out = t.stream && !direct ? static_cast<void*>(values) : to;
+        LaneSource source{s.steps, s.steps, s.zero_points};
+        wide_decode(t.spec, codes, c.column, c.n, size, source, direct, out, t.dtype);
+        if (out != to) stream_out(to, values, c.n * bytes);
         return;
     }
 #endif
@@ -191,26 +197,39 @@ inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
     bool drawn = t.spec.rounding == Rounding::stochastic;
     if (drawn) uniform(t.seed, c.first, c.n, u);
     int64_t bytes = dtype_bytes(t.dtype);
+    char* to = static_cast<char*>(t.to) + c.first * bytes;  // values
+    bool direct = t.stream && on_lines(to, c.column, t.grid.block_columns);
     WideChunk w{static_cast<const char*>(t.x) + c.first * bytes, t.dtype, c.column, c.n,
                 t.grid.block_columns, drawn ? u : nullptr, s.factors.multiply,
-                t.ahead * bytes, {s.factors.by, s.steps, s.zero_points}};
-    bool integers = t.spec.element.family == Family::integer;
+                t.ahead * bytes, {s.factors.by, s.steps, s.zero_points}, direct};
+    const Spec& spec = t.spec;
+    Family family = spec.element.family;
+    auto integers = [&] { return WideIntegers(spec); };
+    auto minifloats = [&] { return WideMinifloats(spec, t.finite); };
+    auto signs = [] { return WideSigns(); };
     if (t.job == Job::codes) {
         alignas(64) uint8_t codes[2 * kChunk + 64];
-        if (!integers) {
-            wide_codes<WideMinifloats, 1>(WideMinifloats(t.spec), w, codes);
-        } else if (t.spec.code_bytes() == 1) {
-            wide_codes<WideIntegers, 1>(WideIntegers(t.spec), w, codes);
+        if (family == Family::binary) {
+            wide_codes<1>(signs, w, codes);
+        } else if (family == Family::minifloat && t.table && t.finite) {
+            wide_codes<1>([&] { return WideTable(spec, *t.table, t.of_words); }, w, codes);
+        } else if (family == Family::minifloat) {
+            wide_codes<1>(minifloats, w, codes);
+        } else if (spec.code_bytes() == 1) {
+            wide_codes<1>(integers, w, codes);
         } else {
-            wide_codes<WideIntegers, 2>(WideIntegers(t.spec), w, codes);
+            wide_codes<2>(integers, w, codes);
         }
         store_patterns(t, c, codes);
         return true;
     }
-    char* to = static_cast<char*>(t.to) + c.first * bytes;
-    void* out = t.stream ? static_cast<void*>(values) : to;
-    integers ? wide_values(WideIntegers(t.spec), w, out) : wide_values(WideMinifloats(t.spec), w, out);
-    if (t.stream) stream_out(to, values, c.n * bytes);
+    void* out = t.stream && !direct ? static_cast<void*>(values) : to;
+    switch (family) {
+        case Family::integer: wide_values(integers, w, out); break;
+        case Family::minifloat: wide_values(minifloats, w, out); break;
+        case Family::binary: wide_values(signs, w, out); break;
+    }
+    if (out != to) stream_out(to, values, c.n * bytes);
     return true;
 }
 #endif

@@ -23,6 +23,7 @@ namespace {
 constexpr int64_t kChunk = 2048;        // elements that pass through all stages while in L1
 constexpr int64_t kUnit = 16 * 1024;    // elements of one unit of work: 64 KB, far within L2
 constexpr int64_t kSmall = 16 * 1024;   // below this a second thread costs more than it gives
+constexpr int64_t kAhead = 4096;        // elements between what is read and what is asked for
 constexpr int64_t kStream = 32 << 20;   // bytes from which outputs go around the caches
 constexpr int32_t kInfinity = 0x7F800000;
 constexpr float kFltMax = 3.402823466e38f;
@@ -123,6 +124,14 @@ inline void fence() {
 #if defined(__x86_64__)
     _mm_sfence();
 #endif
+}
+
+// Call body(offset, length, block) for the pieces of blocks of `size` in [first, first + n).
+template <class Body>
+BLOCKSCALE_INLINE void for_blocks(int64_t first, int64_t n, int64_t size, Body body) {
+    int64_t left = size - first % size, block = 0;
+    for (int64_t i = 0; i < n; i += left, left = size, ++block)
+        body(i, left < n - i ? left : n - i, block);
 }
 
 }  // namespace

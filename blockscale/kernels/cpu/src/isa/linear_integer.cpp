@@ -167,7 +167,13 @@ RunTile tile_for(Blocks kind, bool nibbles, int64_t rows) {
     return tile_with<Blocks::both>(nibbles, rows);
 }
 
-void multiply(const Work& p, int64_t tile, int64_t panel) {
+// What a tile fetches for those after it.
+struct Ahead {
+    const void* at;
+    int64_t lines;  // for each chunk
+};
+
+void multiply(const Work& p, int64_t tile, int64_t panel, Ahead ahead) {
     int64_t from = p.row_of_tile(tile), count = p.row_of_tile(tile + 1) - from;
     int64_t scales = panel * p.w->blocks() * kPanel, column = panel * kPanel;
     bool direct = p.out.dtype == Dtype::fp32 && column + kPanel <= p.w->n;
@@ -187,9 +193,31 @@ void multiply(const Work& p, int64_t tile, int64_t panel) {
            p.x_every,
            p.bias + column,
            y,
-           direct ? p.w->n : kPanel};
+           direct ? p.w->n : kPanel,
+           static_cast<const char*>(ahead.at),
+           ahead.lines};
     tile_for(p.kind, p.w->nibbles, count)(t);
     if (!direct) store_part(p, buffer, p.first + from, count, panel);
+}
+
+// The part of a later tile's x that one of the panels before it fetches.
+Ahead x_ahead(const Work& p, int64_t tile, int64_t panel) {
+    if (tile >= p.tiles) return {};
+    int64_t row = p.w->k * dtype_bytes(p.in.dtype), first = p.row_of_tile(tile);
+    int64_t size = (p.row_of_tile(tile + 1) - first) * row;
+    int64_t lines = ceil_div(size, 64 * p.w->panels() * p.w->chunks());
+    int64_t at = panel * lines * p.w->chunks() * 64;
+    if (at >= size) return {};
+    return {static_cast<const char*>(p.in.x) + (p.first + first) * row + at, lines};
+}
+
+// The part of the next panel that one of the tiles before it fetches. One to three rows read the
+// memory as fast as it goes by themselves.
+Ahead panel_ahead(const Work& p, int64_t panel, int64_t tile, int64_t tiles) {
+    int64_t lines = ceil_div(p.w->chunk_bytes(), 64 * tiles);
+    int64_t at = tile * lines * p.w->chunks() * 64, size = p.w->chunks() * p.w->chunk_bytes();
+    if (p.rows <= 3 || at >= size) return {};
+    return {p.w->codes + (panel + 1) * size + at, lines};
 }
 
 // A weight that stays in L2: each tile of x is quantized and multiplied while it is in L1.
@@ -201,7 +229,8 @@ void run_tiles(const Work& p, int threads) {
 #pragma omp for schedule(dynamic)
         for (int64_t tile = 0; tile < p.tiles; ++tile) {
             prepare_tile(p, tile, buffers);
-            for (int64_t panel = 0; panel < p.w->panels(); ++panel) multiply(p, tile, panel);
+            for (int64_t panel = 0; panel < p.w->panels(); ++panel)
+                multiply(p, tile, panel, x_ahead(p, tile + threads, panel));
         }
     }
 }
@@ -225,9 +254,13 @@ void run_items(const Work& p, int threads) {
         for (int64_t item = 0; item < groups * strips; ++item) {
             int64_t group = item / strips, strip = item % strips;
             int64_t last = smaller(p.w->panels(), (strip + 1) * panels);
+            int64_t begin = group * tiles, end = smaller(p.tiles, begin + tiles);
             for (int64_t panel = strip * panels; panel < last; ++panel)
-                for (int64_t t = group * tiles; t < smaller(p.tiles, (group + 1) * tiles); ++t)
-                    multiply(p, t, panel);
+                for (int64_t t = begin; t < end; ++t) {
+                    bool more = panel + 1 < last;
+                    Ahead next = more ? panel_ahead(p, panel, t - begin, end - begin) : Ahead{};
+                    multiply(p, t, panel, next);
+                }
         }
     }
 }

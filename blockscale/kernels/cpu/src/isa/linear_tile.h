@@ -30,6 +30,8 @@ struct Tile {
     const float* bias;                     // [32]
     float* y;
     int64_t y_stride;
+    const char* ahead;    // what later tiles read first: those by vpdpbusd fetch it into L2,
+    int64_t ahead_lines;  // so many lines for each chunk
 };
 
 inline int32_t load_32(const void* at) {

@@ -20,14 +20,20 @@ struct Sums {
     __m512i of[U][R][2];
 };
 
+// sum += w · x by fours. Not the intrinsic: of 24 sums in a loop GCC 12 keeps half on the stack then,
+// and moves them there and back, though registers suffice.
+inline void dot(__m512i& sum, __m512i w, __m512i x) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
+}
+
 // One step: 4 codes of each of 32 outputs, held in two vectors, times those of R rows.
 template <int R, int U>
 inline void dot_step(Sums<R, U>& sums, int u, __m512i w0, __m512i w1, const int8_t* x) {
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
         __m512i four = _mm512_set1_epi32(load_32(x + r * kCodes));
-        sums.of[u][r][0] = _mm512_dpbusd_epi32(sums.of[u][r][0], w0, four);
-        sums.of[u][r][1] = _mm512_dpbusd_epi32(sums.of[u][r][1], w1, four);
+        dot(sums.of[u][r][0], w0, four);
+        dot(sums.of[u][r][1], w1, four);
     }
 }
 
@@ -55,9 +61,8 @@ inline void dot_chunk(Sums<R, U>& sums, const uint8_t* w, const int8_t* x) {
 // The sum over one block. It starts at minus the zero point times the sum of x, so it ends right.
 template <int R, int U, bool NIBBLES>
 inline void dot_block(const Tile& t, int64_t block, const int32_t* zeros, const uint8_t*& w,
-                      const int8_t*& x, int64_t chunks, Sums<R, U>& sums) {
+                      const int8_t*& x, const char*& ahead, int64_t chunks, Sums<R, U>& sums) {
     constexpr int64_t kBytes = kPanel * kCodes / (NIBBLES ? 2 : 1);
-    constexpr int64_t kAhead = 4096;  // bytes: with few rows, codes come from beyond L2
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
         for (int half = 0; half < 2; ++half) {
@@ -67,9 +72,8 @@ inline void dot_block(const Tile& t, int64_t block, const int32_t* zeros, const 
             for (int u = 1; u < U; ++u) sums.of[u][r][half] = _mm512_setzero_si512();
         }
     for (int64_t chunk = 0; chunk < chunks; ++chunk, w += kBytes, x += R * kCodes) {
-        if constexpr (R <= 3)
-            for (int64_t line = 0; line < kBytes; line += 64)
-                _mm_prefetch(reinterpret_cast<const char*>(w + kAhead + line), _MM_HINT_T0);
+        for (int64_t line = 0; line < t.ahead_lines; ++line, ahead += 64)
+            _mm_prefetch(ahead, _MM_HINT_T1);
         dot_chunk<R, U, NIBBLES>(sums, w, x);
     }
 #pragma GCC unroll 12
@@ -97,10 +101,11 @@ void run_tile(const Tile& t) {
     constexpr int U = separate(R, B);
     const uint8_t* w = t.weight;
     const int8_t* x = t.x;
+    const char* ahead = t.ahead;
     Sums<R, U> sums;
     __m512 y[R][2];
     if constexpr (B == Blocks::none) {
-        dot_block<R, U, NIBBLES>(t, 0, t.zeros, w, x, t.chunks, sums);
+        dot_block<R, U, NIBBLES>(t, 0, t.zeros, w, x, ahead, t.chunks, sums);
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r)
             for (int half = 0; half < 2; ++half)
@@ -116,7 +121,8 @@ void run_tile(const Tile& t) {
         if (block == next_weight) ++of_weight, next_weight += t.weight_every;
         if (block == next_x) ++of_x, next_x += t.x_every;
         const int32_t* zeros = t.zeros ? t.zeros + of_weight * kPanel : nullptr;
-        dot_block<R, U, NIBBLES>(t, block, zeros, w, x, smaller(left, t.block_chunks), sums);
+        int64_t chunks = smaller(left, t.block_chunks);
+        dot_block<R, U, NIBBLES>(t, block, zeros, w, x, ahead, chunks, sums);
         __m512 step[2] = {_mm512_loadu_ps(t.scales + of_weight * kPanel),
                           _mm512_loadu_ps(t.scales + of_weight * kPanel + 16)};
 #pragma GCC unroll 12

@@ -70,6 +70,49 @@ inline __m128i both_halves(bool together) {
     }
     return _mm_load_si128(reinterpret_cast<const __m128i*>(from));
 }
+
+// Eight codes in each 64-bit lane -> 8 B bits: products with powers of two put neighbours together,
+// two bytes, then two words; a shift does the last step.
+template <int B>
+BLOCKSCALE_INLINE __m512i squeeze_wide(__m512i codes) {
+    const __m512i bytes = _mm512_set1_epi16(1 | 1 << (8 + B));
+    const __m512i words = _mm512_set1_epi32(1 | 1 << (16 + 2 * B));
+    __m512i pairs = _mm512_maddubs_epi16(bytes, codes), fours = _mm512_madd_epi16(pairs, words);
+    __m512i upper = _mm512_srli_epi64(fours, 32 - 4 * B);
+    return _mm512_ternarylogic_epi64(_mm512_set1_epi64(ones(4 * B)), fours, upper, 0xCA);
+}
+
+// As many whole vectors of 64 codes as there are -> 8 B bytes each; up to 16 bytes beyond them are
+// written. Returns how many codes that were.
+template <int B>
+inline int64_t pack_vectors(const uint8_t* codes, int64_t n, uint8_t* out) {
+    int64_t i = 0;
+    for (; i + 64 <= n; i += 64, out += 8 * B) {
+        __m512i code = _mm512_loadu_si512(codes + i);
+        if constexpr (B == 1) {
+            uint64_t bits = _mm512_test_epi8_mask(code, code);
+            memcpy(out, &bits, 8);
+        } else if constexpr (B == 2) {
+            __m512i pairs = _mm512_maddubs_epi16(code, _mm512_set1_epi16(0x0401));
+            __m512i fours = _mm512_madd_epi16(pairs, _mm512_set1_epi32(0x00100001));
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(fours));
+        } else if constexpr (B == 4) {
+            __m512i pairs = _mm512_maddubs_epi16(code, _mm512_set1_epi16(0x1001));
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi16_epi8(pairs));
+        } else {
+            const __m512i together = _mm512_broadcast_i32x4(both_halves<B>(true));
+            __m512i bytes = _mm512_shuffle_epi8(squeeze_wide<B>(code), together);
+            __m128i* to[4];  // 2 B bytes each; the next store overwrites what is beyond them
+            for (int lane = 0; lane < 4; ++lane)
+                to[lane] = reinterpret_cast<__m128i*>(out + 2 * B * lane);
+            _mm_storeu_si128(to[0], _mm512_castsi512_si128(bytes));
+            _mm_storeu_si128(to[1], _mm512_extracti32x4_epi32(bytes, 1));
+            _mm_storeu_si128(to[2], _mm512_extracti32x4_epi32(bytes, 2));
+            _mm_storeu_si128(to[3], _mm512_extracti32x4_epi32(bytes, 3));
+        }
+    }
+    return i;
+}
 #endif
 
 // Other widths: words in one loop, which vectorizes, and their bytes moved together in another.
@@ -81,21 +124,24 @@ inline void pack_groups(const uint8_t* codes, int64_t groups, uint8_t* out) {
         memcpy(&w, codes + 8 * i, 8);
         words[i] = squeeze<B>(w);
     }
-    int64_t i = 0;
+    for (int64_t i = 0; i < groups; ++i) memcpy(out + B * i, words + i, 8);
+}
+
+template <int B>
+inline void pack_width(const uint8_t* codes, int64_t n, uint8_t* out) {
 #if defined(__AVX512BW__)
-    const __m512i together = _mm512_broadcast_i32x4(both_halves<B>(true));
-    for (; i + 8 <= groups; i += 8) {
-        __m512i bytes = _mm512_shuffle_epi8(_mm512_load_si512(words + i), together);
-        __m128i* to[4];  // 2 B bytes each; the next store overwrites what is beyond them
-        for (int lane = 0; lane < 4; ++lane)
-            to[lane] = reinterpret_cast<__m128i*>(out + B * (i + 2 * lane));
-        _mm_storeu_si128(to[0], _mm512_castsi512_si128(bytes));
-        _mm_storeu_si128(to[1], _mm512_extracti32x4_epi32(bytes, 1));
-        _mm_storeu_si128(to[2], _mm512_extracti32x4_epi32(bytes, 2));
-        _mm_storeu_si128(to[3], _mm512_extracti32x4_epi32(bytes, 3));
-    }
+    int64_t done = pack_vectors<B>(codes, n, out);
+    codes += done, n -= done, out += done * B / 8;
 #endif
-    for (; i < groups; ++i) memcpy(out + B * i, words + i, 8);
+    if constexpr (B == 1) {
+        pack1(codes, ceil_div(n, 8), out);
+    } else if constexpr (B == 2) {
+        pack2(codes, ceil_div(n, 4), out);
+    } else if constexpr (B == 4) {
+        pack4(codes, ceil_div(n, 2), out);
+    } else {
+        pack_groups<B>(codes, ceil_div(n, 8), out);
+    }
 }
 
 // n patterns of `bits` < 8 bits -> ceil(n * bits / 8) bytes. `codes` may be read, and `out` written,
@@ -103,13 +149,13 @@ inline void pack_groups(const uint8_t* codes, int64_t groups, uint8_t* out) {
 inline void pack_bytes(int bits, uint8_t* codes, int64_t n, uint8_t* out) {
     memset(codes + n, 0, 8);
     switch (bits) {
-        case 1: return pack1(codes, ceil_div(n, 8), out);
-        case 2: return pack2(codes, ceil_div(n, 4), out);
-        case 4: return pack4(codes, ceil_div(n, 2), out);
-        case 3: return pack_groups<3>(codes, ceil_div(n, 8), out);
-        case 5: return pack_groups<5>(codes, ceil_div(n, 8), out);
-        case 6: return pack_groups<6>(codes, ceil_div(n, 8), out);
-        case 7: return pack_groups<7>(codes, ceil_div(n, 8), out);
+        case 1: return pack_width<1>(codes, n, out);
+        case 2: return pack_width<2>(codes, n, out);
+        case 3: return pack_width<3>(codes, n, out);
+        case 4: return pack_width<4>(codes, n, out);
+        case 5: return pack_width<5>(codes, n, out);
+        case 6: return pack_width<6>(codes, n, out);
+        case 7: return pack_width<7>(codes, n, out);
     }
 }
 

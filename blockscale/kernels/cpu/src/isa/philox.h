@@ -63,13 +63,28 @@ inline void store_chances(const PhiloxState& s, float* u) {
     _mm512_storeu_ps(u + 16, to_chances(_mm512_permutex2var_epi64(front, second, back)));
 }
 
-// One number for each of 4 * kLanes elements, the first of which is element 4 * counter.
-inline void uniform_block(const PhiloxKeys& keys, uint64_t counter, float* u) {
-    PhiloxState s[4];  // rounds depend on each other: four at a time keep the multipliers busy
-    for (int i = 0; i < 4; ++i) s[i].start(counter + 8 * i, keys.even[0], keys.odd[0]);
+// One number for each of 32 * CHAINS elements, the first of which is element 4 * counter. Rounds depend
+// on each other: several chains at a time keep the multipliers busy.
+template <int CHAINS>
+inline void uniform_chains(const PhiloxKeys& keys, uint64_t counter, float* u) {
+    PhiloxState s[CHAINS];
+    for (int i = 0; i < CHAINS; ++i) s[i].start(counter + 8 * i, keys.even[0], keys.odd[0]);
+#pragma GCC unroll 10
     for (int round = 1; round < 10; ++round)
-        for (int i = 0; i < 4; ++i) s[i].round(keys.even[round], keys.odd[round]);
-    for (int i = 0; i < 4; ++i) store_chances(s[i], u + 32 * i);
+#pragma GCC unroll 10
+        for (int i = 0; i < CHAINS; ++i) s[i].round(keys.even[round], keys.odd[round]);
+    for (int i = 0; i < CHAINS; ++i) store_chances(s[i], u + 32 * i);
+}
+
+inline void uniform_block(const PhiloxKeys& keys, uint64_t counter, float* u) {
+    uniform_chains<4>(keys, counter, u);
+}
+
+// As many numbers as the most chains that registers hold give at a time; returns how many.
+inline int64_t uniform_many(const PhiloxKeys& keys, uint64_t counter, int64_t n, float* u) {
+    int64_t i = 0;
+    for (; i + 192 <= n; i += 192) uniform_chains<6>(keys, counter + i / 4, u + i);
+    return i;
 }
 #else
 constexpr int kLanes = 16;  // counters at a time
@@ -113,6 +128,7 @@ inline void uniform_block(const PhiloxKeys& keys, uint64_t counter, float* __res
             u[4 * i + word] = static_cast<float>(static_cast<int32_t>(c[word][i] >> 8)) * 0x1p-24f;
 }
 
+inline int64_t uniform_many(const PhiloxKeys&, uint64_t, int64_t, float*) { return 0; }
 #endif
 
 // u[i] in [0, 1) for the elements first ... first + n - 1 of the tensor.
@@ -123,7 +139,10 @@ inline void uniform(Seed seed, int64_t first, int64_t n, float* u) {
     for (int64_t i = 0; i < n;) {
         int64_t skip = index & 3, count = smaller(4 * kLanes - skip, n - i);
         uint64_t counter = index >> 2;  // of a negative index, too: its sign is kept
-        if (skip == 0 && count == 4 * kLanes) {
+        int64_t many = skip == 0 ? uniform_many(keys, counter, n - i, u + i) : 0;
+        if (many) {
+            count = many;
+        } else if (skip == 0 && count == 4 * kLanes) {
             uniform_block(keys, counter, u + i);
         } else {
             uniform_block(keys, counter, block);

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "chunk.h"
+#include "means.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {
@@ -93,8 +94,9 @@ inline Plan make_plan(const Grid& full, bool choosing) {
     int64_t wide = height > 1 ? smaller(2048, 8 * kUnit / height) : 0;
     p.strip = strip_of(g, p.cached ? larger(larger(kUnit / height, wide), narrow) : kUnit);
     p.strips = ceil_div(g.columns, p.strip);
-    // Statistics of parts of a block are merged one part at a time: few and large ones.
-    int64_t part = choosing ? larger(kUnit, g.size() / 64) : kUnit;
+    // Statistics of parts of a block are merged one part at a time, and each unit loads its scales:
+    // few and large ones.
+    int64_t part = larger(kUnit, g.size() / 64);
     p.rows = p.cached ? g.block_rows : smaller(g.block_rows, larger(part / p.strip, 1));
     p.parts = p.cached ? 1 : ceil_div(g.block_rows, p.rows);
     return p;
@@ -169,8 +171,9 @@ inline Shift shift_of(int32_t magnitude, int32_t* exponent) {
     int32_t fraction;
     split(magnitude ? from_bits(magnitude) : 1.0f, exponent, &fraction);
     if (*exponent < -126) *exponent = -126;
-    int32_t shift = 30 - *exponent, half = shift >> 1;  // rounded down, as the reference does
-    return {pow2(half), pow2(shift - half)};
+    int32_t shift = 30 - *exponent;  // exact in one product or two
+    int32_t first = shift > 127 ? 127 : shift;
+    return {pow2(first), pow2(shift - first)};
 }
 
 inline float mean_of(int64_t sum, int64_t count, int32_t exponent) {

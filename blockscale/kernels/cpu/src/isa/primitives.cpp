@@ -12,6 +12,7 @@ struct Source {
     const void* x;
     Dtype dtype;
     int threads;
+    int64_t ahead = 0;  // see Task
 };
 
 // The sums of section 3.2 over the planes of a unit, and from them the mean of each block, whose
@@ -53,7 +54,7 @@ void unit_statistics(const Source& from, const Plan& p, const Rectangle& unit, c
         for (int64_t plane = 0; plane < p.unit_planes(); ++plane) {
             Rectangle r = unit;
             r.plane += plane;
-            add_rectangle<MASKED>(p.grid, from.x, from.dtype, r, s);
+            add_rectangle<MASKED>(p.grid, from.x, from.dtype, r, s, from.ahead);
         }
     };
     memset(s.odd, 0, n);
@@ -79,6 +80,7 @@ void all_means(const Source& from, const Plan& p, const Statistics& s) {
     Array<Shift> shifts(total);
     Array<int32_t> exponents(total);
     Array<float> above(total);
+    bool odd = memchr(s.odd, 1, total);
     for (int64_t i = 0; i < total; ++i) {
         shifts[i] = shift_of(s.high[i], &exponents[i]);
         above[i] = -1.0f;
@@ -95,7 +97,8 @@ void all_means(const Source& from, const Plan& p, const Statistics& s) {
             Statistics part = buffer.view();
             memset(part.sum, 0, n * sizeof(int64_t));
             memset(part.count, 0, n * sizeof(int64_t));
-            add_sums<true>(p.grid, from.x, from.dtype, r, shifts + first, above + first, part);
+            odd ? add_sums<true>(p.grid, from.x, from.dtype, r, shifts + first, above + first, part)
+                : add_sums<false>(p.grid, from.x, from.dtype, r, shifts + first, above + first, part);
 #pragma omp critical(blockscale_merge)
             for (int64_t b = 0; b < n; ++b) {
                 s.sum[first + b] += part.sum[b];
@@ -112,8 +115,10 @@ void all_means(const Source& from, const Plan& p, const Statistics& s) {
 
 // The statistics of every block of the tensor, means included.
 void all_statistics(const Source& from, const Plan& p, const Statistics& s) {
-    reset(s, p.grid.blocks());
-    memset(s.odd, 0, p.grid.blocks());
+    if (!p.cached || p.units() == 0) {  // else each unit does that for its own
+        reset(s, p.grid.blocks());
+        memset(s.odd, 0, p.grid.blocks());
+    }
     for_units(p.units(), from.threads, p.threads_pay, [&](int64_t i) {
         Rectangle r = p.unit(i);
         if (r.rows == 0) return;
@@ -131,7 +136,7 @@ void all_statistics(const Source& from, const Plan& p, const Statistics& s) {
     if (s.sum && !p.cached) all_means(from, p, s);
 }
 
-void choose_all(const Source& from, const Layout& layout, QParams to);
+bool choose_all(const Source& from, const Layout& layout, QParams to);
 
 // Numerators -> the outer scales, and the inner codes under them (section 3.5).
 void store_two_levels(const Spec& spec, const Grid& inner_grid, float* a, const uint8_t* odd,
@@ -166,13 +171,17 @@ void store_two_levels(const Spec& spec, const Grid& inner_grid, float* a, const 
     });
 }
 
-void choose_all(const Source& from, const Layout& layout, QParams to) {
+// Returns whether all numbers are finite.
+bool choose_all(const Source& source, const Layout& layout, QParams to) {
+    Source from = source;
+    from.ahead = kAhead;
     FullPrecision guard;
     Plan p = make_plan(layout.grid, true);
     int64_t total = p.grid.blocks();
     StatisticsBuffer buffer(from.spec, total);
     Statistics s = buffer.view();
     all_statistics(from, p, s);
+    bool finite = !memchr(s.odd, 1, total);
     if (from.spec.scale == ScaleKind::two_level) {
         to_numerators(from.spec, s, total);
         float* a = reinterpret_cast<float*>(s.high);
@@ -183,19 +192,22 @@ void choose_all(const Source& from, const Layout& layout, QParams to) {
             store_zero_points(from.spec, reinterpret_cast<float*>(s.low), steps, total,
                               to.zero_point);
         }
-        return;
+        return finite;
     }
     Array<float> steps(total);
     store_blocks(from.spec, s, total, to, 0, steps);
+    return finite;
 }
 
 // A unit whose scales are in `scales`, at index `at`: encode, or whatever the task is.
-void run_unit(const Task& t, const Plan& p, const Layout& layout, const Rectangle& unit,
+void run_unit(Task t, const Plan& p, const Layout& layout, const Rectangle& unit,
               QParams scales, int64_t at, int64_t n, float* steps, float* factors) {
     Factors by{nullptr, false};
     if (t.job != Job::dequantized)
         by = block_factors(t.spec, layout, scales, at, n, steps, factors);
     BlockScales s{steps, by, t.spec.asym ? scales.zero_point + at : nullptr};
+    if (t.table && by.multiply && t.dtype == Dtype::bf16)
+        t.of_words = t.table->serves_bits(by.by, n);
     for (int64_t plane = 0; plane < p.unit_planes(); ++plane) {
         Rectangle r = unit;
         r.plane += plane;
@@ -207,6 +219,9 @@ void run_unit(const Task& t, const Plan& p, const Layout& layout, const Rectangl
 void run_given(Task t, const Layout& layout, QParams scales, int threads) {
     Plan p = make_plan(layout.grid, false);
     t.grid = p.grid;
+    t.ahead = kAhead;
+    CodeTable table(t.spec, t.job == Job::codes);
+    if (table.serves) t.table = &table;
     for_units(p.units(), threads, p.threads_pay, [&](int64_t i) {
         Rectangle r = p.unit(i);
         if (r.rows == 0) return;
@@ -223,11 +238,13 @@ void run_chosen(Task t, const Layout& layout, QParams scales, int threads) {
     Source from{t.spec, t.x, t.dtype, threads};
     Plan p = make_plan(layout.grid, true);
     if (!p.cached || t.spec.scale == ScaleKind::two_level) {
-        choose_all(from, layout, scales);
+        t.finite = choose_all(from, layout, scales);
         return run_given(t, layout, scales, threads);
     }
     t.grid = p.grid;
     t.ahead = p.ahead();
+    CodeTable table(t.spec, t.job == Job::codes);
+    if (table.serves) t.table = &table;
     for_units(p.units(), threads, p.threads_pay, [&](int64_t i) {
         Rectangle r = p.unit(i);
         int64_t n = p.blocks(r), at = p.block(r);
@@ -237,7 +254,9 @@ void run_chosen(Task t, const Layout& layout, QParams scales, int threads) {
         unit_statistics(from, p, r, s, n);
         if (s.sum) unit_means(from, p, r, s, n);
         store_blocks(t.spec, s, n, scales, at, steps);
-        run_unit(t, p, layout, r, scales, at, n, steps, factors);
+        Task of_unit = t;
+        of_unit.finite = !memchr(s.odd, 1, n);
+        run_unit(of_unit, p, layout, r, scales, at, n, steps, factors);
     });
 }
 

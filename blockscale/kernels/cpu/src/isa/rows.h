@@ -76,8 +76,10 @@ void decode_rows(const Spec& spec, const Grid& g, const void* packed, const floa
             float* to = values + (row - from) * stride + c;
 #if defined(__AVX512F__)
             const uint8_t* bytes = static_cast<const uint8_t*>(patterns);
-            if (wide_decodes(spec, g.block_columns) && !any_reserved(spec.element, bytes, n)) {
-                wide_decode(spec, bytes, column, n, g.block_columns, steps + block, to, Dtype::fp32);
+            if (wide_decodes(spec, g.block_columns, bytes, n)) {
+                LaneSource source{steps + block, steps + block,
+                                  zero_points ? zero_points + block : nullptr};
+                wide_decode(spec, bytes, column, n, g.block_columns, source, false, to, Dtype::fp32);
                 continue;
             }
 #endif

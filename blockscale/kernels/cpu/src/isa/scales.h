@@ -119,10 +119,12 @@ inline void load_steps(const Spec& spec, const void* stored, int64_t first, int6
             break;
         case ScaleKind::e8m0: {
             const uint8_t* bytes = static_cast<const uint8_t*>(stored) + first;
-            for (int64_t i = 0; i < n; ++i) {
-                int32_t byte = bytes[i];
-                steps[i] = byte == 255 ? from_bits(0x7FC00000)
-                                       : pow2(byte - 127 - spec.fraction_bits);
+            int32_t fraction_bits = spec.fraction_bits;
+            for (int64_t i = 0; i < n; ++i) {  // pow2(bytes[i] - 127 - fraction_bits), in few steps
+                int32_t byte = bytes[i], field = byte - fraction_bits;
+                int32_t below = field < 0 ? -field : 0;
+                int32_t bits = field > 0 ? field << 23 : 0x400000 >> below;
+                steps[i] = from_bits(byte == 255 ? 0x7FC00000 : bits);
             }
             break;
         }

@@ -2,7 +2,7 @@
 // All of it is integer arithmetic on the bits of float32, so no order of reduction changes a bit.
 #pragma once
 
-#include "floats.h"
+#include "halves.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {
@@ -72,31 +72,6 @@ inline void run_range(const float* x, int64_t n, int32_t* high, int32_t* low) {
 }
 
 #if defined(__AVX512F__)
-// 16 vectors -> the largest (smallest) lane of each, in order. A vector of the tree below holds as
-// many of them as it has lanes left for each.
-template <bool LARGEST>
-inline __m512i pick(__m512i a, __m512i b) {
-    return LARGEST ? _mm512_max_epi32(a, b) : _mm512_min_epi32(a, b);
-}
-
-template <bool LARGEST>
-inline __m512i reduce16(const __m512i* v) {
-    __m512i half[8], quarter[4], eighth[2];
-    for (int i = 0; i < 8; ++i) {  // v[i], v[i + 4] (i < 4), v[i + 4], v[i + 8] (else)
-        __m512i a = v[i < 4 ? i : i + 4], b = v[i < 4 ? i + 4 : i + 8];
-        half[i] = pick<LARGEST>(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xEE));
-    }
-    for (int i = 0; i < 4; ++i)
-        quarter[i] = pick<LARGEST>(_mm512_shuffle_i32x4(half[i], half[i + 4], 0x88),
-                                   _mm512_shuffle_i32x4(half[i], half[i + 4], 0xDD));
-    for (int i = 0; i < 2; ++i)
-        eighth[i] = pick<LARGEST>(_mm512_unpacklo_epi64(quarter[2 * i], quarter[2 * i + 1]),
-                                  _mm512_unpackhi_epi64(quarter[2 * i], quarter[2 * i + 1]));
-    __m512 a = _mm512_castsi512_ps(eighth[0]), b = _mm512_castsi512_ps(eighth[1]);
-    return pick<LARGEST>(_mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88)),
-                         _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xDD)));
-}
-
 // Sixteen blocks of N elements at a time.
 template <int N, bool MASKED, bool RANGE>
 inline void sixteen_runs(const float* x, const Statistics& s) {
@@ -157,29 +132,48 @@ inline void runs_of(const float* x, int64_t blocks, const Statistics& s) {
     }
 }
 
-// Lanes: one result per column, for later rows to add to.
+inline int64_t index_of(const Grid& g, int64_t plane, int64_t row, int64_t column) {
+    return (plane * g.rows + row) * g.columns + column;
+}
+
+// Asks for n numbers that are read soon: rows of a strip lie apart, which no hardware foresees.
+inline void fetch(const void* x, Dtype dtype, int64_t first, int64_t n) {
+    const char* from = static_cast<const char*>(x) + first * dtype_bytes(dtype);
+    for (int64_t i = 0; i < n * dtype_bytes(dtype); i += 64) __builtin_prefetch(from + i);
+}
+
+// One result per column; two rows at a time, which may be the same one.
 template <bool MASKED>
-inline void lanes(const float* x, int64_t n, int32_t* __restrict high, int32_t* __restrict low) {
+inline void add_rows(const float* x, const float* y, int64_t n, int32_t* __restrict high,
+                     int32_t* __restrict low) {
     if (low) {
         for (int64_t i = 0; i < n; ++i) {
-            int32_t bits = value_bits<MASKED>(x[i]);
-            high[i] = bits > high[i] ? bits : high[i];
-            low[i] = bits < low[i] ? bits : low[i];
+            int32_t a = value_bits<MASKED>(x[i]), b = value_bits<MASKED>(y[i]);
+            int32_t above = a > b ? a : b, below = a < b ? a : b;
+            high[i] = above > high[i] ? above : high[i];
+            low[i] = below < low[i] ? below : low[i];
         }
     } else {
         for (int64_t i = 0; i < n; ++i) {
-            int32_t bits = magnitude_bits<MASKED>(x[i]);
-            high[i] = bits > high[i] ? bits : high[i];
+            int32_t a = magnitude_bits<MASKED>(x[i]), b = magnitude_bits<MASKED>(y[i]);
+            int32_t above = a > b ? a : b;
+            high[i] = above > high[i] ? above : high[i];
         }
     }
 }
 
-// Call body(offset, length, block) for the pieces of blocks of `size` in [first, first + n).
-template <class Body>
-BLOCKSCALE_INLINE void for_blocks(int64_t first, int64_t n, int64_t size, Body body) {
-    int64_t left = size - first % size, block = 0;
-    for (int64_t i = 0; i < n; i += left, left = size, ++block)
-        body(i, left < n - i ? left : n - i, block);
+// Rows [row, row + 2) of a rectangle, or its last one, from `column` on; and asks for the next two.
+template <bool MASKED>
+inline void add_two_rows(const Grid& g, const void* x, Dtype dtype, const Rectangle& r, int64_t row,
+                         int64_t column, int64_t n, int32_t* high, int32_t* low) {
+    alignas(64) float buffer[2][kChunk];
+    int64_t end = r.row + r.rows, second = row + 1 < end ? row + 1 : row;
+    int64_t first = index_of(g, r.plane, row, column);
+    for (int64_t next = row + 2; next < row + 4 && next < end; ++next)
+        fetch(x, dtype, first + (next - row) * g.columns, n);
+    add_rows<MASKED>(widen(x, dtype, first, n, buffer[0]),
+                     widen(x, dtype, first + (second - row) * g.columns, n, buffer[1]), n, high,
+                     low);
 }
 
 template <bool MASKED>
@@ -207,24 +201,9 @@ inline void row_statistics(const Grid& g, const float* x, int64_t column, int64_
     });
 }
 
-inline int64_t index_of(const Grid& g, int64_t plane, int64_t row, int64_t column) {
-    return (plane * g.rows + row) * g.columns + column;
-}
-
-// Asks for n numbers that are read soon: rows of a strip lie apart, which no hardware foresees.
-inline void fetch(const void* x, Dtype dtype, int64_t first, int64_t n) {
-    const char* from = static_cast<const char*>(x) + first * dtype_bytes(dtype);
-    for (int64_t i = 0; i < n * dtype_bytes(dtype); i += 64) __builtin_prefetch(from + i);
-}
-
 // The results of columns -> those of their blocks.
 inline void fold_lanes(const Grid& g, int64_t column, int64_t n, const int32_t* high,
                        const int32_t* low, const Statistics& s) {
-    if (g.block_columns == 1) {
-        for (int64_t i = 0; i < n; ++i) s.high[i] = high[i] > s.high[i] ? high[i] : s.high[i];
-        for (int64_t i = 0; s.low && i < n; ++i) s.low[i] = low[i] < s.low[i] ? low[i] : s.low[i];
-        return;
-    }
     if (!s.low) {  // bits of magnitudes are floats again
         alignas(64) float sizes[kChunk];
         memcpy(sizes, high, n * sizeof(float));
@@ -239,27 +218,47 @@ inline void fold_lanes(const Grid& g, int64_t column, int64_t n, const int32_t* 
     });
 }
 
+// Blocks of one column: row after row, as they lie in memory.
+template <bool MASKED>
+inline void add_columns(const Grid& g, const void* x, Dtype dtype, const Rectangle& r,
+                        const Statistics& s) {
+    for (int64_t row = r.row; row < r.row + r.rows; row += 2) {
+        for (int64_t c = 0; c < r.columns; c += kChunk)
+            add_two_rows<MASKED>(g, x, dtype, r, row, r.column + c, smaller(kChunk, r.columns - c),
+                                 s.high + c, s.low ? s.low + c : nullptr);
+    }
+}
+
 // Adds a rectangle to the statistics of its blocks.
 template <bool MASKED>
 inline void add_rectangle(const Grid& g, const void* x, Dtype dtype, const Rectangle& r,
-                          const Statistics& s) {
+                          const Statistics& s, int64_t ahead) {
+    if (g.block_columns == 1) return add_columns<MASKED>(g, x, dtype, r, s);
     alignas(64) float buffer[kChunk];
     alignas(64) int32_t high[kChunk], low[kChunk];
     for (int64_t c = 0; c < r.columns; c += kChunk) {
         int64_t n = smaller(kChunk, r.columns - c), column = r.column + c;
         int64_t block = column / g.block_columns - r.column / g.block_columns;
-        if (r.rows == 1 && g.block_columns > 1) {
+        if (r.rows == 1) {
             int64_t first = index_of(g, r.plane, r.row, column);
+            if (ahead) fetch(x, dtype, first + ahead, n);
+#if defined(__AVX512BW__)
+            if (!MASKED && !s.low && dtype != Dtype::fp32) {
+                const uint16_t* from = static_cast<const uint16_t*>(x) + first;
+                int32_t* to = s.high + block;
+                dtype == Dtype::bf16
+                    ? half_statistics<Dtype::bf16>(from, column, n, g.block_columns, to)
+                    : half_statistics<Dtype::fp16>(from, column, n, g.block_columns, to);
+                continue;
+            }
+#endif
             row_statistics<MASKED>(g, widen(x, dtype, first, n, buffer), column, n, s.at(block));
             continue;
         }
         memset(high, 0, n * sizeof(int32_t));
         if (s.low) memset(low, 0, n * sizeof(int32_t));
-        for (int64_t row = r.row; row < r.row + r.rows; ++row) {
-            int64_t first = index_of(g, r.plane, row, column);
-            if (row + 1 < r.row + r.rows) fetch(x, dtype, first + g.columns, n);
-            lanes<MASKED>(widen(x, dtype, first, n, buffer), n, high, s.low ? low : nullptr);
-        }
+        for (int64_t row = r.row; row < r.row + r.rows; row += 2)
+            add_two_rows<MASKED>(g, x, dtype, r, row, column, n, high, s.low ? low : nullptr);
         fold_lanes(g, column, n, high, low, s.at(block));
     }
 }
@@ -273,72 +272,6 @@ inline bool find_odd(const Statistics& s, int64_t n) {
     for (int64_t i = 0; i < n; ++i)
         s.odd[i] = s.high[i] >= kInfinity || (s.low && s.low[i] <= kNegativeInfinity);
     return true;
-}
-
-// t_i of section 3.2: two factors, because 2^156 is not a float32.
-struct Shift {
-    float first, second;
-};
-
-#if defined(__AVX512F__)
-// The same as the loop in run_sum for all whole vectors; returns how many elements that were.
-template <bool MASKED>
-inline int64_t wide_sum(const float* x, int64_t n, Shift shift, float above, int64_t* sum,
-                        int64_t* count) {
-    __m512i total = _mm512_setzero_si512(), low_half = _mm512_set1_epi64(0xFFFFFFFF);
-    __m512 first = _mm512_set1_ps(shift.first), second = _mm512_set1_ps(shift.second);
-    int64_t i = 0, chosen = 0;
-    for (; i + 16 <= n; i += 16) {
-        __m512 size = _mm512_abs_ps(_mm512_loadu_ps(x + i));
-        __mmask16 use = _mm512_cmp_ps_mask(size, _mm512_set1_ps(above), _CMP_GT_OQ);
-        if constexpr (MASKED)
-            use &= _mm512_cmp_ps_mask(size, _mm512_set1_ps(kFltMax), _CMP_LE_OQ);
-        __m512i t = _mm512_maskz_cvttps_epi32(use, _mm512_mul_ps(_mm512_mul_ps(size, first), second));
-        total = _mm512_add_epi64(total, _mm512_and_si512(t, low_half));
-        total = _mm512_add_epi64(total, _mm512_srli_epi64(t, 32));
-        chosen += __builtin_popcount(use);
-    }
-    *sum += _mm512_reduce_add_epi64(total);
-    *count += chosen;
-    return i;
-}
-#endif
-
-template <bool MASKED>
-inline void run_sum(const float* x, int64_t n, Shift shift, float above, int64_t* sum,
-                    int64_t* count) {
-    int64_t total = 0, chosen = 0, i = 0;
-#if defined(__AVX512F__)
-    i = wide_sum<MASKED>(x, n, shift, above, sum, count);
-#endif
-    for (; i < n; ++i) {
-        int32_t bits = to_bits(x[i]) & INT32_MAX;
-        float size = from_bits(bits);
-        bool use = size > above && (!MASKED || bits < kInfinity);
-        float t = use ? size * shift.first * shift.second : 0.0f;
-        total += static_cast<int32_t>(t);
-        chosen += use;
-    }
-    *sum += total;
-    *count += chosen;
-}
-
-// Adds the sums over elements whose magnitude is above `above[block]` (-1: all).
-template <bool MASKED>
-inline void add_sums(const Grid& g, const void* x, Dtype dtype, const Rectangle& r,
-                     const Shift* shifts, const float* above, const Statistics& s) {
-    alignas(64) float buffer[kChunk];
-    for (int64_t row = r.row; row < r.row + r.rows; ++row) {
-        for (int64_t c = 0; c < r.columns; c += kChunk) {
-            int64_t n = smaller(kChunk, r.columns - c), column = r.column + c;
-            int64_t at = column / g.block_columns - r.column / g.block_columns;
-            const float* values = widen(x, dtype, index_of(g, r.plane, row, column), n, buffer);
-            for_blocks(column, n, g.block_columns, [&](int64_t i, int64_t length, int64_t b) {
-                b += at;
-                run_sum<MASKED>(values + i, length, shifts[b], above[b], s.sum + b, s.count + b);
-            });
-        }
-    }
 }
 
 }  // namespace

@@ -1,0 +1,71 @@
+"""Chosen scales over finite numbers, many at a time: what kernels count in wide registers."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from blockscale.core.parse import parse
+from tests.kernels.cpu.equal import wrong
+from tests.kernels.cpu.test_primitives import DTYPES, rough
+from tests.kernels.cpu.test_primitives_edges import SMALL, edges
+
+
+def turning_points(element: str) -> Tensor:
+    """Rows of 96 finite numbers at and beside all midpoints, the largest value in every 16."""
+    top = parse(f"{element}:tensor:fp32").element.max
+    x = edges(element)
+    x = x[x.abs() <= top]
+    x = torch.cat([x, torch.full((-x.numel() % 90,), top * 0.3)]).reshape(-1, 6, 15)
+    return torch.cat([x, torch.full_like(x[..., :1], top)], -1).reshape(-1, 96)
+
+
+@pytest.mark.parametrize("element", SMALL)
+def test_midpoints_under_chosen_scales(element: str) -> None:
+    """Steps are powers of two, or 1: every midpoint stays one."""
+    for i, under in enumerate(("token:pow2/floor", "group16:fp32", "group32:e8m0/floor")):
+        x = turning_points(element).to(list(DTYPES.values())[i % 2])
+        assert wrong(x, f"{element}:{under}") == [], under
+    assert wrong(turning_points(element).bfloat16(), f"{element}:group32:e8m0/floor") == []
+
+
+FEW_BITS = ("e2m1", "e1m2", "e3m0", "log4", "log3", "e2m0", "e1m1", "e2m1r1", "e4m0", "log5")
+
+
+@pytest.mark.parametrize("element", FEW_BITS)
+@pytest.mark.parametrize("scale", ["e8m0/floor", "e8m0/even", "pow2/ceil", "fp32"])
+def test_every_bfloat16(element: str, scale: str) -> None:
+    """Blocks of one binade, and blocks of all of them; the smallest and largest scales too."""
+    x = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
+    x = x.nan_to_num(0, 0, 0).reshape(256, 256)
+    for block in ("group32", "token"):
+        assert wrong(x, f"{element}:{block}:{scale}") == [], block
+    assert wrong(x.t().contiguous(), f"{element}:group64:{scale}") == []
+
+
+@pytest.mark.parametrize(
+    "size", [15, 16, 17, 63, 64, 65, 79, 80, 127, 129, 191, 192, 193, 2047, 2113]
+)
+def test_lengths(size: int) -> None:
+    """Around whole registers, of codes of every width."""
+    for bits in range(1, 9):
+        element = f"uint{bits}:token:fp32:asym" if bits == 1 else f"int{bits}:token:fp32"
+        for seed, dtype in enumerate(DTYPES.values()):
+            x = rough((3, size), 10 + seed).to(dtype)
+            assert wrong(x, element) == [], (element, dtype)
+    for fmt in (
+        "binary:token:fp32",
+        "ternary:token:fp32",
+        "int8:channel1:fp32",
+        "e2m1:group16:e4m3",
+    ):
+        assert wrong(rough((5, size), 1), fmt) == [], fmt
+
+
+@pytest.mark.parametrize("fmt", ["ternary:token:fp32", "binary:token:e8m0/nearest"])
+@pytest.mark.parametrize("exponent", [-149, -127, -100, -97, -96, 0, 100, 127])
+def test_means_in_every_range(fmt: str, exponent: int) -> None:
+    """Where t_i takes two factors, and where sums pass 2^32."""
+    g = torch.Generator().manual_seed(exponent % 7)
+    x = (torch.rand(4, 3000, generator=g) + 0.5).mul_(2.0**exponent).clamp_max_(3e38)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert wrong(x.to(dtype), fmt) == [], dtype
