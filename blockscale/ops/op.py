@@ -53,7 +53,7 @@ _LISTENING = (  # as long as each of these says no, nobody is
     torch._C._get_tracing_state,
 )
 _keys_of = torch._C._dispatch_keys
-_plain: set[int] = set()  # dispatch keys of tensors that were seen to be plain
+_plain: set[int] = set()  # dispatch keys that were seen to be those of plain tensors, or fewer
 
 
 def _alone(args: tuple[Any, ...]) -> bool:
@@ -75,6 +75,23 @@ def _alone(args: tuple[Any, ...]) -> bool:
                 return False
         elif type(arg) not in _VALUES:
             return False
+    return True
+
+
+def _nothing_asked(keys: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call that came to autograd with these dispatch keys only has to be passed on."""
+    raw = keys.raw_repr()
+    if raw not in _plain:
+        if any(raw & ~plain == 0 for plain in _plain_keys(args[0].device.type)):
+            _plain.add(raw)  # nothing that plain tensors have not
+        else:
+            return False
+    if forward_ad._current_level >= 0:
+        return False
+    if torch.is_grad_enabled():
+        for arg in args:
+            if isinstance(arg, Tensor) and arg.requires_grad:
+                return False
     return True
 
 
@@ -152,7 +169,10 @@ def _on_one_device(name: str, shape: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def differentiable(target: Op, save: Callable[..., None], backward: Callable[..., Any]) -> None:
-    """Give `target` a gradient: `save(ctx, inputs, output)` and `backward(ctx, *gradients)`."""
+    """Give `target` a gradient: `save(ctx, inputs, output)` and `backward(ctx, *gradients)`.
+
+    As torch.library.register_autograd does, but a plain call is not dispatched a second time.
+    """
 
     def save_with_choice(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.choice = choice()  # autograd runs a GPU's backward pass on a thread of its own
@@ -162,10 +182,22 @@ def differentiable(target: Op, save: Callable[..., None], backward: Callable[...
         with as_chosen(ctx.choice):
             return backward(ctx, *gradients)
 
-    name = f"blockscale::{target.name}"
-    torch.library.register_autograd(
-        name, backward_with_choice, setup_context=save_with_choice, lib=_LIBRARY
-    )
+    try:
+        from torch._library import autograd  # torch's own, which another torch may not have
+
+        info = autograd.Info(backward_with_choice, save_with_choice)
+        watched = autograd.make_autograd_impl(target.overload, info)
+    except (ImportError, AttributeError, TypeError):
+        torch.library.register_autograd(
+            f"blockscale::{target.name}", backward_with_choice, setup_context=save_with_choice,
+            lib=_LIBRARY,
+        )  # fmt: skip
+        return
+
+    def kernel(keys: Any, *args: Any) -> Any:
+        return target.run(*args) if _nothing_asked(keys, args) else watched(keys, *args)
+
+    _LIBRARY.impl(target.name, kernel, "Autograd", with_keyset=True)
 
 
 def not_differentiable(target: Op, instead: str) -> None:

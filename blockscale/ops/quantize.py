@@ -1,5 +1,7 @@
 """The functions people call on tensors: quantize, fake_quantize, choose_qparams."""
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -96,7 +98,7 @@ def given(
         scale = codes
     if not isinstance(scale, Tensor):
         raise ValueError(f"{fmt}: its scale is a Tensor, not {describe(scale)}")
-    expected = fmt.block.scale_shape(shape)
+    expected = _scale_shape(fmt, shape)
     if tuple(scale.shape) != expected or scale.dtype != fmt.scale.dtype:
         raise ValueError(
             f"{fmt}: for a tensor of shape {shape} the stored scale is "
@@ -113,6 +115,17 @@ def given(
             f"{fmt}: the zero_point is int32 of shape {expected}, not {describe(zero_point)}"
         )
     return QParams(scale, outer, zero_point)
+
+
+def _scale_shape(fmt: Format, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if torch.compiler.is_compiling() or {*map(type, shape)} != {int}:  # symbols have no hash
+        return fmt.block.scale_shape(shape)
+    return _known_scale_shape(str(fmt), shape)
+
+
+@lru_cache(1024)
+def _known_scale_shape(fmt: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return parse(fmt).block.scale_shape(shape)
 
 
 def _check_tensor(x: object) -> None:

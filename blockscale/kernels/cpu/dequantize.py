@@ -5,7 +5,15 @@ from torch import Tensor
 
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.choose_qparams import every
-from blockscale.kernels.cpu.native import DTYPES, Native, addresses, in_order, native, threads
+from blockscale.kernels.cpu.native import (
+    DTYPES,
+    Native,
+    addresses,
+    in_order,
+    native,
+    new,
+    threads,
+)
 from blockscale.kernels.registry import kernel
 
 
@@ -25,7 +33,7 @@ def dequantize(
     packed = checked_codes(n, packed, shape)
     parts = n.given_parts(shape, scale, zero_point, outer)
     kind = DTYPES.get(dtype, 0)
-    values = torch.empty(shape, dtype=dtype if dtype in DTYPES else torch.float32)
+    values = new(shape, dtype if dtype in DTYPES else torch.float32)
     if values.numel():
         codes, packs = packed, n.packs(shape)
         if not packs:  # rows end within a byte

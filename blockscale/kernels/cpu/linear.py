@@ -10,7 +10,7 @@ from blockscale.core.parse import parse
 from blockscale.core.scale import TwoLevel
 from blockscale.kernels.cpu.choose_qparams import every
 from blockscale.kernels.cpu.fake_quantize import fake_quantize
-from blockscale.kernels.cpu.native import DTYPES, floats, in_order, native, threads
+from blockscale.kernels.cpu.native import DTYPES, floats, in_order, native, new, threads
 from blockscale.kernels.cpu.prepack import prepared
 from blockscale.kernels.registry import kernel
 
@@ -35,19 +35,21 @@ def linear(
 ) -> Tensor:
     """As ops.linear.linear."""
     x, dtype = floats(x)
-    y = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype)
-    offset = float_bias(bias, weight.shape[0])
-    if not y.numel() or not x.numel():
+    n, shape = weight.shape[0], x.shape
+    y = new((*shape[:-1], n), x.dtype)
+    offset = float_bias(bias, n)
+    count = y.numel()
+    if not count or not shape[-1]:
         return y.zero_() if offset is None else y.copy_(offset)
-    ready = prepared((weight, scale, zero_point, outer), fmt, x.shape[-1])
-    given = (input_scale, input_zero_point, input_outer)
+    ready = prepared((weight, scale, zero_point, outer), fmt, shape[-1])
     if input_fmt:
+        given = (input_scale, input_zero_point, input_outer)
         block = row_block(input_fmt, x.ndim)
         if block is not None and as_integers(ready, x, block, given, input_fmt, offset, y):
             return y
         x = fake_quantize(x.to(torch.float32), *given, input_fmt, input_seed)
         dtype = DTYPES[torch.float32]
-    ready.floats(x.data_ptr(), dtype, y.numel() // y.shape[-1], *_to(offset, y))
+    ready.floats(x.data_ptr(), dtype, count // n, *_to(offset, y))
     return y
 
 

@@ -96,7 +96,7 @@ class QLayer(nn.Module):
 
     def of_input(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, str, Any]:
         """The input's scale parts, format ("" for float) and seed, as ops take them."""
-        quantizer = self.input
+        quantizer: Any = self._modules.get("input")  # not as an attribute: see QLinear.forward
         if quantizer is None:
             return None, None, None, "", None
         drawn = quantizer.format.rounding == "stochastic"

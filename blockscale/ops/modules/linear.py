@@ -1,5 +1,7 @@
 """Quantized nn.Linear, and the transposed Conv1D of GPT-2-style models."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from blockscale.core.recipe import Scheme
@@ -20,8 +22,8 @@ class QLinear(QLayer):
         if x.shape[-1] != self.in_features:
             raise ValueError(f"expected an input [..., {self.in_features}], found {tuple(x.shape)}")
         x = self.prepared(x)
-        weight = self.weight
-        bias = self._parameters["bias"]  # an attribute is looked for twice
+        weight: Any = self._modules["weight"]  # as an attribute it is looked for in four places
+        bias = self._parameters["bias"]
         y = linear(x, *weight.operands, bias, weight.fmt, *self.of_input(x))
         return self.finished(y)
 
