@@ -55,7 +55,7 @@ check: .venv/.dev ## lint, format and types
 fix: .venv/.dev ## what the linter and the formatter can repair
 	@$(BIN)/ruff check --fix; $(BIN)/ruff format
 
-bench: .venv/.test .venv/.native ## measure speed, into benchmarks/results/
+bench: .venv/.bench .venv/.native ## measure speed beside torchao and onnxruntime, into benchmarks/results/
 	@if [ -f benchmarks/run.py ]; then $(BIN)/python -m benchmarks.run $(ARGS); \
 	else $(BIN)/python -m benchmarks.import_time; fi
 
@@ -117,6 +117,11 @@ clean: ## remove the environment, what was built and the caches
 		echo "installing requirements/triton.txt into .venv (once): the CUDA kernels run in its interpreter"; \
 		$(PIP) -r requirements/triton.txt; } || \
 		echo "no Triton for this platform: the tests of the CUDA kernels are skipped"
+	@touch $@
+
+.venv/.bench: requirements/bench.txt .venv/.test
+	@echo "installing requirements/bench.txt into .venv (once)"
+	@$(PIP) -r requirements/bench.txt
 	@touch $@
 
 .venv/.dev: requirements/dev.txt .venv/.test

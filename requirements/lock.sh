@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Writes requirements/demo.txt, test.txt and dev.txt: what pyproject.toml's extras install today, by
-# exact version. Versions given as arguments are kept:
+# Writes requirements/demo.txt, test.txt, bench.txt and dev.txt: what pyproject.toml's extras install
+# today, by exact version. Versions given as arguments are kept:
 #
 #     bash requirements/lock.sh torch==2.13.0
 set -euo pipefail
@@ -33,15 +33,21 @@ write() {
 }
 
 before=
-for extra in demo test dev; do
+for extra in demo test bench dev; do
     echo "resolving the extra '$extra'"
     "$python" -m pip install -qq ".[build,$extra]" # the Makefile installs without isolation
     installed > "$work/$extra.txt"
     case $extra in
         demo) why="What 'make demo' needs: blockscale's dependencies, its command line, a model, what builds it." ;;
         test) why="What 'make test' needs on top: pytest and the oracles." ;;
+        bench) why="What 'make bench' needs on top of the tests: the peers that it measures." ;;
         dev) why="What 'make check' needs on top: the linter and the type checker." ;;
     esac
     write "$extra" "$before" "$why"
-    before=$extra
+    if [ "$extra" = bench ]; then # dev.txt goes on from test.txt: it must name all that it needs
+        grep -vxFf "$work/$before.txt" "$work/$extra.txt" > "$work/only_bench.txt"
+        "$python" -m pip uninstall -qq -y -r "$work/only_bench.txt"
+    else
+        before=$extra
+    fi
 done
