@@ -29,7 +29,7 @@ from blockscale.kernels.cuda.linear_launch import Weight
 from blockscale.kernels.cuda.linear_reading import reading
 from blockscale.ops.linear import linear
 
-DEFAULT = "mxfp4,nvfp4,int4,uint4,int8_channel,mxfp8,mxint8,bfp8,fp8"
+DEFAULT = "mxfp4,nvfp4,int4,int8_channel,mxfp8,bfp8,int4:group32:fp32,fp8,mxint8,uint4"
 PAIRS = (("int8_channel", "int8_token", "int8"), ("e4m3:channel0:fp32", "e4m3:token:fp32", "fp8"))
 BOTH = (("mxint8", "mxint8"), ("bfp8", "bfp8"), ("mxfp8", "mxfp8"))
 _kept: dict = {}
@@ -155,9 +155,9 @@ def compile_all(cases: list[tuple], workers: int) -> None:
     seen = {}
     for what, fmt, xf, n, k, m in cases:
         r = reading(fmt, k) if what == "weight" else None
-        for choice in candidates(Call(what, fmt, m, n, k), r):
-            few = choice.path == "tile" or what != "weight"  # the rest has nothing of its own
-            if not few and choice != candidates(Call(what, fmt, m, n, k), r)[0]:
+        for choice in candidates(Call(what, fmt, m, n, k, True), r):
+            own = choice.path in ("tile", "few", "fused") or what != "weight"  # kernels
+            if not own and choice != candidates(Call(what, fmt, m, n, k, True), r)[0]:
                 continue
             seen.setdefault((fmt, k, choice, what), (fmt, n, k, m if m < 1024 else 256, choice, xf))
     print(f"{len(seen)} candidates to compile", flush=True)
@@ -212,7 +212,7 @@ def measure(cases: list[tuple], out: Path, deadline: float) -> None:
         copies = 1 + int(150e6 // (n * k * parse(fmt).bits // 8)) if m <= 256 else 1
         ws = [made(fmt, n, k, s) for s in range(copies)]
         results = []
-        for choice in candidates(Call(what, fmt, m, n, k), r):
+        for choice in candidates(Call(what, fmt, m, n, k, True), r):
             try:
                 spent = timed([partial(run, x, w, fmt, choice, xf) for w in ws])
             except triton.runtime.errors.OutOfResources:
@@ -239,18 +239,25 @@ def measure(cases: list[tuple], out: Path, deadline: float) -> None:
 
 
 def first_call() -> None:
-    """Seconds of the first call in a process, whose kernels Triton's cache may have."""
+    """Seconds of the first calls in a process, whose kernels Triton's cache may have."""
     assert available() is None
-    w, x = (
-        made("e2m1:group32:e8m0/floor", 8192, 8192),
-        torch.randn(16, 8192, device="cuda").bfloat16(),
-    )
+    fmt, x = str(parse("mxfp4")), torch.randn(4096, 8192, device="cuda").bfloat16()
+    w = made(fmt, 8192, 8192)
+    calls = {f"linear {m}": partial(linear, x[:m], *w, None, fmt, None, None, None, "", None)
+             for m in (1, 16, 256, 4096)}  # fmt: skip
+    calls |= {
+        "quantize": lambda: bs.quantize(x, fmt),
+        "fake_quantize": lambda: bs.fake_quantize(x, fmt),
+    }
     torch.cuda.synchronize()
-    for name in ("first", "second"):
-        start = time.perf_counter()
-        linear(x, *w, None, "e2m1:group32:e8m0/floor", None, None, None, "", None)
-        torch.cuda.synchronize()
-        print(f"{name} call: {time.perf_counter() - start:.4f} s", flush=True)
+    for name, call in calls.items():
+        spent = []
+        for _ in range(2):
+            start = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            spent.append(time.perf_counter() - start)
+        print(f"{name}: first {spent[0]:.4f} s, second {spent[1]:.4f} s", flush=True)
 
 
 if __name__ == "__main__":

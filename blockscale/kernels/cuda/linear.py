@@ -1,5 +1,6 @@
 """x @ weight.T: codes times codes where tensor cores take them, else weights decoded on the way."""
 
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -9,11 +10,12 @@ from torch import Tensor
 from blockscale.core.parse import parse
 from blockscale.core.precision import float32_inside
 from blockscale.core.scale import TwoLevel
-from blockscale.kernels.cuda import interpreting, launch, linear_choice
+from blockscale.kernels.cuda import interpreting, launch, linear_choice, linear_fused
 from blockscale.kernels.cuda.dequantize import dequantize
 from blockscale.kernels.cuda.linear_choice import Call, Choice
 from blockscale.kernels.cuda.linear_coded import blocks, coded, pair
 from blockscale.kernels.cuda.linear_dense import dense
+from blockscale.kernels.cuda.linear_few import few
 from blockscale.kernels.cuda.linear_input import Codes, Values, read
 from blockscale.kernels.cuda.linear_launch import PARTS, Ends, Weight, as_words, tiled
 from blockscale.kernels.cuda.linear_reading import reading
@@ -101,20 +103,23 @@ def weighted(
     """Values of x with a weight that is decoded, as `choice` says, else as is best."""
     (rows, k), n = found.x.shape, w.codes.shape[0]
     r = reading(fmt, k)
-    if (
-        r is None
-        or as_words(w.codes) is None
-        or (not r.words and isinstance(parse(fmt).scale, TwoLevel))
-    ):
+    if r is None or (not r.width and isinstance(parse(fmt).scale, TwoLevel)):
         return _in_float32(found, w, fmt, bias, dtype)
+    if r.planes and as_words(w.codes) is None:
+        r = replace(r, planes=0)
     if choice is None:
-        call = Call("weight", fmt, rows * PARTS[found.x.dtype], n, k)
+        can = linear_fused.can(w.codes)
+        call = Call("weight", fmt, rows * PARTS[found.x.dtype], n, k, can)
         choice = linear_choice.choose(call, r, device_name(w.codes))
     ends = Ends(found.row, bias)
     if choice.path == "dense":
         outputs = choice.tile.outputs if choice.tile is not None else 0
         return dense(found.x, w, fmt, r, ends, dtype, outputs)
     assert choice.tile is not None
+    if choice.path == "few":
+        return few(found.x, w, fmt, r, ends, choice.tile, dtype)
+    if choice.path == "fused":
+        return linear_fused.fused(found.x, w, fmt, r, ends, choice.tile, dtype)
     if choice.path == "blocks":
         return blocks(found.x, w, fmt, r, ends, choice.tile, dtype)
     return tiled(found.x, w, fmt, r, ends, choice.tile, dtype)
@@ -123,7 +128,7 @@ def weighted(
 def _in_float32(
     found: Values, w: Weight, fmt: str, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """Elements of more than 8 bits, blocks that do not fill words: everything in float32."""
+    """Elements of more than 8 bits, scales of a few elements: everything in float32."""
     values = dequantize(*w, fmt, found.x.shape[-1], torch.float32)
     x = found.x.to(torch.float32)
     if found.row is not None:

@@ -8,63 +8,63 @@ tensor core reads. `linear_decode` has the same in plain Triton, for the interpr
 
 from blockscale.kernels.cuda.spec import ElementNumbers
 
-_AND_OR = "0xEA"  # lop3: (a & b) | c
-_AND_XOR = "0x6A"  # lop3: (a & b) ^ c
+AND_OR = "0xEA"  # lop3: (a & b) | c
+AND_XOR = "0x6A"  # lop3: (a & b) ^ c
 
 
-def _both(half: int) -> str:
+def both(half: int) -> str:
     """The 16 bits `half` in each half of a register."""
     return f"0x{half & 0xFFFF:04X}{half & 0xFFFF:04X}"
 
 
-def _bf16(value: float) -> int:
+def bf16(value: float) -> int:
     """The bits of a bfloat16 that is a whole number below 256 or a power of two."""
     mantissa, exponent = abs(value).hex().removeprefix("0x").split("p")
     fraction = int((mantissa.partition(".")[2] + "00")[:2], 16) >> 1
     return (value < 0) << 15 | (int(exponent) + 127) << 7 | fraction
 
 
-def _shifted(to: str, source: str, left: int) -> str:
+def shifted(to: str, source: str, left: int) -> str:
     """`to` = source << left; a negative `left` shifts right."""
     if left == 0:
         return f"mov.b32 {to}, {source};"
     return f"shl.b32 {to}, {source}, {left};" if left > 0 else f"shr.u32 {to}, {source}, {-left};"
 
 
-def _integer(e: ElementNumbers, out: str, source: str, at: int) -> list[str]:
+def integer(e: ElementNumbers, out: str, source: str, at: int) -> list[str]:
     """A code of at most 7 bits as the last bits of 128 + code, from which 128 goes."""
     half = 1 << (e.bits - 1) if e.signed else 0
     mask = (1 << e.bits) - 1
     return [
-        _shifted("t", source, -at),
-        f"lop3.b32 t, t, {_both(mask)}, {_both(_bf16(128.0) | half)}, {_AND_XOR};",
-        f"mov.b32 u, {_both(_bf16(-128.0 - half))};",
+        shifted("t", source, -at),
+        f"lop3.b32 t, t, {both(mask)}, {both(bf16(128.0) | half)}, {AND_XOR};",
+        f"mov.b32 u, {both(bf16(-128.0 - half))};",
         f"add.rn.bf16x2 {out}, t, u;",
     ]
 
 
-def _byte(e: ElementNumbers, out: str, code: int) -> list[str]:
-    """Eight bits as the last bits of the float32 2^23 + code: they do not fit a bfloat16."""
-    lines = ["mov.b32 u, 0x4B000000;"]
-    for name, word in (("x", "a"), ("y", "b")):
-        lines += [
-            f"prmt.b32 t, {word}, u, 0x744{code};",
-            f"mov.b32 {name}, t;",
-            f"sub.rn.f32 {name}, {name}, 0f{0x4B000080 if e.signed else 0x4B000000:08X};",
-        ]
-    return [*lines, f"cvt.rn.bf16x2.f32 {out}, y, x;"]
+def byte(e: ElementNumbers, out: str) -> list[str]:
+    """Eight bits in each half of t: seven below 128, and the uppermost makes another 128, which is
+    to subtract, one of 256. Of unsigned codes it is inverted."""
+    one = both(bf16(128.0))
+    lines = [
+        f"lop3.b32 u, t, {both(0x7F)}, {one}, {AND_OR};",
+        f"lop3.b32 t, t, {both(0x80)}, {both(bf16(-128.0))}, {AND_OR};",
+        f"add.rn.bf16x2 {out}, u, t;",
+    ]
+    return lines if e.signed else [*lines, f"mov.b32 v, {one};", f"add.rn.bf16x2 {out}, {out}, v;"]
 
 
-def _sign(out: str, source: str, at: int) -> list[str]:
+def sign(out: str, source: str, at: int) -> list[str]:
     """One bit: 1 is +1, 0 is -1."""
-    minus = _both(_bf16(-1.0))
+    minus = both(bf16(-1.0))
     return [
-        _shifted("t", source, 15 - at),
-        f"lop3.b32 {out}, t, 0x80008000, {minus}, {_AND_XOR};",
+        shifted("t", source, 15 - at),
+        f"lop3.b32 {out}, t, 0x80008000, {minus}, {AND_XOR};",
     ]
 
 
-def _minifloat(
+def minifloat(
     e: ElementNumbers, out: str, source: str, at: int, lift: int | None = None
 ) -> list[str]:
     """Exponent and mantissa where a bfloat16 has them, times 2^lift: exact.
@@ -74,22 +74,42 @@ def _minifloat(
     width, place = e.bits - 1, 7 - e.mbits
     lift = 127 - e.bias if lift is None else lift
     lines = [
-        _shifted("t", source, place - at),
-        f"and.b32 t, t, {_both(((1 << width) - 1) << place)};",
-        _shifted("u", source, 15 - width - at),
-        f"lop3.b32 u, u, 0x80008000, t, {_AND_OR};",
+        shifted("t", source, place - at),
+        f"and.b32 t, t, {both(((1 << width) - 1) << place)};",
+        shifted("u", source, 15 - width - at),
+        f"lop3.b32 u, u, 0x80008000, t, {AND_OR};",
     ]
     if lift:
         first = min(lift, 127)
         for power in (first, lift - first):
-            lines += _times(power, "u") if power else []
+            lines += times(power, "u") if power else []
     return [*lines, *_reserved(e, "t", "u", width + place), f"mov.b32 {out}, u;"]
 
 
-def _times(power: int, register: str) -> list[str]:
+def nibble(e: ElementNumbers, out: str, source: str, at: int, lift: int | None) -> list[str]:
+    """Four bits, all of them numbers: one product brings magnitude and sign into their places.
+
+    Products have processors of their own, which bitwise operations, of half their rate, leave idle.
+    """
+    place, low = 7 - e.mbits, at % 8
+    lift = 127 - e.bias if lift is None else lift
+    if at >= 8:
+        shift, source = [f"shr.u32 t, {source}, 8;"], "t"
+    else:
+        shift = []
+    return [
+        *shift,
+        f"and.b32 t, {source}, {both(15 << low)};",
+        f"mul.lo.u32 t, t, {(1 << (place - low)) + (1 << (12 - low))};",
+        f"and.b32 {out}, t, {both(0x8000 | 7 << place)};",
+        *(times(lift, out) if lift else []),
+    ]
+
+
+def times(power: int, register: str) -> list[str]:
     """Both halves times 2^power."""
     return [
-        f"mov.b32 v, {_both(_bf16(2.0**power))};",
+        f"mov.b32 v, {both(bf16(2.0**power))};",
         f"mul.rn.bf16x2 {register}, {register}, v;",
     ]
 
@@ -104,8 +124,12 @@ def _float8(e: ElementNumbers, out: str, code: int) -> list[str]:
             "mov.b32 {p, q}, t;",
             "cvt.rn.f16x2.e4m3x2 t, p;",
         ]
+    return [*pair, *from_halves(out)]
+
+
+def from_halves(out: str) -> list[str]:
+    """Two float16 in t -> two bfloat16."""
     return [
-        *pair,
         "mov.b32 {p, q}, t;",
         "cvt.f32.f16 x, p;",
         "cvt.f32.f16 y, q;",
@@ -123,48 +147,53 @@ def _reserved(e: ElementNumbers, magnitude: str, value: str, top: int) -> list[s
         return []
     low = 7 if e.infinity >= 0 else 6
     return [
-        f"add.u32 {magnitude}, {magnitude}, {_both(count << (7 - e.mbits))};",
-        f"and.b32 {magnitude}, {magnitude}, {_both(1 << top)};",
+        f"add.u32 {magnitude}, {magnitude}, {both(count << (7 - e.mbits))};",
+        f"and.b32 {magnitude}, {magnitude}, {both(1 << top)};",
         f"shr.u32 {magnitude}, {magnitude}, {top - low};",
         f"mul.lo.u32 {magnitude}, {magnitude}, {(1 << (15 - low)) - 1};",
         f"or.b32 {value}, {value}, {magnitude};",
     ]
 
 
-def _block(lines: list[str]) -> str:
+def program(lines: list[str]) -> str:
+    """The lines with what registers they use."""
     registers = ".reg .b32 a, b, l, h, t, u, v; .reg .f32 x, y; .reg .b16 p, q;"
     return "{ " + registers + "\n" + "\n".join(lines) + "\n}"
 
 
-def decode_words(e: ElementNumbers, lift: int | None = None) -> str:
+def decode_words(e: ElementNumbers, lift: int | None = None, only: range | None = None) -> str:
     """Two words of 32 bits -> 32 / bits registers, the i-th code of both as bfloat16.
 
     e: an element of 1, 2, 4 or 8 bits.
     lift: of a minifloat of fewer than 8 bits. With 0, values are too small by 2^(127 - bias),
         which the scale can make up for at once.
+    only: which codes of a word, by default all
     """
-    planes = 32 // e.bits
+    only = range(32 // e.bits) if only is None else only
+    planes = len(only)
     lines = [
         f"mov.b32 a, ${planes};",
         f"mov.b32 b, ${planes + 1};",
         "prmt.b32 l, a, b, 0x5410;",
         "prmt.b32 h, a, b, 0x7632;",
     ]
-    if (e.family, e.bits, e.signed) == ("integer", 8, True):  # then -128 is 0, as _byte wants
+    if (e.family, e.bits, e.signed) == ("integer", 8, False):
         lines += [f"xor.b32 {word}, {word}, 0x80808080;" for word in "ab"]
-    for i in range(planes):
+    for out, i in ((f"${place}", i) for place, i in enumerate(only)):
         source, at = "lh"[i * e.bits // 16], i * e.bits % 16
         if e.family == "binary":
-            lines += _sign(f"${i}", source, at)
+            lines += sign(out, source, at)
         elif native_float8(e):
-            lines += _float8(e, f"${i}", i)
+            lines += _float8(e, out, i)
+        elif e.family == "minifloat" and e.bits == 4 and e.max_code == 7:
+            lines += nibble(e, out, source, at, lift)
         elif e.family == "minifloat":
-            lines += _minifloat(e, f"${i}", source, at, lift)
+            lines += minifloat(e, out, source, at, lift)
         elif e.bits == 8:
-            lines += _byte(e, f"${i}", i)
+            lines += [f"prmt.b32 t, a, b, 0x0{4 + i}0{i};", *byte(e, out)]
         else:
-            lines += _integer(e, f"${i}", source, at)
-    return _block(lines)
+            lines += integer(e, out, source, at)
+    return program(lines)
 
 
 def native_float8(e: ElementNumbers) -> bool:
@@ -177,9 +206,25 @@ def native_float8(e: ElementNumbers) -> bool:
 def decode_bytes(e: ElementNumbers, lift: int = 0) -> str:
     """Four codes of a minifloat of 8 bits, times 2^lift -> two registers of bfloat16."""
     lines = ["prmt.b32 l, $2, 0, 0x4140;", "prmt.b32 h, $2, 0, 0x4342;"]
+    for i, source in enumerate("lh"):
+        if not native_float8(e):
+            lines += minifloat(e, f"${i}", source, 0, 127 - e.bias + lift)
+            continue
+        if e.mbits == 2:
+            lines.append(f"shl.b32 t, {source}, 8;")
+        else:
+            lines += ["mov.b32 a, $2;", "mov.b32 {p, q}, a;", f"cvt.rn.f16x2.e4m3x2 t, {'pq'[i]};"]
+        lines += from_halves(f"${i}")
+        lines += times(lift, f"${i}") if lift else []
+    return program(lines)
+
+
+def decode_small_exponents(lift: int) -> str:
+    """Four e8m0 bytes -> two registers of bfloat16, 2^(byte - 127 + lift): right to 254 - lift."""
+    lines = ["prmt.b32 l, $2, 0, 0x4140;", "prmt.b32 h, $2, 0, 0x4342;"]
     for out, source in (("$0", "l"), ("$1", "h")):
-        lines += _minifloat(e, out, source, 0, 127 - e.bias + lift)
-    return _block(lines)
+        lines += [f"add.u32 t, {source}, {both(lift)};", f"shl.b32 {out}, t, 7;"]
+    return program(lines)
 
 
 def decode_exponents(fraction_bits: int) -> str:
@@ -203,11 +248,11 @@ def decode_exponents(fraction_bits: int) -> str:
         ]
         if fraction_bits:
             lines += [
-                f"mov.b32 v, {_both(_bf16(2.0**-fraction_bits))};",
+                f"mov.b32 v, {both(bf16(2.0**-fraction_bits))};",
                 "mul.rn.bf16x2 t, t, v;",
             ]
         lines += [f"mov.b32 {out}, t;"]
-    return _block(lines)
+    return program(lines)
 
 
 def constraints(outputs: int, inputs: int) -> str:

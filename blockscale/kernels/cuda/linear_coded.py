@@ -97,7 +97,7 @@ def blocks(
     steps = weight.scale.to(torch.float32)
     if r.height != 1:
         steps = steps.repeat_interleave(r.height or n, 0)[:n].contiguous()
-    last, block = parts == 1, r.words * r.planes
+    last, block = parts == 1, r.width
     turn = tile.words * tile.unroll
     y = x.new_empty((rows, n), dtype=dtype)
     out = y if last else x.new_empty((parts, rows, n), dtype=torch.float32)

@@ -57,7 +57,7 @@ def as_words(codes: Tensor) -> Tensor | None:
 
 def row_steps(weight: Weight, fmt: str, r: Reading) -> tuple[Tensor | None, int]:
     """What the sums of each output are multiplied by, and how far apart: float32 [n] or [1]."""
-    if r.words:
+    if r.width:
         return (weight.outer, 0) if r.fold == "codes" else (None, 0)
     form = parse(fmt)
     steps = reference.step_of(QParams(weight.scale, weight.outer, weight.zero_point), form)

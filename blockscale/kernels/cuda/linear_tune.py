@@ -6,7 +6,7 @@ import torch
 import triton
 
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda import tune
+from blockscale.kernels.cuda import linear_fused, tune
 from blockscale.kernels.cuda.linear import device_name, multiplied
 from blockscale.kernels.cuda.linear_choice import Call, Choice, candidates
 from blockscale.kernels.cuda.linear_coded import pair
@@ -37,7 +37,7 @@ def tune_linear(
     if not what and r is None:
         raise ValueError(f"{fmt} at k = {k} has one way to run: there is nothing to tune")
     parts = 1 if isinstance(found, Codes) else PARTS[found.x.dtype]
-    call = Call(what or "weight", fmt, m * parts, n, k)
+    call = Call(what or "weight", fmt, m * parts, n, k, linear_fused.can(weight.codes))
 
     def run(choice: Choice) -> torch.Tensor:
         values = read(x, (None, None, None), input_fmt, None)

@@ -264,7 +264,7 @@ def test_what_runs_as_what() -> None:
     assert reading("int4:group128:fp32", 4096).per_block
     assert reading("int4:group128:fp32", 128).words == 0  # one block is all of a row
     assert reading("int16:tensor:fp32", 4096) is None
-    assert reading("uint4:group32:e8m0/floor:asym", 4096) is None
+    assert reading("uint4:group32:e8m0/floor:asym", 4096).planes == 0
     assert reading("int8:group16:(uint8:tensor:fp32)", 4096) is None
     assert reading("int8:group16:e4m3", 4096) is None  # 7 + 4 bits are no bfloat16
     assert reading("e3m4:group16:e4m3", 4096) is None
@@ -274,6 +274,15 @@ def test_what_runs_as_what() -> None:
     call = Call("weight", "int4:group128:fp32", 4096, 512, 512)
     r = reading(call.fmt, 512)
     assert linear_choice.rule(call, r).path == "blocks"
+    assert linear_choice.rule(call._replace(rows=1, fused=True), r).path == "few"
+    for fmt, few, path in (("mxfp6", True, "dense"), ("int3:group64:fp32", False, "blocks"),
+                           ("e3m2:group16:e8m0/floor", False, "dense"),
+                           ("int4:group32:fp32", True, "blocks"), ("ternary", True, "tile"),
+                           ("uint4:group32:e8m0/floor:asym", False, "dense")):  # fmt: skip
+        ask, its = call._replace(fmt=fmt, rows=16), reading(str(parse(fmt)), 4096)
+        assert linear_choice.rule(ask, its).path == path, fmt
+        taken = linear_choice.rule(ask._replace(fused=True), its).path
+        assert taken == ("few" if few else path), fmt
     wrong = Choice("tile", Tile(16, 64, 32, 4, 3))
     assert not linear_choice.fits(wrong, call, r)
     assert all(linear_choice.fits(c, call, r) for c in linear_choice.candidates(call, r))

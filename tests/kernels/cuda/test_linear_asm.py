@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from blockscale.core.bits import pow2
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda import linear_asm
+from blockscale.kernels.cuda import linear_asm, linear_pairs
 from blockscale.kernels.cuda.spec import element_numbers
 
 ELEMENTS = (
@@ -55,6 +55,7 @@ OPS = {
     "xor.b32": lambda a, b: a ^ b,
     "add.u32": lambda a, b: a + b,
     "mul.lo.u32": lambda a, b: a * b,
+    "shf.r.wrap.b32": lambda a, b, n: (a | b << 32) >> n,
     "lop3.b32": lambda a, b, c, lut: sum(
         (lut >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | (c >> i & 1)) & 1) << i for i in range(32)
     ),
@@ -125,6 +126,69 @@ def test_every_code_in_every_place(name: str) -> None:
                 assert same, (name, i, place[i], got, want)
 
 
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_every_code_in_every_pair(name: str) -> None:
+    element = parse(f"{name}:tensor:fp32").element
+    numbers = element_numbers(element, True)
+    count, codes = 32 // element.bits, 1 << element.bits
+    values = torch.stack([decoded(name, pattern) for pattern in range(codes)])
+    order = linear_pairs.order_of(numbers)
+    assert sorted(order) == list(range(count))
+    four, zero = 0x40804080, 5 if codes > 8 else 1
+    minus = halves(0)[0] - zero - linear_pairs.bias_of(numbers)
+    given = {
+        "": [],
+        "scale": [four],
+        "offset": [(minus.view(torch.int32).item() >> 16 & 0xFFFF) * 0x10001],
+    }
+    for last in ("", "scale", "offset") if numbers.family == "integer" else ("", "scale"):
+        ptx = linear_pairs.decode(numbers, None, last)
+        for start in range(0, codes, count if last == "" else 5 * count):
+            places = [[(start + i * step) % codes for i in range(count)] for step in (1, 3)]
+            words = [sum(c << i * element.bits for i, c in enumerate(each)) for each in places]
+            got = [halves(r) for r in execute(ptx, count, [*words, *given[last]])]
+            for word, each in enumerate(places):
+                mine = torch.cat(got[word * count // 2 : (word + 1) * count // 2])
+                want = values[[each[i] for i in order]]
+                want = want * 4 if last == "scale" else want - zero if last == "offset" else want
+                assert torch.equal(mine.nan_to_num(nan=1e9), want.nan_to_num(nan=1e9)), (
+                    name,
+                    start,
+                )
+
+
+@pytest.mark.parametrize("name", ["e2m3", "e3m2", "int6", "log6", "uint6", "e3m2r4"])
+def test_every_code_of_six_bits(name: str) -> None:
+    numbers = element_numbers(parse(f"{name}:tensor:fp32").element, True)
+    values = torch.stack([decoded(name, pattern) for pattern in range(64)])
+    for scaled, step in ((False, 1), (True, 5)):
+        found = linear_pairs.six(numbers, scaled)
+        assert sorted(found.order) == list(range(64))
+        codes = [step * i % 64 for i in range(64)]
+        stream = sum(c << 6 * i for i, c in enumerate(codes))
+        words = [stream >> 32 * i & 0xFFFFFFFF for i in range(12)]
+        got = execute(found.program, 32, [*words, 0x40804080, 0x3F003F00][: 14 if scaled else 12])
+        want = values[[codes[i] for i in found.order]]
+        if scaled:
+            want = torch.cat([want[:32] * 4, want[32:] / 2])
+        values_got = torch.cat([halves(r) for r in got])
+        assert torch.equal(values_got.nan_to_num(1e9), want.nan_to_num(1e9))
+
+
+@pytest.mark.parametrize("name", ["e2m1", "e3m0", "log4", "e1m2"])
+def test_exponents_that_make_up_for_a_bias(name: str) -> None:
+    numbers = element_numbers(parse(f"{name}:tensor:fp32").element, True)
+    found = linear_pairs.pairs(numbers, None, "scale", True)
+    codes = [(5 * i) % 16 for i in range(8)]
+    word = sum(c << 4 * i for i, c in enumerate(codes))
+    values = torch.stack([decoded(name, c) for c in codes])[list(linear_pairs.order_of(numbers))]
+    for byte in (0, 1, 2, 60, 127, found.limit):
+        scale = execute(found.fast_scale, 2, [byte * 0x01010101])[0]
+        got = torch.cat([halves(r) for r in execute(found.fast, 8, [word, word, scale])])
+        want = values * pow2(torch.tensor([byte - 127], dtype=torch.int32))
+        assert torch.equal(got, torch.cat([want, want]).to(torch.bfloat16).float()), (name, byte)
+
+
 @pytest.mark.parametrize("fraction_bits", [0, 2, 6])
 def test_every_exponent_byte(fraction_bits: int) -> None:
     ptx = linear_asm.decode_exponents(fraction_bits)
@@ -139,13 +203,15 @@ def test_every_exponent_byte(fraction_bits: int) -> None:
         assert torch.allclose(got, want, rtol=0, atol=0, equal_nan=True), byte
 
 
-@pytest.mark.parametrize("name", ["e4m3", "e5m2"])
-def test_every_inner_scale(name: str) -> None:
+@pytest.mark.parametrize("lift", [0, 117])
+@pytest.mark.parametrize("name", ["e4m3", "e5m2", "e3m4"])
+def test_every_inner_scale(name: str, lift: int) -> None:
     element = parse(f"{name}:tensor:fp32").element
-    ptx = linear_asm.decode_bytes(element_numbers(element, False))
+    lift -= 10 if name == "e5m2" else 0  # its largest number would be infinite
+    ptx = linear_asm.decode_bytes(element_numbers(element, False), lift)
     for code in range(256):
         four = [code, 255 - code, 127, 8]
         word = sum(each << 8 * i for i, each in enumerate(four))
         got = torch.cat([halves(r) for r in execute(ptx, 2, [word])])
-        want = torch.stack([decoded(name, each) for each in four])
+        want = torch.stack([decoded(name, each) for each in four]) * 2.0**lift
         assert torch.allclose(got, want, rtol=0, atol=0, equal_nan=True), code

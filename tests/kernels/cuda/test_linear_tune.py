@@ -118,7 +118,7 @@ def test_the_shipped_table_fits_what_it_names() -> None:
             m, n, k = map(int, shape.split(","))
             r = reading(fmt, k) if what == "weight" else None
             choice = Choice(path, Tile(*numbers) if numbers else None)
-            assert fits(choice, Call(what, fmt, m, n, k), r), (at, shape)
+            assert fits(choice, Call(what, fmt, m, n, k, True), r), (at, shape)
 
 
 def test_the_fastest_is_kept() -> None:

@@ -1,0 +1,1 @@
+"""Device code in Gluon, below Triton, for Hopper's own instructions. Imported when first used."""

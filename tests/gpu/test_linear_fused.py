@@ -1,0 +1,127 @@
+"""The kernel for dozens to thousands of rows (linear_fused), which only a Hopper runs."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from blockscale.core.catalog import CATALOG
+from blockscale.core.parse import parse
+from blockscale.kernels.cuda import linear_fused
+from blockscale.kernels.cuda.linear import multiplied
+from blockscale.kernels.cuda.linear_choice import Call, Choice, rule
+from blockscale.kernels.cuda.linear_input import Values
+from blockscale.kernels.cuda.linear_launch import Tile, Weight
+from blockscale.kernels.cuda.linear_reading import reading
+from blockscale.ops import primitives as P
+from tests.gpu.test_linear import excess, stored
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or linear_fused.unusable(0) is not None,
+        reason="needs a Hopper and a Triton that the kernel was tested with",
+    ),
+]
+TILES = (  # rows, outputs, programs that share a processor
+    *((64, 64, 0), (64, 128, 0), (128, 64, 0), (128, 128, 0), (256, 64, 0), (256, 128, 0)),
+    *((8, 64, 3), (16, 128, 2), (32, 64, 2)),
+)
+EXTRA = ("e2m1:tile32x32:e8m0", "int8:tile128x128:fp32", "int8:group128:fp32", "int4:group256:fp32",
+         "int4:channel0:fp32:asym", "int8:group32:pow2/nearest")  # fmt: skip
+
+
+def formats(k):
+    """Every format that the kernel reads at this k."""
+    found = []
+    for name in (*CATALOG.values(), *EXTRA):
+        fmt = str(parse(name))
+        r = reading(fmt, k)
+        if r is not None and linear_fused.takes(r) and fmt not in found:
+            found.append(fmt)
+    return found
+
+
+def run(x, weight, fmt, tile, bias=None):
+    return multiplied(Values(x), Weight(*weight), fmt, bias, x.dtype, Choice("fused", tile))
+
+
+@pytest.mark.parametrize("fmt", formats(1152))
+@pytest.mark.parametrize(("m", "k"), [(33, 1152), (150, 256), (300, 1184)])
+def test_every_format_and_tile(fmt, m, k):
+    r, n = reading(fmt, k), 200
+    if r is None or not linear_fused.takes(r):
+        pytest.skip(f"{fmt} has no whole blocks in {k}")
+    weight = stored(n, k, fmt)
+    for i, (rows, outputs, shared) in enumerate(TILES):
+        dtype = (torch.bfloat16, torch.float32, torch.float16)[i % 3]
+        chunks, tail = ((1, 1), (3, 1), (1, 3), (1, 1), (2, 1), (1, 2))[(i + m) % 6]
+        tile = Tile(rows, outputs, 16, 4, shared, chunks, tail if rows > 8 else 1)
+        if linear_fused.takes(r, tile):
+            x = torch.randn(m, k, device="cuda").to(dtype)
+            bias = torch.randn(n, device="cuda").to(dtype)
+            y = run(x, weight, fmt, tile, bias)
+            assert excess(y, x, weight, fmt, "", bias) <= 1, (tile, dtype)
+
+
+@pytest.mark.parametrize("fmt", formats(1152))
+def test_one_block_that_is_not_finite(fmt):
+    """A NaN in x reaches its row alone, one in the weight its output alone."""
+    m, n, k = 70, 130, 1152
+    weight = stored(n, k, fmt)
+    x = torch.randn(m, k, device="cuda").bfloat16()
+    x[3, 700] = float("nan")
+    y = run(x, weight, fmt, Tile(64, 128, 16, 4, 0))
+    bad = torch.zeros(m, n, dtype=torch.bool, device="cuda")
+    bad[3] = True
+    assert torch.equal(y.isnan(), bad)
+    w = torch.randn(n, k, device="cuda")
+    w[77, 5] = float("nan")
+    codes, *rest = P.choose_quantize.reference(w, fmt, None)
+    scale, outer, zero_point = P.from_list(rest, parse(fmt))
+    dense = P.dequantize.reference(codes, scale, zero_point, outer, fmt, k, torch.float32)
+    y = run(torch.ones_like(x), (codes, scale, zero_point, outer), fmt, Tile(64, 128, 16, 4, 0))
+    assert torch.equal(y.isnan(), dense.isnan().any(1)[None].expand(m, n))
+
+
+@pytest.mark.parametrize("name", ["int8:channel0:fp32", "mxfp4", "int4"])
+def test_long_sums_of_float32_keep_their_bits(name):
+    """All products positive: where tensor cores truncate, the errors add up."""
+    fmt, k, n = str(parse(name)), 16384, 128
+    weight = stored(n, k, fmt)
+    dense = P.dequantize.reference(*weight, fmt, k, torch.float32)
+    x = (torch.rand(64, k, device="cuda") * dense[3].sign()).bfloat16().float()
+    y = run(x, weight, fmt, Tile(128, 128, 16, 4, 0))
+    assert excess(y, x, weight, fmt, "", torch.zeros(n, device="cuda")) <= 1
+
+
+def test_what_it_does_not_take_goes_another_way():
+    """Rows of codes that begin anywhere, and fewer bits, are for other kernels."""
+    k, n = 1160, 64  # 580 bytes of 4-bit codes: not a multiple of 16
+    fmt = str(parse("e2m1:channel0:fp32"))
+    weight = stored(n, k, fmt)
+    assert not linear_fused.can(weight[0])
+    x = torch.randn(100, k, device="cuda").bfloat16()
+    y = multiplied(Values(x), Weight(*weight), fmt, None, x.dtype)
+    assert excess(y, x, weight, fmt, "", torch.zeros(n, device="cuda")) <= 1
+    few = reading(str(parse("int2:channel0:fp32")), 1024)
+    assert few is not None
+    assert not linear_fused.takes(few)
+    assert rule(Call("weight", "", 100, 512, 1024, True), few).path != "fused"
+    whole = reading(str(parse("mxfp4")), 1024)
+    assert rule(Call("weight", "", 100, 512, 1024, True), whole).path == "fused"
+    assert rule(Call("weight", "", 100, 512, 1024, False), whole).path != "fused"
+
+
+def test_capture():
+    fmt, k, n = str(parse("mxfp4")), 1024, 256
+    weight = stored(n, k, fmt)
+    x = torch.randn(100, k, device="cuda").bfloat16()
+    tile = Tile(128, 64, 16, 4, 0, 2)
+    run(x, weight, fmt, tile)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = run(x, weight, fmt, tile)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    assert torch.equal(y, run(x, weight, fmt, tile))
