@@ -89,9 +89,9 @@ def copy_speed() -> float:
 def with_setting(elements: int, warps: int) -> None:
     """Everything that is launched from now on, where blocks are small."""
 
-    def setting(at: Layout, *, given: bool, merged: bool, packed: bool = False) -> tuning.Setting:
+    def setting(at: Layout, *, given: bool, merged: bool, **more: bool) -> tuning.Setting:
         if merged or (not given and at.bm * at.bk > elements):
-            return original(at, given=given, merged=merged, packed=packed)
+            return original(at, given=given, merged=merged, **more)
         return tuning.Setting(elements, warps)
 
     tuning.setting = setting

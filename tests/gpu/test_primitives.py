@@ -40,6 +40,34 @@ def test_rows_that_fill_vectors(fmt: str) -> None:
         assert wrong(x, fmt) == [], dtype
 
 
+def graded(dtype: torch.dtype) -> Tensor:
+    """Each number of 8 significant bits within 2^-14 of its block's largest, of both signs."""
+    fractions = torch.arange(128) / 128 + 1
+    values = (fractions * 2.0 ** -torch.arange(15.0)[:, None]).flatten()
+    values = torch.cat([values, -values, torch.zeros(4)]).reshape(-1, 31)
+    blocks = torch.cat([torch.full((len(values), 1), 1.9921875), values], 1)
+    powers = (0, 13) if dtype == torch.float16 else (-110, 0, 1, 120)
+    return torch.cat([blocks * 2.0**power for power in powers]).to(dtype).repeat(1, 2)
+
+
+PAIRED = [
+    "mxfp4", "mxfp6", "mxfp6_e2m3", "mxfp8", "mxfp8_e5m2", "nvfp4", "int4", "mxint8",
+    "e2m1:group32@0:e8m0/ceil", "e3m2:group16:e8m0/even", "e2m3:group32:e8m0/nearest",
+    "int8:group32:fp32", "e4m3:tile32x32:fp32", "ternary:group32:fp32", "int4:tile16x32:bf16",
+    "binary:token:fp32", "uint4:group32:fp32:asym", "int8:group32@0:fp32:stochastic",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fmt", PAIRED)
+def test_pairs(fmt: str) -> None:
+    """Numbers of 16 bits, two in a register, as in most programs; then with some not finite."""
+    for dtype in DTYPES[1:]:
+        x = graded(dtype)
+        assert wrong(x, fmt) == [], dtype
+        x[5, 7], x[100, 3] = torch.nan, -torch.inf
+        assert wrong(x, fmt) == [], dtype
+
+
 @pytest.mark.parametrize("fmt", ["int8:tensor:fp32", "e4m3:channel0:fp32", "uint4:token:fp32:asym"])
 def test_blocks_larger_than_a_program(fmt: str) -> None:
     assert wrong(torch.randn(5, 40_001), fmt) == []

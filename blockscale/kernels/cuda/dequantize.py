@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core.reference import FLOATS
-from blockscale.kernels.cuda import launch, programs
+from blockscale.kernels.cuda import decoding, launch
 from blockscale.kernels.cuda.choose_qparams import every
 from blockscale.kernels.cuda.launch import form
 from blockscale.kernels.cuda.pack import checked_codes
@@ -29,11 +29,11 @@ def dequantize(
     kind = dtype if dtype in FLOATS else torch.float32
     values = torch.empty(shape, dtype=kind, device=packed.device)
     if values.numel():
-        found = launch.plan(f.format.spelling, tuple(shape), "decode", True, 0)
+        found = launch.plan(f.format.spelling, tuple(shape), "decode", True, 0, kind.itemsize)
         assert found is not None
         count = 1 if parts.outer is None else parts.outer.numel()
         launch.launch(
-            programs.decode_tile, found, packed, packed, values, parts.scale, parts.outer,
+            decoding.decode_tile, found, packed, packed, values, parts.scale, parts.outer,
             parts.zero_point, count, size if shape else 1,
         )  # fmt: skip
     return values if kind == dtype else values.to(dtype)

@@ -20,6 +20,7 @@ from blockscale.kernels.cuda.numerics import (
 )
 
 SIGN: tl.constexpr = tl.constexpr(-0x80000000)
+MAGIC_BITS: tl.constexpr = tl.constexpr(0x4B400000)
 
 
 @triton.jit
@@ -81,6 +82,32 @@ def hardware(element, rounding):
 
 
 @triton.constexpr_function
+def whole(value):
+    """A number that is one, as int."""
+    return int(value)
+
+
+@triton.jit
+def converted_pair(first, second, element: tl.constexpr):
+    """Two float32 -> their codes of 8 bits in the low 16 of an int32, by the GPU itself.
+
+    Triton's own conversion leaves bytes to be taken apart, which ptxas 12.9 does wrongly where
+    there are two to a thread.
+    """
+    if element.mbits == 3:
+        word = tl.inline_asm_elementwise(
+            "{ .reg .b16 t; cvt.rn.satfinite.e4m3x2.f32 t, $2, $1; cvt.u32.u16 $0, t; }",
+            "=r,f,f", [first, second], tl.int32, True, 1,
+        )  # fmt: skip
+    else:
+        word = tl.inline_asm_elementwise(
+            "{ .reg .b16 t; cvt.rn.satfinite.e5m2x2.f32 t, $2, $1; cvt.u32.u16 $0, t; }",
+            "=r,f,f", [first, second], tl.int32, True, 1,
+        )  # fmt: skip
+    return word
+
+
+@triton.constexpr_function
 def three_binades(element, rounding):
     """Whether all values lie on three lines of steps: one, two and four smallest ones apart."""
     fits = (
@@ -109,23 +136,25 @@ def three_lines(a, element: tl.constexpr):
 
 @triton.jit
 def encode(
-    y, source, low, high, zero, keep, u, element: tl.constexpr, rounding: tl.constexpr,
+    y, source, low, high, zero, u, element: tl.constexpr, rounding: tl.constexpr,
     asym: tl.constexpr, clean: tl.constexpr, bounded: tl.constexpr = False,
 ):  # fmt: skip
     """Steps [...] float32, for integers no NaN -> codes [...] int32.
 
     source: bits whose sign is y's
     low, high: of an integer, without the zero point
-    keep: int32 0 where a block is poisoned, else -1; clean: nothing else holds what is not finite
+    clean: NaN is only where the element has it
     bounded: of integers, as `round_integer` takes it
     """
     kind: tl.constexpr = hardware(element, rounding)
     if element.family == "integer":
-        code = round_integer(y, low, high, u, rounding, bounded)[1]
-        if clean:
-            code = code & keep
-        if asym:
-            code = code + zero
+        if asym and clean and rounding == "nearest_even":  # far from 2^22: integers are bounded
+            code = bits_of(y + MAGIC) + (zero - MAGIC_BITS)
+            code = tl.maximum(tl.minimum(code, whole(element.high)), whole(element.low))
+        else:
+            code = round_integer(y, low, high, u, rounding, bounded)[1]
+            if asym:
+                code = code + zero
     elif kind is not None:
         code = y.to(kind).to(tl.uint8, bitcast=True).to(tl.int32)
     elif element.family == "minifloat":
@@ -138,11 +167,7 @@ def encode(
         nan: tl.constexpr = element.nan if element.nan >= 0 else 0
         # magnitude codes have nothing above them in the low 22 bits
         code = code | ((source >> (32 - element.bits)) & sign)
-        if clean:
-            code = code & keep
-            if nan > 0:
-                code = code | ((keep ^ -1) & nan)
-        else:
+        if not clean or element.nan >= 0:
             code = tl.where(y == y, code, nan)
     else:
         code = tl.where(y < 0.0, 0, 1)
@@ -164,7 +189,7 @@ def round_trip(
         a = tl.minimum(tl.abs(y), element.high)
         value = round_minifloat(a, source < 0, u, element, rounding)[0]
         value = float_of(bits_of(value) | (source & SIGN))
-        if not clean:
+        if not clean or element.nan >= 0:
             value = tl.where(y == y, value, constant(y, NAN_BITS if element.nan >= 0 else 0))
     else:
         value = tl.where(y < 0.0, -1.0, 1.0)

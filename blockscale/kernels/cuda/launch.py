@@ -19,9 +19,9 @@ from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.parse import parse
 from blockscale.core.reference import FLOATS, QParams, Ranges
 from blockscale.core.scale import TwoLevel
-from blockscale.kernels.cuda import interpreting, programs, tuning
+from blockscale.kernels.cuda import interpreting, programs, ranges, tuning
 from blockscale.kernels.cuda.spec import Spec, of_gradient, spec
-from blockscale.kernels.cuda.view import Layout, View, layout, packs, quads, view
+from blockscale.kernels.cuda.view import Layout, Tile, View, groups, layout, packs, view
 
 
 class Form:
@@ -108,7 +108,9 @@ def floats(x: Tensor) -> Tensor:
     if x.dtype not in FLOATS:
         reference.widen(x)
     on_device(x)
-    return x.contiguous()
+    x = x.contiguous()
+    # kernels may read 32 bits
+    return x if x.data_ptr() % 4 == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
 def on_device(x: Tensor) -> None:
@@ -123,24 +125,31 @@ class Plan:
 
     spec: Spec
     view: View
-    warps: int
+    options: dict[str, Any] = field(compare=False)
     compiled: dict[Any, Any] = field(default_factory=dict, compare=False)
 
 
 @lru_cache(4096)
 def plan(
-    spelling: str, shape: tuple[int, ...], result: str, given: bool, seeds: int
+    spelling: str, shape: tuple[int, ...], result: str, given: bool, seeds: int, size: int
 ) -> Plan | None:
-    """How to compute `result`; None if blocks are too large to choose their scale in one pass."""
+    """How to compute `result` of numbers of `size` bytes, or such numbers; None if blocks are too
+    large to choose their scale in one pass."""
     fmt = form(spelling)
     at = layout(shape, fmt.format.block)
     merged, packed = result in ("largest", "extremes"), result == "codes" and fmt.bits <= 4
-    setting = tuning.setting(at, given=given, merged=merged, packed=packed)
+    e = fmt.spec.element
+    powers = e.family == "minifloat" and not e.mbits  # rounding those takes more registers
+    lean = size == 2 and result == "codes" and not (fmt.means or fmt.drawn or powers)
+    setting = tuning.setting(at, given=given, merged=merged, packed=packed, lean=lean)
     found = view(at, setting.elements, whole=not given, unit=setting.unit)
     if found is None:
         return None
     numbers = of_gradient(fmt.spec) if result == "gradient" else fmt.spec
-    return Plan(numbers, _completed(found, at, fmt, shape, result, given, seeds), setting.warps)
+    options = {"num_warps": setting.warps, "enable_fp_fusion": False}
+    if setting.registers:
+        options["maxnreg"] = setting.registers
+    return Plan(numbers, _completed(found, at, fmt, shape, result, given, seeds), options)
 
 
 def _completed(
@@ -149,30 +158,35 @@ def _completed(
     uk = found.numbers[6]
     last = shape[-1] if shape else 1
     packing = packs(at, found.tile, uk, fmt.bits, last)
-    across = packing and result == "codes" and found.tile.kind != "row"
     tile = replace(
         found.tile,
         packs=packing,
-        side=0 if across else found.tile.side,  # bytes of packed columns would be too short
         chooses=not given,
         keeps=not given and result in ("codes", "scale"),
         result=result,
         seeds=seeds,
-        quads=seeds == 1 and quads(at, found.tile, uk),
+        quads=seeds == 1 and groups(at, found.tile, uk, 4),
+        pairs=result in ("codes", "values") and paired(at, fmt, found.tile, uk),
     )
     return replace(found, tile=tile)
+
+
+def paired(at: Layout, fmt: Form, tile: Tile, uk: int) -> bool:
+    """Whether kernels may take neighbours two and two, which for means share a unit."""
+    shared = tile.kind != "column" or not fmt.means
+    return fmt.bits <= 8 and shared and groups(at, tile, uk, 2)
 
 
 def one_pass(f: Form, x: Tensor, result: str, seeds: int) -> Plan | None:
     """A plan that also chooses scales, or None if one pass is not enough."""
     if f.inner is not None and not f.one_outer:
         return None
-    return plan(f.format.spelling, tuple(x.shape), result, False, seeds)
+    return plan(f.format.spelling, tuple(x.shape), result, False, seeds, x.itemsize)
 
 
 def with_scale(f: Form, x: Tensor, result: str, seeds: int) -> Plan:
     """A plan that reads scales."""
-    found = plan(f.format.spelling, tuple(x.shape), result, True, seeds)
+    found = plan(f.format.spelling, tuple(x.shape), result, True, seeds, x.itemsize)
     assert found is not None
     return found
 
@@ -195,9 +209,8 @@ def launch(kernel: Any, plan: Plan, x: Tensor, *arguments: Any) -> None:
             )
             return
         found = kernel[(plan.view.programs,)](
-            *arguments, plan.view.numbers, spec=plan.spec, tile=plan.view.tile,
-            num_warps=plan.warps, enable_fp_fusion=False,
-        )  # fmt: skip
+            *arguments, plan.view.numbers, spec=plan.spec, tile=plan.view.tile, **plan.options
+        )
         if kind and not interpreting():
             plan.compiled[kind] = found
 
@@ -241,20 +254,20 @@ def choose(fmt: Form, x: Tensor) -> QParams:
 
 def largest_numerator(fmt: Form, x: Tensor) -> Tensor:
     """The bits of what the outer scale is chosen from, int32 [1]."""
-    found = plan(fmt.format.spelling, tuple(x.shape), "largest", False, 0)
+    found = plan(fmt.format.spelling, tuple(x.shape), "largest", False, 0, x.itemsize)
     assert found is not None
     work = torch.zeros(1, dtype=torch.int32, device=x.device)
-    launch(programs.largest_numerator, found, x, x, work)
+    launch(ranges.largest_numerator, found, x, x, work)
     return work
 
 
 def _merged(fmt: Form, x: Tensor) -> Tensor:
     """The extremes of each block, int32 [3, blocks]."""
-    found = plan(fmt.format.spelling, tuple(x.shape), "extremes", True, 0)
+    found = plan(fmt.format.spelling, tuple(x.shape), "extremes", True, 0, x.itemsize)
     assert found is not None
     count = torch.Size(fmt.scale_shape(x.shape)).numel()
     work = torch.zeros(3, count, dtype=torch.int32, device=x.device)
-    launch(programs.merge_extremes, found, x, x, work, count)
+    launch(ranges.merge_extremes, found, x, x, work, count)
     return work
 
 
@@ -267,7 +280,7 @@ def _finished(fmt: Form, x: Tensor, work: Tensor) -> QParams:
         return reference.qparams_from_range(*found, fmt.format)
     parts = fmt.new_parts(x)
     with guard(x):
-        programs.finish[(-(-count // 256),)](
+        ranges.finish[(-(-count // 256),)](
             work, parts.scale, parts.zero_point, count, spec=fmt.spec, columns=256,
             enable_fp_fusion=False,
         )  # fmt: skip

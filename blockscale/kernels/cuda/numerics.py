@@ -112,21 +112,3 @@ def whole_magnitude(m, negative, u, rounding: tl.constexpr):
             up = u < fraction
         whole = floor + tl.where(up, 1.0, 0.0)
     return whole
-
-
-@triton.jit
-def random_words(group, key):
-    """Philox4x32-10 of a counter [...] int64: four words [...] (section 2)."""
-    zero = tl.zeros_like(group).to(tl.uint32)
-    low = (group & 0xFFFFFFFF).to(tl.uint32)
-    high = ((group >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    return tl.philox_impl(
-        low, high, zero, zero,
-        (key & 0xFFFFFFFF).to(tl.uint32), ((key >> 32) & 0xFFFFFFFF).to(tl.uint32), 10,
-    )  # fmt: skip
-
-
-@triton.jit
-def unit(word):
-    """A random word -> [0, 1), a multiple of 2^-24."""
-    return (word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core import pack as packing
-from blockscale.kernels.cuda import programs
+from blockscale.kernels.cuda import decoding
 from blockscale.kernels.cuda.choose_qparams import every
 from blockscale.kernels.cuda.launch import Form, form, guard, on_device
 from blockscale.kernels.registry import kernel
@@ -29,7 +29,7 @@ def pack_patterns(f: Form, patterns: Tensor) -> Tensor:
     packed = torch.empty(shape, dtype=torch.uint8, device=patterns.device)
     count = packed.numel()
     with guard(patterns):
-        programs.pack_row[(-(-count // _COLUMNS),)](
+        decoding.pack_row[(-(-count // _COLUMNS),)](
             patterns, packed, count, patterns.shape[-1] if patterns.ndim else 1,
             bits=f.bits, columns=_COLUMNS,
         )  # fmt: skip
@@ -51,7 +51,7 @@ def unpack(packed: Tensor, fmt: str, size: int) -> Tensor:
     kind = "signed" if signed else "binary" if family == "binary" else "plain"
     count = codes.numel()
     with guard(packed):
-        programs.unpack_row[(-(-count // _COLUMNS),)](
+        decoding.unpack_row[(-(-count // _COLUMNS),)](
             packed, codes, count, size, bits=f.bits, kind=kind, columns=_COLUMNS
         )
     return codes

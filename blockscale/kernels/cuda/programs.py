@@ -1,165 +1,54 @@
-"""The kernels. `spec` is a spec.Spec, `tile` a view.Tile: Triton compiles once for each pair.
-
-`numbers` are the view's (view.py).
+"""The kernel that encodes. `spec` is a spec.Spec, `tile` a view.Tile: Triton compiles once for
+each pair. `numbers` are the view's (view.py); `dtype` is that of what is read.
 """
 
 import triton
 import triton.language as tl
 
-from blockscale.kernels.cuda.element import decode, encode, inside, magnitude, round_trip
-from blockscale.kernels.cuda.numerics import (
-    EXPONENT,
-    bits_of,
-    float_of,
-    narrow,
-    pow2,
-    random_words,
-    unit,
-    widen,
-)
+from blockscale.kernels.cuda.element import converted_pair, encode, hardware, inside, round_trip
+from blockscale.kernels.cuda.lanes import apart, joins, narrowed, narrows, spread_pairs, together_as
+from blockscale.kernels.cuda.numerics import EXPONENT, bits_of, float_of, narrow, widen
+from blockscale.kernels.cuda.random_numbers import draw
+from blockscale.kernels.cuda.ranges import extremes, far_from_zero, ranges
 from blockscale.kernels.cuda.scale import (
     bounded_steps,
     bounds,
     choose_step,
     divisor,
-    finite_bits,
-    from_finite_bits,
+    fits,
     in_steps,
-    integer_limits,
-    numerator,
+    limits,
+    load_scale,
+    minds_zero,
+    narrow_scale,
+    ordinary,
+    ordinary_steps,
     outer_scale,
+    repairs,
+    settles,
     step_of,
     zero_point,
 )
-from blockscale.kernels.cuda.tile import (
-    largest,
-    load_packed,
-    load_ragged,
-    locate,
-    offsets,
-    spread,
-    store_packed,
-    together,
-    total,
-)
+from blockscale.kernels.cuda.tile import locate, offsets, pairs, spread, store_packed, together
 
+PAIRS: tl.constexpr = tl.constexpr(8)  # two instructions, for blocks to be in few threads
 NEIGHBOURS: tl.constexpr = tl.constexpr(8)  # of two bytes each, which one instruction moves
-SIGN: tl.constexpr = tl.constexpr(-0x80000000)
-
-
-@triton.jit
-def extremes(x, spec: tl.constexpr, tile: tl.constexpr):
-    """A tile -> of each unit the largest and the largest negated `finite_bits`, and the largest
-    magnitude's bits, at least infinity's if something in it is not finite; 0 where not needed."""
-    bits = bits_of(x)
-    high = largest(magnitude(bits), tile)
-    low = high
-    top = high
-    if spec.statistic == "range" or spec.statistic == "high":
-        high = largest(finite_bits(bits), tile)
-        low = high
-        if spec.statistic == "range":
-            low = largest(finite_bits(bits ^ SIGN), tile)
-    elif spec.poisons:
-        high = top + 0x00800000
-        low = high
-    else:
-        high = largest(finite_bits(magnitude(bits)), tile)
-        low = high
-    return high, low, top
-
-
-@triton.jit
-def means(x, mask, spec: tl.constexpr, tile: tl.constexpr):
-    """A tile -> the mean magnitude of each unit, whose sum is one of integers (3.2)."""
-    size = tl.abs(x)
-    chosen = mask & (magnitude(bits_of(x)) < EXPONENT)
-    size = tl.where(chosen, size, 0.0)
-    power = tl.maximum(bits_of(largest(size, tile)) >> 23, 1) - 127
-    shift = 30 - power
-    half = shift >> 1  # two factors: 2^156 is not a float32
-    first, second = spread(pow2(half), tile), spread(pow2(shift - half), tile)
-    whole = (size * first * second).to(tl.int32)
-    mean = mean_of(whole, chosen, power, tile)
-    if spec.statistic == "mean_above":
-        chosen = chosen & (size > spread(mean * 0.699999988079071044921875, tile))
-        mean = mean_of(whole, chosen, power, tile)
-    return mean
-
-
-@triton.jit
-def mean_of(whole, chosen, power, tile: tl.constexpr):
-    """The mean of the chosen integers of each unit, times 2^(power - 30)."""
-    sums = total(tl.where(chosen, whole, 0).to(tl.int64), tile).to(tl.float32)
-    count = tl.maximum(total(chosen.to(tl.int32), tile), 1).to(tl.float32)
-    return tl.div_rn(sums, count) * 9.313225746154785e-10 * pow2(power)
-
-
-@triton.jit
-def ranges(x, mask, spec: tl.constexpr, tile: tl.constexpr):
-    """A tile -> (low, high, poisoned) of each unit, which is a whole block."""
-    if spec.statistic == "mean" or spec.statistic == "mean_above":
-        high = means(x, mask, spec, tile)
-        low = 0.0 - high
-        poisoned = high < 0.0
-        if spec.poisons:
-            poisoned = largest(magnitude(bits_of(x)), tile) >= EXPONENT
-    else:
-        up, down, top = extremes(x, spec, tile)
-        high = from_finite_bits(up)
-        low = 0.0 - from_finite_bits(down)
-        poisoned = top >= EXPONENT
-    return low, high, poisoned
-
-
-@triton.jit
-def draw(numbers, seed, tile: tl.constexpr):
-    """One number in [0, 1) for each element (section 2). tile.seeds: 1 if there is no offset."""
-    key = tl.load(seed)
-    if tile.seeds == 1 and tile.quads:  # four neighbours share a counter
-        start, j, _, _, _ = locate(tile, numbers, 4)
-        group = (start // 4)[:, None] + j[None, :]
-        a, b, c, d = random_words(group, key)
-        ac = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [tile.rows, tile.columns])
-        u = unit(ac)
-    else:
-        start, j, _, _, _ = locate(tile, numbers, 1)
-        index = start[:, None] + j[None, :]
-        if tile.seeds == 2:
-            index += tl.load(seed + 1)
-        a, b, c, d = random_words(index >> 2, key)
-        at = (index & 3).to(tl.int32)
-        u = unit(tl.where(at < 2, tl.where(at == 0, a, b), tl.where(at == 2, c, d)))
-    return u
-
-
-@triton.jit
-def load_scale(scale, outer, zero, index, present, outer_index, spec: tl.constexpr):
-    """What is stored for each unit: (stored, step, outer scale, zero point)."""
-    stored = tl.load(scale + index, mask=present, other=1)
-    if spec.scale == "e8m0" or spec.scale == "two_level":
-        stored = stored.to(tl.int32)
-    else:
-        stored = widen(stored)
-    above = 1.0
-    if spec.scale == "two_level":
-        above = tl.load(outer + outer_index, mask=present, other=1.0)
-    offset = 0
-    if spec.asym:
-        offset = tl.load(zero + index, mask=present, other=0)
-    return stored, step_of(stored, above, spec), above, offset
 
 
 @triton.jit
 def choose_scale(
-    x, mask, scale, outer, zero, work, index, present, spec: tl.constexpr, tile: tl.constexpr
-):
-    """Of each unit what is stored for it, and is written: as `load_scale`, and `keep` of encode."""
-    low, high, poisoned = ranges(x, mask, spec, tile)
-    above = 1.0
-    if spec.scale == "two_level":
-        above = outer_scale(float_of(tl.load(work)), spec)
-        tl.store(outer, above, mask=tl.program_id(0) == 0)
+    x, found, mask, units, settled: tl.constexpr, dtype: tl.constexpr, spec: tl.constexpr,
+    tile: tl.constexpr,
+):  # fmt: skip
+    """Of each unit what is stored for it, and is written: as `load_scale`, and what to divide by.
+
+    found: its extremes
+    """
+    index, present, scale, above, zero = units
+    low, high = ranges(x, found, mask, settled, dtype, spec, tile)
+    poisoned = found[2] >= EXPONENT
+    if settled:
+        poisoned = False
     stored = choose_step(low, high, poisoned, above, spec)
     step = step_of(stored, above, spec)
     offset = 0
@@ -169,7 +58,10 @@ def choose_scale(
         tl.store(scale + index, narrow_scale(stored, scale.dtype.element_ty), mask=present)
         if spec.asym:
             tl.store(zero + index, offset, mask=present)
-    return stored, step, above, offset, tl.where(poisoned, 0, -1)
+    by = step
+    if settled and repairs(spec):
+        by = tl.where(found[2] == 0, 1.0, step)  # nothing but zeros, counted in any steps
+    return stored, step, above, offset, by
 
 
 @triton.jit
@@ -178,223 +70,215 @@ def encode_tile(
     spec: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Choose scales (tile.chooses) or read them, and write what tile.result says (view.py)."""
-    start, j, mask, index, present = locate(tile, numbers, 1)
-    at = offsets(start, j, tile.side)
-    x = widen(tl.load(x_at + at, mask=mask, other=0.0))
-    keep = -1
-    if tile.chooses:
-        stored, step, above, offset, keep = choose_scale(
-            x, mask, scale, outer, zero, gradient, index, present, spec, tile
-        )
+    dtype: tl.constexpr = x_at.dtype.element_ty
+    paired: tl.constexpr = joins(dtype, tile)
+    counted: tl.constexpr = tile.halved if paired else tile
+    start, j, mask, index, present = locate(tile, numbers, 2 if paired else 1)
+    if paired:
+        at = offsets(start // 2, j, PAIRS if tile.side == 0 else max(2, tile.side // 2))
+        place = x_at.to(tl.pointer_type(tl.int32), bitcast=True) + at
     else:
-        stored, step, above, offset = load_scale(
-            scale, outer, zero, index, present, index % outer_count, spec
-        )
+        at = offsets(start, j, tile.side)
+        place = x_at + at
+    x = tl.load(place, mask=mask, other=0)
+    to = at, mask, out, gradient, seed, numbers
+    if tile.chooses:
+        above = 1.0
+        if spec.scale == "two_level":
+            above = outer_scale(float_of(tl.load(gradient)), spec)
+            tl.store(outer, above, mask=tl.program_id(0) == 0)
+        found = extremes(x, dtype, spec, counted)
+        units = index, present, scale, above, zero
+        if settles(dtype, spec, tile):
+            calm = ordinary(found[2], above, spec)
+            if repairs(spec) and minds_zero(spec):
+                calm = calm & far_from_zero(x, found[2], dtype, spec)
+            if calm:
+                encode_blocks(x, found, units, to, True, dtype, spec, tile)
+            else:  # read again: registers for what is seldom needed would cost other programs
+                again = tl.load(place, mask=mask, other=0)
+                encode_blocks(again, found, units, to, False, dtype, spec, tile)
+        else:
+            encode_blocks(x, found, units, to, False, dtype, spec, tile)
+    else:
+        given = load_scale(scale, outer, zero, index, present, index % outer_count, spec)
+        given = given[0], given[1], given[2], given[3], given[1]
+        encode_with(x, given, to, False, dtype, spec, tile)
+
+
+@triton.jit
+def encode_blocks(
+    x, found, units, to, settled: tl.constexpr, dtype: tl.constexpr, spec: tl.constexpr,
+    tile: tl.constexpr,
+):  # fmt: skip
+    """Choose the scales of whole blocks from their extremes, and encode."""
+    counted: tl.constexpr = tile.halved if joins(dtype, tile) else tile
+    chosen = choose_scale(x, found, to[1], units, settled, dtype, spec, counted)
+    encode_with(x, chosen, to, settled, dtype, spec, tile)
+
+
+@triton.jit
+def encode_with(
+    x, chosen, to, settled: tl.constexpr, dtype: tl.constexpr, spec: tl.constexpr,
+    tile: tl.constexpr,
+):  # fmt: skip
+    """What tile.result says of x, with the scale of each unit."""
+    stored, step, above, offset, by = chosen
+    at, mask, out, gradient, seed, numbers = to
     if tile.result != "scale":
         bounded: tl.constexpr = bounds(spec, tile.result)
-        first, second, by = divisor(stored, step, above, bounded, spec)
-        first, second, by = spread(first, tile), spread(second, tile), spread(by, tile)
-        if spec.asym:
-            offset = spread(offset, tile)
-        if tile.chooses:
-            keep = spread(keep, tile)
-        parts = first, second, by, spread(step, tile), offset, keep
-        if tile.result == "gradient":
-            passed = tl.load(gradient + at, mask=mask, other=0.0)
-            passed = tl.where(passes(x, parts, spec), passed, 0.0)
-            tl.store(out + at, passed, mask=mask)
+        first, second, by = divisor(stored, by, above, bounded, settled, spec)
+        parts = first, second, by, step, offset
+        u, u_2 = 0.0, 0.0
+        if spec.rounding == "stochastic" and tile.result != "gradient":
+            u, u_2 = draw(x, at, seed, joins(dtype, tile), tile)
+        if joins(dtype, tile):
+            word = pairs_of(x, parts, u, u_2, settled, dtype, spec, tile)
+            write_pairs(out, at, mask, numbers, word, spec, tile)
         else:
-            u = 0.0
-            if spec.rounding == "stochastic":
-                u = draw(numbers, seed, tile)
-            if tile.result == "values":
-                value = value_of(x, parts, u, tile.chooses and spec.poisons, spec)
+            parts = spread_parts(parts, spec, tile)
+            if tile.result == "gradient":
+                passed = tl.load(gradient + at, mask=mask, other=0.0)
+                passed = tl.where(passes(widen(x), parts, spec), passed, 0.0)
+                tl.store(out + at, passed, mask=mask)
+            elif tile.result == "values":
+                value = value_of(widen(x), parts, u, settled, spec)
                 tl.store(out + at, narrow(value, out.dtype.element_ty), mask=mask)
             else:
-                code = code_of(x, parts, u, tile.chooses and spec.poisons, spec)
-                write_codes(out, numbers, code, spec, tile)
+                code = code_of(widen(x), parts, u, settled, spec)
+                write_codes(out, at, mask, numbers, code, spec, tile)
+
+
+@triton.jit
+def spread_parts(parts, spec: tl.constexpr, tile: tl.constexpr):
+    """What dividing takes, for each unit -> for elements."""
+    first, second, by, step, offset = parts
+    if spec.asym:
+        offset = spread(offset, tile)
+    return spread(first, tile), spread(second, tile), spread(by, tile), spread(step, tile), offset
+
+
+@triton.jit
+def pairs_of(
+    x, parts, u, u_2, settled: tl.constexpr, dtype: tl.constexpr, spec: tl.constexpr,
+    tile: tl.constexpr,
+):  # fmt: skip
+    """Pairs of elements -> of codes or values, the first in the low bits."""
+    first, second, by, step, offset = parts
+    element: tl.constexpr = spec.element
+    counted: tl.constexpr = tile.halved
+    first, first_2 = spread_pairs(first, counted)
+    if tile.result == "codes" and narrows(dtype, settled, spec) != "":
+        word = narrowed(x, first, first_2, spec)
+    else:
+        second, second_2 = spread_pairs(second, counted)
+        by, by_2 = spread_pairs(by, counted)
+        step, step_2 = spread_pairs(step, counted)
+        offset_2 = offset
+        if spec.asym:
+            offset, offset_2 = spread_pairs(offset, counted)
+        one, two = apart(x, dtype)
+        parts, parts_2 = (
+            (first, second, by, step, offset),
+            (first_2, second_2, by_2, step_2, offset_2),
+        )
+        if tile.result == "values":
+            one = value_of(one, parts, u, settled, spec)
+            two = value_of(two, parts_2, u_2, settled, spec)
+            word = together_as(one, two, dtype)
+        elif hardware(spec.element, spec.rounding) is not None:
+            one, _, _ = steps_of(one, parts, settled, "codes", spec)
+            two, _, _ = steps_of(two, parts_2, settled, "codes", spec)
+            word = converted_pair(one, two, element)
+        else:
+            one = code_of(one, parts, u, settled, spec)
+            two = code_of(two, parts_2, u_2, settled, spec)
+            bits: tl.constexpr = stored_bits(spec, tile)
+            word = (one & ((1 << bits) - 1)) | (two << bits)
+    return word
+
+
+@triton.constexpr_function
+def stored_bits(spec, tile):
+    """Of a code or value as this kernel writes it, in pairs."""
+    if tile.result == "values":
+        return 16
+    return spec.element.bits if tile.packs else 8 if spec.element.bits <= 8 else 16
 
 
 @triton.jit
 def passes(x, parts, spec: tl.constexpr):
     """Whether a gradient does: bool. parts: of each element's block, as `encode_tile` has them."""
-    first, second, by, _, offset, _ = parts
+    first, second, by, _, offset = parts
     element: tl.constexpr = spec.element
     rounding: tl.constexpr = spec.rounding
-    low, high = integer_limits(offset, spec)
+    low, high = limits(offset, spec)
     return inside(in_steps(x, first, second, by, spec), low, high, element, rounding)
 
 
 @triton.jit
-def value_of(x, parts, u, clean: tl.constexpr, spec: tl.constexpr):
-    """Elements -> what is left of them after a round trip, float32."""
-    first, second, by, step, offset, _ = parts
-    element: tl.constexpr = spec.element
-    rounding: tl.constexpr = spec.rounding
-    bounded: tl.constexpr = bounds(spec, "values")
-    low, high = integer_limits(offset, spec)
-    if bounded:
+def steps_of(x, parts, settled: tl.constexpr, result: tl.constexpr, spec: tl.constexpr):
+    """Elements -> them in steps, of integers no NaN, and their limits."""
+    first, second, by, _, offset = parts
+    low, high = limits(offset, spec)
+    if settled:
+        y = ordinary_steps(x, first, second, by, spec)
+    elif bounds(spec, result):
         y = bounded_steps(x, first, second, by, low, high)
     else:
         y = in_steps(x, first, second, by, spec)
-    if spec.element.family == "integer" and not clean:
+    if spec.element.family == "integer" and not settled:
         y = tl.where(y == y, y, 0.0)
-    return round_trip(y, bits_of(y), low, high, u, element, rounding, clean, bounded) * step
+    return y, low, high
 
 
 @triton.jit
-def code_of(x, parts, u, clean: tl.constexpr, spec: tl.constexpr):
+def value_of(x, parts, u, settled: tl.constexpr, spec: tl.constexpr):
+    """Elements -> what is left of them after a round trip, float32."""
+    element: tl.constexpr = spec.element
+    rounding: tl.constexpr = spec.rounding
+    bounded: tl.constexpr = fits(spec) if settled else bounds(spec, "values")
+    y, low, high = steps_of(x, parts, settled, "values", spec)
+    source = bits_of(x) if settled else bits_of(y)
+    return round_trip(y, source, low, high, u, element, rounding, settled, bounded) * parts[3]
+
+
+@triton.jit
+def code_of(x, parts, u, settled: tl.constexpr, spec: tl.constexpr):
     """Elements -> codes, int32."""
-    first, second, by, _, offset, keep = parts
     element: tl.constexpr = spec.element
     rounding: tl.constexpr = spec.rounding
     asym: tl.constexpr = spec.asym
-    family: tl.constexpr = spec.element.family
-    bounded: tl.constexpr = bounds(spec, "codes")
-    low, high = integer_limits(offset, spec)
-    if bounded:
-        y = bounded_steps(x, first, second, by, low, high)
-    else:
-        y = in_steps(x, first, second, by, spec)
-    if family == "integer" and not clean:
-        y = tl.where(y == y, y, 0.0)
-    if spec.scale == "e8m0":  # steps are positive
-        source = bits_of(x)
-    else:
-        source = bits_of(y)
-    return encode(y, source, low, high, offset, keep, u, element, rounding, asym, clean, bounded)
+    bounded: tl.constexpr = fits(spec) if settled else bounds(spec, "codes")
+    y, low, high = steps_of(x, parts, settled, "codes", spec)
+    source = bits_of(x) if settled or spec.scale == "e8m0" else bits_of(y)  # steps are positive
+    return encode(y, source, low, high, parts[4], u, element, rounding, asym, settled, bounded)
 
 
 @triton.jit
-def write_codes(out, numbers, code, spec: tl.constexpr, tile: tl.constexpr):
-    """Codes -> memory, packed if tile.packs."""
-    bits: tl.constexpr = spec.element.bits
+def write_codes(out, at, mask, numbers, code, spec: tl.constexpr, tile: tl.constexpr):
+    """Codes -> memory, packed if tile.packs. at: where elements lie"""
     if tile.packs:
+        bits: tl.constexpr = spec.element.bits
+        word = pairs(code, tile.rows, tile.columns, bits)
         start, j, mask, _, _ = locate(tile, numbers, together(bits))
         side: tl.constexpr = NEIGHBOURS if tile.kind == "row" else tile.side
-        store_packed(out, start, j, mask, code, bits, side, tile)
+        store_packed(out, start, j, mask, word, bits, side, tile)
     else:
-        start, j, mask, _, _ = locate(tile, numbers, 1)
-        at = offsets(start, j, tile.side)
         tl.store(out + at, code.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def narrow_scale(stored, dtype: tl.constexpr):
-    """A scale as `choose_step` has it -> as it is stored; it is of that dtype's values."""
-    if dtype != tl.uint8:
-        stored = narrow(stored, dtype)
-    return stored.to(dtype)
-
-
-@triton.jit
-def largest_numerator(
-    x_at, work, numbers,
-    spec: tl.constexpr, tile: tl.constexpr,
-):  # fmt: skip
-    """The largest numerator of blocks that are not poisoned -> work int32 [1], its bits."""
-    start, j, mask, _, present = locate(tile, numbers, 1)
-    x = widen(tl.load(x_at + start[:, None] + j[None, :], mask=mask, other=0.0))
-    low, high, poisoned = ranges(x, mask, spec, tile)
-    if spec.poisons:
-        present = present & (poisoned == 0)
-    a = tl.where(present, numerator(low, high, spec), 0.0)
-    tl.atomic_max(work, tl.max(bits_of(a)), sem="relaxed")
-
-
-@triton.jit
-def merge_extremes(
-    x_at, work, count, numbers,
-    spec: tl.constexpr, tile: tl.constexpr,
-):  # fmt: skip
-    """Extremes of parts of blocks, merged in work int32 [3, count], which starts as zeros.
-
-    Its rows: the bits of the largest number, of the smallest negated, of the largest magnitude.
-    """
-    start, j, mask, index, present = locate(tile, numbers, 1)
-    x = widen(tl.load(x_at + start[:, None] + j[None, :], mask=mask, other=0.0))
-    high, low, top = extremes(x, spec, tile)
-    at = work + index
-    tl.atomic_max(at, bits_of(from_finite_bits(high)), mask=present, sem="relaxed")
-    if spec.statistic == "range":
-        tl.atomic_max(at + count, bits_of(from_finite_bits(low)), mask=present, sem="relaxed")
-    if spec.poisons:
-        tl.atomic_max(at + 2 * count, top, mask=present, sem="relaxed")
-
-
-@triton.jit
-def finish(work, scale, zero, count, spec: tl.constexpr, columns: tl.constexpr):
-    """What `merge_extremes` left -> stored scales and zero points."""
-    index = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, columns)
-    present = index < count
-    high = float_of(tl.load(work + index, mask=present, other=0))
-    low = 0.0 - float_of(tl.load(work + count + index, mask=present, other=0))
-    poisoned = high < 0.0
-    if spec.poisons:
-        poisoned = tl.load(work + 2 * count + index, mask=present, other=0) >= EXPONENT
-    stored = choose_step(low, high, poisoned, 1.0, spec)
-    tl.store(scale + index, narrow_scale(stored, scale.dtype.element_ty), mask=present)
-    if spec.asym:
-        offset = zero_point(low, step_of(stored, 1.0, spec), spec)
-        tl.store(zero + index, offset, mask=present)
-
-
-@triton.jit
-def decode_tile(
-    packed, out, scale, outer, zero, outer_count, size,
-    numbers,
-    spec: tl.constexpr, tile: tl.constexpr,
-):  # fmt: skip
-    """Packed codes in rows of `size` -> values."""
-    start, j, mask, index, present = locate(tile, numbers, 1)
-    element: tl.constexpr = spec.element
-    bits: tl.constexpr = element.bits
-    at = start[:, None] + j[None, :]
-    if bits == 8 or bits == 16:
-        code = tl.load(packed + at, mask=mask, other=0).to(tl.int32)
-    elif tile.packs:
-        begin, place, kept, _, _ = locate(tile, numbers, together(bits))
-        code = load_packed(packed, begin, place, kept, bits, tile)
+def write_pairs(out, at, mask, numbers, word, spec: tl.constexpr, tile: tl.constexpr):
+    """Pairs of codes or values -> memory. at: where pairs lie"""
+    bits: tl.constexpr = stored_bits(spec, tile)
+    if bits == 4:
+        tl.store(out + at, word.to(tl.uint8), mask=mask)
+    elif bits == 8:
+        tl.store(out.to(tl.pointer_type(tl.int16), bitcast=True) + at, word.to(tl.int16), mask=mask)
+    elif bits == 16:
+        tl.store(out.to(tl.pointer_type(tl.int32), bitcast=True) + at, word, mask=mask)
     else:
-        code = load_ragged(packed, start, j, mask, bits, size)
-    _, step, _, offset = load_scale(scale, outer, zero, index, present, index % outer_count, spec)
-    value = decode(code, element)
-    if spec.asym:
-        value = value - spread(offset, tile).to(tl.float32)
-    value = value * spread(step, tile)
-    tl.store(out + at, narrow(value, out.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def pack_row(codes, packed, count, size, bits: tl.constexpr, columns: tl.constexpr):
-    """One code an entry in rows of `size` -> bit streams; `count` bytes in all (section 6)."""
-    byte = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, columns)
-    width = (size * bits + 7) // 8
-    row, at = byte // width, byte % width
-    first = at * 8 // bits
-    word = tl.zeros([columns], tl.int32)
-    for i in tl.static_range((2 * bits + 6) // bits):  # as many codes as may reach into a byte
-        column = first + i
-        shift = (column * bits - at * 8).to(tl.int32)
-        there = (byte < count) & (column < size) & (shift < 8)
-        code = tl.load(codes + row * size + column, mask=there, other=0).to(tl.int32)
-        code = code & ((1 << bits) - 1)
-        word |= tl.where(shift >= 0, code << tl.maximum(shift, 0), code >> tl.maximum(-shift, 0))
-    tl.store(packed + byte, word.to(tl.uint8), mask=byte < count)
-
-
-@triton.jit
-def unpack_row(
-    packed, codes, count, size, bits: tl.constexpr, kind: tl.constexpr, columns: tl.constexpr
-):
-    """Bit streams -> one code an entry, `count` in all; kind: how a pattern is read."""
-    index = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, columns)
-    start, j = index, tl.zeros([1], tl.int64)
-    mask = (index < count)[:, None]
-    code = load_ragged(packed, start, j, mask, bits, size)
-    code = code & ((1 << bits) - 1)
-    if kind == "signed":
-        code = (code << (32 - bits)) >> (32 - bits)
-    elif kind == "binary":
-        code = 2 * code - 1
-    tl.store(codes + index[:, None], code.to(codes.dtype.element_ty), mask=mask)
+        start, j, mask, _, _ = locate(tile, numbers, together(bits))
+        side: tl.constexpr = NEIGHBOURS if tile.kind == "row" else tile.side
+        store_packed(out, start, j, mask, word, bits, side, tile)

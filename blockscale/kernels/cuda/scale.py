@@ -7,7 +7,7 @@ there is no sign.
 import triton
 import triton.language as tl
 
-from blockscale.kernels.cuda.element import decode, encode
+from blockscale.kernels.cuda.element import converted_pair, decode, encode, hardware
 from blockscale.kernels.cuda.numerics import (
     EXPONENT,
     FLT_MAX_BITS,
@@ -24,7 +24,10 @@ from blockscale.kernels.cuda.numerics import (
     narrow,
     normalized,
     pow2,
+    widen,
 )
+
+LARGE: tl.constexpr = tl.constexpr(0x6C800000)  # the bits of 2^90
 
 
 @triton.jit
@@ -42,10 +45,12 @@ def choose_step(low, high, poisoned, outer, spec: tl.constexpr):
         ratio = divide(divide(a, spec.levels), outer)
         ratio = tl.minimum(tl.maximum(ratio, spec.inner_smallest), spec.inner.high)
         inner: tl.constexpr = spec.inner
-        stored = encode(
-            ratio, bits_of(ratio), 0.0, inner.high, 0, 0, 0.0, inner, "nearest_even",
-            False, False,
-        )  # fmt: skip
+        if hardware(inner, "nearest_even") is not None:
+            stored = converted_pair(ratio, tl.zeros_like(ratio), inner)
+        else:
+            stored = encode(
+                ratio, bits_of(ratio), 0.0, inner.high, 0, 0.0, inner, "nearest_even", False, False
+            )
         stored = stored & 0xFF
         if spec.poisons:
             stored = tl.where(poisoned, spec.inner.nan, stored)
@@ -134,6 +139,31 @@ def step_of(stored, outer, spec: tl.constexpr):
 
 
 @triton.jit
+def load_scale(scale, outer, zero, index, present, outer_index, spec: tl.constexpr):
+    """What is stored for each unit: (stored, step, outer scale, zero point)."""
+    stored = tl.load(scale + index, mask=present, other=1)
+    if spec.scale == "e8m0" or spec.scale == "two_level":
+        stored = stored.to(tl.int32)
+    else:
+        stored = widen(stored)
+    above = 1.0
+    if spec.scale == "two_level":
+        above = tl.load(outer + outer_index, mask=present, other=1.0)
+    offset = 0
+    if spec.asym:
+        offset = tl.load(zero + index, mask=present, other=0)
+    return stored, step_of(stored, above, spec), above, offset
+
+
+@triton.jit
+def narrow_scale(stored, dtype: tl.constexpr):
+    """A scale as `choose_step` has it -> as it is stored; it is of that dtype's values."""
+    if dtype != tl.uint8:
+        stored = narrow(stored, dtype)
+    return stored.to(dtype)
+
+
+@triton.jit
 def zero_point(low, step, spec: tl.constexpr):
     """The zero point, int32 (3.6)."""
     t = divide(low, step)
@@ -149,8 +179,50 @@ def divides_exactly(spec):
 
     And in the interpreter, whose fma rounds twice.
     """
+    return INTERPRETED.value or minds_small_ones(spec)
+
+
+@triton.constexpr_function
+def minds_small_ones(spec):
+    """Whether the codes of log8, or a rounding, tell the least quotients from one another."""
     log8 = spec.element.family == "minifloat" and spec.element.bias + spec.element.mbits > 63
-    return INTERPRETED.value or log8 or spec.rounding in ("down", "up", "stochastic")
+    return log8 or minds_zero(spec)
+
+
+@triton.constexpr_function
+def minds_zero(spec):
+    """Whether the least quotients are told from 0."""
+    return spec.rounding in ("down", "up", "stochastic") or spec.element.family == "binary"
+
+
+@triton.constexpr_function
+def repairs(spec):
+    """Whether Markstein's division needs no case of its own in blocks that are `ordinary`."""
+    divided = spec.scale in ("fp32", "bf16", "pow2", "two_level") and not spec.recip
+    log8 = spec.element.family == "minifloat" and spec.element.bias + spec.element.mbits > 63
+    two = spec.scale == "two_level" and minds_zero(spec)
+    return divided and not log8 and not two
+
+
+@triton.constexpr_function
+def settles(dtype, spec, tile):
+    """Whether programs all of whose blocks are `ordinary` have a branch of their own.
+
+    Not where threads hold whole columns of float32: two branches take too many registers there.
+    """
+    encodes = tile.chooses and tile.result in ("codes", "values")
+    tall = tile.kind != "row" and tile.part < tile.columns and dtype.primitive_bitwidth == 32
+    return encodes and not tall and (spec.poisons or repairs(spec))
+
+
+@triton.constexpr_function
+def fits(spec):
+    """Whether no ordinary quotient rounds to more than the largest integer."""
+    element = spec.element
+    symmetric = element.family == "integer" and element.signed and not spec.asym
+    exact = spec.scale == "fp32" or (spec.scale == "bf16" and element.bits <= 8)
+    own = spec.full or (spec.statistic == "magnitude" and spec.levels == element.high)
+    return symmetric and exact and own and repairs(spec) and spec.rounding == "nearest_even"
 
 
 @triton.constexpr_function
@@ -161,9 +233,56 @@ def bounds(spec, result):
     return divided and nearest and result != "gradient"
 
 
+@triton.constexpr_function
+def averages(spec):
+    """Whether scales are means."""
+    return spec.statistic in ("mean", "mean_above")
+
+
 @triton.jit
-def divisor(stored, step, outer, bounded: tl.constexpr, spec: tl.constexpr):
-    """What `in_steps` takes for each block: (a factor, another, a divisor)."""
+def ordinary(top, above, spec: tl.constexpr):
+    """Whether all of a program's blocks are finite, with steps that `repairs` divides by.
+
+    top: the bits of each one's largest magnitude; above: their outer scale
+    """
+    calm = tl.max(top) < EXPONENT
+    if averages(spec) or (repairs(spec) and spec.scale != "two_level"):
+        least: tl.constexpr = spec.least
+        far = (top > LARGE) | ((top < least) & (top != 0))
+        calm = tl.max(far.to(tl.int32)) == 0
+    if repairs(spec) and spec.scale == "two_level":
+        calm = calm & (above * spec.inner_smallest > 7.275957614183426e-12)  # 2^-37
+        calm = calm & (above < 1.2379400392853803e27)
+    return calm
+
+
+@triton.jit
+def repaired_divisor(step, bounded: tl.constexpr, spec: tl.constexpr):
+    """As `divisor`, of any float for Markstein's division."""
+    one = tl.zeros_like(step) + 1.0
+    second = one
+    size = bits_of(step) & MAGNITUDE
+    if spec.scale != "fp16":  # a power of two, to bring steps to where remainders are exact
+        second = tl.where(size < 0x2C800000, 1125899906842624.0, second)  # 2^-38: 2^50
+        second = tl.where(size < 0x13800000, 5.192296858534828e33, second)  # 2^-88: 2^112
+        # 2^126, or 2^100 for a multiple of `by` to be finite: 2^-24
+        above: tl.constexpr = 0x71800000 if bounded else 0x7E800000
+        second = tl.where(size > above, 5.9604644775390625e-08, second)
+    by = step * second
+    if bounded:  # x / 0 is infinite: so is x over what is below all of its bounds
+        small = float_of((bits_of(step) & -0x80000000) | FLT_MIN_BITS)
+        by = tl.where(size == 0, small, by)
+    first = tl.div_rn(one, by)  # not `divide`, which adds `by` to 0: a scale of -0 has a sign
+    by = tl.where(size == EXPONENT, 0.0, by)  # x / infinity has no remainder
+    return first, second, by
+
+
+@triton.jit
+def divisor(stored, step, outer, bounded: tl.constexpr, settled: tl.constexpr, spec: tl.constexpr):
+    """What `in_steps` takes for each block: (a factor, another, a divisor).
+
+    settled: for ordinary blocks
+    """
     one = tl.zeros_like(step) + 1.0
     first, second, by = one, one, step
     if spec.scale == "e8m0":
@@ -174,7 +293,9 @@ def divisor(stored, step, outer, bounded: tl.constexpr, spec: tl.constexpr):
             second = pow2(power - below)
         else:  # 2^(127 - stored), of which 2^-127 is subnormal
             inverse = float_of(tl.maximum((254 - stored) << 23, 0x00400000))
-        first = tl.where(stored == 255, step, inverse)
+        first = inverse
+        if not settled:
+            first = tl.where(stored == 255, step, inverse)
     elif spec.recip:
         if spec.scale == "two_level":
             inner: tl.constexpr = spec.inner
@@ -183,21 +304,26 @@ def divisor(stored, step, outer, bounded: tl.constexpr, spec: tl.constexpr):
             inverse = divide(one, step)
         largest = constant(inverse, FLT_MAX_BITS)
         first = tl.where(inverse > largest, largest, inverse)
+    elif settled and repairs(spec):
+        first = tl.div_rn(one, by)
     elif not divides_exactly(spec):
-        size = bits_of(step) & MAGNITUDE
-        if spec.scale != "fp16":  # a power of two, to bring steps to where remainders are exact
-            second = tl.where(size < 0x2C800000, 1125899906842624.0, second)  # 2^-38: 2^50
-            second = tl.where(size < 0x13800000, 5.192296858534828e33, second)  # 2^-88: 2^112
-            # 2^126, or 2^100 for a multiple of `by` to be finite: 2^-24
-            above: tl.constexpr = 0x71800000 if bounded else 0x7E800000
-            second = tl.where(size > above, 5.9604644775390625e-08, second)
-        by = step * second
-        if bounded:  # x / 0 is infinite: so is x over what is below all of its bounds
-            small = float_of((bits_of(step) & -0x80000000) | FLT_MIN_BITS)
-            by = tl.where(size == 0, small, by)
-        first = tl.div_rn(one, by)  # not `divide`, which adds `by` to 0: a scale of -0 has a sign
-        by = tl.where(size == EXPONENT, 0.0, by)  # x / infinity has no remainder
+        first, second, by = repaired_divisor(step, bounded, spec)
     return first, second, by
+
+
+@triton.jit
+def ordinary_steps(x, first, second, by, spec: tl.constexpr):
+    """x [...] in steps of its block, which is `ordinary`: as `in_steps`, without its cases."""
+    if not repairs(spec):
+        y = in_steps(x, first, second, by, spec)
+    elif spec.element.family == "binary":  # only signs matter
+        y = x
+    elif INTERPRETED:
+        y = tl.div_rn(x, by)
+    else:  # the remainder negated: so that -0 keeps its sign
+        near = x * first
+        y = tl.fma(tl.fma(near, by, x * -1.0), 0.0 - first, near)
+    return y
 
 
 @triton.jit
@@ -243,7 +369,7 @@ def in_steps(x, first, second, by, spec: tl.constexpr):
 
 
 @triton.jit
-def integer_limits(zero, spec: tl.constexpr):
+def limits(zero, spec: tl.constexpr):
     """The smallest and largest number of steps before the zero point is added."""
     if spec.asym:
         offset = zero.to(tl.float32)

@@ -1,6 +1,7 @@
 """A Format as the numbers that kernels are compiled for."""
 
 import math
+import struct
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 
@@ -46,6 +47,9 @@ class Spec:
     emax, levels: of L; fraction_bits: f of 1.3
     full: the quotient of 3.1 that has a divisor for each sign
     inner: the element of the scale's own format, with `outer_levels` = L * Lc (3.5)
+    least: the bits of a magnitude that makes a block's step more than 2^-38; a mean may be as
+           little as 2^-15 of its block's largest
+    most: the bits of a magnitude that makes a block's step at most 1
     """
 
     element: ElementNumbers
@@ -64,10 +68,22 @@ class Spec:
     inner: ElementNumbers | None
     inner_smallest: float
     outer_levels: float
+    least: int
+    most: int
 
     @cached_property
     def _hash(self) -> int:
         return hash(tuple(getattr(self, each.name) for each in fields(self)))
+
+    @cached_property
+    def narrowing(self) -> tuple[str, str]:
+        """How, and with what PTX, pairs of bfloat16 become codes in blocks that are finite."""
+        from blockscale.kernels.cuda.lanes_asm import narrowing
+
+        element = self.element
+        minifloat = element.family == "minifloat" and element.nan < 0
+        plain = minifloat and self.scale == "e8m0" and self.rounding == "nearest_even"
+        return narrowing(element) if plain else ("", "")
 
     def __hash__(self) -> int:
         return self._hash  # Triton asks at each launch
@@ -99,6 +115,8 @@ def spec(spelling: str) -> Spec:
         inner=None if inner is None else element_numbers(inner, False),
         inner_smallest=0.0 if inner is None else inner.smallest_normal,
         outer_levels=0.0 if inner is None else fmt.levels.value * inner.max,
+        least=_bits(max(fmt.levels.value, 1.0) * 2.0 ** (-19 if fmt.element.bits <= 2 else -36)),
+        most=_bits(fmt.levels.value / 4),
     )
 
 
@@ -122,6 +140,11 @@ def element_numbers(element: Element, wide: bool) -> ElementNumbers:
         element.max_code, -1 if element.nan_code is None else element.nan_code,
         infinities[0] if infinities else -1,
     )  # fmt: skip
+
+
+def _bits(value: float) -> int:
+    """Of a float32."""
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
 
 def _statistic(fmt: Format, full: bool) -> str:

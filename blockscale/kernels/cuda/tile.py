@@ -68,7 +68,7 @@ def _units_in_columns(tile: tl.constexpr, numbers, step: tl.constexpr):
     index = (batch * nm + block) * nk + unit // rk
     if tile.even:
         j = column * (tile.columns // step) + tl.arange(0, tile.columns // step)
-        fits = j * step < k
+        fits = j < k // step  # rows are full where `step` is not 1
     else:
         within = (unit % rk)[:, None] * uk + (tl.arange(0, tile.part // step) * step)[None, :]
         place = (unit // rk * bk)[:, None] + within
@@ -108,30 +108,26 @@ def spread(v, tile: tl.constexpr):
 
 
 @triton.jit
-def largest(x, tile: tl.constexpr):
-    """The largest of each unit of the tile."""
-    if tile.kind == "row":
-        found = tl.max(x, 1)
-    elif tile.part > 1 and tile.part == tile.columns:  # one unit: threads meet once
-        found = tl.max(tl.reshape(x, [1, tile.rows * tile.columns]), 1)
+def along(x, axis: tl.constexpr, how: tl.constexpr):
+    """The "largest" or the "total" along an axis; of integers, whose order does not matter."""
+    if how == "largest":
+        found = tl.max(x, axis)
     else:
-        found = tl.max(x, 0)
-        if tile.part > 1:
-            found = tl.max(tl.reshape(found, [tile.columns // tile.part, tile.part]), 1)
+        found = tl.sum(x, axis)
     return found
 
 
 @triton.jit
-def total(x, tile: tl.constexpr):
-    """The sum of each unit of the tile; of integers, whose order does not matter."""
+def reduced(x, how: tl.constexpr, tile: tl.constexpr):
+    """The "largest" or the "total" of each unit of the tile."""
     if tile.kind == "row":
-        found = tl.sum(x, 1)
-    elif tile.part > 1 and tile.part == tile.columns:  # one unit: threads meet once
-        found = tl.sum(tl.reshape(x, [1, tile.rows * tile.columns]), 1)
+        found = along(x, 1, how)
+    elif tile.part == tile.columns and tile.columns > 1:  # one unit: threads meet once
+        found = along(tl.reshape(x, [1, tile.rows * tile.columns]), 1, how)
     else:
-        found = tl.sum(x, 0)
+        found = along(x, 0, how)
         if tile.part > 1:
-            found = tl.sum(tl.reshape(found, [tile.columns // tile.part, tile.part]), 1)
+            found = along(tl.reshape(found, [tile.columns // tile.part, tile.part]), 1, how)
     return found
 
 
@@ -150,13 +146,12 @@ def together(bits):
 
 @triton.jit
 def store_packed(
-    out, start, j, mask, code, bits: tl.constexpr, neighbours: tl.constexpr, tile: tl.constexpr
+    out, start, j, mask, word, bits: tl.constexpr, neighbours: tl.constexpr, tile: tl.constexpr
 ):
-    """Codes int32 [rows, columns] of 1, 2, 4 or 6 bits -> bytes, as section 6 packs them.
+    """`pairs` of codes of 1, 2, 4 or 6 bits -> bytes, as section 6 packs them.
 
     start, j, mask: of `locate` with the step that `together` says; neighbours: codes of a thread
     """
-    word = pairs(code, tile.rows, tile.columns, bits)
     if bits != 4:
         word = pairs(word, tile.rows, tile.columns // 2, 2 * bits)
     if bits == 1:
@@ -177,8 +172,13 @@ def store_packed(
 
 
 @triton.jit
-def load_packed(packed, start, j, mask, bits: tl.constexpr, tile: tl.constexpr):
-    """What `store_packed` stored -> codes int32 [rows, columns], with others above their bits."""
+def load_packed(
+    packed, start, j, mask, bits: tl.constexpr, neighbours: tl.constexpr, tile: tl.constexpr
+):
+    """What `store_packed` stored -> codes int32 [rows, columns], with others above their bits.
+
+    start, j, mask: of `locate` with the step that `together` says; neighbours: codes of a thread
+    """
     if bits == 6:
         words = packed.to(tl.pointer_type(tl.int32), bitcast=True)
         place = words + (start // 16 * 3)[:, None] + (j * 3)[None, :]
@@ -190,7 +190,7 @@ def load_packed(packed, start, j, mask, bits: tl.constexpr, tile: tl.constexpr):
         code = tl.join(tl.join(first, c), tl.join(b, third >> 8))
         code = tl.reshape(code, [tile.rows, tile.columns // 4])
     else:
-        place = packed + (start // together(bits))[:, None] + j[None, :]
+        place = packed + offsets(start // together(bits), j, neighbours // together(bits))
         code = tl.load(place, mask=mask, other=0).to(tl.int32)
     if bits == 1:
         code = tl.reshape(tl.join(code, code >> 4), [tile.rows, tile.columns // 4])

@@ -15,35 +15,45 @@ class Setting:
     """elements: of a tile, at least one unit; warps: of 32 threads, for each program.
 
     unit: elements of a part of a block, at most about so many
+    registers: of a thread at most, or 0 for as many as the compiler takes
     """
 
     elements: int
     warps: int
     unit: int = 1024
+    registers: int = 0
 
 
 INTERPRETED = Setting(16384, 4)  # it pays for each program, not for its size
 ALONG = Setting(2048, 2)  # units along the last dimension: 32 elements a thread
 PACKED = Setting(4096, 4)  # the same, where codes of less than a byte are written
+PACKED_LEAN = Setting(4096, 4, registers=64)
 ACROSS = Setting(4096, 2)  # several rows in a unit: each thread holds whole columns
 PACKED_ACROSS = Setting(8192, 4)
+LEAN_ACROSS = Setting(2048, 1)  # a warp has all rows: nothing waits for another
 MERGED = Setting(8192, 4, unit=8192)  # one atomic operation a unit
-# elements of one block up to: warps, where it is part of a row, or has several
-LARGE = ((2048, 2), (4096, 8), (16384, 16), (32768, 32))
-LARGE_ACROSS = ((4096, 4), (8192, 4), (16384, 8), (32768, 16))
+# elements of one block up to: warps; and if it is lean warps and registers, of which 16 warps of 32
+# leave room for three other programs: where the block is part of a row, or has several
+LARGE = ((2048, 2, 2, 0), (4096, 8, 8, 32), (16384, 16, 16, 32), (32768, 32, 32, 32))
+LARGE_ACROSS = ((4096, 4, 4, 0), (8192, 4, 4, 0), (16384, 8, 16, 64), (32768, 16, 16, 0))
 
 
-def setting(at: Layout, *, given: bool, merged: bool, packed: bool = False) -> Setting:
+def setting(
+    at: Layout, *, given: bool, merged: bool, packed: bool = False, lean: bool = False
+) -> Setting:
     """What to launch with. given: units may be parts of blocks; merged: by atomic operations;
-    packed: codes of less than a byte are written."""
+    packed: codes of less than a byte are written; lean: numbers of 16 bits become codes."""
     if interpreting():
         return INTERPRETED
     if merged and (given or at.bm * at.bk <= MERGED.elements):
         return MERGED
     block, across = at.bm * at.bk, at.bm > 1
     if not given and block > ALONG.elements:
-        warps = (each for size, each in (LARGE_ACROSS if across else LARGE) if block <= size)
-        return Setting(block, next(warps, 32))
+        table = LARGE_ACROSS if across else LARGE
+        row = next((each[1:] for each in table if block <= each[0]), (32, 32, 0))
+        return Setting(block, row[1], registers=row[2]) if lean else Setting(block, row[0])
+    if across and lean:
+        return LEAN_ACROSS
     if packed:
-        return PACKED_ACROSS if across else PACKED
+        return PACKED_ACROSS if across else PACKED_LEAN if lean else PACKED
     return ACROSS if across else ALONG

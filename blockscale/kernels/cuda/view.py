@@ -5,7 +5,7 @@ dimensions beside a block's merge. A program takes a tile of units, which are pa
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import gcd, prod
 
@@ -23,6 +23,7 @@ class Tile:
     vector:  a power of two that divides where units begin and end
     side:    neighbours that a thread takes at most; 0: as many as one instruction moves
     modulus: whether several batches share scales
+    pairs:   neighbours of 16 bits are taken two and two
     packs:   codes are packed as they are written, or unpacked as they are read
     chooses: the kernel chooses scales; `keeps`: and writes them
     result:  "codes", "values", "gradient" or "scale"
@@ -44,6 +45,7 @@ class Tile:
     result: str = ""
     seeds: int = 0
     quads: bool = False
+    pairs: bool = False
 
     @cached_property
     def _hash(self) -> int:
@@ -51,6 +53,12 @@ class Tile:
 
     def __hash__(self) -> int:
         return self._hash  # Triton asks at each launch
+
+    @cached_property
+    def halved(self) -> "Tile":
+        """The same counted in pairs."""
+        part, side = max(self.part // 2, 1), self.side // 2
+        return replace(self, columns=self.columns // 2, part=part, side=side)
 
 
 @dataclass(frozen=True)
@@ -164,13 +172,14 @@ def packs(at: Layout, tile: Tile, uk: int, bits: int, last: int) -> bool:
     return tile.part % together == 0 and uk % together == 0 and at.bk % together == 0
 
 
-def quads(at: Layout, tile: Tile, uk: int) -> bool:
-    """Whether each four neighbours whose index begins at a multiple of 4 share a unit."""
-    if at.k % 4:
+def groups(at: Layout, tile: Tile, uk: int, size: int) -> bool:
+    """Whether neighbours whose index begins at a multiple of `size` share a unit, or a row of
+    units that are columns."""
+    if at.k % size:
         return False
     if tile.kind == "column":
-        return tile.columns % 4 == 0
-    return tile.part % 4 == 0 and uk % 4 == 0 and at.bk % 4 == 0
+        return tile.columns % size == 0
+    return tile.part % size == 0 and uk % size == 0 and at.bk % size == 0
 
 
 def _ceil(a: int, b: int) -> int:

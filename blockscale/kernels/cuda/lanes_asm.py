@@ -1,0 +1,73 @@
+"""PTX that makes codes of pairs of bfloat16: a few instructions for two, four or eight of them."""
+
+import struct
+
+from blockscale.kernels.cuda.spec import ElementNumbers
+
+
+def both(value: float) -> str:
+    """A number that is a bfloat16, twice."""
+    half: int = struct.unpack("<I", struct.pack("<f", value))[0] >> 16
+    return f"0x{half:04X}{half:04X}"
+
+
+def narrowing(element: ElementNumbers) -> tuple[str, str]:
+    """(how, PTX) for a minifloat without NaN: "bytes" of four pairs or the "word" of one; or ""."""
+    if element.bits == 4 and element.mbits == 1:
+        return "bytes", three_lines(element)
+    if element.bits == 6 and element.mbits in (2, 3):
+        return "word", through_fp8(element)
+    return "", ""
+
+
+def three_lines(element: ElementNumbers) -> str:
+    """PTX: four pairs x times y of bfloat16 -> four bytes of two e2mY codes each.
+
+    As element.three_lines, in the 8 bits of a bfloat16: from 128 on neighbours are 1 apart.
+    """
+    one = 1 << element.mbits
+    lines = ["{ .reg .b32 a, b, c, x<4>, u, v, w;"]
+    for i in range(4):
+        x, y = f"${i + 1}", f"${i + 5}"
+        lines += [
+            f"and.b32 a, {x}, 0x7FFF7FFF;",
+            f"mul.rn.bf16x2 a, a, {y};",
+            f"mov.b32 u, {both(128.0)}; mov.b32 v, {both(one)}; fma.rn.bf16x2 b, a, v, u;",
+            f"mov.b32 u, {both(128.0 + one)}; mov.b32 v, {both(one / 2)};",
+            "fma.rn.bf16x2 c, a, v, u; min.s16x2 b, b, c;",
+            f"mov.b32 u, {both(128.0 + 2 * one)}; mov.b32 v, {both(one / 4)};",
+            "fma.rn.bf16x2 c, a, v, u; min.s16x2 b, b, c;",
+            f"mov.b32 c, {both(128.0 + element.max_code)}; min.s16x2 b, b, c;",
+            "shl.b32 b, b, 12;",
+            f"lop3.b32 x{i}, {x}, b, 0x80008000, 0xE4;",  # c ? a : b
+        ]
+    return " ".join(
+        [
+            *lines,
+            "prmt.b32 u, x0, x1, 0x7351; prmt.b32 v, x2, x3, 0x7351;",
+            "prmt.b32 w, u, v, 0x5410; prmt.b32 u, u, v, 0x7632;",
+            "shr.u32 w, w, 4; lop3.b32 $0, w, u, 0x0F0F0F0F, 0xE4; }",
+        ]
+    )
+
+
+def through_fp8(element: ElementNumbers) -> str:
+    """PTX: a pair x times y of bfloat16 -> two codes of 6 bits, with more above them.
+
+    Times a power of two the element's values are the smallest of an 8-bit type with as many bits
+    for the fraction, of the same codes.
+    """
+    kind, bias = {2: ("e5m2", 15), 3: ("e4m3", 7)}[element.mbits]
+    return " ".join(
+        [
+            "{ .reg .b32 a, b, c; .reg .b16 d; .reg .f32 f, g;",
+            "mul.rn.bf16x2 a, $1, $2;",
+            f"mov.b32 b, {both(element.high)}; min.bf16x2 a, a, b;",
+            f"mov.b32 b, {both(-element.high)}; max.bf16x2 a, a, b;",
+            f"mov.b32 b, {both(2.0 ** (element.bias - bias))}; mul.rn.bf16x2 a, a, b;",
+            "shl.b32 b, a, 16; mov.b32 f, b; and.b32 b, a, 0xFFFF0000; mov.b32 g, b;",
+            f"cvt.rn.satfinite.{kind}x2.f32 d, g, f; cvt.u32.u16 a, d;",
+            "shr.u32 b, a, 2; lop3.b32 b, a, b, 0x1F, 0xE4;",
+            "shr.u32 c, a, 4; lop3.b32 $0, c, b, 0x800, 0xE4; }",
+        ]
+    )
