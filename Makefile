@@ -42,7 +42,7 @@ slow: .venv/.test .venv/.native .venv/.triton ## the exhaustive tests
 
 # Under 8 minutes on an H200 with ARGS="-n 12": kernels are compiled once each.
 gpu: ## tests and benchmark on CUDA, in the environment at hand (torch with CUDA, pytest)
-	@$(PYTHON) -m pytest -m gpu tests/gpu $(ARGS)
+	@$(PYTHON) -m pytest -m gpu tests/gpu -p no:benchmark $(ARGS)
 	@$(PYTHON) -m benchmarks.run --device cuda --seconds 270
 
 check: .venv/.dev ## lint, format and types

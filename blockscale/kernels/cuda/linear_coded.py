@@ -12,6 +12,7 @@ from blockscale.core.elements.minifloat import Minifloat
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.cuda import interpreting, linear_codes, linear_tile
+from blockscale.kernels.cuda.direct import direct
 from blockscale.kernels.cuda.linear_choice import Choice
 from blockscale.kernels.cuda.linear_dense import exact, split
 from blockscale.kernels.cuda.linear_input import Codes
@@ -78,7 +79,7 @@ def _products(
     y = torch.empty((rows, n), dtype=dtype, device=x.device)
     kind = "int8" if x.dtype is torch.int8 else "float8"
     grid = (triton.cdiv(rows, tile.rows) * triton.cdiv(n, tile.outputs),)
-    linear_codes.multiply_codes[grid](
+    direct(linear_codes.multiply_codes)[grid](
         x, weight, ends.x_row, steps, None, ends.bias, y,
         rows, n, k, x.stride(0), weight.stride(0), int(steps.numel() > 1), 0,
         KIND=kind, BM=tile.rows, BN=tile.outputs, BK=tile.words,
@@ -103,7 +104,7 @@ def blocks(
     out = y if last else x.new_empty((parts, rows, n), dtype=torch.float32)
     every = parts * rows
     grid = (triton.cdiv(every, tile.rows) * triton.cdiv(n, tile.outputs),)
-    linear_codes.multiply_codes[grid](
+    direct(linear_codes.multiply_codes)[grid](
         ready, w, ends.x_row if last else None, None, steps, ends.bias if last else None, out,
         every, n, k, ready.stride(0), w.stride(0), 0, steps.stride(0),
         KIND="bfloat16", BM=tile.rows, BN=tile.outputs, BK=tile.words,
@@ -112,7 +113,7 @@ def blocks(
     )  # fmt: skip
     if not last:
         block = min(triton.next_power_of_2(n), 1024)
-        linear_tile.finish[(rows, triton.cdiv(n, block))](
+        direct(linear_tile.finish)[(rows, triton.cdiv(n, block))](
             out, None, ends.x_row, ends.bias, y, rows, n, 0, n, count=parts, BLOCK=block
         )
     return y

@@ -12,6 +12,7 @@ from blockscale.core.parse import parse
 from blockscale.core.scale import FloatScale, PowerOfTwo
 from blockscale.kernels.cuda import interpreting, linear_tile
 from blockscale.kernels.cuda.dequantize import dequantize
+from blockscale.kernels.cuda.direct import direct
 from blockscale.kernels.cuda.linear_launch import PARTS, Ends, Weight, row_steps
 from blockscale.kernels.cuda.linear_reading import Reading
 
@@ -48,7 +49,7 @@ def split(x: Tensor) -> Tensor:
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = x.new_empty((PARTS[x.dtype] * rows, k), dtype=torch.bfloat16)
     block = min(triton.next_power_of_2(k), 2048)
-    linear_tile.arrange[(rows, triton.cdiv(k, block))](
+    direct(linear_tile.arrange)[(rows, triton.cdiv(k, block))](
         x, out, rows, k, x.stride(0), PLANES=1, PARTS=PARTS[x.dtype], BLOCK=block
     )
     return out
@@ -86,7 +87,7 @@ def dense(
         sums = _sums(ready, w)
         some = row if row is None or not row_stride else row[first:last]
         block = min(triton.next_power_of_2(last - first), 1024)
-        linear_tile.finish[(rows, triton.cdiv(last - first, block))](
+        direct(linear_tile.finish)[(rows, triton.cdiv(last - first, block))](
             sums, some, ends.x_row, bias, y[:, first:last], rows, last - first, row_stride, n,
             count=parts, BLOCK=block,
         )  # fmt: skip

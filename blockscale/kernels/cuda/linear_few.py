@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from blockscale.kernels.cuda import linear_tile
+from blockscale.kernels.cuda.direct import direct
 from blockscale.kernels.cuda.linear_launch import PARTS, Ends, Tile, Weight, as_words, row_steps
 from blockscale.kernels.cuda.linear_reading import SMALLEST_TILE, WORD, Reading
 from blockscale.kernels.cuda.numerics import float_of, narrow
@@ -103,7 +104,7 @@ def ordered(x: Tensor, r: Reading, words: int) -> Tensor:
     count = r.planes or 32
     width = words * WORD // r.element.bits
     out = x.new_empty((width // 32, parts * rows, 32), dtype=torch.bfloat16)
-    order[(rows, triton.cdiv(width, 1024))](
+    direct(order)[(rows, triton.cdiv(width, 1024))](
         x, out, rows, k, x.stride(0), width, COUNT=count,
         APART=r.pairs.order[1] != 1, EACH=6 if six(r) else (r.words if small(r) else 0),
         PARTS=parts, BLOCK=1024,
@@ -126,7 +127,7 @@ def few(
     _sums(ready, weight, row_steps(weight, fmt, r), r, ends if last else None, tile, steps, out)
     if not last:
         block = min(triton.next_power_of_2(n), 1024)
-        linear_tile.finish[(rows, triton.cdiv(n, block))](
+        direct(linear_tile.finish)[(rows, triton.cdiv(n, block))](
             out, None, ends.x_row, ends.bias, y, rows, n, 0, n, count=chunks * parts, BLOCK=block
         )
     return y
@@ -154,10 +155,12 @@ def _sums(
     known |= {"LAST": ends is not None, "num_warps": tile.warps}
     row, row_stride = rows
     if six(r):
-        few_six.multiply[grid](x, codes, scale, row, *given, row_stride, **known)
+        direct(few_six.multiply)[grid](x, codes, scale, row, *given, row_stride, **known)
     elif small(r):
         known["UNROLL"] = tile.words // few_blocks.STEP.value
-        few_blocks.multiply[grid](x, codes, scale, weight.zero_point, *given, **known)
+        direct(few_blocks.multiply)[grid](x, codes, scale, weight.zero_point, *given, **known)
     else:
         known["UNROLL"] = tile.words // few.STEP.value
-        few.multiply[grid](x, codes, scale, weight.zero_point, row, *given, row_stride, **known)
+        direct(few.multiply)[grid](
+            x, codes, scale, weight.zero_point, row, *given, row_stride, **known
+        )

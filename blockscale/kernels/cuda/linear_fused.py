@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from blockscale.kernels.cuda import interpreting, linear_asm, linear_tile
+from blockscale.kernels.cuda.direct import direct
 from blockscale.kernels.cuda.linear_launch import PARTS, Ends, Tile, Weight, as_words, row_steps
 from blockscale.kernels.cuda.linear_reading import Reading
 from blockscale.kernels.cuda.numerics import float_of, narrow
@@ -170,7 +171,7 @@ def ordered(x: Tensor, planes: int) -> Tensor:
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = x.new_empty((parts * rows, width), dtype=torch.bfloat16)
     block = min(triton.next_power_of_2(max(words, WORDS)), 2048 // planes)
-    order[(rows, triton.cdiv(width // planes, block))](
+    direct(order)[(rows, triton.cdiv(width // planes, block))](
         x, out, rows, words, x.stride(0), width, PLANES=planes, PARTS=parts, BLOCK=block
     )
     return out
@@ -264,11 +265,11 @@ def fused(
     _launch(ready, weight, row_steps(weight, fmt, r), now, out, held, c, t)
     if c.mode == 1:
         size = min(triton.next_power_of_2(n), 1024)
-        linear_tile.finish[(rows, triton.cdiv(n, size))](
+        direct(linear_tile.finish)[(rows, triton.cdiv(n, size))](
             out, None, ends.x_row, ends.bias, y, rows, n, 0, n, count=c.pieces * parts, BLOCK=size
         )
     elif c.mode == 2:
-        finish_tail[(c.tail, t.rows // 16)](
+        direct(finish_tail)[(c.tail, t.rows // 16)](
             held, ends.x_row, ends.bias, y, rows, n, c.whole, c.tail,
             COUNT=c.pieces, BM=t.rows, BN=t.outputs, LINES=16,
         )  # fmt: skip
@@ -295,7 +296,7 @@ def _launch(
     step = WORDS * t.reading.planes
     x_at = TensorDescriptor.from_tensor(x, [t.rows, step], NVMMASharedLayout(128, 16, 2))
     w_at = TensorDescriptor.from_tensor(words, [t.outputs, WORDS], NVMMASharedLayout(64, 32, 2))
-    multiply[c.grid](
+    direct(multiply)[c.grid](
         x_at, w_at, weight.scale, weight.zero_point, row[0], ends.x_row, ends.bias, out, held,
         x.shape[0], words.shape[0], weight.scale.stride(0) if weight.scale.shape[0] > 1 else 0,
         weight.scale.shape[-1], row[1], c.steps, c.whole, c.tail, c.all_steps,

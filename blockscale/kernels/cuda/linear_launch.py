@@ -11,6 +11,7 @@ from blockscale.core import reference
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.cuda import linear_tile
+from blockscale.kernels.cuda.direct import direct
 from blockscale.kernels.cuda.linear_reading import Reading
 
 PARTS = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}  # of x, each a bfloat16
@@ -74,7 +75,7 @@ def planes(x: Tensor, r: Reading) -> tuple[Tensor, int]:
     out = x.new_empty((r.planes, parts * rows, words), dtype=torch.bfloat16)
     block = max(1, min(triton.next_power_of_2(words), 2048 // r.planes))
     grid = (rows, triton.cdiv(words, block))
-    linear_tile.arrange[grid](
+    direct(linear_tile.arrange)[grid](
         x, out, rows, words, x.stride(0), PLANES=r.planes, PARTS=parts, BLOCK=block
     )
     return out, parts
@@ -95,7 +96,7 @@ def tiled(
     out = y if last else x.new_empty((chunks * parts, rows, n), dtype=torch.float32)
     row, row_stride = row_steps(weight, fmt, r)
     grid = (triton.cdiv(every, tile.rows) * triton.cdiv(n, tile.outputs), chunks)
-    linear_tile.multiply[grid](
+    direct(linear_tile.multiply)[grid](
         ready, as_words(weight.codes), weight.scale, weight.zero_point, row,
         ends.x_row if last else None, ends.bias if last else None, out,
         every, n, words, weight.codes.stride(0) * weight.codes.itemsize // 4,
@@ -108,7 +109,7 @@ def tiled(
     )  # fmt: skip
     if not last:
         block = min(triton.next_power_of_2(n), 1024)
-        linear_tile.finish[(rows, triton.cdiv(n, block))](
+        direct(linear_tile.finish)[(rows, triton.cdiv(n, block))](
             out, None, ends.x_row, ends.bias, y, rows, n, 0, n, count=chunks * parts, BLOCK=block
         )
     return y
