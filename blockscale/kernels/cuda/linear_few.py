@@ -15,7 +15,6 @@ from blockscale.kernels.cuda import linear_tile
 from blockscale.kernels.cuda.direct import direct
 from blockscale.kernels.cuda.linear_launch import PARTS, Ends, Tile, Weight, as_words, row_steps
 from blockscale.kernels.cuda.linear_reading import SMALLEST_TILE, WORD, Reading
-from blockscale.kernels.cuda.numerics import float_of, narrow
 
 
 def small(r: Reading) -> bool:
@@ -88,13 +87,9 @@ def order(
     rest = tl.load(x + row * stride + at, mask=at < k, other=0.0)
     rest = rest.to(tl.float32)
     for part in tl.static_range(PARTS):
-        head = float_of(rest.to(tl.int32, bitcast=True) & -65536)
-        if part == 0:
-            head = tl.where(rest == rest, head, float("nan"))
+        head, rest = linear_tile.leading(rest, part == 0)
         place = out + (part * rows.to(tl.int64) + row) * 32 + within
-        tl.store(place, narrow(head, tl.bfloat16), mask=to < width)
-        finite = tl.abs(rest) < float("inf")
-        rest = tl.where(finite, rest, 0.0) - tl.where(finite, head, 0.0)
+        tl.store(place, head, mask=to < width)
 
 
 def ordered(x: Tensor, r: Reading, words: int) -> Tensor:

@@ -19,7 +19,7 @@ from blockscale.kernels.cuda import interpreting, linear_asm, linear_tile
 from blockscale.kernels.cuda.direct import direct
 from blockscale.kernels.cuda.linear_launch import PARTS, Ends, Tile, Weight, as_words, row_steps
 from blockscale.kernels.cuda.linear_reading import Reading
-from blockscale.kernels.cuda.numerics import float_of, narrow
+from blockscale.kernels.cuda.numerics import narrow
 
 TESTED = ("3.6",)  # versions of Triton
 WORDS = 16  # of a row at a time
@@ -154,13 +154,9 @@ def order(
     rest = rest.to(tl.float32)
     to = (word // 16 * (16 * PLANES) + word % 16)[:, None] + i[None, :] * 16
     for part in tl.static_range(PARTS):
-        head = float_of(rest.to(tl.int32, bitcast=True) & -65536)
-        if part == 0:
-            head = tl.where(rest == rest, head, float("nan"))
+        head, rest = linear_tile.leading(rest, part == 0)
         at = out + (part * rows.to(tl.int64) + row) * width + to
-        tl.store(at, narrow(head, tl.bfloat16), mask=to < width)
-        finite = tl.abs(rest) < float("inf")
-        rest = tl.where(finite, rest, 0.0) - tl.where(finite, head, 0.0)
+        tl.store(at, head, mask=to < width)
 
 
 def ordered(x: Tensor, planes: int) -> Tensor:

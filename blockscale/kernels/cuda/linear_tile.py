@@ -219,6 +219,18 @@ def finish(
     tl.store(out + row * out_stride + column, narrow(sums, out.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def leading(rest, FIRST: tl.constexpr):
+    """float32 -> its leading 8 bits as bfloat16, and what is left of it, exactly."""
+    head = float_of(rest.to(tl.int32, bitcast=True) & -65536)
+    if FIRST:
+        # truncation would make an infinity of a NaN whose payload is in the low bits
+        head = tl.where(rest == rest, head, float("nan"))
+    finite = tl.abs(rest) < float("inf")
+    left = tl.where(finite, rest, 0.0) - tl.where(finite, head, 0.0)
+    return narrow(head, tl.bfloat16), left
+
+
 @triton.jit(do_not_specialize=["rows"])
 def arrange(
     x, out, rows, words, stride, PLANES: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr
@@ -235,11 +247,6 @@ def arrange(
     rest = tl.load(x + row * stride + word[:, None] * PLANES + i[None, :], mask=mask, other=0.0)
     rest = rest.to(tl.float32)
     for part in tl.static_range(PARTS):
-        head = float_of(rest.to(tl.int32, bitcast=True) & -65536)
-        if part == 0:
-            # truncation would make an infinity of a NaN whose payload is in the low bits
-            head = tl.where(rest == rest, head, float("nan"))
+        head, rest = leading(rest, part == 0)
         at = (i[None, :] * PARTS + part) * rows.to(tl.int64) + row
-        tl.store(out + at * words + word[:, None], narrow(head, tl.bfloat16), mask=mask)
-        finite = tl.abs(rest) < float("inf")
-        rest = tl.where(finite, rest, 0.0) - tl.where(finite, head, 0.0)
+        tl.store(out + at * words + word[:, None], head, mask=mask)
