@@ -3,7 +3,6 @@
 import os
 
 import torch
-import triton
 from torch import Tensor
 
 from blockscale.core import reference
@@ -12,7 +11,7 @@ from blockscale.core.elements.minifloat import Minifloat
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.cuda import interpreting, linear_codes, linear_tile
-from blockscale.kernels.cuda.direct import direct
+from blockscale.kernels.cuda.direct import cdiv, direct, power_of_2
 from blockscale.kernels.cuda.linear_choice import Choice
 from blockscale.kernels.cuda.linear_dense import exact, split
 from blockscale.kernels.cuda.linear_input import Codes
@@ -78,12 +77,12 @@ def _products(
     (rows, k), n = x.shape, weight.shape[0]
     y = torch.empty((rows, n), dtype=dtype, device=x.device)
     kind = "int8" if x.dtype is torch.int8 else "float8"
-    grid = (triton.cdiv(rows, tile.rows) * triton.cdiv(n, tile.outputs),)
+    grid = (cdiv(rows, tile.rows) * cdiv(n, tile.outputs),)
     direct(linear_codes.multiply_codes)[grid](
         x, weight, ends.x_row, steps, None, ends.bias, y,
         rows, n, k, x.stride(0), weight.stride(0), int(steps.numel() > 1), 0,
         KIND=kind, BM=tile.rows, BN=tile.outputs, BK=tile.words,
-        STEPS=triton.cdiv(k, tile.words), BLOCK=0, INNER=1, WHOLE=k % tile.words == 0,
+        STEPS=cdiv(k, tile.words), BLOCK=0, INNER=1, WHOLE=k % tile.words == 0,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return y
@@ -103,17 +102,17 @@ def blocks(
     y = x.new_empty((rows, n), dtype=dtype)
     out = y if last else x.new_empty((parts, rows, n), dtype=torch.float32)
     every = parts * rows
-    grid = (triton.cdiv(every, tile.rows) * triton.cdiv(n, tile.outputs),)
+    grid = (cdiv(every, tile.rows) * cdiv(n, tile.outputs),)
     direct(linear_codes.multiply_codes)[grid](
         ready, w, ends.x_row if last else None, None, steps, ends.bias if last else None, out,
         every, n, k, ready.stride(0), w.stride(0), 0, steps.stride(0),
         KIND="bfloat16", BM=tile.rows, BN=tile.outputs, BK=tile.words,
-        STEPS=triton.cdiv(k, turn), BLOCK=block, INNER=tile.unroll,
+        STEPS=cdiv(k, turn), BLOCK=block, INNER=tile.unroll,
         WHOLE=k % turn == 0, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if not last:
-        block = min(triton.next_power_of_2(n), 1024)
-        direct(linear_tile.finish)[(rows, triton.cdiv(n, block))](
+        block = min(power_of_2(n), 1024)
+        direct(linear_tile.finish)[(rows, cdiv(n, block))](
             out, None, ends.x_row, ends.bias, y, rows, n, 0, n, count=parts, BLOCK=block
         )
     return y

@@ -5,14 +5,13 @@ bfloat16; what is left of the scale meets the sums. Nothing of this is kept.
 """
 
 import torch
-import triton
 from torch import Tensor
 
 from blockscale.core.parse import parse
 from blockscale.core.scale import FloatScale, PowerOfTwo
 from blockscale.kernels.cuda import interpreting, linear_tile
 from blockscale.kernels.cuda.dequantize import dequantize
-from blockscale.kernels.cuda.direct import direct
+from blockscale.kernels.cuda.direct import cdiv, direct, power_of_2
 from blockscale.kernels.cuda.linear_launch import PARTS, Ends, Weight, row_steps
 from blockscale.kernels.cuda.linear_reading import Reading
 
@@ -48,8 +47,8 @@ def split(x: Tensor) -> Tensor:
     rows, k = x.shape
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = x.new_empty((PARTS[x.dtype] * rows, k), dtype=torch.bfloat16)
-    block = min(triton.next_power_of_2(k), 2048)
-    direct(linear_tile.arrange)[(rows, triton.cdiv(k, block))](
+    block = min(power_of_2(k), 2048)
+    direct(linear_tile.arrange)[(rows, cdiv(k, block))](
         x, out, rows, k, x.stride(0), PLANES=1, PARTS=PARTS[x.dtype], BLOCK=block
     )
     return out
@@ -86,8 +85,8 @@ def dense(
             continue
         sums = _sums(ready, w)
         some = row if row is None or not row_stride else row[first:last]
-        block = min(triton.next_power_of_2(last - first), 1024)
-        direct(linear_tile.finish)[(rows, triton.cdiv(last - first, block))](
+        block = min(power_of_2(last - first), 1024)
+        direct(linear_tile.finish)[(rows, cdiv(last - first, block))](
             sums, some, ends.x_row, bias, y[:, first:last], rows, last - first, row_stride, n,
             count=parts, BLOCK=block,
         )  # fmt: skip

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from blockscale.kernels.cuda import linear_tile
-from blockscale.kernels.cuda.direct import direct
+from blockscale.kernels.cuda.direct import cdiv, direct, power_of_2
 from blockscale.kernels.cuda.linear_launch import PARTS, Ends, Tile, Weight, as_words, row_steps
 from blockscale.kernels.cuda.linear_reading import SMALLEST_TILE, WORD, Reading
 
@@ -99,7 +99,7 @@ def ordered(x: Tensor, r: Reading, words: int) -> Tensor:
     count = r.planes or 32
     width = words * WORD // r.element.bits
     out = x.new_empty((width // 32, parts * rows, 32), dtype=torch.bfloat16)
-    direct(order)[(rows, triton.cdiv(width, 1024))](
+    direct(order)[(rows, cdiv(width, 1024))](
         x, out, rows, k, x.stride(0), width, COUNT=count,
         APART=r.pairs.order[1] != 1, EACH=6 if six(r) else (r.words if small(r) else 0),
         PARTS=parts, BLOCK=1024,
@@ -113,16 +113,16 @@ def few(
     """x [rows, k] @ weight.T -> [rows, n] of dtype. All but stages and unroll of the tile count."""
     (rows, k), n = x.shape, weight.codes.shape[0]
     words, parts = k * r.element.bits // WORD, PARTS[x.dtype]
-    steps = triton.cdiv(words, tile.chunks * tile.words)
-    chunks = triton.cdiv(words, steps * tile.words)
+    steps = cdiv(words, tile.chunks * tile.words)
+    chunks = cdiv(words, steps * tile.words)
     last = chunks * parts == 1
     y = x.new_empty((rows, n), dtype=dtype)
     out = y if last else x.new_empty((chunks * parts, rows, n), dtype=torch.float32)
     ready = ordered(x, r, chunks * steps * tile.words)
     _sums(ready, weight, row_steps(weight, fmt, r), r, ends if last else None, tile, steps, out)
     if not last:
-        block = min(triton.next_power_of_2(n), 1024)
-        direct(linear_tile.finish)[(rows, triton.cdiv(n, block))](
+        block = min(power_of_2(n), 1024)
+        direct(linear_tile.finish)[(rows, cdiv(n, block))](
             out, None, ends.x_row, ends.bias, y, rows, n, 0, n, count=chunks * parts, BLOCK=block
         )
     return y
@@ -138,8 +138,8 @@ def _sums(
     every, (n, size), width = x.shape[1], weight.codes.shape, tile.words * WORD
     words = size * weight.codes.itemsize * 8 // WORD
     chunks = x.shape[0] * 32 * r.element.bits // (steps * width)
-    height = min(tile.rows, max(8, triton.next_power_of_2(every)))
-    grid = (triton.cdiv(n, tile.outputs), triton.cdiv(every, height), chunks)
+    height = min(tile.rows, max(8, power_of_2(every)))
+    grid = (cdiv(n, tile.outputs), cdiv(every, height), chunks)
     codes: Any = as_words(weight.codes)
     scale = weight.scale
     strides = (codes.stride(0), scale.stride(0) if scale.shape[0] > 1 else 0)

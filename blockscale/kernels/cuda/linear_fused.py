@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from blockscale.kernels.cuda import interpreting, linear_asm, linear_tile
-from blockscale.kernels.cuda.direct import direct
+from blockscale.kernels.cuda.direct import cdiv, direct, power_of_2
 from blockscale.kernels.cuda.linear_launch import PARTS, Ends, Tile, Weight, as_words, row_steps
 from blockscale.kernels.cuda.linear_reading import Reading
 from blockscale.kernels.cuda.numerics import narrow
@@ -163,11 +163,11 @@ def ordered(x: Tensor, planes: int) -> Tensor:
     """x [rows, k] -> bfloat16 [parts * rows, k rounded up to whole steps]."""
     rows, k = x.shape
     words, parts = k // planes, PARTS[x.dtype]
-    width = triton.cdiv(words, WORDS) * WORDS * planes
+    width = cdiv(words, WORDS) * WORDS * planes
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = x.new_empty((parts * rows, width), dtype=torch.bfloat16)
-    block = min(triton.next_power_of_2(max(words, WORDS)), 2048 // planes)
-    direct(order)[(rows, triton.cdiv(width // planes, block))](
+    block = min(power_of_2(max(words, WORDS)), 2048 // planes)
+    direct(order)[(rows, cdiv(width // planes, block))](
         x, out, rows, words, x.stride(0), width, PLANES=planes, PARTS=parts, BLOCK=block
     )
     return out
@@ -214,15 +214,15 @@ def cut(tiles: int, total: int, unit: int, tile: Tile, parts: int, processors: i
     tile.chunks divide k for all tiles; tile.unroll for those of the last wave, which is not full.
     """
     if parts > 1 or tile.chunks > 1:
-        steps = triton.cdiv(total, unit * tile.chunks) * unit
-        pieces = triton.cdiv(total, steps)
+        steps = cdiv(total, unit * tile.chunks) * unit
+        pieces = cdiv(total, steps)
         return Cut(int(parts * pieces > 1), (tiles, pieces), steps, 0, 1, steps, pieces)
     whole = tiles - tiles % processors
-    tail, full = tiles - whole, triton.cdiv(total, unit) * unit
+    tail, full = tiles - whole, cdiv(total, unit) * unit
     if tile.unroll == 1 or not tail:
         return Cut(0, (tiles, 1), full, 0, 1, full, 1)
-    steps = triton.cdiv(total, unit * tile.unroll) * unit
-    pieces = triton.cdiv(total, steps)
+    steps = cdiv(total, unit * tile.unroll) * unit
+    pieces = cdiv(total, steps)
     return Cut(2, (whole + pieces * tail, 1), steps, whole, tail, full, pieces)
 
 
@@ -247,8 +247,8 @@ def fused(
     block = r.words // WORDS if r.per_block else (0 if short else _UNFLUSHED // step)
     if block and tile.rows > 128:  # two sets of sums: no more fit
         tile = tile._replace(rows=128)
-    tiles = triton.cdiv(parts * rows, tile.rows) * triton.cdiv(n, tile.outputs)
-    total, unit = triton.cdiv(ready.shape[1], step), block or 8 // r.planes
+    tiles = cdiv(parts * rows, tile.rows) * cdiv(n, tile.outputs)
+    total, unit = cdiv(ready.shape[1], step), block or 8 // r.planes
     c = cut(tiles, total, unit, tile, parts, processors(x.device.index or 0))
     t = work(r, tile, block, c.mode)
     y = x.new_empty((rows, n), dtype=dtype)
@@ -260,8 +260,8 @@ def fused(
     now = Ends(None, None) if c.mode == 1 else ends
     _launch(ready, weight, row_steps(weight, fmt, r), now, out, held, c, t)
     if c.mode == 1:
-        size = min(triton.next_power_of_2(n), 1024)
-        direct(linear_tile.finish)[(rows, triton.cdiv(n, size))](
+        size = min(power_of_2(n), 1024)
+        direct(linear_tile.finish)[(rows, cdiv(n, size))](
             out, None, ends.x_row, ends.bias, y, rows, n, 0, n, count=c.pieces * parts, BLOCK=size
         )
     elif c.mode == 2:

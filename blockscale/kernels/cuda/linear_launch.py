@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -11,7 +10,7 @@ from blockscale.core import reference
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.cuda import linear_tile
-from blockscale.kernels.cuda.direct import direct
+from blockscale.kernels.cuda.direct import cdiv, direct, power_of_2
 from blockscale.kernels.cuda.linear_reading import Reading
 
 PARTS = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}  # of x, each a bfloat16
@@ -73,8 +72,8 @@ def planes(x: Tensor, r: Reading) -> tuple[Tensor, int]:
     words, parts = k // r.planes, PARTS[x.dtype]
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = x.new_empty((r.planes, parts * rows, words), dtype=torch.bfloat16)
-    block = max(1, min(triton.next_power_of_2(words), 2048 // r.planes))
-    grid = (rows, triton.cdiv(words, block))
+    block = max(1, min(power_of_2(words), 2048 // r.planes))
+    grid = (rows, cdiv(words, block))
     direct(linear_tile.arrange)[grid](
         x, out, rows, words, x.stride(0), PLANES=r.planes, PARTS=parts, BLOCK=block
     )
@@ -89,13 +88,13 @@ def tiled(
     ready, parts = planes(x, r)
     every, words = parts * rows, ready.shape[-1]
     turn = tile.words * tile.unroll
-    steps = triton.cdiv(words, tile.chunks * turn)
-    chunks = triton.cdiv(words, steps * turn)
+    steps = cdiv(words, tile.chunks * turn)
+    chunks = cdiv(words, steps * turn)
     last = chunks * parts == 1
     y = x.new_empty((rows, n), dtype=dtype)
     out = y if last else x.new_empty((chunks * parts, rows, n), dtype=torch.float32)
     row, row_stride = row_steps(weight, fmt, r)
-    grid = (triton.cdiv(every, tile.rows) * triton.cdiv(n, tile.outputs), chunks)
+    grid = (cdiv(every, tile.rows) * cdiv(n, tile.outputs), chunks)
     direct(linear_tile.multiply)[grid](
         ready, as_words(weight.codes), weight.scale, weight.zero_point, row,
         ends.x_row if last else None, ends.bias if last else None, out,
@@ -108,8 +107,8 @@ def tiled(
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if not last:
-        block = min(triton.next_power_of_2(n), 1024)
-        direct(linear_tile.finish)[(rows, triton.cdiv(n, block))](
+        block = min(power_of_2(n), 1024)
+        direct(linear_tile.finish)[(rows, cdiv(n, block))](
             out, None, ends.x_row, ends.bias, y, rows, n, 0, n, count=chunks * parts, BLOCK=block
         )
     return y
