@@ -53,11 +53,7 @@ class Block:
 
     def scale_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of the scale of a tensor of `shape`."""
-        sizes = self.sizes_for(len(shape))
-        return tuple(
-            1 if size == WHOLE else (n if size == 1 else (n + size - 1) // size)
-            for n, size in zip(shape, sizes, strict=True)
-        )
+        return divided(shape, self.sizes_for(len(shape)))
 
     def expand(self, scale: Tensor, shape: Sequence[int]) -> Tensor:
         """Scale [...] -> a tensor that broadcasts to `shape`, each scale over its block."""
@@ -65,6 +61,14 @@ class Block:
             if size > 1:
                 scale = scale.repeat_interleave(size, dim).narrow(dim, 0, shape[dim])
         return scale
+
+
+def divided(shape: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    """How many blocks of `sizes` (Block.sizes_for) a tensor of `shape` has along each dimension."""
+    return tuple(
+        1 if size == WHOLE else (n if size == 1 else (n + size - 1) // size)
+        for n, size in zip(shape, sizes, strict=True)
+    )
 
 
 def read_block(name: str) -> Block:

@@ -5,6 +5,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from blockscale.core.block import divided
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
@@ -93,16 +94,16 @@ def given(
                 f"{fmt}: its scale is a QTensor of format {fmt.scale.inner}, not {describe(scale)}"
             )
         codes, outer = scale.codes, scale.qparams.scale
-        if tuple(outer.shape) != fmt.scale.inner.block.scale_shape(tuple(codes.shape)):
+        if tuple(outer.shape) != _scale_shape(fmt.scale.inner, tuple(codes.shape)):
             raise ValueError(f"{fmt}: {scale} has an outer scale of shape {tuple(outer.shape)}")
         scale = codes
     if not isinstance(scale, Tensor):
         raise ValueError(f"{fmt}: its scale is a Tensor, not {describe(scale)}")
-    expected = _scale_shape(fmt, shape)
-    if tuple(scale.shape) != expected or scale.dtype != fmt.scale.dtype:
+    expected, dtype = _scale_shape(fmt, shape), _scale_dtype(str(fmt))
+    if tuple(scale.shape) != expected or scale.dtype != dtype:
         raise ValueError(
             f"{fmt}: for a tensor of shape {shape} the stored scale is "
-            f"{dtype_name(fmt.scale.dtype)} of shape {expected}, not {describe(scale)}"
+            f"{dtype_name(dtype)} of shape {expected}, not {describe(scale)}"
         )
     if fmt.asym != (zero_point is not None):
         raise ValueError(f"{fmt}: {'needs a' if fmt.asym else 'has no'} zero_point")
@@ -119,8 +120,19 @@ def given(
 
 def _scale_shape(fmt: Format, shape: tuple[int, ...]) -> tuple[int, ...]:
     if torch.compiler.is_compiling() or {*map(type, shape)} != {int}:  # symbols have no hash
-        return fmt.block.scale_shape(shape)
+        return divided(shape, _sizes(str(fmt), len(shape)))
     return _known_scale_shape(str(fmt), shape)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _sizes(fmt: str, rank: int) -> tuple[int, ...]:
+    """Not traced: Dynamo cannot call the methods of an object that a cache made."""
+    return parse(fmt).block.sizes_for(rank)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _scale_dtype(fmt: str) -> torch.dtype:
+    return parse(fmt).scale.dtype
 
 
 @lru_cache(1024)
