@@ -124,15 +124,18 @@ def _scale_shape(fmt: Format, shape: tuple[int, ...]) -> tuple[int, ...]:
     return _known_scale_shape(str(fmt), shape)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _sizes(fmt: str, rank: int) -> tuple[int, ...]:
     """Not traced: Dynamo cannot call the methods of an object that a cache made."""
     return parse(fmt).block.sizes_for(rank)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _scale_dtype(fmt: str) -> torch.dtype:
     return parse(fmt).scale.dtype
+
+
+# What torch.compiler.assume_constant_result does, which imports all of Dynamo.
+for _each in (_sizes, _scale_dtype):
+    setattr(_each, "_dynamo_marked_constant", True)  # noqa: B010 (no type has it)
 
 
 @lru_cache(1024)
