@@ -59,14 +59,14 @@ def nearest(entries: dict[str, Entry], shape: Shape) -> Entry | None:
         return None
     rows = min(_class(shape[0]), max(_class(m) for m, _, _ in measured))
 
-    def distance(other: Sequence[int]) -> float:
-        return sum(
-            abs(math.log2(max(a, 1) / max(b, 1))) for a, b in zip(shape[1:], other[1:], strict=True)
-        )
+    def apart(other: Sequence[int]) -> float:
+        """How many times n and k are larger or smaller, multiplied."""
+        pairs = [(max(a, 1), max(b, 1)) for a, b in zip(shape[1:], other[1:], strict=True)]
+        return math.prod(max(a, b) / min(a, b) for a, b in pairs)
 
     near = [other for other in measured if _class(other[0]) == rows]
-    best = min(near, key=distance, default=None)
-    return None if best is None or distance(best) > math.log2(_APART) else measured[best]
+    best = min(near, key=apart, default=None)
+    return None if best is None or apart(best) > _APART else measured[best]
 
 
 def _class(rows: int) -> int:
