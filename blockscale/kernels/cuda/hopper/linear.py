@@ -15,10 +15,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from blockscale.kernels.cuda.hopper.few import of_blocks
 from blockscale.kernels.cuda.hopper.operands import (
     copies,
     free,
-    in_blocks,
     left_operand,
     opened,
     product,
@@ -147,19 +147,20 @@ def sums_of(given, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr):
     ring, scales, ends, rows, n, pm, pn, first, steps = given
     scale, zero, scale_stride, count = scales
     MMA: gl.constexpr = product(T, OUT)
+    R: gl.constexpr = T.reading
     BM: gl.constexpr = T.rows
     base = pn * T.outputs + FROM
     own = base + gl.arange(0, OUT, layout=gl.SliceLayout(1, stored_layout(T, OUT)))
-    at_s = in_blocks(gl.minimum(own, n - 1).to(gl.int64), T) * scale_stride
+    at_s = of_blocks(gl.minimum(own, n - 1).to(gl.int64), R) * scale_stride
     own = base + gl.arange(0, OUT, layout=gl.SliceLayout(1, left_operand(T, OUT)))
-    at_z = in_blocks(gl.minimum(own, n - 1).to(gl.int64), T) * scale_stride
+    at_z = of_blocks(gl.minimum(own, n - 1).to(gl.int64), R) * scale_stride
     own = gl.minimum(base + gl.arange(0, OUT, layout=gl.SliceLayout(1, MMA)), n - 1).to(gl.int64)
     side = (scale, at_s, zero, at_z, first, count)
     held, stored = opened(ring, side, 0, stored_at(side, 0, T, OUT), T, FROM, OUT)
     left = turn(held, 0, T, OUT)
     sums = gl.zeros([OUT, BM], gl.float32, MMA)
     if T.block > 0:
-        at_b = in_blocks(own, T) * scale_stride
+        at_b = of_blocks(own, R) * scale_stride
         sums = by_blocks(ring, side, at_b, held, stored, left, sums, steps, T, FROM, OUT)
     elif T.halves == 2:
         sums = by_halves(ring, side, held, stored, left, sums, steps, T, FROM, OUT)

@@ -83,18 +83,6 @@ def copies(source, T: gl.constexpr):
 
 
 @gluon.jit
-def in_blocks(own, T: gl.constexpr):
-    """Rows of the weight -> rows of its scales."""
-    if T.reading.height == 1:
-        found = own
-    elif T.reading.height == 0:
-        found = own * 0
-    else:
-        found = own // T.reading.height
-    return found
-
-
-@gluon.jit
 def stored_at(side, step, T: gl.constexpr, OUT: gl.constexpr):
     """The stored scales [outputs, blocks] of a step's words; a dummy where none are folded in."""
     scale, at_s, first, count = side[0], side[1], side[4], side[5]
