@@ -7,7 +7,7 @@ pytest.importorskip("triton")
 
 from blockscale.core.catalog import CATALOG
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda import linear_fused
+from blockscale.kernels.cuda import linear_fused, linear_work
 from blockscale.kernels.cuda.linear import multiplied
 from blockscale.kernels.cuda.linear_choice import Call, Choice, rule
 from blockscale.kernels.cuda.linear_input import Values
@@ -25,10 +25,13 @@ pytestmark = [
 ]
 TILES = (  # rows, outputs, programs that share a processor
     *((64, 64, 0), (64, 128, 0), (128, 64, 0), (128, 128, 0), (256, 64, 0), (256, 128, 0)),
-    *((8, 64, 3), (16, 128, 2), (32, 64, 2)),
+    *((8, 64, 3), (16, 128, 2), (32, 64, 2), (128, 64, 2), (192, 128, 0)),
 )
 EXTRA = ("e2m1:tile32x32:e8m0", "int8:tile128x128:fp32", "int8:group128:fp32", "int4:group256:fp32",
-         "int4:channel0:fp32:asym", "int8:group32:pow2/nearest")  # fmt: skip
+         "int4:channel0:fp32:asym", "int8:group32:pow2/nearest", "int4:group32:fp32",
+         "int4:group64:fp16", "uint4:group32:fp32:asym", "uint4:group64:bf16:asym",
+         "int8:group32:fp32", "e4m3:group32:fp32", "e2m1:group32:fp32",
+         "int2:group128:fp16", "uint2:group64:fp32:asym")  # fmt: skip
 
 
 def formats(k):
@@ -37,7 +40,7 @@ def formats(k):
     for name in (*CATALOG.values(), *EXTRA):
         fmt = str(parse(name))
         r = reading(fmt, k)
-        if r is not None and linear_fused.takes(r) and fmt not in found:
+        if r is not None and linear_work.takes(r) and fmt not in found:
             found.append(fmt)
     return found
 
@@ -50,14 +53,16 @@ def run(x, weight, fmt, tile, bias=None):
 @pytest.mark.parametrize(("m", "k"), [(33, 1152), (150, 256), (300, 1184)])
 def test_every_format_and_tile(fmt, m, k):
     r, n = reading(fmt, k), 200
-    if r is None or not linear_fused.takes(r):
+    if r is None or not linear_work.takes(r):
         pytest.skip(f"{fmt} has no whole blocks in {k}")
     weight = stored(n, k, fmt)
+    if not linear_fused.can(weight[0]):
+        pytest.skip(f"rows of {k} codes of {fmt} begin anywhere")
     for i, (rows, outputs, shared) in enumerate(TILES):
         dtype = (torch.bfloat16, torch.float32, torch.float16)[i % 3]
         chunks, tail = ((1, 1), (3, 1), (1, 3), (1, 1), (2, 1), (1, 2))[(i + m) % 6]
         tile = Tile(rows, outputs, 16, 4, shared, chunks, tail if rows > 8 else 1)
-        if linear_fused.takes(r, tile):
+        if linear_work.takes(r, tile):
             x = torch.randn(m, k, device="cuda").to(dtype)
             bias = torch.randn(n, device="cuda").to(dtype)
             y = run(x, weight, fmt, tile, bias)
@@ -104,9 +109,9 @@ def test_what_it_does_not_take_goes_another_way():
     x = torch.randn(100, k, device="cuda").bfloat16()
     y = multiplied(Values(x), Weight(*weight), fmt, None, x.dtype)
     assert excess(y, x, weight, fmt, "", torch.zeros(n, device="cuda")) <= 1
-    few = reading(str(parse("int2:channel0:fp32")), 1024)
+    few = reading(str(parse("int2:group64:e8m0/floor")), 1024)
     assert few is not None
-    assert not linear_fused.takes(few)
+    assert not linear_work.takes(few)
     assert rule(Call("weight", "", 100, 512, 1024, True), few).path != "fused"
     whole = reading(str(parse("mxfp4")), 1024)
     assert rule(Call("weight", "", 100, 512, 1024, True), whole).path == "fused"

@@ -6,6 +6,7 @@ from blockscale.core import reference
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams
 from blockscale.kernels.cuda.launch import choose, floats, form
+from blockscale.kernels.cuda.replay import replayed
 from blockscale.kernels.registry import kernel
 
 
@@ -21,6 +22,7 @@ def listed(parts: QParams) -> list[Tensor]:
 
 
 @kernel("choose_qparams", backend="cuda", supports=every)
+@replayed()
 def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
     """As ops.primitives.choose_qparams."""
     f = form(fmt)

@@ -8,10 +8,12 @@ from blockscale.kernels.cuda import decoding, launch
 from blockscale.kernels.cuda.choose_qparams import every
 from blockscale.kernels.cuda.launch import form
 from blockscale.kernels.cuda.pack import checked_codes
+from blockscale.kernels.cuda.replay import replayed
 from blockscale.kernels.registry import kernel
 
 
 @kernel("dequantize", backend="cuda", supports=every)
+@replayed()
 def dequantize(
     packed: Tensor,
     scale: Tensor,

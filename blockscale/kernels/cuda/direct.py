@@ -1,5 +1,6 @@
 """Starting a kernel past Triton's own way, which takes the host longer than all else of a call."""
 
+import threading
 from functools import partial
 from typing import Any
 
@@ -12,33 +13,46 @@ _MOST = 4096  # kinds of calls that are remembered of a kernel
 _PLAIN = {int, bool, float, str, tuple, type(None)}
 
 
+class _Watch(threading.local):
+    """by: who is told of each launch of this thread (recording.Recorder), or None."""
+
+    by: Any = None
+
+
+watch = _Watch()
+
+
 class Direct:
     """A Triton or Gluon kernel: direct(kernel)[grid](…) does what kernel[grid](…) does.
 
     What Triton compiled is remembered by all that it looked at: dtypes of tensors that begin at
     multiples of 16 bytes, and every other argument's value. Arguments that are neither numbers,
-    texts nor tuples of such count by identity: they must be objects that are kept, as cached ones.
+    texts nor tuples of such count by identity, and are kept, so that no other can have theirs.
     """
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
-        self.compiled: dict[Any, Any] = {}
+        self.compiled: dict[Any, tuple[Any, Any]] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return partial(self._start, grid)
 
     def _start(self, grid: tuple[int, ...], *arguments: Any, **named: Any) -> None:
         key = None if interpreting() else _kind(arguments, named)
-        found = self.compiled.get(key) if key else None
+        found, _ = self.compiled.get(key, (None, None)) if key else (None, None)
+        rest = [named[name] for name in self.kernel.arg_names[len(arguments) :]]
+        whole = (*grid, 1, 1)[:3]
         if found is not None:
-            rest = [named[name] for name in self.kernel.arg_names[len(arguments) :]]
-            found[(*grid, 1, 1)[:3]](*arguments, *rest)
-            return
-        found = self.kernel[grid](*arguments, **named)
-        if key:
-            if len(self.compiled) >= _MOST:
-                self.compiled.clear()
-            self.compiled[key] = found
+            found[whole](*arguments, *rest)
+        else:
+            found = self.kernel[grid](*arguments, **named)
+            if key:
+                if len(self.compiled) >= _MOST:
+                    self.compiled.clear()
+                kept = [each for each in (*arguments, *named.values()) if _by_identity(each)]
+                self.compiled[key] = found, kept
+        if watch.by is not None:
+            watch.by.launched(found if key else None, whole, (*arguments, *rest))
 
 
 def _kind(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -56,6 +70,12 @@ def _kind(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...] 
         else:
             kind.append(id(each))
     return tuple(kind)
+
+
+def _by_identity(argument: Any) -> bool:
+    """Whether `_kind` tells it from others by its identity."""
+    described = isinstance(argument, Tensor) or hasattr(argument, "block_shape")
+    return not described and type(argument) not in _PLAIN
 
 
 _known: dict[int, Direct] = {}  # by identity: a kernel's own hash is of its source

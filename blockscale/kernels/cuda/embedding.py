@@ -11,6 +11,7 @@ from blockscale.core.scale import TwoLevel
 from blockscale.kernels.cuda.dequantize import dequantize
 from blockscale.kernels.cuda.launch import form
 from blockscale.kernels.cuda.pack import checked_codes
+from blockscale.kernels.cuda.replay import replayed
 from blockscale.kernels.registry import kernel
 
 
@@ -23,6 +24,7 @@ def by_rows(fmt: Format, arguments: tuple[Any, ...]) -> bool:
 
 
 @kernel("embedding", backend="cuda", supports=by_rows)
+@replayed()
 def embedding(
     weight: Tensor,
     scale: Tensor,

@@ -7,10 +7,12 @@ from blockscale.core.reference import FLOATS, QParams
 from blockscale.kernels.cuda import launch
 from blockscale.kernels.cuda.choose_qparams import every
 from blockscale.kernels.cuda.launch import Form, form
+from blockscale.kernels.cuda.replay import replayed
 from blockscale.kernels.registry import kernel
 
 
 @kernel("fake_quantize", backend="cuda", supports=every)
+@replayed()
 def fake_quantize(
     x: Tensor,
     scale: Tensor | None,
@@ -30,6 +32,7 @@ def fake_quantize(
 
 
 @kernel("straight_through", backend="cuda", supports=every)
+@replayed()
 def straight_through(
     gradient: Tensor,
     x: Tensor,

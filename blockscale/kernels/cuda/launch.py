@@ -6,9 +6,9 @@ for the device, and none takes memory but what torch's allocator gives, so CUDA 
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import FLOATS, QParams, Ranges
 from blockscale.core.scale import TwoLevel
 from blockscale.kernels.cuda import interpreting, programs, ranges, tuning
+from blockscale.kernels.cuda.direct import cdiv, direct
 from blockscale.kernels.cuda.spec import Spec, of_gradient, spec
 from blockscale.kernels.cuda.view import Layout, Tile, View, groups, layout, packs, view
 
@@ -119,14 +120,12 @@ def on_device(x: Tensor) -> None:
         raise ValueError(f"expected a tensor on a CUDA device, found one on {x.device}")
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A launch without its tensors. compiled: the kernel for arguments of each kind."""
+class Plan(NamedTuple):
+    """A launch without its tensors."""
 
     spec: Spec
     view: View
-    options: dict[str, Any] = field(compare=False)
-    compiled: dict[Any, Any] = field(default_factory=dict, compare=False)
+    options: dict[str, Any]
 
 
 @lru_cache(4096)
@@ -158,6 +157,7 @@ def _completed(
     uk = found.numbers[6]
     last = shape[-1] if shape else 1
     packing = packs(at, found.tile, uk, fmt.bits, last)
+    merged = result in ("largest", "extremes")
     tile = replace(
         found.tile,
         packs=packing,
@@ -166,7 +166,8 @@ def _completed(
         result=result,
         seeds=seeds,
         quads=seeds == 1 and groups(at, found.tile, uk, 4),
-        pairs=result in ("codes", "values") and paired(at, fmt, found.tile, uk),
+        pairs=(merged or result in ("codes", "values")) and paired(at, fmt, found.tile, uk),
+        backwards=result in ("codes", "values") and (given or fmt.one_outer),
     )
     return replace(found, tile=tile)
 
@@ -199,33 +200,11 @@ def guard(x: Tensor) -> Any:
 
 
 def launch(kernel: Any, plan: Plan, x: Tensor, *arguments: Any) -> None:
-    """Start a kernel, always the same with a plan, with the plan's view on x's device."""
+    """Start a kernel with the plan's view on x's device."""
     with guard(x):
-        kind = _kind(x, arguments)
-        found = plan.compiled.get(kind) if kind else None
-        if found is not None:  # Triton's own way to it takes longer than all else here
-            found[(plan.view.programs, 1, 1)](
-                *arguments, plan.view.numbers, plan.spec, plan.view.tile
-            )
-            return
-        found = kernel[(plan.view.programs,)](
+        direct(kernel)[(plan.view.programs,)](
             *arguments, plan.view.numbers, spec=plan.spec, tile=plan.view.tile, **plan.options
         )
-        if kind and not interpreting():
-            plan.compiled[kind] = found
-
-
-def _kind(x: Tensor, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """What Triton compiles for, beside a plan; None if a tensor does not start at 16 bytes."""
-    kind: list[Any] = [x.device.index]
-    for each in arguments:
-        if isinstance(each, Tensor):
-            if each.data_ptr() % 16:
-                return None
-            kind.append(each.dtype)
-        else:
-            kind.append(each)
-    return tuple(kind)
 
 
 def seed_numbers(fmt: Form, seed: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:
@@ -280,7 +259,7 @@ def _finished(fmt: Form, x: Tensor, work: Tensor) -> QParams:
         return reference.qparams_from_range(*found, fmt.format)
     parts = fmt.new_parts(x)
     with guard(x):
-        ranges.finish[(-(-count // 256),)](
+        direct(ranges.finish)[(cdiv(count, 256),)](
             work, parts.scale, parts.zero_point, count, spec=fmt.spec, columns=256,
             enable_fp_fusion=False,
         )  # fmt: skip

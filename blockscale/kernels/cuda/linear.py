@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,13 +14,14 @@ from blockscale.core.scale import TwoLevel
 from blockscale.kernels.cuda import interpreting, launch, linear_choice, linear_fused
 from blockscale.kernels.cuda.dequantize import dequantize
 from blockscale.kernels.cuda.linear_choice import Call, Choice
-from blockscale.kernels.cuda.linear_coded import blocks, coded, pair
+from blockscale.kernels.cuda.linear_coded import blocks, coded, float8_sums, pair
 from blockscale.kernels.cuda.linear_dense import dense
 from blockscale.kernels.cuda.linear_few import few
 from blockscale.kernels.cuda.linear_input import Codes, Values, read
 from blockscale.kernels.cuda.linear_launch import PARTS, Ends, Weight, as_words, tiled
 from blockscale.kernels.cuda.linear_reading import reading
 from blockscale.kernels.cuda.pack import checked_codes
+from blockscale.kernels.cuda.replay import replayed
 from blockscale.kernels.registry import kernel
 
 
@@ -29,7 +31,13 @@ def every(fmt: object, arguments: object) -> bool:
     return True
 
 
+def _how_exact(*arguments: Any) -> str | None:
+    """What `pair` decides by, beside a call's arguments."""
+    return float8_sums() if arguments[10] else None
+
+
 @kernel("linear", backend="cuda", supports=every)
+@replayed(also=_how_exact)
 def linear(
     x: Tensor,
     weight: Tensor,

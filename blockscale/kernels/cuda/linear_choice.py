@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from blockscale.kernels.cuda import linear_few, linear_fused, tune
+from blockscale.kernels.cuda import linear_few, linear_work, tune
 from blockscale.kernels.cuda.linear_launch import Tile
 from blockscale.kernels.cuda.linear_reading import Reading
 
@@ -77,12 +77,12 @@ def choose(call: Call, r: Reading | None, device: str) -> Choice:
 
 def fits(choice: Choice, call: Call, r: Reading | None) -> bool:
     """Whether the blocks of a weight allow the tile."""
-    if choice.path in ("tile", "fused") and r is not None and not r.planes:
+    if choice.path == "tile" and r is not None and not r.planes:
         return False
     if choice.path == "few" and r is not None and choice.tile is not None:
         return call.fused and linear_few.takes(r, choice.tile.words)
     if choice.path == "fused" and r is not None and choice.tile is not None:
-        return call.fused and linear_fused.takes(r, choice.tile)
+        return call.fused and linear_work.takes(r, choice.tile)
     if choice.path == "blocks" and r is not None and choice.tile is not None:
         return r.per_block and r.width % (choice.tile.words * choice.tile.unroll) == 0
     if choice.path == "tile" and r is not None and choice.tile is not None:
@@ -102,7 +102,7 @@ def rule(call: Call, r: Reading | None) -> Choice:
         return Choice("codes", Tile(*(_CODES[2] if call.rows <= 16 else _CODES[4])))
     if call.fused and r is not None and _few(call, r):
         return Choice("few", _few_tile(call, r))
-    fused = call.fused and r is not None and linear_fused.takes(r)
+    fused = call.fused and r is not None and linear_work.takes(r)
     if fused and call.rows > 32 and (call.rows < 2048 or r.per_block):  # type: ignore[union-attr]
         return Choice("fused", _fused_tile(call, r))  # type: ignore[arg-type]
     if r is not None and (call.rows > 1024 or not in_registers(r)):
@@ -114,7 +114,7 @@ def rule(call: Call, r: Reading | None) -> Choice:
 
 def in_registers(r: Reading) -> bool:
     """Whether codes can be decoded on their way, and need no memory of their own."""
-    return r.planes > 0 and (not r.per_block or r.words % linear_fused.WORDS == 0)
+    return r.planes > 0 and (not r.per_block or r.words % linear_work.WORDS == 0)
 
 
 def _blocks(call: Call, r: Reading) -> Tile:
@@ -156,7 +156,7 @@ def candidates(call: Call, r: Reading | None) -> list[Choice]:
     if call.what == "int8":
         return _coded(call)
     found = []
-    if call.fused and r is not None and linear_fused.takes(r):
+    if call.fused and r is not None and linear_work.takes(r):
         found = _fused(call, r)
         if call.rows >= 64:  # where nothing else was ever faster but, for many rows, the library
             return found + (_many_rows(call, r)[:1] if call.rows >= 1024 else [])
@@ -193,17 +193,19 @@ def _fused(call: Call, r: Reading) -> list[Choice]:
         ways = [(1, 1), (2, 1), (4, 1)] if programs < 264 * max(shared, 1) else [(1, 1)]
         ways += [(1, 2), (1, 4)] if rows > 64 and 132 < programs < 1056 else []
         for chunks, tail in ways:
-            tile = Tile(rows, outputs, linear_fused.WORDS, 4, shared, chunks, tail)
-            if linear_fused.takes(r, tile):
+            tile = Tile(rows, outputs, linear_work.WORDS, 4, shared, chunks, tail)
+            if linear_work.takes(r, tile):
                 found.append(Choice("fused", tile))
     return found
 
 
 def _fused_tile(call: Call, r: Reading) -> Tile:
     """As many rows as there are, up to what registers hold; fewer outputs where tiles are few."""
-    rows = min(max(64, 1 << (call.rows - 1).bit_length()), 128 if r.per_block else 256)
+    rows = min(max(64, 1 << (call.rows - 1).bit_length()), 256)
+    while rows > 64 and not linear_work.takes(r, Tile(rows, 128, linear_work.WORDS, 4, 0)):
+        rows //= 2
     tiles = -(-call.rows // rows) * -(-call.n // 128)
-    return Tile(rows, 128 if tiles > 66 else 64, linear_fused.WORDS, 4, 0)
+    return Tile(rows, 128 if tiles > 66 else 64, linear_work.WORDS, 4, 0)
 
 
 def _near(rows: int, asked: int, top: int) -> bool:

@@ -35,9 +35,14 @@ def pair(fmt: str, element: str, k: int, dtype: torch.dtype) -> str:
     if form.element.name == element == "int8":
         return "int8" if k < _LARGEST_SUM else ""
     both = {form.element.name, element}
-    if dtype is torch.float32 or os.environ.get("BLOCKSCALE_FLOAT8_SUMS") == "exact":
+    if dtype is torch.float32 or float8_sums() == "exact":
         return ""  # as bfloat16, summed in float32: docs/cuda_linear.md
     return "fp8" if both <= set(_FLOAT8) and both != {"e5m2"} else ""
+
+
+def float8_sums() -> str | None:
+    """What the environment says of them: "exact" or nothing."""
+    return os.environ.get("BLOCKSCALE_FLOAT8_SUMS")
 
 
 def coded(

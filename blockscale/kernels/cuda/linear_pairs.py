@@ -109,28 +109,49 @@ def six(e: ElementNumbers, scaled: bool) -> Pairs:
     """
     lines = []
     for block in range(2):
-        for i in range(0, 16, 2):
-            lines += _window(32 + 6 * block, 3 * (i // 4) + i % 4 // 2)
-            for code in (i, i + 1):
-                at, out = 6 * code % 24 - 8 * (code % 4 // 2), f"${16 * block + code}"
-                small = e.family == "minifloat"
-                lines += (minifloat if small else integer)(e, out, "a", at)
-                if scaled:
-                    lines.append(f"mul.rn.bf16x2 {out}, {out}, ${44 + block};")
+        words = [f"${32 + 6 * block + j}" for j in range(6)]
+        lines += _sixes(e, words, 16 * block, range(16), f"${44 + block}" if scaled else "")
     order = tuple(j // 32 * 32 + j % 32 // 2 + j % 2 * 16 for j in range(64))
     return Pairs(order, bias_of(e), program(lines), constraints(32, 14 if scaled else 12))
 
 
-def _window(first: int, byte: int) -> list[str]:
+def six_turn(e: ElementNumbers, half: int, scaled: bool) -> str:
+    """Of six words, each of two rows, the pairs i and 16 + i for the first or last eight i -> eight
+    registers of one row, eight of the other. scaled: by a register of two factors, of one each."""
+    lines = []
+    for row in range(2):
+        words = [f"${16 + 2 * j + row}" for j in range(6)]
+        if scaled:
+            lines.append(f"prmt.b32 b, $28, 0, 0x{'3232' if row else '1010'};")
+        codes = range(8 * half, 8 * half + 8)
+        lines += _sixes(e, words, 8 * row - 8 * half, codes, "b" if scaled else "")
+    return program(lines)
+
+
+def _sixes(e: ElementNumbers, words: list[str], out: int, codes: range, by: str) -> list[str]:
+    """Pairs i and 16 + i of the codes in six words -> registers from `out` on, times `by`."""
+    lines = []
+    for i in codes:
+        if i % 2 == 0:
+            lines += _window(words, 3 * (i // 4) + i % 4 // 2)
+        at = 6 * i % 24 - 8 * (i % 4 // 2)
+        lines += (minifloat if e.family == "minifloat" else integer)(e, f"${out + i}", "a", at)
+        if by:
+            lines.append(f"mul.rn.bf16x2 ${out + i}, ${out + i}, {by};")
+    return lines
+
+
+def _window(words: list[str], byte: int) -> list[str]:
     """Register a: two bytes from `byte` on of three words, and of the next three."""
-    at, shift = first + byte // 4, byte % 4
+    at, shift = byte // 4, byte % 4
     if shift == 3:
         return [
-            f"shf.r.wrap.b32 l, ${at}, ${at + 1}, 24;",
-            f"shf.r.wrap.b32 h, ${at + 3}, ${at + 4}, 24;",
+            f"shf.r.wrap.b32 l, {words[at]}, {words[at + 1]}, 24;",
+            f"shf.r.wrap.b32 h, {words[at + 3]}, {words[at + 4]}, 24;",
             "prmt.b32 a, l, h, 0x5410;",
         ]
-    return [f"prmt.b32 a, ${at}, ${at + 3}, 0x{5 + shift}{4 + shift}{1 + shift}{shift};"]
+    order = f"0x{5 + shift}{4 + shift}{1 + shift}{shift}"
+    return [f"prmt.b32 a, {words[at]}, {words[at + 3]}, {order};"]
 
 
 def bias_of(e: ElementNumbers) -> int:

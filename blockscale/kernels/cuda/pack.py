@@ -6,13 +6,16 @@ from torch import Tensor
 from blockscale.core import pack as packing
 from blockscale.kernels.cuda import decoding
 from blockscale.kernels.cuda.choose_qparams import every
+from blockscale.kernels.cuda.direct import cdiv, direct
 from blockscale.kernels.cuda.launch import Form, form, guard, on_device
+from blockscale.kernels.cuda.replay import replayed
 from blockscale.kernels.registry import kernel
 
 _COLUMNS = 1024
 
 
 @kernel("pack", backend="cuda", supports=every)
+@replayed()
 def pack(codes: Tensor, fmt: str) -> Tensor:
     """As ops.primitives.pack."""
     f = form(fmt)
@@ -29,7 +32,7 @@ def pack_patterns(f: Form, patterns: Tensor) -> Tensor:
     packed = torch.empty(shape, dtype=torch.uint8, device=patterns.device)
     count = packed.numel()
     with guard(patterns):
-        decoding.pack_row[(-(-count // _COLUMNS),)](
+        direct(decoding.pack_row)[(cdiv(count, _COLUMNS),)](
             patterns, packed, count, patterns.shape[-1] if patterns.ndim else 1,
             bits=f.bits, columns=_COLUMNS,
         )  # fmt: skip
@@ -37,6 +40,7 @@ def pack_patterns(f: Form, patterns: Tensor) -> Tensor:
 
 
 @kernel("unpack", backend="cuda", supports=every)
+@replayed()
 def unpack(packed: Tensor, fmt: str, size: int) -> Tensor:
     """As ops.primitives.unpack."""
     f = form(fmt)
@@ -51,7 +55,7 @@ def unpack(packed: Tensor, fmt: str, size: int) -> Tensor:
     kind = "signed" if signed else "binary" if family == "binary" else "plain"
     count = codes.numel()
     with guard(packed):
-        decoding.unpack_row[(-(-count // _COLUMNS),)](
+        direct(decoding.unpack_row)[(cdiv(count, _COLUMNS),)](
             packed, codes, count, size, bits=f.bits, kind=kind, columns=_COLUMNS
         )
     return codes

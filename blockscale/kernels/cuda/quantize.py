@@ -10,10 +10,12 @@ from blockscale.kernels.cuda import launch
 from blockscale.kernels.cuda.choose_qparams import every, listed
 from blockscale.kernels.cuda.launch import Form, Plan, form
 from blockscale.kernels.cuda.pack import pack_patterns
+from blockscale.kernels.cuda.replay import replayed
 from blockscale.kernels.registry import kernel
 
 
 @kernel("quantize", backend="cuda", supports=every)
+@replayed()
 def quantize(
     x: Tensor,
     scale: Tensor,
@@ -30,6 +32,7 @@ def quantize(
 
 
 @kernel("choose_quantize", backend="cuda", supports=every)
+@replayed()
 def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
     """As ops.primitives.choose_quantize."""
     f = form(fmt)

@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 
 import triton
 
+from blockscale.kernels.cuda import replay
+
 Shape = tuple[int, int, int]  # rows of x, outputs, inputs
 Entry = list[Any]  # the path's name, then its numbers
 Table = dict[str, dict[str, Entry]]
@@ -115,6 +117,7 @@ def forget() -> None:
     """Read the tables again at the next lookup."""
     _tables.cache_clear()
     _found.clear()
+    replay.forget()
 
 
 @contextmanager

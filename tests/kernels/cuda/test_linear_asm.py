@@ -140,8 +140,12 @@ def test_every_code_in_every_pair(name: str) -> None:
         "": [],
         "scale": [four],
         "offset": [(minus.view(torch.int32).item() >> 16 & 0xFFFF) * 0x10001],
+        "zero": [zero, zero + 1],  # one of each word
     }
-    for last in ("", "scale", "offset") if numbers.family == "integer" else ("", "scale"):
+    lasts = ["", "scale"]
+    if numbers.family == "integer":
+        lasts += ["offset", "zero"] if numbers.bits < 8 else ["offset"]
+    for last in lasts:
         ptx = linear_pairs.decode(numbers, None, last)
         for start in range(0, codes, count if last == "" else 5 * count):
             places = [[(start + i * step) % codes for i in range(count)] for step in (1, 3)]
@@ -150,7 +154,10 @@ def test_every_code_in_every_pair(name: str) -> None:
             for word, each in enumerate(places):
                 mine = torch.cat(got[word * count // 2 : (word + 1) * count // 2])
                 want = values[[each[i] for i in order]]
-                want = want * 4 if last == "scale" else want - zero if last == "offset" else want
+                if last == "scale":
+                    want = want * 4
+                elif last:
+                    want = want - zero - (word if last == "zero" else 0)
                 assert torch.equal(mine.nan_to_num(nan=1e9), want.nan_to_num(nan=1e9)), (
                     name,
                     start,
@@ -173,6 +180,27 @@ def test_every_code_of_six_bits(name: str) -> None:
             want = torch.cat([want[:32] * 4, want[32:] / 2])
         values_got = torch.cat([halves(r) for r in got])
         assert torch.equal(values_got.nan_to_num(1e9), want.nan_to_num(1e9))
+
+
+@pytest.mark.parametrize("name", ["e2m3", "e3m2", "int6", "log6"])
+def test_turns_of_six_bits(name: str) -> None:
+    """Codes i and 16 + i of two rows of 32, which have a factor each."""
+    numbers = element_numbers(parse(f"{name}:tensor:fp32").element, True)
+    values = torch.stack([decoded(name, pattern) for pattern in range(64)])
+    rows = [list(range(32)), [(7 * i + 32) % 64 for i in range(32)]]
+    streams = [sum(c << 6 * i for i, c in enumerate(codes)) for codes in rows]
+    words = [stream >> 32 * j & 0xFFFFFFFF for j in range(6) for stream in streams]
+    for half in range(2):
+        for scaled in (False, True):
+            ptx = linear_pairs.six_turn(numbers, half, scaled)
+            got = torch.cat(
+                [halves(r) for r in execute(ptx, 16, [*words, 0x40803F00][: 12 + scaled])]
+            )
+            pairs = [(i, 16 + i) for i in range(8 * half, 8 * half + 8)]
+            want = torch.cat([values[[codes[i] for pair in pairs for i in pair]] for codes in rows])
+            if scaled:
+                want = want * torch.tensor([0.5] * 16 + [4.0] * 16)
+            assert torch.equal(got.nan_to_num(1e9), want.nan_to_num(1e9)), (half, scaled)
 
 
 @pytest.mark.parametrize("name", ["e2m1", "e3m0", "log4", "e1m2"])

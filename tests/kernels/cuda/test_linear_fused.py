@@ -8,9 +8,10 @@ import torch
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda import linear_fused
 from blockscale.kernels.cuda.linear_choice import Call, Choice, candidates, fits, rule
-from blockscale.kernels.cuda.linear_fused import cut, finish_tail, ordered, readable, takes, work
+from blockscale.kernels.cuda.linear_fused import finish_tail, readable
 from blockscale.kernels.cuda.linear_launch import Tile
 from blockscale.kernels.cuda.linear_reading import reading
+from blockscale.kernels.cuda.linear_work import cut, ordered, takes, work
 from tests.kernels.cuda.equal import DEVICE
 
 
@@ -27,6 +28,25 @@ def test_order(planes, k, dtype):
     padded[:, :k] = x.float()
     groups = padded.reshape(5, -1, 16, planes).transpose(2, 3)
     assert torch.equal(out, groups.reshape(5, width))
+
+
+@pytest.mark.parametrize(("planes", "slots"), [(8, 4), (8, 1), (4, 2), (4, 1), (16, 8), (32, 16)])
+def test_order_by_slots(planes, slots):
+    """Of four words at a time two pairs of codes of each are 16 neighbours, as hardware reads."""
+    x = torch.randn(3, 1184, device=DEVICE).bfloat16()
+    out = ordered(x, planes, slots).float()
+    padded = torch.zeros(3, out.shape[1], device=DEVICE)
+    padded[:, :1184] = x.float()
+    pairs = [(i, slots + i) if slots > 1 else (2 * i, 2 * i + 1) for i in range(planes // 2)]
+    places = [
+        word * planes + code
+        for four in range(0, out.shape[1] // planes, 4)
+        for product in range(planes // 4)
+        for pair in pairs[2 * product : 2 * product + 2]
+        for word in range(four, four + 4)
+        for code in pair
+    ]
+    assert torch.equal(out, padded[:, places])
 
 
 def test_order_keeps_what_is_not_finite():
@@ -82,11 +102,14 @@ def test_what_is_left_of_the_last_wave(bias):
 
 
 def test_which_weights():
-    """4 and 8 bits in whole steps, rows that begin at multiples of 16 bytes."""
+    """4 and 8 bits in blocks of 32 codes or more, rows that begin at multiples of 16 bytes."""
     for name, rows, expected in (
         ("mxfp4", 256, True), ("int8_channel", 256, True), ("nvfp4", 256, True),
         ("int4", 128, True), ("int4", 256, False),  # two sets of sums
-        ("int8:group32:fp32", 128, False), ("ternary", 128, False), ("mxfp6", 128, False),
+        ("int4:group32:fp32", 128, True), ("int8:group32:fp32", 128, True),
+        ("int4:group16:fp32", 128, False), ("int4:group32:fp32", 8, False),
+        ("ternary", 128, True), ("ternary", 256, False), ("binary", 128, False),
+        ("mxfp6", 256, True), ("int6:group32:fp32", 128, False),
     ):  # fmt: skip
         r = reading(str(parse(name)), 1024)
         assert r is None or takes(r, Tile(rows, 128, 16, 4, 0)) == expected, name
@@ -155,3 +178,15 @@ def test_choices():
     assert rule(yes._replace(rows=64, n=1024), r) == Choice("fused", Tile(64, 64, 16, 4, 0))
     assert any(c.path == "fused" for c in candidates(yes, r))
     assert not any(c.path == "fused" for c in candidates(no, r))
+
+
+@pytest.mark.parametrize("wish", ["2", "yes", "true", " 1", "00"])
+def test_a_wish_that_says_nothing(wish, monkeypatch):
+    """Neither taken for a yes nor for a no, each time, on any GPU."""
+    monkeypatch.setenv("BLOCKSCALE_GLUON", wish)
+    linear_fused.unusable.cache_clear()
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match=f"BLOCKSCALE_GLUON is '{wish}': 1 runs .*, 0 with none"
+        ):
+            linear_fused.unusable(0)

@@ -2,20 +2,18 @@
 
 The copy engine brings codes to shared memory. From there they go to registers, in the layout of the
 tensor core's left operand, and are decoded (linear_asm) while the tensor cores multiply those
-before. x lies in shared memory, in the order that linear_fused gave it. Triton itself would wait
+before. x lies in shared memory, in the order that linear_work gave it. Triton itself would wait
 for each product before it decodes the next codes; Gluon, the level below, leaves that to us.
 Arguments are named as in operands.py.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
 from blockscale.kernels.cuda.hopper.few import of_blocks
+from blockscale.kernels.cuda.hopper.linear_six import by_six
+from blockscale.kernels.cuda.hopper.linear_slots import by_slots
 from blockscale.kernels.cuda.hopper.operands import (
     copies,
     free,
@@ -100,15 +98,10 @@ def one_step(
 ):  # fmt: skip
     """A step added to `part`, or in its place unless `more`; and what the next begins with."""
     if T.halves == 2:
-        if OUT < T.outputs:
-            OWN: gl.constexpr = FROM // OUT
-            mbarrier.wait(ring[4].index(OWN), (step & 1) ^ (1 - OWN))
         token = warpgroup_mma(left, right_of(ring, step, 0, T), part, use_acc=more, is_async=True)
         back = turn(held, 1, T, OUT)
         token = warpgroup_mma(back, right_of(ring, step, 1, T), token, is_async=True)
         token, left = warpgroup_mma_wait(1, deps=(token, left))
-        if OUT < T.outputs:  # half a product apart: else all would scale at once
-            mbarrier.arrive(ring[4].index(1 - FROM // OUT), count=1)
     else:
         token = warpgroup_mma(left, right_of(ring, step, 0, T), part, use_acc=more, is_async=True)
     held, stored = opened(ring, side, gl.minimum(step + 1, steps - 1), stored, T, FROM, OUT)
@@ -142,9 +135,37 @@ def by_blocks(
 
 
 @gluon.jit
+def shared(given, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr):
+    """The warps that multiply OUT outputs from FROM on, from the first step to what is written."""
+    if T.slots:
+        ends, rows, n, pm, pn = given[2], given[3], given[4], given[5], given[6]
+        base = pn * T.outputs + FROM
+        found = by_slots(given, base, T, FROM, OUT)
+        own = gl.arange(0, OUT, layout=gl.SliceLayout(1, found[0].type.layout))
+        own = gl.minimum(base + own, n - 1).to(gl.int64)
+        PARTS: gl.constexpr = T.parts
+        for i in gl.static_range(PARTS):
+            sums = found[i] * T.reading.lift
+            if ends[0] is not None:
+                sums *= gl.load(ends[0] + own * ends[1])[:, None]
+            written(sums, ends, rows, n, pm * T.rows + i * T.part, i * T.part, base, T, FROM)
+    elif T.six:
+        ends, rows, n, pm, pn = given[2], given[3], given[4], given[5], given[6]
+        base = pn * T.outputs + FROM
+        sums = by_six(given, base, T, OUT) * T.reading.lift
+        if ends[0] is not None:
+            own = gl.arange(0, OUT, layout=gl.SliceLayout(1, sums.type.layout))
+            own = gl.minimum(base + own, n - 1).to(gl.int64)
+            sums *= gl.load(ends[0] + own * ends[1])[:, None]
+        written(sums, ends, rows, n, pm * T.rows, 0, base, T, FROM)
+    else:
+        sums_of(given, T, FROM, OUT)
+
+
+@gluon.jit
 def sums_of(given, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr):
     """The warps that multiply OUT outputs from FROM on, from the first step to what is written."""
-    ring, scales, ends, rows, n, pm, pn, first, steps = given
+    ring, scales, ends, rows, n, pm, pn, first, steps, _ = given
     scale, zero, scale_stride, count = scales
     MMA: gl.constexpr = product(T, OUT)
     R: gl.constexpr = T.reading
@@ -169,11 +190,13 @@ def sums_of(given, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr):
     sums *= T.reading.lift
     if ends[0] is not None:
         sums *= gl.load(ends[0] + own * ends[1])[:, None]
-    written(sums, ends, rows, n, pm * BM, base, T, FROM)
+    written(sums, ends, rows, n, pm * BM, 0, base, T, FROM)
 
 
 @gluon.jit
-def written(sums, ends, rows, n, first_row, first_output, T: gl.constexpr, FROM: gl.constexpr):
+def written(
+    sums, ends, rows, n, first_row, local, first_output, T: gl.constexpr, FROM: gl.constexpr
+):  # fmt: skip
     """Sums [outputs, rows] -> where they belong by T.mode."""
     x_row, bias, out, parts, cut = ends[2], ends[3], ends[4], ends[5], ends[6]
     BM: gl.constexpr = T.rows
@@ -186,7 +209,7 @@ def written(sums, ends, rows, n, first_row, first_output, T: gl.constexpr, FROM:
     elif cut < 0:
         finish(sums, x_row, bias, out, rows, n, first_row, first_output)
     else:
-        store(sums, parts + cut.to(gl.int64) * BM * BN, BM, BN, BN, 0, FROM)
+        store(sums, parts + cut.to(gl.int64) * BM * BN, BM, BN, BN, local, FROM)
 
 
 @gluon.jit
@@ -221,7 +244,8 @@ def store(values, to, rows, n, stride, first_row, first_output):
 @gluon.jit(do_not_specialize=["rows", "steps", "whole", "tail", "all_steps"])
 def multiply(
     x_at, w_at, scale, zero, row, x_row, bias, out, parts,
-    rows, n, scale_stride, count, row_stride, steps, whole, tail, all_steps, T: gl.constexpr,
+    rows, n, scale_stride, count, row_stride, word_stride, words, steps, whole, tail, all_steps,
+    T: gl.constexpr,
 ):  # fmt: skip
     """x_at [rows, k] bfloat16, ordered; w_at words [n, k / planes] -> out, as linear_tile.multiply.
 
@@ -245,12 +269,13 @@ def multiply(
             pid = whole + cut % tail
     pm, pn = place(pid, rows, n, BM, BN)
     ends = (row, row_stride, x_row, bias, out, parts, cut)
-    given = (ring, (scale, zero, scale_stride, count), ends, rows, n, pm, pn, first, steps)
+    given = (ring, (scale, zero, scale_stride, count), ends, rows, n, pm, pn, first, steps,
+             (w_at, word_stride, words))  # fmt: skip
     source = (x_at, w_at, ring, pm, pn, first, steps)
     if T.shares == 1:
-        gl.warp_specialize([(sums_of, (given, T, 0, OUT)), (copies, (source, T))], [1], [24])
+        gl.warp_specialize([(shared, (given, T, 0, OUT)), (copies, (source, T))], [1], [24])
     else:
         gl.warp_specialize(
-            [(sums_of, (given, T, 0, OUT)), (sums_of, (given, T, OUT, OUT)), (copies, (source, T))],
+            [(shared, (given, T, 0, OUT)), (shared, (given, T, OUT, OUT)), (copies, (source, T))],
             [4, 1], [240, 24],
         )  # fmt: skip

@@ -2,10 +2,10 @@
 
 Arguments that go together are tuples:
 ring: tiles of x [stages, rows, 16 * planes] and of words [stages, outputs, 16] in shared memory,
-    barriers of stages that are full and that are empty, and of two groups of warps that take turns
+    barriers of stages that are full and that are empty. The words of 6-bit codes are not there
 side: scales, where each output's are, zero points, where each output's are, the first step, the
     number of scales of a row
-T: linear_fused.Work; FROM, OUT: which of the tile's outputs a group of warps has, and how many
+T: linear_work.Work; FROM, OUT: which of the tile's outputs a group of warps has, and how many
 """
 
 from triton.experimental import gluon
@@ -18,7 +18,7 @@ WORDS: gl.constexpr = gl.constexpr(16)  # words of a row in a step: what a tenso
 @gluon.constexpr_function
 def product(t, outputs):
     """The layout of sums [outputs, rows]: 16 outputs for each of the warps."""
-    return gl.NVMMADistributedLayout([3, 0], [outputs // 16, 1], [16, t.rows, 16])
+    return gl.NVMMADistributedLayout([3, 0], [outputs // 16, 1], [16, t.part, 16])
 
 
 @gluon.constexpr_function
@@ -49,37 +49,48 @@ def stored_layout(t, outputs):
 def ring_of(x_at, w_at, T: gl.constexpr):
     """Shared memory, and barriers that nothing has passed."""
     STAGES: gl.constexpr = T.stages
-    K: gl.constexpr = WORDS * T.reading.planes
-    x_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, T.rows, K], x_at.layout)
-    w_tiles = gl.allocate_shared_memory(gl.int32, [STAGES, T.outputs, WORDS], w_at.layout)
+    K: gl.constexpr = T.codes
+    if T.split:
+        x_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES * T.parts, T.part, K], x_at.layout)
+    else:
+        x_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, T.rows, K], x_at.layout)
+    w_tiles = x_tiles
+    if not T.six:
+        w_tiles = gl.allocate_shared_memory(gl.int32, [STAGES, T.outputs, WORDS], w_at.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=T.shares)
-    for i in gl.static_range(2):
-        mbarrier.init(turns.index(i), count=1)
     fence_async_shared()
-    return x_tiles, w_tiles, full, empty, turns
+    return x_tiles, w_tiles, full, empty
 
 
 @gluon.jit
 def copies(source, T: gl.constexpr):
     """The warp that starts the copies of each step, once all are done with what lay there."""
     x_at, w_at, ring, pm, pn, first, steps = source
-    K: gl.constexpr = WORDS * T.reading.planes
+    PARTS: gl.constexpr = T.parts
+    K: gl.constexpr = T.codes
     STAGES: gl.constexpr = T.stages
     x_tiles, w_tiles, full, empty = ring[0], ring[1], ring[2], ring[3]
     for step in range(steps):
         slot = step % STAGES
         mbarrier.wait(empty.index(slot), (step // STAGES & 1) ^ 1)
         bar = full.index(slot)
-        mbarrier.expect(bar, T.rows * K * 2 + T.outputs * WORDS * 4)
         at = first + step
-        x_tile, w_tile = x_tiles.index(slot), w_tiles.index(slot)
-        tma.async_copy_global_to_shared(x_at, [pm * T.rows, at * K], bar, x_tile)
-        tma.async_copy_global_to_shared(w_at, [pn * T.outputs, at * WORDS], bar, w_tile)
+        if T.six:
+            mbarrier.expect(bar, T.rows * K * 2)
+        else:
+            mbarrier.expect(bar, T.rows * K * 2 + T.outputs * WORDS * 4)
+            tile = w_tiles.index(slot)
+            tma.async_copy_global_to_shared(w_at, [pn * T.outputs, at * WORDS], bar, tile)
+        if T.split:
+            for i in gl.static_range(PARTS):
+                tile = x_tiles.index(slot * PARTS + i)
+                tma.async_copy_global_to_shared(x_at, [pm * T.rows + i * T.part, at * K], bar, tile)
+        else:
+            tma.async_copy_global_to_shared(x_at, [pm * T.rows, at * K], bar, x_tiles.index(slot))
 
 
 @gluon.jit
