@@ -57,6 +57,25 @@ def test_whole_rows(isa: str, bits: int, m: int) -> None:
     near(run(x, weight, fmt, "int8:token:fp32"), exact(codes, w) * scale.double().T * x_scale)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("k", [200, 5600])
+def test_many_rows(isa: str, k: int, threads: int) -> None:
+    """Tile by tile in memory that each thread uses again; of a larger weight, all rows first."""
+    del isa
+    m, n = 131, 130
+    w, scale = whole(n, k), torch.rand(n, 1) + 0.5
+    codes = whole(m, k)
+    x, x_scale = token_input(codes)
+    weight = weight_of(w, "int8:channel0:fp32", scale)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        y = run(x, weight, "int8:channel0:fp32", "int8:token:fp32")
+    finally:
+        torch.set_num_threads(before)
+    near(y, exact(codes, w) * scale.double().T * x_scale)
+
+
 @pytest.mark.parametrize("k", [64, 65536, 70000, 140000])
 @pytest.mark.parametrize("sign", [1, -1, 0])
 def test_the_largest_sums(isa: str, k: int, sign: int) -> None:

@@ -6,7 +6,8 @@ import torch
 from tests.kernels.cpu.equal import wrong
 from tests.kernels.cpu.test_primitives import rough
 
-# 2048: a chunk; 16384: threads pay; 65536: a unit; 524288: the largest block that one unit holds.
+# 2048: a chunk, and a piece of a unit; 16384: threads pay; 65536: a unit; 524288: the largest block
+# that one unit holds.
 CASES = [
     ("int4:tile1000x48:fp32:asym", (1001, 204)),
     ("int3:group1000@0:fp32", (1001, 4104)),
@@ -51,6 +52,8 @@ CASES = [
     ("uint6:tile2x65537:fp32:asym", (2, 131080)),
     ("uint16:group1000:fp32:asym", (3, 7, 1003)),
     ("int12:group100@1:bf16", (3, 250, 33)),
+    ("e2m1:group32:e8m0/floor", (5, 5000)),
+    ("int8:group48:e8m0/floor", (2, 16500)),
 ]
 
 

@@ -1,5 +1,5 @@
 // A format as numbers: what the kernels branch on. Filled from blockscale.core.format.Format by
-// blockscale/kernels/cpu/spec.py; the meaning of every field is docs/numerics.md, section 1.
+// blockscale/kernels/cpu/native.py; the meaning of every field is docs/numerics.md, section 1.
 #pragma once
 
 #include <cstdint>

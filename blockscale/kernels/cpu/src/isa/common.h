@@ -22,6 +22,7 @@ namespace {
 
 constexpr int64_t kChunk = 2048;        // elements that pass through all stages while in L1
 constexpr int64_t kUnit = 16 * 1024;    // elements of one unit of work: 64 KB, far within L2
+constexpr int64_t kPiece = 1024;        // elements that are read twice while in L1
 constexpr int64_t kSmall = 16 * 1024;   // below this a second thread costs more than it gives
 constexpr int64_t kAhead = 4096;        // elements between what is read and what is asked for
 constexpr int64_t kStream = 32 << 20;   // bytes from which outputs go around the caches

@@ -29,16 +29,38 @@ struct Work {
     int64_t tile_rows;                    // of the largest tile
     float x_step;                         // if one scale is for all of x
 
-    // Rows of x in scratch: tiles of equal size, or one row less.
+    // Rows of x at a time: tiles of equal size, or one row less.
     int64_t first, rows, tiles;
-    Code* codes;
-    float* x_scales;   // [row][x_blocks]
-    int32_t* starts;   // [row][blocks]
-    const float* bias; // [panels * 32]
+    const float* bias;  // [panels * 32]
 
     int64_t row_codes() const { return w->chunks() * kCodes; }
     int64_t row_of_tile(int64_t tile) const { return tile * rows / tiles; }
 };
+
+// Rows of x as the tiles read them.
+struct Quantized {
+    Code* codes;
+    float* x_scales;  // [row][x_blocks]
+    int32_t* starts;  // [row][blocks]
+
+    Quantized at(const Work& p, int64_t row) const {
+        return {codes + row * p.row_codes(), x_scales + row * p.x_blocks, starts + row * p.blocks};
+    }
+};
+
+int64_t aligned(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
+
+// Memory for `rows` of them: how much, and where they lie in it.
+int64_t quantized_bytes(const Work& p, int64_t rows) {
+    return aligned(rows * p.row_codes() * sizeof(Code) + 64) + aligned(rows * p.x_blocks * 4) +
+           aligned(rows * p.blocks * 4);
+}
+
+Quantized quantized_in(const Work& p, int64_t rows, char* at) {
+    char* scales = at + aligned(rows * p.row_codes() * sizeof(Code) + 64);
+    return {reinterpret_cast<Code*>(at), reinterpret_cast<float*>(scales),
+            reinterpret_cast<int32_t*>(scales + aligned(rows * p.x_blocks * 4))};
+}
 
 Work plan_of(const IntegerWeight& w, const IntegerInput& in, const Output& out) {
     Work p{};
@@ -87,12 +109,18 @@ int32_t sum_of(const int8_t* codes, int64_t n) {
     int64_t i = 0;
     int32_t sum = 0;
 #if defined(__AVX512VNNI__)
-    __m512i sums = _mm512_setzero_si512();
+    const __m512i ones = _mm512_set1_epi8(1);
+    __m512i parts[4] = {};  // one would wait for itself
+    for (; i + 256 <= n; i += 256)
+        for (int j = 0; j < 4; ++j)
+            parts[j] = _mm512_dpbusd_epi32(parts[j], ones, _mm512_loadu_si512(codes + i + 64 * j));
+    __m512i sums = _mm512_add_epi32(_mm512_add_epi32(parts[0], parts[1]),
+                                    _mm512_add_epi32(parts[2], parts[3]));
     for (; i + 64 <= n; i += 64)
-        sums = _mm512_dpbusd_epi32(sums, _mm512_set1_epi8(1), _mm512_loadu_si512(codes + i));
+        sums = _mm512_dpbusd_epi32(sums, ones, _mm512_loadu_si512(codes + i));
     if (i < n) {
         __m512i rest = _mm512_maskz_loadu_epi8((uint64_t{1} << (n - i)) - 1, codes + i);
-        sums = _mm512_dpbusd_epi32(sums, _mm512_set1_epi8(1), rest);
+        sums = _mm512_dpbusd_epi32(sums, ones, rest);
         i = n;
     }
     sum = _mm512_reduce_add_epi32(sums);
@@ -120,22 +148,19 @@ struct RowBuffers {
     Array<float> scale;
 };
 
-// Quantizes the rows of one tile and lays them out.
-void prepare_tile(const Work& p, int64_t tile, RowBuffers& buffers) {
-    int64_t from = p.row_of_tile(tile), count = p.row_of_tile(tile + 1) - from;
-    quantize_rows(p, p.first + from, count, buffers.patterns, buffers.scale,
-                  p.x_scales + from * p.x_blocks);
+// Quantizes rows of one tile and lays them out.
+void prepare_tile(const Work& p, int64_t from, int64_t count, RowBuffers& buffers, Quantized to) {
+    quantize_rows(p, p.first + from, count, buffers.patterns, buffers.scale, to.x_scales);
     spread_signs(buffers.patterns, count * p.w->k, p.in.spec->element.bits);
     int32_t factor = p.w->zeros ? -1 : -static_cast<int32_t>(p.w->offset());
-    Code* to = p.codes + from * p.row_codes();
     for (int64_t row = 0; row < count; ++row) {
         const int8_t* codes = reinterpret_cast<int8_t*>(buffers.patterns.get()) + row * p.w->k;
-        int32_t* starts = p.starts + (from + row) * p.blocks;
+        int32_t* starts = to.starts + row * p.blocks;
         for (int64_t block = 0; block < p.blocks; ++block) {
             int64_t at = block * p.block, n = smaller(p.block, p.w->k - at);
             starts[block] = sum_of(codes + at, n) * factor;
         }
-        place(codes, p.w->k, count, to + row * kCodes);
+        place(codes, p.w->k, count, to.codes + row * kCodes);
     }
 }
 
@@ -173,8 +198,22 @@ struct Ahead {
     int64_t lines;  // for each chunk
 };
 
-void multiply(const Work& p, int64_t tile, int64_t panel, Ahead ahead) {
-    int64_t from = p.row_of_tile(tile), count = p.row_of_tile(tile + 1) - from;
+// Memory that many tiles fetch together, each its part.
+struct Fetched {
+    const char* from;
+    int64_t size, lines, part;
+
+    Fetched(const Work& p, const void* at, int64_t bytes, int64_t parts)
+        : from(static_cast<const char*>(at)),
+          size(bytes),
+          lines(ceil_div(bytes, 64 * parts * p.w->chunks())),
+          part(lines * p.w->chunks() * 64) {}
+
+    Ahead of(int64_t i) const { return i * part < size ? Ahead{from + i * part, lines} : Ahead{}; }
+};
+
+void multiply(const Work& p, int64_t from, int64_t count, const Quantized& x, int64_t panel,
+              Ahead ahead) {
     int64_t scales = panel * p.w->blocks() * kPanel, column = panel * kPanel;
     bool direct = p.out.dtype == Dtype::fp32 && column + kPanel <= p.w->n;
     alignas(64) float buffer[12 * kPanel];
@@ -182,9 +221,9 @@ void multiply(const Work& p, int64_t tile, int64_t panel, Ahead ahead) {
     Tile t{p.w->codes + panel * p.w->chunks() * p.w->chunk_bytes(),
            p.w->scales + scales,
            p.w->zeros ? p.w->zeros + scales : nullptr,
-           p.codes + from * p.row_codes(),
-           p.starts + from * p.blocks,
-           p.x_scales + from * p.x_blocks,
+           x.codes,
+           x.starts,
+           x.x_scales,
            p.x_blocks,
            p.w->chunks(),
            p.block_chunks,
@@ -200,24 +239,19 @@ void multiply(const Work& p, int64_t tile, int64_t panel, Ahead ahead) {
     if (!direct) store_part(p, buffer, p.first + from, count, panel);
 }
 
-// The part of a later tile's x that one of the panels before it fetches.
-Ahead x_ahead(const Work& p, int64_t tile, int64_t panel) {
-    if (tile >= p.tiles) return {};
+// The rows of x that one of the next tiles has, in parts for the panels before it.
+Fetched x_ahead(const Work& p, int64_t tile) {
+    if (tile >= p.tiles) return {p, nullptr, 0, 1};
     int64_t row = p.w->k * dtype_bytes(p.in.dtype), first = p.row_of_tile(tile);
-    int64_t size = (p.row_of_tile(tile + 1) - first) * row;
-    int64_t lines = ceil_div(size, 64 * p.w->panels() * p.w->chunks());
-    int64_t at = panel * lines * p.w->chunks() * 64;
-    if (at >= size) return {};
-    return {static_cast<const char*>(p.in.x) + (p.first + first) * row + at, lines};
+    return {p, static_cast<const char*>(p.in.x) + (p.first + first) * row,
+            (p.row_of_tile(tile + 1) - first) * row, p.w->panels()};
 }
 
-// The part of the next panel that one of the tiles before it fetches. One to three rows read the
-// memory as fast as it goes by themselves.
-Ahead panel_ahead(const Work& p, int64_t panel, int64_t tile, int64_t tiles) {
-    int64_t lines = ceil_div(p.w->chunk_bytes(), 64 * tiles);
-    int64_t at = tile * lines * p.w->chunks() * 64, size = p.w->chunks() * p.w->chunk_bytes();
-    if (p.rows <= 3 || at >= size) return {};
-    return {p.w->codes + (panel + 1) * size + at, lines};
+// The next panel, in parts for the tiles that meet this one. One to three rows read the memory as
+// fast as it goes by themselves.
+Fetched panel_ahead(const Work& p, int64_t panel, int64_t tiles) {
+    int64_t size = p.w->chunks() * p.w->chunk_bytes();
+    return {p, p.w->codes + panel * size, p.rows > 3 ? size : 0, tiles};
 }
 
 // A weight that stays in L2: each tile of x is quantized and multiplied while it is in L1.
@@ -226,41 +260,52 @@ void run_tiles(const Work& p, int threads) {
     {
         FullPrecision guard;
         RowBuffers buffers(p);
+        Array<char> memory(quantized_bytes(p, p.tile_rows));
+        Quantized x = quantized_in(p, p.tile_rows, memory);
 #pragma omp for schedule(dynamic)
         for (int64_t tile = 0; tile < p.tiles; ++tile) {
-            prepare_tile(p, tile, buffers);
+            int64_t from = p.row_of_tile(tile), count = p.row_of_tile(tile + 1) - from;
+            Fetched next = x_ahead(p, tile + threads);
+            prepare_tile(p, from, count, buffers, x);
             for (int64_t panel = 0; panel < p.w->panels(); ++panel)
-                multiply(p, tile, panel, x_ahead(p, tile + threads, panel));
+                multiply(p, from, count, x, panel, next.of(panel));
         }
     }
 }
 
 // Any other: first all rows are quantized, then tiles times panels are shared out so that the tiles
 // of an item stay in L2 while its panels pass by.
-void run_items(const Work& p, int threads) {
+void run_items(const Work& p, const Quantized& x, int threads) {
     int64_t tiles = larger(1, kResident / larger(1, p.tile_rows * p.row_codes()));
     int64_t groups = ceil_div(p.tiles, tiles);
     int64_t panels = larger(1, smaller(8, p.w->panels() * groups / (threads * 4)));
-    int64_t strips = ceil_div(p.w->panels(), panels);
+    int64_t strips = ceil_div(p.w->panels(), panels), items = groups * strips;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         FullPrecision guard;
         {
             RowBuffers buffers(p);
 #pragma omp for schedule(static)
-            for (int64_t tile = 0; tile < p.tiles; ++tile) prepare_tile(p, tile, buffers);
+            for (int64_t tile = 0; tile < p.tiles; ++tile) {
+                int64_t from = p.row_of_tile(tile), count = p.row_of_tile(tile + 1) - from;
+                prepare_tile(p, from, count, buffers, x.at(p, from));
+            }
         }
 #pragma omp for schedule(dynamic)
-        for (int64_t item = 0; item < groups * strips; ++item) {
+        for (int64_t item = 0; item < items; ++item) {
             int64_t group = item / strips, strip = item % strips;
             int64_t last = smaller(p.w->panels(), (strip + 1) * panels);
             int64_t begin = group * tiles, end = smaller(p.tiles, begin + tiles);
-            for (int64_t panel = strip * panels; panel < last; ++panel)
+            bool more = item + threads < items;
+            int64_t likely_next = more ? (item + threads) % strips * panels : last - 1;
+            for (int64_t panel = strip * panels; panel < last; ++panel) {
+                int64_t next = panel + 1 < last ? panel + 1 : likely_next;
+                Fetched fetched = panel_ahead(p, next, end - begin);
                 for (int64_t t = begin; t < end; ++t) {
-                    bool more = panel + 1 < last;
-                    Ahead next = more ? panel_ahead(p, panel, t - begin, end - begin) : Ahead{};
-                    multiply(p, t, panel, next);
+                    int64_t from = p.row_of_tile(t), count = p.row_of_tile(t + 1) - from;
+                    multiply(p, from, count, x.at(p, from), panel, fetched.of(t - begin));
                 }
+            }
         }
     }
 }
@@ -279,8 +324,6 @@ float step_of_all(Work& p, float* stored, int threads) {
     return step;
 }
 
-int64_t aligned(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
-
 }  // namespace
 
 void integers(const IntegerWeight& w, const IntegerInput& in, const Output& out, int threads) {
@@ -288,23 +331,21 @@ void integers(const IntegerWeight& w, const IntegerInput& in, const Output& out,
     Work p = plan_of(w, in, out);
     float stored;
     if (in.block == 0) p.x_step = step_of_all(p, &stored, threads);
-    bool small = w.panels() * w.chunks() * w.chunk_bytes() <= kSmallWeight;
+    bool small = w.panels() * w.chunks() * w.chunk_bytes() <= kSmallWeight &&
+                 ceil_div(in.rows, p.tile_rows) >= 4 * threads;
     int64_t codes = p.row_codes() * sizeof(Code);
-    int64_t most = smaller(in.rows, larger(kScratch / codes / 96, 1) * 96);
-    int64_t sizes[4] = {aligned(most * codes + 64), aligned(most * p.x_blocks * 4),
-                        aligned(most * p.blocks * 4), w.panels() * kPanel * 4};
-    char* at = linear_scratch().of(sizes[0] + sizes[1] + sizes[2] + sizes[3]);
-    p.codes = reinterpret_cast<Code*>(at);
-    p.x_scales = reinterpret_cast<float*>(at += sizes[0]);
-    p.starts = reinterpret_cast<int32_t*>(at += sizes[1]);
-    float* bias = reinterpret_cast<float*>(at += sizes[2]);
-    memset(bias, 0, sizes[3]);
+    int64_t most = small ? in.rows : smaller(in.rows, larger(kScratch / codes / 96, 1) * 96);
+    int64_t bias_bytes = w.panels() * kPanel * 4;
+    char* at = linear_scratch().of(bias_bytes + (small ? 0 : quantized_bytes(p, most)));
+    float* bias = reinterpret_cast<float*>(at);
+    memset(bias, 0, bias_bytes);
     if (out.bias) memcpy(bias, out.bias, w.n * 4);
     p.bias = bias;
+    Quantized x = quantized_in(p, most, at + bias_bytes);
     for (p.first = 0; p.first < in.rows; p.first += most) {
         p.rows = smaller(most, in.rows - p.first);
         p.tiles = ceil_div(p.rows, p.tile_rows);
-        small && p.tiles >= 4 * threads ? run_tiles(p, threads) : run_items(p, threads);
+        small ? run_tiles(p, threads) : run_items(p, x, threads);
     }
 }
 

@@ -83,61 +83,95 @@ inline void dot_block(const Tile& t, int64_t block, const int32_t* zeros, const 
                 sums.of[0][r][half] = _mm512_add_epi32(sums.of[0][r][half], sums.of[u][r][half]);
 }
 
-// sum * step of the weight * step of x + bias.
-template <int R>
-inline void store_tile(const Tile& t, const __m512 (&sums)[R][2], bool x_scaled) {
+// y += sum of the block * step of the weight, * step of x where that changes, too.
+template <int R, int U, Blocks B>
+inline void add_block(const Sums<R, U>& sums, const float* scales, const float* x_scales,
+                      int64_t x_blocks, __m512 (&y)[R][2]) {
+    const __m512 step[2] = {_mm512_loadu_ps(scales), _mm512_loadu_ps(scales + 16)};
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
         for (int half = 0; half < 2; ++half) {
-            __m512 bias = _mm512_loadu_ps(t.bias + 16 * half);
-            __m512 scale = _mm512_set1_ps(x_scaled ? 1.0f : t.x_scales[r]);
-            _mm512_storeu_ps(t.y + r * t.y_stride + 16 * half,
-                             _mm512_fmadd_ps(sums[r][half], scale, bias));
+            __m512 sum = _mm512_cvtepi32_ps(sums.of[0][r][half]);
+            if constexpr (B == Blocks::weight) {
+                y[r][half] = _mm512_fmadd_ps(sum, step[half], y[r][half]);
+            } else {
+                __m512 scale = _mm512_set1_ps(x_scales[r * x_blocks]);
+                y[r][half] = _mm512_fmadd_ps(_mm512_mul_ps(sum, step[half]), scale, y[r][half]);
+            }
         }
 }
 
-template <int R, Blocks B, bool NIBBLES>
-void run_tile(const Tile& t) {
-    constexpr int U = separate(R, B);
+// sum * step of the weight * step of x + bias.
+template <int R>
+inline void store_tile(const Tile& t, const __m512 (&sums)[R][2], bool x_scaled) {
+    const __m512 bias[2] = {_mm512_loadu_ps(t.bias), _mm512_loadu_ps(t.bias + 16)};
+    const float* x_scales = t.x_scales;
+    float* y = t.y;
+    int64_t stride = t.y_stride;
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r, y += stride) {
+        __m512 scale = _mm512_set1_ps(x_scaled ? 1.0f : x_scales[r]);
+        for (int half = 0; half < 2; ++half)
+            _mm512_storeu_ps(y + 16 * half, _mm512_fmadd_ps(sums[r][half], scale, bias[half]));
+    }
+}
+
+// One sum over all of k.
+template <int R, bool NIBBLES>
+void run_whole(const Tile& t) {
+    constexpr int U = separate(R, Blocks::none);
     const uint8_t* w = t.weight;
     const int8_t* x = t.x;
     const char* ahead = t.ahead;
     Sums<R, U> sums;
     __m512 y[R][2];
-    if constexpr (B == Blocks::none) {
-        dot_block<R, U, NIBBLES>(t, 0, t.zeros, w, x, ahead, t.chunks, sums);
+    dot_block<R, U, NIBBLES>(t, 0, t.zeros, w, x, ahead, t.chunks, sums);
 #pragma GCC unroll 12
-        for (int r = 0; r < R; ++r)
-            for (int half = 0; half < 2; ++half)
-                y[r][half] = _mm512_mul_ps(_mm512_cvtepi32_ps(sums.of[0][r][half]),
-                                           _mm512_loadu_ps(t.scales + 16 * half));
-        return store_tile(t, y, false);
-    }
+    for (int r = 0; r < R; ++r)
+        for (int half = 0; half < 2; ++half)
+            y[r][half] = _mm512_mul_ps(_mm512_cvtepi32_ps(sums.of[0][r][half]),
+                                       _mm512_loadu_ps(t.scales + 16 * half));
+    store_tile(t, y, false);
+}
+
+template <int R, Blocks B, bool NIBBLES>
+void run_blocks(const Tile& t) {
+    constexpr int U = separate(R, B);
+    constexpr int64_t kAhead = 8;  // scales: one stream of many, which the processor misses
+    const uint8_t* w = t.weight;
+    const int8_t* x = t.x;
+    const char* ahead = t.ahead;
+    const float *scales = t.scales, *x_scales = t.x_scales;
+    const int32_t* zeros = t.zeros;
+    int64_t left = t.chunks, block_chunks = t.block_chunks, blocks = t.blocks;
+    int64_t to_weight = t.weight_every, to_x = t.x_every;  // blocks until its scale changes
+    Sums<R, U> sums;
+    __m512 y[R][2];
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) y[r][0] = y[r][1] = _mm512_setzero_ps();
-    int64_t left = t.chunks, of_weight = 0, of_x = 0, next_weight = t.weight_every;
-    int64_t next_x = t.x_every;
-    for (int64_t block = 0; block < t.blocks; ++block, left -= t.block_chunks) {
-        if (block == next_weight) ++of_weight, next_weight += t.weight_every;
-        if (block == next_x) ++of_x, next_x += t.x_every;
-        const int32_t* zeros = t.zeros ? t.zeros + of_weight * kPanel : nullptr;
-        int64_t chunks = smaller(left, t.block_chunks);
-        dot_block<R, U, NIBBLES>(t, block, zeros, w, x, ahead, chunks, sums);
-        __m512 step[2] = {_mm512_loadu_ps(t.scales + of_weight * kPanel),
-                          _mm512_loadu_ps(t.scales + of_weight * kPanel + 16)};
-#pragma GCC unroll 12
-        for (int r = 0; r < R; ++r)
-            for (int half = 0; half < 2; ++half) {
-                __m512 sum = _mm512_cvtepi32_ps(sums.of[0][r][half]);
-                if constexpr (B == Blocks::weight) {
-                    y[r][half] = _mm512_fmadd_ps(sum, step[half], y[r][half]);
-                } else {
-                    __m512 scale = _mm512_set1_ps(t.x_scales[r * t.x_blocks + of_x]);
-                    y[r][half] = _mm512_fmadd_ps(_mm512_mul_ps(sum, step[half]), scale, y[r][half]);
-                }
-            }
+    for (int64_t block = 0; block < blocks; ++block, left -= block_chunks) {
+        if constexpr (R > 3) {  // which compute longer than they wait
+            _mm_prefetch(scales + kAhead * kPanel, _MM_HINT_T0);
+            _mm_prefetch(scales + kAhead * kPanel + 16, _MM_HINT_T0);
+        }
+        dot_block<R, U, NIBBLES>(t, block, zeros, w, x, ahead, smaller(left, block_chunks), sums);
+        add_block<R, U, B>(sums, scales, x_scales, t.x_blocks, y);
+        if (--to_weight == 0) {
+            scales += kPanel, to_weight = t.weight_every;
+            if (zeros) zeros += kPanel;
+        }
+        if (B == Blocks::both && --to_x == 0) ++x_scales, to_x = t.x_every;
     }
     store_tile(t, y, B == Blocks::both);
+}
+
+template <int R, Blocks B, bool NIBBLES>
+void run_tile(const Tile& t) {
+    if constexpr (B == Blocks::none) {
+        run_whole<R, NIBBLES>(t);
+    } else {
+        run_blocks<R, B, NIBBLES>(t);
+    }
 }
 
 using RunTile = void (*)(const Tile&);

@@ -9,21 +9,26 @@
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {
 
-// malloc'd numbers; not std::vector, whose inline code may come from another instruction set.
+// Numbers in memory of their own; few of them lie within, where no call has to find room. Not std::vector,
+// whose inline code may come from another instruction set.
 template <class T>
 class Array {
 public:
-    explicit Array(int64_t n) : data_(static_cast<T*>(malloc(n * sizeof(T) + 64))) {
-        if (!data_) abort();  // a failed allocation of this size leaves nothing to say it with
+    explicit Array(int64_t n) : data_(within_), far_(nullptr) {
+        int64_t bytes = n * sizeof(T) + 64;  // vectors may reach beyond the end
+        if (bytes <= static_cast<int64_t>(sizeof within_)) return;
+        data_ = far_ = static_cast<T*>(malloc(bytes));
+        if (!far_) abort();  // a failed allocation of this size leaves nothing to say it with
     }
-    ~Array() { free(data_); }
+    ~Array() { free(far_); }
     Array(const Array&) = delete;
     Array& operator=(const Array&) = delete;
     operator T*() { return data_; }
     T* get() { return data_; }
 
 private:
-    T* data_;
+    T *data_, *far_;
+    alignas(64) T within_[1024 / sizeof(T)];
 };
 
 // Rows whose blocks divide them, one after another, are one long row: short rows cost no calls.
@@ -36,6 +41,7 @@ inline Grid flattened(const Grid& g) {
 struct Plan {
     Grid grid;
     int64_t strip;   // columns of a unit
+    int64_t piece;   // of them, that pass through all stages while they are in L1
     int64_t strips;  // in a row
     int64_t rows;    // of a unit: those of a block if it is cached, else a part of them
     int64_t parts;   // of the rows of a block
@@ -46,10 +52,13 @@ struct Plan {
     // With blocks over all planes, a cached unit spans them, and others lie in one.
     int64_t planes() const { return cached ? grid.scale_planes() : grid.planes; }
     int64_t units() const { return planes() * bands() * parts * strips; }
-    int64_t blocks() const { return strip / grid.block_columns + 2; }  // of a unit, at most
 
-    // Elements from a unit to the one after it.
-    int64_t ahead() const { return strips > 1 ? strip : strip * grid.block_rows; }
+    // Elements from what is read to what is asked for. A unit of many rows is read twice, and while that
+    // happens the next one is fetched.
+    int64_t ahead() const {
+        if (piece < strip) return 4 * piece;
+        return strips > 1 ? strip : strip * grid.block_rows;
+    }
 
     // Planes of a unit: [r.plane, r.plane + unit_planes()).
     int64_t unit_planes() const { return cached ? grid.planes / grid.scale_planes() : 1; }
@@ -83,9 +92,10 @@ inline int64_t strip_of(const Grid& g, int64_t limit) {
     return larger(limit / step, 1) * step;
 }
 
-inline Plan make_plan(const Grid& full, bool choosing) {
+// waits: a unit takes the time that its memory takes.
+inline Plan make_plan(const Grid& full, bool choosing, bool waits = false) {
     Grid g = flattened(full);
-    Plan p{g, 0, 0, 1, 1, false, full.size() >= kSmall};
+    Plan p{g, 0, 0, 0, 1, 1, false, full.size() >= kSmall};
     int64_t block_rows = smaller(g.block_rows, g.rows);
     int64_t height = block_rows * g.block_planes;  // of a cached unit
     int64_t narrow = smaller(g.columns, larger(g.block_columns, 64));
@@ -93,6 +103,10 @@ inline Plan make_plan(const Grid& full, bool choosing) {
     // Short pieces of many rows are slow to fetch: rather units that fill half of L2.
     int64_t wide = height > 1 ? smaller(2048, 8 * kUnit / height) : 0;
     p.strip = strip_of(g, p.cached ? larger(larger(kUnit / height, wide), narrow) : kUnit);
+    // Blocks that are few to a piece are no reason for pieces, unless memory is waited for.
+    int64_t piece = larger(waits ? kPiece : 2 * kPiece, narrow);
+    bool whole = height > 1 || (!waits && narrow >= 128);
+    p.piece = whole ? p.strip : smaller(p.strip, strip_of(g, piece));
     p.strips = ceil_div(g.columns, p.strip);
     // Statistics of parts of a block are merged one part at a time, and each unit loads its scales:
     // few and large ones.

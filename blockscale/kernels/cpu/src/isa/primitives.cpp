@@ -46,8 +46,8 @@ void unit_means(const Source& from, const Plan& p, const Rectangle& unit, const 
     }
 }
 
-// The range of each block of a unit over its finite elements.
-void unit_statistics(const Source& from, const Plan& p, const Rectangle& unit, const Statistics& s,
+// The range of each block of a unit over its finite elements; whether any block has others.
+bool unit_statistics(const Source& from, const Plan& p, const Rectangle& unit, const Statistics& s,
                      int64_t n) {
     auto add = [&]<bool MASKED>() {
         reset(s, n);
@@ -59,7 +59,9 @@ void unit_statistics(const Source& from, const Plan& p, const Rectangle& unit, c
     };
     memset(s.odd, 0, n);
     add.template operator()<false>();
-    if (find_odd(s, n)) add.template operator()<true>();
+    bool odd = find_odd(s, n);
+    if (odd) add.template operator()<true>();
+    return odd;
 }
 
 // Numerators of n neighbouring blocks -> their stored scales and zero points from `first` on.
@@ -200,14 +202,13 @@ bool choose_all(const Source& source, const Layout& layout, QParams to) {
 }
 
 // A unit whose scales are in `scales`, at index `at`: encode, or whatever the task is.
-void run_unit(Task t, const Plan& p, const Layout& layout, const Rectangle& unit,
-              QParams scales, int64_t at, int64_t n, float* steps, float* factors) {
+void run_unit(Task& t, const Plan& p, const Layout& layout, const Rectangle& unit, QParams scales,
+              int64_t at, int64_t n, float* steps, float* factors) {
     Factors by{nullptr, false};
     if (t.job != Job::dequantized)
         by = block_factors(t.spec, layout, scales, at, n, steps, factors);
     BlockScales s{steps, by, t.spec.asym ? scales.zero_point + at : nullptr};
-    if (t.table && by.multiply && t.dtype == Dtype::bf16)
-        t.of_words = t.table->serves_bits(by.by, n);
+    t.of_words = t.table && by.multiply && t.dtype == Dtype::bf16 && t.table->serves_bits(by.by, n);
     for (int64_t plane = 0; plane < p.unit_planes(); ++plane) {
         Rectangle r = unit;
         r.plane += plane;
@@ -227,8 +228,9 @@ void run_given(Task t, const Layout& layout, QParams scales, int threads) {
         if (r.rows == 0) return;
         int64_t n = p.blocks(r), at = p.block(r);
         Array<float> steps(n), factors(n);
+        Task of_unit = t;
         table_steps(t.spec, layout, scales, at, n, steps);
-        run_unit(t, p, layout, r, scales, at, n, steps, factors);
+        run_unit(of_unit, p, layout, r, scales, at, n, steps, factors);
     });
 }
 
@@ -236,7 +238,10 @@ void run_given(Task t, const Layout& layout, QParams scales, int threads) {
 // and their scales need no others; else all scales first.
 void run_chosen(Task t, const Layout& layout, QParams scales, int threads) {
     Source from{t.spec, t.x, t.dtype, threads};
-    Plan p = make_plan(layout.grid, true);
+    // Small pieces cost more calls, which pays where all else waits for memory.
+    bool meant = t.spec.statistic == Statistic::mean || t.spec.statistic == Statistic::mean_above;
+    bool waits = t.stream && !meant && t.spec.rounding != Rounding::stochastic;
+    Plan p = make_plan(layout.grid, true, waits);
     if (!p.cached || t.spec.scale == ScaleKind::two_level) {
         t.finite = choose_all(from, layout, scales);
         return run_given(t, layout, scales, threads);
@@ -246,17 +251,22 @@ void run_chosen(Task t, const Layout& layout, QParams scales, int threads) {
     CodeTable table(t.spec, t.job == Job::codes);
     if (table.serves) t.table = &table;
     for_units(p.units(), threads, p.threads_pay, [&](int64_t i) {
-        Rectangle r = p.unit(i);
-        int64_t n = p.blocks(r), at = p.block(r);
-        StatisticsBuffer buffer(t.spec, n);
-        Array<float> steps(n), factors(n);
-        Statistics s = buffer.view();
-        unit_statistics(from, p, r, s, n);
-        if (s.sum) unit_means(from, p, r, s, n);
-        store_blocks(t.spec, s, n, scales, at, steps);
+        Rectangle unit = p.unit(i), r = unit;
         Task of_unit = t;
-        of_unit.finite = !memchr(s.odd, 1, n);
-        run_unit(of_unit, p, layout, r, scales, at, n, steps, factors);
+        int64_t at = p.block(unit), most = ceil_div(p.piece, p.grid.block_columns) + 1;
+        StatisticsBuffer buffer(t.spec, most);
+        Array<float> steps(most), factors(most);
+        Statistics s = buffer.view();
+        for (int64_t c = 0; c < unit.columns; c += p.piece) {
+            r.column = unit.column + c;
+            r.columns = smaller(p.piece, unit.columns - c);
+            int64_t n = p.blocks(r);
+            of_unit.finite = !unit_statistics(from, p, r, s, n);
+            if (s.sum) unit_means(from, p, r, s, n);
+            store_blocks(t.spec, s, n, scales, at, steps);
+            run_unit(of_unit, p, layout, r, scales, at, n, steps, factors);
+            at += n;
+        }
     });
 }
 
