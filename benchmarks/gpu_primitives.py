@@ -8,6 +8,7 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,10 +25,13 @@ CHOOSE = [
     "mxfp8", "mxfp4", "mxfp6", "mxfp6_e2m3", "mxint8", "nvfp4", "bfp8", "int8:group128:fp32",
     "int4", "int8_token", "int8:group32@0:fp32", "e2m1:group32@0:e8m0/floor", "int8:tile16x32:fp32",
     "e4m3:tile128x128:fp32", "int8_channel", "int8", "uint4", "int8:group64:fp32:stochastic",
-    "e2m1:group32:e8m0/floor:stochastic",
+    "e2m1:group32:e8m0/floor:stochastic", "ternary", "binary", "log4",
 ]  # fmt: skip
 GIVEN = ["mxfp8", "mxfp4", "int8:group128:fp32", "int8", "int8_token", "mxfp6"]
-BOTH = ["mxfp8", "mxfp4", "int8:group128:fp32", "int8_token", "mxfp6", "nvfp4"]
+BOTH = [
+    "mxfp8", "mxfp4", "int8:group128:fp32", "int8_token", "mxfp6", "nvfp4", "ternary", "binary",
+    "log4",
+]  # fmt: skip
 SETTINGS = [(1024, 2), (2048, 2), (2048, 4), (4096, 4), (8192, 4), (4096, 8), (8192, 8), (16384, 8)]
 
 
@@ -89,7 +93,7 @@ def copy_speed() -> float:
 def with_setting(elements: int, warps: int) -> None:
     """Everything that is launched from now on, where blocks are small."""
 
-    def setting(at: Layout, *, given: bool, merged: bool, **more: bool) -> tuning.Setting:
+    def setting(at: Layout, *, given: bool, merged: bool, **more: Any) -> tuning.Setting:
         if merged or (not given and at.bm * at.bk > elements):
             return original(at, given=given, merged=merged, **more)
         return tuning.Setting(elements, warps)

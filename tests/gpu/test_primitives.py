@@ -55,6 +55,8 @@ PAIRED = [
     "e2m1:group32@0:e8m0/ceil", "e3m2:group16:e8m0/even", "e2m3:group32:e8m0/nearest",
     "int8:group32:fp32", "e4m3:tile32x32:fp32", "ternary:group32:fp32", "int4:tile16x32:bf16",
     "binary:token:fp32", "uint4:group32:fp32:asym", "int8:group32@0:fp32:stochastic",
+    "binary:group32:fp32", "int2:group32:e8m0/floor", "log4:group32:fp32", "e2m1:group32:fp32",
+    "e2m1:group32:e8m0/floor:stochastic", "e2m3:group16:e8m0/floor:stochastic",
 ]  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def decode_tile(
     kind: tl.constexpr = hardware(element, "nearest_even")
     at = offsets(start, j, side)
     if bits == 8 or bits == 16:
-        code = tl.load(packed + at, mask=mask, other=0)
+        code = tl.load(packed + at, mask=mask, other=0, eviction_policy="evict_first")
     elif tile.packs:
         begin, place, kept, _, _ = locate(tile, numbers, together(bits))
         code = load_packed(packed, begin, place, kept, bits, side, tile)
@@ -44,7 +44,8 @@ def decode_tile(
     if spec.asym:
         value = value - spread(offset, tile).to(tl.float32)
     value = value * spread(step, tile)
-    tl.store(out + at, narrow(value, out.dtype.element_ty), mask=mask)
+    value = narrow(value, out.dtype.element_ty)
+    tl.store(out + at, value, mask=mask, cache_modifier=".cs")
 
 
 @triton.constexpr_function

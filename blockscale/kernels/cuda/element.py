@@ -16,6 +16,7 @@ from blockscale.kernels.cuda.numerics import (
     bits_of,
     constant,
     float_of,
+    fma_up,
     whole_magnitude,
 )
 
@@ -24,21 +25,29 @@ MAGIC_BITS: tl.constexpr = tl.constexpr(0x4B400000)
 
 
 @triton.jit
-def round_integer(y, low, high, u, rounding: tl.constexpr, bounded: tl.constexpr = False):
+def round_integer(
+    y, low, high, u, rounding: tl.constexpr, bounded: tl.constexpr = False,
+    even: tl.constexpr = False,
+):  # fmt: skip
     """R(y), no NaN, kept within low and high: (float32, int32 with the code in its low 22 bits).
 
-    bounded: R(y) is within them
+    bounded: R(y) is within them; even: low is -high
     """
-    if not bounded:  # first: whole numbers bound alike what is rounded
+    nearest: tl.constexpr = rounding == "nearest_even"
+    if not bounded and (nearest or not even):  # first: whole numbers bound alike what is rounded
         y = tl.minimum(tl.maximum(y, low), high)
     if rounding == "nearest_even":
         shifted = y + MAGIC
         steps = shifted - MAGIC
         whole = bits_of(shifted)
     else:
-        size = whole_magnitude(tl.abs(y), y < 0.0, u, rounding)
-        steps = tl.where(y < 0.0, 0.0 - size, size)
-        whole = bits_of(steps + MAGIC)
+        size = tl.abs(y)
+        if even and not bounded:
+            size = tl.minimum(size, high)
+        size = whole_magnitude(size, y < 0.0, u, rounding)
+        shifted = float_of(bits_of(size) | (bits_of(y) & SIGN)) + MAGIC
+        steps = shifted - MAGIC  # no -0
+        whole = bits_of(shifted)
     return steps, whole
 
 
@@ -116,22 +125,33 @@ def three_binades(element, rounding):
         and element.mbits > 0
         and element.nan < 0
     )
-    return fits and rounding == "nearest_even"
+    drawn = rounding == "stochastic" and not INTERPRETED.value
+    return fits and (rounding == "nearest_even" or drawn)
 
 
 @triton.jit
-def three_lines(a, element: tl.constexpr):
+def three_lines(a, u, element: tl.constexpr, rounding: tl.constexpr):
     """Magnitudes below infinity of an e2mY -> magnitude codes in the low bits.
 
     The code is a concave function of the value in three pieces: the least of three lines. Each sum
     is one correctly rounded addition whose result counts steps of its line.
     """
     one: tl.constexpr = 1 << element.mbits
-    first = bits_of(tl.fma(a, tl.zeros_like(a) + one, tl.zeros_like(a) + MAGIC))
-    second = bits_of(tl.fma(a, tl.zeros_like(a) + 0.5 * one, tl.zeros_like(a) + (MAGIC + one)))
-    third = bits_of(tl.fma(a, tl.zeros_like(a) + 0.25 * one, tl.zeros_like(a) + (MAGIC + 2 * one)))
+    first = on_line(a, u, 1.0 * one, MAGIC, rounding)
+    second = on_line(a, u, 0.5 * one, MAGIC + one, rounding)
+    third = on_line(a, u, 0.25 * one, MAGIC + 2 * one, rounding)
     top: tl.constexpr = 0x4B400000 + element.max_code
     return tl.minimum(tl.minimum(tl.minimum(first, second), third), top)
+
+
+@triton.jit
+def on_line(a, u, slope: tl.constexpr, start: tl.constexpr, rounding: tl.constexpr):
+    """The bits of R(a * slope) + start."""
+    if rounding == "stochastic":  # as numerics.whole_magnitude
+        found = fma_up(fma_up(a, 16777216.0 * slope, 0.0 - u), 5.9604644775390625e-08, start)
+    else:
+        found = tl.fma(a, tl.zeros_like(a) + slope, tl.zeros_like(a) + start)
+    return bits_of(found)
 
 
 @triton.jit
@@ -152,7 +172,8 @@ def encode(
             code = bits_of(y + MAGIC) + (zero - MAGIC_BITS)
             code = tl.maximum(tl.minimum(code, whole(element.high)), whole(element.low))
         else:
-            code = round_integer(y, low, high, u, rounding, bounded)[1]
+            even: tl.constexpr = not asym and element.low == -element.high
+            code = round_integer(y, low, high, u, rounding, bounded, even)[1]
             if asym:
                 code = code + zero
     elif kind is not None:
@@ -160,7 +181,7 @@ def encode(
     elif element.family == "minifloat":
         a = tl.abs(y)
         if three_binades(element, rounding):
-            code = three_lines(a, element)
+            code = three_lines(a, u, element, rounding)
         else:
             code = round_minifloat(tl.minimum(a, element.high), source < 0, u, element, rounding)[1]
         sign: tl.constexpr = 1 << (element.bits - 1)
@@ -176,13 +197,14 @@ def encode(
 
 @triton.jit
 def round_trip(
-    y, source, low, high, u, element: tl.constexpr, rounding: tl.constexpr, clean: tl.constexpr,
-    bounded: tl.constexpr,
+    y, source, low, high, u, element: tl.constexpr, rounding: tl.constexpr, asym: tl.constexpr,
+    clean: tl.constexpr, bounded: tl.constexpr,
 ):  # fmt: skip
     """Steps [...] float32 -> what their codes mean, still in steps; anything in poisoned blocks."""
     kind: tl.constexpr = hardware(element, rounding)
     if element.family == "integer":
-        value = round_integer(y, low, high, u, rounding, bounded)[0]
+        even: tl.constexpr = not asym and element.low == -element.high
+        value = round_integer(y, low, high, u, rounding, bounded, even)[0]
     elif kind is not None:
         value = y.to(kind).to(tl.float32)
     elif element.family == "minifloat":

@@ -6,17 +6,41 @@ At 4 bits an H200 has about nine integer instructions for each bfloat16 that mem
 import triton
 import triton.language as tl
 
-from blockscale.kernels.cuda.numerics import INTERPRETED, bits_of, float_of, narrow
-from blockscale.kernels.cuda.tile import spread
+from blockscale.kernels.cuda.lanes_asm import codes_of_magnitudes
+from blockscale.kernels.cuda.numerics import INTERPRETED, bits_of, float_of, narrow, widen
+from blockscale.kernels.cuda.tile import locate, offsets, spread
 
+PAIRS: tl.constexpr = tl.constexpr(8)  # two instructions, for blocks to be in few threads
 MAGNITUDES: tl.constexpr = tl.constexpr(0x7FFF7FFF)
 SIGNS: tl.constexpr = tl.constexpr(-0x7FFF8000)
+SIGNED: tl.constexpr = tl.constexpr(codes_of_magnitudes())
 
 
 @triton.constexpr_function
 def joins(dtype, tile):
     """Whether a program takes neighbours in pairs."""
     return dtype.primitive_bitwidth == 16 and tile.pairs
+
+
+@triton.jit
+def read(x_at, numbers, tile: tl.constexpr):
+    """A program's elements, or pairs of them, and what `locate` says beside where they lie.
+
+    Returns (elements, where to read them again, index of each one or pair, mask, index of each
+    unit's scale, present).
+    """
+    paired: tl.constexpr = joins(x_at.dtype.element_ty, tile)
+    start, j, mask, index, present = locate(tile, numbers, 2 if paired else 1)
+    if paired:
+        wide: tl.constexpr = tile.kind == "row" or (
+            tile.kind == "tile" and tile.part == tile.columns
+        )
+        at = offsets(start // 2, j, PAIRS if wide else max(2, tile.side // 2))
+        place = x_at.to(tl.pointer_type(tl.int32), bitcast=True) + at
+    else:
+        at = offsets(start, j, tile.side)
+        place = x_at + at
+    return tl.load(place, mask=mask, other=0), place, at, mask, index, present
 
 
 @triton.jit
@@ -72,6 +96,41 @@ def largest_pattern(word, tile: tl.constexpr):
 
 
 @triton.jit
+def rounded_down(v, dtype: tl.constexpr):
+    """Float32, at least 0 -> the pattern of the largest number of dtype not above it, int32."""
+    if INTERPRETED:
+        near = narrow(v, dtype)
+        pattern = near.to(tl.int16, bitcast=True).to(tl.int32)
+        pattern = tl.where(widen(near) > v, pattern - 1, pattern)
+    elif dtype == tl.bfloat16:
+        pattern = bits_of(v) >> 16
+    else:
+        pattern = tl.inline_asm_elementwise(
+            "{ .reg .b16 t; cvt.rz.f16.f32 t, $1; cvt.u32.u16 $0, t; }", "=r,f", [v], tl.int32,
+            True, 1,
+        )  # fmt: skip
+    return pattern
+
+
+@triton.jit
+def greater(a, b, dtype: tl.constexpr):
+    """Pairs of numbers -> ones in the 16 bits of each first one that is more than the second."""
+    if INTERPRETED:
+        one, two = apart(a, dtype)
+        first, second = apart(b, dtype)
+        found = tl.where(one > first, 0xFFFF, 0) | tl.where(two > second, -0x10000, 0)
+    elif dtype == tl.bfloat16:
+        found = tl.inline_asm_elementwise(
+            "set.gt.u32.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], tl.int32, True, 1
+        )
+    else:
+        found = tl.inline_asm_elementwise(
+            "set.gt.u32.f16x2 $0, $1, $2;", "=r,r,r", [a, b], tl.int32, True, 1
+        )
+    return found
+
+
+@triton.jit
 def spread_pairs(v, tile: tl.constexpr):
     """One number a unit -> what broadcasts with the first of each pair, and with the second."""
     if tile.kind == "column":
@@ -119,14 +178,37 @@ def narrows(dtype, settled, spec):
 
 
 @triton.jit
-def narrowed(word, first, second, spec: tl.constexpr):
-    """Pairs of bfloat16 -> pairs of codes, bytes or int32; times powers of two, float32."""
-    twice = tl.broadcast_to((bits_of(first) >> 16) | bits_of(second), word.shape)
+def narrowed(word, first, first_2, second, second_2, spec: tl.constexpr):
+    """Pairs of bfloat16 -> pairs of codes, bytes or int32.
+
+    first, second and those of second numbers: what `spec.narrowing` takes, of which the upper 16
+    bits count: a power of two that they are multiplied by, float32, or what `powers.turns` found
+    """
+    how: tl.constexpr = spec.narrowing[0]
     asm: tl.constexpr = spec.narrowing[1]
-    if spec.narrowing[0] == "bytes":
+    one = tl.broadcast_to(upper(bits_of(first), bits_of(first_2)), word.shape)
+    if how == "bytes":
+        found = tl.inline_asm_elementwise(asm, "=r,r,r,r,r,r,r,r,r", [word, one], tl.uint8, True, 4)
+    elif how == "powers":
+        two = tl.broadcast_to(upper(second, second_2), word.shape)
         found = tl.inline_asm_elementwise(
-            asm, "=r,r,r,r,r,r,r,r,r", [word, twice], tl.uint8, True, 4
+            asm, "=r,r,r,r,r,r,r,r,r,r,r,r,r", [word, one, two], tl.uint8, True, 4
         )
     else:
-        found = tl.inline_asm_elementwise(asm, "=r,r,r", [word, twice], tl.int32, True, 1)
+        found = tl.inline_asm_elementwise(asm, "=r,r,r", [word, one], tl.int32, True, 1)
     return found
+
+
+@triton.jit
+def signed_nibbles(word, first, second):
+    """Pairs, and magnitude codes of three bits with nothing up to bit 15 -> bytes of codes."""
+    asm: tl.constexpr = SIGNED
+    return tl.inline_asm_elementwise(
+        asm, "=r,r,r,r,r,r,r,r,r,r,r,r,r", [word, first, second], tl.uint8, True, 4
+    )
+
+
+@triton.jit
+def upper(first, second):
+    """The upper 16 bits of both, those of the first below."""
+    return ((first >> 16) & 0xFFFF) | (second & -0x10000)

@@ -13,6 +13,8 @@ def both(value: float) -> str:
 
 def narrowing(element: ElementNumbers) -> tuple[str, str]:
     """(how, PTX) for a minifloat without NaN: "bytes" of four pairs or the "word" of one; or ""."""
+    if element.bits == 4 and element.mbits == 0:
+        return "powers", binades(element)
     if element.bits == 4 and element.mbits == 1:
         return "bytes", three_lines(element)
     if element.bits == 6 and element.mbits in (2, 3):
@@ -26,12 +28,9 @@ def three_lines(element: ElementNumbers) -> str:
     As element.three_lines, in the 8 bits of a bfloat16: from 128 on neighbours are 1 apart.
     """
     one = 1 << element.mbits
-    lines = ["{ .reg .b32 a, b, c, x<4>, u, v, w;"]
-    for i in range(4):
-        x, y = f"${i + 1}", f"${i + 5}"
-        lines += [
-            f"and.b32 a, {x}, 0x7FFF7FFF;",
-            f"mul.rn.bf16x2 a, a, {y};",
+    return nibbles(
+        [
+            "mul.rn.bf16x2 a, a, {second};",
             f"mov.b32 u, {both(128.0)}; mov.b32 v, {both(one)}; fma.rn.bf16x2 b, a, v, u;",
             f"mov.b32 u, {both(128.0 + one)}; mov.b32 v, {both(one / 2)};",
             "fma.rn.bf16x2 c, a, v, u; min.s16x2 b, b, c;",
@@ -39,8 +38,42 @@ def three_lines(element: ElementNumbers) -> str:
             "fma.rn.bf16x2 c, a, v, u; min.s16x2 b, b, c;",
             f"mov.b32 c, {both(128.0 + element.max_code)}; min.s16x2 b, b, c;",
             "shl.b32 b, b, 12;",
-            f"lop3.b32 x{i}, {x}, b, 0x80008000, 0xE4;",  # c ? a : b
         ]
+    )
+
+
+def binades(element: ElementNumbers) -> str:
+    """PTX: four pairs of bfloat16, and what powers.turns found -> four bytes of two codes each.
+
+    As powers.binades; an exponent begins at bit 7, and a code of four bits lies there.
+    """
+    top = (element.max_code << 7) + 0x7F
+    return nibbles(
+        [
+            "add.s16x2 b, a, {second}; mov.b32 c, 0; max.s16x2 b, b, c;",
+            "add.s16x2 c, a, {third}; mov.b32 u, 0x00800080; max.s16x2 c, c, u;",
+            f"min.s16x2 b, b, c; mov.b32 c, 0x{top:04X}{top:04X}; min.s16x2 b, b, c;",
+            "shl.b32 b, b, 5;",
+        ]
+    )
+
+
+def codes_of_magnitudes() -> str:
+    """PTX: four pairs of 16 bits, magnitude codes of the firsts and the seconds -> as `nibbles`."""
+    return nibbles(["prmt.b32 b, {second}, {third}, 0x5410; shl.b32 b, b, 12;"])
+
+
+def nibbles(magnitudes: list[str]) -> str:
+    """PTX: four pairs -> four bytes of two codes with a sign each.
+
+    magnitudes: makes of a, the pair without signs, b with codes in bits 12 to 14 of both
+    """
+    lines = ["{ .reg .b32 a, b, c, x<4>, u, v, w;"]
+    for i in range(4):
+        x = f"${i + 1}"
+        lines.append(f"and.b32 a, {x}, 0x7FFF7FFF;")
+        lines += [each.format(second=f"${i + 5}", third=f"${i + 9}") for each in magnitudes]
+        lines.append(f"lop3.b32 x{i}, {x}, b, 0x80008000, 0xE4;")  # c ? a : b
     return " ".join(
         [
             *lines,

@@ -140,7 +140,12 @@ def plan(
     e = fmt.spec.element
     powers = e.family == "minifloat" and not e.mbits  # rounding those takes more registers
     lean = size == 2 and result == "codes" and not (fmt.means or fmt.drawn or powers)
-    setting = tuning.setting(at, given=given, merged=merged, packed=packed, lean=lean)
+    heavy = "" if not fmt.means else "signs" if e.family == "binary" and size == 4 else "means"
+    if powers and (size == 2 or result == "codes"):
+        heavy = "powers"
+    elif size == 2 and result == "values" and at.bm > 1:
+        heavy = "tile"
+    setting = tuning.setting(at, given=given, merged=merged, packed=packed, lean=lean, heavy=heavy)
     found = view(at, setting.elements, whole=not given, unit=setting.unit)
     if found is None:
         return None
@@ -157,7 +162,6 @@ def _completed(
     uk = found.numbers[6]
     last = shape[-1] if shape else 1
     packing = packs(at, found.tile, uk, fmt.bits, last)
-    merged = result in ("largest", "extremes")
     tile = replace(
         found.tile,
         packs=packing,
@@ -166,8 +170,7 @@ def _completed(
         result=result,
         seeds=seeds,
         quads=seeds == 1 and groups(at, found.tile, uk, 4),
-        pairs=(merged or result in ("codes", "values")) and paired(at, fmt, found.tile, uk),
-        backwards=result in ("codes", "values") and (given or fmt.one_outer),
+        pairs=result in ("codes", "values") and paired(at, fmt, found.tile, uk),
     )
     return replace(found, tile=tile)
 

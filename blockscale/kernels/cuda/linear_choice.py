@@ -1,5 +1,6 @@
 """What a linear call can run as, and what is taken: measured where a table knows, else a rule."""
 
+from itertools import product
 from typing import NamedTuple
 
 from blockscale.kernels.cuda import linear_few, linear_work, tune
@@ -49,7 +50,8 @@ FEW = (  # rows, outputs, words, warps, stages (none), chunks
 _FUSED = (  # rows, outputs, programs that share a processor; the rest is the kernel's own
     *((8, 64, 3), (8, 64, 4), (8, 64, 5), (8, 128, 2), (16, 64, 3), (16, 64, 4), (16, 64, 5)),
     *((16, 128, 2), (32, 64, 3), (32, 64, 4), (32, 128, 2), (64, 64, 2), (64, 64, 3)),
-    *((64, 64, 0), (64, 128, 0), (128, 64, 0), (128, 128, 0), (256, 64, 0), (256, 128, 0)),
+    *((64, 64, 0), (64, 128, 0), (128, 64, 0), (128, 64, 2), (128, 128, 0), (192, 128, 0)),
+    *((256, 64, 0), (256, 128, 0)),
 )
 _DENSE = (0, 2048, 4096)  # rows of the weight at a time, 0 for all
 _CODES = (
@@ -124,9 +126,9 @@ def _blocks(call: Call, r: Reading) -> Tile:
 
 
 def _few(call: Call, r: Reading) -> bool:
-    """Small blocks under float scales have nothing better up to 64 rows: `blocks` takes 3.7 times
-    the bfloat16 layer's time there, two rows of `few` tiles twice 1.06 times."""
-    most = 64 if linear_few.small(r) else 32
+    """Small blocks that only `few` and `blocks` read have nothing better up to 64 rows: `blocks`
+    takes 3.7 times the bfloat16 layer's time there, two rows of `few` tiles twice 1.06 times."""
+    most = 64 if linear_few.small(r) and not linear_work.takes(r) else 32
     return call.rows <= most and linear_few.takes(r, linear_few.turn(r))
 
 
@@ -192,8 +194,9 @@ def _fused(call: Call, r: Reading) -> list[Choice]:
         programs = -(-call.rows // rows) * -(-call.n // outputs)
         ways = [(1, 1), (2, 1), (4, 1)] if programs < 264 * max(shared, 1) else [(1, 1)]
         ways += [(1, 2), (1, 4)] if rows > 64 and 132 < programs < 1056 else []
-        for chunks, tail in ways:
-            tile = Tile(rows, outputs, linear_work.WORDS, 4, shared, chunks, tail)
+        pieces = (4, 8) if linear_work.slots(r) and rows >= 128 and not shared else (4,)
+        for (chunks, tail), warps in product(ways, pieces):
+            tile = Tile(rows, outputs, linear_work.WORDS, warps, shared, chunks, tail)
             if linear_work.takes(r, tile):
                 found.append(Choice("fused", tile))
     return found

@@ -113,7 +113,7 @@ def fused(
 ) -> Tensor:
     """x [rows, k] @ weight.T -> [rows, n] of dtype.
 
-    tile.stages: programs that share a processor; tile.warps does not count
+    tile.stages: programs that share a processor; tile.warps counts for linear_work.deep alone
     """
     rows, n = x.shape[0], weight.codes.shape[0]
     ready, parts = ordered(x, *arrangement(r)), PARTS[x.dtype]

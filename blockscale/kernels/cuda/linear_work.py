@@ -21,17 +21,25 @@ _SHARED = 220 * 1024  # bytes of shared memory that a program may have, less som
 
 def takes(r: Reading, tile: Tile | None = None) -> bool:
     """Whether the kernel knows how to read the weight: elements of 1, 2, 4 and 8 bits, the sums of
-    whose blocks have no scales of their own or, where they have, in blocks of 32 codes or more."""
+    whose blocks have no scales of their own or, where they have, in blocks of 32 codes or more; and
+    6 bits. tile: whether its rows are what registers and shared memory hold."""
+    rows = tile.rows if tile else 64
+    if tile and stages(r, rows, tile.outputs, max(tile.stages, 1)) < 2:
+        return False  # a step's codes are opened before those before it are done with
+    if slots(r):
+        small = r.per_block and r.width <= 64 and r.planes < 16
+        return 16 <= rows <= (192 if small else 128 if r.planes < 32 else 64)
+    if rows & (rows - 1):
+        return False
     if six(r):
         return True
-    if slots(r):
-        most = 128 if r.planes < 32 else 64
-        if r.per_block and r.width <= 64 and r.planes < 16:
-            most = 256
-        return tile is None or 16 <= tile.rows <= most
-    if r.planes not in (4, 8):
-        return False
-    return not r.per_block or (r.words % WORDS == 0 and (tile is None or tile.rows <= 128))
+    return r.planes in (4, 8) and (not r.per_block or (r.words % WORDS == 0 and rows <= 128))
+
+
+def stages(r: Reading, rows: int, outputs: int, programs: int) -> int:
+    """How many steps fit in a program's shared memory at once. programs: that share a processor"""
+    step = rows * step_codes(r) * 2 + (0 if six(r) else outputs * WORDS * 4)
+    return min(8, _SHARED // programs // step)
 
 
 def step_codes(r: Reading) -> int:
@@ -54,12 +62,13 @@ def arrangement(r: Reading) -> tuple[int, int]:
 
 def slots(r: Reading) -> bool:
     """Whether codes are read by slots: four words, one for each of the threads that share a row, so
-    that what a tensor core takes at once is of one block."""
-    if r.planes in (8, 16, 32) and r.per_block:
-        return r.words >= 4
-    if r.planes == 4:
-        return r.per_block and r.words == 8 and not r.zero
-    return r.planes > 8 and not r.fold
+    that what a tensor core takes at once is of one block. Blocks of whole steps go without, where
+    they have no zero points: then larger products and two groups of warps in turn are faster."""
+    if not r.per_block:
+        return r.planes > 8 and not r.fold
+    if r.planes in (4, 8) and r.words >= WORDS and not (r.zero and r.planes == 8):
+        return False
+    return r.words >= max(32 // r.planes, 4) if r.planes > 4 else r.words == 8 and not r.zero
 
 
 @dataclass(frozen=True)
@@ -100,8 +109,7 @@ class Work:
     @property
     def stages(self) -> int:
         """How many steps fit in a program's shared memory at once."""
-        step = self.rows * self.codes * 2 + (0 if self.six else self.outputs * WORDS * 4)
-        return min(8, _SHARED // self.programs // step)
+        return stages(self.reading, self.rows, self.outputs, self.programs)
 
     @property
     def shares(self) -> int:

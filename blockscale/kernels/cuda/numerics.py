@@ -53,6 +53,28 @@ def divide(x, y):
 
 
 @triton.jit
+def reciprocal(y):
+    """1 / y, correctly rounded; in half the instructions of a division."""
+    if INTERPRETED:
+        found = tl.div_rn(tl.zeros_like(y) + 1.0, y)
+    else:
+        found = tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [y], tl.float32, True, 1)
+    return found
+
+
+@triton.jit
+def quotient(x, y, by):
+    """x / y, correctly rounded where no remainder underflows (docs/cuda.md). by: fl(1 / y)"""
+    if INTERPRETED:  # its fma rounds twice
+        found = divide(x, y)
+    else:
+        y, by = tl.zeros_like(x) + y, tl.zeros_like(x) + by
+        near = x * by
+        found = tl.fma(tl.fma(near, 0.0 - y, x), by, near)
+    return found
+
+
+@triton.jit
 def clamp(x, low_bits: tl.constexpr, high_bits: tl.constexpr):
     """x, no NaN, between two positive float32 numbers given by their bits."""
     return tl.minimum(tl.maximum(x, constant(x, low_bits)), constant(x, high_bits))
@@ -90,10 +112,25 @@ def normalized(x):
 
 
 @triton.jit
+def fma_up(a, b, c):
+    """a * b + c rounded up, with subnormals, which libdevice's flushes; not in the interpreter."""
+    b, c = tl.zeros_like(a) + b, tl.zeros_like(a) + c
+    return tl.inline_asm_elementwise(
+        "fma.rp.f32 $0, $1, $2, $3;", "=f,f,f,f", [a, b, c], tl.float32, True, 1
+    )
+
+
+@triton.jit
 def whole_magnitude(m, negative, u, rounding: tl.constexpr):
-    """|t| below 2^22 -> the magnitude of the integer it becomes, float32 (section 2)."""
+    """|t| below 2^22 -> the magnitude of the integer it becomes, float32 (section 2).
+
+    u: of `stochastic`, a random number times 2^24
+    """
     if rounding == "nearest_even":
         whole = (m + MAGIC) - MAGIC
+    elif rounding == "stochastic" and not INTERPRETED:  # the next integer from |t| - u on
+        near = fma_up(u, -5.9604644775390625e-08, m)
+        whole = fma_up(near, 1.0, MAGIC) - MAGIC
     else:
         if INTERPRETED:
             floor = tl.floor(m)
@@ -109,6 +146,6 @@ def whole_magnitude(m, negative, u, rounding: tl.constexpr):
         elif rounding == "up":
             up = (fraction > 0.0) & (negative == 0)
         else:
-            up = u < fraction
+            up = u * 5.9604644775390625e-08 < fraction
         whole = floor + tl.where(up, 1.0, 0.0)
     return whole

@@ -5,33 +5,61 @@ each pair. `numbers` are the view's (view.py); `dtype` is that of what is read.
 import triton
 import triton.language as tl
 
-from blockscale.kernels.cuda.element import converted_pair, encode, hardware, inside, round_trip
-from blockscale.kernels.cuda.lanes import apart, joins, narrowed, narrows, spread_pairs, together_as
-from blockscale.kernels.cuda.numerics import EXPONENT, bits_of, float_of, narrow, widen
-from blockscale.kernels.cuda.random_numbers import draw
-from blockscale.kernels.cuda.ranges import extremes, far_from_zero, ranges
-from blockscale.kernels.cuda.scale import (
+from blockscale.kernels.cuda.division import (
     bounded_steps,
     bounds,
-    choose_step,
     divisor,
     fits,
     in_steps,
     limits,
-    load_scale,
     minds_zero,
-    narrow_scale,
     ordinary,
     ordinary_steps,
-    outer_scale,
     repairs,
     settles,
+)
+from blockscale.kernels.cuda.element import (
+    converted_pair,
+    encode,
+    hardware,
+    inside,
+    round_trip,
+    three_binades,
+    three_lines,
+)
+from blockscale.kernels.cuda.lanes import (
+    MAGNITUDES,
+    apart,
+    joins,
+    narrowed,
+    narrows,
+    read,
+    signed_nibbles,
+    spread_pairs,
+    together_as,
+)
+from blockscale.kernels.cuda.numerics import EXPONENT, INTERPRETED, bits_of, float_of, narrow, widen
+from blockscale.kernels.cuda.powers import power_codes, power_values, powers, turns
+from blockscale.kernels.cuda.random_numbers import draw
+from blockscale.kernels.cuda.ranges import extremes, far_from_zero, ranges
+from blockscale.kernels.cuda.scale import (
+    choose_step,
+    load_scale,
+    narrow_scale,
+    ordinary_step,
+    outer_scale,
     step_of,
     zero_point,
 )
+from blockscale.kernels.cuda.signs import (
+    packed_sign_pairs,
+    packed_signs,
+    sign_pairs,
+    sign_values,
+    signs,
+)
 from blockscale.kernels.cuda.tile import locate, offsets, pairs, spread, store_packed, together
 
-PAIRS: tl.constexpr = tl.constexpr(8)  # two instructions, for blocks to be in few threads
 NEIGHBOURS: tl.constexpr = tl.constexpr(8)  # of two bytes each, which one instruction moves
 
 
@@ -49,8 +77,11 @@ def choose_scale(
     poisoned = found[2] >= EXPONENT
     if settled:
         poisoned = False
-    stored = choose_step(low, high, poisoned, above, spec)
-    step = step_of(stored, above, spec)
+    stored = choose_step(low, high, poisoned, above, settled, spec)
+    if settled:
+        step = ordinary_step(stored, above, spec)
+    else:
+        step = step_of(stored, above, spec)
     offset = 0
     if spec.asym:
         offset = zero_point(low, step, spec)
@@ -73,14 +104,7 @@ def encode_tile(
     dtype: tl.constexpr = x_at.dtype.element_ty
     paired: tl.constexpr = joins(dtype, tile)
     counted: tl.constexpr = tile.halved if paired else tile
-    start, j, mask, index, present = locate(tile, numbers, 2 if paired else 1)
-    if paired:
-        at = offsets(start // 2, j, PAIRS if tile.side == 0 else max(2, tile.side // 2))
-        place = x_at.to(tl.pointer_type(tl.int32), bitcast=True) + at
-    else:
-        at = offsets(start, j, tile.side)
-        place = x_at + at
-    x = tl.load(place, mask=mask, other=0)
+    x, place, at, mask, index, present = read(x_at, numbers, tile)
     to = at, mask, out, gradient, seed, numbers
     if tile.chooses:
         above = 1.0
@@ -91,7 +115,7 @@ def encode_tile(
         units = index, present, scale, above, zero
         if settles(dtype, spec, tile):
             calm = ordinary(found[2], above, spec)
-            if repairs(spec) and minds_zero(spec):
+            if repairs(spec) and minds_zero(spec) and not signs(True, spec, tile):
                 calm = calm & far_from_zero(x, found[2], dtype, spec)
             if calm:
                 encode_blocks(x, found, units, to, True, dtype, spec, tile)
@@ -125,9 +149,15 @@ def encode_with(
     """What tile.result says of x, with the scale of each unit."""
     stored, step, above, offset, by = chosen
     at, mask, out, gradient, seed, numbers = to
-    if tile.result != "scale":
+    if signs(settled, spec, tile):
+        write_signs(out, at, mask, numbers, x, step, dtype, spec, tile)
+    elif tile.result != "scale":
         bounded: tl.constexpr = bounds(spec, tile.result)
-        first, second, by = divisor(stored, by, above, bounded, settled, spec)
+        first, second, near = divisor(stored, by, above, bounded, settled, spec)
+        if powers(settled, spec):
+            element: tl.constexpr = spec.element
+            first, second = turns(by, element)
+        by = near
         parts = first, second, by, step, offset
         u, u_2 = 0.0, 0.0
         if spec.rounding == "stochastic" and tile.result != "gradient":
@@ -150,6 +180,28 @@ def encode_with(
 
 
 @triton.jit
+def write_signs(
+    out, at, mask, numbers, x, step, dtype: tl.constexpr, spec: tl.constexpr, tile: tl.constexpr
+):
+    """Codes or values of elements that are compared (signs.py) -> memory."""
+    kind: tl.constexpr = out.dtype.element_ty
+    if joins(dtype, tile) and tile.result == "values":
+        counted: tl.constexpr = tile.halved
+        write_pairs(out, at, mask, numbers, sign_pairs(x, step, dtype, spec, counted), spec, tile)
+    elif tile.result == "values":
+        tl.store(out + at, narrow(sign_values(widen(x), step, spec, tile), kind), mask=mask)
+    else:
+        if joins(dtype, tile):
+            word = packed_sign_pairs(x, step, dtype, spec, tile)
+        else:
+            word = packed_signs(widen(x), step, spec, tile)
+        per: tl.constexpr = together(spec.element.bits)
+        start, j, mask, _, _ = locate(tile, numbers, per)
+        side: tl.constexpr = NEIGHBOURS if tile.kind == "row" else tile.side
+        tl.store(out + offsets(start // per, j, side // per), word.to(kind), mask=mask)
+
+
+@triton.jit
 def spread_parts(parts, spec: tl.constexpr, tile: tl.constexpr):
     """What dividing takes, for each unit -> for elements."""
     first, second, by, step, offset = parts
@@ -168,10 +220,10 @@ def pairs_of(
     element: tl.constexpr = spec.element
     counted: tl.constexpr = tile.halved
     first, first_2 = spread_pairs(first, counted)
+    second, second_2 = spread_pairs(second, counted)
     if tile.result == "codes" and narrows(dtype, settled, spec) != "":
-        word = narrowed(x, first, first_2, spec)
+        word = narrowed(x, first, first_2, second, second_2, spec)
     else:
-        second, second_2 = spread_pairs(second, counted)
         by, by_2 = spread_pairs(by, counted)
         step, step_2 = spread_pairs(step, counted)
         offset_2 = offset
@@ -190,12 +242,33 @@ def pairs_of(
             one, _, _ = steps_of(one, parts, settled, "codes", spec)
             two, _, _ = steps_of(two, parts_2, settled, "codes", spec)
             word = converted_pair(one, two, element)
+        elif nibbled(settled, spec, tile):
+            word = nibbles_of(x, parts, parts_2, u, u_2, dtype, spec)
         else:
             one = code_of(one, parts, u, settled, spec)
             two = code_of(two, parts_2, u_2, settled, spec)
             bits: tl.constexpr = stored_bits(spec, tile)
             word = (one & ((1 << bits) - 1)) | (two << bits)
     return word
+
+
+@triton.jit
+def nibbles_of(x, parts, parts_2, u, u_2, dtype: tl.constexpr, spec: tl.constexpr):
+    """Pairs of elements of ordinary blocks -> pairs of codes of four bits, bytes."""
+    element: tl.constexpr = spec.element
+    rounding: tl.constexpr = spec.rounding
+    one, two = apart(x & MAGNITUDES, dtype)  # steps are positive
+    one, _, _ = steps_of(one, parts, True, "codes", spec)
+    two, _, _ = steps_of(two, parts_2, True, "codes", spec)
+    one, two = three_lines(one, u, element, rounding), three_lines(two, u_2, element, rounding)
+    return signed_nibbles(x, one, two)
+
+
+@triton.constexpr_function
+def nibbled(settled, spec, tile):
+    """Whether signs are put to pairs of codes together."""
+    short = spec.element.bits == 4 and three_binades(spec.element, spec.rounding)
+    return short and settled and tile.packs and not INTERPRETED.value
 
 
 @triton.constexpr_function
@@ -237,10 +310,15 @@ def value_of(x, parts, u, settled: tl.constexpr, spec: tl.constexpr):
     """Elements -> what is left of them after a round trip, float32."""
     element: tl.constexpr = spec.element
     rounding: tl.constexpr = spec.rounding
-    bounded: tl.constexpr = fits(spec) if settled else bounds(spec, "values")
-    y, low, high = steps_of(x, parts, settled, "values", spec)
-    source = bits_of(x) if settled else bits_of(y)
-    return round_trip(y, source, low, high, u, element, rounding, settled, bounded) * parts[3]
+    if powers(settled, spec):
+        value = power_values(x, parts[0], parts[1], element)
+    else:
+        bounded: tl.constexpr = fits(spec) if settled else bounds(spec, "values")
+        y, low, high = steps_of(x, parts, settled, "values", spec)
+        source = bits_of(x) if settled else bits_of(y)
+        asym: tl.constexpr = spec.asym
+        value = round_trip(y, source, low, high, u, element, rounding, asym, settled, bounded)
+    return value * parts[3]
 
 
 @triton.jit
@@ -249,10 +327,14 @@ def code_of(x, parts, u, settled: tl.constexpr, spec: tl.constexpr):
     element: tl.constexpr = spec.element
     rounding: tl.constexpr = spec.rounding
     asym: tl.constexpr = spec.asym
-    bounded: tl.constexpr = fits(spec) if settled else bounds(spec, "codes")
-    y, low, high = steps_of(x, parts, settled, "codes", spec)
-    source = bits_of(x) if settled or spec.scale == "e8m0" else bits_of(y)  # steps are positive
-    return encode(y, source, low, high, parts[4], u, element, rounding, asym, settled, bounded)
+    if powers(settled, spec):
+        code = power_codes(x, parts[0], parts[1], element)
+    else:
+        bounded: tl.constexpr = fits(spec) if settled else bounds(spec, "codes")
+        y, low, high = steps_of(x, parts, settled, "codes", spec)
+        source = bits_of(x) if settled or spec.scale == "e8m0" else bits_of(y)  # steps: positive
+        code = encode(y, source, low, high, parts[4], u, element, rounding, asym, settled, bounded)
+    return code
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from blockscale.kernels.cuda.numerics import INTERPRETED, bits_of, widen
 
 @triton.jit
 def draw(x, at, seed, paired: tl.constexpr, tile: tl.constexpr):
-    """A number in [0, 1) for each element (section 2), or for the firsts and seconds of pairs.
+    """u * 2^24 for each element (section 2), or for the firsts and seconds of pairs.
 
     at: where elements lie, or pairs; tile.seeds: 1 if there is no offset
     """
@@ -87,5 +87,5 @@ def high_word(x):
 
 @triton.jit
 def unit(word):
-    """A random word -> [0, 1), a multiple of 2^-24."""
-    return (word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+    """A random word -> u * 2^24, float32."""
+    return (word >> 8).to(tl.int32).to(tl.float32)

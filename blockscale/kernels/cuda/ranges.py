@@ -5,22 +5,30 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import libdevice
 
+from blockscale.kernels.cuda.division import averages
 from blockscale.kernels.cuda.element import magnitude
-from blockscale.kernels.cuda.lanes import SIGNS, apart, largest_pattern, widened
-from blockscale.kernels.cuda.numerics import EXPONENT, bits_of, float_of, pow2, widen
-from blockscale.kernels.cuda.scale import (
-    averages,
-    choose_step,
-    narrow_scale,
-    numerator,
-    step_of,
-    zero_point,
+from blockscale.kernels.cuda.lanes import (
+    MAGNITUDES,
+    SIGNS,
+    apart,
+    greater,
+    joins,
+    largest_pattern,
+    read,
+    rounded_down,
+    spread_pairs,
+    widened,
 )
-from blockscale.kernels.cuda.tile import locate, reduced, spread
+from blockscale.kernels.cuda.numerics import EXPONENT, INTERPRETED, bits_of, float_of, pow2, widen
+from blockscale.kernels.cuda.scale import choose_step, narrow_scale, numerator, step_of, zero_point
+from blockscale.kernels.cuda.tile import reduced, spread
 
 SIGN: tl.constexpr = tl.constexpr(-0x80000000)
 ONE: tl.constexpr = tl.constexpr(0x00800000)  # of an exponent
+HIGH: tl.constexpr = tl.constexpr(0x52800000)  # the bits of 2^38
+LOW: tl.constexpr = tl.constexpr(0x4B000000)  # the bits of 2^23
 
 
 @triton.jit
@@ -123,51 +131,159 @@ def means(
     found: its `extremes`; finite: everything is, and its shift is a float32's exponent
     """
     paired: tl.constexpr = x.dtype == tl.int32
-    if paired:
-        one, two = apart(x, dtype)
-        one, two = tl.abs(one), tl.abs(two)
-    else:
-        one = tl.abs(widen(x))
-        two = one
-    count = mask.to(tl.int32)
-    count = count + count if paired else count
+    size = x & MAGNITUDES if paired else tl.abs(widen(x))
     top = found[2]
-    if not finite:
-        good, good_2 = mask & (bits_of(one) < EXPONENT), mask & (bits_of(two) < EXPONENT)
-        one, two = tl.where(good, one, 0.0), tl.where(good_2, two, 0.0)
-        count = good.to(tl.int32) + good_2.to(tl.int32) if paired else good.to(tl.int32)
-        top = reduced(bits_of(tl.maximum(one, two)), "largest", tile)
-    if finite and tile.kind == "row" and tile.even:
+    full: tl.constexpr = finite and tile.kind == "row" and tile.even
+    if full:
         count = tl.zeros_like(top) + (2 * tile.columns if paired else tile.columns)
+    elif finite:
+        count = reduced(mask.to(tl.int32), "total", tile) * (2 if paired else 1)
     else:
-        count = reduced(count, "total", tile)
+        size, good = without_infinity(size, mask, dtype)
+        count = counted(good, dtype, tile)
+        top = peak(size, "both", dtype, tile)
     power = tl.maximum(top >> 23, 1) - 127
-    whole, whole_2 = counted(one, 30 - power, finite, tile), counted(two, 30 - power, finite, tile)
-    mean = mean_of(reduced(whole + whole_2 if paired else whole, "total", tile), count, power)
-    if spec.statistic == "mean_above":  # their number above the 46 bits of their sum
-        least = spread(mean * 0.699999988079071044921875, tile)
-        whole = tl.where(one > least, whole + (1 << 46), 0)
-        whole_2 = tl.where(two > least, whole_2 + (1 << 46), 0)
-        both = reduced(whole + whole_2 if paired else whole, "total", tile)
-        mean = mean_of(both & ((1 << 46) - 1), both >> 46, power)
+    mean = mean_of(total(size, 30 - power, finite, dtype, tile), count, power, full)
+    if spec.statistic == "mean_above":
+        least = mean * 0.699999988079071044921875
+        if paired:
+            first, second = spread_pairs(rounded_down(least, dtype), tile)
+            limit = tl.broadcast_to(first | (second << 16), size.shape)
+            kept = greater(size, limit, dtype)
+            size, count = size & kept, counted(kept, dtype, tile)
+        else:
+            kept = tl.where(size > spread(least, tile), 1.0, 0.0)
+            size, count = size * kept, reduced(kept, "total", tile)
+        if coarse(dtype, finite, tile):
+            sums = coarse_total(size, 30 - power, tile)
+        else:
+            sums = total(size, 30 - power, finite, dtype, tile)
+        mean = mean_of(sums, count, power, False)
     return mean
 
 
 @triton.jit
-def counted(size, shift, finite: tl.constexpr, tile: tl.constexpr):
-    """Numbers times a power of two of each unit, without their fractions: int64."""
-    if finite:
-        size = size * spread(pow2(shift), tile)
+def without_infinity(size, mask, dtype: tl.constexpr):
+    """Magnitudes -> what is finite of them, and ones in the bits of what is and exists."""
+    if size.dtype == tl.int32:
+        one, two = apart(size, dtype)
+        good = tl.where(mask & (bits_of(one) < EXPONENT), 0xFFFF, 0)
+        good = good | tl.where(mask & (bits_of(two) < EXPONENT), -0x10000, 0)
+        size = size & good
     else:
-        half = shift >> 1  # two factors: 2^156 is not a float32
-        size = size * spread(pow2(half), tile) * spread(pow2(shift - half), tile)
-    return size.to(tl.int32).to(tl.int64)
+        good = tl.where(mask & (bits_of(size) < EXPONENT), -1, 0)
+        size = float_of(bits_of(size) & good)
+    return size, good
 
 
 @triton.jit
-def mean_of(sums, count, power):
-    """Sums of integers over their number, times 2^(power - 30)."""
-    quotient = tl.div_rn(sums.to(tl.float32), tl.maximum(count, 1).to(tl.float32))
+def counted(ones, dtype: tl.constexpr, tile: tl.constexpr):
+    """Ones in the bits of some numbers -> how many numbers of each unit, up to 2^15 of pairs."""
+    found = 0 - reduced(ones, "total", tile)
+    if dtype.primitive_bitwidth == 16 and tile.pairs:  # 2^16 seconds less 2^16 - 1 firsts
+        first = found & 0xFFFF
+        found = first + ((found - first) >> 16) + first
+    return found
+
+
+@triton.jit
+def total(size, shift, finite: tl.constexpr, dtype: tl.constexpr, tile: tl.constexpr):
+    """Magnitudes -> of each unit the sum, int64, of all times 2^shift without their fractions,
+    which are below 2^31: up to 2^15 of them."""
+    factor = pow2(shift)
+    if not finite:  # two factors: 2^156 is not a float32
+        factor = pow2(shift >> 1)
+    other = pow2(shift - (shift >> 1))
+    paired: tl.constexpr = size.dtype == tl.int32
+    padded: tl.constexpr = tile.rows * tile.columns * (2 if paired else 1) // units(tile)
+    if paired:
+        one, two = apart(size, dtype)
+        high, low = limbs(one, factor, other, finite, tile)
+        high_2, low_2 = limbs(two, factor, other, finite, tile)
+        high, low = high + high_2, low + low_2
+    else:
+        high, low = limbs(size, factor, other, finite, tile)
+    high, low = both_totals(high, low, tile)
+    high, low = high - wrapped(padded * HIGH), low - wrapped(padded * LOW)
+    return (high.to(tl.int64) << 15) + low
+
+
+@triton.jit
+def both_totals(high, low, tile: tl.constexpr):
+    """Of each unit the totals of two int32; where a unit is a row, threads meet once for both."""
+    if tile.kind == "row":
+        high, low = tl.split(tl.sum(tl.join(high, low), 1))
+    else:
+        high, low = reduced(high, "total", tile), reduced(low, "total", tile)
+    return high, low
+
+
+@triton.constexpr_function
+def coarse(dtype, finite, tile):
+    """Whether what is above 0.7 of a mean consists of multiples of 2^-22 of the largest number's
+    binade: in units of up to 2^14 the mean is at least 2^-14 of it, and a bfloat16 has 8 bits."""
+    paired = dtype == tl.bfloat16 and tile.pairs and tile.kind == "row"
+    return paired and finite and 4 <= tile.columns <= 2**13
+
+
+@triton.jit
+def coarse_total(size, shift, tile: tl.constexpr):
+    """As `total`, of pairs that are `coarse`: one sum rounds each to multiples of 2^8."""
+    factor = spread(pow2(shift), tile)
+    one, two = apart(size, tl.bfloat16)
+    if INTERPRETED:
+        whole = ((one * factor).to(tl.int32) >> 8) + ((two * factor).to(tl.int32) >> 8)
+    else:
+        factor = tl.broadcast_to(factor, size.shape)
+        start = tl.zeros_like(one) + 2147483648.0
+        whole = bits_of(tl.fma(one, factor, start)) + bits_of(tl.fma(two, factor, start))
+        whole = whole - wrapped(2 * 0x4F000000)  # the bits of 2^31
+    whole = tl.sum(tl.reshape(whole, [tile.rows, tile.columns // 4, 4]), 2)  # below 2^27
+    high, low = both_totals(whole >> 13, whole & 0x1FFF, tile)
+    return (high.to(tl.int64) << 21) + (low.to(tl.int64) << 8)
+
+
+@triton.constexpr_function
+def units(tile):
+    """How many of them a tile has."""
+    return {"row": tile.rows, "column": tile.columns}.get(tile.kind, tile.columns // tile.part)
+
+
+@triton.constexpr_function
+def wrapped(number):
+    """Its low 32 bits as an int32."""
+    return (int(number) + 2**31) % 2**32 - 2**31
+
+
+@triton.jit
+def limbs(size, factor, other, finite: tl.constexpr, tile: tl.constexpr):
+    """Integers below 2^31 of `total` -> HIGH + their bits from 15 on, LOW + those below: int32.
+
+    Sums rounded down: beside 2^38 neighbours are 2^15 apart, and from 2^23 on 1. What libdevice's
+    function flushes, subnormals, is less than 1.
+    """
+    factor = spread(factor, tile)
+    if not finite:
+        size, factor = size * factor, spread(other, tile)
+    if INTERPRETED:
+        whole = (size * factor).to(tl.int32)
+        high, low = (whole >> 15) + HIGH, (whole & 0x7FFF) + LOW
+    else:
+        factor = tl.broadcast_to(factor, size.shape)
+        above = libdevice.fma_rd(size, factor, tl.zeros_like(size) + 274877906944.0)  # 2^38
+        rest = 274886295552.0 - above  # and 2^23
+        high, low = bits_of(above), bits_of(libdevice.fma_rd(size, factor, rest))
+    return high, low
+
+
+@triton.jit
+def mean_of(sums, count, power, full: tl.constexpr):
+    """Sums of integers over their number, times 2^(power - 30). full: it is a power of two"""
+    sums, count = sums.to(tl.float32), tl.maximum(count, 1).to(tl.float32)
+    if full:
+        quotient = sums * float_of(0x7F000000 - bits_of(count))
+    else:
+        quotient = tl.div_rn(sums, count)
     return quotient * 9.313225746154785e-10 * pow2(power)
 
 
@@ -195,11 +311,12 @@ def largest_numerator(
     spec: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """The largest numerator of blocks that are not poisoned -> work int32 [1], its bits."""
-    start, j, mask, _, present = locate(tile, numbers, 1)
-    x = tl.load(x_at + start[:, None] + j[None, :], mask=mask, other=0.0)
-    found = extremes(x, x.dtype, spec, tile)
+    dtype: tl.constexpr = x_at.dtype.element_ty
+    counted: tl.constexpr = tile.halved if joins(dtype, tile) else tile
+    x, _, _, mask, _, present = read(x_at, numbers, tile)
+    found = extremes(x, dtype, spec, counted)
     finite: tl.constexpr = spec.poisons and not averages(spec)  # others are left out
-    low, high = ranges(x, found, mask, finite, x.dtype, spec, tile)
+    low, high = ranges(x, found, mask, finite, dtype, spec, counted)
     if spec.poisons:
         present = present & (found[2] < EXPONENT)
     a = tl.where(present, numerator(low, high, spec), 0.0)
@@ -215,11 +332,12 @@ def merge_extremes(
 
     Its rows: the bits of the largest number, of the smallest negated, of the largest magnitude.
     """
-    start, j, mask, index, present = locate(tile, numbers, 1)
-    x = tl.load(x_at + start[:, None] + j[None, :], mask=mask, other=0.0)
-    high, low, top = extremes(x, x.dtype, spec, tile)
+    dtype: tl.constexpr = x_at.dtype.element_ty
+    counted: tl.constexpr = tile.halved if joins(dtype, tile) else tile
+    x, _, _, _, index, present = read(x_at, numbers, tile)
+    high, low, top = extremes(x, dtype, spec, counted)
     if tl.max(top) >= EXPONENT:
-        high, low = finite_extremes(x, x.dtype, spec, tile)
+        high, low = finite_extremes(x, dtype, spec, counted)
     at = work + index
     tl.atomic_max(at, high, mask=present, sem="relaxed")
     if spec.statistic == "range":
@@ -238,7 +356,7 @@ def finish(work, scale, zero, count, spec: tl.constexpr, columns: tl.constexpr):
     poisoned = high < 0.0
     if spec.poisons:
         poisoned = tl.load(work + 2 * count + index, mask=present, other=0) >= EXPONENT
-    stored = choose_step(low, high, poisoned, 1.0, spec)
+    stored = choose_step(low, high, poisoned, 1.0, False, spec)
     tl.store(scale + index, narrow_scale(stored, scale.dtype.element_ty), mask=present)
     if spec.asym:
         offset = zero_point(low, step_of(stored, 1.0, spec), spec)

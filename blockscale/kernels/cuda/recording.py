@@ -6,120 +6,27 @@ in one piece of memory. It comes as it is, also where torch would fill it to fin
 (torch.utils.deterministic): nothing may be read of it that was not written.
 """
 
-from copy import copy
+import math
+import weakref
 from dataclasses import dataclass
-from functools import partial
-from inspect import getclosurevars, isfunction
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from blockscale.kernels.cuda.direct import watch
+from blockscale.kernels.cuda.relaunch import Launch
 
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 _REPEATED = {  # operations that depend on nothing but their arguments
     *("zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones"),
     *("_to_copy", "clone", "copy_", "mul", "index_select", "mm", "addmm", "_scaled_mm"),
 }
+_SHORTER = {"clone": torch.clone, "zeros": torch.zeros}  # the same, in half the time
 _PRODUCTS = ("mm", "addmm")  # in float32 they ask how precise they are to be
 _ALIGNED = 512  # bytes, as torch's allocator has it
-_MOST = 4096  # descriptors of tensors that a launch remembers
-_STREAM = 3  # its place among a launcher's arguments
-_KNOWN = ("3.6",)  # versions of Triton whose launcher need not be asked
-
-
-class _At:
-    """A pointer, where a launcher expects a tensor."""
-
-    __slots__ = ("at",)
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def data_ptr(self) -> int:
-        return self.at
-
-
-class Launch:
-    """A compiled kernel with its grid and arguments, but for the stream and pointers."""
-
-    reads: frozenset[int] = frozenset()  # slots that it needs as tensors: only their addresses
-
-    def __init__(self, compiled: Any, grid: tuple[int, ...]) -> None:
-        self.compiled = compiled  # without it Triton may unload what `run` starts
-        self.run, before, self.maps = _way(compiled)
-        self.arguments: list[Any] = [*grid, *before]
-        self.pointers: list[tuple[int, int, int]] = []  # place, slot, bytes on from there
-        self.descriptors: list[tuple[int, int, int, Any, Any]] = []  # and one like it, and its map
-        self.known: dict[tuple[int, int], Any] = {}
-
-    def takes(self, argument: Any, number: int, place: tuple[int, int] | None) -> None:
-        """The kernel's next argument; place: of a tensor or what describes one, slot and beyond."""
-        at = len(self.arguments)
-        self.arguments.append(argument if place is None else None)
-        if place is None:
-            return
-        if not hasattr(argument, "block_shape"):
-            self.pointers.append((at, *place))
-            return
-        make = self.maps.get(number)
-        self.arguments += make(argument)[1:] if make else ()
-        like = copy(argument)
-        like.base = None  # not to keep its memory
-        self.descriptors.append((at, *place, like, make))
-
-    def __call__(self, at: list[int], tensors: list[Any], stream: int) -> None:
-        """Start it. at: the address of each slot."""
-        del tensors
-        arguments = self.arguments.copy()
-        arguments[_STREAM] = stream
-        for place, slot, beyond in self.pointers:
-            arguments[place] = at[slot] + beyond
-        for place, slot, beyond, like, make in self.descriptors:
-            found = self.known.get((place, at[slot]))
-            arguments[place] = found or self._moved(place, at[slot], beyond, like, make)
-        self.run(*arguments)
-
-    def _moved(self, place: int, start: int, beyond: int, like: Any, make: Any) -> Any:
-        """A descriptor like another, of memory elsewhere."""
-        if len(self.known) >= _MOST:
-            self.known.clear()
-        found = copy(like)
-        found.base = _At(start + beyond)
-        if make:
-            found = make(found)[0]
-        self.known[place, start] = found
-        return found
-
-
-def _way(compiled: Any) -> tuple[Any, list[Any], dict[int, Any]]:
-    """What starts a compiled kernel, its arguments before the kernel's own, and what makes a tensor
-    map and its shape of each descriptor, by the argument's number.
-
-    That is Triton's launcher. In the versions that are known it only adds scratch memory, of which
-    our kernels take none, and makes the maps at each call before it calls the C function that takes
-    all of it: there it is that function.
-    """
-    launcher = compiled.run
-    function, metadata, no_hooks = compiled.function, compiled.packed_metadata, (None, None, None)
-    version = ".".join(triton.__version__.split(".")[:2])
-    plain = version in _KNOWN and type(launcher).__name__ == "CudaLauncher"
-    if not plain or launcher.global_scratch_size or launcher.profile_scratch_size:
-        return launcher, [None, function, metadata, *no_hooks], {}
-    flags = launcher.launch_cooperative_grid, launcher.launch_pdl
-    before = [None, function, *flags, None, None, metadata, *no_hooks]
-    if not isfunction(launcher.launch):
-        return launcher.launch, before, {}
-    from triton.backends.nvidia.driver import make_tensordesc_arg
-
-    inside = getclosurevars(launcher.launch).nonlocals  # of wrap_handle_tensordesc
-    numbers, of = sorted(inside["tensordesc_indices"]), inside["tensordesc_meta"]
-    makes = [partial(make_tensordesc_arg, metadata=each) for each in of]
-    return inside["launcher"], before, dict(zip(numbers, makes, strict=True))
 
 
 @dataclass(frozen=True)
@@ -170,6 +77,13 @@ class Memory:
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     @property
+    def compact(self) -> bool:
+        """Whether its elements lie side by side, in order."""
+        apart = [math.prod(self.shape[i:]) for i in range(1, len(self.shape) + 1)]
+        each = zip(self.shape, self.stride, apart, strict=True)
+        return all(n == 1 or stride == after for n, stride, after in each)
+
+    @property
     def nbytes(self) -> int:
         """From its first element to its last."""
         last = sum((n - 1) * stride for n, stride in zip(self.shape, self.stride, strict=True))
@@ -200,6 +114,34 @@ class View:
         return {self.whole}
 
 
+@dataclass
+class Take:
+    """A new tensor, for operations of torch's own."""
+
+    out: int
+    memory: Memory
+
+    def __call__(self, at: list[int], tensors: list[Any], stream: int) -> None:
+        """Take memory."""
+        del stream
+        memory = self.memory
+        found = tensors[self.out] = take(memory.shape, memory.stride, memory.dtype)
+        at[self.out] = found.data_ptr()
+
+
+@dataclass
+class Drop:
+    """Tensors that nothing needs any more: what comes next may have their memory."""
+
+    slots: list[int]
+
+    def __call__(self, at: list[int], tensors: list[Any], stream: int) -> None:
+        """Give it back."""
+        del at, stream
+        for slot in self.slots:
+            tensors[slot] = None
+
+
 Step = Launch | Repeat | View
 
 
@@ -207,16 +149,15 @@ Step = Launch | Repeat | View
 class Recording:
     """A call to be repeated. Slots: the tensors of its arguments come first.
 
-    made: slots that are new tensors; lent: slots in one piece of memory of `scratch` bytes, which
-    only kernels see, and where there. result: slots; alone: whether it is one tensor, no list.
+    lent: slots in one piece of memory of `scratch` bytes, which only kernels see, and where there.
+    result: slots; alone: whether it is one tensor, no list.
     """
 
     device: int
     slots: int
-    made: list[tuple[int, Memory]]
     lent: list[tuple[int, int]]
     scratch: int
-    steps: list[Step]
+    steps: list[Step | Take | Drop]
     result: list[int]
     alone: bool
 
@@ -228,9 +169,6 @@ class Recording:
         new = self.slots - len(at)
         at += [0] * new
         tensors: list[Any] = [*given, *[None] * new]
-        for slot, memory in self.made:
-            found = tensors[slot] = take(memory.shape, memory.stride, memory.dtype)
-            at[slot] = found.data_ptr()
         if self.scratch:
             held = take((self.scratch,), (1,), torch.uint8)
             start = held.data_ptr()
@@ -265,12 +203,14 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.why: str | None = None
         self.given = len(given)
-        self.kept: list[Tensor] = []  # as long as they are there, so are their identities
-        self.number: dict[int, int] = {}
-        self.place: list[
-            tuple[int, int]
-        ] = []  # of each slot: the one whose memory it has, bytes on
+        self.alive: dict[int, weakref.ref[Tensor]] = {}  # slots' tensors that have not gone
+        self.number: dict[int, int] = {}  # by identity, of those
+        self.memory: list[Memory] = []
+        # of each slot: its address, the slot whose memory it has, and bytes on from there
+        self.address: list[int] = []
+        self.place: list[tuple[int, int]] = []
         self.made: dict[int, Memory] = {}
+        self.born: dict[int, int] = {}  # before which step
         self.steps: list[Step] = []
         for each in given:
             self._add(each, None)
@@ -279,12 +219,21 @@ class Recorder(TorchDispatchMode):
             self.why = "an empty tensor"
 
     def _add(self, tensor: Tensor, within: int | None) -> int:
-        number = self.number[id(tensor)] = len(self.kept)
-        self.kept.append(tensor)
+        number, known = len(self.memory), id(tensor)
+
+        def gone(_: Any) -> None:
+            """Another tensor may have this one's identity now."""
+            if self.number.get(known) == number:
+                del self.number[known]
+
+        self.number[known] = number
+        self.alive[number] = weakref.ref(tensor, gone)
+        self.memory.append(Memory.of(tensor))
+        self.address.append(tensor.data_ptr())
         place = (number, 0)
         if within is not None:
             root, beyond = self.place[within]
-            place = root, beyond + tensor.data_ptr() - self.kept[within].data_ptr()
+            place = root, beyond + tensor.data_ptr() - self.address[within]
         self.place.append(place)
         return number
 
@@ -304,15 +253,16 @@ class Recorder(TorchDispatchMode):
             return
         if name in _EMPTY:
             number = self._add(out, None)
-            self.made[number] = Memory.of(out)
+            self.made[number], self.born[number] = Memory.of(out), len(self.steps)
             return
         start = out.untyped_storage().data_ptr()
         of = [each for each in read if each.untyped_storage().data_ptr() == start]
         if of and not func._schema.is_mutable:
             number = self._add(out, self.number[id(of[0])])
             root, beyond = self.place[number]
-            whole = self.kept[root]
-            if out.itemsize != whole.itemsize and not (whole.ndim and whole.is_contiguous()):
+            whole = self.memory[root]
+            other = out.dtype.itemsize != whole.dtype.itemsize
+            if other and not (whole.shape and whole.compact):
                 self.why = self.why or f"{func} of memory in another order"
             self.steps.append(View(root, beyond, Memory.of(out), number))
             return
@@ -324,7 +274,7 @@ class Recorder(TorchDispatchMode):
         if number < 0:
             number = self._add(out, self.number[id(of[0])] if of else None)
         arguments, named = tree_map_only(Tensor, self._slot, (args, kwargs))
-        self.steps.append(Repeat(func, arguments, named, number))
+        self.steps.append(Repeat(_SHORTER.get(name, func), arguments, named, number))
 
     def _slot(self, tensor: Tensor) -> _Slot:
         return _Slot(self.number[id(tensor)])
@@ -353,45 +303,82 @@ class Recorder(TorchDispatchMode):
 
     def recording(self, result: Any, device: int) -> Recording | str:
         """What was seen, or why it cannot be repeated."""
-        if self.starts != sum(type(step) is Launch for step in self.steps):
+        if self.starts != sum(isinstance(step, Launch) for step in self.steps):
             self.why = self.why or "a launch that went past `direct`"
         results = result if isinstance(result, list) else [result]
         numbers = [self.number.get(id(each), -1) for each in results]
         if self.why or any(n < 0 or self.place[n][0] < self.given for n in numbers):
             return self.why or "the result is not of the call's own making"
         numbers = [self._whole(n, numbers) for n in numbers]
-        steps, needed = self._needed(numbers)
-        made = [(n, memory) for n, memory in self.made.items() if n in needed]
-        lent, scratch = [], 0
-        for n, memory in self.made.items():
-            if n not in needed:
-                lent.append((n, scratch))
-                scratch += -(-memory.nbytes // _ALIGNED) * _ALIGNED
+        needed = self._needed(numbers)
+        last = self._last(numbers, needed)
+        lent, scratch = self._lent(needed, last)
         alone = not isinstance(result, list)
-        return Recording(device, len(self.kept), made, lent, scratch, steps, numbers, alone)
+        steps = self._steps(needed, last)
+        return Recording(device, len(self.memory), lent, scratch, steps, numbers, alone)
 
     def _whole(self, number: int, results: list[int]) -> int:
         """A result's slot, or what it is a view of, where that may as well be new in its shape:
         where it is all of it, and nothing else needs it but kernels."""
         root, beyond = self.place[number]
-        tensor, whole = self.kept[number], self.kept[root]
-        same = not beyond and tensor.dtype is whole.dtype and tensor.numel() == whole.numel()
-        if root not in self.made or not (same and tensor.is_contiguous() and whole.is_contiguous()):
+        memory, whole = self.memory[number], self.memory[root]
+        same = not beyond and memory.dtype is whole.dtype and memory.nbytes == whole.nbytes
+        if root not in self.made or not (same and memory.compact and whole.compact):
             return number
         # views look at its memory alone, whatever its shape
-        read = any(type(step) is Repeat and root in step.reads for step in self.steps)
+        read = any(isinstance(step, Repeat) and root in step.reads for step in self.steps)
         if read or any(self.place[n][0] == root for n in results if n != number):
             return number
-        self.made[root] = Memory.of(tensor)
+        self.made[root] = memory
         return root
 
-    def _needed(self, numbers: list[int]) -> tuple[list[Step], set[int]]:
-        """The steps without views that only launches read, and the slots needed as tensors."""
-        needed: set[int] = set(numbers)
-        steps: list[Step] = []
+    def _needed(self, numbers: list[int]) -> set[int]:
+        """The slots needed as tensors: of results, and of what torch does with them."""
+        needed = set(numbers)
         for step in reversed(self.steps):
-            if type(step) is View and step.out not in needed:
+            if not isinstance(step, View) or step.out in needed:
+                needed |= step.reads
+        return needed
+
+    def _last(self, numbers: list[int], needed: set[int]) -> dict[int, int]:
+        """The last step that needs each slot's memory; results are needed after all of them."""
+        last: dict[int, int] = {}
+        for i, step in enumerate(self.steps):
+            if isinstance(step, Launch):
+                used = {each[1] for each in (*step.pointers, *step.descriptors)}
+            elif isinstance(step, Repeat) or step.out in needed:
+                used = {step.out, *step.reads}
+            else:
                 continue
-            needed |= step.reads
-            steps.append(step)
-        return steps[::-1], needed
+            last |= {self.place[n][0]: i for n in used}
+        return last | {self.place[n][0]: len(self.steps) for n in numbers}
+
+    def _lent(self, needed: set[int], last: dict[int, int]) -> tuple[list[tuple[int, int]], int]:
+        """Where memory that only kernels see lies in one piece, and how much that is."""
+        found: list[tuple[int, int, int, int]] = []  # where, size, last step, slot
+        for n, memory in self.made.items():
+            if n in needed:
+                continue
+            at, size = 0, -(-memory.nbytes // _ALIGNED) * _ALIGNED
+            for other, much, until, _ in sorted(found):
+                if until >= self.born[n] and at + size > other:
+                    at = max(at, other + much)
+            found.append((at, size, last.get(n, -1), n))
+        scratch = max((at + size for at, size, *_ in found), default=0)
+        return [(n, at) for at, _, _, n in found], scratch
+
+    def _steps(self, needed: set[int], last: dict[int, int]) -> list[Step | Take | Drop]:
+        """What there is to do: without views that only kernels read."""
+        steps: list[Step | Take | Drop] = []
+        there: set[int] = set()  # tensors that are not the caller's
+        for i, step in enumerate(self.steps):
+            new = [n for n in self.made if n in needed and self.born[n] == i]
+            steps += [Take(n, self.made[n]) for n in new]
+            there |= {*new}
+            if not isinstance(step, View) or step.out in needed:
+                steps.append(step)
+                there |= set() if isinstance(step, Launch) else {step.out}
+            over = [n for n in there if last[self.place[n][0]] == i]
+            steps += [Drop(over)] if over else []
+        new = [n for n in self.made if n in needed and self.born[n] == len(self.steps)]
+        return [*steps, *(Take(n, self.made[n]) for n in new)]

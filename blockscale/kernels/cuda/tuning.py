@@ -30,30 +30,39 @@ PACKED = Setting(4096, 4)  # the same, where codes of less than a byte are writt
 PACKED_LEAN = Setting(4096, 4, registers=64)
 ACROSS = Setting(4096, 2)  # several rows in a unit: each thread holds whole columns
 PACKED_ACROSS = Setting(8192, 4)
-LEAN_ACROSS = Setting(2048, 1)  # a warp has all rows: nothing waits for another
+LEAN_ACROSS = Setting(2048, 1, registers=128)  # a warp has all rows: nothing waits for another
+PACKED_LEAN_ACROSS = Setting(2048, 1)
 MERGED = Setting(8192, 4, unit=8192)  # one atomic operation a unit
 # elements of one block up to: warps; and if it is lean warps and registers, of which 16 warps of 32
 # leave room for three other programs: where the block is part of a row, or has several
 LARGE = ((2048, 2, 2, 0), (4096, 8, 8, 32), (16384, 16, 16, 32), (32768, 32, 32, 32))
 LARGE_ACROSS = ((4096, 4, 4, 0), (8192, 4, 4, 0), (16384, 8, 16, 64), (32768, 16, 16, 0))
+# warps and registers for blocks of 4097 to 16384 elements where the compiler would take so many
+# registers that one program has a multiprocessor to itself
+HEAVY = {"signs": (16, 64), "means": (8, 128), "powers": (16, 64), "tile": (16, 64)}
 
 
 def setting(
-    at: Layout, *, given: bool, merged: bool, packed: bool = False, lean: bool = False
-) -> Setting:
+    at: Layout, *, given: bool, merged: bool, packed: bool = False, lean: bool = False,
+    heavy: str = "",
+) -> Setting:  # fmt: skip
     """What to launch with. given: units may be parts of blocks; merged: by atomic operations;
-    packed: codes of less than a byte are written; lean: numbers of 16 bits become codes."""
+    packed: codes of less than a byte are written; lean: numbers of 16 bits become codes; heavy:
+    one of HEAVY, or ""."""
     if interpreting():
         return INTERPRETED
     if merged and (given or at.bm * at.bk <= MERGED.elements):
         return MERGED
     block, across = at.bm * at.bk, at.bm > 1
     if not given and block > ALONG.elements:
+        if heavy and 4096 < block <= 16384:
+            warps, registers = HEAVY[heavy]
+            return Setting(block, warps, registers=registers)
         table = LARGE_ACROSS if across else LARGE
         row = next((each[1:] for each in table if block <= each[0]), (32, 32, 0))
         return Setting(block, row[1], registers=row[2]) if lean else Setting(block, row[0])
     if across and lean:
-        return LEAN_ACROSS
+        return PACKED_LEAN_ACROSS if packed else LEAN_ACROSS
     if packed:
         return PACKED_ACROSS if across else PACKED_LEAN if lean else PACKED
     return ACROSS if across else ALONG

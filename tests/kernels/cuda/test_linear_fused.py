@@ -102,10 +102,11 @@ def test_what_is_left_of_the_last_wave(bias):
 
 
 def test_which_weights():
-    """4 and 8 bits in blocks of 32 codes or more, rows that begin at multiples of 16 bytes."""
+    """Which blocks, at how many rows; and rows of codes that begin at multiples of 16 bytes."""
     for name, rows, expected in (
         ("mxfp4", 256, True), ("int8_channel", 256, True), ("nvfp4", 256, True),
-        ("int4", 128, True), ("int4", 256, False),  # two sets of sums
+        ("int4", 128, True), ("int4", 192, False), ("mxfp4", 192, False),
+        ("int4:group64:fp32", 192, True),
         ("int4:group32:fp32", 128, True), ("int8:group32:fp32", 128, True),
         ("int4:group16:fp32", 128, False), ("int4:group32:fp32", 8, False),
         ("ternary", 128, True), ("ternary", 256, False), ("binary", 128, False),
@@ -160,6 +161,18 @@ def test_shared_memory():
                 step = rows * r.planes * 32 + outputs * 64
                 assert t.stages >= 3
                 assert t.stages * step <= 227 * 1024
+
+
+def test_two_steps_fit():
+    """A step is opened before the one before it is done with: alone it would wait for ever."""
+    for name in ("int4", "mxfp4", "mxfp8", "mxfp6", "int2", "ternary", "binary"):
+        r = reading(str(parse(name)), 1024)
+        for rows in (16, 64, 128, 192, 256):
+            for shared in range(6):
+                tile = Tile(rows, 64, 16, 4, shared)
+                if takes(r, tile):
+                    assert work(r, tile, 0, 0).stages >= 2
+    assert not takes(reading(str(parse("ternary")), 1024), Tile(128, 64, 16, 4, 2))
 
 
 def test_choices():

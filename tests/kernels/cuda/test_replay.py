@@ -4,6 +4,7 @@ stands in for compiled kernels that are given addresses."""
 import ast
 import ctypes
 import gc
+import random
 import threading
 import weakref
 from collections.abc import Callable
@@ -383,12 +384,88 @@ def test_operations_of_torch_are_repeated(cuda: Callable[..., Any]) -> None:
         z = torch.zeros_like(y).copy_(y[:, :1].expand(6, 4))
         halves = torch.empty(8, dtype=torch.bfloat16).copy_(z[0, 0].expand(8))
         bits = w[1:, 2:].view(torch.int16).t().to(torch.float32)
-        both = torch.empty(8, dtype=torch.bfloat16).copy_(z[0, 1].expand(8))
+        both = torch.empty(8, dtype=torch.bfloat16).copy_(z[0, 1].expand(8).contiguous())
+        zeros = torch.zeros([2, 3], dtype=torch.int32, device=x.device)
         views = [halves[4:], halves.view(2, 4)[:1], both.view(2, 4), both.view(4, 2)]
-        return [y.reshape(2, 3, 4), z, bits, *views]
+        return [y.reshape(2, 3, 4), z, bits, zeros, *views]
 
     calls = [(torch.randn(2, 3, 8).bfloat16(), torch.randn(4, 8).bfloat16()) for _ in range(2)]
     assert check(Replayed(run), *calls) == "Recording"
+
+
+def test_memory_is_given_back_as_in_the_call_itself(
+    cuda: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces of a large weight, one after another, take no more than two at once."""
+    from blockscale.kernels.cuda import recording
+    from blockscale.kernels.cuda.replay import Replayed
+
+    def run(x: Tensor) -> Tensor:
+        y = x.new_empty(x.shape)
+        for i in range(8):
+            piece = torch.empty(64, 64, dtype=torch.bfloat16).copy_(x[i].expand(64, 64))
+            torch.mm(piece, piece.t(), out=y[i].expand(64, 64).clone()).view(-1)
+            y[i : i + 1].copy_(piece[0])
+        return y
+
+    taken, take, held, most = [], recording.take, set(), [0]
+
+    def watched(*arguments: Any) -> Tensor:
+        found = take(*arguments)
+        taken.append(found.shape)
+        held.add(id(found))
+        weakref.finalize(found, held.discard, id(found))
+        most[0] = max(most[0], len(held))
+        return found
+
+    monkeypatch.setattr(recording, "take", watched)
+    calls = [(torch.randn(8, 64).bfloat16(),) for _ in range(2)]
+    assert check(Replayed(run), *calls) == "Recording"
+    assert len(taken) == 9
+    assert most == [2]  # the result, and a piece
+
+
+def test_memory_is_given_back_while_it_is_recorded(cuda: Callable[..., Any]) -> None:
+    """Otherwise that one call would take more than there is."""
+    from blockscale.kernels.cuda.replay import Replayed
+
+    alive: set[int] = set()
+    most = []
+
+    def run(x: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        for i in range(8):
+            piece = x.new_empty(64, 64).copy_(x[i].expand(64, 64))
+            alive.add(i)
+            weakref.finalize(piece, alive.discard, i)
+            most.append(len(alive))
+            y[i : i + 1].copy_(piece[0])
+            del piece
+        return y
+
+    assert check(Replayed(run), (torch.randn(8, 64),), (torch.randn(8, 64),)) == "Recording"
+    assert max(most) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_needed_at_once_lies_apart(seed: int) -> None:
+    from blockscale.kernels.cuda.recording import Memory, Recorder
+
+    some = random.Random(seed)
+    recorder, last = Recorder([]), {}
+    for n in range(12):
+        recorder.made[n] = Memory((some.randrange(1, 3000),), (1,), torch.uint8)
+        recorder.born[n] = n // 2
+        last[n] = n // 2 + some.randrange(4)
+    lent, scratch = recorder._lent({3}, last)
+    assert [n for n, _ in lent] == [n for n in range(12) if n != 3]
+    assert all(at % 512 == 0 and at + recorder.made[n].nbytes <= scratch for n, at in lent)
+    for n, at in lent:
+        for m, other in lent:
+            if n < m and recorder.born[m] <= last[n]:
+                apart = at + recorder.made[n].nbytes <= other
+                assert apart or other + recorder.made[m].nbytes <= at
+    assert scratch < sum(-(-each.nbytes // 512) * 512 for each in recorder.made.values())
 
 
 def test_recordings_keep_no_memory(cuda: Callable[..., Any]) -> None:

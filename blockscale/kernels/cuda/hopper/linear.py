@@ -9,7 +9,11 @@ Arguments are named as in operands.py.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 from blockscale.kernels.cuda.hopper.few import of_blocks
 from blockscale.kernels.cuda.hopper.linear_six import by_six
@@ -98,10 +102,15 @@ def one_step(
 ):  # fmt: skip
     """A step added to `part`, or in its place unless `more`; and what the next begins with."""
     if T.halves == 2:
+        if OUT < T.outputs:
+            OWN: gl.constexpr = FROM // OUT
+            mbarrier.wait(ring[4].index(OWN), (step & 1) ^ (1 - OWN))
         token = warpgroup_mma(left, right_of(ring, step, 0, T), part, use_acc=more, is_async=True)
         back = turn(held, 1, T, OUT)
         token = warpgroup_mma(back, right_of(ring, step, 1, T), token, is_async=True)
         token, left = warpgroup_mma_wait(1, deps=(token, left))
+        if OUT < T.outputs:  # half a product apart: else all would scale at once
+            mbarrier.arrive(ring[4].index(1 - FROM // OUT), count=1)
     else:
         token = warpgroup_mma(left, right_of(ring, step, 0, T), part, use_acc=more, is_async=True)
     held, stored = opened(ring, side, gl.minimum(step + 1, steps - 1), stored, T, FROM, OUT)
@@ -135,62 +144,51 @@ def by_blocks(
 
 
 @gluon.jit
-def shared(given, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr):
-    """The warps that multiply OUT outputs from FROM on, from the first step to what is written."""
-    if T.slots:
-        ends, rows, n, pm, pn = given[2], given[3], given[4], given[5], given[6]
-        base = pn * T.outputs + FROM
-        found = by_slots(given, base, T, FROM, OUT)
-        own = gl.arange(0, OUT, layout=gl.SliceLayout(1, found[0].type.layout))
-        own = gl.minimum(base + own, n - 1).to(gl.int64)
-        PARTS: gl.constexpr = T.parts
-        for i in gl.static_range(PARTS):
-            sums = found[i] * T.reading.lift
-            if ends[0] is not None:
-                sums *= gl.load(ends[0] + own * ends[1])[:, None]
-            written(sums, ends, rows, n, pm * T.rows + i * T.part, i * T.part, base, T, FROM)
-    elif T.six:
-        ends, rows, n, pm, pn = given[2], given[3], given[4], given[5], given[6]
-        base = pn * T.outputs + FROM
-        sums = by_six(given, base, T, OUT) * T.reading.lift
-        if ends[0] is not None:
-            own = gl.arange(0, OUT, layout=gl.SliceLayout(1, sums.type.layout))
-            own = gl.minimum(base + own, n - 1).to(gl.int64)
-            sums *= gl.load(ends[0] + own * ends[1])[:, None]
-        written(sums, ends, rows, n, pm * T.rows, 0, base, T, FROM)
-    else:
-        sums_of(given, T, FROM, OUT)
-
-
-@gluon.jit
-def sums_of(given, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr):
-    """The warps that multiply OUT outputs from FROM on, from the first step to what is written."""
-    ring, scales, ends, rows, n, pm, pn, first, steps, _ = given
+def by_planes(given, base, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr):
+    """Sums of the outputs from `base` on, of codes that are read plane by plane."""
+    ring, scales, _, _, n, _, _, first, steps, _ = given
     scale, zero, scale_stride, count = scales
     MMA: gl.constexpr = product(T, OUT)
     R: gl.constexpr = T.reading
     BM: gl.constexpr = T.rows
-    base = pn * T.outputs + FROM
     own = base + gl.arange(0, OUT, layout=gl.SliceLayout(1, stored_layout(T, OUT)))
     at_s = of_blocks(gl.minimum(own, n - 1).to(gl.int64), R) * scale_stride
     own = base + gl.arange(0, OUT, layout=gl.SliceLayout(1, left_operand(T, OUT)))
     at_z = of_blocks(gl.minimum(own, n - 1).to(gl.int64), R) * scale_stride
-    own = gl.minimum(base + gl.arange(0, OUT, layout=gl.SliceLayout(1, MMA)), n - 1).to(gl.int64)
     side = (scale, at_s, zero, at_z, first, count)
     held, stored = opened(ring, side, 0, stored_at(side, 0, T, OUT), T, FROM, OUT)
     left = turn(held, 0, T, OUT)
     sums = gl.zeros([OUT, BM], gl.float32, MMA)
     if T.block > 0:
-        at_b = of_blocks(own, R) * scale_stride
+        own = base + gl.arange(0, OUT, layout=gl.SliceLayout(1, MMA))
+        at_b = of_blocks(gl.minimum(own, n - 1).to(gl.int64), R) * scale_stride
         sums = by_blocks(ring, side, at_b, held, stored, left, sums, steps, T, FROM, OUT)
     elif T.halves == 2:
         sums = by_halves(ring, side, held, stored, left, sums, steps, T, FROM, OUT)
     else:
         sums = by_steps(ring, side, stored, left, sums, steps, T, FROM, OUT)
-    sums *= T.reading.lift
-    if ends[0] is not None:
-        sums *= gl.load(ends[0] + own * ends[1])[:, None]
-    written(sums, ends, rows, n, pm * BM, 0, base, T, FROM)
+    return sums
+
+
+@gluon.jit
+def sums_of(given, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr):
+    """The warps that multiply OUT outputs from FROM on, from the first step to what is written."""
+    ends, rows, n, pm, pn = given[2], given[3], given[4], given[5], given[6]
+    base = pn * T.outputs + FROM
+    if T.slots:
+        found = by_slots(given, base, T, FROM, OUT)
+    elif T.six:
+        found = (by_six(given, base, T, OUT),)
+    else:
+        found = (by_planes(given, base, T, FROM, OUT),)
+    own = base + gl.arange(0, OUT, layout=gl.SliceLayout(1, product(T, OUT)))
+    own = gl.minimum(own, n - 1).to(gl.int64)
+    PARTS: gl.constexpr = T.parts
+    for i in gl.static_range(PARTS):
+        sums = found[i] * T.reading.lift
+        if ends[0] is not None:
+            sums *= gl.load(ends[0] + own * ends[1])[:, None]
+        written(sums, ends, rows, n, pm * T.rows + i * T.part, i * T.part, base, T, FROM)
 
 
 @gluon.jit
@@ -273,9 +271,9 @@ def multiply(
              (w_at, word_stride, words))  # fmt: skip
     source = (x_at, w_at, ring, pm, pn, first, steps)
     if T.shares == 1:
-        gl.warp_specialize([(shared, (given, T, 0, OUT)), (copies, (source, T))], [1], [24])
+        gl.warp_specialize([(sums_of, (given, T, 0, OUT)), (copies, (source, T))], [1], [24])
     else:
         gl.warp_specialize(
-            [(shared, (given, T, 0, OUT)), (shared, (given, T, OUT, OUT)), (copies, (source, T))],
+            [(sums_of, (given, T, 0, OUT)), (sums_of, (given, T, OUT, OUT)), (copies, (source, T))],
             [4, 1], [240, 24],
         )  # fmt: skip

@@ -2,7 +2,7 @@
 
 Arguments that go together are tuples:
 ring: tiles of x [stages, rows, 16 * planes] and of words [stages, outputs, 16] in shared memory,
-    barriers of stages that are full and that are empty. The words of 6-bit codes are not there
+    barriers of stages that are full and that are empty, and of two groups of warps that take turns
 side: scales, where each output's are, zero points, where each output's are, the first step, the
     number of scales of a row
 T: linear_work.Work; FROM, OUT: which of the tile's outputs a group of warps has, and how many
@@ -59,11 +59,14 @@ def ring_of(x_at, w_at, T: gl.constexpr):
         w_tiles = gl.allocate_shared_memory(gl.int32, [STAGES, T.outputs, WORDS], w_at.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=T.shares)
+    for i in gl.static_range(2):
+        mbarrier.init(turns.index(i), count=1)
     fence_async_shared()
-    return x_tiles, w_tiles, full, empty
+    return x_tiles, w_tiles, full, empty, turns
 
 
 @gluon.jit

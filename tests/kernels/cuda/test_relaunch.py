@@ -8,8 +8,8 @@ import torch
 import triton
 from triton.backends.nvidia import driver
 
-from blockscale.kernels.cuda import recording
-from blockscale.kernels.cuda.recording import Launch
+from blockscale.kernels.cuda import relaunch
+from blockscale.kernels.cuda.relaunch import Launch
 
 pytestmark = pytest.mark.skipif(
     not triton.__version__.startswith("3.6."), reason="about Triton 3.6, not another"
@@ -118,7 +118,7 @@ def test_scratch_memory_is_left_to_the_launcher() -> None:
 def test_descriptors_are_bounded(
     maps: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording, "_MOST", 3)
+    monkeypatch.setattr(relaunch, "_MOST", 3)
     launcher = CudaLauncher({0: "tensordesc<bf16[8, 64]>"}, [META])
     step = recorded(launcher, (described(torch.zeros(8, 64).bfloat16()),), {0: (0, 0)})
     for at in range(16, 160, 16):

@@ -1,0 +1,102 @@
+"""A compiled kernel started again, with other addresses in the place of its tensors."""
+
+from copy import copy
+from functools import partial
+from inspect import getclosurevars, isfunction
+from typing import Any
+
+import triton
+
+_MOST = 4096  # descriptors of tensors that a launch remembers
+_STREAM = 3  # its place among a launcher's arguments
+_KNOWN = ("3.6",)  # versions of Triton whose launcher need not be asked
+
+
+class _At:
+    """A pointer, where a launcher expects a tensor."""
+
+    __slots__ = ("at",)
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def data_ptr(self) -> int:
+        return self.at
+
+
+class Launch:
+    """A compiled kernel with its grid and arguments, but for the stream and pointers."""
+
+    reads: frozenset[int] = frozenset()  # slots that it needs as tensors: only their addresses
+
+    def __init__(self, compiled: Any, grid: tuple[int, ...]) -> None:
+        self.compiled = compiled  # without it Triton may unload what `run` starts
+        self.run, before, self.maps = _way(compiled)
+        self.arguments: list[Any] = [*grid, *before]
+        self.pointers: list[tuple[int, int, int]] = []  # place, slot, bytes on from there
+        self.descriptors: list[tuple[int, int, int, Any, Any]] = []  # and one like it, and its map
+        self.known: dict[tuple[int, int], Any] = {}
+
+    def takes(self, argument: Any, number: int, place: tuple[int, int] | None) -> None:
+        """The kernel's next argument; place: of a tensor or what describes one, slot and beyond."""
+        at = len(self.arguments)
+        self.arguments.append(argument if place is None else None)
+        if place is None:
+            return
+        if not hasattr(argument, "block_shape"):
+            self.pointers.append((at, *place))
+            return
+        make = self.maps.get(number)
+        self.arguments += make(argument)[1:] if make else ()
+        like = copy(argument)
+        like.base = None  # not to keep its memory
+        self.descriptors.append((at, *place, like, make))
+
+    def __call__(self, at: list[int], tensors: list[Any], stream: int) -> None:
+        """Start it. at: the address of each slot."""
+        del tensors
+        arguments = self.arguments.copy()
+        arguments[_STREAM] = stream
+        for place, slot, beyond in self.pointers:
+            arguments[place] = at[slot] + beyond
+        for place, slot, beyond, like, make in self.descriptors:
+            found = self.known.get((place, at[slot]))
+            arguments[place] = found or self._moved(place, at[slot], beyond, like, make)
+        self.run(*arguments)
+
+    def _moved(self, place: int, start: int, beyond: int, like: Any, make: Any) -> Any:
+        """A descriptor like another, of memory elsewhere."""
+        if len(self.known) >= _MOST:
+            self.known.clear()
+        found = copy(like)
+        found.base = _At(start + beyond)
+        if make:
+            found = make(found)[0]
+        self.known[place, start] = found
+        return found
+
+
+def _way(compiled: Any) -> tuple[Any, list[Any], dict[int, Any]]:
+    """What starts a compiled kernel, its arguments before the kernel's own, and what makes a tensor
+    map and its shape of each descriptor, by the argument's number.
+
+    That is Triton's launcher. In the versions that are known it only adds scratch memory, of which
+    our kernels take none, and makes the maps at each call before it calls the C function that takes
+    all of it: there it is that function.
+    """
+    launcher = compiled.run
+    function, metadata, no_hooks = compiled.function, compiled.packed_metadata, (None, None, None)
+    version = ".".join(triton.__version__.split(".")[:2])
+    plain = version in _KNOWN and type(launcher).__name__ == "CudaLauncher"
+    if not plain or launcher.global_scratch_size or launcher.profile_scratch_size:
+        return launcher, [None, function, metadata, *no_hooks], {}
+    flags = launcher.launch_cooperative_grid, launcher.launch_pdl
+    before = [None, function, *flags, None, None, metadata, *no_hooks]
+    if not isfunction(launcher.launch):
+        return launcher.launch, before, {}
+    from triton.backends.nvidia.driver import make_tensordesc_arg
+
+    inside = getclosurevars(launcher.launch).nonlocals  # of wrap_handle_tensordesc
+    numbers, of = sorted(inside["tensordesc_indices"]), inside["tensordesc_meta"]
+    makes = [partial(make_tensordesc_arg, metadata=each) for each in of]
+    return inside["launcher"], before, dict(zip(numbers, makes, strict=True))
