@@ -61,15 +61,17 @@ def run(settings: Settings, path: Path, resume: bool, watcher: Watcher) -> Resul
 
 def _measure_all(todo: list[Case], settings: Settings, results: Results, watcher: Watcher) -> None:
     began = time.monotonic()
-    unit = _TIMED * settings.seconds / max(sum(case.weight for case in todo), 1e-9)
-    unit = min(unit, _LONGEST[settings.quick])
     heard: set[str] = set()
     for index, case in enumerate(todo):
         start = time.monotonic()
-        if start - began > settings.seconds:
-            left = len(todo) - index
-            watcher.say(f"{settings.seconds:g} seconds are over; {left} cases are not measured")
+        left = settings.seconds - (start - began)
+        if left < 0:
+            count = len(todo) - index
+            watcher.say(f"{settings.seconds:g} seconds are over; {count} cases are not measured")
             return
+        # Anew for each case: making data and compiling may take more than they should.
+        unit = _TIMED * left / max(sum(each.weight for each in todo[index:]), 1e-9)
+        unit = min(unit, _LONGEST[settings.quick])
         watcher.begin(case)
         record = measure(case, settings, unit * case.weight)
         for skipped in record["skipped"]:

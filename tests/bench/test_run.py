@@ -243,6 +243,24 @@ def test_time_is_over(tmp_path):
     assert heard.said == ["0 seconds are over; 4 cases are not measured"]
 
 
+def test_what_takes_too_long_shortens_what_follows(tmp_path, monkeypatch):
+    """A run whose first case compiles for long still measures all, and ends in time."""
+    now, given = [0.0], []
+
+    def slow(case, settings, seconds):
+        given.append(seconds / case.weight)
+        now[0] += seconds + (0.0 if len(given) > 1 else 60.0)
+        return {"name": case.name, "group": case.group, "contestants": [], "skipped": []}
+
+    monkeypatch.setattr(run, "_LONGEST", {True: 1e9, False: 1e9})
+    monkeypatch.setattr(run, "measure", slow)
+    monkeypatch.setattr(run.time, "monotonic", lambda: now[0])
+    found = run.run(replace(FEW, seconds=100.0), tmp_path / "run.json", False, Heard())
+    assert found.data["complete"]
+    assert now[0] <= 100.0
+    assert given[1] < given[0] / 2
+
+
 def test_nothing_to_measure(tmp_path):
     with pytest.raises(ValueError, match="no case is called like 'nothing'"):
         run.run(replace(FEW, only="nothing"), tmp_path / "run.json", False, Heard())
