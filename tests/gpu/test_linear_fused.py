@@ -25,7 +25,7 @@ pytestmark = [
 ]
 TILES = (  # rows, outputs, programs that share a processor
     *((64, 64, 0), (64, 128, 0), (128, 64, 0), (128, 128, 0), (256, 64, 0), (256, 128, 0)),
-    *((8, 64, 3), (16, 128, 2), (32, 64, 2), (128, 64, 2), (192, 128, 0)),
+    *((8, 64, 3), (16, 128, 2), (32, 64, 4), (128, 64, 2), (192, 128, 0)),
 )
 EXTRA = ("e2m1:tile32x32:e8m0", "int8:tile128x128:fp32", "int8:group128:fp32", "int4:group256:fp32",
          "int4:channel0:fp32:asym", "int8:group32:pow2/nearest", "int4:group32:fp32",
