@@ -14,7 +14,7 @@ _PLAIN = {int, bool, float, str, tuple, type(None)}
 
 
 class _Watch(threading.local):
-    """by: who is told of each launch of this thread (recording.Recorder), or None."""
+    """by: who is told of each launch of this thread (recorder.Recorder), or None."""
 
     by: Any = None
 

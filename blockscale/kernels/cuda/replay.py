@@ -1,6 +1,6 @@
 """Calls that were made before are made again: a tenth of the time that Python takes to decide.
 
-The second call of a kind is recorded (`recording`), all later ones repeat that. A kind is what a
+The second call of a kind is recorded (`recorder`), all later ones repeat that. A kind is what a
 kernel's Python may decide by, and it may decide by nothing else:
 
 * shapes and dtypes of tensors, the GPU they are on, and every argument that is no tensor;
@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from blockscale.kernels.cuda.direct import watch
-from blockscale.kernels.cuda.recording import Recorder, Recording
+from blockscale.kernels.cuda.recorder import Recorder
+from blockscale.kernels.cuda.recording import Recording
 
 _MOST = 4096  # kinds of calls that are remembered of a kernel
 _PLAIN = frozenset((type(None), str, int, float, bool, torch.dtype))

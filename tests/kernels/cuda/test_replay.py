@@ -449,7 +449,8 @@ def test_memory_is_given_back_while_it_is_recorded(cuda: Callable[..., Any]) -> 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_needed_at_once_lies_apart(seed: int) -> None:
-    from blockscale.kernels.cuda.recording import Memory, Recorder
+    from blockscale.kernels.cuda.recorder import Recorder
+    from blockscale.kernels.cuda.recording import Memory
 
     some = random.Random(seed)
     recorder, last = Recorder([]), {}
