@@ -76,7 +76,7 @@ class Settings:
     peers, compiled: other libraries beside ours; all of those under torch.compile too (minutes)
     only: a part of a case's name, or a glob on it; empty for all
     formats: names or spellings in place of the catalogue
-    seconds: after these no further case begins
+    seconds: after these no further case begins. Raises ValueError if they are negative
     """
 
     device: str = "cpu"
@@ -87,6 +87,10 @@ class Settings:
     formats: tuple[str, ...] = ()
     seconds: float = 480.0
     sizes: Sizes = FULL
+
+    def __post_init__(self) -> None:
+        if not self.seconds >= 0:
+            raise ValueError(f"seconds of a run are 0 or more, not {self.seconds:g}")
 
     def wants(self, name: str) -> bool:
         """Whether the case `name` is measured."""

@@ -74,6 +74,8 @@ def test_errors(tmp_path):
         (["--device", "tpu"], "no clock for device 'tpu': 'cpu' and 'cuda' are measured"),
         (["--only", "nothing"], "no case is called like 'nothing'"),
         (["--formats", "mxfp5"], "no format 'mxfp5': did you mean"),
+        (["--seconds", "-5"], "seconds of a run are 0 or more, not -5"),
+        (["--seconds", "nan"], "seconds of a run are 0 or more, not nan"),
     ):
         done = run(*args)
         assert done.exit_code == 1
