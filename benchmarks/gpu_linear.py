@@ -23,10 +23,11 @@ import triton
 
 import blockscale as bs
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda import available, tune
-from blockscale.kernels.cuda.linear_choice import Call, Choice, candidates
-from blockscale.kernels.cuda.linear_launch import Weight
-from blockscale.kernels.cuda.linear_reading import reading
+from blockscale.kernels.cuda import available
+from blockscale.kernels.cuda import tables as tune
+from blockscale.kernels.cuda.matmul.linear_choice import Call, Choice, candidates
+from blockscale.kernels.cuda.matmul.linear_launch import Weight
+from blockscale.kernels.cuda.matmul.linear_reading import reading
 from blockscale.ops.linear import linear
 
 DEFAULT = "mxfp4,nvfp4,int4,int8_channel,mxfp8,bfp8,int4:group32:fp32,fp8,mxint8,uint4"
@@ -70,7 +71,7 @@ def nbytes(w: Weight) -> int:
 def run(x, w: Weight, fmt: str, choice: Choice | None, input_fmt: str = "", bias=None):
     """One call by a given choice, without looking one up."""
     from blockscale.kernels.cuda.linear import multiplied
-    from blockscale.kernels.cuda.linear_input import read
+    from blockscale.kernels.cuda.matmul.linear_input import read
 
     found = read(x, (None, None, None), input_fmt, None)
     return multiplied(found, w, fmt, bias, x.dtype, choice)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 import blockscale as bs
 from benchmarks.record import record
-from blockscale.kernels.cuda import launch, tuning
-from blockscale.kernels.cuda.view import Layout
+from blockscale.kernels.cuda.primitives import launch, tuning
+from blockscale.kernels.cuda.primitives.view import Layout
 from blockscale.ops import primitives as P
 
 N = 16384

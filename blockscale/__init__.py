@@ -1,6 +1,7 @@
 """One quantization stack for PyTorch 2: every format one value, exact numerics, and files."""
 
 from blockscale import compat as compat
+from blockscale import graph as graph
 from blockscale import qat as qat
 from blockscale.calibrate import observers as observers
 from blockscale.calibrate.calibrate import calibrate as calibrate
@@ -13,13 +14,13 @@ from blockscale.core.parse import formats as formats
 from blockscale.core.parse import parse as parse
 from blockscale.core.power_of_two import round_to_power_of_2 as round_to_power_of_2
 from blockscale.core.recipe import Recipe as Recipe
-from blockscale.export.directory import quantize_directory as quantize_directory
-from blockscale.export.load import load as load
-from blockscale.export.metadata import FileError as FileError
-from blockscale.export.save import save as save
+from blockscale.files.directory.directory import quantize_directory as quantize_directory
+from blockscale.files.load import load as load
+from blockscale.files.metadata import FileError as FileError
+from blockscale.files.save import save as save
 from blockscale.kernels.hardware import hardware as hardware
 from blockscale.kernels.registry import use as use
-from blockscale.ops.apply import quantize_ as quantize_
+from blockscale.layers.apply import quantize_ as quantize_
 from blockscale.ops.quantize import choose_qparams as choose_qparams
 from blockscale.ops.quantize import fake_quantize as fake_quantize
 from blockscale.ops.quantize import quantize as quantize
@@ -28,3 +29,8 @@ from blockscale.qat.convert import convert as convert
 from blockscale.qat.prepare import prepare_qat as prepare_qat
 
 __version__ = "0.1.0"
+
+# The names of integer models before graph had a folder of its own. qat is left of graph, so it
+# cannot import them itself.
+for _name in ("IntegerModel", "NotIntegerError", "to_integer", "with_integer_bias"):
+    setattr(qat, _name, getattr(graph, _name))

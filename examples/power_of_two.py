@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.qat.integer import to_integer, with_integer_bias
+from blockscale.graph import to_integer, with_integer_bias
 
 RECIPE = bs.Recipe(weight="int8:channel0:pow2/nearest", input="int8:tensor:pow2/nearest")
 

@@ -8,11 +8,13 @@ import pytest
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "blockscale"
 LAYERS = (
-    "core", "kernels", "ops", "calibrate", "qat", "graph", "search", "export", "report",
-    "demo", "bench", "cli",
+    "core", "kernels", "ops", "layers", "calibrate", "qat", "graph", "search", "files", "export",
+    "report", "demo", "bench", "cli",
 )  # fmt: skip
 USERS = ("demo", "bench", "cli")  # they use the package as anybody does: `import blockscale as bs`
-BESIDE = {"compat": ("core", "kernels", "ops", "calibrate", "qat")}  # only USERS import it
+BESIDE = {
+    "compat": ("core", "kernels", "ops", "layers", "calibrate", "qat")
+}  # only USERS import it
 ROOT = "the package itself"  # its __init__ imports every layer
 
 
@@ -88,7 +90,7 @@ def test_every_folder_is_a_layer() -> None:
         ("ops/a.py", "from blockscale.kernels.registry import find", 0),
         ("ops/a.py", "from blockscale.compat import torchao", 1),
         ("compat/a.py", "from blockscale.ops.tensor import QTensor", 0),
-        ("compat/a.py", "from blockscale.export import safetensors", 1),
+        ("compat/a.py", "from blockscale.files import safetensors", 1),
         ("cli/a.py", "import blockscale as bs", 0),
     ],
 )

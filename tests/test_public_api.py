@@ -19,6 +19,7 @@ NAMES = [
     "convert",
     "fake_quantize",
     "formats",
+    "graph",
     "hardware",
     "load",
     "observers",
@@ -82,8 +83,10 @@ def public_names():
         "bench",
         "cli",
         "qat",
-        "graph",
         "search",
+        "files",
+        "layers",
+        "report",
     }
     return sorted(n for n in vars(bs) if not n.startswith("_") and n not in modules)
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import blockscale as bs
-from blockscale.bench.charts import bars, curves
 from blockscale.bench.floors import baseline
 from blockscale.bench.tables import (
     LEGEND,
@@ -16,6 +15,7 @@ from blockscale.bench.tables import (
     predicted,
     tables,
 )
+from blockscale.report.charts import bars, curves
 
 Run = dict[str, Any]
 PLACES = ("<!-- conditions -->", "<!-- predicted -->", "<!-- measured -->")

@@ -18,7 +18,7 @@ def tune(settings: Settings, say: Callable[[str], None], tuner: Tuner | None = N
     """
     if settings.kind != "cuda":
         raise ValueError(f"--tune: only CUDA kernels have choices, not those of {settings.device}")
-    tuner = tuner or importlib.import_module("blockscale.kernels.cuda.linear_tune").tune_linear
+    tuner = tuner or importlib.import_module("blockscale.kernels.cuda.tune").tune_linear
     recipes = [recipe for recipe in linear.recipes(settings) if settings.picks(recipe[0])]
     for (k, n), rows in settings.sizes.linear.items():
         for weight, given in recipes:

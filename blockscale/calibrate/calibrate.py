@@ -23,8 +23,8 @@ from blockscale.calibrate.session import Session, has_rows, nbytes_of, static_pa
 from blockscale.core.format import Format
 from blockscale.core.ledger import Ledger
 from blockscale.core.recipe import Recipe
-from blockscale.ops.apply import apply, check, plans_for
-from blockscale.ops.plan import Plan, plan_others
+from blockscale.layers.apply import apply, check, plans_for
+from blockscale.layers.plan import Plan, plan_others
 
 
 def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are options

@@ -11,13 +11,13 @@ from blockscale.calibrate.collect import Statistics
 from blockscale.calibrate.session import Session, has_rows, width
 from blockscale.core.layout import to_stored
 from blockscale.core.recipe import Scheme
-from blockscale.ops.apply import swap
-from blockscale.ops.modules.layer import QLayer
-from blockscale.ops.modules.store import QWeight
-from blockscale.ops.plan import Plan
+from blockscale.layers.apply import swap
+from blockscale.layers.layer import QLayer
+from blockscale.layers.plan import Plan
+from blockscale.layers.store import QWeight
 
 if TYPE_CHECKING:
-    from blockscale.ops.modules.before import Before
+    from blockscale.layers.before import Before
 
 
 Item = TypeVar("Item")

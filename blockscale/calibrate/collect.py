@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from blockscale.core.layout import stored_shape
 from blockscale.core.precision import float32_inside
-from blockscale.ops.plan import Plan
+from blockscale.layers.plan import Plan
 
 SAMPLE = 256  # rows that InputStats.sample keeps
 _ROWS = 4096  # multiplied at once: their float32 sums are added up in float64

@@ -17,7 +17,7 @@ from blockscale.calibrate.progress import of as progress_of
 from blockscale.core import reference
 from blockscale.core.layout import to_stored
 from blockscale.core.reference import QParams
-from blockscale.ops.modules.layer import QLayer
+from blockscale.layers.layer import QLayer
 
 
 def compare(

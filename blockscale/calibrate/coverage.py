@@ -12,7 +12,7 @@ from blockscale.calibrate.progress import Progress
 from blockscale.calibrate.progress import of as progress_of
 from blockscale.core.ledger import SkippedError
 from blockscale.core.recipe import Recipe
-from blockscale.ops.plan import Plan, plan_layers
+from blockscale.layers.plan import Plan, plan_layers
 
 
 @dataclass

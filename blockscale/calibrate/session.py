@@ -18,9 +18,9 @@ from blockscale.calibrate.collect import (
 from blockscale.calibrate.coverage import Coverage
 from blockscale.calibrate.observers import Observer, Spec, make
 from blockscale.core.layout import stored_shape
-from blockscale.ops.modules.store import QInput
-from blockscale.ops.plan import Plan
-from blockscale.ops.supplied import supplied
+from blockscale.layers.plan import Plan
+from blockscale.layers.store import QInput
+from blockscale.layers.supplied import supplied
 
 
 class Session:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from blockscale.ops.modules.store import _Buffers
+from blockscale.layers.store import _Buffers
 
 COUNTERS = ("samples", "nans", "infinities")
 _COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -9,8 +9,8 @@ import typer
 
 from blockscale.cli.progress import Bar
 from blockscale.cli.tables import shape, table
-from blockscale.export.compare_files import Comparison, Difference
-from blockscale.export.compare_files import compare as measure
+from blockscale.files.compare import Comparison, Difference
+from blockscale.files.compare import compare as measure
 
 
 def compare(

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from blockscale.cli.tables import family, shape, size, table
-from blockscale.export.inspect import Contents, Row
-from blockscale.export.inspect import inspect as look
+from blockscale.files.inspect import Contents, Row
+from blockscale.files.inspect import inspect as look
 
 
 def inspect(

@@ -9,7 +9,7 @@ from rich import progress as bars
 from rich.console import Console
 
 from blockscale.cli.tables import size
-from blockscale.export.progress import Progress
+from blockscale.files.progress import Progress
 
 _SECONDS = 10.0  # between lines where there is no terminal
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from blockscale.core.recipe import Recipe
 from blockscale.demo import minilm
 from blockscale.demo.sentences import SENTENCES
-from blockscale.export.load import load
-from blockscale.export.save import save
-from blockscale.ops.apply import quantize_
-from blockscale.ops.modules.layer import QLayer
+from blockscale.files.load import load
+from blockscale.files.save import save
+from blockscale.layers.apply import quantize_
+from blockscale.layers.layer import QLayer
 
 RECIPES: dict[str, Recipe] = {
     "int8 per channel": Recipe("int8_channel"),

@@ -1,10 +1,6 @@
 """Training with fake quantization: prepare a float model, train it, convert it."""
 
 from blockscale.qat.convert import convert as convert
-from blockscale.qat.integer import IntegerModel as IntegerModel
-from blockscale.qat.integer import to_integer as to_integer
-from blockscale.qat.integer import with_integer_bias as with_integer_bias
-from blockscale.qat.integer_layers import NotIntegerError as NotIntegerError
 from blockscale.qat.prepare import ledger as ledger
 from blockscale.qat.prepare import prepare_qat as prepare_qat
 from blockscale.qat.schedule import Schedule as Schedule

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from torch import fx, nn
 
-from blockscale.ops.plan import replacement
+from blockscale.layers.plan import quantized_class
 
 NORMS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: nn.BatchNorm1d,
@@ -75,7 +75,7 @@ class _Tracer(fx.Tracer):
     """Looks into no layer that can be quantized."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return replacement(m) is not None or super().is_leaf_module(m, module_qualified_name)
+        return quantized_class(m) is not None or super().is_leaf_module(m, module_qualified_name)
 
 
 def _traced(model: nn.Module) -> tuple[dict[str, str] | None, str]:

@@ -12,7 +12,7 @@ from blockscale.core.format import Format
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.philox import named_seed
 from blockscale.core.recipe import PARTS, Recipe
-from blockscale.ops.plan import Plan, plan_layers, plan_others, replacement
+from blockscale.layers.plan import Plan, plan_layers, plan_others, quantized_class
 from blockscale.qat import learned
 from blockscale.qat.folding import Pairs, find_pairs
 from blockscale.qat.layers import QATLayer, trained
@@ -97,7 +97,7 @@ def _plans(model: nn.Module, recipe: Recipe) -> tuple[list[Plan], list[Entry]]:
         raise ValueError("prepare the model before DistributedDataParallel wraps it")
     if any(isinstance(module, QATLayer) for module in model.modules()):
         raise ValueError("the model is already prepared: bs.convert it, or prepare a float model")
-    if replacement(model) is not None:
+    if quantized_class(model) is not None:
         raise ValueError(
             f"the model is itself a {type(model).__name__}, which bs.convert cannot replace in "
             f"place: wrap it, e.g. in nn.Sequential(layer)"

@@ -7,8 +7,8 @@ from blockscale.calibrate.observers import Observer
 from blockscale.core.format import Format
 from blockscale.core.layout import stored_shape, to_stored
 from blockscale.core.reference import QParams, qparams_from_range
+from blockscale.layers.store import QInput, QWeight
 from blockscale.ops import primitives
-from blockscale.ops.modules.store import QInput, QWeight
 from blockscale.ops.op import seed_tensor
 from blockscale.ops.quantize import fake_quantize
 from blockscale.ops.tensor import QTensor

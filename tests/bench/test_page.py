@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from blockscale.bench import charts, floors, results, tables
+from blockscale.bench import floors, results, tables
 from blockscale.bench.page import PLACES, pages
 from blockscale.bench.settings import MIB, Settings
+from blockscale.report import charts
 
 NOTES = "<!-- source -->\n# Performance\n\n" + "\n\n".join(PLACES) + "\n\nTried: nothing.\n"
 

@@ -12,8 +12,8 @@ from blockscale.calibrate.calibrate import calibrate
 from blockscale.calibrate.choose import groups, side_by_side, statistics_bytes
 from blockscale.calibrate.collect import Statistics
 from blockscale.calibrate.progress import Progress
-from blockscale.ops.modules.before import Scale
-from blockscale.ops.plan import plan_layers
+from blockscale.layers.before import Scale
+from blockscale.layers.plan import plan_layers
 
 X = [torch.randn(6, 8, generator=torch.Generator().manual_seed(i)) for i in range(3)]
 

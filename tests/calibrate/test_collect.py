@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import blockscale as bs
 from blockscale.calibrate.collect import SAMPLE, Statistics, rows_of, seen_by, watch
 from blockscale.core.layout import to_stored
-from blockscale.ops.plan import plan_layers
+from blockscale.layers.plan import plan_layers
 
 CONVS = [
     nn.Conv2d(3, 5, 3, padding=1),

@@ -115,7 +115,7 @@ def test_convolutions_tables_and_transforms() -> None:
 
 
 def test_a_transformed_weight_is_compared_in_its_own_blocks() -> None:
-    from blockscale.ops.modules.before import Scale
+    from blockscale.layers.before import Scale
 
     model = nn.Sequential(nn.Linear(32, 16))
     other = copy.deepcopy(model)

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from blockscale.cli.app import app
 from blockscale.core.recipe import Recipe
-from blockscale.export.directory import quantize_directory
-from tests.export.models import tiny_tensors, write_model
+from blockscale.files.directory.directory import quantize_directory
+from tests.files.models import tiny_tensors, write_model
 
 
 def run(*args):

@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from blockscale.cli.app import app
-from tests.export.models import contents, tiny_tensors, write_model
+from tests.files.models import contents, tiny_tensors, write_model
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
@@ -152,7 +152,8 @@ def test_bugs_stay_tracebacks(model, tmp_path, monkeypatch):
 # The command line in a process of its own, with slabs so small that its work takes seconds.
 SLOW = """
 from blockscale.cli import main
-from blockscale.export import journal, slabs
+from blockscale.files.directory import journal
+from blockscale.files.slabs import slabs
 
 journal.SECONDS = 0.0
 slabs.SLAB = 1

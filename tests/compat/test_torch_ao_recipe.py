@@ -27,7 +27,7 @@ from blockscale.compat.torch_ao import (
     to_recipe,
 )
 from blockscale.core.recipe import Scheme
-from blockscale.qat.integer import to_integer, with_integer_bias
+from blockscale.graph.integer.convert import to_integer, with_integer_bias
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max")
 

@@ -6,12 +6,12 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda import linear_few, linear_fused
 from blockscale.kernels.cuda.linear import weighted
-from blockscale.kernels.cuda.linear_choice import Choice
-from blockscale.kernels.cuda.linear_input import Values
-from blockscale.kernels.cuda.linear_launch import Tile, Weight
-from blockscale.kernels.cuda.linear_reading import reading
+from blockscale.kernels.cuda.matmul import linear_few, linear_fused
+from blockscale.kernels.cuda.matmul.linear_choice import Choice
+from blockscale.kernels.cuda.matmul.linear_input import Values
+from blockscale.kernels.cuda.matmul.linear_launch import Tile, Weight
+from blockscale.kernels.cuda.matmul.linear_reading import reading
 from blockscale.ops import primitives as P
 from tests.gpu.test_linear import excess
 

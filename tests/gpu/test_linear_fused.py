@@ -7,12 +7,12 @@ pytest.importorskip("triton")
 
 from blockscale.core.catalog import CATALOG
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda import linear_fused, linear_work
 from blockscale.kernels.cuda.linear import multiplied
-from blockscale.kernels.cuda.linear_choice import Call, Choice, rule
-from blockscale.kernels.cuda.linear_input import Values
-from blockscale.kernels.cuda.linear_launch import Tile, Weight
-from blockscale.kernels.cuda.linear_reading import reading
+from blockscale.kernels.cuda.matmul import linear_fused, linear_work
+from blockscale.kernels.cuda.matmul.linear_choice import Call, Choice, rule
+from blockscale.kernels.cuda.matmul.linear_input import Values
+from blockscale.kernels.cuda.matmul.linear_launch import Tile, Weight
+from blockscale.kernels.cuda.matmul.linear_reading import reading
 from blockscale.ops import primitives as P
 from tests.gpu.test_linear import excess, stored
 

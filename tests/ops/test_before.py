@@ -18,10 +18,10 @@ from torch import Tensor, nn
 import blockscale as bs
 from blockscale.core import philox
 from blockscale.core.recipe import Scheme
-from blockscale.ops.modules import before
-from blockscale.ops.modules.before import Before, Rotate, Scale, random_signs
-from blockscale.ops.modules.linear import QTransposedLinear
-from blockscale.ops.modules.store import QWeight
+from blockscale.layers import before
+from blockscale.layers.before import Before, Rotate, Scale, random_signs
+from blockscale.layers.linear import QTransposedLinear
+from blockscale.layers.store import QWeight
 
 K = 24
 LOSSLESS = "int16:tensor:pow2/ceil"  # of what these tests put into it

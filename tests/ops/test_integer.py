@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.ops.integer import (
+from blockscale.graph.integer.arithmetic import (
     SHIFT_ROUNDINGS,
     add_aligned,
     conv_int32,

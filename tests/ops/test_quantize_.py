@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
-from blockscale.ops.modules.store import QWeight
+from blockscale.layers.store import QWeight
 
 IDS, CHANNELS = torch.arange(15).reshape(3, 5), "int8:channel-1:fp32"
 BAD_SCALE = bs.choose_qparams(torch.ones(2, 16), "nvfp4")[0]

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 import blockscale as bs
-from blockscale.ops.modules.layer import QLayer
-from blockscale.ops.modules.store import QWeight
+from blockscale.layers.layer import QLayer
+from blockscale.layers.store import QWeight
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # deprecations inside, while it is imported

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.ops.apply import swap
-from blockscale.ops.modules.before import Rotate, Scale
+from blockscale.layers.apply import swap
+from blockscale.layers.before import Rotate, Scale
 
 FMT = "int4:group8:fp32"
 CHANNELS = "int8:channel-1:fp32"

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale import qat
-from blockscale.ops.integer_modules import Dequantize, Quantize
-from blockscale.ops.modules.layer import QLayer
-from blockscale.qat.integer import to_integer, with_integer_bias
-from blockscale.qat.integer_layers import NotIntegerError
+from blockscale.graph.integer.convert import to_integer, with_integer_bias
+from blockscale.graph.integer.layers import NotIntegerError
+from blockscale.graph.integer.steps import Dequantize, Quantize
+from blockscale.layers.layer import QLayer
 
 INT8 = "int8:tensor:pow2/nearest"
 PER_CHANNEL = "int8:channel0:pow2/nearest"

@@ -8,7 +8,7 @@ from torch import Tensor
 from blockscale.calibrate.algorithms.output_error import OutputError
 from blockscale.calibrate.algorithms.smoothquant import balanced, divided_by
 from blockscale.core.format import Format
-from blockscale.ops.modules.before import Before
+from blockscale.layers.before import Before
 
 if TYPE_CHECKING:
     from blockscale.calibrate.collect import InputStats

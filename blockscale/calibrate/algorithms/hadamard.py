@@ -7,7 +7,7 @@ from torch import Tensor
 from blockscale.calibrate.algorithms.output_error import OutputError
 from blockscale.core.format import Format
 from blockscale.core.philox import named_seed
-from blockscale.ops.modules.before import Before, Rotate, random_signs
+from blockscale.layers.before import Before, Rotate, random_signs
 
 if TYPE_CHECKING:
     from blockscale.calibrate.collect import InputStats

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from blockscale.core import reference
 from blockscale.core.format import Format
-from blockscale.ops.modules.before import Before
+from blockscale.layers.before import Before
 from blockscale.ops.quantize import fake_quantize
 
 if TYPE_CHECKING:

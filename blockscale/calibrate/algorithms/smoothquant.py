@@ -10,7 +10,7 @@ from torch import Tensor
 from blockscale.calibrate.algorithms.output_error import OutputError
 from blockscale.core.format import Format
 from blockscale.core.power_of_two import round_to_power_of_2
-from blockscale.ops.modules.before import Before, Scale
+from blockscale.layers.before import Before, Scale
 
 if TYPE_CHECKING:
     from blockscale.calibrate.collect import InputStats

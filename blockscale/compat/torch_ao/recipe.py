@@ -10,7 +10,7 @@ from torch.ao import quantization as ao
 
 from blockscale.compat.torch_ao.scheme import to_scheme
 from blockscale.core.recipe import Recipe, Scheme
-from blockscale.ops.plan import replacement
+from blockscale.layers.plan import quantized_class
 
 _CALLS = (F.linear, F.conv1d, F.conv2d, F.embedding)  # what layers that a Recipe covers call
 _LAYERS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.modules.conv._ConvNd)
@@ -89,7 +89,7 @@ def _by_layer(mapping: ao.QConfigMapping, model: nn.Module) -> list[Entry]:
     orders = _orders(model) if mapping.module_name_object_type_order_qconfigs else {}
     entries = []
     for name, module in model.named_modules(remove_duplicate=False):
-        if is_layer(type(module)) or replacement(module) is not None:
+        if is_layer(type(module)) or quantized_class(module) is not None:
             place, qconfig = _decide(mapping, name, type(module), orders.get(name))
             if qconfig is not mapping.global_qconfig:
                 entries.append((name, f"{place}, layer {name!r}", qconfig))

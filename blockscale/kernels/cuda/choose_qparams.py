@@ -5,8 +5,8 @@ from torch import Tensor
 from blockscale.core import reference
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams
-from blockscale.kernels.cuda.launch import choose, floats, form
-from blockscale.kernels.cuda.replay import replayed
+from blockscale.kernels.cuda.primitives.launch import choose, floats, form
+from blockscale.kernels.cuda.replay.replay import replayed
 from blockscale.kernels.registry import kernel
 
 

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from blockscale.core.reference import FLOATS
-from blockscale.kernels.cuda import decoding, launch
 from blockscale.kernels.cuda.choose_qparams import every
-from blockscale.kernels.cuda.launch import form
 from blockscale.kernels.cuda.pack import checked_codes
-from blockscale.kernels.cuda.replay import replayed
+from blockscale.kernels.cuda.primitives import decoding, launch
+from blockscale.kernels.cuda.primitives.launch import form
+from blockscale.kernels.cuda.replay.replay import replayed
 from blockscale.kernels.registry import kernel
 
 

@@ -9,9 +9,9 @@ from blockscale.core.block import WHOLE
 from blockscale.core.format import Format
 from blockscale.core.scale import TwoLevel
 from blockscale.kernels.cuda.dequantize import dequantize
-from blockscale.kernels.cuda.launch import form
 from blockscale.kernels.cuda.pack import checked_codes
-from blockscale.kernels.cuda.replay import replayed
+from blockscale.kernels.cuda.primitives.launch import form
+from blockscale.kernels.cuda.replay.replay import replayed
 from blockscale.kernels.registry import kernel
 
 

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from blockscale.core.reference import FLOATS, QParams
-from blockscale.kernels.cuda import launch
 from blockscale.kernels.cuda.choose_qparams import every
-from blockscale.kernels.cuda.launch import Form, form
-from blockscale.kernels.cuda.replay import replayed
+from blockscale.kernels.cuda.primitives import launch
+from blockscale.kernels.cuda.primitives.launch import Form, form
+from blockscale.kernels.cuda.replay.replay import replayed
 from blockscale.kernels.registry import kernel
 
 

@@ -11,17 +11,19 @@ from torch import Tensor
 from blockscale.core.parse import parse
 from blockscale.core.precision import float32_inside
 from blockscale.core.scale import TwoLevel
-from blockscale.kernels.cuda import interpreting, launch, linear_choice, linear_fused
+from blockscale.kernels.cuda import interpreting
 from blockscale.kernels.cuda.dequantize import dequantize
-from blockscale.kernels.cuda.linear_choice import Call, Choice
-from blockscale.kernels.cuda.linear_coded import blocks, coded, float8_sums, pair
-from blockscale.kernels.cuda.linear_dense import dense
-from blockscale.kernels.cuda.linear_few import few
-from blockscale.kernels.cuda.linear_input import Codes, Values, read
-from blockscale.kernels.cuda.linear_launch import PARTS, Ends, Weight, as_words, tiled
-from blockscale.kernels.cuda.linear_reading import reading
+from blockscale.kernels.cuda.matmul import linear_choice, linear_fused
+from blockscale.kernels.cuda.matmul.linear_choice import Call, Choice
+from blockscale.kernels.cuda.matmul.linear_coded import blocks, coded, float8_sums, pair
+from blockscale.kernels.cuda.matmul.linear_dense import dense
+from blockscale.kernels.cuda.matmul.linear_few import few
+from blockscale.kernels.cuda.matmul.linear_input import Codes, Values, read
+from blockscale.kernels.cuda.matmul.linear_launch import PARTS, Ends, Weight, as_words, tiled
+from blockscale.kernels.cuda.matmul.linear_reading import reading
 from blockscale.kernels.cuda.pack import checked_codes
-from blockscale.kernels.cuda.replay import replayed
+from blockscale.kernels.cuda.primitives import launch
+from blockscale.kernels.cuda.replay.replay import replayed
 from blockscale.kernels.registry import kernel
 
 

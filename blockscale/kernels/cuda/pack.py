@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from blockscale.core import pack as packing
-from blockscale.kernels.cuda import decoding
 from blockscale.kernels.cuda.choose_qparams import every
-from blockscale.kernels.cuda.direct import cdiv, direct
-from blockscale.kernels.cuda.launch import Form, form, guard, on_device
-from blockscale.kernels.cuda.replay import replayed
+from blockscale.kernels.cuda.primitives import decoding
+from blockscale.kernels.cuda.primitives.launch import Form, form, guard, on_device
+from blockscale.kernels.cuda.replay.direct import cdiv, direct
+from blockscale.kernels.cuda.replay.replay import replayed
 from blockscale.kernels.registry import kernel
 
 _COLUMNS = 1024

@@ -6,11 +6,11 @@ from torch import Tensor
 from blockscale.core import pack as packing
 from blockscale.core import reference
 from blockscale.core.reference import QParams
-from blockscale.kernels.cuda import launch
 from blockscale.kernels.cuda.choose_qparams import every, listed
-from blockscale.kernels.cuda.launch import Form, Plan, form
 from blockscale.kernels.cuda.pack import pack_patterns
-from blockscale.kernels.cuda.replay import replayed
+from blockscale.kernels.cuda.primitives import launch
+from blockscale.kernels.cuda.primitives.launch import Form, Plan, form
+from blockscale.kernels.cuda.replay.replay import replayed
 from blockscale.kernels.registry import kernel
 
 

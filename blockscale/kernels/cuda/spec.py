@@ -83,7 +83,7 @@ class Spec:
     @cached_property
     def narrowing(self) -> tuple[str, str]:
         """How, and with what PTX, pairs of bfloat16 become codes in blocks that are finite."""
-        from blockscale.kernels.cuda.lanes_asm import narrowing
+        from blockscale.kernels.cuda.device.lanes_asm import narrowing
 
         element = self.element
         minifloat = element.family == "minifloat" and element.nan < 0

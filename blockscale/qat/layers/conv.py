@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from blockscale.core.layout import from_stored
-from blockscale.ops.modules.conv import QConv, _paddings
-from blockscale.ops.modules.layer import QLayer
-from blockscale.ops.modules.store import QWeight
+from blockscale.layers.conv import QConv, _paddings
+from blockscale.layers.layer import QLayer
+from blockscale.layers.store import QWeight
 from blockscale.qat.layers.batch_norm import FOLDED
 from blockscale.qat.layers.layer import QATLayer
 from blockscale.qat.quantizers import in_backward

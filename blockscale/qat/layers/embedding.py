@@ -5,7 +5,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from blockscale.ops.modules.embedding import QEmbedding
+from blockscale.layers.embedding import QEmbedding
 from blockscale.qat.layers.layer import QATLayer
 
 

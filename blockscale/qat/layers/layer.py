@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.core.recipe import Scheme
-from blockscale.ops.modules.layer import QLayer
-from blockscale.ops.modules.store import QWeight
+from blockscale.layers.layer import QLayer
+from blockscale.layers.store import QWeight
 from blockscale.qat.quantizers import ActivationQuantizer, WeightQuantizer
 
 _FLAGS = ("quantizing", "observing", "norm_frozen")

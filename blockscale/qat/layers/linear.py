@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from blockscale.core.layout import stored_shape
-from blockscale.ops.modules.linear import QLinear, QTransposedLinear, replacement
+from blockscale.layers.linear import QLinear, QTransposedLinear, replacement
 from blockscale.qat.layers.layer import QATLayer
 
 

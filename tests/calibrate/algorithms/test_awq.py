@@ -6,7 +6,7 @@ import torch
 from blockscale.calibrate import algorithms
 from blockscale.calibrate.algorithms.awq import AWQ
 from blockscale.core.parse import parse
-from blockscale.ops.modules.before import Scale
+from blockscale.layers.before import Scale
 from tests.calibrate.algorithms.transforms import error, outlying, stats_of
 
 FORMATS = [

@@ -15,7 +15,7 @@ from blockscale.calibrate.algorithms.smoothquant import SmoothQuant
 from blockscale.calibrate.calibrate import calibrate
 from blockscale.core.parse import parse
 from blockscale.core.philox import named_seed
-from blockscale.ops.modules.before import random_signs
+from blockscale.layers.before import random_signs
 from tests.calibrate.algorithms.transforms import error, outlying, stats_of
 
 INT8, INT4 = "int8_channel", "int4:token:fp32"

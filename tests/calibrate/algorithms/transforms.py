@@ -6,7 +6,7 @@ from torch import Tensor
 
 import blockscale as bs
 from blockscale.calibrate.collect import InputStats, Statistics
-from blockscale.ops.modules.before import Before
+from blockscale.layers.before import Before
 
 N, K, ROWS = 8, 24, 40
 

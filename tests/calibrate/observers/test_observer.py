@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import blockscale as bs
 from blockscale.calibrate.observers.observer import Observer
 from blockscale.core import reference
-from blockscale.ops.modules.store import QInput
+from blockscale.layers.store import QInput
 from blockscale.ops.tensor import QTensor
 
 EXACT = ("min_max", "percentile", "entropy", "mse")  # merge as if one had seen everything

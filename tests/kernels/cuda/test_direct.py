@@ -7,8 +7,8 @@ import pytest
 import torch
 import triton
 
-from blockscale.kernels.cuda import direct as module
-from blockscale.kernels.cuda.direct import Direct, cdiv, direct, power_of_2
+from blockscale.kernels.cuda.replay import direct as module
+from blockscale.kernels.cuda.replay.direct import Direct, cdiv, direct, power_of_2
 
 
 class Kernel:

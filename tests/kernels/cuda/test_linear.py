@@ -108,9 +108,9 @@ def test_every_input_format(input_fmt: str) -> None:
 
 def paths(fmt: str, k: int) -> list:
     """One of each path that can run this weight."""
-    from blockscale.kernels.cuda.linear_choice import Choice
-    from blockscale.kernels.cuda.linear_launch import Tile
-    from blockscale.kernels.cuda.linear_reading import reading
+    from blockscale.kernels.cuda.matmul.linear_choice import Choice
+    from blockscale.kernels.cuda.matmul.linear_launch import Tile
+    from blockscale.kernels.cuda.matmul.linear_reading import reading
 
     r = reading(fmt, k)
     words = 16 if r.per_block else 32
@@ -128,8 +128,8 @@ def paths(fmt: str, k: int) -> list:
 def test_every_path(fmt: str) -> None:
     """More tiles than one, k in parts, the last ones partial; x in one, two and three parts."""
     from blockscale.kernels.cuda.linear import weighted
-    from blockscale.kernels.cuda.linear_input import Values
-    from blockscale.kernels.cuda.linear_launch import Weight
+    from blockscale.kernels.cuda.matmul.linear_input import Values
+    from blockscale.kernels.cuda.matmul.linear_launch import Weight
 
     fmt, k, n, m = str(parse(fmt)), 160, 18, 9
     weight = Weight(*stored(torch.randn(n, k), fmt))
@@ -252,11 +252,11 @@ def test_what_does_not_fit_is_an_error() -> None:
 
 def test_what_runs_as_what() -> None:
     """The tests above would pass with everything dequantized to float32."""
-    from blockscale.kernels.cuda import linear_choice
-    from blockscale.kernels.cuda.linear_choice import Call, Choice
-    from blockscale.kernels.cuda.linear_input import kind
-    from blockscale.kernels.cuda.linear_launch import Tile
-    from blockscale.kernels.cuda.linear_reading import reading
+    from blockscale.kernels.cuda.matmul import linear_choice
+    from blockscale.kernels.cuda.matmul.linear_choice import Call, Choice
+    from blockscale.kernels.cuda.matmul.linear_input import kind
+    from blockscale.kernels.cuda.matmul.linear_launch import Tile
+    from blockscale.kernels.cuda.matmul.linear_reading import reading
 
     assert all(reading(str(f), 4096) for n, f in CATALOG.items() if parse(f).bits in (1, 4))
     assert reading("e4m3:group32:e8m0/floor", 4096).fold == "bytes"

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from blockscale.core.bits import pow2
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda import linear_asm, linear_pairs
+from blockscale.kernels.cuda.matmul import linear_asm, linear_pairs
 from blockscale.kernels.cuda.spec import element_numbers
 
 ELEMENTS = (

@@ -51,8 +51,8 @@ def met(r, small: bool) -> list[int]:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_x_meets_its_codes(name: str) -> None:
-    from blockscale.kernels.cuda.linear_few import ordered, small
-    from blockscale.kernels.cuda.linear_reading import reading
+    from blockscale.kernels.cuda.matmul.linear_few import ordered, small
+    from blockscale.kernels.cuda.matmul.linear_reading import reading
 
     k = 320
     r = reading(str(parse(name)), k)
@@ -74,8 +74,8 @@ def test_x_meets_its_codes(name: str) -> None:
 
 
 def test_what_is_taken() -> None:
-    from blockscale.kernels.cuda.linear_few import takes
-    from blockscale.kernels.cuda.linear_reading import reading
+    from blockscale.kernels.cuda.matmul.linear_few import takes
+    from blockscale.kernels.cuda.matmul.linear_reading import reading
 
     def fits(name: str, words: int = 32) -> bool:
         return takes(reading(str(parse(name)), 4096), words)

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda import linear_fused
-from blockscale.kernels.cuda.linear_choice import Call, Choice, candidates, fits, rule
-from blockscale.kernels.cuda.linear_fused import finish_tail, readable
-from blockscale.kernels.cuda.linear_launch import Tile
-from blockscale.kernels.cuda.linear_reading import reading
-from blockscale.kernels.cuda.linear_work import cut, ordered, takes, work
+from blockscale.kernels.cuda.matmul import linear_fused
+from blockscale.kernels.cuda.matmul.linear_choice import Call, Choice, candidates, fits, rule
+from blockscale.kernels.cuda.matmul.linear_fused import finish_tail, readable
+from blockscale.kernels.cuda.matmul.linear_launch import Tile
+from blockscale.kernels.cuda.matmul.linear_reading import reading
+from blockscale.kernels.cuda.matmul.linear_work import cut, ordered, takes, work
 from tests.kernels.cuda.equal import DEVICE
 
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda import tune
+from blockscale.kernels.cuda import tables as tune
 
 FMT = "e2m1:group32:e8m0/floor"
 
@@ -42,9 +42,9 @@ def test_the_nearest_shape_of_the_same_rows() -> None:
 
 
 def test_what_is_recorded_is_found(mine: Path) -> None:
-    from blockscale.kernels.cuda.linear_choice import Call, Choice, choose
-    from blockscale.kernels.cuda.linear_launch import Tile
-    from blockscale.kernels.cuda.linear_reading import reading
+    from blockscale.kernels.cuda.matmul.linear_choice import Call, Choice, choose
+    from blockscale.kernels.cuda.matmul.linear_launch import Tile
+    from blockscale.kernels.cuda.matmul.linear_reading import reading
 
     at = tune.key("weight", FMT, "a GPU")
     assert tune.lookup("weight", FMT, (16, 512, 512), "a GPU") is None
@@ -61,8 +61,8 @@ def test_what_is_recorded_is_found(mine: Path) -> None:
 
 
 def test_a_choice_that_does_not_fit_is_not_taken(mine: Path) -> None:
-    from blockscale.kernels.cuda.linear_choice import Call, choose, fits
-    from blockscale.kernels.cuda.linear_reading import reading
+    from blockscale.kernels.cuda.matmul.linear_choice import Call, choose, fits
+    from blockscale.kernels.cuda.matmul.linear_reading import reading
 
     fmt = "int4:group128:fp32"
     at = tune.key("weight", fmt, "a GPU")
@@ -105,9 +105,9 @@ def test_a_broken_table_says_so(mine: Path, text: str) -> None:
 
 
 def test_the_shipped_table_fits_what_it_names() -> None:
-    from blockscale.kernels.cuda.linear_choice import Call, Choice, fits
-    from blockscale.kernels.cuda.linear_launch import Tile
-    from blockscale.kernels.cuda.linear_reading import reading
+    from blockscale.kernels.cuda.matmul.linear_choice import Call, Choice, fits
+    from blockscale.kernels.cuda.matmul.linear_launch import Tile
+    from blockscale.kernels.cuda.matmul.linear_reading import reading
 
     table = tune.read(tune.SHIPPED)
     assert table

@@ -108,7 +108,7 @@ def test_blocks_larger_than_a_program(fmt: str) -> None:
 def settings_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tiles as small as they are there, so that tensors take several programs."""
     monkeypatch.setattr(tuning(), "interpreting", lambda: False)
-    plan = sys.modules["blockscale.kernels.cuda.launch"].plan
+    plan = sys.modules["blockscale.kernels.cuda.primitives.launch"].plan
     plan.cache_clear()
     yield
     plan.cache_clear()
@@ -117,7 +117,7 @@ def settings_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def tuning() -> ModuleType:
     """Of the kernels, which may be imported only once the environment is set."""
     assert registry.unavailable("cuda") is None
-    return sys.modules["blockscale.kernels.cuda.tuning"]
+    return sys.modules["blockscale.kernels.cuda.primitives.tuning"]
 
 
 @pytest.mark.usefixtures("settings_of_a_gpu")
@@ -132,7 +132,7 @@ def test_several_programs(fmt: str) -> None:
 @pytest.mark.parametrize("given", [False, True])
 def test_every_size_of_block_has_a_setting(given: bool) -> None:
     """A block as large as a program may hold has the most warps; larger ones take other ways."""
-    view = sys.modules["blockscale.kernels.cuda.view"]
+    view = sys.modules["blockscale.kernels.cuda.primitives.view"]
     for size in (*range(1, 70), *(2**k + d for k in range(7, 18) for d in (-1, 0, 1))):
         for shape in (view.Layout(1, 7, 2 * size, 1, size), view.Layout(1, 2 * size, 9, size, 1)):
             for merged in (False, True):

@@ -8,8 +8,8 @@ import torch
 import triton
 from triton.backends.nvidia import driver
 
-from blockscale.kernels.cuda import relaunch
-from blockscale.kernels.cuda.relaunch import Launch
+from blockscale.kernels.cuda.replay import relaunch
+from blockscale.kernels.cuda.replay.relaunch import Launch
 
 pytestmark = pytest.mark.skipif(
     not triton.__version__.startswith("3.6."), reason="about Triton 3.6, not another"

@@ -68,7 +68,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Callable[..., Any]:
     """A kernel of the CUDA backend by its op's name; CPU tensors count as a GPU's."""
     monkeypatch.setenv("BLOCKSCALE_TUNE_CACHE", str(tmp_path / "tune.json"))
     assert registry.unavailable("cuda") is None
-    from blockscale.kernels.cuda import direct, recording, replay
+    from blockscale.kernels.cuda.replay import direct, recording, replay
 
     def start(self: Any, grid: tuple[int, ...], *arguments: Any, **named: Any) -> None:
         names = self.kernel.arg_names[len(arguments) :]
@@ -241,7 +241,7 @@ def test_those_who_watch_see_everything(
     counted: tuple[Any, Counting], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Triton's hooks, of both kinds of knobs, and torch's modes."""
-    from blockscale.kernels.cuda import replay
+    from blockscale.kernels.cuda.replay import replay
 
     op, counting = counted
     x = torch.randn(4, 96)
@@ -288,7 +288,7 @@ def test_a_kernel_that_went_another_way(
     counted: tuple[Any, Counting], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What Triton starts past `direct` would be missing."""
-    from blockscale.kernels.cuda import replay
+    from blockscale.kernels.cuda.replay import replay
 
     op, counting = counted
     run = counting.run
@@ -323,7 +323,7 @@ def test_all_kernels_are_started_by_direct() -> None:
 def test_an_error_while_recording_leaves_no_trace(
     counted: tuple[Any, Counting], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from blockscale.kernels.cuda import direct, replay
+    from blockscale.kernels.cuda.replay import direct, replay
 
     op, counting = counted
     run = counting.run
@@ -362,7 +362,7 @@ def test_an_error_while_recording_leaves_no_trace(
 )
 def test_what_no_kernel_may_do(cuda: Callable[..., Any], run: Callable[..., Any]) -> None:
     """Look at numbers, hand back what it was given or change it, draw, use what is not its own."""
-    from blockscale.kernels.cuda.replay import Replayed
+    from blockscale.kernels.cuda.replay.replay import Replayed
 
     op = Replayed(run)
     for i in range(4):
@@ -376,7 +376,7 @@ KEPT = torch.ones(4)
 
 def test_operations_of_torch_are_repeated(cuda: Callable[..., Any]) -> None:
     """Also into memory of which the result is a view, and views that share it."""
-    from blockscale.kernels.cuda.replay import Replayed
+    from blockscale.kernels.cuda.replay.replay import Replayed
 
     def run(x: Tensor, w: Tensor) -> list[Tensor]:
         y = torch.empty(6, 4, dtype=torch.bfloat16)
@@ -397,8 +397,8 @@ def test_memory_is_given_back_as_in_the_call_itself(
     cuda: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pieces of a large weight, one after another, take no more than two at once."""
-    from blockscale.kernels.cuda import recording
-    from blockscale.kernels.cuda.replay import Replayed
+    from blockscale.kernels.cuda.replay import recording
+    from blockscale.kernels.cuda.replay.replay import Replayed
 
     def run(x: Tensor) -> Tensor:
         y = x.new_empty(x.shape)
@@ -427,7 +427,7 @@ def test_memory_is_given_back_as_in_the_call_itself(
 
 def test_memory_is_given_back_while_it_is_recorded(cuda: Callable[..., Any]) -> None:
     """Otherwise that one call would take more than there is."""
-    from blockscale.kernels.cuda.replay import Replayed
+    from blockscale.kernels.cuda.replay.replay import Replayed
 
     alive: set[int] = set()
     most = []
@@ -449,8 +449,8 @@ def test_memory_is_given_back_while_it_is_recorded(cuda: Callable[..., Any]) -> 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_needed_at_once_lies_apart(seed: int) -> None:
-    from blockscale.kernels.cuda.recorder import Recorder
-    from blockscale.kernels.cuda.recording import Memory
+    from blockscale.kernels.cuda.replay.recorder import Recorder
+    from blockscale.kernels.cuda.replay.recording import Memory
 
     some = random.Random(seed)
     recorder, last = Recorder([]), {}
@@ -484,7 +484,7 @@ def test_recordings_keep_no_memory(cuda: Callable[..., Any]) -> None:
 
 
 def test_memory_is_bounded(cuda: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from blockscale.kernels.cuda import replay
+    from blockscale.kernels.cuda.replay import replay
 
     monkeypatch.setattr(replay, "_MOST", 3)
     op = cuda("fake_quantize")
@@ -494,7 +494,7 @@ def test_memory_is_bounded(cuda: Callable[..., Any], monkeypatch: pytest.MonkeyP
 
 
 def test_measured_choices_are_taken_at_once(counted: tuple[Any, Counting]) -> None:
-    from blockscale.kernels.cuda import tune
+    from blockscale.kernels.cuda import tables as tune
 
     op, counting = counted
     tune.record({"weight|x|y|3.6": {"1,2,3": ["dense"]}})
@@ -506,7 +506,7 @@ def test_choices_that_are_measured_during_a_call(
     counted: tuple[Any, Counting], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was decided before is not kept."""
-    from blockscale.kernels.cuda import replay
+    from blockscale.kernels.cuda.replay import replay
 
     op, counting = counted
     run = counting.run
@@ -548,7 +548,7 @@ def test_how_float8_is_summed_is_asked_each_time(
 
 def test_what_other_threads_do_is_not_recorded(cuda: Callable[..., Any]) -> None:
     """Neither their operations nor their launches, which do not count as strays, either."""
-    from blockscale.kernels.cuda import direct, replay
+    from blockscale.kernels.cuda.replay import direct, replay
 
     seen = []
 

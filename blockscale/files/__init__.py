@@ -1,0 +1,1 @@
+"""Our own files: what a model in small numbers is saved to and loaded from."""

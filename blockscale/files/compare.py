@@ -1,0 +1,142 @@
+"""How far two files or directories are apart, tensor by tensor, a slab at a time."""
+
+import math
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from blockscale.files.contents import Checkpoint, open_checkpoint
+from blockscale.files.inspect import Row, inspect
+from blockscale.files.metadata import FileError
+from blockscale.files.progress import Progress
+from blockscale.files.slabs.pool import Map, Pool
+from blockscale.files.slabs.rows import OpenCheckpoint, Rows
+from blockscale.files.slabs.slabs import SLAB, cut
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One tensor in both: a is what it should be, b what it is."""
+
+    name: str
+    shape: tuple[int, ...]
+    a: str  # format or dtype
+    b: str
+    bits_a: float
+    bits_b: float
+    sqnr: float  # dB: 10 log10 (sum a² / sum (a - b)²), infinite where they are equal
+    max_error: float  # the largest |a - b|
+    odd: int  # elements of which one is NaN or infinite and the other is not the same
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, which has no infinity: null."""
+        return asdict(self) | {
+            "sqnr": self.sqnr if math.isfinite(self.sqnr) else None,
+            "equal": self.equal,
+        }
+
+    @property
+    def equal(self) -> bool:
+        """Whether every element has the same value."""
+        return self.max_error == 0 and self.odd == 0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found."""
+
+    differences: tuple[Difference, ...]
+    only_a: tuple[str, ...] = ()
+    only_b: tuple[str, ...] = ()
+    mismatched: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "tensors": [each.to_dict() for each in self.differences],
+            "only_a": list(self.only_a),
+            "only_b": list(self.only_b),
+            "mismatched": {name: {"a": a, "b": b} for name, (a, b) in self.mismatched.items()},
+        }
+
+
+def compare(
+    a: str | Path, b: str | Path, *, elements: int = SLAB, progress: Progress | None = None
+) -> Comparison:
+    """Compare every tensor of `a` with the one of the same name in `b`; either may be quantized.
+
+    Quantized tensors are dequantized to float32; sums are float64. `elements` is the size of a
+    slab. Raises FileError for files that cannot be read, or that have no tensor in common.
+    """
+    progress = progress or Progress()
+    side_a, side_b = open_checkpoint(a), open_checkpoint(b)
+    rows_a, rows_b = _rows(a, side_a), _rows(b, side_b)
+    pairs = [(name, row, rows_b[name]) for name, row in rows_a.items() if name in rows_b]
+    if not pairs:
+        raise FileError(
+            f"no tensor is in both: {a} has {_some(rows_a)}; {b} has {_some(rows_b)}. "
+            f"Compare two files of one model"
+        )
+    fitting = [pair for pair in pairs if pair[1].shape == pair[2].shape]
+    progress.start(sum(row.nbytes for _, row, _ in fitting), 0)
+    found = []
+    with OpenCheckpoint(side_a) as open_a, OpenCheckpoint(side_b) as open_b, Pool() as pool:
+        for name, x, y in fitting:
+            layout = y.layout or x.layout or "plain"
+            rows = open_a.rows(x.name, layout), open_b.rows(y.name, layout)
+            found.append(_difference(name, x, y, _errors(*rows, elements, pool.map)))
+            progress.advance(name, x.nbytes)
+    mismatched = {name: (x.shape, y.shape) for name, x, y in pairs if x.shape != y.shape}
+    only_a, only_b = (
+        tuple(sorted(p.keys() - q.keys())) for p, q in ((rows_a, rows_b), (rows_b, rows_a))
+    )
+    return Comparison(tuple(found), only_a, only_b, mismatched)
+
+
+def _rows(path: str | Path, checkpoint: Checkpoint) -> dict[str, Row]:
+    """{name: its row}, also under the names that are tied to it."""
+    rows = {row.name: row for row in inspect(path).rows}
+    tied = checkpoint.metadata.aliases.items()
+    return rows | {alias: rows[to] for alias, to in tied if to in rows and alias not in rows}
+
+
+def _some(names: Collection[str]) -> str:
+    shown = ", ".join(sorted(names)[:3])
+    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+class _Errors(NamedTuple):
+    signal: float
+    noise: float
+    largest: float
+    odd: int
+
+
+def _errors(a: Rows, b: Rows, elements: int, run: Map) -> _Errors:
+    """Sums over two tensors of one stored shape, slab by slab."""
+    cuts = cut(a.shape, a.blocks + b.blocks, elements)
+    work = run(lambda slab: _slab_errors(a.read(cuts, slab), b.read(cuts, slab)), cuts.slabs)
+    signal, noise, largest, odd = zip(*work, strict=True)
+    return _Errors(math.fsum(signal), math.fsum(noise), max(largest), sum(odd))
+
+
+def _slab_errors(a: Tensor, b: Tensor) -> _Errors:
+    x, y = (side.to(torch.float64).flatten() for side in (a, b))
+    finite = x.isfinite() & y.isfinite()
+    same = (x == y) | (x.isnan() & y.isnan())
+    odd = int((~finite & ~same).sum())
+    x, error = torch.where(finite, x, 0.0), torch.where(finite, x - y, 0.0)
+    largest = float(error.abs().amax()) if error.numel() else 0.0
+    return _Errors(float(x.square().sum()), float(error.square().sum()), largest, odd)
+
+
+def _difference(name: str, a: Row, b: Row, errors: _Errors) -> Difference:
+    signal, noise, largest, odd = errors
+    sqnr = math.inf
+    if noise > 0:
+        sqnr = 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+    return Difference(name, a.shape, a.format, b.format, a.bits, b.bits, sqnr, largest, odd)

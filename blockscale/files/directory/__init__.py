@@ -1,0 +1,1 @@
+"""A model's whole directory, quantized into another one that appears whole or not at all."""

@@ -1,0 +1,145 @@
+"""The files of a Hugging Face style model directory: weights, config, and everything else."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from blockscale.files.contents import INDEX, shards
+from blockscale.files.metadata import FileError
+from blockscale.files.stream import Reader
+
+CONFIG = "config.json"
+LEDGER = "blockscale_ledger.json"
+
+# The float weights once more, for other frameworks: beside quantized ones they only take space.
+OTHER_WEIGHTS = (
+    "pytorch_model*.bin", "pytorch_model*.bin.index.json", "consolidated*.pth", "consolidated*.pt",
+    "consolidated*.safetensors", "*.ckpt", "*.h5", "*.h5.index.json", "*.msgpack",
+    "*.msgpack.index.json", "rust_model.ot", "*.onnx", "*.onnx_data", "*.onnx.data",
+    "openvino_*.bin", "openvino_*.xml", "*.gguf", "*.tflite",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """What a model's directory holds; names are relative to `root`."""
+
+    root: Path
+    shards: tuple[str, ...]
+    index: dict[str, Any] | None = None
+    config: dict[str, Any] | None = None
+    others: tuple[str, ...] = ()  # to be copied
+    left_out: dict[str, str] = field(default_factory=dict)  # {name: why it is not}
+
+
+def find_files(path: Path) -> ModelFiles:
+    """Look at a model's directory.
+
+    Raises FileError if it is none, holds no safetensors weights, or holds them twice or quantized.
+    """
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "does not exist"
+        raise FileError(
+            f"{path} {what}: name the directory that holds config.json and *.safetensors"
+        )
+    index = _read_json(path / INDEX)
+    found = _shards(path, index)
+    config = _read_json(path / CONFIG)
+    if quantized := (config or {}).get("quantization_config"):
+        known = isinstance(quantized, dict)
+        method = known and (quantized.get("quant_method") or quantized.get("method"))
+        raise FileError(
+            f"{path / CONFIG} says that the weights are already quantized, by {method or '?'}: "
+            f"quantize the float model"
+        )
+    others, left_out = [], {}
+    for name, reason in _others(path, found):
+        if reason:
+            left_out[name] = reason
+        else:
+            others.append(name)
+    return ModelFiles(path, found, index, config, tuple(others), left_out)
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        data = json.loads(path.read_text())
+    except ValueError as error:
+        raise FileError(f"{path} is not JSON ({error}): download or copy it again") from None
+    if not isinstance(data, dict):
+        raise FileError(f"{path} holds a {type(data).__name__}, expected a JSON object")
+    return data
+
+
+def _shards(path: Path, index: dict[str, Any] | None) -> tuple[str, ...]:
+    """The weight files: those of the index, else model.safetensors, else every *.safetensors."""
+    single = path / "model.safetensors"
+    if index is None and single.is_file():
+        return (single.name,)
+    if index is None and not any(path.glob("*.safetensors")):
+        there = sorted(each.name for each in path.iterdir())
+        raise FileError(
+            f"{path} holds no *.safetensors, only {', '.join(there[:8]) or 'nothing'}"
+            f"{' …' * (len(there) > 8)}: write it with save_pretrained, which makes safetensors"
+        )
+    found = [os.path.relpath(shard, path) for shard in shards(path)]
+    if outside := [
+        name for name in found if Path(name).parts[0] == ".." or Path(name).is_absolute()
+    ]:
+        raise FileError(f"{path / INDEX} names {outside[0]!r}, which is not inside the directory")
+    if single.is_file() and single.name not in found:
+        raise FileError(
+            f"{path} holds both model.safetensors and {INDEX}, which names other files: "
+            f"remove the one that is not the model"
+        )
+    return tuple(found)
+
+
+def _others(root: Path, taken: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """(name, why it is left out or "") of every file that is not a shard."""
+    known = {*taken, INDEX, CONFIG}
+    tensors: set[str] | None = None
+    for path in _walk(root, frozenset()):
+        name = path.relative_to(root).as_posix()
+        if name in known:
+            continue
+        if path.is_dir():
+            yield name, "a hidden folder, such as git's or a download cache"
+        elif not path.exists():
+            raise FileError(f"{path} is a broken link: remove it, or download what it points to")
+        elif not path.is_file():
+            yield name, "not a regular file"
+        elif name == LEDGER:
+            yield name, "this run writes its own"
+        elif any(fnmatch(path.name, pattern) for pattern in OTHER_WEIGHTS):
+            yield name, "the float weights in another format"
+        elif path.parent == root and path.suffix == ".safetensors":
+            tensors = tensors if tensors is not None else set(_tensors(root, taken))
+            same = set(_tensors(root, (name,))) <= tensors
+            yield name, "the same weights again" if same else ""
+        else:
+            yield name, ""
+
+
+def _tensors(root: Path, names: tuple[str, ...]) -> Iterator[str]:
+    for name in names:
+        with Reader(root / name) as reader:
+            yield from reader.tensors
+
+
+def _walk(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
+    """Every file below, through links (Hugging Face's cache is links), and hidden folders."""
+    real = folder.resolve()
+    if real in above:
+        raise FileError(f"{folder} is a link to a folder that it lies in: remove it")
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.name.startswith("."):
+            yield from _walk(path, above | {real})
+        else:
+            yield path

@@ -1,0 +1,209 @@
+"""What a run will do, decided from headers: nothing is read in full and nothing is written."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from os.path import normpath
+from pathlib import Path
+from typing import Any
+
+from blockscale.core.ledger import Entry, Ledger
+from blockscale.core.recipe import Recipe, Scheme
+from blockscale.files.directory.candidates import has_conv1d, judge
+from blockscale.files.directory.model_files import ModelFiles, find_files
+from blockscale.files.header import Spec, lay_out, spec
+from blockscale.files.metadata import KEY, VERSION, FileError, Metadata, TensorInfo
+from blockscale.files.stream import Reader
+
+_TEXT = 1 << 20  # bytes for what is written besides: config, index, and the ledger's
+_TEXT_PER_TENSOR = 1 << 10
+
+
+@dataclass
+class DirectoryLedger(Ledger):
+    """The ledger of a directory: what became of every tensor and of every other file."""
+
+    copied: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)  # {file: why}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return super().to_dict() | {"copied": list(self.copied), "left_out": dict(self.left_out)}
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """One tensor: quantized if `info` says how, else copied byte for byte."""
+
+    name: str
+    source: Spec
+    info: TensorInfo | None
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """One safetensors file: its first bytes, and where everything after them goes."""
+
+    name: str
+    tensors: tuple[TensorPlan, ...]
+    header: bytes
+    placed: Mapping[str, Spec]
+    stamp: tuple[int, int]  # size and time of the source file
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return len(self.header) + sum(tensor.nbytes for tensor in self.placed.values())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole run. `digest` names it: two runs with one digest write the same bytes."""
+
+    files: ModelFiles
+    recipe: Recipe
+    seed: int
+    shards: tuple[ShardPlan, ...]
+    ledger: DirectoryLedger
+    digest: str
+
+    @property
+    def size(self) -> int:
+        """Bytes that the run writes, small texts rounded up."""
+        copied = sum((self.files.root / name).stat().st_size for name in self.files.others)
+        texts = _TEXT + _TEXT_PER_TENSOR * len(self.ledger)
+        return sum(shard.size for shard in self.shards) + copied + texts
+
+
+def stamp(path: Path) -> tuple[int, int]:
+    """What changes when a file is written again."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def make_plan(source: Path, recipe: Recipe, seed: int) -> Plan:
+    """Decide about every tensor of the model in `source`.
+
+    Raises FileError for a directory that cannot be used, ValueError if nothing would be quantized.
+    """
+    files = find_files(source)
+    conv1d = has_conv1d(files.config)
+    planned = [_plan_shard(files, name, recipe, conv1d) for name in files.shards]
+    shards = tuple(shard for shard, _ in planned)
+    entries = [entry for _, found in planned for entry in found]
+    _check_names(files, shards)
+    unmatched = recipe.unmatched([entry.name for entry in entries])
+    ledger = DirectoryLedger(entries, unmatched, files.others, files.left_out)
+    if not ledger.quantized:
+        reasons = sorted({entry.reason for entry in entries})
+        raise ValueError(
+            f"the recipe quantizes nothing in {source}: {'; '.join(reasons) or 'it has no tensors'}"
+        )
+    return Plan(files, recipe, seed, shards, ledger, _digest(recipe, seed, shards))
+
+
+def _plan_shard(
+    files: ModelFiles, name: str, recipe: Recipe, conv1d: bool
+) -> tuple[ShardPlan, list[Entry]]:
+    path = files.root / name
+    with Reader(path) as reader:
+        if KEY in reader.metadata:
+            raise FileError(f"{path} is already quantized by blockscale: quantize the float model")
+        sources, described = reader.tensors, reader.metadata
+    tied = {alias: to for alias, to in described.items() if to in sources and alias not in sources}
+    metadata = Metadata(aliases=tied)  # as safetensors.torch.save_model writes them
+    tensors, entries = [], []
+    for each, source in sources.items():
+        # a pattern covers what is below the names it matches: this name stands for the layer's too
+        scheme, pattern = recipe.decide(each)
+        entry, info = _decide(each, source, scheme, pattern, conv1d)
+        if info is not None:
+            metadata.tensors[each] = info
+            if layer := _layer(entry):
+                metadata.layers[each.removesuffix(".weight")] = layer
+        tensors.append(TensorPlan(each, source, info))
+        entries.append(entry)
+    header, placed = lay_out(_written(path, tensors), described | metadata.encode())
+    return ShardPlan(name, tuple(tensors), header, placed, stamp(path)), entries
+
+
+def _decide(
+    name: str, source: Spec, scheme: Scheme, pattern: str | None, conv1d: bool
+) -> tuple[Entry, TensorInfo | None]:
+    kind, status, layout, reason = judge(name, source, scheme, pattern, conv1d)
+    count = prod(source.shape)
+    entry = Entry(
+        name,
+        kind,
+        status,
+        reason=reason,
+        elements=count,
+        bytes_before=source.nbytes,
+        bytes_after=source.nbytes,
+    )
+    if status != "quantized":
+        return entry, None
+    dtype = str(source.torch_dtype).removeprefix("torch.")
+    info = TensorInfo(str(scheme.weight), source.shape, dtype, layout)
+    size = sum(spec(*part).nbytes for part in info.parts().values())
+    entry = replace(entry, weight=info.format, bytes_after=size)
+    if name.endswith(".weight") and kind in ("matrix", "convolution"):
+        entry = replace(entry, input=_spelled(scheme.input), output=_spelled(scheme.output))
+    return entry, info
+
+
+def _spelled(fmt: object) -> str:
+    return "" if fmt is None else str(fmt)
+
+
+def _layer(entry: Entry) -> dict[str, str]:
+    """The formats of a layer's input and output, which `load` leaves unused for an embedding."""
+    return {part: text for part, text in (("input", entry.input), ("output", entry.output)) if text}
+
+
+def _written(path: Path, tensors: Iterable[TensorPlan]) -> dict[str, Spec]:
+    """{stored name: what it takes}. Raises FileError where two tensors would get one name."""
+    found: dict[str, Spec] = {}
+    for tensor in tensors:
+        parts = {tensor.name: tensor.source}
+        if tensor.info is not None:
+            parts = {
+                f"{tensor.name}.{part}": spec(*kind) for part, kind in tensor.info.parts().items()
+            }
+        if taken := sorted(found.keys() & parts.keys()):
+            owner = taken[0].rpartition(".")[0]
+            raise FileError(
+                f"{path} has a tensor {taken[0]!r}, as would be called a part of {owner!r}, "
+                f"quantized: skip {owner!r} in the recipe"
+            )
+        found |= parts
+    return found
+
+
+def _check_names(files: ModelFiles, shards: tuple[ShardPlan, ...]) -> None:
+    """One tensor is in one shard, and where the index says."""
+    where: dict[str, str] = {}
+    for shard in shards:
+        for tensor in shard.tensors:
+            if tensor.name in where:
+                raise FileError(
+                    f"{files.root}: tensor {tensor.name!r} is in {where[tensor.name]} and in "
+                    f"{shard.name}: remove the file that is not of this model"
+                )
+            where[tensor.name] = shard.name
+    if files.index is not None:
+        for name, shard_name in files.index["weight_map"].items():
+            if where.get(name) != normpath(shard_name):
+                raise FileError(
+                    f"{files.root}: the index says {name!r} is in {shard_name}, which has it not"
+                )
+
+
+def _digest(recipe: Recipe, seed: int, shards: tuple[ShardPlan, ...]) -> str:
+    sources = [
+        (shard.name, shard.stamp, hashlib.sha256(shard.header).hexdigest()) for shard in shards
+    ]
+    text = json.dumps([VERSION, recipe.to_dict(), seed, sources])
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,123 @@
+"""What is in a file or directory: formats, bits per weight, sizes. Only headers are read."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from blockscale.files.contents import Checkpoint, open_checkpoint
+from blockscale.files.header import Spec
+from blockscale.files.stream import Reader
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor, or all that have one format."""
+
+    name: str
+    format: str  # a format's spelling, or the dtype of a tensor that is stored as it is
+    shape: tuple[int, ...]
+    elements: int
+    nbytes: int  # codes, scales, zero points, and what transforms the layer's input
+    quantized: bool
+    layout: str = ""
+    input: str = ""
+    output: str = ""
+    before: str = ""
+    file: str = ""
+    tensors: int = 1
+
+    @property
+    def bits(self) -> float:
+        """Stored bits of an element, scales included."""
+        return 8 * self.nbytes / max(self.elements, 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self) | {"bits": self.bits}
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The tensors of a file or directory; `files` has the size of each file."""
+
+    path: Path
+    rows: tuple[Row, ...]
+    files: dict[str, int]
+
+    @property
+    def totals(self) -> list[Row]:
+        """One row for each format, largest first."""
+        groups: dict[tuple[str, bool], list[Row]] = {}
+        for row in self.rows:
+            groups.setdefault((row.format, row.quantized), []).append(row)
+        found = [_sum(fmt, quantized, rows) for (fmt, quantized), rows in groups.items()]
+        return sorted(found, key=lambda row: -row.nbytes)
+
+    @property
+    def total(self) -> Row:
+        """All tensors as one row."""
+        return _sum("all", any(row.quantized for row in self.rows), list(self.rows))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "path": str(self.path),
+            "files": self.files,
+            "total": _brief(self.total),
+            "formats": [_brief(row) for row in self.totals],
+            "tensors": [row.to_dict() for row in self.rows],
+        }
+
+
+def _sum(fmt: str, quantized: bool, rows: list[Row]) -> Row:
+    elements, nbytes = sum(row.elements for row in rows), sum(row.nbytes for row in rows)
+    return Row("", fmt, (), elements, nbytes, quantized, tensors=sum(row.tensors for row in rows))
+
+
+def _brief(row: Row) -> dict[str, Any]:
+    keys = ("format", "tensors", "elements", "nbytes", "bits", "quantized")
+    return {key: value for key, value in row.to_dict().items() if key in keys}
+
+
+def inspect(path: str | Path) -> Contents:
+    """What the tensors in a safetensors file, or in a directory of them, are, float or quantized.
+
+    Raises FileError if there are none, or a file is damaged, cut short or of a newer version.
+    """
+    checkpoint = open_checkpoint(path)
+    sizes: dict[str, int] = {}
+    specs: dict[str, Spec] = {}
+    for file in dict.fromkeys(checkpoint.files.values()):
+        with Reader(file) as reader:
+            sizes[file.name] = reader.size
+            specs |= reader.tensors
+    rows = sorted(
+        [*_quantized(checkpoint, specs), *_plain(checkpoint, specs)], key=lambda row: row.name
+    )
+    return Contents(Path(path), tuple(rows), sizes)
+
+
+def _quantized(checkpoint: Checkpoint, specs: dict[str, Spec]) -> Iterator[Row]:
+    for name, info in checkpoint.metadata.tensors.items():
+        stored = checkpoint.parts_of(name)
+        owner = name.removesuffix(".weight")
+        layer = checkpoint.metadata.layers.get(owner, {})
+        beside = checkpoint.before_parts(owner)
+        nbytes = sum(specs[part].nbytes for part in (*stored.values(), *beside.values()))
+        file = checkpoint.files[stored["codes"]].name
+        yield Row(
+            name, info.format, info.shape, prod(info.shape), nbytes, True, info.layout,
+            layer.get("input", ""), layer.get("output", ""), layer.get("before", ""), file,
+        )  # fmt: skip
+
+
+def _plain(checkpoint: Checkpoint, specs: dict[str, Spec]) -> Iterator[Row]:
+    for name in checkpoint.plain():
+        spec = specs[name]
+        dtype = (
+            spec.dtype if spec.torch_dtype is None else str(spec.torch_dtype).removeprefix("torch.")
+        )
+        file = checkpoint.files[name].name
+        yield Row(name, dtype, spec.shape, prod(spec.shape), spec.nbytes, False, file=file)

@@ -1,0 +1,157 @@
+"""Put what a file or directory of ours holds into a freshly built float model."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.core.layout import from_stored, stored_shape
+from blockscale.core.parse import parse
+from blockscale.core.recipe import Scheme
+from blockscale.files.contents import Checkpoint, open_checkpoint
+from blockscale.files.match import (
+    Matches,
+    match_floats,
+    match_quantized,
+    refuse_quantized,
+    shared_names,
+)
+from blockscale.files.metadata import FileError
+from blockscale.layers.plan import quantized_class
+from blockscale.layers.store import QWeight
+from blockscale.ops.tensor import QTensor, from_parts
+
+
+def load(model: nn.Module, path: str | Path) -> nn.Module:
+    """Load a file of `bs.save`, or a directory of `blockscale quantize`, into `model`; returns it.
+
+    `model` is the float model as it was before quantization, on any device, also on "meta". Layers
+    whose weights are quantized in the file are replaced by quantized layers; everything else is
+    copied. A weight whose owner cannot hold codes is dequantized, with a warning that names it.
+
+    Raises FileError, and changes nothing, if the file is missing, truncated, of a newer version, of
+    an unknown format, or of another model.
+    """
+    checkpoint = open_checkpoint(path)
+    refuse_quantized(model)
+    shared = shared_names(model)
+    weights, dense = match_quantized(model, checkpoint, shared)
+    quantized = {each for names in (weights | dense).values() for each in names}
+    floats = match_floats(model, checkpoint, quantized, shared)
+    changes = [_replace_layers(model, checkpoint, names, name) for name, names in weights.items()]
+    changes += [_fill(model, checkpoint, name, stored) for name, stored in floats.items()]
+    changes += [
+        _fill_dense(model, checkpoint, name, each) for name in dense for each in dense[name]
+    ]
+    for change in changes:
+        change()
+    _warn(model, checkpoint, dense)
+    return model
+
+
+def _warn(model: nn.Module, checkpoint: Checkpoint, dense: Matches) -> None:
+    """Name what the model could not take as it is in the file, and what the file does not fill."""
+    told: list[str] = []
+    names = [each for group in dense.values() for each in group]
+    if names:
+        told.append(f"dequantized, because their modules cannot hold codes: {', '.join(names)}")
+    owners = {name.removesuffix(".weight") for name in names}
+    if lost := sorted(name for name in owners if checkpoint.metadata.formats(name)):
+        told.append(f"the formats of their input and output are not applied: {', '.join(lost)}")
+    empty = [name for name, buffer in model.named_buffers() if buffer.device.type == "meta"]
+    if empty:
+        told.append(f"buffers that no file holds are still on meta: {', '.join(empty)}")
+    if told:
+        warnings.warn(f"blockscale: {'; '.join(told)}", stacklevel=3)
+
+
+def _read_qtensor(checkpoint: Checkpoint, name: str) -> QTensor:
+    info = checkpoint.metadata.tensors[name]
+    parts = checkpoint.parts_of(name)
+    tensors = checkpoint.read(list(parts.values()))
+    fmt = parse(info.format)
+    size = (stored_shape(info.shape, info.layout) or (1,))[-1]
+    return from_parts(fmt, size, {part: tensors[stored] for part, stored in parts.items()})
+
+
+def _replace_layers(
+    model: nn.Module, checkpoint: Checkpoint, names: list[str], stored: str
+) -> Callable[[], None]:
+    """Read a quantized weight; returns what puts its layers into the model."""
+    info = checkpoint.metadata.tensors[stored]
+    q = _read_qtensor(checkpoint, stored)
+    old = getattr(model.get_submodule(names[0].rpartition(".")[0]), "weight")  # noqa: B009
+    device = torch.device("cpu") if old.device.type == "meta" else old.device
+    weight = QWeight(q.to(device), info.shape, old.dtype, info.layout)
+    layers = {name.rpartition(".")[0]: _layer(model, checkpoint, name, weight) for name in names}
+
+    def change() -> None:
+        for name, layer in layers.items():
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, layer)
+
+    return change
+
+
+def _layer(model: nn.Module, checkpoint: Checkpoint, name: str, weight: QWeight) -> nn.Module:
+    owner = name.rpartition(".")[0]
+    module: Any = model.get_submodule(owner)
+    formats = {part: parse(text) for part, text in checkpoint.metadata.formats(owner).items()}
+    scheme = Scheme(weight.format, **formats)
+    kind = quantized_class(module)
+    assert kind is not None  # match_quantized asked
+    layer = kind.from_float(module, weight, scheme)
+    layer.take_place_of(module)
+    for part in formats:
+        quantizer = getattr(layer, part)
+        stored = checkpoint.quantizer_parts(f"{owner}.{part}")
+        if quantizer is not None and stored:
+            tensors = checkpoint.read(list(stored.values()))
+            quantizer.restore({p: tensors[n].to(weight.device) for p, n in stored.items()})
+    before = checkpoint.before(owner)
+    if before is not None:
+        try:
+            layer.set_before(before)
+        except ValueError as error:
+            raise FileError(f"{checkpoint.path}: {owner}: {error}") from None
+    return layer
+
+
+def _fill(model: nn.Module, checkpoint: Checkpoint, name: str, stored: str) -> Callable[[], None]:
+    return _set(model, name, checkpoint.read([stored])[stored])
+
+
+def _fill_dense(
+    model: nn.Module, checkpoint: Checkpoint, stored: str, name: str
+) -> Callable[[], None]:
+    info = checkpoint.metadata.tensors[stored]
+    values = _read_qtensor(checkpoint, stored).dequantize()
+    known = name in checkpoint.metadata.tensors or name in checkpoint.metadata.aliases
+    before = checkpoint.before((name if known else stored).rpartition(".")[0])
+    if before is not None:
+        values = before.from_weight(values)
+    return _set(model, name, from_stored(values, info.layout, info.shape))
+
+
+def _set(model: nn.Module, name: str, value: Tensor) -> Callable[[], None]:
+    """What copies `value` into the parameter or buffer `name`, or takes its place on "meta"."""
+    owner, _, attribute = name.rpartition(".")
+
+    def change() -> None:
+        module = model.get_submodule(owner)
+        old = getattr(module, attribute)
+        if old.device.type != "meta":
+            with torch.no_grad():
+                old.copy_(value)
+        elif isinstance(old, nn.Parameter):
+            new = nn.Parameter(value.to(old.dtype), old.requires_grad)
+            for each in shared_names(model)[name]:
+                place, _, last = each.rpartition(".")
+                setattr(model.get_submodule(place), last, new)
+        else:
+            setattr(module, attribute, value.to(old.dtype))
+
+    return change

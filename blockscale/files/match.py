@@ -1,0 +1,153 @@
+"""Which stored tensor goes where in a model. Everything that does not fit is refused here."""
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.files.contents import Checkpoint
+from blockscale.files.metadata import FileError
+from blockscale.layers.layer import QLayer
+from blockscale.layers.plan import quantized_class
+
+
+def refuse_quantized(model: nn.Module) -> None:
+    """Raise FileError if the model has quantized layers: a file is loaded into a float model."""
+    for name, module in model.named_modules():
+        if isinstance(module, QLayer):
+            raise FileError(
+                f"{name or 'all'} of this model is quantized already: load into the float model"
+            )
+
+
+def shared_names(model: nn.Module) -> dict[str, list[str]]:
+    """{name: all names of the same parameter, itself first}; tied weights have several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return {n: [n, *(o for o in group if o != n)] for group in names.values() for n in group}
+
+
+Matches = dict[str, list[str]]  # {stored name: the model's names for it}
+
+
+def match_quantized(
+    model: nn.Module, checkpoint: Checkpoint, shared: dict[str, list[str]]
+) -> tuple[Matches, Matches]:
+    """Quantized tensors: those whose layers can hold codes, and the others.
+
+    Raises FileError for a tensor that the model has not, or not in this shape, and where the model
+    ties what the file holds apart.
+    """
+    weights: Matches = {}
+    dense: Matches = {}
+    taken: dict[str, str] = {}
+    for name, info in checkpoint.metadata.tensors.items():
+        parts = checkpoint.parts_of(name)  # raises FileError if a part is missing or odd
+        tied = [n for n, original in checkpoint.metadata.aliases.items() if original == name]
+        names = list(dict.fromkeys(each for n in (name, *tied) for each in shared.get(n, [n])))
+        for each in names:
+            _check_shape(checkpoint, each, _weight_shape(model, each), info.shape)
+        if other := next((taken[each] for each in names if each in taken), None):
+            others = checkpoint.parts_of(other)
+            same = info == checkpoint.metadata.tensors[other]
+            for part in parts if same else ():
+                _check_equal(checkpoint, parts[part], others[part])
+            if not same:
+                _refuse_tie(checkpoint, name, other)
+            continue
+        taken |= dict.fromkeys(names, name)
+        holds = all(_holds(model, each, info.layout) for each in names)
+        (weights if holds else dense)[name] = names
+    return weights, dense
+
+
+def match_floats(
+    model: nn.Module, checkpoint: Checkpoint, quantized: set[str], shared: dict[str, list[str]]
+) -> dict[str, str]:
+    """{model's name: stored name} of what is not quantized. Raises FileError on a misfit."""
+    plain, aliases = checkpoint.plain(), checkpoint.metadata.aliases
+    state = model.state_dict(keep_vars=True)
+    found: dict[str, str] = {}
+    missing: list[str] = []
+    for name, tensor in state.items():
+        if name in quantized:
+            continue
+        names = dict.fromkeys(aliases.get(each, each) for each in shared.get(name, [name]))
+        stored = [each for each in names if each in plain]
+        if not stored:
+            missing.append(name)
+            continue
+        _check_shape(checkpoint, name, tuple(tensor.shape), checkpoint.kinds[stored[0]][1])
+        _check_kind(checkpoint, stored[0], tensor)
+        for other in stored[1:]:
+            _check_equal(checkpoint, stored[0], other)
+        found[name] = stored[0]
+    buffers = {name for name, _ in model.named_buffers()}  # also those that are not saved
+    extra = sorted(plain - set(found.values()) - set(state) - buffers)
+    if missing or extra:
+        raise FileError(
+            f"{checkpoint.path} is not of this model: {_some('it lacks', missing)}"
+            f"{_some('it has', extra)}build the model it was made from"
+        )
+    return found
+
+
+def _check_shape(
+    checkpoint: Checkpoint, name: str, found: tuple[int, ...] | None, expected: tuple[int, ...]
+) -> None:
+    if found is None:
+        raise FileError(
+            f"{checkpoint.path}: it has {name}, which this model has not: build the model it was "
+            f"made from"
+        )
+    if found != expected:
+        raise FileError(
+            f"{checkpoint.path}: {name} has shape {expected}, this model's has {found}: build the "
+            f"model it was made from"
+        )
+
+
+def _check_kind(checkpoint: Checkpoint, name: str, tensor: Tensor) -> None:
+    """Floating point goes into floating point, and nothing else does."""
+    dtype = checkpoint.kinds[name][0]
+    if dtype is None or dtype.is_floating_point != tensor.dtype.is_floating_point:
+        raise FileError(
+            f"{checkpoint.path}: {name} is {dtype or 'of an unknown dtype'}, this model's is "
+            f"{tensor.dtype}: build the model it was made from"
+        )
+
+
+def _check_equal(checkpoint: Checkpoint, a: str, b: str) -> None:
+    """Two stored tensors that go to one place must be the same."""
+    if a == b:
+        return
+    tensors = checkpoint.read([a, b])
+    if not torch.equal(tensors[a], tensors[b]):
+        _refuse_tie(checkpoint, a, b)
+
+
+def _refuse_tie(checkpoint: Checkpoint, a: str, b: str) -> None:
+    raise FileError(
+        f"{checkpoint.path}: {a} and {b} differ, but this model ties them: build the model it was "
+        f"made from"
+    )
+
+
+def _weight_shape(model: nn.Module, name: str) -> tuple[int, ...] | None:
+    owner, _, attribute = name.rpartition(".")
+    try:
+        value = getattr(model.get_submodule(owner), attribute)
+    except AttributeError:
+        return None
+    return tuple(value.shape) if isinstance(value, Tensor) else None
+
+
+def _holds(model: nn.Module, name: str, layout: str) -> bool:
+    """Whether the owner of parameter `name` can be a quantized layer of this layout."""
+    owner, _, attribute = name.rpartition(".")
+    kind = quantized_class(model.get_submodule(owner))
+    return bool(owner) and attribute == "weight" and kind is not None and kind.layout == layout
+
+
+def _some(verb: str, names: list[str]) -> str:
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"{verb} {shown}; " if names else ""

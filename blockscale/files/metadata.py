@@ -1,0 +1,177 @@
+"""What a blockscale file says about itself (docs/files.md).
+
+A file is a safetensors file. A quantized tensor `name` is stored as `name.codes`, `name.scale` and,
+where its format has them, `name.outer` and `name.zero_point`; everything else is stored as it is.
+The safetensors metadata holds `blockscale`, this JSON, and `blockscale_sha256`, its digest:
+
+    {"version": 1,
+     "tensors": {name: {"format": spelling, "shape": [...], "dtype": "float32", "layout": "plain"}},
+     "layers": {layer: {"input": spelling, "output": spelling, "before": spelling}},
+     "aliases": {name: name it is tied to}}
+
+`shape` and `dtype` are those of the float tensor; `layout` is one of core.layout.LAYOUTS. `layers`
+has an entry for each layer whose input or output is quantized, or transformed before that
+(`blockscale.layers.before`); a static scale of it is stored as `layer.input.scale`, like a
+weight's, and what a transform holds as `layer.before.factor` or `layer.before.signs`.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+import torch
+
+from blockscale.core.format import Format
+from blockscale.core.layout import LAYOUTS, stored_shape
+from blockscale.core.pack import packed_dtype, packed_size
+from blockscale.core.parse import parse
+from blockscale.core.scale import TwoLevel
+from blockscale.layers import before
+
+KEY = "blockscale"
+DIGEST = "blockscale_sha256"  # of that JSON: a damaged header could spell another format
+VERSION = 1
+PARTS = ("codes", "scale", "outer", "zero_point")
+QUANTIZERS = ("input", "output")
+
+
+class FileError(ValueError):
+    """A file that cannot be used, and why."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """How one quantized tensor is stored."""
+
+    format: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    layout: str = "plain"
+
+    def parts(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """{part: (dtype, shape)} of what is stored, from the format and shape alone."""
+        fmt = parse(self.format)
+        stored = stored_shape(self.shape, self.layout)
+        scale = fmt.block.scale_shape(stored)
+        row = stored or (1,)  # rank 0 is packed as one row
+        codes = (*row[:-1], packed_size(fmt.element, row[-1]))
+        found = {"codes": (packed_dtype(fmt.element), codes), "scale": (fmt.scale.dtype, scale)}
+        if isinstance(fmt.scale, TwoLevel):
+            found["outer"] = (torch.float32, fmt.scale.inner.block.scale_shape(scale))
+        if fmt.asym:
+            found["zero_point"] = (torch.int32, scale)
+        return found
+
+
+@dataclass
+class Metadata:
+    """The JSON of the module docstring."""
+
+    tensors: dict[str, TensorInfo] = field(default_factory=dict)
+    layers: dict[str, dict[str, str]] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+
+    def formats(self, layer: str) -> dict[str, str]:
+        """The spellings of what quantizes this layer's input and output."""
+        parts = self.layers.get(layer, {})
+        return {part: parts[part] for part in QUANTIZERS if part in parts}
+
+    def before(self, layer: str) -> str | None:
+        """The spelling of what transforms this layer's input, if anything does."""
+        return self.layers.get(layer, {}).get("before")
+
+    def features(self, layer: str) -> int:
+        """How many features such a transform has: the layer's channels or inputs."""
+        name = f"{layer}.weight"
+        info = self.tensors[self.aliases.get(name, name)]
+        return info.shape[0 if info.layout == "transposed" else 1]
+
+    def encode(self) -> dict[str, str]:
+        """The metadata of a safetensors file."""
+        text = json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True)
+        return {"format": "pt", KEY: text, DIGEST: _digest(text)}
+
+    @classmethod
+    def decode(cls, metadata: Mapping[str, str] | None, path: object) -> "Metadata | None":
+        """What `encode` made, None for a file without it.
+
+        Raises FileError for a newer version, an unknown format or layout, and damaged text.
+        """
+        text = (metadata or {}).get(KEY)
+        if text is None:
+            return None
+        try:
+            data = json.loads(text)
+            version = data["version"]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise FileError(f"{path}: its blockscale metadata is damaged ({error!r})") from None
+        if version != VERSION:
+            raise FileError(
+                f"{path}: written in version {version!r} of the file format, this blockscale reads "
+                f"version {VERSION}: install a newer blockscale"
+            )
+        if (metadata or {}).get(DIGEST) != _digest(text):
+            raise FileError(f"{path}: its blockscale metadata is damaged (its digest differs)")
+        try:
+            tensors = {name: _tensor(name, info) for name, info in data["tensors"].items()}
+            aliases = {str(name): str(to) for name, to in data["aliases"].items()}
+            layers = {name: dict(parts) for name, parts in data["layers"].items()}
+            found = cls(tensors, layers, aliases)
+            for name in layers:
+                _check_layer(found, name)
+            return found
+        except (TypeError, KeyError, AttributeError) as error:
+            raise FileError(f"{path}: its blockscale metadata is damaged ({error!r})") from None
+        except ValueError as error:
+            raise FileError(f"{path}: {error}") from None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _tensor(name: str, data: dict[str, object]) -> TensorInfo:
+    info = TensorInfo(**{**data, "shape": tuple(data["shape"])})  # type: ignore[arg-type]
+    if not all(type(size) is int and size >= 0 for size in info.shape):
+        raise ValueError(f"tensor {name!r}: {info.shape} is no shape")
+    if info.layout not in LAYOUTS:
+        raise ValueError(
+            f"tensor {name!r}: no layout {info.layout!r}; there are {', '.join(LAYOUTS)}"
+        )
+    _known(f"tensor {name!r}", info.format)
+    try:
+        info.parts()
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"tensor {name!r} of shape {info.shape}: {error}") from None
+    return info
+
+
+def _check_layer(metadata: Metadata, name: str) -> None:
+    parts, weight = metadata.layers[name], f"{name}.weight"
+    if metadata.aliases.get(weight, weight) not in metadata.tensors:
+        raise ValueError(f"layer {name!r} has formats, but no quantized weight")
+    known = (*QUANTIZERS, "before")
+    if unknown := set(parts) - set(known):
+        raise ValueError(
+            f"layer {name!r}: no part {sorted(unknown)[0]!r}; there are {', '.join(known)}"
+        )
+    for text in metadata.formats(name).values():
+        _known(f"layer {name!r}", text)
+    spelling = metadata.before(name)
+    if spelling is None:
+        return
+    info = metadata.tensors[metadata.aliases.get(weight, weight)]
+    if len(stored_shape(info.shape, info.layout)) != 2:
+        raise ValueError(f"layer {name!r}: a transform needs a matrix, not {info.shape}")
+    try:
+        before.kinds(spelling, metadata.features(name))
+    except ValueError as error:
+        raise ValueError(f"layer {name!r}: {error}") from None
+
+
+def _known(owner: str, text: str) -> Format:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"{owner}: {error}") from None

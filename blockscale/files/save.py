@@ -1,0 +1,109 @@
+"""Write a model to a file of ours (docs/files.md)."""
+
+import os
+from pathlib import Path
+from uuid import uuid4
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from blockscale.files.metadata import Metadata, TensorInfo
+from blockscale.layers.layer import QLayer
+
+
+def save(model: nn.Module, path: str | Path) -> None:
+    """Write a model's state, quantized and float, to the safetensors file `path`.
+
+    Tensors that the model holds under several names are written once. The file appears whole or not
+    at all: it is written beside `path` and renamed. Raises ValueError if `path` is a directory and
+    OSError if it cannot be written.
+    """
+    path = Path(path)
+    if isinstance(model, QLayer):
+        raise ValueError(
+            f"a {type(model).__name__} by itself has no name for its weight: save the model it is "
+            f"in, or wrap it, e.g. in nn.Sequential(layer)"
+        )
+    if path.is_dir():
+        raise ValueError(
+            f"{path} is a directory: name the file to write, e.g. {path / 'model.safetensors'}"
+        )
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent} is not a directory: create it first")
+    metadata = describe(model)
+    tensors = _unique(model.state_dict(), metadata)
+    temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
+    try:
+        temporary.touch(exist_ok=False)
+        mode = (
+            temporary.stat().st_mode
+        )  # what the umask lets others do; save_file lets them nothing
+        save_file(tensors, temporary, metadata.encode())
+        temporary.chmod(mode)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def describe(model: nn.Module) -> Metadata:
+    """What a file of this model says of its quantized layers."""
+    metadata = Metadata()
+    first: dict[int, str] = {}
+    for name, layer in model.named_modules(remove_duplicate=False):
+        if not isinstance(layer, QLayer):
+            continue
+        weight, key = layer.weight, f"{name}.weight"
+        if first.setdefault(id(weight), key) == key:
+            metadata.tensors[key] = TensorInfo(
+                weight.fmt,
+                tuple(weight.shape),
+                str(weight.dtype).removeprefix("torch."),
+                weight.layout,
+            )
+        else:
+            metadata.aliases[key] = first[id(weight)]
+        parts = {"input": layer.input, "output": layer.output, "before": layer.before}
+        formats = {part: each.fmt for part, each in parts.items() if each is not None}
+        if formats:
+            metadata.layers[name] = formats
+    return metadata
+
+
+def _spellings(metadata: Metadata) -> set[str]:
+    """The entries of a state that hold formats, which the metadata has already."""
+    parts = {f"{layer}.{part}" for layer, formats in metadata.layers.items() for part in formats}
+    return {f"{name}._extra_state" for name in parts | set(metadata.tensors)}
+
+
+def _unique(state: dict[str, Tensor], metadata: Metadata) -> dict[str, Tensor]:
+    """Each tensor of a state once and contiguous; the names of the others become aliases."""
+    tied = tuple(f"{name}." for name in metadata.aliases)
+    spelled = _spellings(metadata)
+    first: dict[tuple[object, ...], str] = {}
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if (tied and name.startswith(tied)) or name in spelled:
+            continue
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} is a {type(tensor).__name__}: a file holds only tensors")
+        if tensor.device.type == "meta":
+            raise ValueError(f"{name} holds no data (meta device): load the weights before saving")
+        place = (
+            tensor.device,
+            tensor.data_ptr(),
+            tensor.dtype,
+            tuple(tensor.shape),
+            tensor.stride(),
+        )
+        if tensor.numel() and place in first:
+            metadata.aliases[name] = first[place]
+            continue
+        first[place] = name
+        whole = tensor.untyped_storage().nbytes() == tensor.nbytes
+        tensors[name] = (
+            tensor.contiguous() if whole else tensor.clone(memory_format=torch.contiguous_format)
+        )
+    return tensors

@@ -1,0 +1,1 @@
+"""Tensors a slab of rows at a time, so that memory does not depend on their size."""

@@ -1,0 +1,227 @@
+"""Quantize one tensor a slab at a time, to the bits of quantizing it whole.
+
+Three cases, by what spans the slabs (blockscale/files/slabs/slabs.py):
+
+    nothing         a slab of whole blocks is quantized by itself: group32, token, channel0, tiles
+    a block         a first pass merges the ranges of the slabs, and two more the sums of means
+                    (binary, ternary); a last one quantizes with the scales of the whole: tensor
+    an outer scale  a first pass finds the largest numerators, which alone decide the outer scale;
+                    a second one quantizes each slab beside them: nvfp4
+"""
+
+from collections.abc import Callable, Iterator
+from functools import reduce
+from math import prod
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from blockscale.core import reference
+from blockscale.core.block import WHOLE, Blocks
+from blockscale.core.format import Format
+from blockscale.core.reference import QParams, Ranges
+from blockscale.files.slabs import slabs
+from blockscale.files.slabs.means import StreamedBlocks
+from blockscale.files.slabs.pool import Map
+from blockscale.files.slabs.slabs import Cuts, Region, Sizes, Slab
+from blockscale.ops import primitives
+
+_LARGE = 4  # slabs this many times too large are not held several at a time
+_STOCHASTIC = 4  # times the memory: Philox computes in int64
+
+T = TypeVar("T")
+Read = Callable[[Cuts, Slab], Tensor]  # a slab, with the rank of the shape that is cut
+
+
+class Piece(NamedTuple):
+    """Part of what is stored: `rows` [r, ...] from row `row` on.
+
+    Rows are those of dimension 0, or of the first two dimensions taken as one.
+    """
+
+    part: str  # one of export.metadata.PARTS
+    row: int
+    rows: Tensor
+
+
+class Done(NamedTuple):
+    """What a slab gives: pieces, and what is to be noted of it."""
+
+    pieces: tuple[Piece, ...]
+    odd: int = 0  # NaN and infinite weights
+    clipped: int = 0  # scales that their format cannot hold
+    scales: int = 0
+
+
+class TensorQuantizer:
+    """Quantizes one tensor. `notes` is complete when `pieces` is exhausted."""
+
+    def __init__(
+        self,
+        read: Read,
+        shape: tuple[int, ...],
+        fmt: Format,
+        seed: int = 0,
+        elements: int | None = None,
+        run: Map = map,
+    ):
+        """read: slabs of a tensor of `shape`; seed: of stochastic rounding; elements: of a slab."""
+        self._read, self._fmt, self._seed, self._map = read, fmt, seed, run
+        self._odd = self._clipped = self._scales = 0
+        elements = slabs.SLAB if elements is None else elements
+        if fmt.rounding == "stochastic":
+            elements = max(elements // _STOCHASTIC, 1)
+        self._shape = slabs.flat_shape(shape, fmt)
+        self._scale, self._outer = slabs.block_sizes(fmt, len(self._shape))
+        self._cuts = slabs.cut(self._shape, (self._scale, self._outer), elements)
+        if self._cuts.elements > _LARGE * elements:
+            self._map = map  # blocks that may not be cut: one at a time
+
+    def pieces(self) -> Iterator[Piece]:
+        """Codes and scales, slab by slab; each part's rows come in order."""
+        for done in self._passes():
+            self._odd += done.odd
+            self._clipped += done.clipped
+            self._scales += done.scales
+            yield from done.pieces
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know about this tensor in this format."""
+        notes = []
+        if self._odd:
+            notes.append(f"{self._odd} of {prod(self._shape)} weights are NaN or infinite")
+        if self._clipped:
+            which = f"{self._clipped} of {self._scales} scales"
+            notes.append(f"{which} are outside the range of {self._fmt.scale}")
+        return tuple(notes)
+
+    def _passes(self) -> Iterator[Done]:
+        cuts = self._cuts
+        if not cuts.spans(self._outer):
+            yield from self._map(self._alone, cuts.slabs)
+        elif cuts.spans(self._scale) or cuts.dim:
+            qparams, done = self._choose(self._all_ranges())
+            yield done._replace(pieces=tuple(self._scale_pieces(qparams, cuts.slabs[0])))
+            yield from self._map(lambda slab: self._with_scale(slab, qparams), cuts.slabs)
+        else:
+            top = reduce(torch.maximum, self._map(self._top_of, cuts.slabs))
+            extra = Ranges(torch.zeros_like(top), top, torch.zeros_like(top, dtype=torch.bool))
+            yield from self._map(lambda slab: self._beside(slab, extra), cuts.slabs)
+
+    def _rows(self, slab: Slab) -> Tensor:
+        return self._read(self._cuts, slab)
+
+    def _alone(self, slab: Slab) -> Done:
+        """A slab that shares nothing with the others."""
+        x = self._rows(slab)
+        qparams, done = self._choose(reference.ranges(x, self._fmt))
+        pieces = (*self._scale_pieces(qparams, slab), self._codes(x, slab, qparams))
+        return done._replace(pieces=pieces, odd=_count_odd(x))
+
+    def _with_scale(self, slab: Slab, qparams: QParams) -> Done:
+        """A slab that takes its part of the scales of the whole tensor."""
+        x = self._rows(slab)
+        region = self._cuts.region(slab, self._scale)
+        scale, outer, zero_point = qparams
+        own = QParams(
+            scale[region],
+            None if outer is None else outer[self._cuts.region(slab, self._outer)],
+            None if zero_point is None else zero_point[region],
+        )
+        return Done((self._codes(x, slab, own),), odd=_count_odd(x))
+
+    def _beside(self, slab: Slab, extra: Ranges) -> Done:
+        """A slab that shares an outer scale with the others.
+
+        An outer scale depends on the largest numerator of its blocks alone. So one row that holds
+        the largest of each column stands for all rows outside the slab.
+        """
+        x = self._rows(slab)
+        ranges = reference.ranges(x, self._fmt)
+        both = Ranges(*(torch.cat(pair) for pair in zip(ranges, extra, strict=True)))
+        qparams, done = self._choose(both, ranges.low.shape[0])
+        pieces = (*self._scale_pieces(qparams, slab), self._codes(x, slab, qparams))
+        return done._replace(pieces=pieces, odd=_count_odd(x))
+
+    def _top_of(self, slab: Slab) -> Tensor:
+        """The largest numerators along dimension 0, of blocks that take part in an outer scale."""
+        ranges = reference.ranges(self._rows(slab), self._fmt)
+        a = reference.numerator(ranges.low, ranges.high, self._fmt)
+        return torch.where(ranges.poisoned, 0.0, a).amax(0, keepdim=True)
+
+    def _all_ranges(self) -> Ranges:
+        """The ranges of the whole tensor."""
+        low, high = (torch.zeros(self._fmt.block.scale_shape(self._shape)) for _ in range(2))
+        poisoned = torch.zeros_like(low, dtype=torch.bool)
+        for region, own in self._each(self._own_ranges):
+            low[region] = torch.minimum(low[region], own.low)
+            high[region] = torch.maximum(high[region], own.high)
+            poisoned[region] |= own.poisoned
+        if self._cuts.spans(self._scale):
+            largest = torch.maximum(-low, high)
+            means = StreamedBlocks(largest, self._fmt.block, self._each)
+            magnitude = self._fmt.element.magnitude(means)
+            if magnitude is not None:
+                low, high = -magnitude, magnitude
+        return Ranges(low, high, poisoned)
+
+    def _each(self, work: Callable[[Tensor, Region], T]) -> Iterator[tuple[Region, T]]:
+        """`work` of every slab, as float32, and the region of its scales."""
+        regions = [self._cuts.region(slab, self._scale) for slab in self._cuts.slabs]
+        pairs = zip(self._cuts.slabs, regions, strict=True)
+        found = self._map(lambda pair: work(reference.widen(self._rows(pair[0])), pair[1]), pairs)
+        return zip(regions, found, strict=True)
+
+    def _own_ranges(self, x: Tensor, region: Region) -> Ranges:
+        """Of one slab; where blocks span slabs, of its values, even if a scale will be a mean."""
+        del region
+        if not self._cuts.spans(self._scale):
+            return reference.ranges(x, self._fmt)
+        blocks = Blocks(x, self._fmt.block)
+        low, high = blocks.range()
+        poisons = self._fmt.scale.poisons
+        return Ranges(low, high, blocks.poisoned() if poisons else torch.zeros_like(low) > 0)
+
+    def _choose(self, ranges: Ranges, count: int | None = None) -> tuple[QParams, Done]:
+        """The scales of the first `count` rows of ranges, or of all, and how many do not fit."""
+        clipped = reference.scale_saturates(ranges.low, ranges.high, self._fmt)
+        scale, outer, zero_point = reference.qparams_from_range(*ranges, self._fmt)
+        if count is not None:
+            clipped, scale = clipped[:count], scale[:count]
+            zero_point = None if zero_point is None else zero_point[:count]
+        done = Done((), clipped=int(clipped.sum()), scales=clipped.numel())
+        return QParams(scale, outer, zero_point), done
+
+    def _scale_pieces(self, qparams: QParams, slab: Slab) -> Iterator[Piece]:
+        """The scales of a slab; an outer scale that slabs share comes with the first of them."""
+        scale, outer, zero_point = qparams
+        row = self._row(slab, self._scale)
+        yield Piece("scale", row, self._flat(scale))
+        if zero_point is not None:
+            yield Piece("zero_point", row, self._flat(zero_point))
+        if outer is not None and (row == 0 or not self._cuts.spans(self._outer)):
+            yield Piece("outer", self._row(slab, self._outer), self._flat(outer))
+
+    def _row(self, slab: Slab, sizes: Sizes) -> int:
+        """Where a slab's part of something begins that has one entry for each block of `sizes`."""
+        size = sizes[self._cuts.dim] if self._shape else WHOLE
+        if size == WHOLE:  # shared by all slabs of a matrix, and written with the first of them
+            return slab.matrix
+        return slab.matrix * -(-self._cuts.count // size) + slab.start // size
+
+    def _codes(self, x: Tensor, slab: Slab, qparams: QParams) -> Piece:
+        row = slab.matrix * self._cuts.count + slab.start
+        seed = torch.tensor([self._seed, row * prod(self._shape[self._cuts.dim + 1 :])])
+        scale, outer, zero_point = qparams
+        packed = primitives.quantize(x, scale, zero_point, outer, str(self._fmt), seed)
+        return Piece("codes", row, self._flat(packed))
+
+    def _flat(self, part: Tensor) -> Tensor:
+        """Part of what is stored, with the dimensions up to the cut one as one."""
+        return part.flatten(0, 1) if self._cuts.dim else part
+
+
+def _count_odd(x: Tensor) -> int:
+    return x.numel() - int(x.isfinite().sum())

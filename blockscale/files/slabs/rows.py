@@ -1,0 +1,152 @@
+"""Tensors of a file, a slab at a time, in the layout that they have when they are quantized."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from blockscale.core.layout import from_stored, stored_shape, to_stored
+from blockscale.core.parse import parse
+from blockscale.files.contents import Checkpoint
+from blockscale.files.metadata import TensorInfo
+from blockscale.files.slabs.slabs import Cuts, Region, Sizes, Slab, block_sizes
+from blockscale.files.stream import Reader
+from blockscale.layers.before import Before
+from blockscale.ops import primitives
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Rows(Protocol):
+    """A tensor that can be read in slabs.
+
+    shape:  as stored
+    blocks: sizes of the blocks that a slab must not cut
+    """
+
+    shape: tuple[int, ...]
+    blocks: tuple[Sizes, ...]
+
+    def read(self, cuts: Cuts, slab: Slab) -> Tensor:
+        """A slab, with the rank of `shape`."""
+
+
+class FloatRows:
+    """A tensor that is stored as it is, seen in a layout."""
+
+    blocks: tuple[Sizes, ...] = ()
+
+    def __init__(self, reader: Reader, name: str, layout: str = "plain"):
+        self._reader, self._name, self._layout = reader, name, layout
+        self.shape = stored_shape(reader.tensors[name].shape, layout)
+        self._whole: Tensor | None = None
+        if layout == "transposed":  # a slab of columns would lie scattered over the whole tensor
+            self._whole = to_stored(reader.tensor(name), layout)
+
+    def read(self, cuts: Cuts, slab: Slab) -> Tensor:
+        """A slab in the file's dtype; `cuts` may see leading dimensions as one."""
+        if self._whole is not None:
+            return self._whole[slab.start : slab.stop].contiguous()
+        if self._layout == "channels_last":
+            return to_stored(self._reader.rows(self._name, slab.start, slab.stop), self._layout)
+        region = slice(slab.matrix, slab.matrix + 1), slice(slab.start, slab.stop)
+        return _read(self._reader, self._name, region if cuts.dim else region[1:], cuts.shape)
+
+
+def _read(reader: Reader, name: str, region: Region, shape: tuple[int, ...]) -> Tensor:
+    """A region of a tensor of `shape`: rows of dimension 0, or of dimension 1 at one index of 0."""
+    if len(region) < 2:
+        start, stop = (region[0].start, region[0].stop) if region else (0, 1)
+        return reader.rows(name, start, stop, shape)
+    first = region[0].start * shape[1]
+    flat = (shape[0] * shape[1], *shape[2:])
+    return reader.rows(name, first + region[1].start, first + region[1].stop, flat)[None]
+
+
+class QuantizedRows:
+    """A quantized tensor, dequantized to float32."""
+
+    def __init__(
+        self,
+        parts: Mapping[str, tuple[Reader, str]],
+        info: TensorInfo,
+        before: Before | None = None,
+    ):
+        """parts: {part: the file it is in, its name there}.
+
+        before: what the layer's input goes through; rows are those of the original weight.
+        """
+        self._parts, self._fmt, self._before = parts, parse(info.format), before
+        self.shape = stored_shape(info.shape, info.layout)
+        self._scale, self._outer = block_sizes(self._fmt, len(self.shape))
+        self.blocks: tuple[Sizes, ...] = (self._scale, self._outer)
+
+    def read(self, cuts: Cuts, slab: Slab) -> Tensor:
+        """A slab in float32."""
+        ones = tuple(1 for _ in self.shape)
+        packed = self._part("codes", ones, cuts, slab)
+        scale = self._part("scale", self._scale, cuts, slab)
+        assert packed is not None and scale is not None
+        zero_point = self._part("zero_point", self._scale, cuts, slab)
+        outer = self._part("outer", self._outer, cuts, slab)
+        size = self.shape[-1] if self.shape else 1
+        values: Tensor = primitives.dequantize(
+            packed, scale, zero_point, outer, str(self._fmt), size, torch.float32
+        )
+        return values if self._before is None else self._before.from_weight(values)
+
+    def _part(self, part: str, sizes: Sizes, cuts: Cuts, slab: Slab) -> Tensor | None:
+        """What a slab needs of a part that has one entry for each block of `sizes`."""
+        if part not in self._parts:
+            return None
+        reader, name = self._parts[part]
+        if len(self.shape) < 2:  # one slab, whose codes are packed along its rows
+            return reader.tensor(name)
+        return _read(reader, name, cuts.region(slab, sizes), reader.tensors[name].shape)
+
+
+class OtherLayoutRows:
+    """A quantized tensor seen in a layout that it is not stored in: dequantized as a whole."""
+
+    blocks: tuple[Sizes, ...] = ()
+
+    def __init__(self, rows: QuantizedRows, info: TensorInfo, layout: str):
+        self.shape = stored_shape(info.shape, layout)
+        count = max(rows.shape[0], 1)
+        values = rows.read(Cuts(rows.shape, 0, count), Slab(0, rows.shape[0]))
+        self._values = to_stored(from_stored(values, info.layout, info.shape), layout)
+
+    def read(self, cuts: Cuts, slab: Slab) -> Tensor:
+        """A slab in float32."""
+        if cuts.dim:
+            return self._values[slab.matrix : slab.matrix + 1, slab.start : slab.stop]
+        return self._values[slab.start : slab.stop]
+
+
+class OpenCheckpoint(ExitStack):
+    """A checkpoint whose files are opened when they are first asked for, and closed together."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        super().__init__()
+        self._checkpoint = checkpoint
+        self._readers: dict[Path, Reader] = {}
+
+    def rows(self, name: str, layout: str) -> Rows:
+        """A tensor, quantized or not, seen in a layout."""
+        info = self._checkpoint.metadata.tensors.get(name)
+        if info is None:
+            return FloatRows(self._reader(name), name, layout)
+        parts = self._checkpoint.parts_of(name)
+        before = self._checkpoint.before(name.removesuffix(".weight"))
+        readers = {part: (self._reader(n), n) for part, n in parts.items()}
+        rows = QuantizedRows(readers, info, before)
+        return rows if layout == info.layout else OtherLayoutRows(rows, info, layout)
+
+    def _reader(self, stored: str) -> Reader:
+        path = self._checkpoint.files[stored]
+        if path not in self._readers:
+            self._readers[path] = self.enter_context(Reader(path))
+        return self._readers[path]

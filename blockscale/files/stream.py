@@ -1,0 +1,184 @@
+"""safetensors files a piece at a time: reading and writing hold no more than what is asked for.
+
+A file's space is reserved before its first tensor is computed. Reading goes through `pread`, not
+`mmap`: mapped pages would count as this process's memory until the kernel takes them back.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import torch
+from torch import Tensor
+
+from blockscale.files.header import LARGEST, LENGTH, Spec, parse_header
+from blockscale.files.metadata import FileError
+
+_CHUNK = 1 << 24  # bytes copied at a time
+
+
+class Reader:
+    """A safetensors file open for reading.
+
+    tensors:  {name: Spec}, in the file's order
+    metadata: what the file says about itself
+    size:     bytes of the whole file
+
+    Raises FileError for a file that is not safetensors or is cut short.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file = os.open(path, os.O_RDONLY)
+        try:
+            self.size = os.fstat(self._file).st_size
+            self.tensors, self.metadata = self._header()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the file back."""
+        os.close(self._file)
+
+    def _header(self) -> tuple[dict[str, Spec], dict[str, str]]:
+        length = int.from_bytes(os.pread(self._file, LENGTH, 0), "little")
+        if not 2 <= length <= min(LARGEST, self.size - LENGTH):
+            self._refuse(f"it has {self.size} bytes, and its header would take {length}")
+        try:
+            tensors, metadata = parse_header(os.pread(self._file, length, LENGTH))
+        except ValueError as error:
+            self._refuse(f"its header cannot be read ({error})")
+        end = LENGTH + length + sum(tensor.nbytes for tensor in tensors.values())
+        if end != self.size:
+            self._refuse(f"it has {self.size} bytes, and its header describes {end}")
+        return tensors, metadata
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise FileError(
+            f"{self.path}: not a complete safetensors file: {reason}. Download or copy it again"
+        )
+
+    def rows(
+        self, name: str, start: int, stop: int, shape: tuple[int, ...] | None = None
+    ) -> Tensor:
+        """Rows [start, stop) of a tensor -> [stop - start, ...]; rank 0 has one row, [].
+
+        shape: to be seen as, with the same elements, e.g. leading dimensions made one.
+        """
+        tensor = self.tensors[name]
+        dtype = tensor.torch_dtype
+        if dtype is None:
+            raise FileError(
+                f"{self.path}: tensor {name!r} has dtype {tensor.dtype}, which torch has not"
+            )
+        shape = tensor.shape if shape is None else shape
+        row = tensor.nbytes // max(shape[0] if shape else 1, 1)
+        rows = torch.empty((stop - start, *shape[1:]) if shape else (), dtype=dtype)
+        self._fill(_bytes_of(rows), tensor.start + start * row)
+        return rows
+
+    def tensor(self, name: str) -> Tensor:
+        """The whole of a tensor."""
+        shape = self.tensors[name].shape
+        return self.rows(name, 0, shape[0] if shape else 1)
+
+    def chunks(self, name: str) -> Iterator[memoryview]:
+        """The bytes of a tensor, a few MB at a time."""
+        tensor = self.tensors[name]
+        for start in range(0, tensor.nbytes, _CHUNK):
+            chunk = memoryview(bytearray(min(_CHUNK, tensor.nbytes - start)))
+            self._fill(chunk, tensor.start + start)
+            yield chunk
+
+    def _fill(self, target: memoryview, start: int) -> None:
+        done = 0
+        while done < len(target):
+            data = os.pread(self._file, min(_CHUNK, len(target) - done), start + done)
+            if not data:
+                raise FileError(
+                    f"{self.path}: ends at byte {start + done}: it was cut while being read"
+                )
+            target[done : done + len(data)] = data
+            done += len(data)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    flat: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(flat)
+
+
+class Writer:
+    """A safetensors file whose pieces are written in any order.
+
+    resumed: whether `path` was already this file, begun by an earlier run; its pieces are kept.
+    """
+
+    def __init__(self, path: Path, header: bytes, tensors: Mapping[str, Spec]):
+        """header, tensors: what `lay_out` gave."""
+        self._path, self._tensors = path, tensors
+        size = len(header) + sum(tensor.nbytes for tensor in tensors.values())
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            same = os.fstat(self._file).st_size == size
+            self.resumed = same and os.pread(self._file, len(header), 0) == header
+            if not self.resumed:
+                os.ftruncate(self._file, 0)
+                _reserve(self._file, size)
+                self._put(memoryview(header), 0)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._file)
+
+    def rows(self, name: str, row: int, rows: Tensor) -> None:
+        """Write `rows` [r, ...] from index `row` on; leading dimensions may have been made one."""
+        assert rows.dtype == self._tensors[name].torch_dtype, (name, rows.dtype)
+        size = rows.nbytes // max(rows.shape[0] if rows.ndim else 1, 1)
+        self.chunk(name, row * size, _bytes_of(rows.contiguous()))
+
+    def chunk(self, name: str, offset: int, data: memoryview) -> None:
+        """Write bytes from `offset` of a tensor on."""
+        tensor = self._tensors[name]
+        assert 0 <= offset <= tensor.nbytes - len(data), (name, offset, len(data), tensor)
+        self._put(data, tensor.start + offset)
+
+    def _put(self, data: memoryview, start: int) -> None:
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self._file, data[done:], start + done)
+
+    def sync(self) -> None:
+        """Return when what was written is on the disk."""
+        getattr(os, "fdatasync", os.fsync)(self._file)  # macOS has no fdatasync
+
+
+def _reserve(file: int, size: int) -> None:
+    """Take the file's space now, so that a full disk is found before hours of work."""
+    if hasattr(os, "posix_fallocate") and size:
+        os.posix_fallocate(file, 0, size)
+    else:
+        os.ftruncate(file, size)

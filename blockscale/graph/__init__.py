@@ -1,0 +1,6 @@
+"""Programs between layers: what stands for a whole model, as a graph."""
+
+from blockscale.graph.integer.convert import IntegerModel as IntegerModel
+from blockscale.graph.integer.convert import to_integer as to_integer
+from blockscale.graph.integer.convert import with_integer_bias as with_integer_bias
+from blockscale.graph.integer.layers import NotIntegerError as NotIntegerError

@@ -1,0 +1,1 @@
+"""Models under power-of-two scales on integers and shifts alone (docs/power_of_two.md)."""

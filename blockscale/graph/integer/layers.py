@@ -1,0 +1,184 @@
+"""What integer arithmetic needs to know of a quantized layer, and what keeps it from it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.core.bits import exponent
+from blockscale.core.elements.binary import Binary
+from blockscale.core.elements.integer import Integer
+from blockscale.core.elements.ternary import Ternary
+from blockscale.core.format import Format
+from blockscale.core.layout import from_stored
+from blockscale.core.reference import QParams, step_of
+from blockscale.core.scale import PowerOfTwo
+from blockscale.graph.integer.arithmetic import (
+    FLOAT32_EXACT,
+    INT32_MAX,
+    SHIFT_ROUNDINGS,
+    integer_bias,
+    largest_sum,
+)
+from blockscale.graph.integer.steps import IntegerConv, IntegerLinear
+from blockscale.layers.conv import QConv
+from blockscale.layers.layer import QLayer
+from blockscale.layers.linear import QLinear
+from blockscale.layers.store import QInput
+
+_LOWEST, _HIGHEST = -149, 103  # float32 holds 2^-149, and 2^24 steps of 2^103
+_DEAD = -7  # the exponent of weights that are all zero: that of int8 weights up to 1
+
+
+class NotIntegerError(ValueError):
+    """A part of the model that integer arithmetic cannot take over; the message names it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fixed:
+    """What integers [...] mean: (code - zero_point) * 2^exponent.
+
+    exponent: int32, one for all or broadcasting with the values; largest: of |code - zero_point|.
+    """
+
+    exponent: Tensor
+    zero_point: int
+    largest: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether float32 holds each of these values, and so adds them without rounding."""
+        return self.largest <= FLOAT32_EXACT
+
+
+def check_fixed(fixed: Fixed, what: str) -> Fixed:
+    """The same. Raises NotIntegerError for integers beyond int32 and steps beyond float32."""
+    if fixed.largest > INT32_MAX:
+        raise NotIntegerError(
+            f"{what} can reach {fixed.largest}, more than int32 holds ({INT32_MAX}): "
+            f"use fewer bits or inputs"
+        )
+    low, high = int(fixed.exponent.min()), int(fixed.exponent.max())
+    if low < _LOWEST or high > _HIGHEST:
+        raise NotIntegerError(
+            f"{what} have steps from 2^{low} to 2^{high}, outside 2^{_LOWEST} ... 2^{_HIGHEST}: "
+            f"was a scale chosen from zeros?"
+        )
+    return fixed
+
+
+def of_quantizer(quantizer: QInput | None, what: str) -> Fixed:
+    """What the codes of a layer's static input or output mean. Raises NotIntegerError."""
+    if quantizer is None:
+        raise NotIntegerError(
+            f"{what} has no format: give it one such as 'int8:tensor:pow2/nearest'"
+        )
+    fmt = quantizer.format
+    if not isinstance(fmt.element, Integer) or fmt.rounding not in SHIFT_ROUNDINGS:
+        raise NotIntegerError(
+            f"{what} is {fmt}, which no shift gives: use integers without stochastic rounding"
+        )
+    _check_scale(fmt, what)
+    if not quantizer.static:
+        raise NotIntegerError(
+            f"{what} chooses its scale when it runs: give it a static one (bs.calibrate does)"
+        )
+    scale, zero_point, _ = quantizer.parts
+    assert scale is not None
+    if scale.numel() != 1:
+        raise NotIntegerError(
+            f"{what} is {fmt}: scales by channel cannot leave a sum, use 'tensor'"
+        )
+    low, high = (int(limit) for limit in fmt.element.limits(fmt.wide))
+    zero = 0 if zero_point is None else int(zero_point)
+    exponents = _exponents(QParams(scale, None, zero_point), fmt, what).reshape(())
+    return Fixed(exponents, zero, max(high - zero, zero - low))
+
+
+def _check_scale(fmt: Format, what: str) -> None:
+    if not isinstance(fmt.scale, PowerOfTwo):
+        raise NotIntegerError(
+            f"{what} is {fmt}: requantizing by a shift needs a power-of-two scale, "
+            f"pow2/RULE or e8m0/RULE, not {fmt.scale}"
+        )
+
+
+def _exponents(qparams: QParams, fmt: Format, what: str) -> Tensor:
+    """The exponents of the steps, int32."""
+    steps = step_of(qparams, fmt)
+    if not bool(steps.isfinite().all()):
+        raise NotIntegerError(f"{what} has a scale that is NaN: it was chosen from NaN or infinity")
+    return exponent(steps)
+
+
+def _weight(layer: QLayer, what: str) -> tuple[Tensor, Tensor]:
+    """Codes of the weight in its stored layout [n, k], int8 or int16, and exponents [n] int32."""
+    q = layer.weight.tensor
+    fmt, zero_point = q.format, q.zero_point
+    if not isinstance(fmt.element, Integer | Ternary | Binary):
+        raise NotIntegerError(f"{what} is {fmt}: its codes are not integers")
+    _check_scale(fmt, what)
+    scale, rows = q.qparams.scale, q.shape[0]
+    if scale.numel() not in (1, rows) or scale.shape[-1] != 1:
+        raise NotIntegerError(
+            f"{what} is {fmt}: scales that change within a sum cannot leave it, "
+            f"use 'channel0' or 'tensor'"
+        )
+    codes = q.codes.to(torch.int16)
+    if zero_point is not None:
+        codes = codes - zero_point.to(torch.int16)
+    small = bool((codes.abs() <= 127).all())
+    exponents = _exponents(q.qparams, fmt, what).reshape(-1).expand(rows)
+    dead = (codes == 0).all(1)  # then the scale is the smallest there is, and says nothing
+    alive = exponents[~dead]
+    exponents = torch.where(dead, int(alive.max()) if alive.numel() else _DEAD, exponents)
+    return codes.to(torch.int8) if small else codes, exponents
+
+
+def sums(layer: QLayer, name: str) -> tuple[Tensor, Tensor | None, Fixed]:
+    """A layer -> its weight's codes [n, k], its bias [n] int32 and what its sums mean.
+
+    Raises NotIntegerError for scales or formats that do not fit, and for sums beyond int32.
+    """
+    if layer.before is not None:
+        raise NotIntegerError(
+            f"{name!r} transforms its input in float ({layer.before.fmt}): calibrate without it"
+        )
+    given = of_quantizer(layer.input, f"the input of {name!r}")
+    codes, of_weight = _weight(layer, f"the weight of {name!r}")
+    exponents = given.exponent + of_weight
+    bias = layer._parameters["bias"]
+    if bias is not None and bias.dtype != torch.float32:
+        raise NotIntegerError(f"the bias of {name!r} is {bias.dtype}: use model.float()")
+    try:
+        offset = None if bias is None else integer_bias(bias, exponents)
+    except ValueError as error:
+        raise NotIntegerError(f"{name!r}: {error}") from None
+    fixed = Fixed(exponents, 0, largest_sum(codes, offset, given.largest))
+    return codes, offset, check_fixed(fixed, f"sums of {name!r}")
+
+
+def integer_layer(layer: QLayer, name: str) -> tuple[nn.Module, Fixed]:
+    """A quantized layer -> the step from its input's codes to int32 sums, and what those mean."""
+    if not isinstance(layer, QLinear | QConv):
+        raise NotIntegerError(f"{name!r} ({type(layer).__name__}) has no integer form")
+    codes, bias, fixed = sums(layer, name)
+    zero_point = of_quantizer(layer.input, name).zero_point
+    if isinstance(layer, QLinear):
+        return IntegerLinear(codes, bias, zero_point), _uniform(fixed, fixed.exponent)
+    if layer.padding_mode != "zeros":
+        raise NotIntegerError(f"{name!r} pads with {layer.padding_mode!r}: only zeros are there")
+    weight = from_stored(codes, "channels_last", layer.weight.shape).contiguous()
+    settings: Any = (list(layer.stride), layer._inside, list(layer.dilation), layer.groups)
+    by_channel = fixed.exponent.reshape(-1, *(1,) * (weight.ndim - 2))
+    return IntegerConv(weight, bias, zero_point, layer._around, settings), _uniform(
+        fixed, by_channel
+    )
+
+
+def _uniform(fixed: Fixed, exponents: Tensor) -> Fixed:
+    """With one exponent for all, where all are equal: shapes may then change freely."""
+    if bool((exponents == exponents.reshape(-1)[:1]).all()):
+        exponents = exponents.reshape(-1)[0]
+    return Fixed(exponents.clone(), fixed.zero_point, fixed.largest)

@@ -1,0 +1,1 @@
+"""The ways to multiply with a quantized weight, and what they share."""

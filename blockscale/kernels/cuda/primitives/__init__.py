@@ -1,0 +1,1 @@
+"""What the primitives' ops launch, and how: views of a tensor's blocks, settings, programs."""

@@ -1,0 +1,182 @@
+"""What a kernel's Python did in one call (recorder.py), done again without it.
+
+Memory is taken, kernels are started, and few operations of torch's own are done. What only kernels
+see lies in one piece of memory. It comes as it is, also where torch would fill it to find bugs
+(torch.utils.deterministic): nothing may be read of it that was not written.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockscale.kernels.cuda.replay.relaunch import Launch
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor's number in a list; where a Slot stands among arguments, that tensor belongs."""
+
+    number: int
+
+
+@dataclass
+class Repeat:
+    """An operation of torch's own."""
+
+    operation: Any
+    arguments: tuple[Any, ...]
+    named: dict[str, Any]
+    out: int
+
+    def __call__(self, at: list[int], tensors: list[Any], stream: int) -> None:
+        """Do it again."""
+        del stream
+        arguments = [self._filled(each, tensors) for each in self.arguments]
+        named = {name: self._filled(each, tensors) for name, each in self.named.items()}
+        found = tensors[self.out] = self.operation(*arguments, **named)
+        at[self.out] = found.data_ptr()
+
+    @staticmethod
+    def _filled(argument: Any, tensors: list[Any]) -> Any:
+        return tensors[argument.number] if type(argument) is Slot else argument
+
+    @property
+    def reads(self) -> set[int]:
+        """The slots that it needs as tensors."""
+        every = (*self.arguments, *self.named.values())
+        return {each.number for each in every if type(each) is Slot}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a tensor is, beside its numbers."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Memory":
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+    @property
+    def compact(self) -> bool:
+        """Whether its elements lie side by side, in order."""
+        apart = [math.prod(self.shape[i:]) for i in range(1, len(self.shape) + 1)]
+        each = zip(self.shape, self.stride, apart, strict=True)
+        return all(n == 1 or stride == after for n, stride, after in each)
+
+    @property
+    def nbytes(self) -> int:
+        """From its first element to its last."""
+        last = sum((n - 1) * stride for n, stride in zip(self.shape, self.stride, strict=True))
+        return (last + 1) * self.dtype.itemsize
+
+
+@dataclass
+class View:
+    """A tensor in the memory of another, so many bytes beyond its first."""
+
+    whole: int
+    beyond: int
+    memory: Memory
+    out: int
+
+    def __call__(self, at: list[int], tensors: list[Any], stream: int) -> None:
+        """Make it."""
+        del at, stream
+        whole, memory = tensors[self.whole], self.memory
+        if whole.dtype is not memory.dtype:
+            whole = whole.view(memory.dtype)
+        first = whole.storage_offset() + self.beyond // memory.dtype.itemsize
+        tensors[self.out] = whole.as_strided(memory.shape, memory.stride, first)
+
+    @property
+    def reads(self) -> set[int]:
+        """The slot that it needs as a tensor."""
+        return {self.whole}
+
+
+@dataclass
+class Take:
+    """A new tensor, for operations of torch's own."""
+
+    out: int
+    memory: Memory
+
+    def __call__(self, at: list[int], tensors: list[Any], stream: int) -> None:
+        """Take memory."""
+        del stream
+        memory = self.memory
+        found = tensors[self.out] = take(memory.shape, memory.stride, memory.dtype)
+        at[self.out] = found.data_ptr()
+
+
+@dataclass
+class Drop:
+    """Tensors that nothing needs any more: what comes next may have their memory."""
+
+    slots: list[int]
+
+    def __call__(self, at: list[int], tensors: list[Any], stream: int) -> None:
+        """Give it back."""
+        del at, stream
+        for slot in self.slots:
+            tensors[slot] = None
+
+
+Step = Launch | Repeat | View
+
+
+@dataclass
+class Recording:
+    """A call to be repeated. Slots: the tensors of its arguments come first.
+
+    lent: slots in one piece of memory of `scratch` bytes, which only kernels see, and where there.
+    result: slots; alone: whether it is one tensor, no list.
+    """
+
+    device: int
+    slots: int
+    lent: list[tuple[int, int]]
+    scratch: int
+    steps: list[Step | Take | Drop]
+    result: list[int]
+    alone: bool
+
+    def __call__(self, given: list[Tensor], at: list[int]) -> Any:
+        """The result for other tensors of the same kind. at: their addresses, which is added to."""
+        if current_device() != self.device:
+            with torch.cuda.device(self.device):
+                return self(given, at)
+        new = self.slots - len(at)
+        at += [0] * new
+        tensors: list[Any] = [*given, *[None] * new]
+        if self.scratch:
+            held = take((self.scratch,), (1,), torch.uint8)
+            start = held.data_ptr()
+            for slot, beyond in self.lent:
+                at[slot] = start + beyond
+        stream = current_stream(self.device)
+        for step in self.steps:
+            step(at, tensors, stream)
+        if self.alone:
+            return tensors[self.result[0]]
+        return [tensors[slot] for slot in self.result]
+
+
+def _take(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """New memory on the current device."""
+    return torch.empty_strided(shape, stride, dtype=dtype, device="cuda")
+
+
+try:  # in less time: what Inductor's code calls, which another torch may not have
+    from torch._C._dynamo.guards import _empty_strided_cuda as take  # type: ignore[attr-defined]
+except ImportError:
+    take = _take
+# A torch without CUDA has neither
+current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)

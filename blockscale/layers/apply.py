@@ -1,0 +1,184 @@
+"""quantize_: put quantized layers into a model, by a recipe, and say what became of every part."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from blockscale.core import reference
+from blockscale.core.format import Format
+from blockscale.core.layout import to_stored
+from blockscale.core.ledger import Entry, Ledger
+from blockscale.core.philox import named_seed
+from blockscale.core.recipe import Recipe
+from blockscale.layers.before import Before
+from blockscale.layers.layer import QLayer
+from blockscale.layers.plan import Plan, plan_layers, plan_others, quantized_class
+from blockscale.layers.store import QWeight
+from blockscale.layers.supplied import Scales, Supplied, supplied
+from blockscale.ops.quantize import quantize
+from blockscale.ops.tensor import QTensor
+
+
+def quantize_(
+    model: nn.Module,
+    recipe: Recipe | Format | str | Path,
+    *,
+    strict: bool = False,
+    input_scales: Scales | None = None,
+    output_scales: Scales | None = None,
+    weights: Mapping[str, QTensor] | None = None,
+    before: Mapping[str, Before] | None = None,
+    seed: int | None = None,
+) -> Ledger:
+    """Quantize a model in place: its Linear, Conv1d, Conv2d, Embedding and Conv1D (GPT-2) layers.
+
+    recipe: a Recipe; a Format, name or spelling quantizes weights only; a path of a JSON file.
+    strict: raise SkippedError, before anything is changed, if something that the recipe covers
+        cannot be quantized or a pattern matches nothing. Otherwise one warning names them.
+    input_scales, output_scales: {layer: stored scale, or (scale, zero point)}, for static ones.
+    weights: {layer: its weight's codes, in the stored layout (blockscale.core.layout)}.
+    before: {layer: a Before module}, what its input goes through first; its weight is quantized
+        after `to_weight`, unless it is in `weights`.
+    seed: for stochastic rounding of weights.
+
+    Returns the Ledger: every layer and every other parameter, quantized with what, or why not.
+    Layers that share one weight (tied embeddings) share its codes if all of them get one format.
+    Raises ValueError for a recipe, scale, weight or module that does not fit. Whatever is raised,
+    the model is unchanged then.
+    """
+    recipe = Recipe.read(recipe)
+    plans = plans_for(model, recipe)
+    places = supplied(plans, input_scales, output_scales, weights, before)
+    ledger = apply(model, plans, recipe, places, strict=strict, seed=seed)
+    ledger.warn()
+    return ledger
+
+
+def plans_for(model: nn.Module, recipe: Recipe) -> list[Plan]:
+    """What is to become of each layer. Raises ValueError for a model that is itself a layer."""
+    if isinstance(model, QLayer) or quantized_class(model) is not None:
+        raise ValueError(
+            f"the model is itself a {type(model).__name__}, which cannot be replaced in place: "
+            f"wrap it, e.g. in nn.Sequential(layer)"
+        )
+    return plan_layers(model, recipe)
+
+
+def apply(
+    model: nn.Module,
+    plans: list[Plan],
+    recipe: Recipe,
+    places: dict[str, Supplied],
+    *,
+    strict: bool = False,
+    seed: int | None = None,
+) -> Ledger:
+    """Do what the plans say, all of it or nothing; the ledger has not warned yet."""
+    others = list(plan_others(model, plans, recipe))
+    unmatched = check(plans, others, recipe, strict=strict)
+    weights: dict[int, QWeight] = {}
+    layers: dict[str, nn.Module] = {}
+    entries: dict[str, Entry] = {}
+    for each in plans:
+        if each.entry.status == "quantized":
+            layer, entries[each.name] = _build(each, weights, places[each.name], seed)
+            layers |= dict.fromkeys(each.names, layer)
+    swap(model, layers)
+    for each in plans:
+        each.entry = entries.get(each.name, each.entry)
+    return Ledger([*_entries(plans), *others], unmatched)
+
+
+def check(
+    plans: list[Plan], others: list[Entry], recipe: Recipe, *, strict: bool
+) -> tuple[str, ...]:
+    """The recipe's patterns that match nothing. Raises SkippedError if strict asks for it."""
+    names = [name for each in plans for name in each.names] + [entry.name for entry in others]
+    unmatched = recipe.unmatched(names)
+    if strict:
+        Ledger([*_entries(plans), *others], unmatched).raise_if_skipped()
+    return unmatched
+
+
+def swap(model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Put layers in by name, all or none; what was there, to be put back by another call."""
+    old = {name: model.get_submodule(name) for name in layers}
+    try:
+        _put(model, layers)
+    except BaseException:
+        _put(model, old)
+        raise
+    return old
+
+
+def _put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
+    for name, layer in layers.items():
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, layer)
+
+
+def _entries(plans: list[Plan]) -> list[Entry]:
+    return [entry for each in plans for entry in each.entries()]
+
+
+def _build(
+    plan: Plan, weights: dict[int, QWeight], place: Supplied, seed: int | None
+) -> tuple[QLayer, Entry]:
+    """The quantized layer and what the ledger says of it."""
+    parameter, fmt = plan.parameter, plan.scheme.weight
+    assert plan.kind is not None and parameter is not None and fmt is not None
+    notes: list[str] = []
+    if plan.owns_weight:
+        own = None if seed is None else named_seed(seed, f"{plan.name}.weight")
+        weights[id(parameter)], notes = _weight(plan, place, own)
+    weight = weights[id(parameter)]
+    layer = plan.kind.from_float(plan.module, weight, plan.scheme)
+    for part in ("input", "output"):
+        if (quantizer := getattr(place, part)) is not None:
+            setattr(layer, part, quantizer.to(parameter.device))
+    if place.before is not None:
+        layer.set_before(place.before)
+    layer.take_place_of(plan.module)
+    unused = plan.scheme.input is not None and layer.input is None
+    reasons = ["shares the codes of a tied layer"] * (not plan.owns_weight)
+    reasons += ["its input is indices, which have no format"] * unused
+    entry = replace(
+        plan.entry,
+        weight=weight.fmt,
+        input="" if layer.input is None else layer.input.fmt,
+        output="" if layer.output is None else layer.output.fmt,
+        reason="; ".join(reasons),
+        details=place.told,
+        notes=tuple(notes),
+        bytes_after=plan.bytes_beside + _nbytes(layer, plan.owns_weight),
+    )
+    return layer, entry
+
+
+def _nbytes(layer: QLayer, owns_weight: bool) -> int:
+    """Bytes of a layer's codes, unless they are another's, and of what is before it."""
+    beside = 0 if layer.before is None else layer.before.nbytes
+    return beside + (layer.weight.nbytes if owns_weight else 0)
+
+
+def _weight(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWeight, list[str]]:
+    """A layer's weight in codes, and what a user should know about it in this format."""
+    parameter, fmt = plan.parameter, plan.scheme.weight
+    assert plan.kind is not None and parameter is not None and fmt is not None
+    layout, shape = plan.kind.layout, tuple(parameter.shape)
+    notes: list[str] = []
+    stored = to_stored(parameter.detach(), layout)
+    if odd := int((~stored.isfinite()).sum()):
+        notes.append(f"{odd} of {stored.numel()} weights are NaN or infinite")
+    if place.weight is not None:
+        return QWeight(place.weight.to(parameter.device), shape, parameter.dtype, layout), notes
+    if place.before is not None:
+        stored = place.before.to(parameter.device).to_weight(stored.to(torch.float32))
+    q = quantize(stored, fmt, seed=seed)
+    low, high, _ = reference.ranges(stored, fmt)
+    if clipped := int(reference.scale_saturates(low, high, fmt).sum()):
+        notes.append(f"{clipped} of {low.numel()} scales are outside the range of {fmt.scale}")
+    return QWeight(q, shape, parameter.dtype, layout), notes

@@ -1,0 +1,94 @@
+"""Quantized nn.Conv1d and nn.Conv2d."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from blockscale.core.recipe import Scheme
+from blockscale.layers.before import Before
+from blockscale.layers.layer import QLayer
+from blockscale.layers.store import QWeight
+from blockscale.ops.conv import conv
+
+
+class QConv(QLayer):
+    """A convolution over one or two dimensions, by the rank of its weight."""
+
+    layout = "channels_last"
+
+    def __init__(self, weight: QWeight, bias: nn.Parameter | None, scheme: Scheme, like: Any):
+        super().__init__(weight, bias, scheme)
+        self.in_channels, self.out_channels = like.in_channels, like.out_channels
+        self.kernel_size, self.stride = like.kernel_size, like.stride
+        self.padding, self.padding_mode = like.padding, like.padding_mode
+        self.dilation, self.groups = like.dilation, like.groups
+        self._around, self._inside = _paddings(like)
+
+    @classmethod
+    def from_float(cls, module: Any, weight: QWeight, scheme: Scheme) -> QLayer:
+        return cls(weight, module.bias, scheme, module)
+
+    @classmethod
+    def features(cls, module: Any) -> int:
+        """Its channels: they are what a Before transforms."""
+        return int(module.in_channels)
+
+    @classmethod
+    def refuses_before(cls, module: Any, before: Before) -> str | None:
+        """Why `before` cannot stand before this layer, float or quantized, or None."""
+        if module.groups != 1:
+            return f"its {module.groups} groups see different channels, which no transform knows"
+        return super().refuses_before(module, before)
+
+    def prepared(self, x: Tensor) -> Tensor:
+        """x through what stands before the layer; it transforms the channels of each position."""
+        return x if self.before is None else self.before(x.movedim(1, -1)).movedim(-1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [batch, in_channels, *size] or without batch -> [batch, out_channels, *size]."""
+        single = x.ndim == len(self.kernel_size) + 1
+        if single:
+            x = x[None]
+        if x.ndim != len(self.kernel_size) + 2 or x.shape[1] != self.in_channels:
+            sizes = ", ".join("hw"[-len(self.kernel_size) :])
+            raise ValueError(
+                f"expected an input [batch, {self.in_channels}, {sizes}], found {tuple(x.shape)}"
+            )
+        x = self.prepared(x)
+        if self._around:
+            mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+            x = F.pad(x, self._around, mode)
+        weight = self.weight
+        settings = (list(self.stride), self._inside, list(self.dilation), self.groups)
+        y = conv(
+            x, *weight.operands, self.bias, weight.fmt, list(weight.shape),
+            *settings, *self.of_input(x),
+        )  # fmt: skip
+        y = self.finished(y)
+        return y[0] if single else y
+
+    def finished(self, y: Tensor) -> Tensor:
+        """y through the output's quantizer, whose blocks run over the channels."""
+        if self.output is None:
+            return y
+        quantized: Tensor = self.output(y.movedim(1, -1))
+        return quantized.movedim(-1, 1).contiguous()
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
+
+
+def _paddings(like: Any) -> tuple[list[int], list[int]]:
+    """(F.pad's padding around the input, the convolution's own padding): one of them is empty."""
+    plain = like.padding_mode == "zeros"
+    if plain and not isinstance(like.padding, str):
+        return [], list(like.padding)
+    # PyTorch keeps what string and non-zero modes mean in this attribute, in F.pad's order
+    around = list(like._reversed_padding_repeated_twice)
+    return (around if any(around) else []), [0] * len(like.kernel_size)
+
+
+def replacement(kind: type) -> type[QLayer] | None:
+    """The quantized layer for a float layer of this class."""
+    return QConv if kind in (nn.Conv1d, nn.Conv2d) else None

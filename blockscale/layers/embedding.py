@@ -1,0 +1,47 @@
+"""Quantized nn.Embedding."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from blockscale.core.recipe import Scheme
+from blockscale.layers.layer import QLayer
+from blockscale.layers.store import QWeight
+from blockscale.ops.embedding import embedding
+
+
+class QEmbedding(QLayer):
+    """Rows of a quantized table [num_embeddings, embedding_dim]."""
+
+    takes_input = False
+
+    def __init__(self, weight: QWeight, scheme: Scheme, padding_idx: int | None):
+        super().__init__(weight, None, scheme)
+        self.num_embeddings, self.embedding_dim = weight.shape
+        self.padding_idx = padding_idx
+
+    @classmethod
+    def refuses(cls, module: Any) -> str | None:
+        return "its max_norm changes the weight at every call" if module.max_norm else None
+
+    @classmethod
+    def from_float(cls, module: Any, weight: QWeight, scheme: Scheme) -> QLayer:
+        return cls(weight, scheme, module.padding_idx)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """indices [...] of rows -> [..., embedding_dim] in the dtype the weight had."""
+        weight = self.weight
+        return self.finished(
+            embedding(
+                *weight.operands, weight.fmt, self.embedding_dim, indices,
+                weight.dtype,
+            )
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}"
+
+
+def replacement(kind: type) -> type[QLayer] | None:
+    """The quantized layer for a float layer of this class."""
+    return QEmbedding if kind is nn.Embedding else None

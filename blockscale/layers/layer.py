@@ -1,0 +1,125 @@
+"""What every quantized layer shares: a weight, perhaps quantized inputs and outputs, and perhaps a
+Before, which changes the input and the weight so that they quantize better."""
+
+from copy import deepcopy
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.core.layout import from_stored, stored_shape
+from blockscale.core.recipe import Scheme
+from blockscale.layers.before import Before
+from blockscale.layers.store import QInput, QWeight
+from blockscale.ops.op import seed_tensor
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
+)
+
+
+class QLayer(nn.Module):
+    """A layer whose weight is a QWeight. Subclasses say which float layers they replace.
+
+    `weight` holds the codes, `input` and `output` the quantizers of the layer's input and output,
+    if any. The bias stays a float parameter. `before`, if any, changes the input before it is
+    quantized; `weight` is then the weight of that changed input.
+    """
+
+    layout: ClassVar[str] = "plain"
+    takes_input: ClassVar[bool] = True  # False for indices
+
+    weight: QWeight
+    input: QInput | None
+    output: QInput | None
+    before: Before | None
+
+    def __init__(self, weight: QWeight, bias: nn.Parameter | None, scheme: Scheme):
+        super().__init__()
+        self.weight = weight
+        self.register_parameter("bias", bias)
+        takes = scheme.input is not None and self.takes_input
+        self.input = QInput(scheme.input) if takes and scheme.input else None
+        self.output = QInput(scheme.output) if scheme.output else None
+        self.before = None
+
+    @classmethod
+    def refuses(cls, module: nn.Module) -> str | None:
+        """Why this float layer cannot be replaced, or None."""
+        del module
+        return None
+
+    @classmethod
+    def features(cls, module: Any) -> int:
+        """The size of the input's feature dimension, of a float layer or of one of this class."""
+        return stored_shape(tuple(module.weight.shape), cls.layout)[-1]
+
+    @classmethod
+    def refuses_before(cls, module: Any, before: Before) -> str | None:
+        """Why `before` cannot stand before this layer, float or quantized, or None."""
+        if not cls.takes_input:
+            return "its input is indices, which cannot be transformed"
+        if before.features != cls.features(module):
+            return f"{before.fmt} is for {before.features} features, it has {cls.features(module)}"
+        return None
+
+    @classmethod
+    def from_float(cls, module: Any, weight: QWeight, scheme: Scheme) -> "QLayer":
+        """The quantized layer in place of `module`, with its weight quantized as given."""
+        return cls(weight, module.bias, scheme)
+
+    def take_place_of(self, module: nn.Module) -> None:
+        """Take over a float layer's mode and hooks; the hooks' handles still remove them."""
+        self.train(module.training)
+        for name in _HOOKS:
+            object.__setattr__(self, name, getattr(module, name))
+
+    def set_before(self, before: Before) -> None:
+        """Put a copy of `before` in front; `weight` has to be what its `to_weight` gave.
+
+        Raises ValueError where it does not fit.
+        """
+        if reason := self.refuses_before(self, before):
+            raise ValueError(f"{type(self).__name__}: {reason}")
+        self.before = deepcopy(before).to(self.weight.device)  # layers may be on several devices
+
+    def prepared(self, x: Tensor) -> Tensor:
+        """x through what stands before the layer, if anything does."""
+        return x if self.before is None else self.before(x)
+
+    def of_input(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, str, Any]:
+        """The input's scale parts, format ("" for float) and seed, as ops take them."""
+        quantizer: Any = self._modules.get("input")  # not as an attribute: see QLinear.forward
+        if quantizer is None:
+            return None, None, None, "", None
+        drawn = quantizer.format.rounding == "stochastic"
+        seed = seed_tensor(None, x.device) if drawn else None
+        return *quantizer.for_rank(x.ndim), quantizer.fmt, seed
+
+    def finished(self, y: Tensor) -> Tensor:
+        """y through the output's quantizer, if there is one."""
+        return y if self.output is None else self.output(y)
+
+    @property
+    def bias_bytes(self) -> int:
+        """Bytes of the bias, 0 without one."""
+        bias = self._parameters["bias"]
+        return 0 if bias is None else bias.nbytes
+
+    def dequantize_weight(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The weight as the float layer had it, so for its own input, not for what `before` gives.
+
+        By default in the dtype that it had.
+        """
+        if self.before is None:
+            return self.weight.dequantize(dtype)
+        weight = self.weight
+        stored = self.before.from_weight(weight.tensor.dequantize())
+        return from_stored(stored, weight.layout, weight.shape).to(dtype or weight.dtype)

@@ -1,0 +1,57 @@
+"""Quantized nn.Linear, and the transposed Conv1D of GPT-2-style models."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from blockscale.core.recipe import Scheme
+from blockscale.layers.layer import QLayer
+from blockscale.layers.store import QWeight
+from blockscale.ops.linear import linear
+
+
+class QLinear(QLayer):
+    """y = x @ weight.T + bias with weight [out_features, in_features]."""
+
+    def __init__(self, weight: QWeight, bias: nn.Parameter | None, scheme: Scheme):
+        super().__init__(weight, bias, scheme)
+        self.out_features, self.in_features = weight.shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in_features] -> [..., out_features]."""
+        if x.shape[-1] != self.in_features:
+            raise ValueError(f"expected an input [..., {self.in_features}], found {tuple(x.shape)}")
+        x = self.prepared(x)
+        weight: Any = self._modules["weight"]  # as an attribute it is looked for in four places
+        bias = self._parameters["bias"]
+        y = linear(x, *weight.operands, bias, weight.fmt, *self.of_input(x))
+        return self.finished(y)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+class QTransposedLinear(QLinear):
+    """In place of transformers' Conv1D, whose weight is [in_features, out_features].
+
+    The codes lie as in QLinear, [out_features, in_features], so that blocks run along the sum.
+    """
+
+    layout = "transposed"
+
+    def __init__(self, weight: QWeight, bias: nn.Parameter | None, scheme: Scheme):
+        super().__init__(weight, bias, scheme)
+        self.in_features, self.out_features = weight.shape
+        self.nx, self.nf = weight.shape  # Conv1D's own names
+
+
+def _is_conv1d(kind: type) -> bool:
+    """Transformers' Conv1D, without importing transformers."""
+    return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
+
+
+def replacement(kind: type) -> type[QLayer] | None:
+    """The quantized layer for a float layer of this class."""
+    if kind is nn.Linear:
+        return QLinear
+    return QTransposedLinear if _is_conv1d(kind) else None

@@ -1,0 +1,120 @@
+"""What a caller supplies to quantize_ instead of having it chosen, checked beforehand."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from blockscale.core.layout import stored_shape
+from blockscale.layers.before import Before
+from blockscale.layers.plan import Plan
+from blockscale.layers.store import QInput
+from blockscale.ops.tensor import QTensor, describe
+
+Scales = Mapping[str, Tensor | QTensor | tuple[Tensor | QTensor, Tensor | None]]
+
+
+@dataclass
+class Supplied:
+    """For one layer: its quantizers with static scales, its weight's codes, its Before module."""
+
+    input: QInput | None = None
+    output: QInput | None = None
+    weight: QTensor | None = None
+    before: Before | None = None
+
+    @property
+    def told(self) -> str:
+        """What the ledger says of it."""
+        said = [f"static {part}" for part in ("input", "output") if getattr(self, part)]
+        said += [f"{self.before.fmt} before it"] if self.before else []
+        return ", ".join(said)
+
+
+def supplied(
+    plans: list[Plan],
+    input_scales: Scales | None = None,
+    output_scales: Scales | None = None,
+    weights: Mapping[str, QTensor] | None = None,
+    before: Mapping[str, Before] | None = None,
+) -> dict[str, Supplied]:
+    """{first name of a layer: what is supplied for it}, every layer that is quantized.
+
+    Raises ValueError for a layer that takes no such thing, and for what does not fit it.
+    """
+    found = {plan.name: Supplied() for plan in plans if plan.entry.status == "quantized"}
+    named: set[tuple[str, str]] = set()
+    for option, given in (
+        ("input_scales", input_scales),
+        ("output_scales", output_scales),
+        ("weights", weights),
+        ("before", before),
+    ):
+        for name, value in (given or {}).items():
+            plan = _taker(plans, option, name)
+            if (option, plan.name) in named:
+                raise ValueError(f"{option} names {name!r} and {plan.name!r}, which are one layer")
+            named.add((option, plan.name))
+            try:
+                _supply(found[plan.name], plan, option, value)
+            except ValueError as error:
+                raise ValueError(f"{option}[{name!r}]: {error}") from None
+    return found
+
+
+def _taker(plans: list[Plan], option: str, name: str) -> Plan:
+    """The plan of the quantized layer `name`. Raises ValueError where it can take no `option`."""
+    plan = next((p for p in plans if name in p.names and p.entry.status == "quantized"), None)
+    if option in ("input_scales", "output_scales"):
+        part = option.removesuffix("_scales")
+        formed = plan is not None and getattr(plan.scheme, part) is not None
+        if not formed or (part == "input" and not _takes_input(plan)):
+            raise ValueError(
+                f"{option} names {name!r}, but the recipe gives no such layer an {part} format"
+            )
+    if plan is None:
+        raise ValueError(f"{option} names {name!r}, but the recipe quantizes no such layer")
+    if option == "before" and not _takes_input(plan):
+        raise ValueError(f"before names {name!r}, whose input is indices")
+    if option in ("weights", "before") and not plan.owns_weight:
+        raise ValueError(f"{option} names {name!r}, which shares the codes of a tied layer")
+    return plan
+
+
+def _takes_input(plan: Plan | None) -> bool:
+    return plan is not None and plan.kind is not None and plan.kind.takes_input
+
+
+def _supply(place: Supplied, plan: Plan, option: str, value: object) -> None:
+    """Put a value in its place. Raises ValueError where it does not fit the layer."""
+    if option == "weights":
+        place.weight = _fitting(plan, value)
+    elif option == "before":
+        if not isinstance(value, Before):
+            raise ValueError(f"expected a Before, found {describe(value)}")
+        assert plan.kind is not None
+        if reason := plan.kind.refuses_before(plan.module, value):
+            raise ValueError(reason)
+        if plan.tied:
+            raise ValueError("its weight is tied: the layers that share it would need it, too")
+        place.before = value
+    elif option == "input_scales":
+        place.input = _static(plan, "input", value)
+    else:
+        place.output = _static(plan, "output", value)
+
+
+def _static(plan: Plan, part: str, given: object) -> QInput:
+    """The static quantizer of a layer's input or output."""
+    quantizer = QInput(getattr(plan.scheme, part))
+    scale, zero_point = given if isinstance(given, tuple) else (given, None)
+    quantizer.set_scale(scale, zero_point, plan.features(part))
+    return quantizer
+
+
+def _fitting(plan: Plan, q: object) -> QTensor:
+    assert plan.kind is not None and plan.parameter is not None
+    fmt, shape = plan.scheme.weight, stored_shape(plan.parameter.shape, plan.kind.layout)
+    if not isinstance(q, QTensor) or q.format != fmt or tuple(q.shape) != shape:
+        raise ValueError(f"expected a QTensor('{fmt}', shape={shape}), found {describe(q)}")
+    return q

@@ -1,0 +1,297 @@
+"""A run that is killed at any point goes on, redoes nothing that it finished, and ends the same."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from blockscale.files.directory import journal as journals
+from blockscale.files.directory import shard
+from blockscale.files.directory.directory import plan_directory, quantize_directory
+from blockscale.files.directory.journal import Journal
+from blockscale.files.directory.workspace import Workspace, old_path, restore, work_path
+from blockscale.files.metadata import FileError
+from blockscale.files.slabs import slabs
+from tests.files.models import contents, tiny_tensors, write_model
+
+ROOT = Path(__file__).parents[2]
+
+# Kills itself at the n-th step of progress; commits each tensor, so that a kill finds some done.
+DRIVER = """
+import os, signal, sys, warnings
+from blockscale.files.directory import journal
+from blockscale.files.slabs import slabs
+from blockscale.files.directory.directory import quantize_directory
+from blockscale.files.progress import Progress
+
+model, out, steps, sig, force = sys.argv[1:]
+journal.SECONDS = 0.0
+slabs.SLAB = 150
+warnings.simplefilter("ignore")
+
+class Killer(Progress):
+    left = int(steps)
+    def advance(self, name, nbytes):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), int(sig))
+            while True:
+                pass
+
+quantize_directory(model, out, "nvfp4", force=force == "force", progress=Killer())
+"""
+
+
+class Counter:
+    """A Progress that counts tensors and remembers what it is told."""
+
+    def __init__(self):
+        self.names, self.texts, self.done, self.advanced, self.total = [], [], 0, 0, 0
+
+    def start(self, total, done):
+        self.total, self.done = total, done
+
+    def advance(self, name, nbytes):
+        self.names.append(name)
+        self.advanced += nbytes
+
+    def say(self, text):
+        self.texts.append(text)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(journals, "SECONDS", 0.0)
+    monkeypatch.setattr(slabs, "SLAB", 150)
+    warnings.simplefilter("ignore", UserWarning)
+
+
+@pytest.fixture
+def model(tmp_path):
+    return write_model(tmp_path / "model", tiny_tensors(), 2)
+
+
+@pytest.fixture
+def whole(model, tmp_path):
+    """The bytes of a run that nothing interrupts."""
+    quantize_directory(model, tmp_path / "whole", "nvfp4")
+    return contents(tmp_path / "whole")
+
+
+def drive(model, out, steps, sig=signal.SIGKILL, force=""):
+    command = [sys.executable, "-c", DRIVER, str(model), str(out), str(steps), str(int(sig)), force]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.returncode == -sig, done.stderr
+    return done
+
+
+def finished(model, out):
+    """The tensors that the journal in the work directory lists."""
+    work = work_path(out, plan_directory(model, out, "nvfp4").digest)
+    lines = (work / "journal").read_text().splitlines() if (work / "journal").exists() else []
+    return [json.loads(line)["tensor"] for line in lines]
+
+
+@pytest.mark.parametrize("steps", [1, 30, 60])
+def test_killed_and_resumed(model, whole, tmp_path, steps):
+    out = tmp_path / "out"
+    source = contents(model)
+    drive(model, out, steps)
+    assert not out.exists()
+    assert contents(model) == source
+    before = finished(model, out)
+    assert len(before) >= {1: 0, 30: 2, 60: 5}[steps]
+    counter = Counter()
+    quantize_directory(model, out, "nvfp4", progress=counter)
+    assert contents(out) == whole
+    assert not set(counter.names) & set(before)
+    tensors = tiny_tensors()
+    assert counter.done == sum(tensors[name].nbytes for name in before)
+    assert counter.done + counter.advanced == counter.total
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out", "whole"]
+
+
+def test_killed_many_times(model, whole, tmp_path):
+    for _ in range(2):
+        drive(model, tmp_path / "out", 25)
+    quantize_directory(model, tmp_path / "out", "nvfp4")
+    assert contents(tmp_path / "out") == whole
+
+
+def test_an_old_output_stays_until_the_new_one_is_complete(model, whole, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "old.txt").write_text("old")
+    drive(model, out, 60, force="force")
+    assert contents(out) == {"old.txt": b"old"}
+    quantize_directory(model, out, "nvfp4", force=True)
+    assert contents(out) == whole
+
+
+@pytest.mark.parametrize("step", ["rename", "sync_folder", "_remove", "_copy"])
+def test_stopped_at_the_end(model, whole, tmp_path, monkeypatch, step):
+    """At each step of putting the result in its place, with an old output there."""
+    from blockscale.files.directory import directory, workspace
+
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "old.txt").write_text("old")
+
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    owner = {"rename": Path, "_copy": directory}.get(step, workspace)
+    if step == "rename":
+        real = Path.rename
+        monkeypatch.setattr(
+            owner,
+            step,
+            lambda path, to: stop() if path.name == "out" and to == out else real(path, to),
+        )
+    else:
+        monkeypatch.setattr(owner, step, stop)
+    with pytest.raises(KeyboardInterrupt):
+        quantize_directory(model, out, "nvfp4", force=True)
+    monkeypatch.undo()
+    slabs.SLAB = 150
+    kept = [
+        contents(path) for path in (out, *tmp_path.glob(".out.blockscale-old-*")) if path.exists()
+    ]
+    assert {"old.txt": b"old"} in kept
+    quantize_directory(model, out, "nvfp4", force=True)
+    assert contents(out) == whole
+
+
+def test_a_swap_that_was_killed_is_undone(model, whole, tmp_path):
+    """Between its two renames: the old output is aside, the new one not yet in its place."""
+    out = tmp_path / "out"
+    digest = plan_directory(model, out, "nvfp4").digest
+    aside = old_path(out, digest)
+    aside.mkdir()
+    (aside / "old.txt").write_text("old")
+    counter = Counter()
+    with pytest.raises(FileError, match="out exists"):
+        quantize_directory(model, out, "nvfp4", progress=counter)
+    assert contents(out) == {"old.txt": b"old"}
+    assert any("is back in its place" in text for text in counter.texts)
+    assert not restore(out, digest)
+    quantize_directory(model, out, "nvfp4", force=True)
+    assert contents(out) == whole
+
+
+def test_another_plan_starts_anew(model, tmp_path):
+    out = tmp_path / "out"
+    drive(model, out, 60)
+    [left] = tmp_path.glob(".out.blockscale-*")
+    for recipe, seed in (("mxfp4", 0), ("nvfp4", 1)):
+        counter = Counter()
+        quantize_directory(model, out, recipe, seed=seed, force=True, progress=counter)
+        assert counter.done == 0
+        assert counter.texts == [
+            f"{left} is left from an earlier run: delete it if nothing in it is needed"
+        ]
+    os.utime(model / "model-00001-of-00002.safetensors")
+    counter = Counter()
+    quantize_directory(model, out, "nvfp4", force=True, progress=counter)
+    assert counter.done == 0
+    assert left.exists()
+
+
+def test_a_shard_that_is_gone_is_done_again(model, whole, tmp_path):
+    out = tmp_path / "out"
+    drive(model, out, 60)
+    [left] = tmp_path.glob(".out.blockscale-*")
+    for path in (left / "out").iterdir():
+        path.unlink()
+    drive(model, out, 1)  # has forgotten the journal's lines, and been killed again
+    counter = Counter()
+    quantize_directory(model, out, "nvfp4", progress=counter)
+    assert contents(out) == whole
+    assert counter.done + counter.advanced == counter.total
+
+
+def test_a_copy_that_changed_is_made_again(model, tmp_path):
+    drive(model, tmp_path / "out", 60)
+    [left] = tmp_path.glob(".out.blockscale-*")
+    (left / "out" / "tokenizer.json").write_text("half")
+    quantize_directory(model, tmp_path / "out", "nvfp4")
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == '{"tokens": []}'
+
+
+def test_two_processes_do_not_share_a_directory(model, tmp_path):
+    out = tmp_path / "out"
+    digest = plan_directory(model, out, "nvfp4").digest
+    message = r"another process is writing .*: wait for it, or write"
+    with Workspace(out, digest), pytest.raises(FileError, match=message):
+        quantize_directory(model, out, "nvfp4")
+    shutil.rmtree(work_path(out, digest))
+    quantize_directory(model, out, "nvfp4")
+
+
+def test_an_interrupt_keeps_what_is_finished(model, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(journals, "SECONDS", 1e9)  # nothing is committed on the way
+
+    class Stopper(Counter):
+        def advance(self, name, nbytes):
+            super().advance(name, nbytes)
+            if len(self.names) == 60:
+                raise KeyboardInterrupt
+
+    stopper = Stopper()
+    with pytest.raises(KeyboardInterrupt):
+        quantize_directory(model, tmp_path / "out", "nvfp4", progress=stopper)
+    assert stopper.texts[-1].endswith("the same command goes on from there")
+    counter = Counter()
+    quantize_directory(model, tmp_path / "out", "nvfp4", progress=counter)
+    assert set(counter.names) & set(stopper.names) == {stopper.names[-1]}
+    assert contents(tmp_path / "out") == whole
+
+
+def test_many_small_tensors_share_a_wait(model, tmp_path, monkeypatch):
+    waits = []
+    real = shard.Writer.sync
+    monkeypatch.setattr(shard.Writer, "sync", lambda self: (waits.append(1), real(self)))
+    monkeypatch.setattr(journals, "SECONDS", 1e9)
+    quantize_directory(model, tmp_path / "out", "nvfp4")
+    assert len(waits) == 4  # two a shard: its tensors, and its end
+
+
+def test_the_journal(tmp_path):
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    waits = []
+    journal.add("a", "x", ("note",), 10, lambda: waits.append(path.exists()))
+    journal.add("a", "y", (), 10, lambda: waits.append(1))
+    assert waits == [False, 1]  # the data first, then the line
+    with path.open("ab") as file:
+        file.write(b'{"shard": "a", "ten')
+    again = Journal(path)
+    assert again.done("a") == {"x": ("note",), "y": ()}
+    again.forget("a")
+    again.forget("b")
+    again.add("a", "z", (), 10, lambda: None)
+    assert Journal(path).done("a") == {"z": ()}
+    assert path.read_text().count("\n") == 4
+
+
+def test_notes_survive(tmp_path):
+    import torch
+
+    x = torch.ones(16, 32)
+    x[3, 4] = torch.nan
+    tensors = {"a.weight": x, "b.weight": torch.ones(16, 32), "c.weight": torch.ones(160, 32)}
+    model = write_model(tmp_path / "model", tensors)
+    plan = plan_directory(model, tmp_path / "out", "nvfp4")
+    first = plan.shards[0].tensors[0].name
+    assert first == "a.weight"
+    drive(model, tmp_path / "out", 9)
+    assert "a.weight" in finished(model, tmp_path / "out")
+    ledger = quantize_directory(model, tmp_path / "out", "nvfp4")
+    assert ledger["a.weight"].notes == ("1 of 512 weights are NaN or infinite",)
