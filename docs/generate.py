@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 import blockscale as bs
-from blockscale.bench.page import pages
 from blockscale.bench.results import newest_full
 from blockscale.core.elements import FAMILIES
 from blockscale.core.scale import RULES
+from blockscale.report.speed.page import pages
 
 PAGE = Path(__file__).with_name("formats.md")
 SPEED = {"performance": "cpu", "performance_cuda": "cuda"}  # a page's name, what it is about

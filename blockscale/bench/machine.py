@@ -3,7 +3,6 @@
 import pathlib
 import platform
 import subprocess
-from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib import metadata
@@ -35,12 +34,6 @@ def hardware(device: str = "cpu") -> dict[str, Any]:
     found = asdict(bs.hardware())
     del found["openmp"], found["backends"]
     return found | {"cache_bytes": last_cache(device)}
-
-
-def instruction_set(machine: Mapping[str, Any]) -> str:
-    """The one that blockscale's CPU kernels use, or why there are none."""
-    native = machine["native"]
-    return str(native["used"]) if isinstance(native, dict) else str(native)
 
 
 def versions() -> dict[str, str]:

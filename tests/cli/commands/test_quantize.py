@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from blockscale.cli.app import app
 from tests.files.models import contents, tiny_tensors, write_model
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
 
 
@@ -140,7 +140,7 @@ def test_usage_errors(model):
 
 
 def test_bugs_stay_tracebacks(model, tmp_path, monkeypatch):
-    from blockscale.cli import quantize
+    from blockscale.cli.commands import quantize
 
     def fail(*args, **kwargs):
         raise KeyError("bug")

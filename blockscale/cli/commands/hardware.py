@@ -7,35 +7,36 @@ from typing import Annotated
 import typer
 
 import blockscale as bs
-from blockscale.cli.tables import size, table
 from blockscale.kernels.hardware import Device, Hardware, Native
+from blockscale.report.table import aligned
+from blockscale.report.wording import size
 
 
 def hardware(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what this machine computes with, which kernels run on it, and why others do not."""
-    found = bs.hardware()
-    print(json.dumps(asdict(found), indent=2) if as_json else _text(found))
+    machine = bs.hardware()
+    print(json.dumps(asdict(machine), indent=2) if as_json else _text(machine))
 
 
-def _text(found: Hardware) -> str:
-    memory = "unknown" if found.memory is None else size(found.memory)
+def _text(machine: Hardware) -> str:
+    memory = "unknown" if machine.memory is None else size(machine.memory)
     rows = [
-        ("blockscale", found.blockscale),
-        ("python", f"{found.python} on {found.system}"),
-        ("torch", f"{found.torch}, with {found.vectors}"),
-        ("processor", found.processor),
-        ("cores", f"{found.cores}; threads of torch and of kernels: {found.threads}"),
+        ("blockscale", machine.blockscale),
+        ("python", f"{machine.python} on {machine.system}"),
+        ("torch", f"{machine.torch}, with {machine.vectors}"),
+        ("processor", machine.processor),
+        ("cores", f"{machine.cores}; threads of torch and of kernels: {machine.threads}"),
         ("memory", memory),
-        *[(f"cuda:{i}", _device(each)) for i, each in enumerate(found.devices)],
-        ("OpenMP", ", ".join(found.openmp) or "none loaded"),
-        *_library(found.native),
+        *[(f"cuda:{i}", _device(each)) for i, each in enumerate(machine.devices)],
+        ("OpenMP", ", ".join(machine.openmp) or "none loaded"),
+        *_library(machine.native),
     ]
     wide = max(len(name) for name, _ in rows)
     facts = "\n".join(f"{name.ljust(wide)}  {value}" for name, value in rows)
-    backends = [(name, reason or "runs") for name, reason in found.backends.items()]
-    return f"{facts}\n\n{table(('backend', 'kernels'), backends)}"
+    backends = [(name, reason or "runs") for name, reason in machine.backends.items()]
+    return f"{facts}\n\n{aligned(('backend', 'kernels'), backends)}"
 
 
 def _device(device: Device) -> str:

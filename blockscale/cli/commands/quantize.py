@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from blockscale.cli.progress import Bar
-from blockscale.cli.tables import ledger_notes, ledger_table, size
 from blockscale.core.recipe import Recipe
 from blockscale.files.directory.directory import check_output, plan_directory, quantize_directory
 from blockscale.files.directory.plan import DirectoryLedger
+from blockscale.report.ledger import ledger_notes, ledger_table
+from blockscale.report.wording import size
 
 
 def quantize(  # noqa: PLR0913 - one argument an option

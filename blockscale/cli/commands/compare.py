@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from blockscale.cli.progress import Bar
-from blockscale.cli.tables import shape, table
 from blockscale.files.compare import Comparison, Difference
 from blockscale.files.compare import compare as measure
+from blockscale.report.table import aligned
+from blockscale.report.wording import shape
 
 
 def compare(
@@ -25,32 +26,34 @@ def compare(
     dequantized first.
     """
     with Bar(quiet) as bar:
-        found = measure(a, b, progress=bar)
-    print(json.dumps(found.to_dict(), indent=2) if as_json else _text(found))
+        comparison = measure(a, b, progress=bar)
+    print(json.dumps(comparison.to_dict(), indent=2) if as_json else _text(comparison))
 
 
-def _text(found: Comparison) -> str:
+def _text(comparison: Comparison) -> str:
     lines = [
-        table(
+        aligned(
             ("tensor", "shape", "a", "b", "bits a", "bits b", "SQNR dB", "max error"),
-            [_line(each) for each in found.differences if not each.equal],
+            [_line(each) for each in comparison.differences if not each.equal],
             "    rrrr",
         )
     ]
-    equal = [each for each in found.differences if each.equal]
-    lines += ["", f"{len(equal)} of {len(found.differences)} tensors are equal"]
-    odd = [
+    equal = [each for each in comparison.differences if each.equal]
+    lines += ["", f"{len(equal)} of {len(comparison.differences)} tensors are equal"]
+    infinite = [
         f"{each.name}: {each.odd} elements are NaN or infinite on one side"
-        for each in found.differences
+        for each in comparison.differences
         if each.odd
     ]
-    shapes = [f"{n}: a is {shape(x)}, b is {shape(y)}" for n, (x, y) in found.mismatched.items()]
+    shapes = [
+        f"{n}: a is {shape(x)}, b is {shape(y)}" for n, (x, y) in comparison.mismatched.items()
+    ]
     only = [
         f"only in {side}: {n}"
-        for side, names in (("a", found.only_a), ("b", found.only_b))
+        for side, names in (("a", comparison.only_a), ("b", comparison.only_b))
         for n in names
     ]
-    return "\n".join([*lines, *odd, *shapes, *only])
+    return "\n".join([*lines, *infinite, *shapes, *only])
 
 
 def _line(each: Difference) -> tuple[str, ...]:

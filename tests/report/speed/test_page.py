@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from blockscale.bench import floors, results, tables
-from blockscale.bench.page import PLACES, pages
+from blockscale.bench import results
 from blockscale.bench.settings import MIB, Settings
 from blockscale.report import charts
+from blockscale.report.speed import floors, tables
+from blockscale.report.speed.page import PLACES, pages
 
 NOTES = "<!-- source -->\n# Performance\n\n" + "\n\n".join(PLACES) + "\n\nTried: nothing.\n"
 

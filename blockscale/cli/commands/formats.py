@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from blockscale.cli.tables import table
 from blockscale.core.elements.integer import Integer
 from blockscale.core.format import Format
 from blockscale.core.parse import formats as catalogue
 from blockscale.core.parse import parse
+from blockscale.report.table import aligned
 
 _SHAPE = (4096, 4096)  # of the tensor whose bits are shown: a usual weight
 _MOST = 256  # values that are listed
@@ -31,8 +31,8 @@ def formats(
     scales and zero points included.
     """
     if name is not None:
-        found = _facts(name, parse(name)) | {"values": _values(parse(name))}
-        print(json.dumps(found, indent=2) if as_json else _one(found))
+        facts = _facts(name, parse(name)) | {"values": _values(parse(name))}
+        print(json.dumps(facts, indent=2) if as_json else _one(facts))
         return
     rows = [_facts(each, fmt) for each, fmt in catalogue().items()]
     print(json.dumps(rows, indent=2) if as_json else _all(rows))
@@ -60,21 +60,21 @@ def _values(fmt: Format) -> list[dict[str, float | int | None]] | None:
         return None
     patterns = torch.arange(2**fmt.bits, dtype=torch.int32)
     values = fmt.element.decode(fmt.element.from_bits(patterns)) * 2.0**-fmt.fraction_bits
-    found = [
+    listed = [
         {"code": code, "value": value if math.isfinite(value) else None}
         for code, value in enumerate(values.tolist())
     ]
     if isinstance(fmt.element, Integer):  # -128 is a code, but a narrow format never produces it
         low, high = (limit * 2.0**-fmt.fraction_bits for limit in fmt.element.limits(fmt.wide))
-        return [each for each in found if low <= (each["value"] or 0.0) <= high]
-    return found
+        return [each for each in listed if low <= (each["value"] or 0.0) <= high]
+    return listed
 
 
 def _all(rows: list[dict[str, Any]]) -> str:
     header = ("name", "spelling", "largest", "smallest", "range dB", "bits")
     lines = [(row["name"], row["spelling"], *_numbers(row)) for row in rows]
     return (
-        table(header, lines, "  rrrr")
+        aligned(header, lines, "  rrrr")
         + "\n\nAny other format is spelled element:block:scale[:option...]"
     )
 

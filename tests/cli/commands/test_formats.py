@@ -13,7 +13,7 @@ import blockscale
 from blockscale.cli.app import app
 from blockscale.core.parse import formats, parse
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def run(*args):

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from blockscale.bench import environment, results
 from blockscale.bench import run as measuring
 from blockscale.bench.settings import TINY
-from blockscale.cli import bench
 from blockscale.cli.app import app
+from blockscale.cli.commands import bench
 from tests.bench.runs import Heard
 
 

@@ -1,33 +1,20 @@
 """A run as tables of text, for a terminal and for a page."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
-import blockscale as bs
-from blockscale.bench.floors import baseline, floors, kind
-from blockscale.bench.machine import instruction_set
+from blockscale.core.parse import formats
+from blockscale.report.speed.floors import floors
+from blockscale.report.speed.reading import Run, baseline, instruction_set, kind, mine, of_group
+from blockscale.report.table import Table
 
-Run = dict[str, Any]
 LEGEND = (
     "✓ and ✗: the project's target is met or not; * runs on the reference, where no kernel does it"
 )
 _OPS = ("quantize", "dequantize", "fake_quantize")
 
 
-@dataclass(frozen=True)
-class Table:
-    """Cells of text; all columns but the first `left` hold numbers."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    left: int = 1
-    note: str = ""
-
-
 def tables(run: Run) -> Iterator[Table]:
-    """All that have rows."""
+    """All tables of a run that have rows."""
     made = (
         _ceilings(run),
         _primitives(run, True),
@@ -40,11 +27,6 @@ def tables(run: Run) -> Iterator[Table]:
     yield from (table for table in made if table.rows)
 
 
-def of_group(run: Run, group: str) -> list[Run]:
-    """The measured cases of a group."""
-    return [case for case in run["cases"] if case["group"] == group]
-
-
 def cell(line: Run, figure: str, digits: int = 2) -> str:
     """A figure with its mark; empty where there is none."""
     if figure not in line:
@@ -55,11 +37,6 @@ def cell(line: Run, figure: str, digits: int = 2) -> str:
     [(side, value)] = target.items()
     reached = line[figure] >= value if side == "at_least" else line[figure] <= value
     return f"{text} ✓" if reached else f"{text} ✗ {value:g}"
-
-
-def mine(case: Run) -> Run:
-    """The line of ours in a primitive's case."""
-    return next(line for line in case["contestants"] if line["kind"] == "ours")
 
 
 def _ceilings(run: Run) -> Table:
@@ -80,13 +57,13 @@ def _ceilings(run: Run) -> Table:
 
 def _primitives(run: Run, named: bool) -> Table:
     """Ours in fp32 for the catalogue (`named`), or everything else."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
+    shares: dict[tuple[str, str], dict[str, str]] = {}
     for case in of_group(run, "primitives"):
-        plain = case["format"] in bs.formats() and case["dtype"] == "float32"
+        plain = case["format"] in formats() and case["dtype"] == "float32"
         if plain == named:
-            row = found.setdefault((case["format"], case["dtype"]), {})
+            row = shares.setdefault((case["format"], case["dtype"]), {})
             row[case["op"]] = cell(mine(case), "of_copy")
-    rows = [(*key, *(row.get(op, "") for op in _OPS)) for key, row in found.items()]
+    rows = [(*key, *(row.get(op, "") for op in _OPS)) for key, row in shares.items()]
     what = "named formats" if named else "other blocks, roundings and dtypes"
     note = "share of the best copy's bandwidth, in bytes that must move at least"
     return Table(f"Primitives: {what}", ("format", "dtype", *_OPS), rows, 2, note)
@@ -166,11 +143,11 @@ def _model(run: Run) -> Table:
 
 def predicted(run: Run) -> Table:
     """The least time that a linear layer could take, relative to the float layer."""
-    found = floors(run)
-    columns = list(dict.fromkeys(m for row in found.values() for m in row))
+    least = floors(run)
+    columns = list(dict.fromkeys(m for row in least.values() for m in row))
     rows = [
         (name, *(f"{row[m]:.3f}" if m in row else "" for m in columns))
-        for name, row in found.items()
+        for name, row in least.items()
     ]
     return Table("Predicted", ("", *(f"m={m}" for m in columns)), rows)
 

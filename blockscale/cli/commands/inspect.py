@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from blockscale.cli.tables import family, shape, size, table
 from blockscale.files.inspect import Contents, Row
 from blockscale.files.inspect import inspect as look
+from blockscale.report.table import aligned
+from blockscale.report.wording import family, shape, size
 
 
 def inspect(
@@ -40,9 +41,9 @@ def _text(contents: Contents, every: bool) -> str:
     files = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in contents.files.items())
     return "\n".join(
         [
-            table(("tensor", "count", "shape", "format", "size", "bits"), tensors, " r  rr"),
+            aligned(("tensor", "count", "shape", "format", "size", "bits"), tensors, " r  rr"),
             "",
-            table(("format", "tensors", "elements", "size", "bits"), formats, " rrrr"),
+            aligned(("format", "tensors", "elements", "size", "bits"), formats, " rrrr"),
             "",
             f"{len(contents.files)} file{'s' * (len(contents.files) != 1)}: {files}",
         ]

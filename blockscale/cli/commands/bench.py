@@ -14,8 +14,9 @@ from blockscale.bench import environment, results
 from blockscale.bench.case import Case
 from blockscale.bench.run import Watcher, run
 from blockscale.bench.settings import Settings, sizes
-from blockscale.bench.tables import LEGEND, Run, conditions, tables
 from blockscale.bench.tune import tune
+from blockscale.report.speed.reading import Run
+from blockscale.report.speed.tables import LEGEND, conditions, tables
 
 _SECONDS = {True: 60.0, False: 480.0}  # of a quick run, of a full one
 

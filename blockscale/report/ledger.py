@@ -1,43 +1,8 @@
-"""Plain text for people: aligned columns that a pipe, a file and a page can hold."""
-
-import re
-from collections.abc import Sequence
+"""A ledger for people: what became of each tensor, what to know about it, and the totals."""
 
 from blockscale.core.ledger import Entry, Ledger
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> str:
-    """Rows under a header; `right` has an `r` in the place of each column of numbers."""
-    lines = [header, *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    sides = right.ljust(len(header))
-    cells = [
-        [
-            cell.rjust(w) if side == "r" else cell.ljust(w)
-            for cell, w, side in zip(line, widths, sides, strict=True)
-        ]
-        for line in lines
-    ]
-    return "\n".join("  ".join(line).rstrip() for line in cells)
-
-
-def size(nbytes: float) -> str:
-    """Bytes in the unit that suits: `90.9 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} TB"
-
-
-def shape(sizes: Sequence[int]) -> str:
-    """A shape: `384 x 1536`, `scalar`."""
-    return " x ".join(str(each) for each in sizes) or "scalar"
-
-
-def family(name: str) -> str:
-    """A name without its numbers, so that the layers of a stack share one: `layer.*.weight`."""
-    return re.sub(r"\d+", "*", name)
+from blockscale.report.table import aligned
+from blockscale.report.wording import family, size
 
 
 def ledger_table(ledger: Ledger) -> str:
@@ -53,7 +18,7 @@ def ledger_table(ledger: Ledger) -> str:
             sum(getattr(e, k) for e in entries) for k in ("bytes_before", "bytes_after")
         )
         rows.append((status, shown, str(len(entries)), kind, size(before), size(after), what))
-    text = table(
+    text = aligned(
         ("", "tensor", "count", "kind", "before", "after", "format, or why not"), rows, "  r rr "
     )
     return "\n".join([text, "", *ledger_notes(ledger), ledger_summary(ledger)])
