@@ -1,7 +1,6 @@
 """The file of a run: written after every case, whole or not at all, and gone on with later."""
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from blockscale.bench.environment import allocator
 from blockscale.bench.machine import CHECKOUT, commit, git, hardware, versions
 from blockscale.bench.settings import Settings
+from blockscale.files.whole import written_whole
 
 SCHEMA = 1
 _AGREE = ("settings", "commit", "hardware", "versions", "environment")  # of a run that goes on
@@ -57,12 +57,8 @@ class Results:
     def write(self) -> None:
         """Write beside its place and rename, so that no half of a file is ever seen."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            beside.write_text(json.dumps(self.data, indent=1) + "\n")
-            beside.replace(self.path)
-        finally:
-            beside.unlink(missing_ok=True)
+        with written_whole(self.path) as temporary:
+            temporary.write_text(json.dumps(self.data, indent=1) + "\n")
 
 
 def about(settings: Settings) -> dict[str, Any]:
