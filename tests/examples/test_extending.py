@@ -64,7 +64,8 @@ USES = {
         plain[0].weight.data.copy_(weight)
         model = copy.deepcopy(plain)
         bs.quantize_(plain, bs.Recipe("int4:tensor:fp32"))
-        ledger = bs.calibrate(model, [torch.randn(2, 64)], bs.Recipe("int4:tensor:fp32"), weight="saturate")
+        recipe = bs.Recipe("int4:tensor:fp32")
+        ledger = bs.calibrate(model, [torch.randn(2, 64)], recipe, weight="saturate")
         errors = [(m[0].dequantize_weight() - weight).square().sum() for m in (model, plain)]
         assert errors[0] < errors[1], errors
         assert ledger.quantized[0].weight == "int4:tensor:fp32"

@@ -1,8 +1,6 @@
 """`blockscale bench` as a user meets it: output, file, Ctrl-C, going on, starting again."""
 
 import json
-import os
-import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -81,23 +79,3 @@ def test_errors(tmp_path):
         assert done.exit_code == 1
         assert done.stderr.splitlines()[-1].startswith(f"blockscale: {message}")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_starting_again(monkeypatch, capsys):
-    wanted = environment.needed({"A": "b"})
-    if sys.platform != "linux":
-        assert wanted is None
-        return
-    assert wanted == {"A": "b", **environment.ALLOCATOR, environment.GUARD: "1"}
-    assert environment.needed(wanted) is None
-    assert environment.needed({environment.GUARD: "1"}) is None  # once, whatever comes of it
-    started = []
-    monkeypatch.delenv(environment.GUARD)
-    for name in environment.ALLOCATOR:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os, "execve", lambda *args: started.append(args))
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "blockscale", "bench", "--quick"])
-    environment.start_again()
-    [(program, arguments, given)] = started
-    assert (program, arguments[1:]) == (sys.executable, ["-m", "blockscale", "bench", "--quick"])
-    assert given[environment.GUARD] == "1"

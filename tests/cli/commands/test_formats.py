@@ -1,15 +1,11 @@
 """`blockscale formats`, and the command line as a whole."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-import blockscale
 from blockscale.cli.app import app
 from blockscale.core.parse import formats, parse
 
@@ -72,29 +68,3 @@ def test_an_unknown_format():
     result = run("formats", "mxfp5")
     assert result.exit_code == 1
     assert result.stderr.startswith("blockscale: no format 'mxfp5': did you mean mxfp")
-
-
-def test_help_and_version():
-    result = run("--help")
-    assert result.exit_code == 0
-    for command in ("quantize", "inspect", "compare", "formats"):
-        assert f"\n  {command} " in result.stdout
-        assert run(command, "-h").exit_code == 0
-    assert run("--version").stdout == f"blockscale {blockscale.__version__}\n"
-    for module in ("app", "tables", "progress", "errors"):
-        assert f"\n  {module} " not in result.stdout
-
-
-def test_every_command_has_json():
-    for command in app.registered_commands:
-        assert "--json" in run(command.name, "--help").stdout, command.name
-
-
-def test_a_reader_that_stops_reading():
-    command = f"{sys.executable} -m blockscale formats --json | head -n 1"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, shell=True, capture_output=True, text=True, env=environment, cwd=ROOT
-    )
-    assert done.stdout == "[\n"
-    assert done.stderr == ""

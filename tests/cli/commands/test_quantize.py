@@ -139,16 +139,6 @@ def test_usage_errors(model):
     assert "Missing option '--recipe'" in run(model, "out").stderr
 
 
-def test_bugs_stay_tracebacks(model, tmp_path, monkeypatch):
-    from blockscale.cli.commands import quantize
-
-    def fail(*args, **kwargs):
-        raise KeyError("bug")
-
-    monkeypatch.setattr(quantize, "quantize_directory", fail)
-    assert isinstance(run(model, tmp_path / "out", "-r", "int8").exception, KeyError)
-
-
 # The command line in a process of its own, with slabs so small that its work takes seconds.
 SLOW = """
 from blockscale.cli import main

@@ -1,28 +1,15 @@
 """Races: turns, warm-up, slow contestants. The clock here counts calls, not time."""
 
-import warnings
-
 import pytest
 import torch
 
 from blockscale.bench.case import Contestant
-from blockscale.bench.copying import _in_threads, copies
 from blockscale.bench.timing import Racer, clock, race
+from tests.bench.runs import ticking
 
 
 def contestant(name, log, kind="ours"):
     return Contestant(name, kind, lambda: log.append(name))
-
-
-def ticking(seconds):
-    """A clock on which a call of each contestant takes what `seconds` says, by its name."""
-
-    def tick(call, times):
-        for _ in range(times):
-            call()
-        return times * seconds
-
-    return tick
 
 
 def test_contestants_take_turns_back_and_forth():
@@ -61,17 +48,6 @@ def test_a_race_is_finite():
     assert race([Racer(contestant("a", []), 1e9, ticking(1e-3))])["a"].rounds == 200
 
 
-def test_warnings_of_peers_stay_inside():
-    def noisy():
-        warnings.warn("old", DeprecationWarning, stacklevel=1)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        race([Racer(Contestant("theirs", "peer", noisy), 0.0, ticking(1.0))])
-        with pytest.raises(DeprecationWarning):
-            Racer(Contestant("mine", "ours", noisy), 0.0, ticking(1.0))
-
-
 def test_the_clock_of_the_cpu():
     calls = []
     assert clock("cpu")(lambda: calls.append(1), 3) > 0
@@ -84,21 +60,3 @@ def test_the_clock_of_the_cpu():
 def test_no_clock_without_a_gpu():
     with pytest.raises(ValueError, match="this torch sees no CUDA device"):
         clock("cuda")
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("size", [1, 64, 65, 1000, 4096])
-def test_threads_copy_every_byte(size, threads):
-    source = torch.randint(0, 256, (size,), dtype=torch.uint8)
-    target = torch.zeros(size + 1, dtype=torch.uint8)
-    _in_threads(target[:size], source, threads)()
-    assert torch.equal(target[:size], source)
-    assert target[size] == 0
-
-
-def test_copies_move_half_of_their_bytes_twice():
-    found = copies(4096, "cpu")
-    assert [each.name for each in found] == ["copy: torch", "copy: memcpy in threads"]
-    assert {each.bytes for each in found} == {4096}
-    assert found[0].call().numel() == 2048
-    assert [each.name for each in copies(4096, "meta")] == ["copy: torch"]
