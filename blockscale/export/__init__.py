@@ -1,4 +1,4 @@
-"""Files of other people: one target a file, found by its name, e.g. `bs.export.program`.
+"""Other people's files: one target a file, found by its name as `bs.export.<target>`.
 
 A file `<target>.py` here defines a function of its own name, which writes a model as that target
 has it. Where it needs a package that may be missing, it imports it inside and also defines

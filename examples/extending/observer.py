@@ -1,8 +1,8 @@
 """A share of the range that was seen, so that the largest values saturate."""
 
 # Goes to:   blockscale/calibrate/observers/trimmed.py
-# Its test:  tests/calibrate/observers/test_trimmed.py: a search on small tensors by brute force that
-#            finds the same range.
+# Its test:  tests/calibrate/observers/test_trimmed.py: a search on small tensors by brute force
+#            that finds the same range.
 # By itself: its name in bs.calibrate(observer="trimmed:0.8") and bs.prepare_qat, NaN and infinities
 #            counted, state_dict, merging over batches and processes.
 

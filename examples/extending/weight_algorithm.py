@@ -3,7 +3,7 @@
 # Goes to:   blockscale/calibrate/algorithms/saturate.py
 # Its test:  tests/calibrate/algorithms/test_saturate.py: an oracle that is not ours, and that it is
 #            never worse than plain rounding by its own measure.
-# By itself: its name in bs.calibrate(weight="saturate") and what it notes in the ledger. A transform is
+# By itself: its name in bs.calibrate(weight="saturate") and its notes in the ledger. A transform is
 #            a class of the same folder with `prepare` in the place of `quantize`.
 
 from typing import ClassVar
