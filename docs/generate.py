@@ -138,7 +138,10 @@ def house(package: Path = PACKAGE) -> str:
     for name in rooms:
         lines += ["  ↑"] if name != rooms[0] else []
         lines += rows(package / name, 1)
-    lines += [""] + [row for name in beside for row in rows(package / name, 1)]
+    lines += [
+        "",
+        *(row for name in beside if (package / name).is_dir() for row in rows(package / name, 1)),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -159,7 +162,7 @@ def about(folder: Path) -> str:
     said = " ".join(
         (ast.get_docstring(ast.parse(start.read_text())) or "").partition("\n\n")[0].split()
     )
-    sentence = re.match(r".*?\.(?= |$)|.*", said)
+    sentence = re.match(r".*?\.(?= [A-Z]|$)|.*", said)
     return sentence[0] if sentence else ""
 
 

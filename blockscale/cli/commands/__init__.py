@@ -1,1 +1,1 @@
-"""The commands. A file here defines one, as a function of the file's own name."""
+"""The commands: one file each, which defines a function of the file's own name."""
