@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from blockscale.calibrate.algorithms.candidates import widened
 from blockscale.core.format import Format
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
@@ -26,12 +27,11 @@ class Saturate:
     ) -> tuple[QTensor, list[str]]:
         """As `WeightAlgorithm.quantize`."""
         del gram
-        if not bool(weight.isfinite().all()):
-            raise ValueError(f"{layer}: a weight that is NaN or infinite has no best limit")
+        x = widened(weight, fmt, layer)  # refuses what no algorithm can serve
         tried = []
         for tenths in range(10, 4, -1):
-            limit = float(weight.abs().max()) * tenths / 10
-            q = quantize(weight.clamp(-limit, limit), fmt)
-            error = float((q.dequantize().double() - weight.double()).square().sum())
+            limit = float(x.abs().max()) * tenths / 10
+            q = quantize(x.clamp(-limit, limit), fmt)
+            error = float((q.dequantize().double() - x.double()).square().sum())
             tried.append((error, q))
         return min(tried, key=lambda each: each[0])[1], []
