@@ -90,6 +90,53 @@ USES = {
         assert failed.exit_code == 1 and failed.stderr.startswith("blockscale: no format 'mxfp5'")
         assert "  spell " in CliRunner().invoke(app, ["--help"]).stdout
         """,
+    "op": """
+        from blockscale.core.operand import Operand
+        from blockscale.ops.op import OPS
+
+        warnings.filterwarnings("ignore", "no cpu kernel runs largest")  # it has none
+        x = torch.randn(5, 40)
+        q = bs.quantize(x, "mxfp4")
+        weight = Operand(q.packed, q.qparams.scale, None, None, str(q.format), q.size)
+        expected = q.dequantize().abs().amax(-1)
+        assert torch.equal(OPS["largest"](weight), expected)
+        flat = torch.ops.blockscale.largest
+        arguments = (q.packed, q.qparams.scale, None, None, "mxfp4", 40)
+        assert torch.equal(flat(*arguments), expected)
+        run = torch.compile(lambda *each: flat(*each), fullgraph=True, backend="aot_eager")
+        assert torch.equal(run(*arguments), expected)
+        """,
+    "kernel": """
+        from blockscale.kernels import registry
+
+        asked = []
+        bs.quantize(torch.randn(2, 8), "int8").dequantize()  # loads the kernels
+        mine = registry.KERNELS["dequantize", "cpu"][-1]
+        assert mine.run.__name__ == "dequantize_bytes"
+        object.__setattr__(mine, "run", lambda *each, run=mine.run: asked.append(1) or run(*each))
+        for dtype in (torch.float32, torch.bfloat16):
+            for fmt in ("int8", "uint8:tensor:bf16", "int8_channel", "mxint8", "uint8"):
+                q = bs.quantize(torch.randn(4, 64), fmt)
+                before, y = len(asked), q.dequantize(dtype)
+                assert (len(asked) > before) == (fmt in ("int8", "uint8:tensor:bf16")), fmt
+                with bs.use("reference"):
+                    assert torch.equal(y, q.dequantize(dtype))
+        """,
+    "backend": """
+        from blockscale.ops.op import OPS
+
+        assert bs.hardware().backends["numpy_arrays"] is None
+        shown = CliRunner().invoke(app, ["hardware"])
+        assert "numpy_arrays  runs" in shown.stdout
+        codes = torch.arange(-4, 4, dtype=torch.int8)
+        with bs.use("numpy_arrays"):
+            assert torch.equal(OPS["pack"](codes, "int8"), codes)
+            expect(RuntimeError, "no numpy_arrays kernel runs pack", OPS["pack"], codes, "int4")
+        expected = OPS["pack"](codes, "int4")
+        warnings.simplefilter("ignore")
+        with bs.use("numpy_arrays", fallback=True):
+            assert torch.equal(OPS["pack"](codes, "int4"), expected)
+        """,
 }
 START = """
 import copy, json, os, warnings
@@ -111,18 +158,67 @@ torch.manual_seed(0)
 warnings.simplefilter("error")
 """
 
-# The tests that enumerate a registry, and so hold for what is added to it.
+# The tests that enumerate a registry, and so hold for what is added to it. Patterns of paths.
 GENERIC = {
     "named_format": ["tests/cli/commands/test_formats.py", "tests/bench/test_traffic.py"],
-    "element": ["tests/cli/commands/test_formats.py"],
-    "observer": ["tests/calibrate/observers/test_distributed.py"],
-    "weight_algorithm": ["tests/calibrate/algorithms/test_registry.py"],
+    "element": ["tests/core/elements/test_*.py"],
+    "observer": ["tests/calibrate/observers/test_[de]*.py"],
+    "weight_algorithm": ["tests/calibrate/algorithms/test_[er]*.py"],
     "exporter": ["tests/export/test_targets.py"],
     "command": ["tests/cli/test_app.py"],
+    "op": ["tests/ops/test_op.py", "tests/kernels/test_registry.py"],
+    "kernel": ["tests/kernels/cpu/test_primitives.py"],
+    "backend": ["tests/kernels/test_hardware.py"],
 }
 
 # Where tests ask a file's own test for something: that test.
-TESTS: dict[str, dict[str, str]] = {}
+TESTS = {
+    "element": {
+        "tests/core/elements/test_levels.py": """
+            import re
+            from dataclasses import dataclass
+            from fractions import Fraction
+
+            import torch
+
+            from blockscale.core.elements import read_element
+            from tests.oracle_elements import Integer
+
+
+            @dataclass(frozen=True)
+            class Levels(Integer):  # its codes count from the smallest value
+                @property
+                def codes(self):
+                    return range(2 * self.qmax + 1)
+
+                def decode(self, code):
+                    return float(code - self.qmax)
+
+                def encode(self, *args):
+                    return super().encode(*args) + self.qmax
+
+
+            def exact(name, options):
+                count = re.fullmatch("levels([0-9]+)", name)
+                if count is None:
+                    return None
+                top = int(count[1]) // 2
+                bits, mbits = (2 * top).bit_length(), top.bit_length() - 1
+                return Levels(bits, mbits, -top, top, Fraction(top), 0)
+
+
+            def test_five_levels():
+                values = read_element("levels5").decode(torch.arange(5, dtype=torch.uint8))
+                assert values.tolist() == [-2.0, -1.0, 0.0, 1.0, 2.0]
+            """,
+    },
+    "op": {
+        "tests/ops/test_largest.py": """
+            def samples(made):
+                return {"largest": [(made.packed,)]}
+            """,
+    },
+}
 
 
 def example(name: str) -> Path:
@@ -198,9 +294,12 @@ def test_what_enumerates_takes_it_in(name: str, tree: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", tree)
     put(name, tree)
     for path, text in TESTS.get(name, {}).items():
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
         (tree / path).write_text(textwrap.dedent(text))
+    tests = [str(path) for pattern in GENERIC[name] for path in sorted(tree.glob(pattern))]
+    assert tests, GENERIC[name]
     reference = "ignore:no cpu kernel runs:UserWarning"  # what has no kernel says so, once
     options = ["-x", "-p", "no:cacheprovider", "-W", reference]
-    command = [sys.executable, "-m", "pytest", *options, *GENERIC[name]]
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
