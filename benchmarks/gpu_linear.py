@@ -138,19 +138,19 @@ def compile_one(job: tuple) -> str:
 
 def jobs(formats: list[str], shapes: list, rows: list[int]) -> list[tuple]:
     """(what, weight, input, n, k, m) of each case."""
-    found = [
+    listed = [
         ("weight", str(parse(f)), "", n, k, m) for f in formats for n, k in shapes for m in rows
     ]
     for wf, xf, what in PAIRS:
-        found += [(what, str(parse(wf)), str(parse(xf)), n, k, m) for n, k in shapes for m in rows]
+        listed += [(what, str(parse(wf)), str(parse(xf)), n, k, m) for n, k in shapes for m in rows]
     for wf, xf in BOTH:
-        found += [
+        listed += [
             ("weight", str(parse(wf)), str(parse(xf)), n, k, m)
             for n, k in shapes
             for m in rows
             if m == 4096 and n == k
         ]
-    return found
+    return listed
 
 
 def compile_all(cases: list[tuple], workers: int) -> None:

@@ -63,9 +63,9 @@ def cases(dtypes: list[torch.dtype]) -> Iterator[tuple[str, Callable[[], object]
         kind = str(dtype).removeprefix("torch.")
         for fmt in CHOOSE:
             seed = torch.tensor(7, device="cuda") if "stochastic" in fmt else None
-            found = P.choose_quantize(x, fmt, seed)
+            quantized = P.choose_quantize(x, fmt, seed)
             run = lambda x=x, fmt=fmt, seed=seed: P.choose_quantize(x, fmt, seed)  # noqa: E731
-            yield f"quantize {fmt} {kind}", run, moved(x, *found)
+            yield f"quantize {fmt} {kind}", run, moved(x, *quantized)
         for fmt in GIVEN:
             packed, *parts = P.choose_quantize(x, fmt, None)
             by = Quantizer(parts[0], None, None, fmt)
@@ -109,7 +109,7 @@ original = tuning.setting
 
 def sweep(names: list[str], warming: tuple[int, int] | None) -> dict[str, dict[str, float]]:
     """Ratios under each launch setting; warming: only compile, every n-th setting from the i-th."""
-    found: dict[str, dict[str, float]] = {}
+    ratios: dict[str, dict[str, float]] = {}
     copied = copy_speed()
     for number, (elements, warps) in enumerate(SETTINGS):
         if warming and number % warming[1] != warming[0]:
@@ -119,15 +119,15 @@ def sweep(names: list[str], warming: tuple[int, int] | None) -> dict[str, dict[s
             if names and not any(n in name for n in names):
                 continue
             spent = milliseconds(run, *((1, 1) if warming else (5, 4)))
-            found.setdefault(name, {})[f"{elements}/{warps}"] = round(size / spent / copied, 3)
-    return found
+            ratios.setdefault(name, {})[f"{elements}/{warps}"] = round(size / spent / copied, 3)
+    return ratios
 
 
 def overhead() -> dict[str, float]:
     """Microseconds of a call on a small tensor."""
     import time
 
-    x, found = torch.randn(64, 512, device="cuda"), {}
+    x, times = torch.randn(64, 512, device="cuda"), {}
     for fmt in ("mxfp4", "int8_token", "nvfp4"):
         for name, run in (
             ("choose_quantize", lambda f=fmt: P.choose_quantize(x, f, None)),
@@ -143,8 +143,8 @@ def overhead() -> dict[str, float]:
             for _ in range(200):
                 run()
             torch.cuda.synchronize()
-            found[f"{name} {fmt}"] = round((time.perf_counter() - start) / 200 * 1e6, 1)
-    return found
+            times[f"{name} {fmt}"] = round((time.perf_counter() - start) / 200 * 1e6, 1)
+    return times
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """One quantization stack for PyTorch 2: every format one value, exact numerics, and files."""
 
 from blockscale import compat as compat
+from blockscale import export as export
 from blockscale import graph as graph
 from blockscale import qat as qat
 from blockscale.calibrate import observers as observers

@@ -1,21 +1,28 @@
 """Write the generated pages: `make docs`. A test checks that they are up to date.
 
 docs/formats.md from the catalogue; docs/performance.md and its plots from docs/performance_notes.md
-and the newest full run of `blockscale bench` that git tracks.
+and the newest full run of `blockscale bench` that git tracks; in docs/design.md the drawing of the
+house, from the folders of the package and the first sentence of what each says of itself.
 """
 
+import ast
+import importlib.util
 import math
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 import blockscale as bs
-from blockscale.bench.page import pages
 from blockscale.bench.results import newest_full
 from blockscale.core.elements import FAMILIES
 from blockscale.core.scale import RULES
+from blockscale.report.speed.page import pages
 
 PAGE = Path(__file__).with_name("formats.md")
+DESIGN = Path(__file__).with_name("design.md")
+PACKAGE = Path(bs.__file__).parent
 SPEED = {"performance": "cpu", "performance_cuda": "cuda"}  # a page's name, what it is about
 SHAPE = (4096, 4096)
 
@@ -95,14 +102,78 @@ def performance() -> dict[str, str]:
     made: dict[str, str] = {}
     for name, kind in SPEED.items():
         newest = newest_full(kind=kind)
-        found = None if newest is None else (f"benchmarks/results/{newest[0].name}", newest[1])
+        run = None if newest is None else (f"benchmarks/results/{newest[0].name}", newest[1])
         notes = Path(__file__).with_name(f"{name}_notes.md").read_text()
-        made |= pages(notes, found, name)
+        made |= pages(notes, run, name)
     return made
+
+
+HOUSE = re.compile(
+    r"(?<=<!-- the house: made by `make docs` -->\n\n```text\n).*?(?=```\n)", re.DOTALL
+)
+SOURCES = {  # folders of C++, which say nothing of themselves
+    "src": "C++, compiled to one library: what Python calls, and the choice of the instruction set.",
+    "isa": "The kernels, compiled once for each instruction set, in a namespace of its own.",
+    "simd": "Vectors: one way to write them for every instruction set.",
+    "primitives": "quantize, dequantize and fake_quantize: statistics, scales, encoding, packing.",
+    "linear": "Products with a quantized weight.",
+}
+
+
+def layers() -> tuple[list[str], list[str]]:
+    """The rooms in the order of imports, and those beside them, as tests/test_layers.py has them."""
+    path = PACKAGE.parent / "tests" / "test_layers.py"
+    spec = importlib.util.spec_from_file_location("layers", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return list(module.LAYERS), list(module.BESIDE)
+
+
+def house(package: Path = PACKAGE) -> str:
+    """A drawing of the package's folders: one line a room, in the order in which they may import."""
+    order, beside = layers()
+    lines = ["blockscale/"]
+    rooms = [name for name in order if (package / name).is_dir()]
+    for name in rooms:
+        lines += ["  ↑"] if name != rooms[0] else []
+        lines += rows(package / name, 1)
+    lines += [
+        "",
+        *(row for name in beside if (package / name).is_dir() for row in rows(package / name, 1)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def rows(folder: Path, depth: int) -> Iterator[str]:
+    """A room and those inside it."""
+    name = "  " * depth + folder.name + "/"
+    yield f"{name:22} {about(folder)}"
+    for inside in sorted(each for each in folder.iterdir() if each.is_dir()):
+        if any(each.suffix in (".py", ".cpp", ".h") for each in inside.rglob("*")):
+            yield from rows(inside, depth + 1)
+
+
+def about(folder: Path) -> str:
+    """The first sentence of what a package says of itself."""
+    start = folder / "__init__.py"
+    if not start.exists():
+        return SOURCES.get(folder.name, "C++.")
+    said = " ".join(
+        (ast.get_docstring(ast.parse(start.read_text())) or "").partition("\n\n")[0].split()
+    )
+    sentence = re.match(r".*?\.(?= [A-Z]|$)|.*", said)
+    return sentence[0] if sentence else ""
+
+
+def design() -> str:
+    """docs/design.md with the drawing of today."""
+    return HOUSE.sub(lambda _: house(), DESIGN.read_text())
 
 
 if __name__ == "__main__":
     PAGE.write_text(page())
+    DESIGN.write_text(design())
     for name, text in performance().items():
         target = PAGE.parent / name
         target.parent.mkdir(exist_ok=True)

@@ -140,27 +140,27 @@ def measure(seed: int, cases: tuple[Case, ...] = CASES) -> dict[str, tuple[float
     model = network()
     train(model, split[0], split[1], 16, 4e-3)
     exact = accuracy(model, split[2], split[3])
-    found = {"float32": (exact, exact)}
+    results = {"float32": (exact, exact)}
     for case in cases:
-        found[case.name] = run(case, model, split, seed)
-        print(f"seed {seed}  {case.name:10} {found[case.name]}", flush=True)
-    return found
+        results[case.name] = run(case, model, split, seed)
+        print(f"seed {seed}  {case.name:10} {results[case.name]}", flush=True)
+    return results
 
 
-def table(found: Results) -> list[str]:
+def table(results: Results) -> list[str]:
     """Markdown, a row a case: means over the seeds, and from the lowest to the highest."""
 
     def spread(values: list[float]) -> str:
         return f"{statistics.mean(values):.2f} ({min(values):.1f} … {max(values):.1f})"
 
-    exact = [after for _, after in found["float32"]]
+    exact = [after for _, after in results["float32"]]
     rows = [
         "| | weights | inputs | without training | after QAT | below float | at most |",
         "|---|---|---|--:|--:|--:|--:|",
         f"| float32 | | | {spread(exact)} | | | |",
     ]
     for case in CASES:
-        before, after = zip(*found[case.name], strict=True)
+        before, after = zip(*results[case.name], strict=True)
         below = statistics.mean(exact) - statistics.mean(after)
         name = f"{case.name}, LSQ" if case.learn else case.name
         trained = spread(list(after)) if case.epochs else ""
@@ -193,7 +193,7 @@ Written by `python examples/digits_qat.py --write` with torch {torch} and scikit
 """
 
 
-def page(found: Results, seeds: tuple[int, ...]) -> str:
+def page(results: Results, seeds: tuple[int, ...]) -> str:
     """The text of docs/accuracy.md."""
     return PAGE.format(
         weights=f"{sum(p.numel() for p in network().parameters() if p.ndim > 1):,}",
@@ -201,7 +201,7 @@ def page(found: Results, seeds: tuple[int, ...]) -> str:
         tested=TESTED,
         seeds=", ".join(map(str, seeds)),
         image=100 / TESTED,
-        table="\n".join(table(found)),
+        table="\n".join(table(results)),
         epochs=CASES[-1].epochs,
         torch=torch.__version__.partition("+")[0],
         sklearn=sklearn.__version__,
@@ -215,11 +215,11 @@ def main() -> None:
     write = parser.parse_args().write
     seeds = SEEDS if write else SEEDS[:1]
     measured = [measure(seed) for seed in seeds]
-    found = {name: [one[name] for one in measured] for name in measured[0]}
-    print("\n".join(table(found)))
+    results = {name: [one[name] for one in measured] for name in measured[0]}
+    print("\n".join(table(results)))
     if write:
         target = pathlib.Path(__file__).parents[1] / "docs" / "accuracy.md"
-        target.write_text(page(found, seeds))
+        target.write_text(page(results, seeds))
 
 
 if __name__ == "__main__":

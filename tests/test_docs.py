@@ -3,11 +3,15 @@
 A block that cannot run here has `<!-- not run: the reason -->` on the line before it.
 """
 
+import importlib.util
 import pathlib
 import re
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
+
+from tests.test_layers import LAYERS
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [p for p in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))) if p.exists()]
@@ -62,6 +66,49 @@ def test_links_and_paths_exist(page: pathlib.Path) -> None:
     text = page.read_text()
     assert not dead_links(page, text)
     assert not dead_paths(text)
+
+
+def generator() -> ModuleType:
+    """docs/generate.py."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_house_is_drawn_as_it_stands() -> None:
+    drawn = (ROOT / "docs" / "design.md").read_text()
+    assert generator().design() == drawn, "run: make docs"
+    for folder in (ROOT / "blockscale").glob("*/"):
+        if any(folder.rglob("*.py")):
+            assert f"\n  {folder.name}/ " in drawn, folder
+
+
+def test_every_room_says_what_it_is() -> None:
+    for line in generator().house().splitlines():
+        name, _, said = line.strip().partition("/ ")
+        if said:
+            assert 15 < len(said.strip()) < 120 and said.endswith("."), f"{name}: {said}"
+
+
+def test_a_new_room_is_in_the_drawing(tmp_path: pathlib.Path) -> None:
+    says = {"core": "Numbers, e.g. e2m1: all.\n\nMore.", "core/cellar": "Wine. Red."}
+    for name, text in says.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f'"""{text}"""\n')
+    (tmp_path / "core" / "src" / "deep").mkdir(parents=True)
+    (tmp_path / "core" / "src" / "deep" / "a.cpp").touch()
+    (tmp_path / "core" / "__pycache__").mkdir()
+    drawn = [" ".join(line.split()) for line in generator().house(tmp_path).splitlines()]
+    assert drawn[:3] == ["blockscale/", "core/ Numbers, e.g. e2m1: all.", "cellar/ Wine."]
+    assert drawn[3].startswith("src/ C++, compiled")
+    assert drawn[4] == "deep/ C++."
+
+
+def test_the_order_of_imports_is_the_one_that_is_tested() -> None:
+    for page in (ROOT / "docs" / "design.md", ROOT / "CONTRIBUTING.md"):
+        assert f"    {' ← '.join(LAYERS)}\n" in page.read_text(), page
 
 
 def test_the_checks_can_fail() -> None:

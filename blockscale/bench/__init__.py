@@ -1,1 +1,1 @@
-"""Measuring: contestants take turns, and figures are ratios to a ceiling of the same run."""
+"""Speed, measured: contestants take turns; figures are ratios to a ceiling of the same run."""

@@ -3,7 +3,6 @@
 import pathlib
 import platform
 import subprocess
-from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib import metadata
@@ -26,32 +25,26 @@ def last_cache(device: str) -> int:
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
     folder = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
     sizes = [file.read_text().strip() for file in folder.glob("index*/size")]
-    found = [int(size[:-1]) * _UNITS[size[-1]] for size in sizes if size[-1:] in _UNITS]
-    return max(found, default=_ASSUMED)
+    capacities = [int(size[:-1]) * _UNITS[size[-1]] for size in sizes if size[-1:] in _UNITS]
+    return max(capacities, default=_ASSUMED)
 
 
 def hardware(device: str = "cpu") -> dict[str, Any]:
     """The machine as plain data: `bs.hardware()` without what depends on the moment."""
-    found = asdict(bs.hardware())
-    del found["openmp"], found["backends"]
-    return found | {"cache_bytes": last_cache(device)}
-
-
-def instruction_set(machine: Mapping[str, Any]) -> str:
-    """The one that blockscale's CPU kernels use, or why there are none."""
-    native = machine["native"]
-    return str(native["used"]) if isinstance(native, dict) else str(native)
+    told = asdict(bs.hardware())
+    del told["openmp"], told["backends"]
+    return told | {"cache_bytes": last_cache(device)}
 
 
 def versions() -> dict[str, str]:
     """{package: its version}, Python's too."""
-    found = {"python": platform.python_version(), "blockscale": bs.__version__}
+    of_package = {"python": platform.python_version(), "blockscale": bs.__version__}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            of_package[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            of_package[name] = "not installed"
+    return of_package
 
 
 def git(*arguments: str) -> str | None:

@@ -1,7 +1,6 @@
 """The file of a run: written after every case, whole or not at all, and gone on with later."""
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from blockscale.bench.environment import allocator
 from blockscale.bench.machine import CHECKOUT, commit, git, hardware, versions
 from blockscale.bench.settings import Settings
+from blockscale.files.whole import written_whole
 
 SCHEMA = 1
 _AGREE = ("settings", "commit", "hardware", "versions", "environment")  # of a run that goes on
@@ -57,19 +57,15 @@ class Results:
     def write(self) -> None:
         """Write beside its place and rename, so that no half of a file is ever seen."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            beside.write_text(json.dumps(self.data, indent=1) + "\n")
-            beside.replace(self.path)
-        finally:
-            beside.unlink(missing_ok=True)
+        with written_whole(self.path) as temporary:
+            temporary.write_text(json.dumps(self.data, indent=1) + "\n")
 
 
 def about(settings: Settings) -> dict[str, Any]:
     """Everything but the figures, as a file gives it back."""
     plain = settings.to_dict()
     del plain["seconds"]  # a run may go on for longer
-    found = {
+    told = {
         "schema": SCHEMA,
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
@@ -78,7 +74,7 @@ def about(settings: Settings) -> dict[str, Any]:
         "versions": versions(),
         "environment": allocator(),
     }
-    return dict(json.loads(json.dumps(found)))
+    return dict(json.loads(json.dumps(told)))
 
 
 def _differing(old: Any, new: Any) -> str:
@@ -120,12 +116,12 @@ def new_path(settings: Settings) -> Path:
 def unfinished(settings: Settings) -> Path | None:
     """The newest run with these settings that is not complete."""
     wanted = about(settings)["settings"]
-    found = [
+    candidates = [
         (data["when"], path)
         for path, data in _runs(folder().glob("*.json"))
         if not data["complete"] and data["settings"] == wanted
     ]
-    return max(found)[1] if found else None
+    return max(candidates)[1] if candidates else None
 
 
 def newest_full(
@@ -137,13 +133,13 @@ def newest_full(
     GPU may be lent for less time than that takes, so there one that stopped will do, if none is.
     """
     runs = _runs(committed() if paths is None else paths)
-    found = [
+    candidates = [
         (data["complete"], data["when"], path.name, path, data)
         for path, data in runs
         if data["settings"]["full"] and (data["complete"] or kind != "cpu")
         if str(data["settings"]["device"]).partition(":")[0] == kind
     ]
-    return max(found, key=lambda run: run[:3])[3:] if found else None
+    return max(candidates, key=lambda run: run[:3])[3:] if candidates else None
 
 
 def committed() -> list[Path]:

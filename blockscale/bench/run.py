@@ -86,13 +86,13 @@ def _measure_all(todo: list[Case], settings: Settings, results: Results, watcher
 
 def measure(case: Case, settings: Settings, seconds: float) -> dict[str, Any]:
     """The case as plain data: who raced, how fast, and who did not and why."""
-    found = list(case.contestants())
-    skipped = [each for each in found if isinstance(each, Skipped)]
-    share = seconds / max(len(found) - len(skipped), 1)
+    entries = list(case.contestants())
+    skipped = [each for each in entries if isinstance(each, Skipped)]
+    share = seconds / max(len(entries) - len(skipped), 1)
     backends: dict[str, str] = {}
     racers: list[Racer] = []
     contestants: list[Contestant] = []
-    for each in found:
+    for each in entries:
         if isinstance(each, Skipped):
             continue
         try:

@@ -79,24 +79,24 @@ def linear(
     rule = _LINEAR.get((weight, given))
     if shape != MATRIX or rule is None:
         return {}
-    found: dict[str, tuple[str, float]] = {}
+    promised: dict[str, tuple[str, float]] = {}
     if rows in rule:
-        found["relative"] = ("at_most", rule[rows])
+        promised["relative"] = ("at_most", rule[rows])
     if rows == 1 and given is None:
-        found["of_copy"] = ("at_least", _WEIGHT_OF_COPY)
-    return found
+        promised["of_copy"] = ("at_least", _WEIGHT_OF_COPY)
+    return promised
 
 
 def _gpu_linear(weight: str, given: str | None, shape: tuple[int, int], rows: int) -> Targets:
     rule = _GPU_LINEAR.get((weight, given))
     if shape == _GPU_SQUARE and rows == 4096 and rule:
         return {"relative": ("at_most", round(rule, 3))}
-    found: dict[str, tuple[str, float]] = {}
+    promised: dict[str, tuple[str, float]] = {}
     if shape == _GPU_SWEEP and given is None:
-        found["relative"] = ("at_most", _NO_CLIFF)
+        promised["relative"] = ("at_most", _NO_CLIFF)
         if rows in (1, 16) and rule:
-            found["of_copy"] = ("at_least", _GPU_OF_COPY)
-    return found
+            promised["of_copy"] = ("at_least", _GPU_OF_COPY)
+    return promised
 
 
 def met(targets: Targets, figures: dict[str, float]) -> bool | None:

@@ -17,10 +17,10 @@ def stored_bytes(fmt: Format, shape: Shape) -> int:
     width = packed_dtype(fmt.element).itemsize
     codes = prod(rows[:-1]) * packed_size(fmt.element, rows[-1]) * width
     scales = fmt.block.scale_shape(shape)
-    found = codes + prod(scales) * fmt.scale.dtype.itemsize + 4 * prod(scales) * fmt.asym
+    nbytes = codes + prod(scales) * fmt.scale.dtype.itemsize + 4 * prod(scales) * fmt.asym
     if isinstance(fmt.scale, TwoLevel):
-        found += 4 * prod(fmt.scale.inner.block.scale_shape(scales))
-    return found
+        nbytes += 4 * prod(fmt.scale.inner.block.scale_shape(scales))
+    return nbytes
 
 
 def reads(fmt: Format, shape: Shape, dtype: torch.dtype, cache: int) -> int:

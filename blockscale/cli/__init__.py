@@ -1,4 +1,4 @@
-"""The command line: one function call per command, in `app`, which needs the extra `cli`."""
+"""The command line: one file a command, found by its name. It needs the extra `cli`."""
 
 import sys
 

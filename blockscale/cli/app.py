@@ -1,4 +1,4 @@
-"""The commands. Each is a file of this folder that defines a function of the file's own name."""
+"""The application: every command that is found in blockscale/cli/commands/, by its name."""
 
 from types import FunctionType
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import blockscale
-from blockscale import cli
+from blockscale.cli import commands
 from blockscale.cli.errors import tidy
 from blockscale.core.discover import import_all
 
@@ -39,7 +39,7 @@ def _options(
     del version
 
 
-for _module in import_all(cli.__name__, cli.__path__):
+for _module in import_all(commands.__name__, commands.__path__):
     _name = _module.__name__.rpartition(".")[2]
     _command = getattr(_module, _name, None)
     if isinstance(_command, FunctionType):

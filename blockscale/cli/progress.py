@@ -8,8 +8,8 @@ from typing import Self
 from rich import progress as bars
 from rich.console import Console
 
-from blockscale.cli.tables import size
 from blockscale.files.progress import Progress
+from blockscale.report.wording import size
 
 _SECONDS = 10.0  # between lines where there is no terminal
 

@@ -1,14 +1,13 @@
 """Write a model to a file of ours (docs/files.md)."""
 
-import os
 from pathlib import Path
-from uuid import uuid4
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from blockscale.files.metadata import Metadata, TensorInfo
+from blockscale.files.whole import check_place, written_whole
 from blockscale.layers.layer import QLayer
 
 
@@ -19,33 +18,16 @@ def save(model: nn.Module, path: str | Path) -> None:
     at all: it is written beside `path` and renamed. Raises ValueError if `path` is a directory and
     OSError if it cannot be written.
     """
-    path = Path(path)
     if isinstance(model, QLayer):
         raise ValueError(
             f"a {type(model).__name__} by itself has no name for its weight: save the model it is "
             f"in, or wrap it, e.g. in nn.Sequential(layer)"
         )
-    if path.is_dir():
-        raise ValueError(
-            f"{path} is a directory: name the file to write, e.g. {path / 'model.safetensors'}"
-        )
-    if not path.parent.is_dir():
-        raise ValueError(f"{path.parent} is not a directory: create it first")
+    path = check_place(path, "model.safetensors")
     metadata = describe(model)
     tensors = _unique(model.state_dict(), metadata)
-    temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
-    try:
-        temporary.touch(exist_ok=False)
-        mode = (
-            temporary.stat().st_mode
-        )  # what the umask lets others do; save_file lets them nothing
+    with written_whole(path) as temporary:
         save_file(tensors, temporary, metadata.encode())
-        temporary.chmod(mode)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def describe(model: nn.Module) -> Metadata:

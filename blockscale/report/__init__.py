@@ -1,1 +1,1 @@
-"""What people look at: charts and pages."""
+"""What people look at: tables, charts and pages, made of plain data that others measured."""

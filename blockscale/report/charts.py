@@ -26,17 +26,22 @@ def _line(points: Sequence[tuple[float, float]], color: str, more: str = "") -> 
 
 
 def _legend(x: float, y: float, names: Sequence[str]) -> list[str]:
-    found = []
+    """A square of its color and the name, for each curve or bar."""
+    shapes = []
     for i, name in enumerate(names):
         top = y + 18 * i
         color = COLORS[i % len(COLORS)]
-        found.append(f'<rect x="{x:.1f}" y="{top:.1f}" width="12" height="12" fill="{color}"/>')
-        found.append(_text(x + 18, top + 10, name))
-    return found
+        shapes.append(f'<rect x="{x:.1f}" y="{top:.1f}" width="12" height="12" fill="{color}"/>')
+        shapes.append(_text(x + 18, top + 10, name))
+    return shapes
 
 
 def bars(title: str, rows: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> str:
-    """A group of horizontal bars a row, one bar a name, from 0; a line at 1."""
+    """An SVG of horizontal bars from 0, with a line at 1.
+
+    rows: {a row's label: {a bar's name: its length}}
+    names: the bars of a row in order, which the legend lists; a row may lack some
+    """
     thick, left, wide = 9.0, 130.0, 430.0
     step = thick * len(names) + 8
     most = max([1.0, *(value for row in rows.values() for value in row.values())])
@@ -58,7 +63,10 @@ def bars(title: str, rows: Mapping[str, Mapping[str, float]], names: Sequence[st
 
 
 def curves(title: str, series: Mapping[str, Mapping[int, float]], low: float = 0.01) -> str:
-    """A curve a name over powers of two, both axes logarithmic; a line at 1."""
+    """An SVG of curves over numbers of rows, both axes logarithmic, with a line at 1.
+
+    series: {a curve's name: {number of rows: value}}; values below `low` are drawn on it
+    """
     left, top, wide, high = 60.0, 36.0, 460.0, 340.0
     places = sorted({m for row in series.values() for m in row})
     values = [value for row in series.values() for value in row.values()]

@@ -1,20 +1,13 @@
 """Every case runs; what is measured is kept whatever happens; a run goes on where it stopped."""
 
-import importlib.util
 import json
 from dataclasses import replace
 
 import pytest
-import torch
 
 import blockscale as bs
-from blockscale.bench import results, rivals, run, targets
-from blockscale.bench.case import Peer, Skipped
-from blockscale.bench.groups import linear
-from blockscale.bench.peers import onnxruntime, torch_own, torchao
-from blockscale.bench.requests import Layer, Primitive
-from blockscale.bench.settings import FULL, GPU, QUICK, TINY, Settings, sizes
-from blockscale.bench.tune import tune
+from blockscale.bench import run
+from blockscale.bench.settings import FULL, Settings
 from tests.bench.runs import FEW, SETTINGS, Heard, measured
 
 AHEAD = Settings()  # what a full run would be
@@ -55,130 +48,6 @@ def test_every_named_format_and_op_is_measured():
     assert names[0].startswith("ceilings/copy/")
 
 
-def test_figures(everything):
-    cases = {case["name"]: case for case in everything}
-    case = cases["quantize/mxfp4/4x256/float32"]
-    ours, *copied = case["contestants"]
-    assert ours["backend"] in ("cpu", "reference")
-    best = min(line["seconds"] for line in copied)
-    assert ours["of_copy"] == pytest.approx(best / ours["seconds"])
-    assert (case["bytes"], case["reads"]) == (4 * 1024 + 512 + 32, 1)
-    case = cases["linear/256x32/m=1"]
-    lines = {line["name"]: line for line in case["contestants"]}
-    assert set(lines) >= {linear.label(*recipe) for recipe in linear.RECIPES}
-    one = lines["mxfp4 weights"]
-    assert one["relative"] == pytest.approx(one["seconds"] / lines["torch fp32"]["seconds"])
-    assert one["bytes"] == 32 * (128 + 8)
-
-
-def test_the_model():
-    [case] = measured(replace(SETTINGS, only="model/"))
-    fp32, ours = case["contestants"]
-    assert fp32["relative"] == 1
-    assert 0.9 < ours["cosine"] < 1
-
-
-@pytest.mark.slow
-def test_the_model_and_its_peers():
-    [case] = measured(replace(SETTINGS, peers=True, only="model/"))
-    assert not case["skipped"]
-    fp32, ours, *peers = case["contestants"]
-    assert [line["kind"] for line in case["contestants"]] == ["ceiling", "ours", "peer", "peer"]
-    assert fp32["relative"] == 1
-    for line in (ours, *peers):
-        assert 0.8 < line["cosine"] < 1
-        assert line["relative"] == pytest.approx(line["seconds"] / fp32["seconds"])
-
-
-def test_promises_are_about_one_shape():
-    case = bs.parse
-    shape = targets.MATRIX
-
-    def least(op, fmt, dtype="float32"):
-        return targets.primitive(op, case(fmt), shape, dtype)["of_copy"]
-
-    assert least("quantize", "mxfp8") == ("at_least", 0.9)
-    assert least("quantize", "mxfp4") == least("quantize", "mxfp6") == ("at_least", 0.8)
-    assert least("dequantize", "mxfp4") == least("quantize", "ternary") == ("at_least", 0.9)
-    assert least("quantize", "int8:group32:e8m0:stochastic") == ("at_least", 0.7)
-    assert least("quantize", "int8:group32@0:fp32") == ("at_least", 0.7)
-    assert least("dequantize", "e2m1:tile4x4:e8m0") == ("at_least", 0.7)
-    assert least("quantize", "mxfp4", "bfloat16") == ("at_least", 0.75)
-    assert targets.primitive("quantize", case("mxfp8"), (4, 256), "float32") == {}
-    assert targets.linear("mxfp4", None, shape, 1) == {"of_copy": ("at_least", 0.6)}
-    assert targets.linear("bfp8", "bfp8", shape, 512) == {"relative": ("at_most", 0.18)}
-    assert targets.linear("bfp8", "bfp8", (384, 1536), 512) == {}
-    assert targets.met({"of_copy": ("at_least", 0.9)}, {"of_copy": 0.9}) is True
-    assert targets.met({"relative": ("at_most", 0.1)}, {"relative": 0.11}) is False
-    assert targets.met({}, {"relative": 0.11}) is None
-
-
-def test_gpu_promises():
-    case, shape = bs.parse, targets.GPU_MATRIX
-
-    def least(op, fmt, dtype="float32"):
-        return targets.primitive(op, case(fmt), shape, dtype)["of_copy"][1]
-
-    assert least("quantize", "mxfp4") == least("dequantize", "int8_channel") == 0.95
-    assert least("quantize", "mxfp4", "bfloat16") == least("quantize", "mxfp6", "bfloat16") == 0.87
-    assert (
-        least("quantize", "mxfp8", "bfloat16") == least("dequantize", "nvfp4", "bfloat16") == 0.93
-    )
-    assert least("quantize", "int8_token") == least("quantize", "int8:group32@0:fp32") == 0.85
-    assert least("fake_quantize", "e2m1:group32:e8m0:stochastic", "bfloat16") == 0.7
-    square, sweep = (8192, 8192), (8192, 28672)
-    assert targets.linear("nvfp4", None, sweep, 16, "cuda") == {
-        "relative": ("at_most", 1.05),
-        "of_copy": ("at_least", 0.75),
-    }
-    assert targets.linear("mxfp6", None, sweep, 4096, "cuda") == {"relative": ("at_most", 1.05)}
-    assert targets.linear("int8_channel", "int8_token", sweep, 16, "cuda") == {}
-    assert targets.linear("int8_channel", "int8_token", square, 4096, "cuda") == {
-        "relative": ("at_most", 0.741)
-    }
-    recipes = set(linear.recipes(Settings("cuda")))
-    assert set(targets._GPU_LINEAR) <= recipes
-    assert {targets._GPU_SQUARE, targets._GPU_SWEEP} == set(GPU.linear)
-
-
-def test_settings_of_a_gpu(monkeypatch):
-    monkeypatch.setattr("blockscale.bench.requests.last_cache", lambda device: 50 << 20)
-    ours = Settings("cuda:1", sizes=GPU)
-    assert (ours.kind, ours.dtype, ours.full) == ("cuda", torch.bfloat16, True)
-    assert sizes("cuda:1", quick=False) is GPU
-    assert sizes("cpu", quick=True) is QUICK
-    assert linear.baseline(ours) == "torch bf16"
-    names = [case.name for case in run.every_case(ours)]
-    assert len(names) == len(set(names))
-    assert "quantize/mxfp4/16384x16384/bfloat16" in names
-    assert "linear/8192x28672/m=8192" in names
-
-
-def test_tuning_asks_for_every_shape_of_the_run():
-    asked, said = [], []
-    sizes = replace(GPU, linear={(64, 32): (1, 8)})
-
-    def tuner(weight, given, shape):
-        if weight.startswith("ternary"):
-            raise ValueError("there is nothing to tune")
-        asked.append((weight, given, shape))
-
-    tune(Settings("cuda", sizes=sizes), said.append, tuner)
-    assert ("int8:channel0:fp32", "int8:token:fp32", (8, 32, 64)) in asked
-    assert ("e2m1:group16:e4m3", "", (1, 32, 64)) in asked
-    assert len(asked) == 2 * (len(linear.GPU_RECIPES) - 1)
-    assert "not tuned: ternary weights: there is nothing to tune" in said
-    with pytest.raises(ValueError, match="only CUDA kernels have choices"):
-        tune(SETTINGS, said.append, tuner)
-
-
-def test_every_promise_of_a_linear_layer_is_measured():
-    assert set(targets._LINEAR) <= set(linear.RECIPES)
-    rows = {m for rule in targets._LINEAR.values() for m in rule}
-    assert rows <= set(FULL.linear[targets.MATRIX])
-    assert rows <= set(QUICK.linear[targets.MATRIX])
-
-
 def test_the_file_is_complete(tmp_path):
     heard = Heard()
     found = run.run(FEW, tmp_path / "run.json", False, heard)
@@ -207,33 +76,6 @@ def test_stopped_and_gone_on_with(tmp_path):
     assert len(heard.began) == 2
     assert found.data["cases"][:2] == first["cases"]
     assert found.data["complete"]
-
-
-def test_another_run_does_not_go_on(tmp_path, monkeypatch):
-    path = tmp_path / "run.json"
-    with pytest.raises(KeyboardInterrupt):
-        run.run(FEW, path, False, Heard(KeyboardInterrupt(), at=1))
-    with pytest.raises(ValueError, match=r"its settings was quick False, not True; measure anew"):
-        run.run(replace(FEW, quick=True), path, True, Heard())
-    monkeypatch.setattr(results, "commit", lambda: "another")
-    with pytest.raises(ValueError, match=r"its commit was '.*', not 'another'"):
-        run.run(FEW, path, True, Heard())
-    path.write_text("{")
-    with pytest.raises(ValueError, match="is not JSON"):
-        run.run(FEW, path, True, Heard())
-    path.write_text("{}")
-    with pytest.raises(ValueError, match="is no file of `blockscale bench`"):
-        run.run(FEW, path, True, Heard())
-
-
-def test_a_write_that_fails_leaves_the_file_and_nothing_else(tmp_path):
-    made = results.Results(tmp_path / "run.json", {"schema": 1, "cases": []})
-    made.write()
-    made.data["cases"].append(object())
-    with pytest.raises(TypeError):
-        made.write()
-    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
-    assert json.loads(made.path.read_text())["cases"] == []
 
 
 def test_time_is_over(tmp_path):
@@ -280,83 +122,7 @@ def test_choosing_cases():
     assert not any(name.startswith("model/") for name in names)
 
 
-def test_a_peer_that_fails_is_told_of(monkeypatch):
-    def fails():
-        raise OSError("no library\nand more")
-
-    monkeypatch.setattr(torch_own, "linear", lambda layer: [Peer("theirs", fails)])
-    monkeypatch.setattr(torchao, "unavailable", lambda: "torchao is not installed")
-    monkeypatch.setattr(onnxruntime, "unavailable", lambda: None)  # whether it is or not
-    monkeypatch.setattr(
-        onnxruntime, "linear", lambda layer: [Peer("late", lambda: lambda x: fails)]
-    )
-    [case] = measured(replace(SETTINGS, peers=True, only="linear/256x32/m=2"))
-    assert case["skipped"] == [
-        {"name": "theirs", "reason": "OSError: no library"},
-        {"name": "torchao", "reason": "torchao is not installed"},
-        {"name": "late", "reason": "OSError: no library"},
-    ]
-
-
 def test_our_own_failure_is_an_error(monkeypatch):
     monkeypatch.setattr(bs, "quantize", lambda *args, **kwargs: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         measured(replace(SETTINGS, only="quantize/mxfp4/"))
-
-
-PEERS = {
-    "torch_own": ["torch bf16", "torch dynamic int8", "torch._int_mm"],
-    "torchao": ["torchao int8 dynamic eager"],
-    "onnxruntime": [
-        "onnxruntime fp32",
-        "onnxruntime DynamicQuantizeMatMul int8",
-        "onnxruntime MatMulNBits int4 group 32",
-    ],
-}
-
-
-def test_peers_run():
-    [case] = measured(replace(SETTINGS, peers=True, only="linear/256x32/m=2"))
-    found = {line["name"] for line in case["contestants"]}
-    expected = dict(PEERS)
-    if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime")):
-        del expected["onnxruntime"]  # no part of the test's requirements
-    else:
-        assert not case["skipped"]
-    assert {name for names in expected.values() for name in names} <= found
-
-
-@pytest.mark.parametrize("name", ["int8", "int8_channel", "mxfp8", "mxfp4", "nvfp4"])
-def test_peers_of_primitives_run(name):
-    cases = measured(replace(SETTINGS, peers=True, formats=(name,), only="quantize/"))
-    assert not any(case["skipped"] for case in cases)
-    [case] = [case for case in cases if case["name"].startswith("quantize/")]
-    assert case["contestants"][-1]["kind"] == "peer"
-
-
-def test_peers_compute_the_layer():
-    """What races beside ours is the same product, as far as int8 and int4 can say."""
-    layer = Layer(256, 32)
-    x = Primitive("quantize", "int8", (4, 256), layer.weight.dtype).x
-    expected = x @ layer.weight.T
-
-    def finish(peer, bind):
-        return peer.name, bind(x)()
-
-    with torch.no_grad():
-        for found in rivals.rivals("linear", layer, finish):
-            if isinstance(found, Skipped) or found[0] == "torch._int_mm":
-                continue
-            name, y = found
-            y = torch.as_tensor(y[0] if isinstance(y, list) else y).float()
-            error = (y - expected).norm() / expected.norm()
-            assert error < (0.15 if "int4" in name else 0.02), name
-
-
-def test_what_is_quick_is_a_part(tmp_path):
-    quick = Settings(quick=True, sizes=QUICK)
-    assert not quick.full
-    assert AHEAD.full
-    assert not replace(AHEAD, peers=False).full
-    assert not replace(AHEAD, sizes=TINY).full
-    assert len(list(run.every_case(quick))) < len(list(run.every_case(AHEAD))) / 2

@@ -5,7 +5,6 @@ import torch
 
 import blockscale as bs
 from blockscale.bench.groups.primitives import MORE
-from blockscale.bench.requests import Primitive
 from blockscale.bench.traffic import moved, reads, stored_bytes
 
 SPELLINGS = [*bs.formats(), *MORE, "int4:group32:(uint4:channel0:fp32)", "e2m1:tile2x8:bf16"]
@@ -52,10 +51,3 @@ def test_bytes_of_primitives():
     assert moved("fake_quantize", fmt, shape, torch.float32, 2) == 3 * x
     with pytest.raises(ValueError, match="no primitive 'transpose'"):
         moved("transpose", fmt, shape, torch.float32, 1)
-
-
-def test_what_a_peer_is_spared_is_not_counted(monkeypatch):
-    monkeypatch.setattr("blockscale.bench.requests.last_cache", lambda device: 1024)
-    wanted = Primitive("quantize", "int8", (64, 64), torch.float32)
-    assert wanted.reads == 2
-    assert wanted.bytes() - wanted.bytes(1) == 4 * 64 * 64

@@ -7,7 +7,6 @@ import torch
 
 import blockscale as bs
 from blockscale.demo import minilm
-from blockscale.demo.run import rank_correlation
 from blockscale.demo.sentences import SENTENCES
 from blockscale.files.directory.directory import quantize_directory
 
@@ -49,9 +48,3 @@ def test_directory_and_model_agree(real, tmp_path, name):
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
     assert (found * expected).sum(-1).min() > cosine
-
-
-def test_rank_correlation_is_spearmans():
-    assert rank_correlation(torch.randn(9, 5), torch.randn(9, 5)) < 0.9
-    b = torch.randn(9, 5)
-    assert rank_correlation(b, b) == pytest.approx(1.0)

@@ -1,1 +1,1 @@
-"""The cases, a file a group; each has `cases(settings)`."""
+"""What is measured: one group of cases a file, with a function `cases(settings)`."""

@@ -108,12 +108,12 @@ def _figures(
     timing: Timing,
     times: Mapping[str, Timing],
 ) -> dict[str, float]:
-    found = {"relative": timing.median / times[base].median}
+    figures = {"relative": timing.median / times[base].median}
     if reads and contestant.bytes:
         rate = contestant.bytes / timing.median
-        found["gigabytes_per_second"] = rate / 1e9
-        found["of_copy"] = rate * best(times, PREFIX) / _copied(*shape)
-    return found
+        figures["gigabytes_per_second"] = rate / 1e9
+        figures["of_copy"] = rate * best(times, PREFIX) / _copied(*shape)
+    return figures
 
 
 @lru_cache(maxsize=1)

@@ -47,8 +47,8 @@ def _contestants(settings: Settings) -> Iterator[Contestant | Skipped]:
     yield Contestant(FP32, "ceiling", partial(minilm.embed, model, given))
 
     def cosine(other: nn.Module) -> dict[str, float]:
-        found = F.cosine_similarity(minilm.embed(other, given), expected, dim=-1)
-        return {"cosine": float(found.mean())}
+        similarities = F.cosine_similarity(minilm.embed(other, given), expected, dim=-1)
+        return {"cosine": float(similarities.mean())}
 
     quantized = copy.deepcopy(model)
     bs.quantize_(quantized, bs.Recipe(WEIGHT, input=INPUT), strict=True)
@@ -75,9 +75,9 @@ def _model(device: str) -> nn.Module:
 def tokens(sentences: int, length: int) -> dict[str, Tensor]:
     """Real text, `sentences` times `length` tokens without padding."""
     joined = [" ".join(SENTENCES[i:] + SENTENCES[:i]) for i in range(sentences)]
-    found = minilm.tokenize(minilm.directory(), joined)
-    cut = {name: each[:, :length].contiguous() for name, each in found.items()}
-    cut["input_ids"][:, -1] = found["input_ids"][0, _last(found["attention_mask"][0])]
+    whole = minilm.tokenize(minilm.directory(), joined)
+    cut = {name: each[:, :length].contiguous() for name, each in whole.items()}
+    cut["input_ids"][:, -1] = whole["input_ids"][0, _last(whole["attention_mask"][0])]
     return cut
 
 

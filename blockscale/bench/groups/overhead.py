@@ -91,7 +91,7 @@ _EVERYWHERE = ("fake_quantize",)  # torch has the others on the CPU alone
 def _figures(
     contestant: Contestant, timing: Timing, times: Mapping[str, Timing]
 ) -> dict[str, float]:
-    found = {"microseconds": 1e6 * timing.median}
+    figures = {"microseconds": 1e6 * timing.median}
     if contestant.kind == "ours":
-        found["over_torch"] = 1e6 * (timing.median - times[TORCH].median)
-    return found
+        figures["over_torch"] = 1e6 * (timing.median - times[TORCH].median)
+    return figures

@@ -118,5 +118,5 @@ def figures(
 ) -> dict[str, float]:
     """Its bandwidth over that of the best copy of `nbytes` in the same rounds."""
     bandwidth = (contestant.bytes or nbytes) / timing.median
-    found = {"gigabytes_per_second": bandwidth / 1e9}
-    return found | {"of_copy": bandwidth * best(times, PREFIX) / nbytes}
+    told = {"gigabytes_per_second": bandwidth / 1e9}
+    return told | {"of_copy": bandwidth * best(times, PREFIX) / nbytes}

@@ -1,4 +1,4 @@
-"""Other libraries, to race beside ours. One file a library, found by its name; each has
+"""Other libraries, to race beside ours. One file a library, found by its name. Each defines
 
     unavailable()        why it cannot run here, or None
     primitive(wanted)    Peers for a Primitive; `build` gives a function without arguments

@@ -1,0 +1,62 @@
+"""`blockscale compare`: how far two files or directories are apart."""
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockscale.cli.progress import Bar
+from blockscale.files.compare import Comparison, Difference
+from blockscale.files.compare import compare as measure
+from blockscale.report.table import aligned
+from blockscale.report.wording import shape
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="What it should be: a file or directory.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="What it is, quantized or not.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Compare two files or directories, tensor by tensor.
+
+    SQNR is 10 log10 (sum a² / sum (a - b)²) in dB, larger is closer. What is quantized is
+    dequantized first.
+    """
+    with Bar(quiet) as bar:
+        comparison = measure(a, b, progress=bar)
+    print(json.dumps(comparison.to_dict(), indent=2) if as_json else _text(comparison))
+
+
+def _text(comparison: Comparison) -> str:
+    lines = [
+        aligned(
+            ("tensor", "shape", "a", "b", "bits a", "bits b", "SQNR dB", "max error"),
+            [_line(each) for each in comparison.differences if not each.equal],
+            "    rrrr",
+        )
+    ]
+    equal = [each for each in comparison.differences if each.equal]
+    lines += ["", f"{len(equal)} of {len(comparison.differences)} tensors are equal"]
+    infinite = [
+        f"{each.name}: {each.odd} elements are NaN or infinite on one side"
+        for each in comparison.differences
+        if each.odd
+    ]
+    shapes = [
+        f"{n}: a is {shape(x)}, b is {shape(y)}" for n, (x, y) in comparison.mismatched.items()
+    ]
+    only = [
+        f"only in {side}: {n}"
+        for side, names in (("a", comparison.only_a), ("b", comparison.only_b))
+        for n in names
+    ]
+    return "\n".join([*lines, *infinite, *shapes, *only])
+
+
+def _line(each: Difference) -> tuple[str, ...]:
+    sqnr = f"{each.sqnr:.2f}" if math.isfinite(each.sqnr) else str(each.sqnr)
+    bits = f"{each.bits_a:.2f}", f"{each.bits_b:.2f}"
+    return each.name, shape(each.shape), each.a, each.b, *bits, sqnr, f"{each.max_error:.3g}"

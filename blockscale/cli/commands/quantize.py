@@ -1,0 +1,105 @@
+"""`blockscale quantize`: a model's directory in, a quantized one out."""
+
+import json
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from blockscale.cli.progress import Bar
+from blockscale.core.recipe import Recipe
+from blockscale.files.directory.directory import check_output, plan_directory, quantize_directory
+from blockscale.files.directory.plan import DirectoryLedger
+from blockscale.report.ledger import ledger_notes, ledger_table
+from blockscale.report.wording import size
+
+
+def quantize(  # noqa: PLR0913 - one argument an option
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL_DIR", help="The model: config, tokenizer, *.safetensors."),
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="The directory to write.")],
+    recipe: Annotated[
+        str,
+        typer.Option(
+            "--recipe",
+            "-r",
+            help="A format's name or spelling, a recipe's JSON, or a .json file with one.",
+        ),
+    ],
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN", help="Leave these layers in float, e.g. 'lm_head'. May be repeated."
+        ),
+    ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="Refuse if something that the recipe covers must be skipped."
+        ),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace OUT_DIR, once the new one is complete.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="For stochastic rounding.")] = 0,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show what would become of each tensor; write nothing."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the ledger as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.")] = False,
+) -> None:
+    """Quantize a model's directory.
+
+    Tensors are streamed, so a model may be larger than memory. OUT_DIR appears when it is complete;
+    a run that was stopped or killed goes on when the same command is given again.
+    """
+    chosen = _recipe(recipe, skip or [])
+    began = time.monotonic()
+    if dry_run:
+        plan = plan_directory(model, out, chosen, strict=strict, seed=seed)
+        check_output(out, plan, force)
+        _show(plan.ledger, as_json, quiet, {"bytes_written": plan.size})
+        if not as_json and not quiet:
+            print(f"would write {size(plan.size)} to {out}; nothing is written")
+        return
+    with Bar(quiet) as bar, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "blockscale:", UserWarning)  # the ledger is shown below
+        ledger = quantize_directory(
+            model, out, chosen, force=force, strict=strict, seed=seed, progress=bar
+        )
+    seconds = time.monotonic() - began
+    _show(ledger, as_json, quiet, {"seconds": seconds, "bytes_per_second": bar.speed})
+    if not as_json and not quiet:
+        print(f"wrote {out} in {seconds:.1f} s ({size(bar.speed)}/s)")
+
+
+def _recipe(text: str, skip: list[str]) -> Recipe:
+    try:
+        recipe = Recipe.read(text)
+    except (
+        TypeError,
+        AttributeError,
+    ) as error:  # JSON of the right keys with values of another kind
+        raise ValueError(f"the recipe {text!r} cannot be used: {error}") from None
+    return replace(recipe, skip=(*recipe.skip, *skip))
+
+
+def _show(ledger: DirectoryLedger, as_json: bool, quiet: bool, more: dict[str, Any]) -> None:
+    """The ledger on stdout; with `quiet`, only what a user should know, on stderr."""
+    if as_json:
+        print(json.dumps(ledger.to_dict() | more, indent=2))
+    elif quiet:
+        skipped = [f"skipped: {entry.name}: {entry.reason}" for entry in ledger.skipped]
+        for line in (*skipped, *ledger_notes(ledger)):
+            typer.echo(line, err=True)
+    else:
+        print(ledger_table(ledger))
+        for name, why in ledger.left_out.items():
+            print(f"left out: {name}: {why}")
+        print(f"copied: {', '.join(ledger.copied) or 'nothing'}")

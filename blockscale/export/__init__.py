@@ -1,0 +1,53 @@
+"""Other people's files: one target a file, found by its name as `bs.export.<target>`.
+
+A file `<target>.py` here defines a function of its own name, which writes a model as that target
+has it. Where it needs a package that may be missing, it imports it inside and also defines
+`unavailable()`: the reason why the target cannot be written here, or None. Files without a function
+of their own name are pieces of the others.
+"""
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple, NoReturn
+
+from blockscale.core.discover import import_all
+
+
+class Target(NamedTuple):
+    """A kind of file that models can be written to.
+
+    about: the first line of its function's documentation
+    unavailable: the reason why it cannot be written here, such as a missing package, or None
+    """
+
+    name: str
+    about: str
+    unavailable: str | None
+
+
+def targets() -> tuple[Target, ...]:
+    """What there is, in the order of names; `bs.export.<name>` writes it."""
+    return tuple(
+        Target(name, (function.__doc__ or "").partition("\n")[0], _reason(name))
+        for name, function in _FUNCTIONS.items()
+    )
+
+
+def _reason(name: str) -> str | None:
+    ask: Callable[[], str | None] | None = getattr(_MODULES[name], "unavailable", None)
+    return None if ask is None else ask()
+
+
+def __getattr__(name: str) -> NoReturn:
+    """What is not here: Python asks for it when nothing has the name."""
+    known = ", ".join(_FUNCTIONS)
+    raise AttributeError(f"module {__name__!r} has no target {name!r}; there are {known}")
+
+
+_MODULES = {m.__name__.rpartition(".")[2]: m for m in import_all(__name__, __path__)}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    name: function
+    for name, module in _MODULES.items()
+    if isinstance(function := getattr(module, name, None), FunctionType)
+}
+globals().update(_FUNCTIONS)  # a function takes the place of the module that defines it

@@ -1,0 +1,46 @@
+"""Files appear whole or not at all: they are written beside their place and renamed.
+
+Whoever writes one file does it through here: our own files (save.py), those of other people
+(blockscale/export/) and the results of benchmarks. Directories have directory/workspace.py.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+
+def check_place(path: str | Path, example: str) -> Path:
+    """The path of a file that is to be written, before any work is done for it.
+
+    example: a usual name for such a file, for the error.
+    Raises ValueError if `path` is a directory or lies in none.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a directory: name the file to write, e.g. {path / example}")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent} is not a directory: create it first")
+    return path
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """The name under which to write what becomes `path` when the context ends without an error.
+
+    An error inside leaves `path` as it was, and nothing beside it. Raises OSError if the place
+    cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
+    try:
+        temporary.touch(exist_ok=False)
+        # What the umask lets others do; some writers make a new file that lets them do nothing.
+        mode = temporary.stat().st_mode
+        yield temporary
+        temporary.chmod(mode)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""A benchmark's run, read from its file as plain data and told in tables, plots and a page."""

@@ -1,0 +1,40 @@
+"""Tables of text: aligned for a terminal or a pipe, or in Markdown for a page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells of text; all columns but the first `left` hold numbers."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    left: int = 1
+    note: str = ""
+
+
+def markdown(table: Table) -> str:
+    """The table in Markdown, without its title and its note."""
+    sides = ["---" if i < table.left else "--:" for i in range(len(table.header))]
+    lines = [table.header, sides, *table.rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> str:
+    """Rows under a header, in columns that a terminal, a pipe and a file can hold.
+
+    right: has an `r` in the place of each column of numbers, which ends on the right.
+    """
+    lines = [header, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    sides = right.ljust(len(header))
+    cells = [
+        [
+            cell.rjust(w) if side == "r" else cell.ljust(w)
+            for cell, w, side in zip(line, widths, sides, strict=True)
+        ]
+        for line in lines
+    ]
+    return "\n".join("  ".join(line).rstrip() for line in cells)

@@ -1,0 +1,53 @@
+"""The model's case: times, and cosines to fp32's embeddings."""
+
+from dataclasses import replace
+
+import pytest
+
+from blockscale.bench.groups import model
+from blockscale.demo import minilm
+from tests.bench.runs import SETTINGS, measured
+
+
+def test_the_model():
+    [case] = measured(replace(SETTINGS, only="model/"))
+    fp32, ours = case["contestants"]
+    assert fp32["relative"] == 1
+    assert 0.9 < ours["cosine"] < 1
+
+
+@pytest.mark.slow
+def test_the_model_and_its_peers():
+    [case] = measured(replace(SETTINGS, peers=True, only="model/"))
+    assert not case["skipped"]
+    fp32, ours, *peers = case["contestants"]
+    assert [line["kind"] for line in case["contestants"]] == ["ceiling", "ours", "peer", "peer"]
+    assert fp32["relative"] == 1
+    for line in (ours, *peers):
+        assert 0.8 < line["cosine"] < 1
+        assert line["relative"] == pytest.approx(line["seconds"] / fp32["seconds"])
+
+
+def test_text_without_padding():
+    """As many tokens as asked for, and each row closes as the tokenizer closes one."""
+    given = model.tokens(3, 16)
+    assert {name: tuple(each.shape) for name, each in given.items()} == {
+        "input_ids": (3, 16), "token_type_ids": (3, 16), "attention_mask": (3, 16),
+    }  # fmt: skip
+    assert bool((given["attention_mask"] == 1).all())
+    whole = minilm.tokenize(minilm.directory(), ["A sentence."])["input_ids"]
+    assert given["input_ids"][:, -1].tolist() == [int(whole[0, -1])] * 3
+    assert len({tuple(row) for row in given["input_ids"].tolist()}) == 3
+
+
+def test_without_its_package(monkeypatch):
+    monkeypatch.setattr(model, "_NEEDS", ("no_such_package",))
+    [case] = measured(replace(SETTINGS, only="model/"))
+    assert case["contestants"] == []
+    [skipped] = case["skipped"]
+    assert skipped["reason"].startswith("no_such_package is not installed: pip install")
+
+
+def test_formats_that_it_does_not_use_leave_it_out():
+    assert not list(model.cases(replace(SETTINGS, formats=("mxfp4",))))
+    assert len(list(model.cases(replace(SETTINGS, formats=("int8_channel",))))) == 1

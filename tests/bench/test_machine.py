@@ -1,0 +1,72 @@
+"""What a figure was measured on."""
+
+import json
+import platform
+import subprocess
+
+import torch
+
+import blockscale as bs
+from blockscale.bench import machine
+
+
+def test_versions(monkeypatch):
+    monkeypatch.setattr(machine, "PACKAGES", ("torch", "no-such-package"))
+    versions = machine.versions()
+    assert versions == {
+        "python": platform.python_version(),
+        "blockscale": bs.__version__,
+        "torch": torch.__version__,
+        "no-such-package": "not installed",
+    }
+
+
+def test_the_machine_is_plain_data():
+    data = machine.hardware()
+    assert json.loads(json.dumps(data)) == json.loads(json.dumps(data))
+    assert data["processor"] == bs.hardware().processor
+    assert data["cache_bytes"] == machine.last_cache("cpu") >= 1 << 18
+    assert "backends" not in data  # they depend on the moment
+
+
+def test_the_cache_of_a_system_that_does_not_tell(monkeypatch):
+    monkeypatch.setattr(machine.pathlib.Path, "glob", lambda self, pattern: iter(()))
+    assert machine.last_cache.__wrapped__("cpu") == 32 << 20
+
+
+def checkout(folder, monkeypatch):
+    """A repository of one commit, in the place of ours; -> what runs git in it."""
+
+    def git(*arguments):
+        who = ("-c", "user.name=n", "-c", "user.email=e@e")
+        command = ["git", "-C", str(folder), *who, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    (folder / "blockscale").mkdir()
+    (folder / "blockscale" / "__init__.py").touch()
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    monkeypatch.setattr(machine, "CHECKOUT", folder)
+    return git
+
+
+def test_the_commit(tmp_path, monkeypatch):
+    git = checkout(tmp_path, monkeypatch)
+    head = git("rev-parse", "HEAD")
+    assert machine.commit() == head
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    (results / "run.json").touch()
+    assert machine.commit() == head  # a run's own file changes nothing
+    (tmp_path / "blockscale" / "new.py").touch()
+    assert machine.commit() == f"{head}+"
+
+
+def test_no_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "CHECKOUT", tmp_path)
+    assert machine.commit() == "unknown"
+    checkout(tmp_path, monkeypatch)("rm", "-q", "--cached", "blockscale/__init__.py")
+    assert machine.commit() == "unknown"  # installed inside somebody else's checkout
+    monkeypatch.setenv("PATH", "")
+    assert machine.git("status") is None

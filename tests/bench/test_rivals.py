@@ -1,0 +1,47 @@
+"""Other libraries are found by their files; one that fails is told of, and nothing stops."""
+
+import logging
+import warnings
+from dataclasses import replace
+
+import pytest
+
+from blockscale.bench import rivals
+from blockscale.bench.case import Peer
+from blockscale.bench.peers import onnxruntime, torch_own, torchao
+from tests.bench.runs import SETTINGS, measured
+
+
+def test_a_peer_that_fails_is_told_of(monkeypatch):
+    def fails():
+        raise OSError("no library\nand more")
+
+    monkeypatch.setattr(torch_own, "linear", lambda layer: [Peer("theirs", fails)])
+    monkeypatch.setattr(torchao, "unavailable", lambda: "torchao is not installed")
+    monkeypatch.setattr(onnxruntime, "unavailable", lambda: None)  # whether it is or not
+    monkeypatch.setattr(
+        onnxruntime, "linear", lambda layer: [Peer("late", lambda: lambda x: fails)]
+    )
+    [case] = measured(replace(SETTINGS, peers=True, only="linear/256x32/m=2"))
+    assert case["skipped"] == [
+        {"name": "theirs", "reason": "OSError: no library"},
+        {"name": "torchao", "reason": "torchao is not installed"},
+        {"name": "late", "reason": "OSError: no library"},
+    ]
+
+
+def test_errors_in_one_line():
+    assert rivals.told(OSError("no library\nand more")) == "OSError: no library"
+    assert rivals.told(ValueError()) == "ValueError: "
+    assert len(rivals.told(ValueError("long " * 100))) == len("ValueError: ") + 200
+
+
+def test_other_libraries_are_quiet(caplog):
+    with rivals.hushed():
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+        logging.getLogger("theirs").warning("hello")
+        logging.getLogger("theirs").error("broken")
+    logging.getLogger("theirs").warning("after")
+    assert [record.message for record in caplog.records] == ["broken", "after"]
+    with pytest.raises(DeprecationWarning):
+        warnings.warn("old", DeprecationWarning, stacklevel=1)

@@ -1,0 +1,40 @@
+"""`blockscale inspect`: text and JSON."""
+
+import json
+
+from typer.testing import CliRunner
+
+from blockscale.cli.app import app
+from tests.cli.words import words
+from tests.files.models import tiny_tensors
+
+
+def run(*args):
+    return CliRunner().invoke(app, list(map(str, args)))
+
+
+def test_inspect(folders):
+    lines = words(run("inspect", folders[1]).stdout)
+    assert lines[0] == "tensor count shape format size bits"
+    what = "e2m1:group32:e8m0/floor, input int8:token:fp32"
+    assert f"layers.*.proj.weight 2 33 x 40 {what} 1.5 kB 4.40" in lines
+    conv = "e2m1:group32:e8m0/floor, channels_last, input int8:token:fp32"
+    assert f"conv.weight 1 6 x 4 x 3 x 3 {conv} 120 B 4.44" in lines
+    assert "steps 1 scalar int64 8 B 64.00" in lines
+    assert "e2m1:group32:e8m0/floor 7 9,376 5.2 kB 4.40" in lines
+    assert lines[-1].startswith("2 files: model-00001-of-00002.safetensors ")
+    lines = words(run("inspect", folders[1], "--all").stdout)
+    assert f"layers.1.proj.weight 1 33 x 40 {what} 726 B 4.40" in lines
+
+
+def test_inspect_json(folders):
+    data = json.loads(run("inspect", folders[1], "--json").stdout)
+    assert {row["name"] for row in data["tensors"]} == tiny_tensors().keys()
+    assert data["formats"][0]["format"] == "e2m1:group32:e8m0/floor"
+
+
+def test_errors(tmp_path):
+    result = run("inspect", tmp_path / "nowhere")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr == f"blockscale: {tmp_path / 'nowhere'} does not exist\n"

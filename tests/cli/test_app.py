@@ -1,0 +1,34 @@
+"""The command line as a whole: every command is found, and has help and JSON."""
+
+import pkgutil
+
+from typer.testing import CliRunner
+
+import blockscale
+from blockscale.cli import commands
+from blockscale.cli.app import app
+
+
+def run(*args):
+    return CliRunner().invoke(app, list(args))
+
+
+def test_a_command_is_a_file_of_its_name():
+    files = {module.name for module in pkgutil.iter_modules(commands.__path__)}
+    assert {command.name for command in app.registered_commands} == files
+
+
+def test_help_and_version():
+    result = run("--help")
+    assert result.exit_code == 0
+    for command in ("quantize", "inspect", "compare", "formats"):
+        assert f"\n  {command} " in result.stdout
+        assert run(command, "-h").exit_code == 0
+    assert run("--version").stdout == f"blockscale {blockscale.__version__}\n"
+    for module in ("app", "tables", "progress", "errors"):
+        assert f"\n  {module} " not in result.stdout
+
+
+def test_every_command_has_json():
+    for command in app.registered_commands:
+        assert "--json" in run(command.name, "--help").stdout, command.name

@@ -1,0 +1,76 @@
+"""How a command ends badly: one message for a user's mistake, a traceback for a bug of ours."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from blockscale.cli.app import app
+from blockscale.cli.errors import tidy
+from tests.files.models import tiny_tensors, write_model
+
+ROOT = Path(__file__).parents[2]
+
+
+def ending(error, capsys):
+    """The exit code of a command that raises `error`, and what it says."""
+
+    @tidy
+    def command():
+        raise error
+
+    with pytest.raises(typer.Exit) as ended:
+        command()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return ended.value.exit_code, captured.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (ValueError("no format"), 1, "blockscale: no format\n"),
+        (FileNotFoundError(2, "No such file", "a/b"), 1, "blockscale: a/b: No such file\n"),
+        (OSError("the disk is full"), 1, "blockscale: the disk is full\n"),
+        (KeyboardInterrupt(), 130, "blockscale: interrupted\n"),
+    ],
+)
+def test_messages(error, code, text, capsys):
+    assert ending(error, capsys) == (code, text)
+
+
+def test_a_command_keeps_its_signature():
+    """Options and help are read from it."""
+
+    @tidy
+    def command(one: int, two: str = "") -> None:
+        """About."""
+
+    assert command.__doc__ == "About."
+    assert command.__wrapped__.__annotations__ == {"one": int, "two": str, "return": None}
+
+
+def test_a_reader_that_stops_reading():
+    command = f"{sys.executable} -m blockscale formats --json | head -n 1"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, env=environment, cwd=ROOT
+    )
+    assert done.stdout == "[\n"
+    assert done.stderr == ""
+
+
+def test_bugs_stay_tracebacks(tmp_path, monkeypatch):
+    from blockscale.cli.commands import quantize
+
+    def fail(*args, **kwargs):
+        raise KeyError("bug")
+
+    model = write_model(tmp_path / "model", tiny_tensors(), 2)
+    args = ["quantize", str(model), str(tmp_path / "out"), "-r", "int8"]
+    monkeypatch.setattr(quantize, "quantize_directory", fail)
+    assert isinstance(CliRunner().invoke(app, args).exception, KeyError)

@@ -1,0 +1,6 @@
+"""How the tests of commands read text."""
+
+
+def words(text):
+    """Lines whose columns are one space apart."""
+    return [" ".join(line.split()) for line in text.splitlines()]

@@ -1,0 +1,247 @@
+"""torch.export's files: read by a fresh process that knows blockscale alone, to the same bits."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+import blockscale as bs
+
+ROOT = Path(__file__).parents[2]
+FRESH = """
+import sys
+import torch
+import blockscale
+
+path = sys.argv[1]
+calls = torch.load(path + "/calls.pt")
+module = torch.export.load(path + "/model.pt2").module()
+for args, kwargs, expected in calls:
+    output = module(*args, **kwargs)
+    output = output if isinstance(output, dict) else {"": output}
+    assert output.keys() == expected.keys(), output.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(output[name], tensor), name
+assert "transformers" not in sys.modules
+print("equal", len(calls))
+"""
+
+
+def read_by_another(folder, model, *examples):
+    """Whether a fresh process loads model.pt2 and computes what the model does, bit for bit."""
+    calls = []
+    for example in examples:
+        args, kwargs = ((), example) if isinstance(example, dict) else ((example,), {})
+        with torch.no_grad():
+            output = model(*args, **kwargs)
+        output = dict(output) if hasattr(output, "items") else {"": output}
+        calls.append((args, kwargs, output))
+    torch.save(calls, folder / "calls.pt")
+    command = [sys.executable, "-c", FRESH, str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout == f"equal {len(examples)}\n"
+
+
+def small(recipe="mxfp4", **formats):
+    model = nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 8)).eval()
+    bs.quantize_(model, bs.Recipe(recipe, **formats), strict=True)
+    return model
+
+
+def test_any_number_of_rows(tmp_path):
+    model = small(input="int8_token")
+    path = tmp_path / "model.pt2"
+    bs.export.program(model, path, torch.randn(3, 64), dynamic_batch=True)
+    assert [each.name for each in tmp_path.iterdir()] == ["model.pt2"]
+    rows = [torch.randn(n, 64) for n in (1, 3, 17)]
+    assert read_by_another(tmp_path, model, *rows)
+
+
+def test_the_sizes_of_the_example(tmp_path):
+    model = small("int4:group32:fp32")
+    bs.export.program(model, tmp_path / "model.pt2", (torch.randn(3, 64),))
+    module = torch.export.load(tmp_path / "model.pt2").module()
+    x = torch.randn(3, 64)
+    assert torch.equal(module(x), model(x))
+    with pytest.raises(AssertionError, match="Guard failed"):
+        module(torch.randn(4, 64))
+
+
+def test_the_file_holds_codes(tmp_path):
+    model = small()
+    bs.export.program(model, tmp_path / "model.pt2", torch.randn(3, 64))
+    state = torch.export.load(tmp_path / "model.pt2").state_dict
+    expected = {k: v for k, v in model.state_dict().items() if not k.endswith("_extra_state")}
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], expected[name]) for name in expected)
+    assert state["0.weight.codes"].dtype == torch.uint8
+
+
+def gpt2():
+    from transformers import GPT2Config, GPT2Model
+
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": 50}
+    config = GPT2Config(**sizes, bos_token_id=0, eos_token_id=1, use_cache=False)
+    return GPT2Model(config).eval()
+
+
+def bert():
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return BertModel(BertConfig(**sizes, intermediate_size=64, vocab_size=50)).eval()
+
+
+@pytest.mark.parametrize(
+    ("build", "recipe"),
+    [
+        (gpt2, bs.Recipe("int4:group32:fp32", input="int8_token")),
+        (bert, bs.Recipe("mxfp8", input="mxfp8")),
+    ],
+    ids=["gpt2", "bert"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_a_model_of_somebody_else(build, recipe, tmp_path):
+    model = build()
+    bs.quantize_(model, recipe, strict=True)
+
+    def tokens(rows):
+        return {"input_ids": torch.randint(50, (rows, 7))}
+
+    bs.export.program(model, tmp_path / "model.pt2", tokens(2), dynamic_batch=True)
+    assert not model._forward_hooks
+    assert read_by_another(tmp_path, model, tokens(2), tokens(5))
+
+
+def test_a_model_of_integers(tmp_path):
+    """What remains after training under power-of-two scales: integers and shifts."""
+    images = torch.tensor(load_digits().images[:32], dtype=torch.float32)[:, None] / 16
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+    recipe = bs.Recipe("int8:channel0:pow2/nearest", input="int8:tensor:pow2/nearest")
+    bs.calibrate(model.eval(), [images], recipe)
+    integer = bs.graph.to_integer(model, images).eval()
+    bs.export.program(integer, tmp_path / "model.pt2", images)
+    assert read_by_another(tmp_path, integer, images)
+
+
+def test_a_program(tmp_path):
+    model, x = small(), torch.randn(3, 64)
+    made = torch.export.export(model, (x,))
+    bs.export.program(made, tmp_path / "model.pt2")
+    assert torch.equal(torch.export.load(tmp_path / "model.pt2").module()(x), model(x))
+    bs.export.program(made, tmp_path / "model.pt2", x)
+    with pytest.raises(ValueError, match="cannot be called with the example"):
+        bs.export.program(made, tmp_path / "model.pt2", torch.randn(4, 64))
+    with pytest.raises(ValueError, match="sizes of an exported program were fixed"):
+        bs.export.program(made, tmp_path / "model.pt2", x, dynamic_batch=True)
+
+
+class Returns(nn.Module):
+    def __init__(self, wrap):
+        super().__init__()
+        self.linear, self.wrap = nn.Linear(4, 4), wrap
+
+    def forward(self, x):
+        return self.wrap(self.linear(x))
+
+
+class Odd:
+    def __init__(self, x):
+        self.x = x
+
+
+def test_outputs_keep_their_places(tmp_path):
+    x = torch.randn(2, 4)
+    model = Returns(lambda y: (y, [y + 1, None], {"a": y * 2})).eval()
+    bs.export.program(model, tmp_path / "model.pt2", x)
+    y, (more, nothing), named = torch.export.load(tmp_path / "model.pt2").module()(x)
+    assert nothing is None
+    for tensor, expected in zip((y, more, named["a"]), (0, 1, None), strict=True):
+        z = model.linear(x)
+        assert torch.equal(tensor, z * 2 if expected is None else z + expected)
+
+
+X = torch.randn(2, 64)
+WRONG = {
+    "training": (lambda: small().train(), X, {}, "the model is in training mode: call model.eval"),
+    "a part training": (
+        lambda: small().append(nn.Dropout()), X, {}, "3 is in training mode: call model.eval",
+    ),
+    "no example": (small, None, {}, "a model is exported with an example"),
+    "narrow": (small, X[:, :3], {}, r"with the example \(float32 \[2, 3\]\): ValueError: expected"),
+    "names": (small, {"y": X}, {}, r"with the example \(y: float32 \[2, 64\]\): TypeError"),
+    "too many": (small, (X, X), {}, r"example \(float32 \[2, 64\], float32 \[2, 64\]\): TypeError"),
+    "meta": (lambda: nn.Linear(64, 4, device="meta").eval(), X, {}, "weight holds no data"),
+    "one row": (small, X[:1], {"dynamic_batch": True}, "an example of 2 or more rows, found 1"),
+    "two batches": (
+        small, (X, X[:1]), {"dynamic_batch": True}, "cannot be called with the example",
+    ),
+    "odd output": (
+        lambda: Returns(Odd).eval(), torch.randn(2, 4), {}, "the model returns a .*Odd, which only",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("build", "example", "options", "message"), WRONG.values(), ids=WRONG)
+def test_refused_before_anything_is_written(build, example, options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        bs.export.program(build(), tmp_path / "model.pt2", example, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_first_sizes_that_differ(tmp_path):
+    class Two(nn.Module):
+        def forward(self, x, y):
+            return x @ y
+
+    with pytest.raises(ValueError, match=r"whose first sizes are equal, found \[2, 3\]"):
+        example = (torch.randn(2, 3), torch.randn(3, 5))
+        bs.export.program(Two().eval(), tmp_path / "a.pt2", example, dynamic_batch=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_layers_for_training_are_refused(tmp_path):
+    """They export as float weights that are rounded again in each call, to other bits."""
+    model = nn.Sequential(nn.Linear(64, 8))
+    bs.prepare_qat(model, bs.Recipe("mxfp4"))
+    with pytest.raises(ValueError, match=r"0 is a layer for training .* call bs.convert\(model\)"):
+        bs.export.program(model.eval(), tmp_path / "model.pt2", X)
+    bs.convert(model)
+    bs.export.program(model, tmp_path / "model.pt2", X)
+    assert torch.equal(torch.export.load(tmp_path / "model.pt2").module()(X), model(X))
+
+
+def test_places(tmp_path):
+    with pytest.raises(ValueError, match=r"is a directory: name the file to write, e.g. .*pt2"):
+        bs.export.program(small(), tmp_path, X)
+    with pytest.raises(ValueError, match="nowhere is not a directory: create it first"):
+        bs.export.program(small(), tmp_path / "nowhere" / "model.pt2", X)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_model(tmp_path):
+    with pytest.raises(TypeError, match="expected a model or an exported program, found str"):
+        bs.export.program("model", tmp_path / "model.pt2", X)
+    with pytest.raises(TypeError, match=r"an example is a tensor, .*, not int"):
+        bs.export.program(small(), tmp_path / "model.pt2", 3)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "model.pt2"
+    bs.export.program(small(), path, X)
+    before = path.read_bytes()
+
+    def fails(program, file):
+        file.write(b"half")
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(torch.export, "save", fails)
+    with pytest.raises(OSError, match="the disk is full"):
+        bs.export.program(small("mxfp8"), path, X)
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["model.pt2"]

@@ -1,0 +1,60 @@
+"""Targets are found by their files' names; each says what it writes and whether it can."""
+
+import inspect
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import blockscale as bs
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_target():
+    """These hold for whatever file is added to blockscale/export/."""
+    targets = bs.export.targets()
+    assert "program" in [target.name for target in targets]
+    files = {module.name for module in pkgutil.iter_modules(bs.export.__path__)}
+    for target in targets:
+        assert target.name in files
+        function = getattr(bs.export, target.name)
+        assert inspect.isfunction(function)
+        assert list(inspect.signature(function).parameters)[1] == "path"
+        assert target.about.endswith("."), f"{target.name}: a sentence in its first line"
+        assert target.unavailable is None or len(target.unavailable) > 10
+
+
+@pytest.mark.parametrize("name", [target.name for target in bs.export.targets()])
+def test_a_directory_is_no_file(name, tmp_path):
+    """Every target refuses it in the same words, and writes nothing."""
+    with pytest.raises(ValueError, match="is a directory: name the file to write"):
+        getattr(bs.export, name)(None, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_target_that_is_not_there():
+    with pytest.raises(AttributeError, match=r"has no target 'nothing'; there are .*program"):
+        _ = bs.export.nothing
+
+
+def test_a_target_without_its_package(monkeypatch):
+    module = sys.modules["blockscale.export.program"]
+    monkeypatch.setattr(module, "unavailable", lambda: "torch is not installed", raising=False)
+    [target] = [each for each in bs.export.targets() if each.name == "program"]
+    assert target.unavailable == "torch is not installed"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import blockscale.export.program",
+        "from blockscale.export.program import program",
+        "import blockscale.export.program, blockscale.export.program as p",
+    ],
+)
+def test_importing_the_file_hides_no_function(statement):
+    script = f"{statement}\nimport blockscale as bs\nassert callable(bs.export.program)"
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
