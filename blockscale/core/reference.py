@@ -57,12 +57,20 @@ def ranges(x: Tensor, fmt: Format) -> Ranges:
     Not so for binary and ternary, whose high is a mean.
     """
     blocks = Blocks(widen(x), fmt.block)
+    return with_means(extremes(blocks, fmt), blocks, fmt)
+
+
+def extremes(blocks: Blocks, fmt: Format) -> Ranges:
+    """The smallest and largest finite value of each block, also where its scale is a mean (3.1)."""
     low, high = blocks.range()
-    mean = fmt.element.magnitude(blocks)
-    if mean is not None:
-        low, high = -mean, mean
     poisoned = blocks.poisoned() if fmt.scale.poisons else torch.zeros_like(low, dtype=torch.bool)
     return Ranges(low, high, poisoned)
+
+
+def with_means(ranges: Ranges, blocks: Blocks, fmt: Format) -> Ranges:
+    """The same, but for elements whose scale is a mean, that mean is the range's end (3.2)."""
+    mean = fmt.element.magnitude(blocks)
+    return ranges if mean is None else Ranges(-mean, mean, ranges.poisoned)
 
 
 def qparams_from_range(low: Tensor, high: Tensor, poisoned: Tensor, fmt: Format) -> QParams:
@@ -73,10 +81,18 @@ def qparams_from_range(low: Tensor, high: Tensor, poisoned: Tensor, fmt: Format)
     scale, outer = _store(low, high, fmt, poisoned)
     if not fmt.asym:
         return QParams(scale, outer)
-    lowest, highest = _limits(fmt)
-    zero = lowest - nearest_even(low / step_of(QParams(scale, outer), fmt))
+    return QParams(scale, outer, zero_point_of(low, step_of(QParams(scale, outer), fmt), fmt))
+
+
+def zero_point_of(low: Tensor, step: Tensor, fmt: Format) -> Tensor:
+    """The lowest value and the step of each block [scale's shape] -> its zero point, int32 (3.6).
+
+    The step of a poisoned block is NaN; its zero point is that code which is nearest to 0 (3.7).
+    """
+    lowest, highest = limits(fmt)
+    zero = lowest - nearest_even(low / step)
     zero = torch.where(zero.isnan(), 0.0, zero).clamp(lowest, highest)
-    return QParams(scale, outer, zero.to(torch.int32))
+    return zero.to(torch.int32)
 
 
 def numerator(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
@@ -96,19 +112,18 @@ def _store(
         stored = scale.store(a, fmt.levels, fmt.fraction_bits)
         return (torch.where(poisoned, 255, stored) if scale.byte else stored), None
     codes, outer = scale.store(a, fmt.levels, poisoned)
-    nan_code = scale.inner.element.nan_code
-    return (codes if nan_code is None else torch.where(poisoned, nan_code, codes)), outer
+    return scale.poison(codes, poisoned), outer
 
 
 def _quotient(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
     """a / L, what a float scale rounds (3.3)."""
     if fmt.span == "full":
-        lowest, highest = _limits(fmt)
+        lowest, highest = limits(fmt)
         return torch.maximum(divide(high, highest), divide(low, lowest))
     return divide(numerator(low, high, fmt), fmt.levels.value)
 
 
-def _limits(fmt: Format) -> tuple[float, float]:
+def limits(fmt: Format) -> tuple[float, float]:
     """The smallest and largest code of an integer format."""
     assert isinstance(fmt.element, Integer)
     return fmt.element.limits(fmt.wide)

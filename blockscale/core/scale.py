@@ -168,10 +168,19 @@ class TwoLevel:
 
     def store(self, a: Tensor, levels: Levels, poisoned: Tensor) -> tuple[Tensor, Tensor]:
         """Numerator a [...] -> inner codes [...] and outer scale."""
-        element = self.inner.element
         ratio, outer = self.ratio(a, levels, poisoned)
+        return self.encode(ratio), outer
+
+    def encode(self, ratio: Tensor) -> Tensor:
+        """Block scales in units of their outer scale [...] float32 -> inner codes [...]."""
+        element = self.inner.element
         ratio = ratio.clamp(element.smallest_normal, element.max)
-        return element.encode(ratio, nearest_even, None, False), outer
+        return element.encode(ratio, nearest_even, None, False)
+
+    def poison(self, codes: Tensor, poisoned: Tensor) -> Tensor:
+        """Inner codes [...] -> the NaN code where a block is poisoned, if there is such a code."""
+        nan_code = self.inner.element.nan_code
+        return codes if nan_code is None else torch.where(poisoned, nan_code, codes)
 
     def values(self, codes: Tensor) -> Tensor:
         """Inner codes [...] -> their values [...] float32."""
