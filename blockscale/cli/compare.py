@@ -9,7 +9,7 @@ import typer
 
 from blockscale.cli.progress import Bar
 from blockscale.cli.tables import shape, table
-from blockscale.files.compare import Comparison, Difference
+from blockscale.files.compare import FileComparison, TensorDifference
 from blockscale.files.compare import compare as measure
 
 
@@ -29,7 +29,7 @@ def compare(
     print(json.dumps(found.to_dict(), indent=2) if as_json else _text(found))
 
 
-def _text(found: Comparison) -> str:
+def _text(found: FileComparison) -> str:
     lines = [
         table(
             ("tensor", "shape", "a", "b", "bits a", "bits b", "SQNR dB", "max error"),
@@ -53,7 +53,7 @@ def _text(found: Comparison) -> str:
     return "\n".join([*lines, *odd, *shapes, *only])
 
 
-def _line(each: Difference) -> tuple[str, ...]:
+def _line(each: TensorDifference) -> tuple[str, ...]:
     sqnr = f"{each.sqnr:.2f}" if math.isfinite(each.sqnr) else str(each.sqnr)
     bits = f"{each.bits_a:.2f}", f"{each.bits_b:.2f}"
     return each.name, shape(each.shape), each.a, each.b, *bits, sqnr, f"{each.max_error:.3g}"

@@ -12,8 +12,12 @@ import typer
 from blockscale.cli.progress import Bar
 from blockscale.cli.tables import ledger_notes, ledger_table, size
 from blockscale.core.recipe import Recipe
-from blockscale.files.directory.directory import check_output, plan_directory, quantize_directory
 from blockscale.files.directory.plan import DirectoryLedger
+from blockscale.files.directory.quantize_directory import (
+    check_output,
+    plan_directory,
+    quantize_directory,
+)
 
 
 def quantize(  # noqa: PLR0913 - one argument an option

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from blockscale.files.contents import DTYPES
+from blockscale.files.stored_model import DTYPES
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LENGTH = 8  # bytes that hold the header's length
@@ -72,10 +72,10 @@ def parse_header(text: bytes) -> tuple[dict[str, Spec], dict[str, str]]:
     try:
         data = json.loads(text)
         metadata = dict(data.pop("__metadata__", None) or {})
-        found = {name: _read_spec(entry, LENGTH + len(text)) for name, entry in data.items()}
+        specs = {name: _read_spec(entry, LENGTH + len(text)) for name, entry in data.items()}
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(repr(error)) from None
-    tensors = dict(sorted(found.items(), key=lambda item: (item[1].start, item[1].nbytes)))
+    tensors = dict(sorted(specs.items(), key=lambda item: (item[1].start, item[1].nbytes)))
     end = LENGTH + len(text)
     for name, tensor in tensors.items():
         if tensor.start != end:

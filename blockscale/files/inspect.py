@@ -6,8 +6,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from blockscale.files.contents import Checkpoint, open_checkpoint
 from blockscale.files.header import Spec
+from blockscale.files.stored_model import StoredModel, open_stored_model
 from blockscale.files.stream import Reader
 
 
@@ -52,8 +52,8 @@ class Contents:
         groups: dict[tuple[str, bool], list[Row]] = {}
         for row in self.rows:
             groups.setdefault((row.format, row.quantized), []).append(row)
-        found = [_sum(fmt, quantized, rows) for (fmt, quantized), rows in groups.items()]
-        return sorted(found, key=lambda row: -row.nbytes)
+        sums = [_sum(fmt, quantized, rows) for (fmt, quantized), rows in groups.items()]
+        return sorted(sums, key=lambda row: -row.nbytes)
 
     @property
     def total(self) -> Row:
@@ -86,38 +86,36 @@ def inspect(path: str | Path) -> Contents:
 
     Raises FileError if there are none, or a file is damaged, cut short or of a newer version.
     """
-    checkpoint = open_checkpoint(path)
+    source = open_stored_model(path)
     sizes: dict[str, int] = {}
     specs: dict[str, Spec] = {}
-    for file in dict.fromkeys(checkpoint.files.values()):
+    for file in dict.fromkeys(source.files.values()):
         with Reader(file) as reader:
             sizes[file.name] = reader.size
             specs |= reader.tensors
-    rows = sorted(
-        [*_quantized(checkpoint, specs), *_plain(checkpoint, specs)], key=lambda row: row.name
-    )
+    rows = sorted([*_quantized(source, specs), *_plain(source, specs)], key=lambda row: row.name)
     return Contents(Path(path), tuple(rows), sizes)
 
 
-def _quantized(checkpoint: Checkpoint, specs: dict[str, Spec]) -> Iterator[Row]:
-    for name, info in checkpoint.metadata.tensors.items():
-        stored = checkpoint.parts_of(name)
+def _quantized(source: StoredModel, specs: dict[str, Spec]) -> Iterator[Row]:
+    for name, info in source.metadata.tensors.items():
+        stored = source.parts_of(name)
         owner = name.removesuffix(".weight")
-        layer = checkpoint.metadata.layers.get(owner, {})
-        beside = checkpoint.before_parts(owner)
+        layer = source.metadata.layers.get(owner, {})
+        beside = source.before_parts(owner)
         nbytes = sum(specs[part].nbytes for part in (*stored.values(), *beside.values()))
-        file = checkpoint.files[stored["codes"]].name
+        file = source.files[stored["codes"]].name
         yield Row(
             name, info.format, info.shape, prod(info.shape), nbytes, True, info.layout,
             layer.get("input", ""), layer.get("output", ""), layer.get("before", ""), file,
         )  # fmt: skip
 
 
-def _plain(checkpoint: Checkpoint, specs: dict[str, Spec]) -> Iterator[Row]:
-    for name in checkpoint.plain():
+def _plain(source: StoredModel, specs: dict[str, Spec]) -> Iterator[Row]:
+    for name in source.plain():
         spec = specs[name]
         dtype = (
             spec.dtype if spec.torch_dtype is None else str(spec.torch_dtype).removeprefix("torch.")
         )
-        file = checkpoint.files[name].name
+        file = source.files[name].name
         yield Row(name, dtype, spec.shape, prod(spec.shape), spec.nbytes, False, file=file)

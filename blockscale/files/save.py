@@ -1,6 +1,7 @@
 """Write a model to a file of ours (docs/files.md)."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -31,8 +32,9 @@ def save(model: nn.Module, path: str | Path) -> None:
         )
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} is not a directory: create it first")
-    metadata = describe(model)
-    tensors = _unique(model.state_dict(), metadata)
+    described = describe(model)
+    tensors, aliases = _unique(model.state_dict(), described)
+    metadata = replace(described, aliases=described.aliases | aliases)
     temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
     try:
         temporary.touch(exist_ok=False)
@@ -78,12 +80,15 @@ def _spellings(metadata: Metadata) -> set[str]:
     return {f"{name}._extra_state" for name in parts | set(metadata.tensors)}
 
 
-def _unique(state: dict[str, Tensor], metadata: Metadata) -> dict[str, Tensor]:
-    """Each tensor of a state once and contiguous; the names of the others become aliases."""
+def _unique(
+    state: dict[str, Tensor], metadata: Metadata
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Each tensor of a state once and contiguous, and {another name of it: that name}."""
     tied = tuple(f"{name}." for name in metadata.aliases)
     spelled = _spellings(metadata)
     first: dict[tuple[object, ...], str] = {}
     tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
     for name, tensor in state.items():
         if (tied and name.startswith(tied)) or name in spelled:
             continue
@@ -99,11 +104,11 @@ def _unique(state: dict[str, Tensor], metadata: Metadata) -> dict[str, Tensor]:
             tensor.stride(),
         )
         if tensor.numel() and place in first:
-            metadata.aliases[name] = first[place]
+            aliases[name] = first[place]
             continue
         first[place] = name
         whole = tensor.untyped_storage().nbytes() == tensor.nbytes
         tensors[name] = (
             tensor.contiguous() if whole else tensor.clone(memory_format=torch.contiguous_format)
         )
-    return tensors
+    return tensors, aliases

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.calibrate.calibrate import calibrate
-from blockscale.calibrate.progress import Bar, Progress
+from blockscale.calibrate.progress_bar import BatchBar
+from blockscale.core.progress import Progress
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # deprecations inside, while it is imported
@@ -397,7 +398,7 @@ def test_the_bar_is_for_terminals(
 ) -> None:
     for lively in (False, True):
         monkeypatch.setattr("sys.stderr.isatty", lambda lively=lively: lively)
-        bar = Bar()
+        bar = BatchBar()
         bar.start(2)
         bar.advance()
         bar.advance()

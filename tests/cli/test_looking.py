@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from blockscale.cli.app import app
 from blockscale.core.recipe import Recipe
-from blockscale.files.directory.directory import quantize_directory
+from blockscale.files.directory.quantize_directory import quantize_directory
 from tests.files.models import tiny_tensors, write_model
 
 

@@ -153,10 +153,10 @@ def test_bugs_stay_tracebacks(model, tmp_path, monkeypatch):
 SLOW = """
 from blockscale.cli import main
 from blockscale.files.directory import journal
-from blockscale.files.slabs import slabs
+from blockscale.files.slabs import cutting
 
 journal.SECONDS = 0.0
-slabs.SLAB = 1
+cutting.SLAB = 1
 main()
 """
 

@@ -12,7 +12,7 @@ from blockscale.core import reference
 from blockscale.core.layout import from_stored, to_stored
 from blockscale.core.parse import formats, parse
 from blockscale.files.compare import compare
-from blockscale.files.directory.directory import quantize_directory
+from blockscale.files.directory.quantize_directory import quantize_directory
 from blockscale.files.metadata import FileError, Metadata, TensorInfo
 from tests.files.models import tiny_tensors, write_model
 

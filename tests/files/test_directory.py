@@ -19,10 +19,10 @@ from blockscale.core.pack import pack
 from blockscale.core.parse import formats, parse
 from blockscale.core.philox import named_seed
 from blockscale.core.recipe import Recipe
-from blockscale.files.directory.candidates import has_conv1d
-from blockscale.files.directory.directory import plan_directory, quantize_directory
+from blockscale.files.directory.eligibility import has_conv1d
+from blockscale.files.directory.quantize_directory import plan_directory, quantize_directory
 from blockscale.files.metadata import FileError, Metadata
-from blockscale.files.slabs import slabs
+from blockscale.files.slabs import cutting
 from blockscale.files.stream import Reader
 from tests.files.models import CONFIG, contents, tiny_tensors, write_model
 
@@ -41,7 +41,7 @@ SKIPPED = {"double.weight", "eight.weight"}
 @pytest.fixture(autouse=True)
 def _tiny_slabs(monkeypatch):
     """Every tensor takes several slabs; skipped tensors are expected here."""
-    monkeypatch.setattr(slabs, "SLAB", 150)
+    monkeypatch.setattr(cutting, "SLAB", 150)
     warnings.simplefilter("ignore", UserWarning)
 
 

@@ -24,7 +24,7 @@ NEEDED = 10e9  # bytes of disk
 # VmHWM, not getrusage's ru_maxrss: that one remembers the process that this one was forked from.
 RUN = """
 import json, pathlib, sys, time
-from blockscale.files.directory.directory import quantize_directory
+from blockscale.files.directory.quantize_directory import quantize_directory
 
 began = time.monotonic()
 quantize_directory(*sys.argv[1:])

@@ -13,9 +13,9 @@ from blockscale.core.pack import pack
 from blockscale.core.parse import formats, parse
 from blockscale.core.philox import named_seed
 from blockscale.files.metadata import TensorInfo
+from blockscale.files.slabs.cutting import SLAB, block_sizes, cut, flat_shape
 from blockscale.files.slabs.pool import Pool
 from blockscale.files.slabs.quantize_tensor import TensorQuantizer
-from blockscale.files.slabs.slabs import SLAB, block_sizes, cut, flat_shape
 from blockscale.kernels.registry import choice, use
 from tests.strategies import SHAPES, spellings, tensors
 

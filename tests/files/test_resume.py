@@ -13,11 +13,11 @@ import pytest
 
 from blockscale.files.directory import journal as journals
 from blockscale.files.directory import shard
-from blockscale.files.directory.directory import plan_directory, quantize_directory
 from blockscale.files.directory.journal import Journal
+from blockscale.files.directory.quantize_directory import plan_directory, quantize_directory
 from blockscale.files.directory.workspace import Workspace, old_path, restore, work_path
 from blockscale.files.metadata import FileError
-from blockscale.files.slabs import slabs
+from blockscale.files.slabs import cutting
 from tests.files.models import contents, tiny_tensors, write_model
 
 ROOT = Path(__file__).parents[2]
@@ -26,13 +26,13 @@ ROOT = Path(__file__).parents[2]
 DRIVER = """
 import os, signal, sys, warnings
 from blockscale.files.directory import journal
-from blockscale.files.slabs import slabs
-from blockscale.files.directory.directory import quantize_directory
-from blockscale.files.progress import Progress
+from blockscale.files.slabs import cutting
+from blockscale.files.directory.quantize_directory import quantize_directory
+from blockscale.core.progress import Progress
 
 model, out, steps, sig, force = sys.argv[1:]
 journal.SECONDS = 0.0
-slabs.SLAB = 150
+cutting.SLAB = 150
 warnings.simplefilter("ignore")
 
 class Killer(Progress):
@@ -68,7 +68,7 @@ class Counter:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr(journals, "SECONDS", 0.0)
-    monkeypatch.setattr(slabs, "SLAB", 150)
+    monkeypatch.setattr(cutting, "SLAB", 150)
     warnings.simplefilter("ignore", UserWarning)
 
 
@@ -138,7 +138,8 @@ def test_an_old_output_stays_until_the_new_one_is_complete(model, whole, tmp_pat
 @pytest.mark.parametrize("step", ["rename", "sync_folder", "_remove", "_copy"])
 def test_stopped_at_the_end(model, whole, tmp_path, monkeypatch, step):
     """At each step of putting the result in its place, with an old output there."""
-    from blockscale.files.directory import directory, workspace
+    from blockscale.files.directory import quantize_directory as runs
+    from blockscale.files.directory import workspace
 
     out = tmp_path / "out"
     out.mkdir()
@@ -147,7 +148,7 @@ def test_stopped_at_the_end(model, whole, tmp_path, monkeypatch, step):
     def stop(*args):
         raise KeyboardInterrupt
 
-    owner = {"rename": Path, "_copy": directory}.get(step, workspace)
+    owner = {"rename": Path, "_copy": runs}.get(step, workspace)
     if step == "rename":
         real = Path.rename
         monkeypatch.setattr(
@@ -160,7 +161,7 @@ def test_stopped_at_the_end(model, whole, tmp_path, monkeypatch, step):
     with pytest.raises(KeyboardInterrupt):
         quantize_directory(model, out, "nvfp4", force=True)
     monkeypatch.undo()
-    slabs.SLAB = 150
+    cutting.SLAB = 150
     kept = [
         contents(path) for path in (out, *tmp_path.glob(".out.blockscale-old-*")) if path.exists()
     ]

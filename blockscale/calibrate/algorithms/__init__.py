@@ -16,7 +16,7 @@ from blockscale.core.format import Format
 from blockscale.ops.tensor import QTensor
 
 if TYPE_CHECKING:
-    from blockscale.calibrate.collect import InputStats
+    from blockscale.calibrate.input_stats import InputStats
 
 
 class WeightAlgorithm(Protocol):

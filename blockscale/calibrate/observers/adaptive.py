@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from blockscale.calibrate.observer import Observer, is_mean
 from blockscale.calibrate.observers import Spec, make
-from blockscale.calibrate.observers.observer import Observer, is_mean
 from blockscale.core import philox
 from blockscale.core.format import Format
 from blockscale.ops import primitives
@@ -38,6 +38,7 @@ class Adaptive(Observer):
     name: ClassVar[str] = "adaptive"
     setting: ClassVar[str] = "tried"
     means: ClassVar[bool] = True
+    merges_exactly: ClassVar[bool] = False
 
     rows: Tensor  # int64 [], elements (rows) seen
     held: Tensor  # float32 [rows * features]
@@ -139,13 +140,13 @@ class Adaptive(Observer):
                 f"'adaptive' ({self.fmt}) cannot choose: {super().describe()}, and of "
                 f"those no finite one was held back, as one of {EVERY} is"
             )
-        found = {}
+        errors = {}
         for spec, observer in zip(self.tried, self._observers(), strict=True):
             scale, outer, zero = observer.qparams()
             form = str(self.format.deterministic)
             left = primitives.fake_quantize(held, scale, zero, outer, form, None)
-            found[spec] = float((left.double() - held)[finite].square().mean())
-        return found
+            errors[spec] = float((left.double() - held)[finite].square().mean())
+        return errors
 
     @property
     def won(self) -> str:

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import blockscale as bs
-from blockscale.calibrate.algorithms import candidates
 from blockscale.calibrate.algorithms.hqq import HQQ, shrink
 from blockscale.core import reference
+from blockscale.core.known_scale import nearest_scale
 from blockscale.core.reference import QParams
 from tests import strategies
 from tests.calibrate.algorithms.test_mse import FORMATS
@@ -137,7 +137,7 @@ def test_a_wanted_step_is_stored_as_the_nearest(scale: str, element: str) -> Non
     fmt = bs.parse(f"{element}:group1:{scale}")
     wanted = torch.tensor([[0.26, 0.49, 0.5, 0.7, 0.72, 1.0, 1.3, 1.41, 1.42, 1.9, 3.0, 5.7]])
     outer = torch.full_like(wanted, 0.5) if scale == "e4m3" else None
-    stored = candidates.store(wanted, fmt, outer)
+    stored = nearest_scale(wanted, outer, fmt)
     if "/" in scale:
         expected = 2.0 ** np.rint(np.log2(wanted.numpy()))
     else:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import blockscale as bs
-from blockscale.calibrate.algorithms import candidates, mse
+from blockscale.calibrate.algorithms import block_scales, mse
 from blockscale.calibrate.algorithms.gram import importance_of
 from blockscale.calibrate.algorithms.mse import MSE, best_scales
 from blockscale.core import reference
@@ -117,7 +117,7 @@ def test_brute_force_over_inner_codes() -> None:
     every = []
     for code in range(8, 127):
         stored = torch.full(found.shape, code, dtype=torch.uint8)
-        every.append(errors(x, candidates.quantized(x, QParams(stored, outer), form)))
+        every.append(errors(x, block_scales.quantized(x, QParams(stored, outer), form)))
     best = np.min(every, axis=0)
     assert (found >= best).all()
     assert np.isclose(found, best, rtol=1e-12).mean() >= 0.95
@@ -176,7 +176,7 @@ def test_weighted_errors_and_steps_are_the_formulas() -> None:
 def test_pieces_change_nothing(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, form, weights = torch.randn(37, 50), bs.parse(fmt), torch.rand(50, dtype=torch.float64)
     whole = best_scales(x, form, weights)
-    monkeypatch.setattr(candidates, "_PIECE", 64)
+    monkeypatch.setattr(block_scales, "_PART", 64)
     parts = best_scales(x, form, weights)
     assert torch.equal(whole.scale, parts.scale)
 
@@ -187,8 +187,8 @@ def test_pieces_change_nothing(fmt: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_block_sums(block: str) -> None:
     x = torch.randn(7, 11).abs()
     form = bs.parse(f"int4:{block}:fp32")
-    count = candidates.block_sums(torch.ones_like(x), form.block)
-    mean = candidates.block_sums(x, form.block) / count
+    count = block_scales.block_sums(torch.ones_like(x), form.block)
+    mean = block_scales.block_sums(x, form.block) / count
     assert count.sum() == 77
     torch.testing.assert_close(mean, Blocks(x, form.block).mean_magnitude())
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import blockscale as bs
-from blockscale.calibrate.observers.observer import Observer
+from blockscale.calibrate.observer import Observer
 from blockscale.core import reference
 from blockscale.layers.store import QInput
 from blockscale.ops.tensor import QTensor

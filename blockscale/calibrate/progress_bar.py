@@ -1,25 +1,14 @@
-"""What a run over batches tells while it lasts."""
+"""A bar on stderr for runs over batches."""
 
 import sys
 import time
 
+from blockscale.core.progress import Progress
+
 _WIDTH, _SECONDS = 24, 0.1  # of the bar; between two drawings
 
 
-class Progress:
-    """Listens to nothing: override what you need. The unit is a batch."""
-
-    def start(self, total: int | None) -> None:
-        """Work begins: `total` batches over all passes, None where that is not known."""
-
-    def advance(self) -> None:
-        """One more batch is done."""
-
-    def close(self) -> None:
-        """The work has ended, or has failed."""
-
-
-class Bar(Progress):
+class BatchBar(Progress):
     """A line on stderr that is drawn over, where that is a terminal; nothing elsewhere."""
 
     def __init__(self) -> None:
@@ -27,11 +16,12 @@ class Bar(Progress):
         self._total: int | None = None
         self._done, self._drawn = 0, 0.0
 
-    def start(self, total: int | None) -> None:
-        self._total = total
+    def start(self, total: int | None, done: int = 0) -> None:
+        self._total, self._done = total, done
 
-    def advance(self) -> None:
-        self._done += 1
+    def advance(self, name: str = "", amount: int = 1) -> None:
+        del name
+        self._done += amount
         now = time.monotonic()
         if self._lively and (now - self._drawn >= _SECONDS or self._done == self._total):
             self._drawn = now
@@ -51,8 +41,8 @@ class Bar(Progress):
         return f"calibrating [{bar}] {self._done} of {self._total} batches"
 
 
-def of(progress: "bool | Progress") -> Progress:
+def listener(progress: bool | Progress) -> Progress:
     """True is a bar, False is none, anything else listens itself."""
     if isinstance(progress, Progress):
         return progress
-    return Bar() if progress else Progress()
+    return BatchBar() if progress else Progress()

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from blockscale.calibrate.statistics import Statistics
+from blockscale.calibrate.merging import MergeableStatistics
 from blockscale.core import reference
 from blockscale.core.block import Blocks
 from blockscale.core.element import Element
@@ -14,7 +14,7 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import QParams, Ranges
 
 
-class Observer(Statistics):
+class Observer(MergeableStatistics):
     """Sees tensors and chooses the range of each block of a format from what it saw.
 
     Every statistic is a buffer whose size does not grow with the number of batches. NaN and
@@ -27,6 +27,7 @@ class Observer(Statistics):
 
     setting: ClassVar[str] = ""  # the argument that a spec gives after its colon
     means: ClassVar[bool] = False  # whether it can choose a scale that is a mean
+    merges_exactly: ClassVar[bool] = True  # merged, it is as if one observer had seen everything
     weighted: bool = False  # whether `observe` takes weights
 
     low: Tensor

@@ -22,7 +22,7 @@ _DIMS = 8  # the most dimensions of a tensor that processes can agree on
 _UNKNOWN = -(2**62)
 
 
-class Statistics(_Buffers):
+class MergeableStatistics(_Buffers):
     """Buffers in the shape of a format's scale, with the way in which each of them merges.
 
     All start with zeros, which therefore must be what merging does not change. They keep their
@@ -75,7 +75,7 @@ class Statistics(_Buffers):
         )
 
     def extra_repr(self) -> str:
-        return f"'{self.fmt}', {Statistics.describe(self)}"
+        return f"'{self.fmt}', {MergeableStatistics.describe(self)}"
 
     def _start(self, shape: tuple[int, ...]) -> None:
         """Give every statistic the scale's shape. Raises ValueError if it has another."""
@@ -91,13 +91,13 @@ class Statistics(_Buffers):
 
     # --- merging
 
-    def merge_(self, other: "Statistics") -> Self:
+    def merge_(self, other: "MergeableStatistics") -> Self:
         """Add what `other` saw, which stays as it is: then self is as if it had seen both.
 
         Raises ValueError for another kind of observer, another format or another scale's shape.
         """
-        if not isinstance(other, Statistics) or other._identity() != self._identity():
-            known = other._identity() if isinstance(other, Statistics) else repr(other)
+        if not isinstance(other, MergeableStatistics) or other._identity() != self._identity():
+            known = other._identity() if isinstance(other, MergeableStatistics) else repr(other)
             raise ValueError(f"cannot merge {self._identity()} with {known}")
         other = copy.deepcopy(other)
         if other.shape is not None:

@@ -1,19 +1,28 @@
-"""Means of blocks that span slabs: what `Blocks.mean_magnitude` gives, summed slab by slab.
+"""Blocks that span slabs: the means that `Blocks.mean_magnitude` gives, summed slab by slab.
 
 The sums are of integers (docs/numerics.md, 3.2), so how a block is cut changes no bit of them.
 """
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from blockscale.core.bits import exponent, pow2
 from blockscale.core.block import WHOLE, Block, Blocks
-from blockscale.files.slabs.slabs import Region
+from blockscale.core.means import in_units, mean_of, unit_exponent
+from blockscale.files.slabs.cutting import Region
 
-Sums = tuple[Tensor, Tensor]
-Each = Callable[[Callable[[Tensor, Region], Sums]], Iterator[tuple[Region, Sums]]]
+
+class PartialSums(NamedTuple):
+    """Of one slab, one entry for each block that it has a part of: int64."""
+
+    total: Tensor  # magnitudes in units (core.means)
+    number: Tensor  # how many they are
+
+
+OfSlab = Callable[[Tensor, Region], PartialSums]
+Each = Callable[[OfSlab], Iterator[tuple[Region, PartialSums]]]
 
 
 class StreamedBlocks(Blocks):
@@ -26,7 +35,7 @@ class StreamedBlocks(Blocks):
         """
         self.shape = tuple(largest.shape)
         self._each = each
-        self._power = exponent(torch.where(largest > 0, largest, 1.0)).clamp(min=-126)
+        self._power = unit_exponent(largest)
         sizes = block.sizes_for(largest.ndim)
         self._spanned = tuple(dim for dim, size in enumerate(sizes) if size == WHOLE)
 
@@ -35,23 +44,21 @@ class StreamedBlocks(Blocks):
         total = torch.zeros(self.shape, dtype=torch.int64)
         count = torch.zeros_like(total)
 
-        def sums(x: Tensor, region: Region) -> Sums:
+        def sums(x: Tensor, region: Region) -> PartialSums:
             return self._sums(x, region, None if above is None else above[region])
 
         for region, (more, number) in self._each(sums):
             total[region] += more
             count[region] += number
-        mean = total.to(torch.float32) / count.clamp(min=1).to(torch.float32)
-        return mean * 2.0**-30 * pow2(self._power)
+        return mean_of(total, count, self._power)
 
-    def _sums(self, x: Tensor, region: Region, above: Tensor | None) -> Sums:
-        """The integers of docs/numerics.md, 3.2, of one slab, and how many there are."""
+    def _sums(self, x: Tensor, region: Region, above: Tensor | None) -> PartialSums:
+        """The magnitudes of one slab that count, in whole units, and how many there are."""
         chosen = x.isfinite()
         size = torch.where(chosen, x, 0.0).abs()
         if above is not None:
             chosen = chosen & (size > above)
-        shift = 30 - self._power[region]  # two factors: 2^156 is not a float32
-        half = shift.div(2, rounding_mode="floor")
-        whole = (size * pow2(half) * pow2(shift - half)).to(torch.int64)
-        total = torch.where(chosen, whole, 0).sum(self._spanned, keepdim=True)
-        return total, chosen.sum(self._spanned, keepdim=True)
+        units = torch.where(chosen, in_units(size, self._power[region]), 0)
+        return PartialSums(
+            units.sum(self._spanned, keepdim=True), chosen.sum(self._spanned, keepdim=True)
+        )

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from blockscale.core.format import Format
+from blockscale.core.progress import Progress
 from blockscale.core.recipe import Recipe
-from blockscale.files.contents import INDEX
 from blockscale.files.directory.model_files import CONFIG, LEDGER
-from blockscale.files.directory.plan import DirectoryLedger, Plan, make_plan, stamp
+from blockscale.files.directory.plan import DirectoryLedger, DirectoryPlan, make_plan, stamp
 from blockscale.files.directory.shard import finished_bytes, write_shard
 from blockscale.files.directory.workspace import (
     Workspace,
@@ -29,8 +29,8 @@ from blockscale.files.directory.workspace import (
     work_path,
 )
 from blockscale.files.metadata import KEY, VERSION, FileError
-from blockscale.files.progress import Progress
 from blockscale.files.slabs.pool import Pool
+from blockscale.files.stored_model import INDEX
 
 
 def quantize_directory(  # noqa: PLR0913 - the first three are the call, the rest are options
@@ -88,7 +88,7 @@ def plan_directory(
     *,
     strict: bool = False,
     seed: int = 0,
-) -> Plan:
+) -> DirectoryPlan:
     """What `quantize_directory` would do; reads headers, writes nothing, raises what it would."""
     source, goal = Path(source), _absolute(target)
     _check_apart(source.resolve(), goal.resolve())
@@ -112,7 +112,7 @@ def _check_apart(source: Path, target: Path) -> None:
         )
 
 
-def check_output(target: str | Path, plan: Plan, force: bool) -> None:
+def check_output(target: str | Path, plan: DirectoryPlan, force: bool) -> None:
     """Raise FileError if the target is taken, or its disk has no room for what is still to come."""
     goal = _absolute(target)
     _check_target(goal, force)
@@ -137,7 +137,7 @@ def _check_target(target: Path, force: bool) -> None:
             )
 
 
-def _check_space(target: Path, plan: Plan) -> None:
+def _check_space(target: Path, plan: DirectoryPlan) -> None:
     there = next(folder for folder in target.parents if folder.exists())
     needed = plan.size - allocated(work_path(target, plan.digest))
     free = shutil.disk_usage(there).free
@@ -148,7 +148,7 @@ def _check_space(target: Path, plan: Plan) -> None:
         )
 
 
-def _fill(plan: Plan, work: Workspace, progress: Progress) -> DirectoryLedger:
+def _fill(plan: DirectoryPlan, work: Workspace, progress: Progress) -> DirectoryLedger:
     """Write everything into the work directory."""
     total = sum(tensor.source.nbytes for shard in plan.shards for tensor in shard.tensors)
     progress.start(total, sum(finished_bytes(shard, work) for shard in plan.shards))
@@ -168,26 +168,26 @@ def _fill(plan: Plan, work: Workspace, progress: Progress) -> DirectoryLedger:
     return ledger
 
 
-def _texts(plan: Plan, ledger: DirectoryLedger) -> dict[str, dict[str, Any]]:
+def _texts(plan: DirectoryPlan, ledger: DirectoryLedger) -> dict[str, dict[str, Any]]:
     """{file: its JSON} of what is written anew."""
-    found: dict[str, dict[str, Any]] = {}
+    texts: dict[str, dict[str, Any]] = {}
     recipe, files = plan.recipe.to_dict(), plan.files
     if files.config is not None:
         # No "quant_method": transformers refuses a model without it, but fills the weights of one
         # whose method it does not know with random numbers, after a warning (measured with 5.23).
         method = {"method": KEY, "version": VERSION, "recipe": recipe}
-        found[CONFIG] = files.config | {"quantization_config": method}
+        texts[CONFIG] = files.config | {"quantization_config": method}
     if files.index is not None:
         where = {name: shard.name for shard in plan.shards for name in shard.placed}
         size = sum(tensor.nbytes for shard in plan.shards for tensor in shard.placed.values())
         metadata = (files.index.get("metadata") or {}) | {"total_size": size}
-        found[INDEX] = files.index | {
+        texts[INDEX] = files.index | {
             "metadata": metadata,
             "weight_map": dict(sorted(where.items())),
         }
     about = {"version": VERSION, "source": str(files.root), "recipe": recipe, "seed": plan.seed}
-    found[LEDGER] = about | ledger.to_dict()
-    return found
+    texts[LEDGER] = about | ledger.to_dict()
+    return texts
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -28,8 +28,8 @@ _UNKNOWN = {
 }
 
 
-class Candidate(NamedTuple):
-    """What a tensor seems to be, and what is to happen to it."""
+class Eligibility(NamedTuple):
+    """What a tensor seems to be, whether it is to be quantized, and why not if so."""
 
     kind: str
     status: Status
@@ -50,7 +50,9 @@ def _model_types(config: dict[str, Any]) -> Iterator[str]:
             yield from _model_types(value)
 
 
-def judge(name: str, tensor: Spec, scheme: Scheme, pattern: str | None, conv1d: bool) -> Candidate:
+def judge(
+    name: str, tensor: Spec, scheme: Scheme, pattern: str | None, conv1d: bool
+) -> Eligibility:
     """What becomes of tensor `name` under the scheme that `pattern` of the recipe gives it."""
     kind, layout = _kind(name, tensor.shape, conv1d)
     dtype = tensor.torch_dtype
@@ -58,25 +60,27 @@ def judge(name: str, tensor: Spec, scheme: Scheme, pattern: str | None, conv1d: 
     if dtype not in FLOATS and not tensor.dtype.startswith(
         "F"
     ):  # F64 and F8_E4M3 are floating point
-        return Candidate(kind, "kept", reason=f"{told}, not floating point")
+        return Eligibility(kind, "kept", reason=f"{told}, not floating point")
     if prod(tensor.shape) == 0:
-        return Candidate(kind, "kept", reason="empty")
+        return Eligibility(kind, "kept", reason="empty")
     if kind == "vector":
-        return Candidate(kind, "kept", reason="a vector, such as a norm's weight or a bias")
+        return Eligibility(kind, "kept", reason="a vector, such as a norm's weight or a bias")
     if scheme.weight is None:
         why = "the recipe gives its weight no format"
-        return Candidate(
+        return Eligibility(
             kind, "kept", reason=f"pattern {pattern!r} of the recipe" if pattern else why
         )
     if dtype not in FLOATS:
-        return Candidate(kind, "skipped", reason=f"{told}; formats take float32, bfloat16, float16")
+        return Eligibility(
+            kind, "skipped", reason=f"{told}; formats take float32, bfloat16, float16"
+        )
     if kind in _UNKNOWN:
-        return Candidate(kind, "skipped", reason=_UNKNOWN[kind])
+        return Eligibility(kind, "skipped", reason=_UNKNOWN[kind])
     try:
         scheme.weight.block.scale_shape(stored_shape(tensor.shape, layout))
     except ValueError as error:
-        return Candidate(kind, "skipped", reason=str(error))
-    return Candidate(kind, "quantized", layout)
+        return Eligibility(kind, "skipped", reason=str(error))
+    return Eligibility(kind, "quantized", layout)
 
 
 def _kind(name: str, shape: tuple[int, ...], conv1d: bool) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Candidate scales for the blocks of a weight, through the format's own scale rule.
+"""Scales for the blocks of a weight, one block by itself, through the format's own scale rule.
 
 Here the outer scale of a two-level format is fixed: it is what the whole weight chooses by its
 largest magnitude, spread to one per block (`spread`), so that blocks can be looked at one by one.
@@ -6,23 +6,22 @@ largest magnitude, spread to one per block (`spread`), so that blocks can be loo
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.bits import FLT_MAX, divide
 from blockscale.core.block import WHOLE, Block, read_block
-from blockscale.core.elements.integer import Integer
 from blockscale.core.format import Format
-from blockscale.core.reference import QParams
-from blockscale.core.rounding import nearest_even
-from blockscale.core.scale import PowerOfTwo, TwoLevel
+from blockscale.core.known_scale import qparams_beside
+from blockscale.core.reference import QParams, Ranges
+from blockscale.core.scale import TwoLevel
 from blockscale.ops import primitives
 from blockscale.ops.tensor import QTensor
 
-_PIECE = 1 << 16  # elements looked at together: their float64 errors fit a core's cache
+_PART = 1 << 16  # elements looked at together: their float64 errors fit a core's cache
 
 
 def widened(weight: Tensor, fmt: Format, layer: str) -> Tensor:
@@ -60,50 +59,20 @@ def spread(weight: Tensor, fmt: Format) -> tuple[Format, QParams, Tensor | None]
     return replace(fmt, scale=TwoLevel(single)), chosen, outer
 
 
-def choose(low: Tensor, high: Tensor, fmt: Format, outer: Tensor | None) -> QParams:
-    """The range of each block -> its scale and zero point, under a given outer scale."""
-    if outer is None:
-        none = torch.zeros_like(low, dtype=torch.bool)
-        return reference.qparams_from_range(low, high, none, fmt)
-    step = divide(reference.numerator(low, high, fmt), fmt.levels.value)
-    found = QParams(store(step, fmt, outer), outer)
-    if not fmt.asym:
-        return found
-    lowest = limits(fmt)[0]
-    zero = lowest - nearest_even(low / reference.step_of(found, fmt))  # docs/numerics.md, 3.6
-    return found._replace(zero_point=zero.clamp(*limits(fmt)).to(torch.int32))
+def choose_scales(low: Tensor, high: Tensor, fmt: Format, outer: Tensor | None) -> QParams:
+    """The range of each block -> its scale and zero point, under a given outer scale.
 
-
-def store(step: Tensor, fmt: Format, outer: Tensor | None) -> Tensor:
-    """Wanted steps [scale's shape] float32 -> the nearest that the format stores.
-
-    Powers of two are chosen by their logarithm, whatever the format's rule: that rule says how far
-    a largest magnitude may reach, and here the step itself is known.
+    No block is poisoned: `widened` has refused what is not finite.
     """
-    if isinstance(fmt.scale, TwoLevel):
-        assert outer is not None
-        element = fmt.scale.inner.element
-        ratio = (step / outer).clamp(element.smallest_normal, element.max)
-        return element.encode(ratio, nearest_even, None, False)
-    if isinstance(fmt.scale, PowerOfTwo):
-        nearest = PowerOfTwo("nearest", fmt.scale.byte)
-        return nearest.store(
-            (step * fmt.levels.value).clamp(max=FLT_MAX), fmt.levels, fmt.fraction_bits
-        )
-    return fmt.scale.store(step)
+    nowhere = torch.zeros_like(low, dtype=torch.bool)
+    return qparams_beside(Ranges(low, high, nowhere), outer, fmt)
 
 
-def limits(fmt: Format) -> tuple[float, float]:
-    """The smallest and largest code of an integer format."""
-    assert isinstance(fmt.element, Integer)
-    return fmt.element.limits(fmt.wide)
-
-
-def values(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
+def round_trip(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
     """x [n, k] -> its values after a round trip."""
     scale, outer, zero_point = qparams
-    found: Tensor = primitives.fake_quantize(x, scale, zero_point, outer, str(fmt), None)
-    return found
+    rounded: Tensor = primitives.fake_quantize(x, scale, zero_point, outer, str(fmt), None)
+    return rounded
 
 
 def quantized(x: Tensor, qparams: QParams, fmt: Format) -> QTensor:
@@ -131,26 +100,30 @@ def select(better: Tensor, new: QParams, old: QParams) -> QParams:
     )
 
 
-Piece = tuple[tuple[slice, slice], tuple[slice, slice]]
+class WholeBlocks(NamedTuple):
+    """Some whole blocks of a weight [n, k]: where they are in it, and where in its scale."""
+
+    of_weight: tuple[slice, slice]
+    of_scale: tuple[slice, slice]
 
 
-def pieces(shape: tuple[int, int], block: Block) -> Iterator[Piece]:
-    """Slices of a weight [n, k] that hold whole blocks, and of its scale: memory stays bounded."""
+def whole_blocks(shape: tuple[int, int], block: Block) -> Iterator[WholeBlocks]:
+    """A weight [n, k] in parts that cut no block: memory stays bounded."""
     every, sizes = slice(None), block.sizes_for(2)
     dims = [dim for dim in (0, 1) if sizes[dim] != WHOLE]
     if not dims:
-        yield (every, every), (every, every)
+        yield WholeBlocks((every, every), (every, every))
         return
     dim = dims[0]
     size = sizes[dim]
-    count = max(1, _PIECE // max(1, size * shape[1 - dim]))  # blocks in a piece
+    count = max(1, _PART // max(1, size * shape[1 - dim]))  # blocks in a part
     for first in range(0, -(-shape[dim] // size), count):
         of_scale = slice(first, first + count)
         of_weight = slice(first * size, (first + count) * size)
         yield (
-            ((of_weight, every), (of_scale, every))
+            WholeBlocks((of_weight, every), (of_scale, every))
             if dim == 0
-            else ((every, of_weight), (every, of_scale))
+            else WholeBlocks((every, of_weight), (every, of_scale))
         )
 
 
@@ -158,18 +131,18 @@ def pieces(shape: tuple[int, int], block: Block) -> Iterator[Piece]:
 Search = Callable[[Tensor, Format, Tensor | None, slice], QParams]
 
 
-def by_pieces(x: Tensor, fmt: Format, search: Search) -> QParams:
-    """x [n, k] float32 -> the scales that `search` finds for it, a piece at a time."""
+def search_by_parts(x: Tensor, fmt: Format, search: Search) -> QParams:
+    """x [n, k] float32 -> the scales that `search` gives for it, a part at a time."""
     single, chosen, outer = spread(x, fmt)
-    for of_weight, of_scale in pieces((x.shape[0], x.shape[1]), fmt.block):
-        given = None if outer is None else outer[of_scale].contiguous()
-        found = search(x[of_weight].contiguous(), single, given, of_weight[1])
-        put(found, chosen, of_scale)
+    for of_weight, of_scale in whole_blocks((x.shape[0], x.shape[1]), fmt.block):
+        known = None if outer is None else outer[of_scale].contiguous()
+        best = search(x[of_weight].contiguous(), single, known, of_weight[1])
+        put(best, chosen, of_scale)
     return chosen
 
 
-def put(found: QParams, chosen: QParams, at: tuple[slice, slice]) -> None:
-    """Write scales and zero points of some blocks; the outer scale stays."""
-    chosen.scale[at] = found.scale
-    if chosen.zero_point is not None and found.zero_point is not None:
-        chosen.zero_point[at] = found.zero_point
+def put(part: QParams, whole: QParams, at: tuple[slice, slice]) -> None:
+    """Write scales and zero points of some blocks into those of all; the outer scale stays."""
+    whole.scale[at] = part.scale
+    if whole.zero_point is not None and part.zero_point is not None:
+        whole.zero_point[at] = part.zero_point

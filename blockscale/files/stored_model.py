@@ -1,9 +1,13 @@
-"""What a file or directory of ours holds, read from the headers alone."""
+"""What a file or a directory of ours holds, read from the headers alone.
+
+Ours: written by `bs.save` or `bs.quantize_directory`. Other people's quantized checkpoints are read
+and written in blockscale/export/.
+"""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,22 +46,25 @@ def opened(path: Path) -> Iterator[Any]:
         raise FileError(f"{path} does not exist") from None
 
 
-@dataclass
-class Checkpoint:
+StoredKind = tuple[torch.dtype | None, tuple[int, ...]]  # dtype (None: not torch's) and shape
+
+
+@dataclass(frozen=True)
+class StoredModel:
     """The stored tensors of one file or of a directory's shards, by name, and what they mean."""
 
     path: Path
-    files: dict[str, Path] = field(default_factory=dict)
-    kinds: dict[str, tuple[torch.dtype | None, tuple[int, ...]]] = field(default_factory=dict)
-    metadata: Metadata = field(default_factory=Metadata)
+    files: Mapping[str, Path]  # {stored name: the file that it is in}
+    kinds: Mapping[str, StoredKind]
+    metadata: Metadata
 
     def read(self, names: Sequence[str]) -> dict[str, Tensor]:
         """The stored tensors of these names."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for path in dict.fromkeys(self.files[name] for name in names):
             with opened(path) as file:
-                found.update({n: file.get_tensor(n) for n in names if self.files[n] == path})
-        return found
+                tensors.update({n: file.get_tensor(n) for n in names if self.files[n] == path})
+        return tensors
 
     def parts_of(self, name: str) -> dict[str, str]:
         """{part: stored name} of a quantized tensor. Raises FileError if a part is not right."""
@@ -86,15 +93,15 @@ class Checkpoint:
 
     def _checked(self, name: str, expected: Kinds, why: str) -> dict[str, str]:
         """{part: stored name}, if they are there and what they should be."""
-        found = {part: self._place(f"{name}.{part}") for part in expected}
+        stored_names = {part: self._place(f"{name}.{part}") for part in expected}
         for part, (dtype, shape) in expected.items():
-            stored = found[part]
+            stored = stored_names[part]
             if stored not in self.kinds:
                 raise FileError(f"{self.path}: {stored} is missing, though the file says {why}")
             if self.kinds[stored] != (dtype, shape):
                 kind = "{} {}".format(*self.kinds[stored])
                 raise FileError(f"{self.path}: {stored} should be {dtype} {shape}, but is {kind}")
-        return found
+        return stored_names
 
     def _place(self, name: str) -> str:
         """Where a tensor is stored, which layers may share under several names."""
@@ -117,25 +124,25 @@ class Checkpoint:
         return set(self.files) - owned
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+def open_stored_model(path: str | Path) -> StoredModel:
     """A file, or a directory with an index or any safetensors files.
 
     Raises FileError if there is none, or one is truncated, unknown or of a newer version.
     """
     path = Path(path)
-    checkpoint = Checkpoint(path)
+    files: dict[str, Path] = {}
+    kinds: dict[str, StoredKind] = {}
+    parts: list[Metadata] = []
     for shard in shards(path):
         with opened(shard) as file:
             metadata = Metadata.decode(file.metadata(), shard)
             for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
                 kind = file.get_slice(name)
-                checkpoint.kinds[name] = (DTYPES.get(kind.get_dtype()), tuple(kind.get_shape()))
-                checkpoint.files[name] = shard
+                kinds[name] = (DTYPES.get(kind.get_dtype()), tuple(kind.get_shape()))
+                files[name] = shard
         if metadata is not None:
-            checkpoint.metadata.tensors |= metadata.tensors
-            checkpoint.metadata.layers |= metadata.layers
-            checkpoint.metadata.aliases |= metadata.aliases
-    return checkpoint
+            parts.append(metadata)
+    return StoredModel(path, files, kinds, Metadata.joined(parts))
 
 
 def shards(path: Path) -> list[Path]:
@@ -145,17 +152,17 @@ def shards(path: Path) -> list[Path]:
     index = path / INDEX
     if index.is_file():
         names = _index_names(index)
-        found = [path / name for name in names]
+        files = [path / name for name in names]
     elif (path / SINGLE).is_file():  # others beside it, such as an adapter's, are not the model's
-        found = [path / SINGLE]
+        files = [path / SINGLE]
     else:
-        found = sorted(path.glob("*.safetensors"))
-    for shard in found:
+        files = sorted(path.glob("*.safetensors"))
+    for shard in files:
         if not shard.is_file():
             raise FileError(f"{shard} is missing, though {INDEX} names it")
-    if not found:
+    if not files:
         raise FileError(f"{path} holds no safetensors file")
-    return found
+    return files
 
 
 def _index_names(index: Path) -> list[str]:

@@ -12,7 +12,7 @@ from blockscale.core.scale import FLOAT_SCALES, TwoLevel
 from blockscale.ops import primitives
 
 
-def fake_quantize(values: Tensor, low: Tensor, high: Tensor, fmt: Format) -> Tensor:
+def round_trips(values: Tensor, low: Tensor, high: Tensor, fmt: Format) -> Tensor:
     """Values [blocks, n] float32 of each block -> what each candidate leaves [c, blocks, n].
 
     low, high: the candidate ranges [c, scale's shape]. Scales are stored as the format stores them.
@@ -27,7 +27,7 @@ def fake_quantize(values: Tensor, low: Tensor, high: Tensor, fmt: Format) -> Ten
     rows = replace(fmt.deterministic, block=read_block("token"), scale=FLOAT_SCALES["fp32"])
     zero_point = torch.stack([z.flatten() for z in zeros if z is not None]) if fmt.asym else None
     count = len(low)
-    found = primitives.fake_quantize(
+    rounded: Tensor = primitives.fake_quantize(
         values.repeat(count, 1),
         torch.stack(steps).view(-1, 1),
         None if zero_point is None else zero_point.view(-1, 1),
@@ -35,7 +35,7 @@ def fake_quantize(values: Tensor, low: Tensor, high: Tensor, fmt: Format) -> Ten
         str(rows),
         None,
     )
-    return found.view(count, *values.shape)
+    return rounded.view(count, *values.shape)
 
 
 def pinned(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
