@@ -1,4 +1,4 @@
-"""Slab by slab gives the bits of the reference on the whole tensor."""
+"""A tensor that is quantized slab by slab has the bits of the whole."""
 
 import itertools
 import math
@@ -11,12 +11,9 @@ from hypothesis import strategies as st
 from blockscale.core import reference
 from blockscale.core.pack import pack
 from blockscale.core.parse import formats, parse
-from blockscale.core.philox import named_seed
 from blockscale.files.metadata import TensorInfo
-from blockscale.files.slabs.cutting import SLAB, block_sizes, cut, flat_shape
 from blockscale.files.slabs.pool import Pool
 from blockscale.files.slabs.quantize_tensor import TensorQuantizer
-from blockscale.kernels.registry import choice, use
 from tests.strategies import SHAPES, spellings, tensors
 
 MORE = [
@@ -104,30 +101,6 @@ def test_threads_change_nothing(name):
     assert torch.get_num_threads() == before
 
 
-def test_a_pool_keeps_to_a_backend():
-    with Pool() as pool:
-        assert list(pool.map(lambda item: choice(), range(3))) == ["auto"] * 3
-        with use("reference"):
-            assert list(pool.map(lambda item: choice(), range(3))) == ["reference"] * 3
-
-
-def test_a_pool_keeps_order_and_passes_errors_on():
-    torch.set_num_threads(2)
-    begun = []
-
-    def work(item):
-        begun.append(item)
-        if item == 7:
-            raise ValueError("seven")
-        return -item
-
-    with Pool() as pool:
-        assert list(pool.map(work, range(5))) == [0, -1, -2, -3, -4]
-        with pytest.raises(ValueError, match="seven"):
-            list(pool.map(work, range(1000)))
-        assert max(begun) < 20  # it runs ahead by a few
-
-
 @pytest.mark.parametrize("name", [*formats(), *MORE])
 def test_empty_tensors(name):
     for shape in ((0, 32), (4, 0), (0, 0)):
@@ -156,30 +129,3 @@ def test_notes():
     x = torch.ones(8, 64)
     x[2:] = 1e-9
     assert check(x, parse("nvfp4"), 64) == ("24 of 32 scales are outside the range of e4m3",)
-
-
-@pytest.mark.parametrize("name", [*formats(), "int8:channel1:fp32", "e4m3:tile128x128:fp32"])
-@pytest.mark.parametrize("shape", [(150000, 4096), (64, 5120, 16384), (4096, 9 * 4096)])
-def test_slabs_are_small(name, shape):
-    """However large a tensor is; a tile is 128 rows high, and cannot be less."""
-    fmt = parse(name)
-    shape = flat_shape(shape, fmt)
-    cuts = cut(shape, block_sizes(fmt, len(shape)), SLAB)
-    assert cuts.elements <= max(SLAB, 128 * shape[-1] * ("tile" in name))
-    rows = sum(slab.stop - slab.start for slab in cuts.slabs)
-    assert rows == math.prod(shape[: cuts.dim + 1])
-
-
-def test_flat_shapes():
-    assert flat_shape((3, 4, 64), parse("mxfp4")) == (12, 64)
-    assert flat_shape((3, 4, 64), parse("nvfp4")) == (12, 64)
-    assert flat_shape((3, 4, 64), parse("int8")) == (12, 64)
-    for spelling in ("int8:channel0:fp32", "int8:tile2x2:fp32", "int8:group4@2:fp32"):
-        assert flat_shape((3, 4, 64), parse(spelling)) == (3, 4, 64)
-
-
-def test_a_seed_belongs_to_a_name():
-    assert named_seed(0, "a.weight") == named_seed(0, "a.weight") == 285011324014053570
-    seeds = {named_seed(seed, name) for seed in (0, 1) for name in ("a", "b", "1:a")}
-    assert len(seeds) == 6
-    assert all(0 <= seed < 2**63 for seed in seeds)

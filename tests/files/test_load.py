@@ -1,55 +1,13 @@
-"""bs.save and bs.load: equal bits there and back; test_damaged_files.py has what goes wrong."""
+"""bs.load gives the bits that were saved, into any model that can hold them."""
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
-from blockscale.files import save as save_module
-
-IDS = torch.arange(15).reshape(3, 5)
-RECIPE = bs.Recipe("mxfp4", "int8_token", rules={"head": {"weight": "nvfp4", "output": "int8"}})
-
-
-class Net(nn.Module):
-    """Each kind of layer; `out` may be tied to `table`; one buffer that is saved, one not."""
-
-    def __init__(self, tied: bool = True):
-        super().__init__()
-        self.table, self.head = nn.Embedding(40, 64), nn.Linear(64, 64)
-        self.norm, self.conv = nn.BatchNorm1d(5), nn.Conv1d(5, 5, 3, padding=1)
-        self.out = nn.Linear(64, 40, bias=False)
-        self.register_buffer("mask", torch.tensor([True, False]))
-        self.register_buffer("shift", torch.tensor(0.5), persistent=False)
-        if tied:
-            self.out.weight = self.table.weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.out(self.conv(self.norm(self.head(self.table(ids) + self.shift))))
-
-
-def quantized(recipe=RECIPE, **settings) -> nn.Module:
-    torch.manual_seed(0)
-    model = Net(settings.pop("tied", True)).eval()
-    bs.quantize_(model, recipe, **settings)
-    return model
-
-
-def bits(model: nn.Module) -> dict:
-    """Types, dtypes, shapes and bytes by name; equality that knows NaN, -0 and uint16."""
-    found = {n: type(m) for n, m in model.named_modules(remove_duplicate=False)}
-    for n, t in model.state_dict().items():
-        data = None if t.is_meta else t.contiguous().reshape(-1).view(torch.uint8).tolist()
-        found[n] = (t.dtype, tuple(t.shape), data)
-    return found
-
-
-@pytest.fixture
-def path(tmp_path):
-    bs.save(quantized(), tmp_path / "model.safetensors")
-    return tmp_path / "model.safetensors"
+from tests.files.saved import IDS, Net, bits, quantized
 
 
 @pytest.mark.parametrize("name", CATALOG)
@@ -138,16 +96,6 @@ def test_ties(stored_tied: bool, tied: bool, recipe, tmp_path) -> None:
     assert torch.equal(other.eval()(IDS), model(IDS))
 
 
-def test_a_layer_by_itself_is_saved_whole_or_refused(tmp_path) -> None:
-    layer = quantized().head
-    try:
-        bs.save(layer, tmp_path / "m")
-    except ValueError:
-        return
-    x, other = torch.randn(3, 64), bs.load(nn.Linear(64, 64), tmp_path / "m")
-    assert torch.equal(other(x), layer(x))
-
-
 class Linear2(nn.Linear):
     pass
 
@@ -164,44 +112,3 @@ def test_what_cannot_hold_codes_is_dequantized_and_named(path) -> None:
     model.head = Linear2(64, 64)
     with pytest.warns(UserWarning, match="input"):  # its input's format is lost too
         bs.load(model, path)
-
-
-def test_paths_that_cannot_be_written(path, tmp_path) -> None:
-    with pytest.raises(ValueError, match=r"is a directory: name the file to write, e\.g\."):
-        bs.save(quantized(), tmp_path)
-    with pytest.raises(ValueError, match="gone is not a directory: create it first"):
-        bs.save(quantized(), tmp_path / "gone" / "model")
-    with pytest.raises(ValueError, match="holds no data"):
-        bs.save(quantized().to("meta"), tmp_path / "meta")
-    assert [each.name for each in tmp_path.iterdir()] == [path.name]
-
-
-def test_any_safetensors_reader_reads_it(path) -> None:
-    stored, model = load_file(path), quantized()
-    ours = ("out.weight", "_extra_state")  # written once with `table`, and in the metadata
-    state = {n: t for n, t in model.state_dict().items() if not any(o in n for o in ours)}
-    assert stored.keys() == state.keys()
-    assert all(torch.equal(stored[n], t) for n, t in state.items())
-
-
-def test_two_writers_do_not_meet(path, monkeypatch) -> None:
-    """Threads, or ranks whose containers all count from process 1, on one shared disk."""
-    write, others = save_module.save_file, []
-
-    def slow(tensors, filename, metadata) -> None:
-        write(tensors, filename, metadata)
-        if not others:
-            others.append("another, from beginning to end")
-            bs.save(quantized("int8"), path)
-
-    monkeypatch.setattr(save_module, "save_file", slow)
-    bs.save(quantized(), path)
-    assert [each.name for each in path.parent.iterdir()] == [path.name]
-    assert bits(bs.load(Net(), path).eval()) == bits(quantized())
-
-
-def test_others_may_read_what_the_umask_lets_them(path, tmp_path) -> None:
-    """safetensors writes for its owner alone, `blockscale quantize` as every program does."""
-    plain = tmp_path / "plain"
-    plain.write_bytes(b"")
-    assert path.stat().st_mode == plain.stat().st_mode

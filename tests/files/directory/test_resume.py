@@ -2,25 +2,22 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
 
 from blockscale.files.directory import journal as journals
-from blockscale.files.directory import shard
-from blockscale.files.directory.journal import Journal
 from blockscale.files.directory.quantize_directory import plan_directory, quantize_directory
-from blockscale.files.directory.workspace import Workspace, old_path, restore, work_path
-from blockscale.files.metadata import FileError
+from blockscale.files.directory.workspace import work_path
 from blockscale.files.slabs import cutting
+from tests.files.directory.places import Listener
 from tests.files.models import contents, tiny_tensors, write_model
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
+
 
 # Kills itself at the n-th step of progress; commits each tensor, so that a kill finds some done.
 DRIVER = """
@@ -48,40 +45,10 @@ quantize_directory(model, out, "nvfp4", force=force == "force", progress=Killer(
 """
 
 
-class Counter:
-    """A Progress that counts tensors and remembers what it is told."""
-
-    def __init__(self):
-        self.names, self.texts, self.done, self.advanced, self.total = [], [], 0, 0, 0
-
-    def start(self, total, done):
-        self.total, self.done = total, done
-
-    def advance(self, name, nbytes):
-        self.names.append(name)
-        self.advanced += nbytes
-
-    def say(self, text):
-        self.texts.append(text)
-
-
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
+    """Every tensor is committed by itself, so that a kill finds some done."""
     monkeypatch.setattr(journals, "SECONDS", 0.0)
-    monkeypatch.setattr(cutting, "SLAB", 150)
-    warnings.simplefilter("ignore", UserWarning)
-
-
-@pytest.fixture
-def model(tmp_path):
-    return write_model(tmp_path / "model", tiny_tensors(), 2)
-
-
-@pytest.fixture
-def whole(model, tmp_path):
-    """The bytes of a run that nothing interrupts."""
-    quantize_directory(model, tmp_path / "whole", "nvfp4")
-    return contents(tmp_path / "whole")
 
 
 def drive(model, out, steps, sig=signal.SIGKILL, force=""):
@@ -108,7 +75,7 @@ def test_killed_and_resumed(model, whole, tmp_path, steps):
     assert contents(model) == source
     before = finished(model, out)
     assert len(before) >= {1: 0, 30: 2, 60: 5}[steps]
-    counter = Counter()
+    counter = Listener()
     quantize_directory(model, out, "nvfp4", progress=counter)
     assert contents(out) == whole
     assert not set(counter.names) & set(before)
@@ -170,36 +137,19 @@ def test_stopped_at_the_end(model, whole, tmp_path, monkeypatch, step):
     assert contents(out) == whole
 
 
-def test_a_swap_that_was_killed_is_undone(model, whole, tmp_path):
-    """Between its two renames: the old output is aside, the new one not yet in its place."""
-    out = tmp_path / "out"
-    digest = plan_directory(model, out, "nvfp4").digest
-    aside = old_path(out, digest)
-    aside.mkdir()
-    (aside / "old.txt").write_text("old")
-    counter = Counter()
-    with pytest.raises(FileError, match="out exists"):
-        quantize_directory(model, out, "nvfp4", progress=counter)
-    assert contents(out) == {"old.txt": b"old"}
-    assert any("is back in its place" in text for text in counter.texts)
-    assert not restore(out, digest)
-    quantize_directory(model, out, "nvfp4", force=True)
-    assert contents(out) == whole
-
-
 def test_another_plan_starts_anew(model, tmp_path):
     out = tmp_path / "out"
     drive(model, out, 60)
     [left] = tmp_path.glob(".out.blockscale-*")
     for recipe, seed in (("mxfp4", 0), ("nvfp4", 1)):
-        counter = Counter()
+        counter = Listener()
         quantize_directory(model, out, recipe, seed=seed, force=True, progress=counter)
         assert counter.done == 0
         assert counter.texts == [
             f"{left} is left from an earlier run: delete it if nothing in it is needed"
         ]
     os.utime(model / "model-00001-of-00002.safetensors")
-    counter = Counter()
+    counter = Listener()
     quantize_directory(model, out, "nvfp4", force=True, progress=counter)
     assert counter.done == 0
     assert left.exists()
@@ -212,7 +162,7 @@ def test_a_shard_that_is_gone_is_done_again(model, whole, tmp_path):
     for path in (left / "out").iterdir():
         path.unlink()
     drive(model, out, 1)  # has forgotten the journal's lines, and been killed again
-    counter = Counter()
+    counter = Listener()
     quantize_directory(model, out, "nvfp4", progress=counter)
     assert contents(out) == whole
     assert counter.done + counter.advanced == counter.total
@@ -226,20 +176,10 @@ def test_a_copy_that_changed_is_made_again(model, tmp_path):
     assert (tmp_path / "out" / "tokenizer.json").read_text() == '{"tokens": []}'
 
 
-def test_two_processes_do_not_share_a_directory(model, tmp_path):
-    out = tmp_path / "out"
-    digest = plan_directory(model, out, "nvfp4").digest
-    message = r"another process is writing .*: wait for it, or write"
-    with Workspace(out, digest), pytest.raises(FileError, match=message):
-        quantize_directory(model, out, "nvfp4")
-    shutil.rmtree(work_path(out, digest))
-    quantize_directory(model, out, "nvfp4")
-
-
 def test_an_interrupt_keeps_what_is_finished(model, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(journals, "SECONDS", 1e9)  # nothing is committed on the way
 
-    class Stopper(Counter):
+    class Stopper(Listener):
         def advance(self, name, nbytes):
             super().advance(name, nbytes)
             if len(self.names) == 60:
@@ -249,37 +189,10 @@ def test_an_interrupt_keeps_what_is_finished(model, whole, tmp_path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         quantize_directory(model, tmp_path / "out", "nvfp4", progress=stopper)
     assert stopper.texts[-1].endswith("the same command goes on from there")
-    counter = Counter()
+    counter = Listener()
     quantize_directory(model, tmp_path / "out", "nvfp4", progress=counter)
     assert set(counter.names) & set(stopper.names) == {stopper.names[-1]}
     assert contents(tmp_path / "out") == whole
-
-
-def test_many_small_tensors_share_a_wait(model, tmp_path, monkeypatch):
-    waits = []
-    real = shard.Writer.sync
-    monkeypatch.setattr(shard.Writer, "sync", lambda self: (waits.append(1), real(self)))
-    monkeypatch.setattr(journals, "SECONDS", 1e9)
-    quantize_directory(model, tmp_path / "out", "nvfp4")
-    assert len(waits) == 4  # two a shard: its tensors, and its end
-
-
-def test_the_journal(tmp_path):
-    path = tmp_path / "journal"
-    journal = Journal(path)
-    waits = []
-    journal.add("a", "x", ("note",), 10, lambda: waits.append(path.exists()))
-    journal.add("a", "y", (), 10, lambda: waits.append(1))
-    assert waits == [False, 1]  # the data first, then the line
-    with path.open("ab") as file:
-        file.write(b'{"shard": "a", "ten')
-    again = Journal(path)
-    assert again.done("a") == {"x": ("note",), "y": ()}
-    again.forget("a")
-    again.forget("b")
-    again.add("a", "z", (), 10, lambda: None)
-    assert Journal(path).done("a") == {"z": ()}
-    assert path.read_text().count("\n") == 4
 
 
 def test_notes_survive(tmp_path):
