@@ -48,9 +48,7 @@ def test_slabs_of_floats(name: str, elements: int, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("elements", [1, 50, 10**6])
-@pytest.mark.parametrize(
-    "fmt", ["int4:group8:fp32", "nvfp4", "int8:channel1:fp32:asym", "binary:tensor:fp32"]
-)
+@pytest.mark.parametrize("fmt", FORMATS)
 def test_slabs_of_codes_are_dequantized(fmt: str, elements: int, tmp_path) -> None:
     model = write_model(tmp_path / "model", TENSORS, config={"model_type": "gpt2"})
     with warnings.catch_warnings():
