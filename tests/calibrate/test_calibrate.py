@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
+from blockscale.calibrate.calibrate import calibrate
 from tests.calibrate.networks import STATIC, Net, deep, ids, net, quietly, state_of
 
 

@@ -28,6 +28,11 @@ def test_dtypes():
         seeing("mse", "int8", x.double())
 
 
+@pytest.mark.parametrize("spec", ["min_max", "moving_average", "percentile", "entropy", "mse"])
+def test_a_number_by_itself_is_its_range(spec):
+    assert seeing(spec, "int8", torch.tensor(3.0)).range().high.tolist() == [[3.0]]
+
+
 def test_it_is_a_module_that_returns_its_input():
     x = draw(4, 4).requires_grad_()
     observer = bs.observers.make("min_max", "int8")

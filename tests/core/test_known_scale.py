@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -105,3 +106,19 @@ def test_a_power_of_two_is_the_nearest_by_its_logarithm(name: str) -> None:
     wanted = torch.tensor([below, above], dtype=torch.int32).view(torch.float32)
     steps = reference.step_of(QParams(nearest_scale(wanted, None, fmt)), fmt)
     assert steps.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("scale", ["e8m0/floor", "pow2/ceil", "fp32", "fp16", "bf16", "e4m3"])
+@pytest.mark.parametrize("element", ["int4", "e2m1", "int8"])
+def test_a_wanted_step_is_stored_as_the_nearest(scale: str, element: str) -> None:
+    fmt = bs.parse(f"{element}:group1:{scale}")
+    wanted = torch.tensor([[0.26, 0.49, 0.5, 0.7, 0.72, 1.0, 1.3, 1.41, 1.42, 1.9, 3.0, 5.7]])
+    outer = torch.full_like(wanted, 0.5) if scale == "e4m3" else None
+    stored = nearest_scale(wanted, outer, fmt)
+    if "/" in scale:
+        expected = 2.0 ** np.rint(np.log2(wanted.numpy()))
+    else:
+        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
+        expected = wanted.to(dtype.get(scale, torch.float32)).float().numpy()
+    assert stored.dtype == fmt.scale.dtype
+    np.testing.assert_array_equal(reference.step_of(QParams(stored, outer), fmt).numpy(), expected)

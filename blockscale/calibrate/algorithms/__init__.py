@@ -55,6 +55,16 @@ class Transform(Protocol):
         """Weight [n, k] and what is known of its inputs -> a Before module or None, and notes."""
 
 
+def weight_names() -> tuple[str, ...]:
+    """The weight algorithms that there are as files, in order; "absmax" is none of them."""
+    return tuple(sorted(_classes("quantize")))
+
+
+def transform_names() -> tuple[str, ...]:
+    """The transforms that there are, in order."""
+    return tuple(sorted(_classes("prepare")))
+
+
 def weights(spec: "str | WeightAlgorithm | None" = "absmax") -> WeightAlgorithm | None:
     """The weight algorithm named "mse", "hqq" or "gptq"; "absmax" and None are None.
 
