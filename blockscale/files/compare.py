@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core.progress import Progress
-from blockscale.files.inspect import Row, inspect
+from blockscale.files.inspect import TensorSummary, inspect
 from blockscale.files.metadata import FileError
 from blockscale.files.slabs.cutting import SLAB, cut
 from blockscale.files.slabs.pool import Map, Pool
@@ -97,7 +97,7 @@ def compare(
     return FileComparison(tuple(differences), only_a, only_b, mismatched)
 
 
-def _rows(path: str | Path, source: StoredModel) -> dict[str, Row]:
+def _rows(path: str | Path, source: StoredModel) -> dict[str, TensorSummary]:
     """{name: its row}, also under the names that are tied to it."""
     rows = {row.name: row for row in inspect(path).rows}
     tied = source.metadata.aliases.items()
@@ -134,7 +134,7 @@ def _slab_errors(a: Tensor, b: Tensor) -> _Errors:
     return _Errors(float(x.square().sum()), float(error.square().sum()), largest, odd)
 
 
-def _difference(name: str, a: Row, b: Row, errors: _Errors) -> TensorDifference:
+def _difference(name: str, a: TensorSummary, b: TensorSummary, errors: _Errors) -> TensorDifference:
     signal, noise, largest, odd = errors
     sqnr = math.inf
     if noise > 0:

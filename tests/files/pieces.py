@@ -1,11 +1,11 @@
 """Files that are written a few rows at a time."""
 
-from blockscale.files.header import lay_out, spec
+from blockscale.files.header import lay_out, sized
 from blockscale.files.stream import Writer
 
 
 def specs(tensors):
-    return {name: spec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    return {name: sized(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
 
 
 def write(path, tensors, metadata, rows=2):

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from blockscale.files.header import LENGTH, lay_out, parse_header, spec
+from blockscale.files.header import LENGTH, lay_out, parse_header, sized
 from tests.files.models import tiny_tensors
 from tests.files.pieces import write
 
@@ -23,9 +23,9 @@ def test_gaps_are_refused():
 
 def test_a_layout_is_read_back():
     tensors = {
-        "a": spec(torch.uint8, (3, 5)),
-        "b": spec(torch.float32, (2,)),
-        "c": spec(torch.bool, ()),
+        "a": sized(torch.uint8, (3, 5)),
+        "b": sized(torch.float32, (2,)),
+        "c": sized(torch.bool, ()),
     }
     header, placed = lay_out(tensors, {"é": "ü"})
     length = int.from_bytes(header[:LENGTH], "little")

@@ -16,7 +16,7 @@ from blockscale.core.layout import stored_shape
 from blockscale.core.ledger import Status
 from blockscale.core.recipe import Scheme
 from blockscale.core.reference import FLOATS
-from blockscale.files.header import Spec
+from blockscale.files.header import StoredTensor
 
 # Families whose Conv1D layers store [inputs, outputs] (transformers.pytorch_utils.Conv1D).
 CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder")
@@ -51,7 +51,7 @@ def _model_types(config: dict[str, Any]) -> Iterator[str]:
 
 
 def judge(
-    name: str, tensor: Spec, scheme: Scheme, pattern: str | None, conv1d: bool
+    name: str, tensor: StoredTensor, scheme: Scheme, pattern: str | None, conv1d: bool
 ) -> Eligibility:
     """What becomes of tensor `name` under the scheme that `pattern` of the recipe gives it."""
     kind, layout = _kind(name, tensor.shape, conv1d)

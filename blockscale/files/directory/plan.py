@@ -13,7 +13,7 @@ from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe, Scheme
 from blockscale.files.directory.eligibility import has_conv1d, judge
 from blockscale.files.directory.model_files import ModelFiles, find_files
-from blockscale.files.header import Spec, lay_out, spec
+from blockscale.files.header import StoredTensor, lay_out, sized
 from blockscale.files.metadata import KEY, VERSION, FileError, Metadata, TensorInfo
 from blockscale.files.stream import Reader
 
@@ -38,7 +38,7 @@ class TensorPlan:
     """One tensor: quantized if `info` says how, else copied byte for byte."""
 
     name: str
-    source: Spec
+    source: StoredTensor
     info: TensorInfo | None
 
 
@@ -49,7 +49,7 @@ class ShardPlan:
     name: str
     tensors: tuple[TensorPlan, ...]
     header: bytes
-    placed: Mapping[str, Spec]
+    placed: Mapping[str, StoredTensor]
     stamp: tuple[int, int]  # size and time of the source file
 
     @property
@@ -130,7 +130,7 @@ def _plan_shard(
 
 
 def _decide(
-    name: str, source: Spec, scheme: Scheme, pattern: str | None, conv1d: bool
+    name: str, source: StoredTensor, scheme: Scheme, pattern: str | None, conv1d: bool
 ) -> tuple[Entry, TensorInfo | None]:
     kind, status, layout, reason = judge(name, source, scheme, pattern, conv1d)
     count = prod(source.shape)
@@ -147,7 +147,7 @@ def _decide(
         return entry, None
     dtype = str(source.torch_dtype).removeprefix("torch.")
     info = TensorInfo(str(scheme.weight), source.shape, dtype, layout)
-    size = sum(spec(*part).nbytes for part in info.parts().values())
+    size = sum(sized(*part).nbytes for part in info.parts().values())
     entry = replace(entry, weight=info.format, bytes_after=size)
     if name.endswith(".weight") and kind in ("matrix", "convolution"):
         entry = replace(entry, input=_spelled(scheme.input), output=_spelled(scheme.output))
@@ -163,14 +163,14 @@ def _layer(entry: Entry) -> dict[str, str]:
     return {part: text for part, text in (("input", entry.input), ("output", entry.output)) if text}
 
 
-def _written(path: Path, tensors: Iterable[TensorPlan]) -> dict[str, Spec]:
+def _written(path: Path, tensors: Iterable[TensorPlan]) -> dict[str, StoredTensor]:
     """{stored name: what it takes}. Raises FileError where two tensors would get one name."""
-    written: dict[str, Spec] = {}
+    written: dict[str, StoredTensor] = {}
     for tensor in tensors:
         parts = {tensor.name: tensor.source}
         if tensor.info is not None:
             parts = {
-                f"{tensor.name}.{part}": spec(*kind) for part, kind in tensor.info.parts().items()
+                f"{tensor.name}.{part}": sized(*kind) for part, kind in tensor.info.parts().items()
             }
         if taken := sorted(written.keys() & parts.keys()):
             owner = taken[0].rpartition(".")[0]

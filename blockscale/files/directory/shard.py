@@ -5,7 +5,7 @@ from blockscale.core.philox import named_seed
 from blockscale.core.progress import Progress
 from blockscale.files.directory.plan import DirectoryPlan, ShardPlan, TensorPlan, stamp
 from blockscale.files.directory.workspace import Workspace
-from blockscale.files.header import spec
+from blockscale.files.header import sized
 from blockscale.files.metadata import FileError
 from blockscale.files.slabs.pool import Map
 from blockscale.files.slabs.quantize_tensor import TensorQuantizer
@@ -62,7 +62,7 @@ def _write_tensor(
         return ()
     rows, fmt = FloatRows(reader, name, tensor.info.layout), parse(tensor.info.format)
     quantizer = TensorQuantizer(rows.read, rows.shape, fmt, named_seed(seed, name), run=run)
-    whole, done = spec(*tensor.info.parts()["codes"]).nbytes, 0
+    whole, done = sized(*tensor.info.parts()["codes"]).nbytes, 0
     for part, row, piece in quantizer.pieces():
         writer.rows(f"{name}.{part}", row, piece)
         if part == "codes":
