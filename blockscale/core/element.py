@@ -110,7 +110,7 @@ class Element(ABC):
 
     @abstractmethod
     def in_range(self, y: Tensor, rounding: Round, zero_point: Tensor | None, wide: bool) -> Tensor:
-        """Where `encode` of the same arguments does not saturate: bool [...]; not where y is NaN."""
+        """Where `encode` of the same arguments does not saturate: bool [...], False for NaN."""
 
     def magnitude(self, blocks: Blocks) -> Tensor | None:
         """What each block's scale is chosen from, in place of its smallest and largest value.

@@ -1,10 +1,10 @@
 """How the scale of a block is stored (docs/numerics.md, sections 1.3 and 3.3 to 3.5).
 
-There are three kinds: a float (`FloatScale`), a power of two (`PowerOfTwo`), and the code of a small
-format that has a scale of its own (`TwoLevel`). Each has two directions. `store` takes the numerator
-a of a block, such as its largest magnitude, and the largest value L of the element, and gives what
-is stored. `step` takes what is stored and gives the step: the float32 number that the values of
-codes are multiplied by.
+There are three kinds: a float (`FloatScale`), a power of two (`PowerOfTwo`), and the code of a
+small format that has a scale of its own (`TwoLevel`). Each has two directions. `store` takes the
+numerator a of a block, such as its largest magnitude, and the largest value L of the element, and
+gives what is stored. `step` takes what is stored and gives the step: the float32 number that the
+values of codes are multiplied by.
 """
 
 from dataclasses import dataclass
@@ -202,8 +202,8 @@ class TwoLevel(Generic[Inner]):
     def ratio(self, a: Tensor, levels: Levels, poisoned: Tensor) -> tuple[Tensor, Tensor]:
         """The numerator a [...] float32 -> the scales before they are encoded, and the outer scale.
 
-        The scales are [...] float32 in steps of the outer scale; the outer scale has one float32 for
-        each block of scales. poisoned: bool [...], which blocks hold a NaN or an infinity; the
+        The scales are [...] float32 in steps of the outer scale; the outer scale has one float32
+        for each block of scales. poisoned: bool [...], which blocks hold a NaN or an infinity; the
         outer scale is chosen without them.
         """
         element, block = self.inner.element, self.inner.block
