@@ -24,7 +24,7 @@ from blockscale.core.format import Format
 from blockscale.core.ledger import Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import apply, check, plans_for
-from blockscale.layers.plan import Plan, plan_others
+from blockscale.layers.plan import Decision, Plan, plan_others
 
 
 def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are options
@@ -94,14 +94,14 @@ class _Steps:
     def __init__(
         self,
         model: nn.Module,
-        plans: Sequence[Plan],
+        plans: Sequence[Decision],
         means: tuple[WeightAlgorithm | None, Transform | None, observers.Spec],
         budget: float,
         *,
         sequential: bool,
     ):
         algorithm, change, observer = means
-        layers = [plan for plan in plans if plan.entry.status == "quantized"]
+        layers = [plan for plan in plans if isinstance(plan, Plan)]
         fit = [plan for plan in layers if has_rows(plan) and not plan.tied]
         self.to_change = groups(fit, statistics_bytes, budget) if change else []
         sizes = {

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from blockscale.files.metadata import PARTS, FileError, Metadata
 from blockscale.layers import before
-from blockscale.layers.before import Before, Kinds
+from blockscale.layers.before import Before, BufferSpecs
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -69,7 +69,7 @@ class Checkpoint:
         spelling = self.metadata.before(layer)
         if spelling is None:
             return {}
-        expected = before.kinds(spelling, self.metadata.features(layer))
+        expected = before.stored_buffers(spelling, self.metadata.features(layer))
         return self._checked(f"{layer}.before", expected, f"{layer} has the transform {spelling}")
 
     def before(self, layer: str) -> Before | None:
@@ -84,7 +84,7 @@ class Checkpoint:
         except ValueError as error:
             raise FileError(f"{self.path}: {layer}.before: {error}") from None
 
-    def _checked(self, name: str, expected: Kinds, why: str) -> dict[str, str]:
+    def _checked(self, name: str, expected: BufferSpecs, why: str) -> dict[str, str]:
         """{part: stored name}, if they are there and what they should be."""
         found = {part: self._place(f"{name}.{part}") for part in expected}
         for part, (dtype, shape) in expected.items():

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from torch import fx, nn
 
-from blockscale.layers.plan import quantized_class
+from blockscale.layers.kinds import quantized_class
 
 NORMS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: nn.BatchNorm1d,

@@ -10,7 +10,7 @@ from torch.ao import quantization as ao
 
 from blockscale.compat.torch_ao.scheme import to_scheme
 from blockscale.core.recipe import Recipe, Scheme
-from blockscale.layers.plan import quantized_class
+from blockscale.layers.kinds import quantized_class
 
 _CALLS = (F.linear, F.conv1d, F.conv2d, F.embedding)  # what layers that a Recipe covers call
 _LAYERS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.modules.conv._ConvNd)
