@@ -109,11 +109,11 @@ def plan_layers(model: nn.Module, recipe: Recipe) -> list[Decision]:
 
     Other layers are those that look as if they could be quantized, and those that are already.
     """
-    found: dict[nn.Module, list[str]] = {}
+    places: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, QLayer) or quantized_class(module) or looks_like_a_layer(module):
-            found.setdefault(module, []).append(name)
-    layers = {module: tuple(names) for module, names in found.items()}
+            places.setdefault(module, []).append(name)
+    layers = {module: tuple(names) for module, names in places.items()}
     verdicts = {module: _decide(model, recipe, module, layers[module]) for module in layers}
     shared = _shared(layers)
     _settle_ties(model, layers, shared, verdicts)

@@ -126,11 +126,11 @@ def _orders(model: nn.Module) -> dict[str, Order]:
             f"module_name_object_type_order needs a model that torch.fx traces: {error}"
         ) from error
     seen: Counter[tuple[str, type]] = Counter()
-    found: dict[str, Order] = {}
+    orders: dict[str, Order] = {}
     for node in graph.nodes:
         if node.op == "call_module":
             name = str(node.target)
             place = (name.rpartition(".")[0], type(model.get_submodule(name)))
-            found.setdefault(name, (*place, seen[place]))
+            orders.setdefault(name, (*place, seen[place]))
             seen[place] += 1
-    return found
+    return orders

@@ -1,0 +1,63 @@
+"""Each kind of Before changes input and weight, and not their product."""
+
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.layers import before
+from blockscale.layers.before import Scale
+from tests.layers.before.kinds import (
+    DTYPES,
+    K,
+    kinds,
+    same,
+    whole,
+)
+
+
+@pytest.fixture(autouse=True)
+def reference():
+    """Kernels may sum in another order; these tests are about the bits."""
+    with bs.use("reference"):
+        yield
+
+
+@pytest.mark.parametrize("shape", [(K,), (5, K), (2, 3, K), (0, K), (2, 0, K)])
+def test_the_product_stays_and_the_weight_comes_back(shape: tuple[int, ...]) -> None:
+    for each in kinds():
+        for width in (K, 2 * K):  # 2 K: a kernel of two places
+            x, w = whole(*shape[:-1], width // K, K), whole(7, width)
+            moved = each.to_weight(w)
+            found = each(x).flatten(-2) @ moved.T
+            same(found, x.flatten(-2) @ w.T)
+            same(each.from_weight(moved), w)
+        same(each.to_weight(torch.zeros(0, K)), torch.zeros(0, K))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_float32_inside_and_one_rounding(dtype: torch.dtype) -> None:
+    x, w = torch.randn(9, K).to(dtype), torch.randn(3, K).to(dtype)
+    for each in [Scale(torch.rand(K) + 0.1), *kinds()[1:]]:
+        same(each(x), each(x.float()).to(dtype))
+        same(each.to_weight(w), each.to_weight(w.float()))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            same(each(x), each(x.float()).to(dtype))
+
+
+def test_spellings() -> None:
+    for each in kinds():
+        buffers = dict(each.named_buffers())
+        stored = {name: (b.dtype, tuple(b.shape)) for name, b in buffers.items()}
+        assert before.stored_buffers(each.fmt, K) == stored
+        other = before.restore(each.fmt, K, buffers)
+        x = whole(3, K)
+        same(other(x), each(x))
+        assert (repr(other), other.nbytes) == (repr(each), sum(b.nbytes for b in buffers.values()))
+    assert [each.fmt for each in kinds()[:3]] == ["scale", "rotate:2", "rotate:2:signs"]
+    for text in ("", "scale:2", "rotate", "rotate:", "rotate:+8", "rotate:08", "rotate:8:",
+                 "rotate:8:sign", "rotate:８", "rotate:²", "turn:8",
+                 f"rotate:{10**30}"):  # fmt: skip
+        with pytest.raises(ValueError, match="there are scale, rotate:SIZE, rotate:SIZE:signs"):
+            before.stored_buffers(text, K)
+    with pytest.raises(ValueError, match="divides 24 features, found 16"):
+        before.stored_buffers("rotate:16", K)
