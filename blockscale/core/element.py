@@ -89,7 +89,7 @@ class Element(ABC):
 
     @property
     def roundings_matter(self) -> bool:
-        """Whether the rounding mode changes codes: not where only the sign counts."""
+        """Whether the rounding mode changes codes: not where only the sign counts, for example."""
         return True
 
     @abstractmethod

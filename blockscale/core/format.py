@@ -44,7 +44,8 @@ class Format:
         if self.rounding not in ROUNDINGS:
             self._refuse(f"no rounding {self.rounding!r}; there are {', '.join(ROUNDINGS)}")
         if self.rounding != "nearest_even" and not self.element.roundings_matter:
-            self._refuse(f"{self.element.name} takes the sign, so a rounding has no meaning")
+            how = "takes the sign" if self.element.bits == 1 else "rounds in one way only"
+            self._refuse(f"{self.element.name} {how}, so a rounding has no meaning")
         if self.asym and not integer:
             self._refuse("asym (a zero point) needs an integer element")
         if self.span and (not integer or not self.element.signed or self.asym):

@@ -44,5 +44,5 @@ def test_products_are_sums_of_exponents(name: str) -> None:
 
 def test_by_hand() -> None:
     y = torch.tensor([1.0, 2.0, 0.75, 0.74, 0.0, -0.5, 2.0**-6, 2.0**-7, float("nan")])
-    # ties: 0.75 is 1.5 steps of 1/2 and becomes 2 of them, 2^-7 is half a step of 2^-6 and becomes 0
+    # ties: 0.75, 1.5 steps of 1/2, becomes 2 of them; 2^-7, half a step of 2^-6, becomes 0
     assert encode("log4", y).tolist() == [7, 7, 7, 6, 0, 14, 1, 0, 0]
