@@ -1,9 +1,15 @@
-"""Kinds of Before on whole numbers and powers of two, so that nothing rounds."""
+"""Kinds of Before on whole numbers and powers of two, so that nothing rounds.
+
+Each kind brings its examples in its test: `examples(k)` in the test_*.py that has the kind's name.
+"""
+
+import importlib
 
 import torch
 from torch import Tensor
 
-from blockscale.layers.before import Before, Rotate, Scale, random_signs
+from blockscale.layers import before
+from blockscale.layers.before import Before
 
 K = 24
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -18,9 +24,9 @@ def powers(k: int = K) -> Tensor:
 
 
 def kinds(k: int = K) -> list[Before]:
-    sizes = [1 << p for p in range(1, 9) if k % (1 << p) == 0]
-    rotations = [Rotate(k, s, signs) for s in sizes for signs in (None, random_signs(k, s))]
-    return [Scale(powers(k)), *rotations]
+    """Examples of every kind there is, for k features."""
+    tests = [importlib.import_module(f"tests.layers.before.test_{name}") for name in before.kinds()]
+    return [example for test in tests for example in test.examples(k)]
 
 
 def same(a: Tensor, b: Tensor) -> None:

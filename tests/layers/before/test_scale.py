@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.layers.before import Scale
+from blockscale.layers.before import Before, Scale
 from tests.layers.before.kinds import (
     K,
+    powers,
     same,
 )
 
@@ -17,6 +18,10 @@ def reference():
     """Kernels may sum in another order; these tests are about the bits."""
     with bs.use("reference"):
         yield
+
+
+def examples(k: int) -> list[Before]:
+    return [Scale(powers(k))]
 
 
 def test_a_scale_is_one_multiplication() -> None:
