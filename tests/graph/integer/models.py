@@ -76,3 +76,22 @@ def before() -> Any:
     recipe = bs.Recipe(PER_CHANNEL, INT8)
     bs.calibrate(model, [torch.randn(4, 8)], recipe, transform="smoothquant", progress=False)
     return model
+
+
+class Between(nn.Module):
+    """A convolution whose channels have several scales, an operation, another convolution."""
+
+    def __init__(self, operation: Any):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 3, 1)
+        self.first.weight.data *= 4.0 ** torch.arange(-2, 2).reshape(4, 1, 1, 1)
+        self.operation = operation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.operation(self.first(x)))
+
+
+def between(operation: Any, output: str | None = None) -> Any:
+    """The model that has `operation` between its convolutions, and an input for it."""
+    x = torch.randn(2, 2, 4, 4)
+    return quantized(Between(operation), x, PER_CHANNEL, INT8, output), x

@@ -2,6 +2,7 @@
 
 import copy
 import pathlib
+import pickle
 from fractions import Fraction
 from typing import Any
 
@@ -215,3 +216,21 @@ def test_calibrated_saved_and_loaded(tmp_path: pathlib.Path) -> None:
     bs.save(model, tmp_path / "model.safetensors")
     bs.load(empty, tmp_path / "model.safetensors")
     assert torch.equal(to_integer(empty, x)(x), integer(x))
+
+
+def test_the_names_of_before_graph_had_a_folder() -> None:
+    """`bs.qat.to_integer` is `bs.graph.to_integer`, by import and by attribute."""
+    from blockscale.qat import IntegerModel, with_integer_bias
+
+    assert qat.to_integer is bs.graph.to_integer is to_integer
+    assert IntegerModel is bs.graph.IntegerModel
+    assert with_integer_bias is bs.graph.with_integer_bias
+    assert qat.NotIntegerError is bs.graph.NotIntegerError
+
+
+def test_it_is_pickled() -> None:
+    x = torch.randn(3, 1, 8, 8)
+    integer = to_integer(quantized(mlp(), x, PER_CHANNEL, INT8), x)
+    again = pickle.loads(pickle.dumps(integer))
+    assert torch.equal(again(x), integer(x))
+    assert again.sums == integer.sums

@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import blockscale as bs
 from blockscale.graph.integer.convert import to_integer, with_integer_bias
 from blockscale.graph.integer.layers import NotIntegerError
+from blockscale.graph.integer.translate import translate
 from tests.graph.integer.models import (
     INT8,
     PER_CHANNEL,
@@ -91,3 +92,22 @@ class Odd(nn.Module):
 def test_what_integers_cannot_take_over(message: str, made: Any) -> None:
     with pytest.raises(NotIntegerError, match=message):
         to_integer(made(), torch.zeros(2, 8))
+
+
+@pytest.mark.parametrize("name", ["relu", "flatten", "add"])
+def test_a_module_is_told_by_its_class_and_not_by_its_name(name: str) -> None:
+    """A model may call any module `relu`: the name of a method is nothing to go by."""
+    model = nn.Module()
+    model.a, model.b = linear()[0], linear()[2]
+    model.add_module(name, nn.GELU())
+    traced = fx.Graph()
+    x = traced.placeholder("x")
+    y = traced.call_module(name, (traced.call_module("a", (x,)),))
+    traced.output(traced.call_module("b", (y,)))
+    with pytest.raises(NotIntegerError, match=rf"'{name}' \(GELU\) has no integer form"):
+        translate(traced, model, [torch.zeros(2, 8)])
+
+
+def test_every_input_needs_an_example() -> None:
+    with pytest.raises(TypeError, match="the model has an input 'input': give an example of it"):
+        to_integer(linear())

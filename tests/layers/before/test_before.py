@@ -120,7 +120,5 @@ def test_a_new_kind_is_saved_and_loaded(negate: None, tmp_path: pathlib.Path) ->
     bs.load(again, path)
     assert isinstance(again[0].before, Negate)
     same(again(x), model(x))
-    with pytest.raises(
-        ValueError, match="no transform 'negate:2'; there are negate, scale,"
-    ):
+    with pytest.raises(ValueError, match="no transform 'negate:2'; there are negate, scale,"):
         before.stored_buffers("negate:2", K)
