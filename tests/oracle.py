@@ -28,7 +28,7 @@ from tests.exact import (
     rounded,
     uniform,
 )
-from tests.oracle_elements import Minifloat, element_of
+from tests.oracle_elements import element_of
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,7 @@ class Oracle:
     @cached_property
     def levels(self) -> Fraction:
         """L of 3.1."""
-        if self.name == "binary":
-            return Fraction(1)
-        return self.element.max if isinstance(self.element, Minifloat) else self.element.levels
+        return self.element.levels
 
     @property
     def fraction_bits(self) -> int:
@@ -84,7 +82,7 @@ class Oracle:
             return mean_magnitude(block, twn=self.name == "ternary")
         if self.asym:
             return min(nearest(Fraction(high) - Fraction(low)), FLT_MAX)
-        return high if self.name.startswith("uint") else max(-low, high)
+        return max(-low, high) if self.element.signed else high
 
     def quotient(self, block: list[float]) -> float:
         """a / L, or the larger of the two quotients of `full`."""
@@ -145,9 +143,7 @@ class Oracle:
         """3.5"""
         inner = self.inner.element
         owners, outers = block_of(self.inner.block, counts), layout(self.inner.block, counts)[1]
-        largest, smallest = float(self.inner.levels), 1.0
-        if isinstance(inner, Minifloat):
-            smallest = float(pow2(1 - inner.bias))
+        largest, smallest = float(self.inner.levels), float(inner.smallest_normal)
         amax = [0.0] * math.prod(outers)
         for b, p, owner in zip(blocks, poisoned, owners, strict=True):
             amax[owner] = max(amax[owner], 0.0 if p else self.numerator(b))

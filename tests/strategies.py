@@ -6,13 +6,13 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from blockscale.core.elements import FAMILIES, read_element
 from tests.exact import FLT_MAX, RULES, SCALE_RANGE
 from tests.oracle import Oracle
 from tests.oracle_elements import Minifloat, element_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ROUNDINGS = ("", "nearest_away", "toward_zero", "down", "up", "stochastic")
-INTEGERS = tuple([f"int{b}" for b in range(2, 17)] + [f"uint{b}" for b in range(1, 17)])
 
 
 @st.composite
@@ -27,10 +27,9 @@ def minifloats(draw, inner: bool = False) -> str:
 
 
 ELEMENTS = st.one_of(
-    st.sampled_from(INTEGERS),
+    *(st.sampled_from(family.EXAMPLES) for family in FAMILIES),
     st.sampled_from(["int8", "int4", "uint8", "uint4", "ternary", "binary"]),
     st.sampled_from(["e4m3", "e5m2", "e3m2", "e2m3", "e2m1"]),
-    st.sampled_from([f"log{b}" for b in range(2, 9)]),
     minifloats(),
 )
 
@@ -71,15 +70,15 @@ def spellings(draw, rank: int) -> str:
     element = draw(ELEMENTS)
     powers = st.tuples(st.sampled_from(["e8m0", "pow2"]), st.sampled_from(RULES)).map("/".join)
     scale = draw(st.one_of(st.sampled_from(list(SCALE_RANGE)), powers, inner_formats(rank)))
-    spans = [""]
-    if "int" in element:
+    spans, kind = [""], read_element(element)
+    if kind.integer:
         spans += ["asym", "asym"]
-    if element.startswith("int"):
+    if kind.integer and kind.signed:
         spans += ["full"] + ["half"] * (scale in SCALE_RANGE)
     options = [draw(st.sampled_from(spans))]
     if "/" not in scale:
         options.append(draw(st.sampled_from(["", "recip"])))
-    if element != "binary":
+    if kind.roundings_matter:
         options.append(draw(st.sampled_from(ROUNDINGS)))
     return ":".join([element, draw(blocks(rank)), scale, *filter(None, options)])
 

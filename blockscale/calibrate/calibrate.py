@@ -24,7 +24,7 @@ from blockscale.core.ledger import Ledger
 from blockscale.core.progress import Progress
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import apply, check, plans_for
-from blockscale.layers.plan import Plan, plan_others
+from blockscale.layers.plan import Decision, Plan, plan_others
 
 
 def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are options
@@ -102,14 +102,14 @@ class _Steps:
     def __init__(
         self,
         model: nn.Module,
-        plans: Sequence[Plan],
+        plans: Sequence[Decision],
         methods: _Methods,
         budget: float,
         *,
         sequential: bool,
     ):
         algorithm, transform, observer = methods
-        layers = [plan for plan in plans if plan.entry.status == "quantized"]
+        layers = [plan for plan in plans if isinstance(plan, Plan)]
         fit = [plan for plan in layers if has_rows(plan) and not plan.tied]
         self.to_transform = groups(fit, statistics_bytes, budget) if transform else []
         sizes = {

@@ -89,7 +89,7 @@ def coverage(
     batches: as in `bs.calibrate`. Raises what the model raises, TypeError and ValueError for
     batches that are none.
     """
-    plans = [p for p in plan_layers(model, Recipe.read(recipe)) if p.entry.status == "quantized"]
+    plans = [p for p in plan_layers(model, Recipe.read(recipe)) if isinstance(p, Plan)]
     counted, told = Coverage(), listener(progress)
     try:
         data = Batches(batches, 1, "", told)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from blockscale.layers.store import _Buffers
+from blockscale.layers.buffers import Buffers
 
 COUNTERS = ("samples", "nans", "infinities")
 _COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -22,7 +22,7 @@ _DIMS = 8  # the most dimensions of a tensor that processes can agree on
 _UNKNOWN = -(2**62)
 
 
-class MergeableStatistics(_Buffers):
+class MergeableStatistics(Buffers):
     """Buffers in the shape of a format's scale, with the way in which each of them merges.
 
     All start with zeros, which therefore must be what merging does not change. They keep their

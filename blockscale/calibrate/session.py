@@ -13,7 +13,7 @@ from blockscale.calibrate.input_stats import InputStats, InputStatsCollector
 from blockscale.calibrate.layer_rows import rows_of, seen_by
 from blockscale.calibrate.observers import Observer, Spec, make
 from blockscale.core.layout import stored_shape
-from blockscale.layers.plan import Plan
+from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.store import QInput
 from blockscale.layers.supplied import supplied
 
@@ -21,9 +21,9 @@ from blockscale.layers.supplied import supplied
 class Session:
     """The layers to be quantized, what was chosen for them (`places`), and the data."""
 
-    def __init__(self, model: nn.Module, plans: list[Plan], data: Batches, *, strict: bool):
+    def __init__(self, model: nn.Module, plans: list[Decision], data: Batches, *, strict: bool):
         self.model, self.data, self.strict = model, data, strict
-        self.layers = [plan for plan in plans if plan.entry.status == "quantized"]
+        self.layers = [plan for plan in plans if isinstance(plan, Plan)]
         self.places = supplied(plans)
         self.coverage: Coverage | None = None
         self.details: dict[str, list[str]] = {plan.name: [] for plan in self.layers}

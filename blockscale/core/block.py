@@ -77,19 +77,22 @@ def read_block(name: str) -> Block:
         return Block(name, (), WHOLE)
     if name == "token":
         return Block(name, ((-1, WHOLE),))
-    if found := re.fullmatch(r"channel(-?[0-9]+)", name):
-        return Block(f"channel{int(found[1])}", ((int(found[1]), 1),), WHOLE)
-    if found := re.fullmatch(r"group([1-9][0-9]*)(?:@(-?[0-9]+))?", name):
-        size, dim = int(found[1]), int(found[2] or -1)
+    if channel := re.fullmatch(r"channel(-?[0-9]+)", name):
+        return Block(f"channel{int(channel[1])}", ((int(channel[1]), 1),), WHOLE)
+    if group := re.fullmatch(r"group([1-9][0-9]*)(?:@(-?[0-9]+))?", name):
+        size, dim = int(group[1]), int(group[2] or -1)
         return Block(f"group{size}" + (f"@{dim}" if dim != -1 else ""), ((dim, size),))
-    if found := re.fullmatch(r"tile([1-9][0-9]*)x([1-9][0-9]*)", name):
-        rows, columns = int(found[1]), int(found[2])
+    if tile := re.fullmatch(r"tile([1-9][0-9]*)x([1-9][0-9]*)", name):
+        rows, columns = int(tile[1]), int(tile[2])
         return Block(f"tile{rows}x{columns}", ((-2, rows), (-1, columns)))
     raise ValueError(f"no block {name!r}; there are {SPELLINGS} (N, R, C at least 1)")
 
 
 class Blocks:
-    """What a block's scale may be chosen from: reductions of x over its finite elements."""
+    """A tensor cut into blocks: what their scales are chosen from, one number for each block.
+
+    NaN and infinities are left out of everything but `poisoned`, which says where they are.
+    """
 
     def __init__(self, x: Tensor, block: Block):
         """x [...] float32."""

@@ -1,8 +1,8 @@
 """What one stored number can be: the element of a number format.
 
-Each family of elements is a file in `elements/`; it defines `read(name)`, which returns its element
-of that name or None. An element turns numbers counted in steps into codes and back. It knows
-nothing of blocks and scales.
+An element is a finite set of values, each with a code of a few bits. It turns a number that was
+divided by its block's step into a code (`encode`), and a code into its value (`decode`). It knows
+nothing of blocks and scales. Each family of elements is a file in `blockscale/core/elements/`.
 """
 
 from abc import ABC, abstractmethod
@@ -15,17 +15,20 @@ from blockscale.core.rounding import Round
 
 
 class Element(ABC):
-    """A finite set of values with codes of `bits` bits. Subclasses are frozen dataclasses."""
+    """A finite set of values with codes of `bits` bits.
+
+    Subclasses are frozen dataclasses: elements are compared, hashed and pickled by value.
+    """
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """As it stands in a format's spelling."""
+        """Its name in the spelling of a format, such as `e2m1`."""
 
     @property
     @abstractmethod
     def bits(self) -> int:
-        """Stored bits of one code."""
+        """How many bits a stored code has."""
 
     @property
     @abstractmethod
@@ -44,7 +47,7 @@ class Element(ABC):
 
     @property
     def mbits(self) -> int:
-        """Mantissa bits of the largest value, without the leading one (docs/numerics.md, 1.1)."""
+        """The mantissa bits of `max`, without the leading one (docs/numerics.md, 1.1)."""
         return 0
 
     @property
@@ -53,44 +56,73 @@ class Element(ABC):
         return True
 
     @property
+    def integer(self) -> bool:
+        """Whether its values are all integers of a range, and a code is its value.
+
+        Only then do the options `asym` (a zero point), `full` and `half` have a meaning.
+        """
+        return False
+
+    def limits(self, wide: bool) -> tuple[float, float]:
+        """The smallest and the largest value.
+
+        wide: with the value -2^(bits-1), which signed integers have only under the options `asym`,
+            `full` and `half`.
+        """
+        del wide
+        return (-self.max if self.signed else 0.0), self.max
+
+    @property
     def fraction_bits(self) -> int:
         """The implicit exponent f under an e8m0 scale (docs/numerics.md, 1.3)."""
         return 0
 
     @property
     def nan_code(self) -> int | None:
-        """The code that means NaN, if there is one."""
+        """The code that means NaN; None where there is none."""
         return None
 
     @property
     def code_dtype(self) -> torch.dtype:
-        """The dtype of unpacked codes."""
+        """The dtype of codes that are not packed, one a tensor element."""
         return torch.uint8
 
     @property
     def roundings_matter(self) -> bool:
-        """False if the element ignores the rounding mode."""
+        """Whether the rounding mode changes codes: not where only the sign counts, for example."""
         return True
 
     @abstractmethod
     def encode(self, y: Tensor, rounding: Round, zero_point: Tensor | None, wide: bool) -> Tensor:
-        """Y [...] float32 in steps -> codes [...] of `code_dtype`; `wide` admits -2^(bits-1)."""
+        """Y [...] float32, numbers divided by their block's step -> codes [...] of `code_dtype`.
+
+        Numbers out of range saturate. NaN becomes `nan_code` or else the code of zero.
+
+        rounding: which of two neighbouring values a number between them becomes.
+        zero_point: float32 that broadcasts with y, added to the rounded number; None where the
+            format has none. Only integers are given one.
+        wide: as in `limits`.
+        """
 
     @abstractmethod
     def decode(self, codes: Tensor) -> Tensor:
-        """Codes [...] -> values [...] float32."""
+        """Codes [...] of `code_dtype` -> their values [...] float32."""
 
     @abstractmethod
     def in_range(self, y: Tensor, rounding: Round, zero_point: Tensor | None, wide: bool) -> Tensor:
-        """Y [...] float32 in steps -> bool [...]: encoding it does not saturate."""
+        """Where `encode` of the same arguments does not saturate: bool [...], False for NaN."""
 
     def magnitude(self, blocks: Blocks) -> Tensor | None:
-        """The numerator of a block's scale, one per block, or None: the largest magnitude."""
+        """What each block's scale is chosen from, in place of its smallest and largest value.
+
+        One float32 per block [scale's shape], which the scale times `max` is to reach; None, the
+        default, where the range of the block decides.
+        """
         del blocks
         return None
 
     def to_bits(self, codes: Tensor) -> Tensor:
-        """Codes [...] -> bit patterns [...] in the low `bits` bits of a uint8 or int32."""
+        """Codes [...] -> bit patterns [...] in the low `bits` bits of uint8, int32 above 8 bits."""
         whole = codes.to(torch.uint8 if self.bits <= 8 else torch.int32)
         return whole.bitwise_and(2**self.bits - 1)
 

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import TypeAlias
 
 from blockscale.core.block import Block
 from blockscale.core.element import Element
-from blockscale.core.elements.integer import Integer
 from blockscale.core.rounding import ROUNDINGS
-from blockscale.core.scale import FloatScale, Levels, PowerOfTwo, Scale, TwoLevel
+from blockscale.core.scale import FloatScale, Levels, PowerOfTwo, TwoLevel
+
+Scale: TypeAlias = "FloatScale | PowerOfTwo | TwoLevel[Format]"
 
 
 @dataclass(frozen=True, repr=False)
@@ -20,7 +22,8 @@ class Format:
     block:    which elements share a scale
     scale:    how that scale is stored
     asym:     an integer zero point besides the scale
-    span:     "" (narrow, -127 ... 127), "full" (-128 too) or "half" (torchao's 127.5 rule)
+    span:     which codes of a signed integer are used, here of int8: "" (-127 ... 127), "full"
+              (-128 too) or "half" (-128 too, and the scale is amax / 127.5, as torchao's)
     recip:    multiply by the reciprocal of the scale instead of dividing (torchao)
     rounding: one of blockscale.core.rounding.ROUNDINGS
     """
@@ -36,12 +39,13 @@ class Format:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "spelling", self._spell())
-        integer = type(self.element) is Integer
+        integer = self.element.integer
         float_scale = isinstance(self.scale, FloatScale)
         if self.rounding not in ROUNDINGS:
             self._refuse(f"no rounding {self.rounding!r}; there are {', '.join(ROUNDINGS)}")
         if self.rounding != "nearest_even" and not self.element.roundings_matter:
-            self._refuse(f"{self.element.name} takes the sign, so a rounding has no meaning")
+            how = "takes the sign" if self.element.bits == 1 else "rounds in one way only"
+            self._refuse(f"{self.element.name} {how}, so a rounding has no meaning")
         if self.asym and not integer:
             self._refuse("asym (a zero point) needs an integer element")
         if self.span and (not integer or not self.element.signed or self.asym):

@@ -7,7 +7,7 @@ rules are the same; here they start from what is known already.
 
 from torch import Tensor
 
-from blockscale.core import reference
+from blockscale.core import reference, zero_point
 from blockscale.core.bits import FLT_MAX, divide
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams, Ranges
@@ -29,7 +29,7 @@ def qparams_beside(ranges: Ranges, outer: Tensor | None, fmt: Format) -> QParams
     if not fmt.asym:
         return qparams
     step = reference.step_of(qparams, fmt)
-    return qparams._replace(zero_point=reference.zero_point_of(ranges.low, step, fmt))
+    return qparams._replace(zero_point=zero_point.choose(ranges.low, step, fmt))
 
 
 def nearest_scale(step: Tensor, outer: Tensor | None, fmt: Format) -> Tensor:
@@ -49,6 +49,6 @@ def nearest_scale(step: Tensor, outer: Tensor | None, fmt: Format) -> Tensor:
     return fmt.scale.store(step)
 
 
-def _inner_codes(step: Tensor, outer: Tensor, scale: TwoLevel) -> Tensor:
+def _inner_codes(step: Tensor, outer: Tensor, scale: TwoLevel[Format]) -> Tensor:
     """Wanted steps and their outer scales -> inner codes."""
     return scale.encode(step / scale.inner.block.expand(outer, step.shape))

@@ -7,9 +7,9 @@ from functools import cache
 from blockscale.core.block import read_block
 from blockscale.core.catalog import CATALOG
 from blockscale.core.elements import read_element
-from blockscale.core.format import Format
+from blockscale.core.format import Format, Scale
 from blockscale.core.rounding import ROUNDINGS
-from blockscale.core.scale import FLOAT_SCALES, RULES, PowerOfTwo, Scale, TwoLevel
+from blockscale.core.scale import FLOAT_SCALES, RULES, SHORT_INNER, PowerOfTwo, TwoLevel
 
 _GRAMMAR = "element:block:scale[:option...], e.g. e2m1:group32:e8m0/floor"
 _OPTIONS = ("asym", "full", "half", "recip", *ROUNDINGS)
@@ -41,10 +41,10 @@ _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _parse(text: str) -> Format:
     if text in CATALOG:
         return spell(CATALOG[text])
-    if found := re.fullmatch(r"bfp([0-9]+)(?:x([1-9][0-9]*))?", text):
-        return _bfp(text, int(found[1]), int(found[2] or 64))
-    if found := re.fullmatch(r"BFP\[([0-9]+)\|([0-9]+)\]\{([0-9]+)\}(?:\(([S_])([NUDS])\))?", text):
-        return _hardware_bfp(text, *found.groups())
+    if bfp := re.fullmatch(r"bfp([0-9]+)(?:x([1-9][0-9]*))?", text):
+        return _bfp(text, int(bfp[1]), int(bfp[2] or 64))
+    if bfp := re.fullmatch(r"BFP\[([0-9]+)\|([0-9]+)\]\{([0-9]+)\}(?:\(([S_])([NUDS])\))?", text):
+        return _hardware_bfp(text, *bfp.groups())
     if ":" not in text:
         close = difflib.get_close_matches(text, CATALOG, 3, 0.4)
         hint = f"did you mean {', '.join(close)}? " if close else ""
@@ -86,7 +86,7 @@ def spell(text: str) -> Format:
 def _read_scale(text: str) -> Scale:
     if text in FLOAT_SCALES:
         return FLOAT_SCALES[text]
-    if text in ("e4m3", "e5m2"):
+    if text in SHORT_INNER:
         return TwoLevel(spell(f"{text}:tensor:fp32"))
     if text.startswith("("):
         return TwoLevel(spell(text[1:-1]))

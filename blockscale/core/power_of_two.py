@@ -59,9 +59,9 @@ def round_to_power_of_2(scale: Value) -> Value:
 
 def _round_tensor(scale: Tensor) -> Tensor:
     if scale.dtype not in _BOUNDS:
-        found = str(scale.dtype).removeprefix("torch.")
+        dtype = str(scale.dtype).removeprefix("torch.")
         raise TypeError(
-            f"expected float32, float64, bfloat16 or float16, found {found}: convert it first, "
+            f"expected float32, float64, bfloat16 or float16, found {dtype}: convert it first, "
             f"e.g. scale.float()"
         )
     scale = scale.detach()

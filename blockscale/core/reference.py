@@ -8,31 +8,42 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blockscale.core import philox
+from blockscale.core import philox, zero_point
 from blockscale.core.bits import FLT_MAX, divide
 from blockscale.core.block import Blocks
-from blockscale.core.elements.integer import Integer
 from blockscale.core.format import Format
-from blockscale.core.rounding import Round, nearest_even, rounding
+from blockscale.core.rounding import Round, rounding
 from blockscale.core.scale import FloatScale, PowerOfTwo, TwoLevel
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class QParams(NamedTuple):
-    """What a block's codes are read with. The scale is as stored: bytes for e8m0 and two levels."""
+    """What stands beside the codes of a tensor.
+
+    scale: as it is stored, of the tensor's rank (blockscale.core.block): floats, or uint8 for e8m0
+        and for scales of two levels
+    outer: the float32 scales of a scale of two levels; None for all others
+    zero_point: int32 [scale's shape] for asym; None for all others
+    """
 
     scale: Tensor
-    outer: Tensor | None = None  # the scale's own scale, for two levels
-    zero_point: Tensor | None = None  # int32, for asym
+    outer: Tensor | None = None
+    zero_point: Tensor | None = None
 
 
 class Ranges(NamedTuple):
-    """What the scale of each block is chosen from [scale's shape]."""
+    """What the scale of each block is chosen from; all three have the scale's shape.
 
-    low: Tensor  # the smallest finite value, at most 0
-    high: Tensor  # the largest, at least 0; for binary and ternary the mean that is their scale
-    poisoned: Tensor  # bool: it holds a NaN or an infinity, and the scale can say so
+    low: float32, the smallest finite value of the block, at most 0
+    high: float32, the largest, at least 0; for binary and ternary the mean that becomes the scale,
+        and low is its negative
+    poisoned: bool, whether the block holds a NaN or an infinity and the scale can say so
+    """
+
+    low: Tensor
+    high: Tensor
+    poisoned: Tensor
 
 
 def widen(x: Tensor) -> Tensor:
@@ -81,22 +92,15 @@ def qparams_from_range(low: Tensor, high: Tensor, poisoned: Tensor, fmt: Format)
     scale, outer = _store(low, high, fmt, poisoned)
     if not fmt.asym:
         return QParams(scale, outer)
-    return QParams(scale, outer, zero_point_of(low, step_of(QParams(scale, outer), fmt), fmt))
-
-
-def zero_point_of(low: Tensor, step: Tensor, fmt: Format) -> Tensor:
-    """The lowest value and the step of each block [scale's shape] -> its zero point, int32 (3.6).
-
-    The step of a poisoned block is NaN; its zero point is that code which is nearest to 0 (3.7).
-    """
-    lowest, highest = limits(fmt)
-    zero = lowest - nearest_even(low / step)
-    zero = torch.where(zero.isnan(), 0.0, zero).clamp(lowest, highest)
-    return zero.to(torch.int32)
+    step = step_of(QParams(scale, outer), fmt)
+    return QParams(scale, outer, zero_point.choose(low, step, fmt))
 
 
 def numerator(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
-    """The range of each block -> a, which the step times the levels must cover (3.1)."""
+    """The range of each block -> its numerator a [scale's shape]: what a scale is rounded from.
+
+    The step times the element's largest value is to reach it (docs/numerics.md, 3.1).
+    """
     if fmt.asym:
         return (high - low).clamp(max=FLT_MAX)
     return torch.maximum(-low, high) if fmt.element.signed else high
@@ -118,15 +122,9 @@ def _store(
 def _quotient(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
     """a / L, what a float scale rounds (3.3)."""
     if fmt.span == "full":
-        lowest, highest = limits(fmt)
+        lowest, highest = fmt.element.limits(fmt.wide)
         return torch.maximum(divide(high, highest), divide(low, lowest))
     return divide(numerator(low, high, fmt), fmt.levels.value)
-
-
-def limits(fmt: Format) -> tuple[float, float]:
-    """The smallest and largest code of an integer format."""
-    assert isinstance(fmt.element, Integer)
-    return fmt.element.limits(fmt.wide)
 
 
 def step_of(qparams: QParams, fmt: Format) -> Tensor:
@@ -166,17 +164,18 @@ def quantize(x: Tensor, qparams: QParams, fmt: Format, seed: Tensor | None = Non
             raise ValueError(f"{fmt}: stochastic rounding needs a seed")
         return philox.uniform(x.shape, seed, x.device)
 
+    mode = rounding(fmt.rounding, uniform)
     return fmt.element.encode(
-        y, rounding(fmt.rounding, uniform), _zero_point(qparams, fmt, x), fmt.wide
+        y, mode, zero_point.expand(qparams.zero_point, fmt, x.shape), fmt.wide
     )
 
 
 def dequantize(codes: Tensor, qparams: QParams, fmt: Format, dtype: torch.dtype) -> Tensor:
     """codes [...] -> values [...] of `dtype` (docs/numerics.md, section 5)."""
     values = fmt.element.decode(codes)
-    zero_point = _zero_point(qparams, fmt, codes)
-    if zero_point is not None:
-        values = values - zero_point
+    zero = zero_point.expand(qparams.zero_point, fmt, codes.shape)
+    if zero is not None:
+        values = values - zero
     return (values * fmt.block.expand(step_of(qparams, fmt), codes.shape)).to(dtype)
 
 
@@ -191,11 +190,16 @@ def in_range(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
         fmt.rounding if fmt.rounding != "stochastic" else "nearest_even", x.new_empty
     )
     y = in_steps(x, qparams, fmt)
-    return fmt.element.in_range(y, mode, _zero_point(qparams, fmt, x), fmt.wide)
+    return fmt.element.in_range(
+        y, mode, zero_point.expand(qparams.zero_point, fmt, x.shape), fmt.wide
+    )
 
 
 def scale_saturates(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
-    """The range of each block -> bool: its scale is outside what the scale's format can store."""
+    """Whether the scale of each block lies outside what can be stored: bool [scale's shape].
+
+    low, high: the range of each block, as `ranges` gives it.
+    """
     a, scale = numerator(low, high, fmt), fmt.scale
     if isinstance(scale, FloatScale):
         raw = _quotient(low, high, fmt)
@@ -206,10 +210,3 @@ def scale_saturates(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
         return (a > 0) & (vanished | (power > 127) | (power < (-127 if scale.byte else -126)))
     ratio, _ = scale.ratio(a, fmt.levels, torch.zeros_like(a, dtype=torch.bool))
     return (a > 0) & (ratio < scale.inner.element.smallest_normal)
-
-
-def _zero_point(qparams: QParams, fmt: Format, x: Tensor) -> Tensor | None:
-    """The zero points as float32 that broadcast with x, or None."""
-    if qparams.zero_point is None:
-        return None
-    return fmt.block.expand(qparams.zero_point.to(torch.float32), x.shape)

@@ -1,30 +1,32 @@
-"""How the one number per block is stored (docs/numerics.md, sections 1.3 and 3.3 to 3.5).
+"""How the scale of a block is stored (docs/numerics.md, sections 1.3 and 3.3 to 3.5).
 
-A scale turns a block's numerator a and the element's levels L into something stored, and what is
-stored into a step: the distance between neighbouring codes of an integer element.
+There are three kinds: a float (`FloatScale`), a power of two (`PowerOfTwo`), and the code of a
+small format that has a scale of its own (`TwoLevel`). Each has two directions. `store` takes the
+numerator a of a block, such as its largest magnitude, and the largest value L of the element, and
+gives what is stored. `step` takes what is stored and gives the step: the float32 number that the
+values of codes are multiplied by.
 """
 
 from dataclasses import dataclass
 from math import frexp
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from blockscale.core.bits import FLT_MAX, FLT_MIN, FLT_SMALLEST, divide, exponent, mantissa, pow2
-from blockscale.core.block import Blocks
+from blockscale.core.block import Block, Blocks
+from blockscale.core.element import Element
 from blockscale.core.rounding import nearest_even
-
-if TYPE_CHECKING:
-    from blockscale.core.format import Format
 
 _SQRT2 = 0x3504F3  # the fraction bits of the float32 just below the square root of 2
 _NEVER = 1 << 23
 RULES = ("floor", "ceil", "rceil", "even", "tosa", "nearest")
+SHORT_INNER = ("e4m3", "e5m2")  # `e4m3` is short for `(e4m3:tensor:fp32)`
 
 
 class Levels(NamedTuple):
-    """The largest value of what is stored, L = M * 2^emax, and its mantissa bits."""
+    """The largest value of an element, L = M * 2^emax with M in [1, 2), and its mantissa bits."""
 
     value: float
     mbits: int
@@ -35,7 +37,10 @@ class Levels(NamedTuple):
         return frexp(self.value)[1] - 1
 
     def threshold(self, rule: str) -> int:
-        """T of docs/numerics.md, 3.4: mantissas of at least T / 2^23 take the next exponent."""
+        """T of docs/numerics.md, 3.4: from which mantissa on a rule takes the next exponent.
+
+        The mantissa is that of the numerator, as `bits.mantissa` gives it: 23 bits, no leading one.
+        """
         significand = int(self.value * 2**self.mbits / 2**self.emax)  # M in steps of its last bit
         if rule == "floor":
             return _NEVER
@@ -52,21 +57,28 @@ class Levels(NamedTuple):
 
 @dataclass(frozen=True)
 class FloatScale:
-    """Any value of a float dtype: `fp32`, `fp16`, `bf16`."""
+    """Any value of a float dtype from `low` to `high`: `fp32`, `fp16`, `bf16`."""
 
     name: str
     dtype: torch.dtype
     low: float
     high: float
 
-    bits = property(lambda self: self.dtype.itemsize * 8)
-    poisons = False  # a non-finite value leaves the range alone
+    @property
+    def bits(self) -> int:
+        """Stored bits of one scale."""
+        return self.dtype.itemsize * 8
+
+    @property
+    def poisons(self) -> bool:
+        """Whether a NaN or an infinity makes its whole block NaN: not here, it is left out."""
+        return False
 
     def __str__(self) -> str:
         return self.name
 
     def store(self, raw: Tensor) -> Tensor:
-        """Quotient a / L [...] float32 -> stored scale [...]."""
+        """The quotient a / L [...] float32 -> the stored scale [...] of `dtype`."""
         return raw.to(self.dtype).clamp(self.low, self.high)
 
     def step(self, stored: Tensor) -> Tensor:
@@ -83,7 +95,11 @@ FLOAT_SCALES = {
 
 @dataclass(frozen=True)
 class PowerOfTwo:
-    """Only powers of two: a byte (`e8m0`, OCP MX 1.0, section 5.4.1) or a float32 (`pow2`)."""
+    """A power of two, stored as its exponent in a byte (`e8m0`) or as a float32 (`pow2`).
+
+    rule: one of RULES, which says how the numerator becomes a power of two. The byte is that of
+    OCP MX 1.0, section 5.4.1.
+    """
 
     rule: str
     byte: bool
@@ -100,14 +116,14 @@ class PowerOfTwo:
 
     @property
     def poisons(self) -> bool:
-        """Whether a non-finite value makes its whole block NaN."""
+        """Whether a NaN or an infinity makes its whole block NaN: a byte has a code for NaN."""
         return self.byte
 
     def __str__(self) -> str:
         return f"{'e8m0' if self.byte else 'pow2'}/{self.rule}"
 
     def power(self, a: Tensor, levels: Levels) -> Tensor:
-        """Numerator a [...] > 0 float32 -> the step's exponent, one integer rule for all (3.4)."""
+        """The numerator a [...] float32, above 0 -> the exponent of the step [...] int32 (3.4)."""
         if self.rule == "nearest":
             s = divide(a, levels.value)
             s = torch.where(s > 0, s, FLT_MIN)
@@ -116,7 +132,10 @@ class PowerOfTwo:
         return exponent(a) - levels.emax + bump
 
     def store(self, a: Tensor, levels: Levels, fraction_bits: int) -> Tensor:
-        """Numerator a [...] float32 -> stored scale [...]."""
+        """The numerator a [...] float32 -> the stored scale [...] of `dtype`.
+
+        fraction_bits: the element's, which a byte makes up for (docs/numerics.md, 1.3).
+        """
         zero = a == 0
         if self.rule == "nearest":
             zero = zero | (divide(a, levels.value) == 0)
@@ -127,20 +146,42 @@ class PowerOfTwo:
         return pow2(torch.where(zero, -126, power.clamp(-126, 127)).to(torch.int32))
 
     def step(self, stored: Tensor, fraction_bits: int) -> Tensor:
-        """Stored scale [...] -> step [...] float32; byte 255 is NaN."""
+        """The stored scale [...] -> the step [...] float32; byte 255 is NaN."""
         if not self.byte:
             return stored
         byte = stored.to(torch.int32)
         return torch.where(byte == 255, torch.nan, pow2(byte.clamp(max=254) - 127 - fraction_bits))
 
 
+class InnerFormat(Protocol):
+    """What a TwoLevel needs to know of the format of its scales. `Format` has it."""
+
+    @property
+    def element(self) -> Element:
+        """What one stored scale can be."""
+
+    @property
+    def block(self) -> Block:
+        """Which scales share an outer scale."""
+
+
+Inner = TypeVar("Inner", bound=InnerFormat)
+
+
 @dataclass(frozen=True)
-class TwoLevel:
-    """Block scales that are themselves quantized, e.g. NVFP4's e4m3 under one float32 (3.5)."""
+class TwoLevel(Generic[Inner]):
+    """Scales of blocks that are themselves quantized, as NVFP4's e4m3 under one float32 (3.5).
 
-    inner: "Format"
+    inner: the format of the scales. The stored scales are its codes, one a byte, and they have a
+    scale themselves: the outer scale, one float32 for each block of scales.
+    """
 
-    dtype = torch.uint8  # one code a byte: the scale's shape stays the layout
+    inner: Inner
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the stored scale: a byte a code, so that the scale's shape is the layout."""
+        return torch.uint8
 
     @property
     def bits(self) -> int:
@@ -149,17 +190,22 @@ class TwoLevel:
 
     @property
     def poisons(self) -> bool:
-        """Whether a non-finite value makes its whole block NaN."""
+        """Whether a NaN or an infinity makes its whole block NaN: if a scale's code can be NaN."""
         return self.inner.element.nan_code is not None
 
     def __str__(self) -> str:
         plain = str(self.inner)
         element, rest = plain.split(":", 1)
-        short = rest == "tensor:fp32" and element in ("e4m3", "e5m2")
+        short = rest == "tensor:fp32" and element in SHORT_INNER
         return element if short else f"({plain})"
 
     def ratio(self, a: Tensor, levels: Levels, poisoned: Tensor) -> tuple[Tensor, Tensor]:
-        """Numerator a [...] -> what the inner codes must say [...], and the outer scale."""
+        """The numerator a [...] float32 -> the scales before they are encoded, and the outer scale.
+
+        The scales are [...] float32 in steps of the outer scale; the outer scale has one float32
+        for each block of scales. poisoned: bool [...], which blocks hold a NaN or an infinity; the
+        outer scale is chosen without them.
+        """
         element, block = self.inner.element, self.inner.block
         largest = Blocks(torch.where(poisoned, 0.0, a), block).range()[1]
         # one division by the product, as torchao does (448 * 6 = 2688)
@@ -167,7 +213,7 @@ class TwoLevel:
         return divide(a, levels.value) / block.expand(outer, a.shape), outer
 
     def store(self, a: Tensor, levels: Levels, poisoned: Tensor) -> tuple[Tensor, Tensor]:
-        """Numerator a [...] -> inner codes [...] and outer scale."""
+        """The numerator a [...] float32 -> the stored scale [...], codes, and the outer scale."""
         ratio, outer = self.ratio(a, levels, poisoned)
         return self.encode(ratio), outer
 
@@ -183,13 +229,13 @@ class TwoLevel:
         return codes if nan_code is None else torch.where(poisoned, nan_code, codes)
 
     def values(self, codes: Tensor) -> Tensor:
-        """Inner codes [...] -> their values [...] float32."""
+        """The stored scale [...], codes -> their values [...] float32, without the outer scale."""
         return self.inner.element.decode(codes)
 
     def step(self, codes: Tensor, outer: Tensor) -> Tensor:
-        """Inner codes [...] and outer scale -> step [...] float32, never 0 and never infinite."""
+        """The stored scale [...] and the outer scale -> the step [...] float32.
+
+        It is never 0 and never infinite.
+        """
         product = self.inner.block.expand(outer, codes.shape) * self.values(codes)
         return product.clamp(FLT_SMALLEST, FLT_MAX)
-
-
-Scale = FloatScale | PowerOfTwo | TwoLevel

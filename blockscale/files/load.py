@@ -20,7 +20,7 @@ from blockscale.files.match import (
 )
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import StoredModel, open_stored_model
-from blockscale.layers.plan import quantized_class
+from blockscale.layers.kinds import quantized_class
 from blockscale.layers.store import QWeight
 from blockscale.ops.tensor import QTensor, from_parts
 

@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import StoredModel
+from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
-from blockscale.layers.plan import quantized_class
 
 
 def refuse_quantized(model: nn.Module) -> None:

@@ -175,7 +175,7 @@ def _check_layer(metadata: Metadata, name: str) -> None:
     if len(stored_shape(info.shape, info.layout)) != 2:
         raise ValueError(f"layer {name!r}: a transform needs a matrix, not {info.shape}")
     try:
-        before.kinds(spelling, metadata.features(name))
+        before.stored_buffers(spelling, metadata.features(name))
     except ValueError as error:
         raise ValueError(f"layer {name!r}: {error}") from None
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from blockscale.files.metadata import PARTS, FileError, Metadata
 from blockscale.layers import before
-from blockscale.layers.before import Before, Kinds
+from blockscale.layers.before import Before, BufferSpecs
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -76,7 +76,7 @@ class StoredModel:
         spelling = self.metadata.before(layer)
         if spelling is None:
             return {}
-        expected = before.kinds(spelling, self.metadata.features(layer))
+        expected = before.stored_buffers(spelling, self.metadata.features(layer))
         return self._checked(f"{layer}.before", expected, f"{layer} has the transform {spelling}")
 
     def before(self, layer: str) -> Before | None:
@@ -91,7 +91,7 @@ class StoredModel:
         except ValueError as error:
             raise FileError(f"{self.path}: {layer}.before: {error}") from None
 
-    def _checked(self, name: str, expected: Kinds, why: str) -> dict[str, str]:
+    def _checked(self, name: str, expected: BufferSpecs, why: str) -> dict[str, str]:
         """{part: stored name}, if they are there and what they should be."""
         stored_names = {part: self._place(f"{name}.{part}") for part in expected}
         for part, (dtype, shape) in expected.items():

@@ -1,6 +1,6 @@
 """quantize_: put quantized layers into a model, by a recipe, and say what became of every part."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +14,10 @@ from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.philox import named_seed
 from blockscale.core.recipe import Recipe
 from blockscale.layers.before import Before
+from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
-from blockscale.layers.plan import Plan, plan_layers, plan_others, quantized_class
+from blockscale.layers.ledger import ledger_of
+from blockscale.layers.plan import Decision, Plan, plan_layers, plan_others
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Scales, Supplied, supplied
 from blockscale.ops.quantize import quantize
@@ -57,7 +59,7 @@ def quantize_(
     return ledger
 
 
-def plans_for(model: nn.Module, recipe: Recipe) -> list[Plan]:
+def plans_for(model: nn.Module, recipe: Recipe) -> list[Decision]:
     """What is to become of each layer. Raises ValueError for a model that is itself a layer."""
     if isinstance(model, QLayer) or quantized_class(model) is not None:
         raise ValueError(
@@ -69,38 +71,38 @@ def plans_for(model: nn.Module, recipe: Recipe) -> list[Plan]:
 
 def apply(
     model: nn.Module,
-    plans: list[Plan],
+    plans: Sequence[Decision],
     recipe: Recipe,
-    places: dict[str, Supplied],
+    places: Mapping[str, Supplied],
     *,
     strict: bool = False,
     seed: int | None = None,
 ) -> Ledger:
-    """Do what the plans say, all of it or nothing; the ledger has not warned yet."""
+    """Do what the plans say, all of it or nothing; the ledger has not warned yet.
+
+    places: {first name of a layer: what is supplied for it}, of every Plan.
+
+    Raises SkippedError, before anything is changed, if strict asks for it.
+    """
     others = list(plan_others(model, plans, recipe))
-    unmatched = check(plans, others, recipe, strict=strict)
+    check(plans, others, recipe, strict=strict)
     weights: dict[int, QWeight] = {}
     layers: dict[str, nn.Module] = {}
     entries: dict[str, Entry] = {}
-    for each in plans:
-        if each.entry.status == "quantized":
-            layer, entries[each.name] = _build(each, weights, places[each.name], seed)
-            layers |= dict.fromkeys(each.names, layer)
+    for plan in plans:
+        if isinstance(plan, Plan):
+            layer, entries[plan.name] = _build(plan, weights, places[plan.name], seed)
+            layers |= dict.fromkeys(plan.names, layer)
     swap(model, layers)
-    for each in plans:
-        each.entry = entries.get(each.name, each.entry)
-    return Ledger([*_entries(plans), *others], unmatched)
+    return ledger_of(plans, others, recipe, entries)
 
 
 def check(
-    plans: list[Plan], others: list[Entry], recipe: Recipe, *, strict: bool
-) -> tuple[str, ...]:
-    """The recipe's patterns that match nothing. Raises SkippedError if strict asks for it."""
-    names = [name for each in plans for name in each.names] + [entry.name for entry in others]
-    unmatched = recipe.unmatched(names)
+    plans: Sequence[Decision], others: Sequence[Entry], recipe: Recipe, *, strict: bool
+) -> None:
+    """Raise SkippedError if strict asks for it and not everything can be quantized."""
     if strict:
-        Ledger([*_entries(plans), *others], unmatched).raise_if_skipped()
-    return unmatched
+        ledger_of(plans, others, recipe).raise_if_skipped()
 
 
 def swap(model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -120,25 +122,19 @@ def _put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
         setattr(model.get_submodule(parent), child, layer)
 
 
-def _entries(plans: list[Plan]) -> list[Entry]:
-    return [entry for each in plans for entry in each.entries()]
-
-
 def _build(
     plan: Plan, weights: dict[int, QWeight], place: Supplied, seed: int | None
 ) -> tuple[QLayer, Entry]:
     """The quantized layer and what the ledger says of it."""
-    parameter, fmt = plan.parameter, plan.scheme.weight
-    assert plan.kind is not None and parameter is not None and fmt is not None
     notes: list[str] = []
     if plan.owns_weight:
         own = None if seed is None else named_seed(seed, f"{plan.name}.weight")
-        weights[id(parameter)], notes = _weight(plan, place, own)
-    weight = weights[id(parameter)]
+        weights[id(plan.parameter)], notes = _weight(plan, place, own)
+    weight = weights[id(plan.parameter)]
     layer = plan.kind.from_float(plan.module, weight, plan.scheme)
     for part in ("input", "output"):
         if (quantizer := getattr(place, part)) is not None:
-            setattr(layer, part, quantizer.to(parameter.device))
+            setattr(layer, part, quantizer.to(plan.parameter.device))
     if place.before is not None:
         layer.set_before(place.before)
     layer.take_place_of(plan.module)
@@ -166,8 +162,7 @@ def _nbytes(layer: QLayer, owns_weight: bool) -> int:
 
 def _weight(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWeight, list[str]]:
     """A layer's weight in codes, and what a user should know about it in this format."""
-    parameter, fmt = plan.parameter, plan.scheme.weight
-    assert plan.kind is not None and parameter is not None and fmt is not None
+    parameter, fmt = plan.parameter, plan.format
     layout, shape = plan.kind.layout, tuple(parameter.shape)
     notes: list[str] = []
     stored = to_stored(parameter.detach(), layout)

@@ -1,61 +1,63 @@
-"""What is to become of each layer and parameter of a model, decided before anything is changed."""
+"""What is to become of each layer and parameter of a model, decided before anything is changed.
 
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import cache
-from types import ModuleType
+It is decided in this order, and what is decided does not change any more:
+
+1. `_decide`: each layer by itself is a `_Candidate`, which can be quantized, or `_Refused`.
+2. `_settle_ties`: candidates that share a weight with something that is not quantized in the same
+   format are refused as well.
+3. `_with_parameters`: every parameter is counted for the first layer that has it. What is left of
+   the candidates is a `Plan` now, and what was refused is `Left`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
-from blockscale import layers
-from blockscale.core import reference
-from blockscale.core.discover import import_all
+from blockscale.core.format import Format
 from blockscale.core.layout import stored_shape
 from blockscale.core.ledger import Entry, Status
 from blockscale.core.recipe import Recipe, Scheme
+from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
-
-# Layers that hold weights but that nothing here replaces; subclasses of those it replaces, too.
-_RELATIVES = (nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.Bilinear, nn.RNNBase, nn.RNNCellBase)
-_REPLACED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
-
-# Modules that read the weights of layers inside them without calling those layers.
-_BYPASSES = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+from blockscale.layers.reasons import looks_like_a_layer, why_not_layer, why_not_weight
 
 
-@cache
-def _kinds() -> list[ModuleType]:
-    """The files of this folder that hold a kind of layer."""
-    files = import_all(layers.__name__, layers.__path__)
-    return [file for file in files if hasattr(file, "replacement")]
+@dataclass(frozen=True, eq=False)
+class Left:
+    """A layer that stays as it is. `entry` says why.
 
+    names: the layer's names in the model, of which it may have several
+    owned: its parameters that no layer before it has
+    """
 
-def quantized_class(module: nn.Module) -> type[QLayer] | None:
-    """The quantized layer that replaces a float layer of exactly this class, or None."""
-    for kind in _kinds():
-        found: type[QLayer] | None = kind.replacement(type(module))
-        if found is not None:
-            return found
-    return None
-
-
-class Plan:
-    """What is to happen to one layer, which the model may have under several names."""
-
-    def __init__(self, names: list[str], module: nn.Module, scheme: Scheme):
-        self.names, self.module, self.scheme = names, module, scheme
-        self.kind = None if isinstance(module, QLayer) else quantized_class(module)
-        self.parameter: Tensor | None = None
-        if self.kind is not None:
-            self.parameter = module._parameters.get("weight")
-        self.entry = Entry(names[0], type(module).__name__, "quantized")
-        self.owned: list[Tensor] = []  # parameters that no earlier entry counts
-        self.tied = False  # whether another layer has the same weight
+    names: tuple[str, ...]
+    module: nn.Module
+    owned: tuple[Tensor, ...]
+    entry: Entry
 
     @property
     def name(self) -> str:
         """The first of its names."""
         return self.names[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan(Left):
+    """A layer that is to be quantized, and into what.
+
+    scheme: the formats of its weight, input and output; format: the weight's
+    kind: the class of the quantized layer
+    parameter: the float weight
+    tied: whether another layer has the same weight
+    """
+
+    scheme: Scheme
+    format: Format
+    kind: type[QLayer]
+    parameter: Tensor
+    tied: bool
 
     @property
     def bytes_beside(self) -> int:
@@ -64,147 +66,160 @@ class Plan:
 
     @property
     def owns_weight(self) -> bool:
-        """False where an earlier entry counts the weight: it is tied."""
+        """False where an earlier layer has the same weight, which is counted there."""
         return any(p is self.parameter for p in self.owned)
 
     def features(self, part: str) -> int:
-        """The size of the dimension along which the layer's input or output is quantized."""
-        assert self.kind is not None and self.parameter is not None
+        """The size of the dimension along which the layer's "input" or "output" is quantized."""
         if part == "input" or not self.kind.takes_input:  # a table gives rows of its weight
             return self.kind.features(self.module)
         return stored_shape(self.parameter.shape, self.kind.layout)[0]
 
-    def stay(self, status: Status, reason: str) -> None:
-        """Leave the layer in float, and say why."""
-        self.entry = replace(self.entry, status=status, reason=reason)
-
-    def entries(self) -> list[Entry]:
-        """Its entry, and one for each further name."""
-        same = f"the same layer as {self.name}"
-        again = replace(
-            self.entry, reason=same, notes=(), elements=0, bytes_before=0, bytes_after=0
-        )
-        return [self.entry, *(replace(again, name=name) for name in self.names[1:])]
+    def left(self, status: Status, reason: str) -> Left:
+        """The same layer, left as it is for this reason."""
+        entry = replace(self.entry, status=status, reason=reason)
+        return Left(self.names, self.module, self.owned, entry)
 
 
-def plan_layers(model: nn.Module, recipe: Recipe) -> list[Plan]:
-    """One plan for each layer that could be quantized or that looks as if it could."""
-    names: dict[nn.Module, list[str]] = {}
+Decision: TypeAlias = Plan | Left
+
+
+class _Refused(NamedTuple):
+    """Why a layer stays as it is."""
+
+    status: Status
+    reason: str
+
+
+class _Candidate(NamedTuple):
+    """A layer that can be quantized, as far as it alone is concerned."""
+
+    scheme: Scheme
+    format: Format
+    kind: type[QLayer]
+    parameter: Tensor
+
+
+_Names: TypeAlias = Mapping[nn.Module, tuple[str, ...]]
+_Verdicts: TypeAlias = dict[nn.Module, _Candidate | _Refused]
+
+
+def plan_layers(model: nn.Module, recipe: Recipe) -> list[Decision]:
+    """A Plan for each layer that is to be quantized, and a Left for each other one, in order.
+
+    Other layers are those that look as if they could be quantized, and those that are already.
+    """
+    places: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, QLayer) or quantized_class(module) or _looks_like_a_layer(module):
-            names.setdefault(module, []).append(name)
-    plans = [_plan(model, recipe, module, names[module]) for module in names]
-    _settle_ties(model, plans)
-    _count(plans)
-    return plans
+        if isinstance(module, QLayer) or quantized_class(module) or looks_like_a_layer(module):
+            places.setdefault(module, []).append(name)
+    layers = {module: tuple(names) for module, names in places.items()}
+    verdicts = {module: _decide(model, recipe, module, layers[module]) for module in layers}
+    shared = _shared(layers)
+    _settle_ties(model, layers, shared, verdicts)
+    tied = {module for sharing in shared.values() if len(sharing) > 1 for module in sharing}
+    return list(_with_parameters(layers, verdicts, tied))
 
 
-def _plan(model: nn.Module, recipe: Recipe, module: nn.Module, names: list[str]) -> Plan:
+def _decide(
+    model: nn.Module, recipe: Recipe, module: nn.Module, names: tuple[str, ...]
+) -> _Candidate | _Refused:
+    """What becomes of one layer, whatever it shares with others."""
     decisions = [recipe.decide(name) for name in names]
     scheme, pattern = decisions[0]
-    plan = Plan(names, module, scheme)
     if isinstance(module, QLayer):
-        plan.stay("kept", "already quantized")
-    elif any(other != scheme for other, _ in decisions):
+        return _Refused("kept", "already quantized")
+    if any(other != scheme for other, _ in decisions):
         shared = ", ".join(names)
-        plan.stay("skipped", f"{shared} are one layer, which the recipe treats in several ways")
-    elif not scheme:
-        plan.stay(
-            "kept", f"pattern {pattern!r} of the recipe" if pattern else "the recipe is empty"
+        return _Refused(
+            "skipped", f"{shared} are one layer, which the recipe treats in several ways"
         )
-    elif scheme.weight is None:
-        plan.stay("skipped", "its input and output are quantized only along with its weight")
-    elif reason := _why_not(model, plan):
-        plan.stay("skipped", reason)
-    return plan
+    if not scheme:
+        why = f"pattern {pattern!r} of the recipe" if pattern else "the recipe is empty"
+        return _Refused("kept", why)
+    if scheme.weight is None:
+        return _Refused("skipped", "its input and output are quantized only along with its weight")
+    kind, weight = quantized_class(module), _weight_of(module)
+    reason = why_not_layer(model, module, names, kind)
+    if reason is None and kind is not None:
+        reason = why_not_weight(weight, kind.layout, scheme.weight)
+    if reason is not None:
+        return _Refused("skipped", reason)
+    assert kind is not None and weight is not None  # or there would be a reason
+    return _Candidate(scheme, scheme.weight, kind, weight)
 
 
-def _looks_like_a_layer(module: nn.Module) -> bool:
-    """Subclasses and relatives of the layers we replace: they must not be passed over silently."""
-    return isinstance(module, (*_RELATIVES, nn.modules.conv._ConvNd))
+def _weight_of(module: nn.Module) -> Tensor | None:
+    """The parameter `weight` of a float layer that could be replaced."""
+    replaced = not isinstance(module, QLayer) and quantized_class(module) is not None
+    return module._parameters.get("weight") if replaced else None
 
 
-def _why_not(model: nn.Module, plan: Plan) -> str | None:
-    """Why this layer cannot be quantized, or None."""
-    module = plan.module
-    if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
-        return "it is lazy and its weight holds no data: run the model once first"
-    if plan.kind is None:
-        name = type(module).__name__
-        if isinstance(module, _REPLACED):
-            return f"{name} is a subclass: a quantized layer would replace what it adds"
-        return f"there is no quantized {name}"
-    for name in plan.names:
-        parent = model.get_submodule(name.rpartition(".")[0])
-        if isinstance(parent, _BYPASSES):
-            return f"{type(parent).__name__} reads its weight without calling it"
-    if "forward" in vars(module):
-        return "its forward was replaced on the instance, which a quantized layer would undo"
-    return plan.kind.refuses(module) or _why_not_weight(plan)
+def _shared(layers: _Names) -> dict[int, list[nn.Module]]:
+    """{id of a weight: the layers that have it}."""
+    shared: dict[int, list[nn.Module]] = {}
+    for module in layers:
+        if (weight := _weight_of(module)) is not None:
+            shared.setdefault(id(weight), []).append(module)
+    return shared
 
 
-def _why_not_weight(plan: Plan) -> str | None:
-    weight = plan.parameter
-    if weight is None:
-        return "its weight is computed (weight_norm, pruning, parametrization): remove that first"
-    if weight.device.type == "meta":
-        return "its weight holds no data (meta device): load the weights first"
-    if weight.dtype not in reference.FLOATS:
-        found = str(weight.dtype).removeprefix("torch.")
-        return f"its weight is {found}; formats take float32, bfloat16, float16"
-    try:
-        assert plan.kind is not None and plan.scheme.weight is not None
-        plan.scheme.weight.block.scale_shape(stored_shape(weight.shape, plan.kind.layout))
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def _settle_ties(model: nn.Module, plans: list[Plan]) -> None:
-    """Layers that share a weight are quantized together, in one format, or not at all."""
-    owners: dict[int, list[Plan]] = {}
-    for plan in plans:
-        if plan.parameter is not None:
-            owners.setdefault(id(plan.parameter), []).append(plan)
+def _settle_ties(
+    model: nn.Module, layers: _Names, shared: dict[int, list[nn.Module]], verdicts: _Verdicts
+) -> None:
+    """Refuse candidates whose weight something else uses that does not get the same codes."""
     holders: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         holders.setdefault(id(parameter), []).append(name)
-    for key, shared in owners.items():
-        ours = {f"{name}.weight" for plan in shared for name in plan.names}
+    for key, sharing in shared.items():
+        ours = {f"{name}.weight" for module in sharing for name in layers[module]}
         others = [name for name in holders.get(key, ()) if name not in ours]
-        wants = {(p.entry.status, str(p.scheme.weight), p.kind and p.kind.layout) for p in shared}
-        for plan in shared:
-            plan.tied = len(shared) > 1
-        for plan in shared if others or len(wants) > 1 else ():
-            if plan.entry.status == "quantized":
-                ties = others + [p.name for p in shared if p is not plan]
+        if not others and _one_format([verdicts[module] for module in sharing]):
+            continue
+        for module in sharing:
+            if isinstance(verdicts[module], _Candidate):
+                ties = others + [layers[other][0] for other in sharing if other is not module]
                 told = f"its weight is tied to {', '.join(ties)}, which cannot share its codes"
-                plan.stay("skipped", told)
+                verdicts[module] = _Refused("skipped", told)
 
 
-def _count(plans: list[Plan]) -> None:
-    """Give every parameter to the first entry that holds it."""
+def _one_format(verdicts: Sequence[_Candidate | _Refused]) -> bool:
+    """Whether layers can share codes: all are candidates, in one format and layout."""
+    wanted = {
+        (str(each.format), each.kind.layout) if isinstance(each, _Candidate) else None
+        for each in verdicts
+    }
+    return len(wanted) == 1 and None not in wanted
+
+
+def _with_parameters(
+    layers: _Names, verdicts: _Verdicts, tied: set[nn.Module]
+) -> Iterator[Decision]:
+    """The decisions, each parameter counted for the first layer that has it."""
     counted: set[int] = set()
-    for plan in plans:
-        for parameter in plan.module.parameters(recurse=False):
-            if id(parameter) not in counted:
-                counted.add(id(parameter))
-                plan.owned.append(parameter)
-        size, elements = sum(p.nbytes for p in plan.owned), sum(_numel(p) for p in plan.owned)
-        if isinstance(plan.module, QLayer):
-            codes = plan.module.weight
-            if id(codes) not in counted:
-                counted.add(id(codes))
-                size, elements = size + codes.nbytes, elements + codes.shape.numel()
-        plan.entry = replace(plan.entry, elements=elements, bytes_before=size, bytes_after=size)
+    for module, names in layers.items():
+        owned = [p for p in module.parameters(recurse=False) if id(p) not in counted]
+        counted |= {id(parameter) for parameter in owned}
+        size, elements = sum(p.nbytes for p in owned), sum(_numel(p) for p in owned)
+        if isinstance(module, QLayer) and id(module.weight) not in counted:
+            counted.add(id(module.weight))
+            size, elements = size + module.weight.nbytes, elements + module.weight.shape.numel()
+        entry = Entry(names[0], type(module).__name__, "quantized", elements=elements)
+        entry = replace(entry, bytes_before=size, bytes_after=size)
+        verdict = verdicts[module]
+        if isinstance(verdict, _Candidate):
+            yield Plan(names, module, tuple(owned), entry, *verdict, module in tied)
+        else:
+            entry = replace(entry, status=verdict.status, reason=verdict.reason)
+            yield Left(names, module, tuple(owned), entry)
 
 
 def _numel(parameter: Tensor) -> int:
     return 0 if nn.parameter.is_lazy(parameter) else parameter.numel()
 
 
-def plan_others(model: nn.Module, plans: list[Plan], recipe: Recipe) -> Iterator[Entry]:
-    """The parameters that belong to no layer of a plan."""
+def plan_others(model: nn.Module, plans: Iterable[Decision], recipe: Recipe) -> Iterator[Entry]:
+    """An entry for each parameter that belongs to no layer of the decisions."""
     counted = {id(p) for plan in plans for p in plan.owned}
     for name, parameter in model.named_parameters():
         if id(parameter) in counted or nn.parameter.is_lazy(parameter):

@@ -1,71 +1,27 @@
 """What quantized layers are made of: a weight's codes, and an input's or output's quantizer."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from blockscale.core.format import Format
 from blockscale.core.layout import from_stored, to_stored
 from blockscale.core.reference import QParams
+from blockscale.layers.buffers import Buffers
 from blockscale.ops.quantize import fake_quantize, given, quantize
 from blockscale.ops.tensor import QTensor
 
 Parts = tuple[Tensor | None, Tensor | None, Tensor | None]  # scale, zero_point, outer
 
 
-class _Buffers(nn.Module):
-    """Buffers that keep their dtype: `model.half()` must not round a scale.
+class Scaled(Buffers):
+    """A module with the buffers `scale`, `zero_point` and `outer`; the last two may be None."""
 
-    The state holds the format's spelling, so that one in another format is refused: many formats
-    have the same shapes and dtypes.
-    """
-
-    fmt: str
-
-    def get_extra_state(self) -> Tensor:
-        """The spelling as bytes: a tensor, so that every file format of states can hold it."""
-        return torch.tensor(list(self.fmt.encode()), dtype=torch.uint8)
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Nothing to set: `_load_from_state_dict` has compared it."""
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Any,
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
+    def set_parts(
+        self, scale: Tensor | None, zero_point: Tensor | None, outer: Tensor | None
     ) -> None:
-        state = state_dict.get(f"{prefix}_extra_state")
-        found = self.fmt if state is None else bytes(state.tolist()).decode(errors="replace")
-        if found != self.fmt:
-            error_msgs.append(f"{prefix[:-1]} is in format {self.fmt}, the state in {found}")
-            return
-        for name, buffer in self._buffers.items():
-            new = state_dict.get(f"{prefix}{name}")
-            if buffer is not None and new is not None and new.dtype != buffer.dtype:
-                error_msgs.append(f"{prefix}{name} is {buffer.dtype}, the state's {new.dtype}")
-                return
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "_Buffers":
-        del recurse
-        for name, buffer in self._buffers.items():
-            if buffer is not None:
-                moved = fn(buffer)
-                self._buffers[name] = (
-                    moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
-                )
-        return self
-
-    def _set(self, scale: Tensor | None, zero_point: Tensor | None, outer: Tensor | None) -> None:
+        """Hold these tensors from now on: new buffers, nothing is copied or checked."""
         self.register_buffer("scale", scale)
         self.register_buffer("zero_point", zero_point)
         self.register_buffer("outer", outer)
@@ -76,7 +32,7 @@ class _Buffers(nn.Module):
         return self._buffers["scale"], self._buffers["zero_point"], self._buffers["outer"]
 
 
-class QWeight(_Buffers):
+class QWeight(Scaled):
     """A quantized weight: buffers `codes` (packed), `scale`, `zero_point`, `outer`.
 
     format, shape, dtype: what it is in, and of the float weight; layout: blockscale.core.layout.
@@ -98,7 +54,7 @@ class QWeight(_Buffers):
         self.fmt = str(q.format)
         self.size = q.size
         self.register_buffer("codes", q.packed)
-        self._set(q.qparams.scale, q.qparams.zero_point, q.qparams.outer)
+        self.set_parts(q.qparams.scale, q.qparams.zero_point, q.qparams.outer)
 
     @classmethod
     def quantize(
@@ -140,7 +96,7 @@ class QWeight(_Buffers):
         return f"'{self.fmt}', shape={tuple(self.shape)}"
 
 
-class QInput(_Buffers):
+class QInput(Scaled):
     """How a layer's input or output is quantized when it runs: by a scale chosen from each tensor
     (dynamic), or by a given one (static)."""
 
@@ -148,7 +104,7 @@ class QInput(_Buffers):
         super().__init__()
         self.format = fmt
         self.fmt = str(fmt)
-        self._set(None, None, None)
+        self.set_parts(None, None, None)
 
     @property
     def static(self) -> bool:
@@ -178,11 +134,11 @@ class QInput(_Buffers):
         shape = getattr(scale, "shape", None) or (1,)
         dims = [1] * (rank - 1) + [1 if block == "tensor" else features or shape[-1]]
         qparams = given(self.format, tuple(dims), scale, zero_point)
-        self._set(qparams.scale, qparams.zero_point, qparams.outer)
+        self.set_parts(qparams.scale, qparams.zero_point, qparams.outer)
 
     def restore(self, parts: dict[str, Tensor]) -> None:
         """Make it static with parts that were saved."""
-        self._set(parts["scale"], parts.get("zero_point"), parts.get("outer"))
+        self.set_parts(parts["scale"], parts.get("zero_point"), parts.get("outer"))
 
     def for_rank(self, rank: int) -> Parts:
         """The parts, shaped for a tensor of `rank`; None where dynamic."""

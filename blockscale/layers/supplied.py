@@ -1,13 +1,13 @@
 """What a caller supplies to quantize_ instead of having it chosen, checked beforehand."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from blockscale.core.layout import stored_shape
 from blockscale.layers.before import Before
-from blockscale.layers.plan import Plan
+from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.store import QInput
 from blockscale.ops.tensor import QTensor, describe
 
@@ -32,7 +32,7 @@ class Supplied:
 
 
 def supplied(
-    plans: list[Plan],
+    plans: Sequence[Decision],
     input_scales: Scales | None = None,
     output_scales: Scales | None = None,
     weights: Mapping[str, QTensor] | None = None,
@@ -42,7 +42,8 @@ def supplied(
 
     Raises ValueError for a layer that takes no such thing, and for what does not fit it.
     """
-    found = {plan.name: Supplied() for plan in plans if plan.entry.status == "quantized"}
+    layers = [plan for plan in plans if isinstance(plan, Plan)]
+    places = {plan.name: Supplied() for plan in layers}
     named: set[tuple[str, str]] = set()
     for option, given in (
         ("input_scales", input_scales),
@@ -51,38 +52,34 @@ def supplied(
         ("before", before),
     ):
         for name, value in (given or {}).items():
-            plan = _taker(plans, option, name)
+            plan = _taker(layers, option, name)
             if (option, plan.name) in named:
                 raise ValueError(f"{option} names {name!r} and {plan.name!r}, which are one layer")
             named.add((option, plan.name))
             try:
-                _supply(found[plan.name], plan, option, value)
+                _supply(places[plan.name], plan, option, value)
             except ValueError as error:
                 raise ValueError(f"{option}[{name!r}]: {error}") from None
-    return found
+    return places
 
 
-def _taker(plans: list[Plan], option: str, name: str) -> Plan:
+def _taker(layers: Sequence[Plan], option: str, name: str) -> Plan:
     """The plan of the quantized layer `name`. Raises ValueError where it can take no `option`."""
-    plan = next((p for p in plans if name in p.names and p.entry.status == "quantized"), None)
+    plan = next((layer for layer in layers if name in layer.names), None)
     if option in ("input_scales", "output_scales"):
         part = option.removesuffix("_scales")
-        formed = plan is not None and getattr(plan.scheme, part) is not None
-        if not formed or (part == "input" and not _takes_input(plan)):
+        takes = plan is not None and (part == "output" or plan.kind.takes_input)
+        if plan is None or not takes or getattr(plan.scheme, part) is None:
             raise ValueError(
                 f"{option} names {name!r}, but the recipe gives no such layer an {part} format"
             )
     if plan is None:
         raise ValueError(f"{option} names {name!r}, but the recipe quantizes no such layer")
-    if option == "before" and not _takes_input(plan):
+    if option == "before" and not plan.kind.takes_input:
         raise ValueError(f"before names {name!r}, whose input is indices")
     if option in ("weights", "before") and not plan.owns_weight:
         raise ValueError(f"{option} names {name!r}, which shares the codes of a tied layer")
     return plan
-
-
-def _takes_input(plan: Plan | None) -> bool:
-    return plan is not None and plan.kind is not None and plan.kind.takes_input
 
 
 def _supply(place: Supplied, plan: Plan, option: str, value: object) -> None:
@@ -92,7 +89,6 @@ def _supply(place: Supplied, plan: Plan, option: str, value: object) -> None:
     elif option == "before":
         if not isinstance(value, Before):
             raise ValueError(f"expected a Before, found {describe(value)}")
-        assert plan.kind is not None
         if reason := plan.kind.refuses_before(plan.module, value):
             raise ValueError(reason)
         if plan.tied:
@@ -105,7 +101,10 @@ def _supply(place: Supplied, plan: Plan, option: str, value: object) -> None:
 
 
 def _static(plan: Plan, part: str, given: object) -> QInput:
-    """The static quantizer of a layer's input or output."""
+    """The static quantizer of a layer's "input" or "output", with a scale, or that and zero points.
+
+    Raises ValueError for a scale that does not fit the layer.
+    """
     quantizer = QInput(getattr(plan.scheme, part))
     scale, zero_point = given if isinstance(given, tuple) else (given, None)
     quantizer.set_scale(scale, zero_point, plan.features(part))
@@ -113,8 +112,8 @@ def _static(plan: Plan, part: str, given: object) -> QInput:
 
 
 def _fitting(plan: Plan, q: object) -> QTensor:
-    assert plan.kind is not None and plan.parameter is not None
-    fmt, shape = plan.scheme.weight, stored_shape(plan.parameter.shape, plan.kind.layout)
+    """The codes of a weight, as they are. Raises ValueError where they do not fit the layer."""
+    fmt, shape = plan.format, stored_shape(plan.parameter.shape, plan.kind.layout)
     if not isinstance(q, QTensor) or q.format != fmt or tuple(q.shape) != shape:
         raise ValueError(f"expected a QTensor('{fmt}', shape={shape}), found {describe(q)}")
     return q

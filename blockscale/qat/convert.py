@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from blockscale.core.ledger import Entry, Ledger
+from blockscale.layers.apply import swap
 from blockscale.qat.layers import QATLayer
 from blockscale.qat.layers.conv import QATConv
 from blockscale.qat.prepare import ledger
@@ -38,7 +39,7 @@ def convert(model: nn.Module) -> nn.Module:
         if bias is not None and not isinstance(bias, nn.Parameter):
             quantized.bias = nn.Parameter(bias)
         quantized.take_place_of(layer)
-        _put(model, places, quantized)
+        swap(model, dict.fromkeys(places, quantized))
         beside = quantized.bias_bytes
         entry = entries[places[0]]
         entries[places[0]] = replace(
@@ -59,13 +60,7 @@ def _drop(model: nn.Module, norm: nn.Module, entries: dict[str, Entry], conv: st
         entry = entries[f"{places[0]}.{name}"]
         told = f"folded into {conv}"
         entries[entry.name] = replace(entry, reason=told, bytes_after=0)
-    _put(model, places, nn.Identity())
-
-
-def _put(model: nn.Module, places: list[str], module: nn.Module) -> None:
-    for name in places:
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, module)
+    swap(model, dict.fromkeys(places, nn.Identity()))
 
 
 def _check(model: nn.Module, names: dict[QATLayer, list[str]]) -> None:

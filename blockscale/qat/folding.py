@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from torch import fx, nn
 
-from blockscale.layers.plan import quantized_class
+from blockscale.layers.kinds import quantized_class
 
 NORMS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: nn.BatchNorm1d,
@@ -29,14 +29,14 @@ def find_pairs(model: nn.Module, fuse: str | Pairs | None) -> tuple[dict[str, st
         raise ValueError(f"fuse is 'auto', None or pairs (convolution, batch norm), not {fuse!r}")
     if not any(type(module) in NORMS.values() for module in model.modules()):
         return {}, ""
-    found, note = _traced(model)
-    if found is None:
-        found = dict(_in_sequence(model))
-    modules = {name: model.get_submodule(name) for pair in found.items() for name in pair}
-    times = Counter(id(modules[name]) for pair in found.items() for name in pair)
+    pairs, note = _traced(model)
+    if pairs is None:
+        pairs = dict(_in_sequence(model))
+    modules = {name: model.get_submodule(name) for pair in pairs.items() for name in pair}
+    times = Counter(id(modules[name]) for pair in pairs.items() for name in pair)
     return {
         conv: norm
-        for conv, norm in found.items()
+        for conv, norm in pairs.items()
         if why_not(modules[conv], modules[norm]) is None
         and times[id(modules[conv])] == times[id(modules[norm])] == 1
     }, note
@@ -88,15 +88,15 @@ def _traced(model: nn.Module) -> tuple[dict[str, str] | None, str]:
         return None, f"{note}: batch norms were looked for in nn.Sequential only"
     calls = [node for node in graph.nodes if node.op == "call_module"]
     times = Counter(id(model.get_submodule(str(node.target))) for node in calls)
-    found = {}
+    pairs = {}
     for node in calls:
         before = node.args[0] if len(node.args) == 1 and not node.kwargs else None
         if not isinstance(before, fx.Node) or before.op != "call_module":
             continue
         once = all(times[id(model.get_submodule(str(n.target)))] == 1 for n in (before, node))
         if once and len(before.users) == 1:
-            found[str(before.target)] = str(node.target)
-    return {c: n for c, n in found.items() if type(model.get_submodule(n)) in NORMS.values()}, ""
+            pairs[str(before.target)] = str(node.target)
+    return {c: n for c, n in pairs.items() if type(model.get_submodule(n)) in NORMS.values()}, ""
 
 
 def _in_sequence(model: nn.Module) -> Iterator[tuple[str, str]]:

@@ -99,8 +99,8 @@ class LearnedScale(nn.Module):
             path = parameter * log(2.0)
         path = fmt.block.expand(path, x.shape)
         scale, outer, _ = qparams
-        found: Tensor = _FakeQuantize.apply(x, path, scale, outer, str(fmt), seed)
-        return found
+        values: Tensor = _FakeQuantize.apply(x, path, scale, outer, str(fmt), seed)
+        return values
 
     def extra_repr(self) -> str:
         return f"{self.name}, {tuple(self.parameter.shape)}"

@@ -1,6 +1,6 @@
 """prepare_qat: turn a model's layers into layers that train as they will be quantized."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,16 @@ from blockscale.core.format import Format
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.philox import named_seed
 from blockscale.core.recipe import PARTS, Recipe
-from blockscale.layers.plan import Plan, plan_layers, plan_others, quantized_class
+from blockscale.layers.kinds import quantized_class
+from blockscale.layers.ledger import ledger_of
+from blockscale.layers.plan import Decision, Plan, plan_layers, plan_others
 from blockscale.qat import learned
 from blockscale.qat.folding import Pairs, find_pairs
 from blockscale.qat.layers import QATLayer, trained
-from blockscale.qat.quantizers import ActivationQuantizer, WeightQuantizer
+from blockscale.qat.quantizers import ActivationQuantizer, Quantizers, WeightQuantizer
 
 Learn = str | Mapping[str, str | None] | None
+Learning = Mapping[str, str | None]  # {"weight", "input", "output": what is learned of its scale}
 
 
 def prepare_qat(
@@ -45,43 +48,40 @@ def prepare_qat(
     Raises SkippedError (strict) and ValueError before anything is changed.
     """
     recipe, learning = Recipe.read(recipe), _learning(learn)
-    plans, others = _plans(model, recipe)
+    decisions, others = _decisions(model, recipe)
     if strict:
-        _ledger(plans, others, recipe).raise_if_skipped()
-    going = {plan.name: plan for plan in plans if plan.entry.status == "quantized"}
+        ledger_of(decisions, others, recipe).raise_if_skipped()
+    plans = [each for each in decisions if isinstance(each, Plan)]
     pairs, note = find_pairs(model, fuse)
-    pairs = _foldable(model, going, pairs, given=not isinstance(fuse, str))
-    quantizers = _quantizers(going, learning, observer)
-    for name, plan in going.items():
-        trained(plan.module).replace(plan.module, plan.scheme, quantizers[name])
-        if name in pairs:
-            plan.module.fold(model.get_submodule(pairs[name]))  # type: ignore[operator]
-        _record(plan, pairs.get(name), learning, note)
+    pairs = _foldable(model, plans, pairs, given=not isinstance(fuse, str))
+    quantizers = _quantizers(plans, learning, observer)
+    entries: dict[str, Entry] = {}
+    for plan in plans:
+        norm = pairs.get(plan.name)
+        layer = trained(plan.module).replace(plan.module, plan.scheme, quantizers[plan.name])
+        if norm is not None:
+            layer.fold(model.get_submodule(norm))
+        layer.weight_quantizer.start(layer.float_weight())
+        entries[plan.name] = _entry(plan.entry, layer, norm, learning, note)
         note = ""  # once is enough
-    model._qat_ledger = told = _ledger(plans, others, recipe)  # type: ignore[assignment]
+    told = ledger_of(decisions, others, recipe, entries)
+    model._qat_ledger = told  # type: ignore[assignment]
     told.warn()
     return model
 
 
-def _ledger(plans: list[Plan], others: list[Entry], recipe: Recipe) -> Ledger:
-    """What the plans say of every layer, and `others` of every other parameter."""
-    entries = [entry for plan in plans for entry in plan.entries()]
-    names = [name for plan in plans for name in plan.names] + [entry.name for entry in others]
-    return Ledger([*entries, *others], recipe.unmatched(names))
-
-
 def ledger(model: nn.Module) -> Ledger:
     """What `prepare_qat`, and then `convert`, made of every layer. Raises ValueError before."""
-    found = vars(model).get("_qat_ledger")
-    if found is None:
+    told: Ledger | None = vars(model).get("_qat_ledger")
+    if told is None:
         raise ValueError(
             "the model has no ledger: bs.prepare_qat makes it, for the model that it is given and "
             "not for what is inside or around it"
         )
-    return found
+    return told
 
 
-def _learning(learn: Learn) -> dict[str, str | None]:
+def _learning(learn: Learn) -> Learning:
     parts = dict.fromkeys(PARTS, learn) if isinstance(learn, str | None) else dict(learn)
     if unknown := [p for p in parts if p not in PARTS]:
         raise ValueError(f"learn: no part {unknown[0]!r}; there are {', '.join(PARTS)}")
@@ -91,7 +91,7 @@ def _learning(learn: Learn) -> dict[str, str | None]:
     return dict.fromkeys(PARTS) | parts
 
 
-def _plans(model: nn.Module, recipe: Recipe) -> tuple[list[Plan], list[Entry]]:
+def _decisions(model: nn.Module, recipe: Recipe) -> tuple[list[Decision], list[Entry]]:
     """What is to happen to each layer, and the entries of all other parameters."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ValueError("prepare the model before DistributedDataParallel wraps it")
@@ -102,79 +102,94 @@ def _plans(model: nn.Module, recipe: Recipe) -> tuple[list[Plan], list[Entry]]:
             f"the model is itself a {type(model).__name__}, which bs.convert cannot replace in "
             f"place: wrap it, e.g. in nn.Sequential(layer)"
         )
-    plans = plan_layers(model, recipe)
-    _refuse(plans)
-    return plans, list(plan_others(model, plans, recipe))
+    decisions = list(_trainable(plan_layers(model, recipe)))
+    return decisions, list(plan_others(model, decisions, recipe))
 
 
-def _refuse(plans: list[Plan]) -> None:
-    """Skip what can be quantized but not be trained so, and what shares a weight with it."""
-    refused: set[int] = set()
-    for plan in plans:
-        if plan.entry.status == "quantized":
-            reason = trained(plan.module).refuses(plan.module)
-            if hasattr(plan.parameter, "full_tensor"):
-                reason = "its weight is sharded: prepare the model before fully_shard"
-            if reason:
-                plan.stay("skipped", reason)
-                refused.add(id(plan.parameter))
-    for plan in plans:
-        if plan.entry.status == "quantized" and id(plan.parameter) in refused:
-            plan.stay("skipped", "its weight is tied to a layer that cannot be trained so")
+def _trainable(decisions: list[Decision]) -> Iterator[Decision]:
+    """The same, without the plans for what can be quantized but not be trained so."""
+    plans = [each for each in decisions if isinstance(each, Plan)]
+    reasons = {plan.name: _why_not(plan) for plan in plans}
+    refused = {id(plan.parameter) for plan in plans if reasons[plan.name]}
+    for each in decisions:
+        if not isinstance(each, Plan):
+            yield each
+        elif reason := reasons[each.name]:
+            yield each.left("skipped", reason)
+        elif id(each.parameter) in refused:
+            told = "its weight is tied to a layer that cannot be trained so"
+            yield each.left("skipped", told)
+        else:
+            yield each
+
+
+def _why_not(plan: Plan) -> str | None:
+    """Why this layer cannot be trained with fake quantization, or None."""
+    if hasattr(plan.parameter, "full_tensor"):
+        return "its weight is sharded: prepare the model before fully_shard"
+    return trained(plan.module).refuses(plan.module)
 
 
 def _foldable(
-    model: nn.Module, going: dict[str, Plan], pairs: dict[str, str], given: bool
+    model: nn.Module, plans: list[Plan], pairs: dict[str, str], given: bool
 ) -> dict[str, str]:
     """The pairs whose convolution is quantized and shares its weight with nothing."""
-    found = {}
+    foldable = {}
     for conv, norm in pairs.items():
         module = model.get_submodule(conv)
-        plan = next((plan for plan in going.values() if plan.module is module), None)
+        plan = next((plan for plan in plans if plan.module is module), None)
         alone = plan is not None and not any(
-            other.parameter is plan.parameter for other in going.values() if other is not plan
+            other.parameter is plan.parameter for other in plans if other is not plan
         )
         if plan is not None and alone:
-            found[plan.name] = norm
+            foldable[plan.name] = norm
         elif given:
             reason = "is not quantized" if plan is None else "shares its weight with another layer"
             raise ValueError(f"fuse: {conv!r} with {norm!r}: the convolution {reason}")
-    return found
+    return foldable
 
 
 def _quantizers(
-    going: dict[str, Plan], learning: dict[str, str | None], observer: observers.Spec | None
-) -> dict[str, list[nn.Module | None]]:
-    """{layer: the quantizers of its weight, input and output}; layers that share a weight share
-    its quantizer. Raises ValueError, with the layer's name, for an observer that does not fit."""
+    plans: list[Plan], learning: Learning, observer: observers.Spec | None
+) -> dict[str, Quantizers]:
+    """{layer: its quantizers}; layers that share a weight share its quantizer.
+
+    Raises ValueError, with the layer's name, for an observer that does not fit.
+    """
     weights: dict[int, WeightQuantizer] = {}
-    found: dict[str, list[nn.Module | None]] = {}
-    for name, plan in going.items():
-        assert plan.kind is not None and plan.parameter is not None
-        fmt, device = plan.scheme.weight, plan.parameter.device
-        assert fmt is not None
+    quantizers: dict[str, Quantizers] = {}
+    for plan in plans:
         if id(plan.parameter) not in weights:
-            learn = None if learned.why_not(fmt) else learning["weight"]
-            seed = named_seed(0, f"{name}.weight")
-            shape = tuple(plan.parameter.shape)
-            weights[id(plan.parameter)] = WeightQuantizer(
-                fmt, plan.kind.layout, shape, seed, learn
-            ).to(device)
-        formats = (plan.scheme.input if plan.kind.takes_input else None, plan.scheme.output)
-        sizes = trained(plan.module).features(plan.module)
-        found[name] = [weights[id(plan.parameter)]]
-        for form, size, part in zip(formats, sizes, PARTS[1:], strict=True):
-            try:
-                made = None if form is None else _activation(form, size, learning[part], observer)
-            except (ValueError, TypeError) as error:
-                raise type(error)(f"{name}: {error}") from None
-            found[name].append(None if made is None else made.to(device))
-    return found
+            weights[id(plan.parameter)] = _of_weight(plan, learning["weight"])
+        features = trained(plan.module).features(plan.module)
+        taken = plan.scheme.input if plan.kind.takes_input else None
+        try:
+            quantizers[plan.name] = Quantizers(
+                weights[id(plan.parameter)],
+                _of_activation(taken, features.input, learning["input"], observer),
+                _of_activation(plan.scheme.output, features.output, learning["output"], observer),
+            )
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{plan.name}: {error}") from None
+        for made in (quantizers[plan.name].input, quantizers[plan.name].output):
+            if made is not None:
+                made.to(plan.parameter.device)
+    return quantizers
 
 
-def _activation(
-    fmt: Format, features: int, learn: str | None, observer: observers.Spec | None
-) -> ActivationQuantizer:
+def _of_weight(plan: Plan, learn: str | None) -> WeightQuantizer:
+    learn = None if learned.why_not(plan.format) else learn
+    seed, shape = named_seed(0, f"{plan.name}.weight"), tuple(plan.parameter.shape)
+    quantizer = WeightQuantizer(plan.format, plan.kind.layout, shape, seed, learn)
+    return quantizer.to(plan.parameter.device)
+
+
+def _of_activation(
+    fmt: Format | None, features: int, learn: str | None, observer: observers.Spec | None
+) -> ActivationQuantizer | None:
+    """The quantizer of an input or output in this format, None where it stays float."""
+    if fmt is None:
+        return None
     if not fmt.block.static:
         return ActivationQuantizer(fmt, features, None, None)
     if learn is not None and learned.why_not(fmt) is None:
@@ -183,21 +198,18 @@ def _activation(
     return ActivationQuantizer(fmt, features, seen, None)
 
 
-def _record(plan: Plan, norm: str | None, learning: dict[str, str | None], note: str) -> None:
-    """Write into the plan's entry what became of the layer."""
-    layer = plan.module
-    assert isinstance(layer, QATLayer)
-    layer.weight_quantizer.start(layer.float_weight())
-    parts = {
-        "weight": layer.weight_quantizer,
-        "input": layer.input_quantizer,
-        "output": layer.output_quantizer,
+def _entry(entry: Entry, layer: QATLayer, norm: str | None, learning: Learning, note: str) -> Entry:
+    """What the ledger says of a layer that was prepared; `norm`: the batch norm folded into it."""
+    quantizers = layer.quantizers()._asdict()
+    formats: dict[str, Any] = {
+        part: "" if quantizer is None else str(quantizer.format)
+        for part, quantizer in quantizers.items()
     }
-    formats: dict[str, Any] = {p: "" if q is None else str(q.format) for p, q in parts.items()}
     notes = [note] * bool(note) + [
         f"the scale of its {part} is not learned: {reason}"
-        for part, q in parts.items()
-        if q is not None and learning[part] and (reason := learned.why_not(q.format))
+        for part, quantizer in quantizers.items()
+        if quantizer is not None and learning[part]
+        if (reason := learned.why_not(quantizer.format))
     ]
     reasons = ["prepared for training"] + [f"with {norm} folded in"] * (norm is not None)
-    plan.entry = replace(plan.entry, **formats, reason=", ".join(reasons), notes=tuple(notes))
+    return replace(entry, **formats, reason=", ".join(reasons), notes=tuple(notes))

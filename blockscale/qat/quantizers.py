@@ -1,5 +1,7 @@
 """Fake quantizers: a weight's, and an input's or output's, as QAT layers hold them."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -47,8 +49,8 @@ class WeightQuantizer(nn.Module):
             return fake_quantize(stored, self.format, seed=drawn)
         qparams = self.learned.qparams()
         shared = stored.numel() / max(qparams.scale.numel(), 1)
-        found: Tensor = self.learned(stored, qparams, shared, drawn)
-        return found
+        values: Tensor = self.learned(stored, qparams, shared, drawn)
+        return values
 
     def quantize(self, weight: Tensor) -> QWeight:
         """The float weight [shape] -> what the quantized layer holds."""
@@ -112,8 +114,8 @@ class ActivationQuantizer(nn.Module):
         """x [..., features] -> what the format leaves of it, in x's dtype."""
         if self.learned is None:
             self.check()
-            found: Tensor = self.stored(x)
-            return found
+            quantized: Tensor = self.stored(x)
+            return quantized
         wide = x.to(torch.float32)
         if not self.ready:
             self._start(wide.detach())
@@ -148,15 +150,23 @@ class ActivationQuantizer(nn.Module):
 
     def _holding(self, qparams: QParams) -> QInput:
         quantizer = QInput(self.format)
-        quantizer._set(qparams.scale, qparams.zero_point, qparams.outer)
+        quantizer.set_parts(qparams.scale, qparams.zero_point, qparams.outer)
         return quantizer
 
     def _store(self, qparams: QParams) -> None:
         # new tensors, not copies into the old ones: those are saved for backward passes
-        self.stored._set(qparams.scale, qparams.zero_point, qparams.outer)
+        self.stored.set_parts(qparams.scale, qparams.zero_point, qparams.outer)
 
     def extra_repr(self) -> str:
         return f"'{self.format}', {'static' if self.static else 'dynamic'}"
+
+
+class Quantizers(NamedTuple):
+    """Those of one layer: None where its input or output stays float."""
+
+    weight: WeightQuantizer
+    input: ActivationQuantizer | None
+    output: ActivationQuantizer | None
 
 
 def _of_nothing(fmt: Format, shape: tuple[int, ...]) -> QParams:

@@ -9,11 +9,11 @@ from blockscale.qat.layers import QATLayer
 
 
 def layers(model: nn.Module) -> Iterator[tuple[str, QATLayer]]:
-    """The layers that `bs.prepare_qat` prepared, with their names."""
-    found = [(n, m) for n, m in model.named_modules() if isinstance(m, QATLayer)]
-    if not found:
+    """The layers that `bs.prepare_qat` prepared, with their names. Raises ValueError for none."""
+    prepared = [(n, m) for n, m in model.named_modules() if isinstance(m, QATLayer)]
+    if not prepared:
         raise ValueError("nothing is prepared in this model: bs.prepare_qat(model, recipe) first")
-    yield from found
+    yield from prepared
 
 
 def switch(
@@ -45,7 +45,7 @@ def freeze(model: nn.Module) -> None:
     switch(model, observe=False, freeze_norms=True)
     for _, layer in layers(model):
         for quantizer in layer.quantizers():
-            if quantizer.learned is not None:
+            if quantizer is not None and quantizer.learned is not None:
                 quantizer.learned.requires_grad_(False)
 
 

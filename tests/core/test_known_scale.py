@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import blockscale as bs
-from blockscale.core import reference
+from blockscale.core import reference, zero_point
 from blockscale.core.block import read_block
 from blockscale.core.format import Format
 from blockscale.core.known_scale import nearest_scale, qparams_beside
@@ -83,7 +83,7 @@ def test_a_poisoned_block_has_a_zero_point() -> None:
     """Its step is NaN, which no integer can be: the reference says 0, within the codes."""
     fmt, step = bs.parse("int4:group4:e4m3:asym"), torch.tensor([torch.nan, 1.0, torch.inf])
     low = torch.tensor([-3.0, -3.0, -3.0])
-    assert reference.zero_point_of(low, step, fmt).tolist() == [0, -5, -8]
+    assert zero_point.choose(low, step, fmt).tolist() == [0, -5, -8]
     x = torch.tensor([[torch.nan, 1.0, 2.0, 3.0, -1.0, 0.0, 1.0, 2.0]])
     ranges, outer = reference.ranges(x, fmt), torch.tensor([[0.01]])
     found = qparams_beside(ranges, outer, fmt)

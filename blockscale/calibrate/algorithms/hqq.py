@@ -105,7 +105,7 @@ class HQQ:
         ratio = reference.step_of(fitted, fmt) / step
         count = block_sums(torch.ones_like(v), fmt.block)
         mean = block_sums(v - rest / fmt.block.expand(ratio, x.shape), fmt.block) / count
-        zero = (now.zero_point + mean.nan_to_num(0.0).round()).clamp(*reference.limits(fmt))
+        zero = (now.zero_point + mean.nan_to_num(0.0).round()).clamp(*fmt.element.limits(fmt.wide))
         return fitted._replace(zero_point=zero.to(torch.int32))
 
 

@@ -140,7 +140,7 @@ def _neighbours(candidate: QParams, fmt: Format) -> list[QParams]:
     """A candidate, and it with the two zero points beside its own."""
     if candidate.zero_point is None:
         return [candidate]
-    low, high = (int(end) for end in reference.limits(fmt))
+    low, high = (int(end) for end in fmt.element.limits(fmt.wide))
     shifted = [(candidate.zero_point + shift).clamp(low, high) for shift in (0, -1, 1)]
     return [candidate._replace(zero_point=zero) for zero in shifted]
 

@@ -51,13 +51,13 @@ def to_observer(config: Any) -> str:
 
     Raises ValueError if there are several, or one that has no counterpart.
     """
-    found = {spec for qconfig in _qconfigs(config) if (spec := _spec(qconfig))}
-    if len(found) > 1:
+    specs = {spec for qconfig in _qconfigs(config) if (spec := _spec(qconfig))}
+    if len(specs) > 1:
         raise ValueError(
-            f"the activations have several observers, {', '.join(sorted(found))}: "
+            f"the activations have several observers, {', '.join(sorted(specs))}: "
             f"choose one, observer=..."
         )
-    return found.pop() if found else "moving_average"
+    return specs.pop() if specs else "moving_average"
 
 
 def _qconfigs(config: Any) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from torch.ao import quantization as ao
 
 from blockscale.compat.torch_ao.scheme import to_scheme
 from blockscale.core.recipe import Recipe, Scheme
-from blockscale.layers.plan import quantized_class
+from blockscale.layers.kinds import quantized_class
 
 _CALLS = (F.linear, F.conv1d, F.conv2d, F.embedding)  # what layers that a Recipe covers call
 _LAYERS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.modules.conv._ConvNd)
@@ -126,11 +126,11 @@ def _orders(model: nn.Module) -> dict[str, Order]:
             f"module_name_object_type_order needs a model that torch.fx traces: {error}"
         ) from error
     seen: Counter[tuple[str, type]] = Counter()
-    found: dict[str, Order] = {}
+    orders: dict[str, Order] = {}
     for node in graph.nodes:
         if node.op == "call_module":
             name = str(node.target)
             place = (name.rpartition(".")[0], type(model.get_submodule(name)))
-            found.setdefault(name, (*place, seen[place]))
+            orders.setdefault(name, (*place, seen[place]))
             seen[place] += 1
-    return found
+    return orders

@@ -1,4 +1,10 @@
-"""One family of elements a file; each has `read(name)` and `SPELLINGS`, a line for errors."""
+"""The families of elements: one a file of this folder, found by itself. A file defines
+
+read(name)  the element of that name, or None if the family has no such element
+SPELLINGS   the names it reads, as error messages and docs/formats.md tell them
+EXAMPLES    names of its elements, on which the tests of all elements run: every kind that it
+            has, and the smallest and the largest
+"""
 
 from functools import cache
 
@@ -12,8 +18,8 @@ FAMILIES = import_all(__name__, __path__)
 def read_element(name: str) -> Element:
     """The element spelled `name`. Raises ValueError with the list of what there is."""
     for family in FAMILIES:
-        found: Element | None = family.read(name)
-        if found is not None:
-            return found
+        element: Element | None = family.read(name)
+        if element is not None:
+            return element
     known = "; ".join(family.SPELLINGS for family in FAMILIES)
     raise ValueError(f"no element {name!r}; there are {known}")

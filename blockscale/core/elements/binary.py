@@ -10,6 +10,7 @@ from blockscale.core.element import Element
 from blockscale.core.rounding import Round
 
 SPELLINGS = "binary"
+EXAMPLES = ("binary",)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,10 @@ from blockscale.core.element import Element
 from blockscale.core.rounding import Round, finite
 
 SPELLINGS = "int2 … int16, uint1 … uint16"
+EXAMPLES = (
+    *(f"int{bits}" for bits in range(2, 17)),
+    *(f"uint{bits}" for bits in range(1, 17)),
+)
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,11 @@ class Integer(Element):
             return torch.int8 if self.bits <= 8 else torch.int16
         return torch.uint8 if self.bits <= 8 else torch.int32
 
+    @property
+    def integer(self) -> bool:
+        return True
+
     def limits(self, wide: bool) -> tuple[float, float]:
-        """The smallest and largest code."""
         if not self.signed:
             return 0.0, self.max
         return -self.max - wide, self.max
@@ -75,8 +82,8 @@ class Integer(Element):
 
 def read(name: str) -> Element | None:
     """`int2` ... `int16`, `uint1` ... `uint16`."""
-    found = re.fullmatch(r"(u?)int([1-9][0-9]?)", name)
-    if found is None:
+    spelled = re.fullmatch(r"(u?)int([1-9][0-9]?)", name)
+    if spelled is None:
         return None
-    signed, bits = not found[1], int(found[2])
+    signed, bits = not spelled[1], int(spelled[2])
     return Integer(bits, signed) if 1 + signed <= bits <= 16 else None

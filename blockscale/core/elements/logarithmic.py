@@ -7,6 +7,7 @@ from blockscale.core.element import Element
 from blockscale.core.elements.minifloat import Minifloat
 
 SPELLINGS = "log2 … log8"
+EXAMPLES = tuple(f"log{bits}" for bits in range(2, 9))
 
 
 @dataclass(frozen=True)
@@ -27,5 +28,5 @@ class Logarithmic(Minifloat):
 
 def read(name: str) -> Element | None:
     """`log2` ... `log8`."""
-    found = re.fullmatch(r"log([2-8])", name)
-    return Logarithmic(int(found[1]) - 1) if found else None
+    spelled = re.fullmatch(r"log([2-8])", name)
+    return Logarithmic(int(spelled[1]) - 1) if spelled else None

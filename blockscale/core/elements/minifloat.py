@@ -12,6 +12,11 @@ from blockscale.core.rounding import Round, finite
 
 SPELLINGS = "e4m3, e5m2, e3m2, e2m3, e2m1 and any eXmY or eXmYrN of 3 to 8 bits"
 
+EXAMPLES = (
+    *(f"e{x}m{y}" for x in range(1, 8) for y in range(7) if 3 <= 1 + x + y <= 8),
+    *("e4m3r0", "e4m3r2", "e4m3r8", "e5m2r0", "e5m2r1", "e2m1r1", "e3m0r1", "e3m4r16", "e1m6r3"),
+)
+
 # Codes at the top of each sign that hold NaN or infinity (OCP OFP8 1.0, section 5).
 _RESERVED = {(4, 3): 1, (5, 2): 4}
 
@@ -116,11 +121,11 @@ def _default_reserved(element: Minifloat) -> int:
 
 def read(name: str) -> Element | None:
     """`eXmY` with OCP's reserved codes, or `eXmYrN` with N of them."""
-    found = re.fullmatch(r"e([1-7])m([0-6])(?:r([0-9]+))?", name)
-    if found is None:
+    spelled = re.fullmatch(r"e([1-7])m([0-6])(?:r([0-9]+))?", name)
+    if spelled is None:
         return None
-    plain = Minifloat(int(found[1]), int(found[2]))
-    reserved = _default_reserved(plain) if found[3] is None else int(found[3])
+    plain = Minifloat(int(spelled[1]), int(spelled[2]))
+    reserved = _default_reserved(plain) if spelled[3] is None else int(spelled[3])
     element = Minifloat(plain.exponent_bits, plain.mantissa_bits, reserved)
     one_normal = element.max_code >= 2**plain.mantissa_bits
     return element if 3 <= plain.bits <= 8 and one_normal else None

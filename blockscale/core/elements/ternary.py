@@ -9,6 +9,7 @@ from blockscale.core.element import Element
 from blockscale.core.elements.integer import Integer
 
 SPELLINGS = "ternary"
+EXAMPLES = ("ternary",)
 _THRESHOLD = 0.699999988079071044921875  # the float32 nearest to 0.7 (TWN, equation 6)
 
 
@@ -26,7 +27,13 @@ class Ternary(Integer):
     def fraction_bits(self) -> int:
         return 0
 
+    @property
+    def integer(self) -> bool:
+        """False: its scale is a mean and not a range, which the options of integers are about."""
+        return False
+
     def limits(self, wide: bool) -> tuple[float, float]:
+        """-1 and 1, whatever the options of a format say."""
         del wide
         return -1.0, 1.0
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from blockscale.core.bits import pow2
+from blockscale.graph.integer.builder import Sum
 from blockscale.graph.integer.layers import sums
-from blockscale.graph.integer.translate import Lowering, Sum
+from blockscale.graph.integer.translate import translate
 from blockscale.layers.layer import QLayer
 
 
@@ -18,10 +19,9 @@ class IntegerModel(nn.Module):
     steps: the graph module that runs; sums: what is known of each place that sums.
     """
 
-    def __init__(self, steps: fx.GraphModule, found: tuple[Sum, ...]):
+    def __init__(self, steps: fx.GraphModule, sums: tuple[Sum, ...]):
         super().__init__()
-        self.steps = steps
-        self.sums = found
+        self.steps, self.sums = steps, sums
 
     @property
     def exact(self) -> bool:
@@ -68,13 +68,11 @@ def to_integer(model: nn.Module, *example: Tensor) -> IntegerModel:
     """
     for x in example:
         if not isinstance(x, Tensor) or x.dtype != torch.float32:
-            found = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(f"an example input is a float32 tensor, not {found}")
-    lowering = Lowering(model, list(example))
-    for node in _Tracer().trace(model).nodes:
-        lowering.run(node)
-    steps = fx.GraphModule(lowering.modules, lowering.graph, "IntegerSteps")
-    return IntegerModel(steps.train(model.training), tuple(lowering.sums))
+            given = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"an example input is a float32 tensor, not {given}")
+    built = translate(_Tracer().trace(model), model, list(example))
+    steps = fx.GraphModule(built.modules, built.graph, "IntegerSteps")
+    return IntegerModel(steps.train(model.training), tuple(built.sums))
 
 
 class _Tracer(fx.Tracer):

@@ -1,7 +1,6 @@
 """What integer arithmetic needs to know of a quantized layer, and what keeps it from it."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from blockscale.graph.integer.arithmetic import (
     integer_bias,
     largest_sum,
 )
-from blockscale.graph.integer.steps import IntegerConv, IntegerLinear
+from blockscale.graph.integer.steps import ConvSettings, IntegerConv, IntegerLinear
 from blockscale.layers.conv import QConv
 from blockscale.layers.layer import QLayer
 from blockscale.layers.linear import QLinear
@@ -170,7 +169,7 @@ def integer_layer(layer: QLayer, name: str) -> tuple[nn.Module, Fixed]:
     if layer.padding_mode != "zeros":
         raise NotIntegerError(f"{name!r} pads with {layer.padding_mode!r}: only zeros are there")
     weight = from_stored(codes, "channels_last", layer.weight.shape).contiguous()
-    settings: Any = (list(layer.stride), layer._inside, list(layer.dilation), layer.groups)
+    settings = ConvSettings(list(layer.stride), layer._inside, list(layer.dilation), layer.groups)
     by_channel = fixed.exponent.reshape(-1, *(1,) * (weight.ndim - 2))
     return IntegerConv(weight, bias, zero_point, layer._around, settings), _uniform(
         fixed, by_channel

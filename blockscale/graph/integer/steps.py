@@ -4,6 +4,8 @@ Their numbers are buffers, so that an integer model is saved and moved like any 
 shifts are int32 that broadcast with the values: one for all, or one a channel.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -100,6 +102,15 @@ class IntegerLinear(_Step):
         return f"{self.weight.shape[1]}, {self.weight.shape[0]}"
 
 
+class ConvSettings(NamedTuple):
+    """How a convolution walks over its input, each for one or two dimensions."""
+
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    groups: int
+
+
 class IntegerConv(_Step):
     """Codes [batch, channels, *size] -> sums [batch, n, *size] int32."""
 
@@ -111,11 +122,11 @@ class IntegerConv(_Step):
         bias: Tensor | None,
         zero_point: int,
         around: list[int],
-        settings: tuple[list[int], list[int], list[int], int],
+        settings: ConvSettings,
     ):
         """weight: [n, channels / groups, *kernel]; bias: [n] int32, in units of the sums.
 
-        around: zeros to pad with, in F.pad's order; settings: stride, padding, dilation, groups.
+        around: zeros to pad with beforehand, in F.pad's order.
         """
         super().__init__(weight=weight, bias=bias)
         self.zero_point, self.around, self.settings = zero_point, around, settings
@@ -159,26 +170,28 @@ class Add(_Step):
         return add_aligned(x, y, self.shift, self.other_shift)
 
 
+class Windows(NamedTuple):
+    """The windows of a pooling, each for two dimensions."""
+
+    kernel: list[int]
+    stride: list[int]
+    padding: list[int]
+
+
 class SumPool(_Step):
     """Codes or sums [..., h, w] -> sums over windows [..., h', w'] int32.
 
     size: (h, w) if the windows were chosen for it; another size is refused with a ValueError.
     """
 
-    def __init__(
-        self,
-        zero_point: int,
-        windows: tuple[list[int], list[int], list[int]],
-        size: tuple[int, int] | None,
-    ):
-        """windows: kernel, stride, padding."""
+    def __init__(self, zero_point: int, windows: Windows, size: tuple[int, int] | None):
         super().__init__()
         self.zero_point, self.windows, self.size = zero_point, windows, size
 
     def forward(self, codes: Tensor) -> Tensor:
-        found = tuple(codes.shape[-2:])
-        if self.size is not None and found != self.size:
-            raise ValueError(f"this integer model was made for maps of {self.size}, not {found}")
+        size = tuple(codes.shape[-2:])
+        if self.size is not None and size != self.size:
+            raise ValueError(f"this integer model was made for maps of {self.size}, not {size}")
         return sum_pool2d(centered(codes, self.zero_point), *self.windows)
 
     def extra_repr(self) -> str:

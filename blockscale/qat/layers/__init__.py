@@ -1,5 +1,8 @@
-"""Layers that train with fake quantization. One kind a file, with a function `trained(kind)`: the
-class that a float layer of that kind has until `bs.convert`."""
+"""Layers that train with fake quantization, one kind a file of this folder.
+
+A file has a function `trained(kind)`: the class that a float layer of the class `kind` has until
+`bs.convert`, or None for other classes.
+"""
 
 from types import ModuleType
 
@@ -14,9 +17,12 @@ _KINDS: list[ModuleType] = [
 
 
 def trained(module: nn.Module) -> type[QATLayer]:
-    """The class that trains a float layer for which ops.plan has a quantized one."""
+    """The class that trains a float layer for which `layers` has a quantized one.
+
+    Raises NotImplementedError where no file here has it.
+    """
     for kind in _KINDS:
-        found: type[QATLayer] | None = kind.trained(type(module))
-        if found is not None:
-            return found
+        layer_class: type[QATLayer] | None = kind.trained(type(module))
+        if layer_class is not None:
+            return layer_class
     raise NotImplementedError(f"blockscale.qat.layers has no file for {type(module).__name__}")

@@ -18,8 +18,8 @@ class _Folded(_BatchNorm):
         if frozen:
             mean, variance = self.running_mean, self.running_var
             return F.batch_norm(x, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
-        found: Tensor = _BatchNorm.forward(self, x)
-        return found
+        y: Tensor = _BatchNorm.forward(self, x)
+        return y
 
 
 class FoldedBatchNorm1d(_Folded, nn.BatchNorm1d):

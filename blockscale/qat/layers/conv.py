@@ -11,7 +11,7 @@ from blockscale.layers.conv import QConv, _paddings
 from blockscale.layers.layer import QLayer
 from blockscale.layers.store import QWeight
 from blockscale.qat.layers.batch_norm import FOLDED
-from blockscale.qat.layers.layer import QATLayer
+from blockscale.qat.layers.layer import Features, QATLayer
 from blockscale.qat.quantizers import in_backward
 
 _CONV: dict[int, Any] = {1: F.conv1d, 2: F.conv2d}
@@ -36,8 +36,8 @@ class QATConv(QATLayer):
     groups: Any
 
     @classmethod
-    def features(cls, module: Any) -> tuple[int, int]:
-        return module.in_channels, module.out_channels
+    def features(cls, module: Any) -> Features:
+        return Features(module.in_channels, module.out_channels)
 
     @property
     def norm(self) -> Any:
@@ -87,11 +87,11 @@ class QATConv(QATLayer):
                 norm.running_var.to(torch.float32) + norm.eps
             )
         y = self._convolve(x, _rows(self.weight, self._factor), None)
-        found = y / self._factor.reshape(-1, *[1] * len(self.kernel_size))
+        plain = y / self._factor.reshape(-1, *[1] * len(self.kernel_size))
         if self.bias is not None:
-            found = found + self.bias.to(torch.float32).reshape(-1, *[1] * len(self.kernel_size))
+            plain = plain + self.bias.to(torch.float32).reshape(-1, *[1] * len(self.kernel_size))
         dtype = self._like(y, x).dtype
-        normalized: Tensor = norm.normalize(found.to(dtype))
+        normalized: Tensor = norm.normalize(plain.to(dtype))
         return normalized
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -142,8 +142,8 @@ def _gamma(norm: Any) -> Tensor:
     """The batch norm's factors [channels] float32: ones if it has none."""
     if norm.weight is None:
         return torch.ones_like(norm.running_var, dtype=torch.float32)
-    found: Tensor = norm.weight.to(torch.float32)
-    return found
+    gamma: Tensor = norm.weight.to(torch.float32)
+    return gamma
 
 
 def _rows(weight: Tensor, factor: Tensor) -> Tensor:

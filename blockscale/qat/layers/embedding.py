@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from blockscale.layers.embedding import QEmbedding
-from blockscale.qat.layers.layer import QATLayer
+from blockscale.qat.layers.layer import Features, QATLayer
 
 
 class QATEmbedding(QATLayer, nn.Embedding):
@@ -19,8 +19,8 @@ class QATEmbedding(QATLayer, nn.Embedding):
         return "its sparse gradients do not pass a fake quantizer" if module.sparse else None
 
     @classmethod
-    def features(cls, module: Any) -> tuple[int, int]:
-        return 0, module.embedding_dim
+    def features(cls, module: Any) -> Features:
+        return Features(0, module.embedding_dim)
 
     def _compute(self, x: Tensor) -> Tensor:
         rows = self.weight_quantizer(self.weight).to(self.weight.dtype)

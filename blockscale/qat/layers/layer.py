@@ -1,6 +1,6 @@
 """What every layer in training shares: the float layer's own parameters, and fake quantizers."""
 
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -8,10 +8,17 @@ from torch import Tensor, nn
 from blockscale.core.recipe import Scheme
 from blockscale.layers.layer import QLayer
 from blockscale.layers.store import QWeight
-from blockscale.qat.quantizers import ActivationQuantizer, WeightQuantizer
+from blockscale.qat.quantizers import ActivationQuantizer, Quantizers, WeightQuantizer
 
 _FLAGS = ("quantizing", "observing", "norm_frozen")
 _PARTS = ("weight_quantizer", "input_quantizer", "output_quantizer")
+
+
+class Features(NamedTuple):
+    """How many features a layer's input and its output have; an input of indices has 0."""
+
+    input: int
+    output: int
 
 
 class QATLayer(nn.Module):
@@ -46,13 +53,13 @@ class QATLayer(nn.Module):
         return None
 
     @classmethod
-    def features(cls, module: Any) -> tuple[int, int]:
+    def features(cls, module: Any) -> Features:
         """How many features an input and an output of this float layer have."""
         raise NotImplementedError
 
     @classmethod
-    def replace(cls, module: Any, scheme: Scheme, quantizers: list[nn.Module | None]) -> Self:
-        """Turn a float layer into this class; `quantizers` of its weight, input and output."""
+    def replace(cls, module: Any, scheme: Scheme, quantizers: Quantizers) -> Self:
+        """Turn a float layer into this class; it is the same object, which is returned."""
         float_class = type(module)
         module.__class__ = cls
         module.float_class, module.scheme = float_class, scheme
@@ -62,15 +69,20 @@ class QATLayer(nn.Module):
             module.register_module(name, quantizer)
             if quantizer is not None:
                 quantizer.train(module.training)
-        return module
+        layer: Self = module
+        return layer
+
+    def fold(self, norm: nn.Module) -> None:
+        """Include the batch norm that follows. Raises NotImplementedError but for convolutions."""
+        raise NotImplementedError(f"no batch norm can be folded into a {type(self).__name__}")
 
     # --- what it computes
 
     def forward(self, x: Tensor) -> Tensor:
         """As the float layer's, in the same shapes."""
         if self.deployable:
-            found: Tensor = self.as_quantized()(x)
-            return found
+            deployed: Tensor = self.as_quantized()(x)
+            return deployed
         return self.simulate(x)
 
     @property
@@ -97,8 +109,8 @@ class QATLayer(nn.Module):
 
     def _float(self, x: Tensor) -> Tensor:
         """The float layer."""
-        found: Tensor = self.float_class.forward(self, x)
-        return found
+        y: Tensor = self.float_class.forward(self, x)
+        return y
 
     def _features_last(self, x: Tensor) -> Tensor:
         return x
@@ -150,14 +162,11 @@ class QATLayer(nn.Module):
 
     def _flags(self) -> list[bool]:
         own = [getattr(self, name) for name in _FLAGS]
-        return own + [part is None or part.ready for part in self._quantizers()]
+        return own + [part is None or part.ready for part in self.quantizers()]
 
-    def _quantizers(self) -> list[Any]:
-        return [getattr(self, name) for name in _PARTS]
-
-    def quantizers(self) -> list[Any]:
-        """Those of weight, input and output that it has."""
-        return [part for part in self._quantizers() if part is not None]
+    def quantizers(self) -> Quantizers:
+        """Those of its weight, input and output."""
+        return Quantizers(self.weight_quantizer, self.input_quantizer, self.output_quantizer)
 
     def get_extra_state(self) -> Tensor:
         """Flags and the weight's format as bytes: a tensor, which every file format can hold."""
@@ -167,15 +176,15 @@ class QATLayer(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """Raises ValueError for the state of a layer with another format."""
         count = len(self._flags())
-        found = bytes(state[count:].tolist()).decode(errors="replace")
-        if found != str(self.weight_quantizer.format):
+        spelled = bytes(state[count:].tolist()).decode(errors="replace")
+        if spelled != str(self.weight_quantizer.format):
             raise ValueError(
-                f"the weight is in format {self.weight_quantizer.format}, the state in {found}"
+                f"the weight is in format {self.weight_quantizer.format}, the state in {spelled}"
             )
         flags = [bool(flag) for flag in state[:count].tolist()]
         for name in _FLAGS:
             setattr(self, name, flags.pop(0))
-        for part, ready in zip(self._quantizers(), flags, strict=True):
+        for part, ready in zip(self.quantizers(), flags, strict=True):
             if part is not None:
                 part.ready = ready
 
@@ -194,8 +203,8 @@ class QATLayer(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest, **others)
 
     def _quantizer_state(self, prefix: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, part in zip(_PARTS, self._quantizers(), strict=True):
+        state: dict[str, Any] = {}
+        for name, part in zip(_PARTS, self.quantizers(), strict=True):
             if part is not None:
-                found |= part.state_dict(prefix=f"{prefix}{name}.")
-        return found
+                state |= part.state_dict(prefix=f"{prefix}{name}.")
+        return state

@@ -7,16 +7,16 @@ from torch import Tensor, nn
 
 from blockscale.core.layout import stored_shape
 from blockscale.layers.linear import QLinear, QTransposedLinear, replacement
-from blockscale.qat.layers.layer import QATLayer
+from blockscale.qat.layers.layer import Features, QATLayer
 
 
 class _Linear(QATLayer):
     """y = x @ weight.T + bias, the weight in its stored layout."""
 
     @classmethod
-    def features(cls, module: Any) -> tuple[int, int]:
+    def features(cls, module: Any) -> Features:
         outputs, inputs = stored_shape(module.weight.shape, cls.kind.layout)
-        return inputs, outputs
+        return Features(inputs, outputs)
 
     def _compute(self, x: Tensor) -> Tensor:
         values = self._input(x)

@@ -1,31 +1,30 @@
-"""What stands before a layer changes its input and its weight, and not their product.
-
-Whole numbers and powers of two: nothing rounds, so that all of this is equality.
-"""
+"""Quantized layers with something before them. Whole numbers and powers of two: nothing rounds."""
 
 import copy
 import io
 import itertools
 import pickle
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy.linalg import hadamard
-from torch import Tensor, nn
+from torch import nn
 
 import blockscale as bs
-from blockscale.core import philox
 from blockscale.core.recipe import Scheme
-from blockscale.layers import before
 from blockscale.layers.before import Before, Rotate, Scale, random_signs
 from blockscale.layers.linear import QTransposedLinear
 from blockscale.layers.store import QWeight
+from tests.layers.before.kinds import (
+    DTYPES,
+    K,
+    kinds,
+    powers,
+    same,
+    whole,
+)
 
-K = 24
 LOSSLESS = "int16:tensor:pow2/ceil"  # of what these tests put into it
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @pytest.fixture(autouse=True)
@@ -33,140 +32,6 @@ def reference():
     """Kernels may sum in another order; these tests are about the bits."""
     with bs.use("reference"):
         yield
-
-
-def whole(*shape: int) -> Tensor:
-    return torch.randint(-4, 5, shape).float()
-
-
-def powers(k: int = K) -> Tensor:
-    return 2.0 ** torch.randint(-3, 4, (k,))
-
-
-def kinds(k: int = K) -> list[Before]:
-    sizes = [1 << p for p in range(1, 9) if k % (1 << p) == 0]
-    rotations = [Rotate(k, s, signs) for s in sizes for signs in (None, random_signs(k, s))]
-    return [Scale(powers(k)), *rotations]
-
-
-def same(a: Tensor, b: Tensor) -> None:
-    assert (a.dtype, a.shape) == (b.dtype, b.shape)
-    torch.testing.assert_close(a, b, rtol=0, atol=0)
-
-
-def matrix(each: Rotate) -> Tensor:
-    """Its matrix for inputs, from scipy: x' = x @ matrix."""
-    signs = np.ones(each.features) if each.signs is None else each.signs.numpy()
-    block = hadamard(each.size) / 2.0 ** ((each.size.bit_length() - 1) // 2)
-    whole = np.kron(np.eye(each.features // each.size), block)
-    return torch.from_numpy(signs[:, None] * whole).float()
-
-
-@pytest.mark.parametrize("k", [2, 8, 24, 96, 256])
-def test_rotations_are_hadamard_matrices(k: int) -> None:
-    for each in kinds(k)[1:]:
-        h, x, w = matrix(each), whole(5, k), whole(3, k)
-        same(each(x), x @ h)
-        twice = 1 + (each.size.bit_length() - 1) % 2  # h @ h.T: 2 for odd powers of two
-        same(h @ h.T, twice * torch.eye(k))
-        same(each.to_weight(w), w @ h / twice)
-
-
-def test_a_scale_is_one_multiplication() -> None:
-    factor, x, w = torch.rand(K) + 0.1, torch.randn(4, K), torch.randn(3, K)
-    each = Scale(factor)
-    same(each(x), torch.from_numpy(x.numpy() * factor.numpy()))
-    same(each.to_weight(w), torch.from_numpy(w.numpy() / factor.numpy()))
-    same(each.from_weight(w), torch.from_numpy(w.numpy() * factor.numpy()))
-
-
-@pytest.mark.parametrize("shape", [(K,), (5, K), (2, 3, K), (0, K), (2, 0, K)])
-def test_the_product_stays_and_the_weight_comes_back(shape: tuple[int, ...]) -> None:
-    for each in kinds():
-        for width in (K, 2 * K):  # 2 K: a kernel of two places
-            x, w = whole(*shape[:-1], width // K, K), whole(7, width)
-            moved = each.to_weight(w)
-            found = each(x).flatten(-2) @ moved.T
-            same(found, x.flatten(-2) @ w.T)
-            same(each.from_weight(moved), w)
-        same(each.to_weight(torch.zeros(0, K)), torch.zeros(0, K))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_float32_inside_and_one_rounding(dtype: torch.dtype) -> None:
-    x, w = torch.randn(9, K).to(dtype), torch.randn(3, K).to(dtype)
-    for each in [Scale(torch.rand(K) + 0.1), *kinds()[1:]]:
-        same(each(x), each(x.float()).to(dtype))
-        same(each.to_weight(w), each.to_weight(w.float()))
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            same(each(x), each(x.float()).to(dtype))
-
-
-def test_random_signs() -> None:
-    signs = random_signs(4096, 3)
-    assert set(signs.tolist()) == {1, -1}
-    assert abs(int(signs.sum())) < 256  # four standard deviations
-    same(signs, random_signs(4096, 3))
-    assert not torch.equal(signs, random_signs(4096, 4))
-    same(signs[:100], random_signs(100, 3))
-    drawn = philox.uniform(torch.Size([9]), torch.tensor(3), torch.device("cpu"))
-    assert signs[:9].tolist() == [-1 if u < 0.5 else 1 for u in drawn.tolist()]  # test_philox.py
-    with pytest.raises(TypeError, match="a seed is an int"):
-        random_signs(8, 0.5)
-
-
-FACTORS = [
-    torch.ones(2, 2), torch.ones(0), torch.ones(3, dtype=torch.float64),
-    torch.tensor([1.0, 0.0]), torch.tensor([1.0, -1.0]), torch.tensor([1.0, torch.nan]),
-    torch.tensor([torch.inf]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("factor", FACTORS, ids=str)
-def test_factors_that_are_none(factor: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"expected a factor \[features\] of finite float32"):
-        Scale(factor)
-
-
-def test_sizes_signs_and_inputs_that_do_not_fit() -> None:
-    for size in (0, 1, -2, 3, 16, 48):
-        with pytest.raises(ValueError, match=f"power of two .* divides 24 features, found {size}"):
-            Rotate(K, size)
-    odd = random_signs(K, 0)
-    for signs in (odd.float(), odd[:-1], torch.where(odd < 0, 0, odd), odd * 2):
-        with pytest.raises(ValueError, match=r"expected signs \[24\] of \+1 and -1 in int8"):
-            Rotate(K, 8, signs)
-    for each in kinds():
-        for x in (torch.ones(2, 23), torch.ones(2, 48), torch.ones(())):
-            with pytest.raises(ValueError, match=r"expected an input \[\.\.\., 24\], found"):
-                each(x)
-        for w in (torch.ones(2, 36), torch.ones(K), torch.ones(1, 1, K)):
-            with pytest.raises(ValueError, match="k a multiple of 24, found"):
-                each.to_weight(w)
-        with pytest.raises(TypeError, match="found float64"):
-            each(torch.ones(2, K, dtype=torch.float64))
-
-
-def test_spellings() -> None:
-    for each in kinds():
-        buffers = dict(each.named_buffers())
-        stored = {name: (b.dtype, tuple(b.shape)) for name, b in buffers.items()}
-        assert before.kinds(each.fmt, K) == stored
-        other = before.restore(each.fmt, K, buffers)
-        x = whole(3, K)
-        same(other(x), each(x))
-        assert (repr(other), other.nbytes) == (repr(each), sum(b.nbytes for b in buffers.values()))
-    assert [each.fmt for each in kinds()[:3]] == ["scale", "rotate:2", "rotate:2:signs"]
-    for text in ("", "scale:2", "rotate", "rotate:", "rotate:+8", "rotate:08", "rotate:8:",
-                 "rotate:8:sign", "rotate:８", "rotate:²", "turn:8",
-                 f"rotate:{10**30}"):  # fmt: skip
-        with pytest.raises(ValueError, match="there are scale, rotate:SIZE, rotate:SIZE:signs"):
-            before.kinds(text, K)
-    with pytest.raises(ValueError, match="divides 24 features, found 16"):
-        before.kinds("rotate:16", K)
-
-
-# --- in layers
 
 
 def with_before(layer: nn.Module, each: Before, recipe: object = LOSSLESS) -> nn.Module:

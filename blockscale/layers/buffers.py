@@ -1,0 +1,58 @@
+"""Modules whose buffers keep their dtype, and whose state says in which format they are."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Buffers(nn.Module):
+    """Buffers that keep their dtype: `model.half()` must not round a scale.
+
+    The state holds the format's spelling, so that one in another format is refused: many formats
+    have the same shapes and dtypes.
+    """
+
+    fmt: str
+
+    def get_extra_state(self) -> Tensor:
+        """The spelling as bytes: a tensor, so that every file format of states can hold it."""
+        return torch.tensor(list(self.fmt.encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Nothing to set: `_load_from_state_dict` has compared it."""
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        state = state_dict.get(f"{prefix}_extra_state")
+        fmt = self.fmt if state is None else bytes(state.tolist()).decode(errors="replace")
+        if fmt != self.fmt:
+            error_msgs.append(f"{prefix[:-1]} is in format {self.fmt}, the state in {fmt}")
+            return
+        for name, buffer in self._buffers.items():
+            new = state_dict.get(f"{prefix}{name}")
+            if buffer is not None and new is not None and new.dtype != buffer.dtype:
+                error_msgs.append(f"{prefix}{name} is {buffer.dtype}, the state's {new.dtype}")
+                return
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Buffers":
+        del recurse
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                moved = fn(buffer)
+                self._buffers[name] = (
+                    moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
+                )
+        return self

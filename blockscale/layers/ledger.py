@@ -1,0 +1,38 @@
+"""The ledger of a model that is being quantized: from the decisions, and from what was done."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from blockscale.core.ledger import Entry, Ledger
+from blockscale.core.recipe import Recipe
+from blockscale.layers.plan import Decision
+
+
+def ledger_of(
+    decisions: Sequence[Decision],
+    others: Sequence[Entry],
+    recipe: Recipe,
+    done: Mapping[str, Entry] | None = None,
+) -> Ledger:
+    """What becomes of every layer, and of the parameters that belong to none (`others`).
+
+    done: {first name of a layer: its entry}, for the layers of which there is more to say than
+        their decision knew.
+    """
+    entries = [
+        entry
+        for decision in decisions
+        for entry in _of_every_name(decision, (done or {}).get(decision.name, decision.entry))
+    ]
+    names = [name for decision in decisions for name in decision.names]
+    names += [entry.name for entry in others]
+    return Ledger([*entries, *others], recipe.unmatched(names))
+
+
+def _of_every_name(decision: Decision, entry: Entry) -> Iterator[Entry]:
+    """A layer's entry, and one for each further name that it has in the model."""
+    yield entry
+    same = f"the same layer as {decision.name}"
+    again = replace(entry, reason=same, notes=(), elements=0, bytes_before=0, bytes_after=0)
+    for name in decision.names[1:]:
+        yield replace(again, name=name)

@@ -1,0 +1,114 @@
+"""Observers with power-of-two scales, compared with torch.ao itself and with rationals."""
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.ao import quantization as ao
+
+from blockscale.compat.torch_ao import (
+    HistogramObserver,
+    MinMaxObserver,
+    MovingAverageMinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
+    PerChannelMinMaxObserver,
+)
+from tests.compat.torch_ao.batches import (
+    batches,
+    same,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max")
+PER_TENSOR = (MinMaxObserver, MovingAverageMinMaxObserver, HistogramObserver)
+PER_CHANNEL = (PerChannelMinMaxObserver, MovingAveragePerChannelMinMaxObserver)
+RANGES: list[dict[str, Any]] = [
+    {"dtype": torch.quint8},
+    {"dtype": torch.qint8},
+    {"dtype": torch.int8, "quant_min": -127, "quant_max": 127},
+    {"dtype": torch.quint8, "quant_min": 0, "quant_max": 15},
+    {"dtype": torch.qint8, "reduce_range": True},
+    {"dtype": torch.int16, "eps": 2**-12},
+]
+
+
+def settings() -> list[tuple[type, dict[str, Any]]]:
+    found = []
+    for kind in (*PER_TENSOR, *PER_CHANNEL):
+        scheme = "per_channel" if kind in PER_CHANNEL else "per_tensor"
+        for symmetry in ("symmetric", "affine"):
+            qscheme = getattr(torch, f"{scheme}_{symmetry}")
+            found += [(kind, {"qscheme": qscheme, **given}) for given in RANGES]
+    return found
+
+
+def observed(observer: nn.Module, data: list[Tensor]) -> nn.Module:
+    for x in data:
+        assert observer(x) is x
+    return observer
+
+
+def nearest(value: float) -> Fraction:
+    n = math.frexp(value)[1]
+    while not Fraction(2) ** (2 * n - 1) < Fraction(value) ** 2 < Fraction(2) ** (2 * n + 1):
+        n -= 1
+    return Fraction(2) ** n
+
+
+@pytest.mark.parametrize(("kind", "given"), settings())
+def test_observers(kind: type, given: dict[str, Any]) -> None:
+    """By default torch.ao's bits; with power_of_2_scale its scale rounded, and a new zero point."""
+    data = batches()[: 1 if kind is HistogramObserver else 2]
+    if kind is HistogramObserver:
+        given, data = {**given, "bins": 64}, [data[0][2:3]]
+    theirs = observed(getattr(ao, kind.__name__)(**given), data)
+    default = observed(kind(**given), data)
+    assert isinstance(default, type(theirs))
+    same(default.calculate_qparams(), theirs.calculate_qparams())
+    ours = observed(kind(power_of_2_scale=True, **given), data)
+    (scale, zero), (float_scale, float_zero) = ours.calculate_qparams(), theirs.calculate_qparams()
+    assert (scale.dtype, scale.shape) == (float_scale.dtype, float_scale.shape)
+    assert (zero.dtype, zero.shape) == (float_zero.dtype, float_zero.shape)
+    assert [Fraction(s) for s in scale.tolist()] == [nearest(s) for s in float_scale.tolist()]
+    if "symmetric" in str(given["qscheme"]):
+        assert torch.equal(zero, float_zero)
+        return
+    low = ours.min_val
+    if kind is HistogramObserver:
+        low = ours._non_linear_param_search()[0]
+    lows = low.reshape(-1).clamp(max=0).tolist()
+    expected = [
+        max(ours.quant_min, min(ours.quant_max, ours.quant_min - round(Fraction(v) / Fraction(s))))
+        for v, s in zip(lows, scale.tolist(), strict=True)
+    ]
+    assert zero.tolist() == expected
+
+
+def test_edges_of_observers() -> None:
+    for kind in (*PER_TENSOR, *PER_CHANNEL):
+        ours = kind(power_of_2_scale=True)
+        with pytest.warns(UserWarning, match="must run observer before"):
+            same(ours.calculate_qparams(), (torch.tensor([1.0]), torch.tensor([0])))
+        zeros = observed(ours, [torch.zeros(2, 2)]).calculate_qparams()[0]
+        assert set(zeros.tolist()) == {2.0**-23}  # eps is a power of two
+    ours = observed(MinMaxObserver(power_of_2_scale=True), [torch.tensor([1.0, 2.0])])
+    assert [v.item() for v in ours.calculate_qparams()] == [2.0**-7, 0]  # 0 has a code, too
+    ours = MinMaxObserver(power_of_2_scale=True, eps=0.3)
+    assert observed(ours, [torch.zeros(2)]).calculate_qparams()[0].item() == 0.25
+    with pytest.raises(ValueError, match=r"use torch\.per_channel_affine"):
+        PerChannelMinMaxObserver(
+            qscheme=torch.per_channel_affine_float_qparams, power_of_2_scale=True
+        )
+    with pytest.raises(NotImplementedError):  # torch.ao's own checks stay
+        MinMaxObserver(qscheme=torch.per_channel_affine, power_of_2_scale=True)
+
+
+def test_state_is_torch_ao_s() -> None:
+    """Their checkpoints load into ours and the other way round."""
+    theirs = observed(ao.PerChannelMinMaxObserver(), batches())
+    ours = PerChannelMinMaxObserver(power_of_2_scale=True)
+    ours.load_state_dict(theirs.state_dict())
+    assert torch.equal(ours.max_val, theirs.max_val)
+    ao.PerChannelMinMaxObserver().load_state_dict(ours.state_dict())

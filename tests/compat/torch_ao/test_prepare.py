@@ -1,0 +1,68 @@
+"""Training by a configuration of torch.ao."""
+
+import pytest
+import torch
+from torch import nn
+from torch.ao import quantization as ao
+
+from blockscale import qat
+from blockscale.compat import torch_ao
+from blockscale.compat.torch_ao import (
+    FakeQuantize,
+    HistogramObserver,
+    MinMaxObserver,
+    MovingAverageMinMaxObserver,
+    QConfig,
+    QConfigMapping,
+    to_observer,
+)
+from blockscale.graph.integer.convert import to_integer, with_integer_bias
+from tests.compat.torch_ao.configurations import (
+    SYMMETRIC,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max")
+
+
+def test_observers_by_name() -> None:
+    assert to_observer(torch_ao.default_qat_qconfig) == "moving_average:0.01"
+    assert to_observer(ao.get_default_qconfig()) == "mse"
+    assert to_observer(torch_ao.default_qconfig) == "min_max"
+    assert to_observer(torch_ao.default_dynamic_qconfig) == to_observer(None) == "moving_average"
+    several = (
+        QConfigMapping()
+        .set_global(ao.default_qconfig)
+        .set_module_name("a", ao.get_default_qconfig())
+    )
+    with pytest.raises(ValueError, match="several observers, min_max, mse: choose one"):
+        to_observer(several)
+    with pytest.raises(ValueError, match="RecordingObserver has no counterpart"):
+        to_observer(ao.default_debug_qconfig)
+    fixed = HistogramObserver.with_args(bins=16)
+    assert (
+        to_observer(QConfigMapping().set_object_type(nn.LayerNorm, QConfig(fixed, None)))
+        == "moving_average"
+    )
+
+
+def test_training_by_a_mapping_down_to_integers() -> None:
+    """prepare_qat, train, convert, and then integers alone: the same numbers all the way."""
+    model = nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 4))
+    weight = FakeQuantize.with_args(
+        observer=MinMaxObserver, dtype=torch.qint8, qscheme=SYMMETRIC, power_of_2_scale=True
+    )
+    activation = FakeQuantize.with_args(observer=MovingAverageMinMaxObserver, power_of_2_scale=True)
+    assert torch_ao.prepare_qat(model, QConfig(activation, weight)) is model
+    for _ in range(5):
+        x = torch.randn(32, 16)
+        (model(x) - x[:, :4]).square().mean().backward()
+        for parameter in model.parameters():
+            parameter.data -= 0.05 * parameter.grad
+    model.eval()
+    x = torch.randn(9, 16)
+    trained = model(x)
+    qat.convert(model)
+    assert torch.equal(model(x), trained)
+    integer = to_integer(model, x)
+    assert integer.exact
+    assert torch.equal(integer(x), with_integer_bias(model)(x))

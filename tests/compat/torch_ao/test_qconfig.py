@@ -1,0 +1,67 @@
+"""torch.ao's ready-made configurations of classes that take `power_of_2_scale`."""
+
+import pytest
+import torch
+from torch import nn
+from torch.ao import quantization as ao
+
+from blockscale.compat import torch_ao
+from blockscale.compat.torch_ao import (
+    MinMaxObserver,
+    QConfig,
+    QConfigMapping,
+    power_of_2,
+)
+from tests.compat.torch_ao.configurations import (
+    qconfig,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max")
+
+
+def test_every_entry_of_a_mapping_gets_powers_of_two() -> None:
+    """And what was given stays what it was."""
+    q = {bits: QConfig(qconfig(bits).weight, qconfig(bits).weight) for bits in range(2, 7)}
+    mapping = QConfigMapping().set_global(q[2]).set_object_type(nn.Linear, q[3])
+    mapping.set_module_name_regex("b", q[4]).set_module_name("b", q[5])
+    mapping.set_module_name_object_type_order("b", nn.Linear, 0, q[6])
+    for enabled in (True, False):
+        found, given_ones = (
+            [m.global_qconfig, *(c for part in list(vars(m).values())[1:] for c in part.values())]
+            for m in (power_of_2(mapping, enabled), mapping)
+        )
+        assert given_ones == list(q.values())
+        for ours, theirs in zip(found, given_ones, strict=True):
+            for a, b in zip(ours, theirs, strict=True):
+                assert (a().power_of_2_scale, a().quant_max) == (enabled, b().quant_max)
+                assert not b().power_of_2_scale
+
+
+def test_ready_made_ones() -> None:
+    for name in torch_ao.qconfig.DEFAULTS:
+        ours, theirs = getattr(torch_ao, name), getattr(ao, name)
+        if isinstance(theirs, QConfig):
+            pairs = list(zip(ours, theirs, strict=True))
+        else:
+            pairs = [(ours, theirs)]
+        for a, b in pairs:
+            assert isinstance(a(), type(b()))
+            if type(b()) not in (nn.Identity, ao.PlaceholderObserver):
+                assert type(a()).__module__.startswith("blockscale.")
+                assert (a().quant_min, a().quant_max, a().dtype) == (
+                    b().quant_min,
+                    b().quant_max,
+                    b().dtype,
+                )
+                assert power_of_2(b)().calculate_qparams  # takes the argument
+    with pytest.raises(AttributeError, match="has no attribute 'default_nothing'"):
+        _ = torch_ao.default_nothing
+    called = MinMaxObserver.with_args(dtype=torch.qint8).with_callable_args(eps=lambda: 0.25)
+    assert power_of_2(called)().eps.item() == 0.25
+
+    class Own(ao.MinMaxObserver):
+        pass
+
+    assert power_of_2(Own) is Own
+    with pytest.raises(ValueError, match=r"only torch\.ao's observers can round"):
+        power_of_2(ao.FakeQuantize.with_args(observer=Own))

@@ -1,0 +1,190 @@
+"""Codes and values are torchao's, bit for bit; the oracle is torchao itself."""
+
+import itertools
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from blockscale.compat import torchao as ours
+from blockscale.compat.torchao import MappingType
+from tests.compat.torchao.inputs import (
+    ASYMMETRIC,
+    FLOAT,
+    FLOAT8,
+    FLOATS,
+    INT,
+    INTS,
+    MAPPINGS,
+    NONE,
+    STORED,
+    SYMMETRIC,
+    awkward,
+    every_block,
+    every_dtype,
+    every_mapping,
+    overflows,
+    same,
+    their,
+    theirs,
+    ties,
+)
+
+
+def check_both_ways(
+    x: Tensor, block: tuple[int, ...], scale: Tensor, zero, target, **limits
+) -> None:
+    q = theirs.quantize_affine(x, block, scale, zero, target, **limits)
+    same(ours.quantize_affine(x, block, scale, zero, target, **limits), q)
+    for out in FLOATS:
+        args = (q, block, scale, zero, target)
+        expected = theirs.dequantize_affine(*args, **limits, output_dtype=out)
+        same(ours.dequantize_affine(*args, **limits, output_dtype=out), expected)
+
+
+@every_mapping
+@every_block
+@every_dtype
+def test_quantize_and_dequantize(
+    mapping: MappingType, block: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    x = awkward(dtype)
+    for target, scale_dtype in itertools.product(STORED, FLOATS):
+        if overflows(target, dtype, dtype if mapping is ASYMMETRIC else scale_dtype):
+            continue
+        args = (mapping, block, target, None, None, None, scale_dtype, torch.int32, True)
+        scale, zero = ours.choose_qparams_affine(x, *args)
+        for data in (x, ties(scale, block, dtype)):
+            check_both_ways(data, block, scale, zero, target)
+        check_both_ways(x, block, scale, zero.to(torch.bfloat16), target)
+        check_both_ways(x, block, scale.squeeze(), zero, target, quant_min=0, quant_max=1)
+
+
+@every_block
+@every_dtype
+def test_float_domain_and_no_preserve_zero(block: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = awkward(dtype)
+    mine, expected = ours.choose_qparams_affine, theirs.MappingType.ASYMMETRIC
+    for target, scale_dtype, zero_dtype in itertools.product(
+        (*STORED, *INTS), (None, *FLOATS), (None, torch.float32, torch.bfloat16)
+    ):
+        head, tail = (block, target), (None, None, None, scale_dtype, zero_dtype)
+        if overflows(target, dtype):
+            continue
+        kept = theirs._choose_qparams_affine_dont_preserve_zero(x, expected, *head, *tail)
+        same(mine(x, ASYMMETRIC, *head, *tail, preserve_zero=False), kept)
+        scale, zero = theirs._choose_qparams_affine_tinygemm(x, expected, *head, *tail)
+        domain = {"zero_point_domain": FLOAT}
+        same(mine(x, ASYMMETRIC, *head, *tail, preserve_zero=False, **domain), (scale, zero))
+        if target not in STORED:
+            continue
+        # middle code 2047.5: the order of the casts matters
+        args = (block, scale, zero, target, *((0, 4094) if target == torch.int16 else ()))
+        q = theirs._quantize_affine_tinygemm(x, *args)
+        same(ours.quantize_affine(x, *args, **domain), q)
+        for out in FLOATS if target not in FLOAT8 else ():  # torchao cannot subtract from a float8
+            back = theirs._dequantize_affine_tinygemm(q, *args, output_dtype=out)
+            same(ours.dequantize_affine(q, *args, output_dtype=out, **domain), back)
+
+
+@every_block
+@every_dtype
+def test_no_zero_point(block: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, none = awkward(dtype), {"zero_point_domain": NONE}
+    for target, scale_dtype in itertools.product(STORED, FLOATS):
+        if overflows(target, dtype, scale_dtype):
+            continue
+        args = (SYMMETRIC, block, target, None, None, None, scale_dtype)
+        scale, zero = ours.choose_qparams_affine(x, *args, **none)
+        assert zero is None
+        args = (block, scale, None, target)
+        q = theirs._quantize_affine_no_zero_point(x, *args)
+        same(ours.quantize_affine(x, *args, **none), q)
+        same(ours.quantize_affine(x, *args), q)  # where torchao raises TypeError
+        for out in FLOATS:
+            back = theirs._dequantize_affine_no_zero_point(q, *args, output_dtype=out)
+            same(ours.dequantize_affine(q, *args, output_dtype=out, **none), back)
+            same(ours.dequantize_affine(q, *args, output_dtype=out), back)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Tensor, tuple[int, ...], torch.dtype, tuple[int, int]]:
+    sizes = draw(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=3))
+    shape, block = [n * size for n, size in sizes], tuple(size for _, size in sizes)
+    if set(block) == {1}:
+        block = tuple(shape)  # torchao reduces over everything there
+    dtype, target = draw(st.sampled_from(FLOATS)), draw(st.sampled_from((torch.uint8, torch.int8)))
+    torch.manual_seed(draw(st.integers(0, 2**32)))
+    halves = torch.randint(-300, 300, shape, dtype=torch.float64) / 2
+    if draw(st.booleans()):
+        halves = halves.mT.contiguous().mT if len(shape) > 1 else halves.flip(0)
+    x = halves * 2.0 ** draw(st.integers(-149, 127))
+    info = torch.finfo(dtype)
+    low = draw(st.integers(torch.iinfo(target).min, torch.iinfo(target).max - 1))
+    high = draw(st.integers(low + 1, torch.iinfo(target).max))
+    return x.clamp(info.min, info.max).to(dtype), block, target, (low, high)
+
+
+@settings(max_examples=300)
+@given(problems(), st.sampled_from(MAPPINGS), st.sampled_from(FLOATS))
+def test_any_shape_block_and_limits(problem, mapping: MappingType, scale_dtype) -> None:
+    x, block, target, limits = problem
+    args = (block, target, *limits, None, scale_dtype)
+    scale, zero = theirs.choose_qparams_affine(x, their(mapping), *args)
+    same(ours.choose_qparams_affine(x, mapping, *args), (scale, zero))
+    check_both_ways(x, block, scale, zero, target, quant_min=limits[0], quant_max=limits[1])
+
+
+def round_trip(x: Tensor) -> Tensor:
+    scale, zero = ours.choose_qparams_affine(x, ASYMMETRIC, (1, 32), torch.uint4)
+    q = ours.quantize_affine(x, (1, 32), scale, zero, torch.uint4)
+    y = ours.dequantize_affine(q, (1, 32), scale, zero, torch.uint4)
+    domain = {"zero_point_domain": FLOAT}
+    scale, middle = ours.choose_qparams_affine(
+        x, ASYMMETRIC, x.shape, torch.int8, preserve_zero=False, **domain
+    )
+    q = ours.quantize_affine(x, x.shape, scale, middle, torch.int8, **domain)
+    return y + ours.dequantize_affine(q, x.shape, scale, middle, torch.int8, **domain)
+
+
+class RoundTrip(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return round_trip(x)
+
+
+def test_compile_and_export() -> None:
+    x, longer = torch.randn(4, 64), torch.randn(9, 64)
+    compiled = torch.compile(round_trip, fullgraph=True, backend="aot_eager")
+    same(compiled(x), round_trip(x))
+    rows = ({0: torch.export.Dim("rows")},)
+    program = torch.export.export(RoundTrip(), (x,), dynamic_shapes=rows)
+    same(program.module()(longer), round_trip(longer))
+    assert not [n for n in program.graph.nodes if n.op == "get_attr"]  # one flat graph
+
+
+def test_gradients_pass_where_torchaos_do() -> None:
+    x = torch.randn(4, 64, requires_grad=True)
+    scale, zero = ours.choose_qparams_affine(x, ASYMMETRIC, (1, 32), torch.int8)
+    q = ours.quantize_affine(x, (1, 32), scale, zero, torch.float8_e4m3fn)
+    assert not scale.requires_grad
+    assert not q.requires_grad
+    scale.requires_grad_()
+    assert not ours.quantize_affine(x, (1, 32), scale, zero, torch.float8_e4m3fn).requires_grad
+    ours.dequantize_affine(q, (1, 32), scale, zero, torch.float8_e4m3fn).sum().backward()
+    assert scale.grad is not None
+    low, high = x.aminmax(dim=1)
+    args = (SYMMETRIC, (1, 64), torch.int8)
+    assert ours.choose_qparams_affine_with_min_max(low, high, *args)[0].requires_grad
+
+
+def test_a_zero_point_that_is_none_or_empty_is_zero() -> None:
+    x, scale = torch.randn(4, 64), torch.rand(4) + 0.1
+    zero, empty = torch.zeros(4), torch.zeros(0)
+    for domain in (INT, FLOAT):
+        args, key = ((1, 64), scale), {"zero_point_domain": domain}
+        q = ours.quantize_affine(x, *args, zero, torch.uint4, **key)
+        y = ours.dequantize_affine(q, *args, zero, torch.uint4, **key)
+        for none in (None, empty):
+            same(ours.quantize_affine(x, *args, none, torch.uint4, **key), q)
+            same(ours.dequantize_affine(q, *args, none, torch.uint4, **key), y)

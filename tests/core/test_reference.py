@@ -1,0 +1,94 @@
+"""The reference: what it takes and refuses. test_against_rationals.py has its numbers."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from blockscale.core import reference as R
+from blockscale.core.parse import parse
+
+X = torch.tensor([[1.0, -2.0, 0.5, 3.0], [0.0, 0.0, 0.0, 0.0]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int8, torch.complex64])
+def test_dtypes_that_float32_cannot_hold(dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(TypeError, match=f"found {name}: convert it first, e.g. x.float"):
+        R.choose_qparams(X.to(dtype), parse("int8"))
+
+
+@pytest.mark.parametrize("dtype", R.FLOATS)
+def test_the_dtypes_it_takes(dtype: torch.dtype) -> None:
+    assert R.widen(X.to(dtype)).dtype == torch.float32
+    fmt = parse("int8:token:fp32")
+    x = X.to(dtype)
+    found = R.fake_quantize(x, R.choose_qparams(x, fmt), fmt)
+    assert found.dtype == dtype
+
+
+def test_stochastic_rounding_needs_a_seed() -> None:
+    fmt = parse("int8:token:fp32:stochastic")
+    qparams = R.choose_qparams(X, fmt)
+    with pytest.raises(ValueError, match=r"int8:token:fp32:stochastic: stochastic .* needs a seed"):
+        R.quantize(X, qparams, fmt)
+    one = R.quantize(X, qparams, fmt, torch.tensor(3))
+    assert torch.equal(one, R.quantize(X, qparams, fmt, torch.tensor([3, 0])))
+
+
+@pytest.mark.parametrize(
+    "spelling", ["int8", "uint8", "e2m1:tensor:e8m0/floor", "e4m3:tensor:e4m3"]
+)
+def test_ranges_merge(spelling: str) -> None:
+    """Those of the whole are made of those of its parts; a NaN stays out of them, but is told."""
+    fmt = parse(spelling)
+    odd = torch.randn(3, 4)
+    odd[1, 2] = math.nan
+    for parts in ([torch.randn(3, 4), -torch.rand(3, 4)], [torch.randn(3, 4), odd]):
+        whole, each = R.ranges(torch.cat(parts), fmt), [R.ranges(part, fmt) for part in parts]
+        assert torch.equal(whole.low, torch.stack([r.low for r in each]).amin(0))
+        assert torch.equal(whole.high, torch.stack([r.high for r in each]).amax(0))
+        assert torch.equal(whole.poisoned, torch.stack([r.poisoned for r in each]).any(0))
+        assert bool(whole.poisoned) == (parts[1] is odd and fmt.scale.poisons)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "low", "high", "saturates"),
+    [
+        ("int8:tensor:fp32", 0.0, 0.0, False),
+        ("int8:tensor:fp32", 0.0, 2.0**-149, True),  # its scale would be 2^-126 at least
+        ("int8:tensor:fp32", -3e38, 3e38, False),
+        ("int8:tensor:fp16", 0.0, 127 * 65504.0, False),
+        ("int8:tensor:fp16", 0.0, 127 * 65536.0, True),
+        ("int8:tensor:e8m0/floor", 0.0, 2.0**-149, True),
+        ("int8:tensor:e8m0/floor", 0.0, 1.0, False),
+        ("e2m1:tensor:pow2/nearest", 0.0, 2.0**-149, True),
+        ("e2m1:tensor:e4m3", 0.0, 6.0, False),
+        ("uint8:tensor:fp32:asym", -3e38, 3e38, False),  # the range is cut at FLT_MAX
+    ],
+)
+def test_which_scales_cannot_be_stored(
+    spelling: str, low: float, high: float, saturates: bool
+) -> None:
+    found = R.scale_saturates(torch.tensor([low]), torch.tensor([high]), parse(spelling))
+    assert found.tolist() == [saturates]
+
+
+def test_a_gradient_passes_where_nothing_saturates() -> None:
+    fmt = parse("int8:tensor:fp32")
+    qparams = R.QParams(torch.tensor([0.5]))
+    x = torch.tensor([0.0, 63.5, 63.7, 63.75, 64.0, -63.5, -64.0, math.nan, math.inf])
+    expected = [True, True, True, False, False, True, False, False, False]  # 127.5 rounds to 128
+    assert R.in_range(x, qparams, fmt).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("spelling", "dtype"), list(itertools.product(["int4:group2:fp32", "mxfp4", "nvfp4"], R.FLOATS))
+)
+def test_a_second_round_trip_changes_nothing_more(spelling: str, dtype: torch.dtype) -> None:
+    """With the same scales: values of codes are the values of those codes."""
+    fmt, x = parse(spelling), torch.randn(4, 32).to(dtype)
+    qparams = R.choose_qparams(x, fmt)
+    once = R.fake_quantize(x.float(), qparams, fmt)
+    assert torch.equal(R.fake_quantize(once, qparams, fmt), once)

@@ -1,0 +1,65 @@
+"""QConv as a module: tests/ops/test_conv.py has what it computes."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import blockscale as bs
+from blockscale.layers.conv import QConv
+
+CONVS = [
+    nn.Conv1d(4, 6, 3),
+    nn.Conv1d(4, 6, 3, padding=2, padding_mode="replicate"),
+    nn.Conv2d(4, 6, (3, 1), stride=(2, 1), padding=(1, 0)),
+    nn.Conv2d(4, 6, 3, padding="same"),
+    nn.Conv2d(4, 6, 3, padding=(2, 1), padding_mode="circular"),
+    nn.Conv2d(4, 6, 3, dilation=2, groups=2, bias=False),
+]
+
+
+def quantized(layer: nn.Module) -> nn.Module:
+    model = nn.Sequential(layer)
+    bs.quantize_(model, "int8_channel")
+    return model[0]
+
+
+@pytest.mark.parametrize("conv", CONVS, ids=str)
+def test_settings_are_the_float_layers(conv: nn.Module) -> None:
+    layer = quantized(conv)
+    assert isinstance(layer, QConv)
+    for name in ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation",
+                 "groups", "padding_mode"):  # fmt: skip
+        assert getattr(layer, name) == getattr(conv, name)
+    assert f"kernel_size={conv.kernel_size}" in repr(layer)
+
+
+@pytest.mark.parametrize("conv", CONVS, ids=str)
+def test_padding_is_around_the_input_or_inside_the_convolution(conv: nn.Module) -> None:
+    """Whichever it is: of ones the same sums as the float layer of the same weight."""
+    layer = quantized(conv)
+    assert not layer._around or not any(layer._inside)
+    dense = copy.deepcopy(conv)
+    dense.weight.data = layer.dequantize_weight()
+    x = torch.ones(2, 4, *(7,) * len(conv.kernel_size))
+    torch.testing.assert_close(layer(x), dense(x), rtol=0, atol=1e-5)
+
+
+def test_blocks_run_over_the_channels_of_one_kernel_position() -> None:
+    conv = nn.Conv2d(8, 3, 2)
+    model = nn.Sequential(conv)
+    weight = conv.weight.detach().clone()
+    bs.quantize_(model, "int4:group8:fp32")
+    codes = bs.quantize(weight.movedim(1, -1).reshape(3, 32), "int4:group8:fp32")
+    assert model[0].weight.scale.shape == (3, 4)  # one for each of the four positions
+    assert torch.equal(model[0].weight.codes, codes.packed)
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 9), (3, 9), (9,), (1, 2, 4, 9)])
+def test_inputs_that_do_not_fit_are_refused(shape: tuple[int, ...]) -> None:
+    layer = quantized(nn.Conv1d(4, 6, 3))
+    with pytest.raises(ValueError, match=r"expected an input \[batch, 4, w\], found"):
+        layer(torch.ones(shape))
+    assert F.conv1d(torch.ones(2, 4, 9), layer.dequantize_weight()).shape == (2, 6, 7)

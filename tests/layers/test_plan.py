@@ -1,0 +1,129 @@
+"""What is decided of each layer before anything is changed."""
+
+import pytest
+import torch
+from torch import nn
+
+import blockscale as bs
+from blockscale.layers.plan import Left, Plan, plan_layers, plan_others
+from blockscale.layers.store import QWeight
+from tests.layers.models import (
+    quantized,
+    small,
+    unchanged,
+)
+
+
+def test_formats_that_are_not_applied_are_named() -> None:
+    """A recipe for inputs alone does nothing so far: that must not look like success."""
+    for recipe in (bs.Recipe(input="int8"), bs.Recipe(output="mxfp8")):
+        with pytest.raises(bs.SkippedError):
+            bs.quantize_(small(), recipe, strict=True)
+        with pytest.warns(UserWarning, match="1: skipped"):
+            bs.quantize_(small(), recipe)
+
+
+def test_a_model_that_is_a_layer_or_quantized_already() -> None:
+    for layer in (nn.Linear(4, 4), nn.Conv2d(4, 4, 1), quantized()[1]):
+        with pytest.raises(ValueError, match="wrap it"):
+            bs.quantize_(layer, "int8")
+    model = quantized()
+    before, again = unchanged(model), bs.quantize_(model, "mxfp4")
+    assert unchanged(model) == before
+    assert {again[n].reason for n in ("0", "1", "5", "8")} == {"already quantized"}
+    stores = [m for m in model.modules() if isinstance(m, QWeight)]
+    held = [*model.parameters(), *(t for store in stores for t in store.buffers())]
+    assert again.bytes_after == again.bytes_before == sum(t.nbytes for t in held)
+
+
+class Tied(nn.Module):
+    """A table and a layer with one weight, and a layer of their own shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(8, 4), nn.Linear(4, 8)
+        self.head.weight = self.table.weight
+        self.alone = nn.Linear(4, 8, bias=False)
+
+
+def test_a_plan_is_complete() -> None:
+    model = Tied()
+    recipe = bs.Recipe("int4:group4:fp32", input="int8", rules={"alone": "mxfp8"})
+    table, head, alone = plan_layers(model, recipe)
+    assert [type(each) for each in (table, head, alone)] == [Plan, Plan, Plan]
+    assert table.parameter is head.parameter is model.table.weight
+    assert (table.tied, head.tied, alone.tied) == (True, True, False)
+    assert (table.owns_weight, head.owns_weight, alone.owns_weight) == (True, False, True)
+    assert (table.bytes_beside, head.bytes_beside, alone.bytes_beside) == (0, 8 * 4, 0)
+    assert alone.format == alone.scheme.weight == bs.parse("mxfp8")
+    assert (table.features("input"), table.features("output")) == (4, 4)  # rows of the table
+    assert (head.features("input"), head.features("output")) == (4, 8)
+    with pytest.raises(AttributeError):
+        head.tied = False
+
+
+def test_what_is_left_says_why_and_keeps_its_parameters() -> None:
+    [plan] = [p for p in plan_layers(Tied(), bs.Recipe("int8")) if p.name == "alone"]
+    left = plan.left("skipped", "for a test")
+    assert type(left) is Left
+    assert (left.entry.status, left.entry.reason) == ("skipped", "for a test")
+    assert (left.names, left.module, left.owned) == (plan.names, plan.module, plan.owned)
+    assert plan.entry.status == "quantized"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "statuses", "told"),
+    [
+        (bs.Recipe("int8"), ["quantized"] * 3, ""),
+        (
+            bs.Recipe("int8", rules={"head": "int4"}),
+            ["skipped", "skipped", "quantized"],
+            "its weight is tied to head, which cannot share its codes",
+        ),
+        (
+            bs.Recipe("int8", skip=["head"]),
+            ["skipped", "kept", "quantized"],
+            "its weight is tied to head, which cannot share its codes",
+        ),
+    ],
+)
+def test_tied_weights_share_codes_or_stay(
+    recipe: bs.Recipe, statuses: list[str], told: str
+) -> None:
+    plans = plan_layers(Tied(), recipe)
+    assert [plan.entry.status for plan in plans] == statuses
+    assert plans[0].entry.reason == told
+
+
+def test_a_weight_that_something_else_uses_stays() -> None:
+    class Raw(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.own = self.layer.weight
+
+    [left] = plan_layers(Raw(), bs.Recipe("int8"))
+    assert left.entry.reason == "its weight is tied to own, which cannot share its codes"
+
+
+def test_one_layer_under_two_names_that_a_recipe_tells_apart() -> None:
+    layer = nn.Linear(4, 4)
+    [left] = plan_layers(nn.Sequential(layer, layer), bs.Recipe("int8", skip=["1"]))
+    assert left.names == ("0", "1")
+    assert left.entry.reason == "0, 1 are one layer, which the recipe treats in several ways"
+
+
+def test_parameters_of_no_layer() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
+    model.register_parameter("free", nn.Parameter(torch.ones(3, 3)))
+    model.register_parameter("kept", nn.Parameter(torch.ones(3, 3)))
+    recipe = bs.Recipe("int8", skip=["kept"])
+    entries = {e.name: e for e in plan_others(model, plan_layers(model, recipe), recipe)}
+    assert list(entries) == ["free", "kept", "1.weight", "1.bias"]
+    assert entries["free"].status == "skipped"
+    assert "uses it directly" in entries["free"].reason
+    assert (entries["kept"].status, entries["kept"].reason) == (
+        "kept", "pattern 'kept' of the recipe"
+    )  # fmt: skip
+    assert entries["1.weight"].reason.startswith("a vector")
+    assert (entries["free"].elements, entries["free"].bytes_before) == (9, 36)
