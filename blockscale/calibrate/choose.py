@@ -65,7 +65,7 @@ def choose_before(
     """What each layer's input goes through first: nothing for those that saw no data."""
     if transform is None:
         return
-    left = {plan.name: plan for plan in session.layers if plan.kind and plan.kind.takes_input}
+    left = {plan.name: plan for plan in session.layers if plan.kind.takes_input}
     for plan in (each for group in layer_groups for each in group):
         left.pop(plan.name)
     for name, plan in left.items():
@@ -78,10 +78,9 @@ def choose_before(
                 why = "not transformed, it saw no data"
                 session.details[plan.name].append(f"{transform.name}: {why}")
                 continue
-            assert plan.scheme.weight is not None
             before, done = transform.prepare(
                 _weight(plan),
-                plan.scheme.weight,
+                plan.format,
                 plan.scheme.input,
                 known[plan.name],
                 plan.name,
@@ -131,14 +130,13 @@ def _grams(
 def _choose_weight(
     session: Session, algorithm: WeightAlgorithm, plan: Plan, gram: Tensor | None
 ) -> None:
-    place, fmt = session.places[plan.name], plan.scheme.weight
-    assert fmt is not None
+    place = session.places[plan.name]
     stored = _weight(plan)
     if place.before is not None:
         stored = place.before.to_weight(stored)
-    place.weight, notes = algorithm.quantize(stored, fmt, gram, plan.name)
+    place.weight, notes = algorithm.quantize(stored, plan.format, gram, plan.name)
     session.details[plan.name].append(f"weight by {algorithm.name}")
-    if not algorithm.needs_gram or (plan.kind and plan.kind.takes_input):
+    if not algorithm.needs_gram or plan.kind.takes_input:
         session.notes[plan.name] += notes
     else:  # a table has no inputs to know of, and that is nothing to warn of
         session.details[plan.name] += notes
@@ -146,7 +144,6 @@ def _choose_weight(
 
 def _weight(plan: Plan) -> Tensor:
     """A layer's weight as it is stored [n, k], in float32."""
-    assert plan.parameter is not None and plan.kind is not None
     return to_stored(plan.parameter.detach(), plan.kind.layout).to(torch.float32)
 
 
@@ -155,7 +152,6 @@ def _weights_only(session: Session, group: Sequence[Plan]) -> dict[str, QLayer]:
     layers: dict[str, QLayer] = {}
     for plan in group:
         place, parameter = session.places[plan.name], plan.parameter
-        assert plan.kind is not None and parameter is not None
         if place.weight is None:  # it shares another layer's codes
             continue
         q = QWeight(place.weight, tuple(parameter.shape), parameter.dtype, plan.kind.layout)

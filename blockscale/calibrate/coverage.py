@@ -43,7 +43,7 @@ class Coverage:
         def count(x: Tensor, y: Any) -> None:
             del y
             seen.calls += 1
-            indices = plan.kind is not None and not plan.kind.takes_input
+            indices = not plan.kind.takes_input
             seen.rows += x.numel() if indices else seen_by(plan, x)[..., 0].numel()
 
         return count

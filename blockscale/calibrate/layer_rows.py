@@ -25,7 +25,6 @@ def features_last(x: Tensor, layout: str, rank: int) -> Tensor:
 
 def seen_by(plan: Plan, x: Tensor) -> Tensor:
     """The input or output x [...] of a planned layer, as its quantizer sees it."""
-    assert plan.kind is not None and plan.parameter is not None
     return features_last(x, plan.kind.layout, plan.parameter.ndim)
 
 
@@ -35,7 +34,6 @@ def rows_of(plan: Plan, x: Tensor, before: nn.Module | None = None) -> Iterator[
     y = rows @ weight.T: the rows of a convolution are what its kernel sees at each place.
     before: what the input goes through first.
     """
-    assert plan.parameter is not None and plan.kind is not None
     x = x.detach()
     if before is not None:
         x = _through(plan, before, x)
@@ -51,7 +49,7 @@ def rows_of(plan: Plan, x: Tensor, before: nn.Module | None = None) -> Iterator[
 def _through(plan: Plan, before: nn.Module, x: Tensor) -> Tensor:
     """x [...] through a Before module, which works along the last dimension."""
     y: Tensor = before(seen_by(plan, x))
-    if plan.kind is not None and plan.kind.layout == "channels_last":
+    if plan.kind.layout == "channels_last":
         return y.movedim(-1, 1)
     return y
 

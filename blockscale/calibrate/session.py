@@ -74,7 +74,6 @@ class Session:
         observers: list[tuple[Plan, str, Observer]] = []
         callbacks: dict[str, Callback] = {}
         for plan, part in wanted:
-            assert plan.parameter is not None
             observer = make(spec, getattr(plan.scheme, part)).to(plan.parameter.device)
             observers.append((plan, part, observer))
             look = self._looking(plan, part, observer)
@@ -114,7 +113,6 @@ class Session:
 
 
 def _collector(plan: Plan) -> InputStatsCollector:
-    assert plan.parameter is not None
     k = width(plan)
     return InputStatsCollector(k, plan.parameter.device, k // plan.features("input"))
 
@@ -128,13 +126,12 @@ def nbytes_of(plan: Plan, part: str, spec: Spec) -> int:
 
 def width(plan: Plan) -> int:
     """k of a layer's stored weight [n, k]."""
-    assert plan.parameter is not None and plan.kind is not None
     return stored_shape(plan.parameter.shape, plan.kind.layout)[-1]
 
 
 def has_rows(plan: Plan) -> bool:
     """Whether the layer's output is rows @ weight.T for one matrix of rows: no table, no groups."""
-    takes = plan.kind is not None and plan.kind.takes_input
+    takes = plan.kind.takes_input
     return takes and plan.owns_weight and getattr(plan.module, "groups", 1) == 1
 
 
@@ -142,7 +139,7 @@ def static_parts(plan: Plan) -> Iterator[str]:
     """Which of "input", "output" get a scale from an observer: those of static blocks."""
     for part in ("input", "output"):
         fmt = getattr(plan.scheme, part)
-        takes = part == "output" or (plan.kind is not None and plan.kind.takes_input)
+        takes = part == "output" or plan.kind.takes_input
         if fmt is not None and takes and fmt.block.static:
             yield part
 
