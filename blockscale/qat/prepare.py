@@ -58,16 +58,21 @@ def prepare_qat(
     entries: dict[str, Entry] = {}
     for plan in plans:
         norm = pairs.get(plan.name)
-        layer = trained(plan.module).replace(plan.module, plan.scheme, quantizers[plan.name])
-        if norm is not None:
-            layer.fold(model.get_submodule(norm))
-        layer.weight_quantizer.start(layer.float_weight())
+        layer = _prepared(model, plan, quantizers[plan.name], norm)
         entries[plan.name] = _entry(plan.entry, layer, norm, learning, note)
         note = ""  # once is enough
-    told = ledger_of(decisions, others, recipe, entries)
-    model._qat_ledger = told  # type: ignore[assignment]
+    model._qat_ledger = told = ledger_of(decisions, others, recipe, entries)  # type: ignore[assignment]
     told.warn()
     return model
+
+
+def _prepared(model: nn.Module, plan: Plan, quantizers: Quantizers, norm: str | None) -> QATLayer:
+    """The float layer of a plan, now a layer in training with the batch norm `norm` folded in."""
+    layer = trained(plan.module).replace(plan.module, plan.scheme, quantizers)
+    if norm is not None:
+        layer.fold(model.get_submodule(norm))
+    layer.weight_quantizer.start(layer.float_weight())
+    return layer
 
 
 def ledger(model: nn.Module) -> Ledger:

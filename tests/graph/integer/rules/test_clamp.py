@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from blockscale.graph.integer.convert import to_integer, with_integer_bias
+from blockscale.graph.integer.layers import NotIntegerError
 from tests.graph.integer.models import (
     INT8,
     quantized,
@@ -26,3 +27,25 @@ def test_bounds_of_activations(fmt: str) -> None:
         integer = to_integer(model, x)
         with torch.no_grad():
             assert torch.equal(integer(x), with_integer_bias(model)(x))
+
+
+@pytest.mark.parametrize(
+    ("bounded", "low", "high"),
+    [(nn.ReLU(), 0.0, None), (nn.ReLU6(), 0.0, 6.0), (nn.Hardtanh(-8, 12), -8.0, 12.0)],
+)
+def test_the_bounds_themselves(bounded: nn.Module, low: float, high: float | None) -> None:
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(layer.weight)
+    model = quantized(nn.Sequential(layer, bounded), torch.ones(1, 1), INT8, INT8)
+    model[0].input.set_scale(torch.tensor([1.0]))
+    below, above = to_integer(model, torch.ones(1, 1))(torch.tensor([[-100.0], [100.0]]))
+    assert below.item() == low
+    assert above.item() == (model[0](torch.tensor([[100.0]])).item() if high is None else high)
+
+
+def test_a_bound_between_two_steps_is_refused() -> None:
+    model = quantized(
+        nn.Sequential(nn.Linear(4, 4), nn.Hardtanh(-0.3)), torch.ones(1, 4), INT8, INT8
+    )
+    with pytest.raises(NotIntegerError, match=r"-0.3 is no multiple of the step .*: use a smaller"):
+        to_integer(model, torch.ones(1, 4))
