@@ -16,6 +16,7 @@ from blockscale.core import reference
 from blockscale.core.block import WHOLE, Block, read_block
 from blockscale.core.format import Format
 from blockscale.core.known_scale import qparams_beside
+from blockscale.core.operand import quantizer
 from blockscale.core.reference import QParams, Ranges
 from blockscale.core.scale import TwoLevel
 from blockscale.ops import primitives
@@ -70,15 +71,13 @@ def choose_scales(low: Tensor, high: Tensor, fmt: Format, outer: Tensor | None) 
 
 def round_trip(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
     """x [n, k] -> its values after a round trip."""
-    scale, outer, zero_point = qparams
-    rounded: Tensor = primitives.fake_quantize(x, scale, zero_point, outer, str(fmt), None)
+    rounded: Tensor = primitives.fake_quantize(x, quantizer(qparams, fmt))
     return rounded
 
 
 def quantized(x: Tensor, qparams: QParams, fmt: Format) -> QTensor:
     """x [n, k] with chosen scales, the true outer scale among them -> its codes."""
-    scale, outer, zero_point = qparams
-    packed = primitives.quantize(x, scale, zero_point, outer, str(fmt), None)
+    packed = primitives.quantize(x, quantizer(qparams, fmt))
     return QTensor(packed, qparams, fmt, x.shape[-1])
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from blockscale.core import philox
 from blockscale.layers.before.before import Before, BufferSpecs
-from blockscale.ops.op import seed_tensor
+from blockscale.ops.seed import seed_tensor
 
 
 class Rotate(Before):
