@@ -15,7 +15,7 @@ from blockscale.core.parse import formats as formats
 from blockscale.core.parse import parse as parse
 from blockscale.core.power_of_two import round_to_power_of_2 as round_to_power_of_2
 from blockscale.core.recipe import Recipe as Recipe
-from blockscale.files.directory.directory import quantize_directory as quantize_directory
+from blockscale.files.directory.quantize_directory import quantize_directory as quantize_directory
 from blockscale.files.load import load as load
 from blockscale.files.metadata import FileError as FileError
 from blockscale.files.save import save as save

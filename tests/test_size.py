@@ -22,7 +22,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
         65,
         "two thirds are its signature: typer's options with their help",
     ),
-    "files/directory/directory.py:quantize_directory": (
+    "files/directory/quantize_directory.py:quantize_directory": (
         50,
         "half is its docstring, of six options",
     ),

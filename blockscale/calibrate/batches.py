@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.calibrate.progress import Progress
+from blockscale.core.progress import Progress
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -17,11 +17,11 @@ from blockscale.calibrate.choose import (
     side_by_side,
     statistics_bytes,
 )
-from blockscale.calibrate.progress import Progress
-from blockscale.calibrate.progress import of as progress_of
+from blockscale.calibrate.progress_bar import listener
 from blockscale.calibrate.session import Session, has_rows, nbytes_of, static_parts
 from blockscale.core.format import Format
 from blockscale.core.ledger import Ledger
+from blockscale.core.progress import Progress
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import apply, check, plans_for
 from blockscale.layers.plan import Decision, Plan, plan_others
@@ -68,24 +68,32 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     """
     recipe = Recipe.read(recipe)
     observers.check(observer)  # also where nothing is static, so that a slip is seen
-    algorithm, change = algorithms.weights(weight), algorithms.transforms(transform)
+    methods = _Methods(algorithms.weights(weight), algorithms.transforms(transform), observer)
     plans = plans_for(model, recipe)
     check(plans, list(plan_others(model, plans, recipe)), recipe, strict=strict)
-    steps = _Steps(model, plans, (algorithm, change, observer), budget, sequential=sequential)
-    told = progress_of(progress)
+    steps = _Steps(model, plans, methods, budget, sequential=sequential)
+    told = listener(progress)
     try:
         session = Session(model, plans, Batches(batches, *steps.passes, told), strict=strict)
         with inference(model):
-            choose_before(session, change, steps.to_change)
-            for part in steps.to_observe:
-                session.observe(part, observer)
-            choose_weights(session, algorithm, steps.to_weigh, sequential=sequential)
+            choose_before(session, methods.transform, steps.to_transform)
+            for group in steps.to_observe:
+                session.observe(group, observer)
+            choose_weights(session, methods.algorithm, steps.to_weigh, sequential=sequential)
         ledger = apply(model, plans, recipe, session.places, strict=strict, seed=seed)
     finally:
         told.close()
     ledger = _told(ledger, session)
     ledger.warn()
     return ledger
+
+
+class _Methods(NamedTuple):
+    """How weights, inputs and static scales are chosen; None for what needs no choice."""
+
+    algorithm: WeightAlgorithm | None
+    transform: Transform | None
+    observer: observers.Spec
 
 
 class _Steps:
@@ -95,15 +103,15 @@ class _Steps:
         self,
         model: nn.Module,
         plans: Sequence[Decision],
-        means: tuple[WeightAlgorithm | None, Transform | None, observers.Spec],
+        methods: _Methods,
         budget: float,
         *,
         sequential: bool,
     ):
-        algorithm, change, observer = means
+        algorithm, transform, observer = methods
         layers = [plan for plan in plans if isinstance(plan, Plan)]
         fit = [plan for plan in layers if has_rows(plan) and not plan.tied]
-        self.to_change = groups(fit, statistics_bytes, budget) if change else []
+        self.to_transform = groups(fit, statistics_bytes, budget) if transform else []
         sizes = {
             (plan, part): nbytes_of(plan, part, observer)
             for plan in layers
@@ -114,9 +122,9 @@ class _Steps:
         if algorithm is not None and algorithm.needs_gram:
             place = side_by_side(model) if sequential else lambda _: None
             self.to_weigh = groups(layers, statistics_bytes, budget, place)
-            learning = sum(any(has_rows(plan) for plan in part) for part in self.to_weigh)
+            learning = sum(any(has_rows(plan) for plan in group) for group in self.to_weigh)
         counts = (
-            (len(self.to_change), f"transform {change.name!r}" if change else ""),
+            (len(self.to_transform), f"transform {transform.name!r}" if transform else ""),
             (len(self.to_observe), "static scales"),
             (learning, f"weight {algorithm.name!r}" if algorithm else ""),
         )

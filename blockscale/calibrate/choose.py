@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.calibrate.algorithms import Transform, WeightAlgorithm
-from blockscale.calibrate.collect import Statistics
+from blockscale.calibrate.input_stats import InputStatsCollector
 from blockscale.calibrate.session import Session, has_rows, width
 from blockscale.core.layout import to_stored
 from blockscale.core.recipe import Scheme
@@ -30,21 +30,21 @@ def groups(
     place: Callable[[Item], object] = lambda _: None,
 ) -> list[list[Item]]:
     """Items in groups of neighbours that are in one place and whose sizes fit into the budget."""
-    found: list[list[Item]] = []
+    gathered: list[list[Item]] = []
     used, last = 0.0, None
     for item in items:
         needed, here = size(item), place(item)
-        if not found or here != last or (used and used + needed > budget):
-            found.append([])
+        if not gathered or here != last or (used and used + needed > budget):
+            gathered.append([])
             used = 0.0
-        found[-1].append(item)
+        gathered[-1].append(item)
         used, last = used + needed, here
-    return found
+    return gathered
 
 
 def statistics_bytes(plan: Plan) -> float:
     """Bytes that the statistics of a layer's input need."""
-    return Statistics.nbytes(width(plan)) if has_rows(plan) else 0
+    return InputStatsCollector.nbytes(width(plan)) if has_rows(plan) else 0
 
 
 def side_by_side(model: nn.Module) -> Callable[[Plan], str]:
@@ -60,65 +60,67 @@ def side_by_side(model: nn.Module) -> Callable[[Plan], str]:
 
 
 def choose_before(
-    session: Session, change: Transform | None, parts: Sequence[Sequence[Plan]]
+    session: Session, transform: Transform | None, layer_groups: Sequence[Sequence[Plan]]
 ) -> None:
     """What each layer's input goes through first: nothing for those that saw no data."""
-    if change is None:
+    if transform is None:
         return
-    left = {plan.name: plan for plan in session.layers if plan.kind and plan.kind.takes_input}
-    for plan in (each for part in parts for each in part):
+    left = {plan.name: plan for plan in session.layers if plan.kind.takes_input}
+    for plan in (each for group in layer_groups for each in group):
         left.pop(plan.name)
     for name, plan in left.items():
         why = "its convolution has groups" if plan.owns_weight and not plan.tied else "it is tied"
-        session.details[name].append(f"{change.name}: not transformed, {why}")
-    for part in parts:
-        known = session.statistics(part)
-        for plan in part:
+        session.details[name].append(f"{transform.name}: not transformed, {why}")
+    for group in layer_groups:
+        known = session.statistics(group)
+        for plan in group:
             if plan.name not in known:
-                session.details[plan.name].append(f"{change.name}: not transformed, it saw no data")
+                why = "not transformed, it saw no data"
+                session.details[plan.name].append(f"{transform.name}: {why}")
                 continue
-            assert plan.scheme.weight is not None
-            before, done = change.prepare(
+            before, done = transform.prepare(
                 _weight(plan),
-                plan.scheme.weight,
+                plan.format,
                 plan.scheme.input,
                 known[plan.name],
                 plan.name,
             )
             session.places[plan.name].before = cast("Before | None", before)
-            session.details[plan.name] += [f"{change.name}: {each}" for each in done]
+            session.details[plan.name] += [f"{transform.name}: {each}" for each in done]
 
 
 def choose_weights(
     session: Session,
     algorithm: WeightAlgorithm | None,
-    parts: Sequence[Sequence[Plan]],
+    layer_groups: Sequence[Sequence[Plan]],
     *,
     sequential: bool,
 ) -> None:
-    """The codes of every weight, part by part.
+    """The codes of every weight, group by group.
 
-    sequential: while a part is looked at, the weights of the parts before are quantized ones.
+    sequential: while a group is looked at, the weights of the groups before are quantized ones.
     """
     if algorithm is None:
         return
     old: dict[str, nn.Module] = {}
     try:
-        for part in parts:
-            grams = _grams(session, algorithm, part)
-            for plan in part:
+        for group in layer_groups:
+            grams = _grams(session, algorithm, group)
+            for plan in group:
                 if plan.owns_weight:
                     _choose_weight(session, algorithm, plan, grams.get(plan.name))
             if sequential and algorithm.needs_gram:
-                layers = _weights_only(session, part)
+                layers = _weights_only(session, group)
                 old |= {name: session.model.get_submodule(name) for name in layers}
                 swap(session.model, layers)
     finally:
         swap(session.model, old)
 
 
-def _grams(session: Session, algorithm: WeightAlgorithm, part: Sequence[Plan]) -> dict[str, Tensor]:
-    plans = [plan for plan in part if has_rows(plan)]
+def _grams(
+    session: Session, algorithm: WeightAlgorithm, group: Sequence[Plan]
+) -> dict[str, Tensor]:
+    plans = [plan for plan in group if has_rows(plan)]
     if not algorithm.needs_gram or not plans:
         return {}
     known = session.statistics(plans)
@@ -128,14 +130,13 @@ def _grams(session: Session, algorithm: WeightAlgorithm, part: Sequence[Plan]) -
 def _choose_weight(
     session: Session, algorithm: WeightAlgorithm, plan: Plan, gram: Tensor | None
 ) -> None:
-    place, fmt = session.places[plan.name], plan.scheme.weight
-    assert fmt is not None
+    place = session.places[plan.name]
     stored = _weight(plan)
     if place.before is not None:
         stored = place.before.to_weight(stored)
-    place.weight, notes = algorithm.quantize(stored, fmt, gram, plan.name)
+    place.weight, notes = algorithm.quantize(stored, plan.format, gram, plan.name)
     session.details[plan.name].append(f"weight by {algorithm.name}")
-    if not algorithm.needs_gram or (plan.kind and plan.kind.takes_input):
+    if not algorithm.needs_gram or plan.kind.takes_input:
         session.notes[plan.name] += notes
     else:  # a table has no inputs to know of, and that is nothing to warn of
         session.details[plan.name] += notes
@@ -143,16 +144,14 @@ def _choose_weight(
 
 def _weight(plan: Plan) -> Tensor:
     """A layer's weight as it is stored [n, k], in float32."""
-    assert plan.parameter is not None and plan.kind is not None
     return to_stored(plan.parameter.detach(), plan.kind.layout).to(torch.float32)
 
 
-def _weights_only(session: Session, part: Sequence[Plan]) -> dict[str, QLayer]:
+def _weights_only(session: Session, group: Sequence[Plan]) -> dict[str, QLayer]:
     """{name: the layer with its weight quantized, and nothing else}."""
     layers: dict[str, QLayer] = {}
-    for plan in part:
+    for plan in group:
         place, parameter = session.places[plan.name], plan.parameter
-        assert plan.kind is not None and parameter is not None
         if place.weight is None:  # it shares another layer's codes
             continue
         q = QWeight(place.weight, tuple(parameter.shape), parameter.dtype, plan.kind.layout)

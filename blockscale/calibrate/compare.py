@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from blockscale.calibrate.batches import Batches, call, inference
-from blockscale.calibrate.collect import Callback, features_last, watch
 from blockscale.calibrate.comparison import Comparison, LayerComparison
 from blockscale.calibrate.errors import RoundingSums, Sums, add_input, add_weight
-from blockscale.calibrate.progress import Progress
-from blockscale.calibrate.progress import of as progress_of
+from blockscale.calibrate.hooks import Callback, watch
+from blockscale.calibrate.layer_rows import features_last
+from blockscale.calibrate.progress_bar import listener
 from blockscale.core import reference
 from blockscale.core.layout import to_stored
+from blockscale.core.progress import Progress
 from blockscale.core.reference import QParams
 from blockscale.layers.layer import QLayer
 
@@ -43,7 +44,7 @@ def compare(
     second model has no quantized layer, or one that is not in the first.
     """
     layers = _pairs(model_float, model_quantized)
-    told, output, count = progress_of(progress), Sums(), 0
+    told, output, count = listener(progress), Sums(), 0
     try:
         with inference(model_float, model_quantized):
             for batch in Batches(batches, 1, "", told):
@@ -51,8 +52,8 @@ def compare(
                 count += 1
     finally:
         told.close()
-    found = Comparison(tuple(layer.result() for layer in layers), output.result(), count)
-    return found.sorted()
+    compared = tuple(layer.result() for layer in layers)
+    return Comparison(compared, output.result(), count).sorted()
 
 
 def _pairs(model_float: nn.Module, model_quantized: nn.Module) -> list["_Layer"]:
@@ -114,7 +115,7 @@ class _Layer:
             self.accumulated.add(a, y)
 
     def result(self) -> LayerComparison:
-        """All that was found."""
+        """All that was measured."""
         layer, sums = self.layer, RoundingSums(self.layer.weight.format)
         weight = self.like
         dense: Any = weight.dequantize_weight() if isinstance(weight, QLayer) else weight.weight

@@ -1,4 +1,4 @@
-"""What bs.compare found: a value, a table, and plain data."""
+"""What bs.compare measured: a value, a table, and plain data."""
 
 import json
 import math
@@ -107,18 +107,18 @@ class Comparison:
 
 
 def _row(layer: LayerComparison) -> tuple[str, ...]:
-    found = layer.accumulated
+    total = layer.accumulated
     return (
         layer.name, *_rounding(layer.weight), *_rounding(layer.input),
-        _sqnr(layer.isolated), _sqnr(found), "" if found is None else f"{found.cosine:.6f}",
+        _sqnr(layer.isolated), _sqnr(total), "" if total is None else f"{total.cosine:.6f}",
         layer.formats,
     )  # fmt: skip
 
 
-def _rounding(found: Rounding | None) -> tuple[str, str, str]:
-    if found is None:
+def _rounding(error: Rounding | None) -> tuple[str, str, str]:
+    if error is None:
         return "", "", ""
-    return _sqnr(found), f"{found.saturated:.2f}", f"{found.underflowed:.2f}"
+    return _sqnr(error), f"{error.saturated:.2f}", f"{error.underflowed:.2f}"
 
 
 def _sqnr(error: Deviation | None) -> str:

@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from blockscale.calibrate.batches import Batches, inference
-from blockscale.calibrate.collect import Callback, seen_by, watch
-from blockscale.calibrate.progress import Progress
-from blockscale.calibrate.progress import of as progress_of
+from blockscale.calibrate.hooks import Callback, watch
+from blockscale.calibrate.layer_rows import seen_by
+from blockscale.calibrate.progress_bar import listener
 from blockscale.core.ledger import SkippedError
+from blockscale.core.progress import Progress
 from blockscale.core.recipe import Recipe
 from blockscale.layers.plan import Plan, plan_layers
 
@@ -42,7 +43,7 @@ class Coverage:
         def count(x: Tensor, y: Any) -> None:
             del y
             seen.calls += 1
-            indices = plan.kind is not None and not plan.kind.takes_input
+            indices = not plan.kind.takes_input
             seen.rows += x.numel() if indices else seen_by(plan, x)[..., 0].numel()
 
         return count
@@ -89,13 +90,13 @@ def coverage(
     batches that are none.
     """
     plans = [p for p in plan_layers(model, Recipe.read(recipe)) if isinstance(p, Plan)]
-    found, told = Coverage(), progress_of(progress)
+    counted, told = Coverage(), listener(progress)
     try:
         data = Batches(batches, 1, "", told)
-        callbacks = {plan.module: found.counter(plan) for plan in plans}
+        callbacks = {plan.module: counted.counter(plan) for plan in plans}
         with inference(model), watch(callbacks):
             data.run(model)
     finally:
         told.close()
-    found.batches = data.count
-    return found
+    counted.batches = data.count
+    return counted

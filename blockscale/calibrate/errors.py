@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.calibrate.algorithms.candidates import block_sums, pieces
+from blockscale.calibrate.algorithms.block_scales import block_sums, whole_blocks
 from blockscale.core import reference
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams
@@ -130,8 +130,8 @@ class RoundingSums(Sums):
 
     def _worst(self) -> tuple[Place, ...]:
         mean = (self._squares / self._counts.clamp(min=1)).sqrt()
-        found = mean.flatten().topk(min(WORST, mean.numel()))
-        pairs = zip(found.indices.tolist(), found.values.tolist(), strict=True)
+        largest = mean.flatten().topk(min(WORST, mean.numel()))
+        pairs = zip(largest.indices.tolist(), largest.values.tolist(), strict=True)
         return tuple(
             Place(tuple(int(i) for i in torch.unravel_index(torch.tensor(at), mean.shape)), value)
             for at, value in pairs
@@ -140,12 +140,12 @@ class RoundingSums(Sums):
 
 
 def add_weight(sums: RoundingSums, x: Tensor, q: QTensor) -> None:
-    """A weight [n, k] and its codes, in pieces of whole blocks."""
+    """A weight [n, k] and its codes, in parts of whole blocks."""
     rounded, fmt = q.dequantize(), q.format
     sums.count(x, rounded, q.qparams)
     squares = x.new_zeros(fmt.block.scale_shape(x.shape), dtype=torch.float64)
     counts = torch.zeros_like(squares)
-    for of_weight, of_scale in pieces((x.shape[0], x.shape[1]), fmt.block):
+    for of_weight, of_scale in whole_blocks((x.shape[0], x.shape[1]), fmt.block):
         squared = _squared(x[of_weight], rounded[of_weight])
         squares[of_scale] = block_sums(squared, fmt.block)
         counts[of_scale] = block_sums(torch.ones_like(squared), fmt.block)

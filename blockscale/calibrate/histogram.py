@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blockscale.calibrate.observers.observer import Observer
+from blockscale.calibrate.observer import Observer
 from blockscale.core.format import Format
 
 _BITS = 8  # of the mantissa: bins an octave

@@ -7,15 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.calibrate.batches import Batches
-from blockscale.calibrate.collect import (
-    Callback,
-    InputStats,
-    Statistics,
-    rows_of,
-    seen_by,
-    watch,
-)
 from blockscale.calibrate.coverage import Coverage
+from blockscale.calibrate.hooks import Callback, watch
+from blockscale.calibrate.input_stats import InputStats, InputStatsCollector
+from blockscale.calibrate.layer_rows import rows_of, seen_by
 from blockscale.calibrate.observers import Observer, Spec, make
 from blockscale.core.layout import stored_shape
 from blockscale.layers.plan import Decision, Plan
@@ -33,10 +28,6 @@ class Session:
         self.coverage: Coverage | None = None
         self.details: dict[str, list[str]] = {plan.name: [] for plan in self.layers}
         self.notes: dict[str, list[str]] = {plan.name: [] for plan in self.layers}
-
-    def saw(self, plan: Plan) -> bool:
-        """Whether the layer saw any data in the first pass."""
-        return self.coverage is not None and self.coverage.layers[plan.name].rows > 0
 
     def run(self, callbacks: Mapping[str, Callback]) -> None:
         """One pass over the batches. The first one counts what every layer sees, too.
@@ -62,19 +53,15 @@ class Session:
 
     def statistics(self, plans: Sequence[Plan]) -> dict[str, InputStats]:
         """One pass: what is known of these layers' inputs, of those that saw any."""
-        found = {}
-        for plan in plans:
-            assert plan.parameter is not None
-            k = width(plan)
-            found[plan.name] = Statistics(k, plan.parameter.device, k // plan.features("input"))
-        self.run({plan.name: self._gather(plan, found[plan.name]) for plan in plans})
-        for name, gathered in found.items():
-            note = f"{gathered.skipped} rows of its input hold a NaN or an infinity, left out"
-            if gathered.skipped and note not in self.notes[name]:
+        collectors = {plan.name: _collector(plan) for plan in plans}
+        self.run({plan.name: self._gather(plan, collectors[plan.name]) for plan in plans})
+        for name, collector in collectors.items():
+            note = f"{collector.skipped} rows of its input hold a NaN or an infinity, left out"
+            if collector.skipped and note not in self.notes[name]:
                 self.notes[name].append(note)
-        return {name: gathered.result() for name, gathered in found.items() if gathered.rows}
+        return {name: each.result() for name, each in collectors.items() if each.rows}
 
-    def _gather(self, plan: Plan, into: Statistics) -> Callback:
+    def _gather(self, plan: Plan, into: InputStatsCollector) -> Callback:
         def add(x: Tensor, y: Any) -> None:
             del y
             for piece in rows_of(plan, x, self.places[plan.name].before):
@@ -84,16 +71,15 @@ class Session:
 
     def observe(self, wanted: Sequence[tuple[Plan, str]], spec: Spec) -> None:
         """One pass: static scales for these layers' "input" or "output", by new observers."""
-        found: list[tuple[Plan, str, Observer]] = []
+        observers: list[tuple[Plan, str, Observer]] = []
         callbacks: dict[str, Callback] = {}
         for plan, part in wanted:
-            assert plan.parameter is not None
             observer = make(spec, getattr(plan.scheme, part)).to(plan.parameter.device)
-            found.append((plan, part, observer))
+            observers.append((plan, part, observer))
             look = self._looking(plan, part, observer)
             callbacks[plan.name] = _each(look, callbacks.get(plan.name))
         self.run(callbacks)
-        for plan, part, observer in found:
+        for plan, part, observer in observers:
             self._set_scale(plan.name, part, observer)
 
     def _looking(self, plan: Plan, part: str, observer: Observer) -> Callback:
@@ -126,6 +112,11 @@ class Session:
         self.details[name].append(f"static {part} by {observer.name}{more and f' ({more})'}")
 
 
+def _collector(plan: Plan) -> InputStatsCollector:
+    k = width(plan)
+    return InputStatsCollector(k, plan.parameter.device, k // plan.features("input"))
+
+
 def nbytes_of(plan: Plan, part: str, spec: Spec) -> int:
     """Bytes of an observer that has begun. Raises ValueError for a format it cannot serve."""
     probe = make(spec, getattr(plan.scheme, part))
@@ -135,13 +126,12 @@ def nbytes_of(plan: Plan, part: str, spec: Spec) -> int:
 
 def width(plan: Plan) -> int:
     """k of a layer's stored weight [n, k]."""
-    assert plan.parameter is not None and plan.kind is not None
     return stored_shape(plan.parameter.shape, plan.kind.layout)[-1]
 
 
 def has_rows(plan: Plan) -> bool:
     """Whether the layer's output is rows @ weight.T for one matrix of rows: no table, no groups."""
-    takes = plan.kind is not None and plan.kind.takes_input
+    takes = plan.kind.takes_input
     return takes and plan.owns_weight and getattr(plan.module, "groups", 1) == 1
 
 
@@ -149,7 +139,7 @@ def static_parts(plan: Plan) -> Iterator[str]:
     """Which of "input", "output" get a scale from an observer: those of static blocks."""
     for part in ("input", "output"):
         fmt = getattr(plan.scheme, part)
-        takes = part == "output" or (plan.kind is not None and plan.kind.takes_input)
+        takes = part == "output" or plan.kind.takes_input
         if fmt is not None and takes and fmt.block.static:
             yield part
 

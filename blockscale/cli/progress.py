@@ -8,7 +8,7 @@ from typing import Self
 from rich import progress as bars
 from rich.console import Console
 
-from blockscale.files.progress import Progress
+from blockscale.core.progress import Progress
 from blockscale.report.wording import size
 
 _SECONDS = 10.0  # between lines where there is no terminal
@@ -48,19 +48,21 @@ class Bar(Progress):
         """Bytes of source tensors a second, of this run."""
         return (self._done - self._before) / max(time.monotonic() - self._began, 1e-9)
 
-    def start(self, total: int, done: int) -> None:
+    def start(self, total: int | None, done: int = 0) -> None:
         """Show the bar."""
-        self._total, self._done, self._before = total, done, done
+        self._total, self._done, self._before = total or 0, done, done
         self._began = self._told = time.monotonic()
         self._task = self._bar.add_task("", total=total, completed=done)
         if done:
-            self.say(f"going on: {size(done)} of {size(total)} were finished by an earlier run")
+            self.say(
+                f"going on: {size(done)} of {size(self._total)} were finished by an earlier run"
+            )
 
-    def advance(self, name: str, nbytes: int) -> None:
-        """Move it on."""
-        self._done += nbytes
+    def advance(self, name: str = "", amount: int = 1) -> None:
+        """Move it on by `amount` bytes."""
+        self._done += amount
         if self._lively and self._task is not None:
-            self._bar.update(self._task, advance=nbytes, description=name)
+            self._bar.update(self._task, advance=amount, description=name)
         elif not self._quiet and time.monotonic() - self._told >= _SECONDS:
             self._told = time.monotonic()
             share = 100 * self._done / max(self._total, 1)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockscale.core.bits import exponent, pow2
+from blockscale.core.means import in_units, mean_of, unit_exponent
 
 WHOLE = 0  # a block size: all of this dimension
 SPELLINGS = "tensor, channelA, token, groupN, groupN@A, tileRxC"
@@ -155,14 +155,10 @@ class Blocks:
         if above is not None:
             chosen = chosen & (size > self._per_block(above))
         largest = size.amax(self._dims, keepdim=True)
-        power = exponent(torch.where(largest > 0, largest, 1.0)).clamp(min=-126)
-        shift = 30 - power  # two factors: 2^156 is not a float32
-        half = shift.div(2, rounding_mode="floor")
-        whole = (size * pow2(half) * pow2(shift - half)).to(torch.int64)
-        total = torch.where(chosen, whole, 0).sum(self._dims).to(torch.float32)
-        count = chosen.sum(self._dims).clamp(min=1).to(torch.float32)
-        mean = total / count * 2.0**-30 * pow2(power).reshape(total.shape)
-        return mean.reshape(self.shape)
+        power = unit_exponent(largest)
+        total = torch.where(chosen, in_units(size, power), 0).sum(self._dims)
+        count = chosen.sum(self._dims)
+        return mean_of(total, count, power.reshape(total.shape)).reshape(self.shape)
 
     def _per_block(self, scale: Tensor) -> Tensor:
         """One number per block, shaped to broadcast with the split tensor."""

@@ -68,12 +68,20 @@ def ranges(x: Tensor, fmt: Format) -> Ranges:
     Not so for binary and ternary, whose high is a mean.
     """
     blocks = Blocks(widen(x), fmt.block)
+    return with_means(extremes(blocks, fmt), blocks, fmt)
+
+
+def extremes(blocks: Blocks, fmt: Format) -> Ranges:
+    """The smallest and largest finite value of each block, also where its scale is a mean (3.1)."""
     low, high = blocks.range()
-    mean = fmt.element.magnitude(blocks)
-    if mean is not None:
-        low, high = -mean, mean
     poisoned = blocks.poisoned() if fmt.scale.poisons else torch.zeros_like(low, dtype=torch.bool)
     return Ranges(low, high, poisoned)
+
+
+def with_means(ranges: Ranges, blocks: Blocks, fmt: Format) -> Ranges:
+    """The same, but for elements whose scale is a mean, that mean is the range's end (3.2)."""
+    mean = fmt.element.magnitude(blocks)
+    return ranges if mean is None else Ranges(-mean, mean, ranges.poisoned)
 
 
 def qparams_from_range(low: Tensor, high: Tensor, poisoned: Tensor, fmt: Format) -> QParams:
@@ -108,8 +116,7 @@ def _store(
         stored = scale.store(a, fmt.levels, fmt.fraction_bits)
         return (torch.where(poisoned, 255, stored) if scale.byte else stored), None
     codes, outer = scale.store(a, fmt.levels, poisoned)
-    nan_code = scale.inner.element.nan_code
-    return (codes if nan_code is None else torch.where(poisoned, nan_code, codes)), outer
+    return scale.poison(codes, poisoned), outer
 
 
 def _quotient(low: Tensor, high: Tensor, fmt: Format) -> Tensor:

@@ -214,10 +214,19 @@ class TwoLevel(Generic[Inner]):
 
     def store(self, a: Tensor, levels: Levels, poisoned: Tensor) -> tuple[Tensor, Tensor]:
         """The numerator a [...] float32 -> the stored scale [...], codes, and the outer scale."""
-        element = self.inner.element
         ratio, outer = self.ratio(a, levels, poisoned)
+        return self.encode(ratio), outer
+
+    def encode(self, ratio: Tensor) -> Tensor:
+        """Block scales in units of their outer scale [...] float32 -> inner codes [...]."""
+        element = self.inner.element
         ratio = ratio.clamp(element.smallest_normal, element.max)
-        return element.encode(ratio, nearest_even, None, False), outer
+        return element.encode(ratio, nearest_even, None, False)
+
+    def poison(self, codes: Tensor, poisoned: Tensor) -> Tensor:
+        """Inner codes [...] -> the NaN code where a block is poisoned, if there is such a code."""
+        nan_code = self.inner.element.nan_code
+        return codes if nan_code is None else torch.where(poisoned, nan_code, codes)
 
     def values(self, codes: Tensor) -> Tensor:
         """The stored scale [...], codes -> their values [...] float32, without the outer scale."""

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from blockscale.files.contents import Checkpoint, open_checkpoint
-from blockscale.files.inspect import Row, inspect
+from blockscale.core.progress import Progress
+from blockscale.files.inspect import TensorSummary, inspect
 from blockscale.files.metadata import FileError
-from blockscale.files.progress import Progress
+from blockscale.files.slabs.cutting import SLAB, cut
 from blockscale.files.slabs.pool import Map, Pool
-from blockscale.files.slabs.rows import OpenCheckpoint, Rows
-from blockscale.files.slabs.slabs import SLAB, cut
+from blockscale.files.slabs.rows import OpenStoredModel, Rows
+from blockscale.files.stored_model import StoredModel, open_stored_model
 
 
 @dataclass(frozen=True)
-class Difference:
+class TensorDifference:
     """One tensor in both: a is what it should be, b what it is."""
 
     name: str
@@ -46,10 +46,10 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What `compare` found."""
+class FileComparison:
+    """What `compare` gives: each tensor that is in both, and the names of the others."""
 
-    differences: tuple[Difference, ...]
+    differences: tuple[TensorDifference, ...]
     only_a: tuple[str, ...] = ()
     only_b: tuple[str, ...] = ()
     mismatched: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
@@ -66,14 +66,14 @@ class Comparison:
 
 def compare(
     a: str | Path, b: str | Path, *, elements: int = SLAB, progress: Progress | None = None
-) -> Comparison:
+) -> FileComparison:
     """Compare every tensor of `a` with the one of the same name in `b`; either may be quantized.
 
     Quantized tensors are dequantized to float32; sums are float64. `elements` is the size of a
     slab. Raises FileError for files that cannot be read, or that have no tensor in common.
     """
     progress = progress or Progress()
-    side_a, side_b = open_checkpoint(a), open_checkpoint(b)
+    side_a, side_b = open_stored_model(a), open_stored_model(b)
     rows_a, rows_b = _rows(a, side_a), _rows(b, side_b)
     pairs = [(name, row, rows_b[name]) for name, row in rows_a.items() if name in rows_b]
     if not pairs:
@@ -83,24 +83,24 @@ def compare(
         )
     fitting = [pair for pair in pairs if pair[1].shape == pair[2].shape]
     progress.start(sum(row.nbytes for _, row, _ in fitting), 0)
-    found = []
-    with OpenCheckpoint(side_a) as open_a, OpenCheckpoint(side_b) as open_b, Pool() as pool:
+    differences = []
+    with OpenStoredModel(side_a) as tensors_a, OpenStoredModel(side_b) as tensors_b, Pool() as pool:
         for name, x, y in fitting:
             layout = y.layout or x.layout or "plain"
-            rows = open_a.rows(x.name, layout), open_b.rows(y.name, layout)
-            found.append(_difference(name, x, y, _errors(*rows, elements, pool.map)))
+            slab_rows = tensors_a.rows(x.name, layout), tensors_b.rows(y.name, layout)
+            differences.append(_difference(name, x, y, _errors(*slab_rows, elements, pool.map)))
             progress.advance(name, x.nbytes)
     mismatched = {name: (x.shape, y.shape) for name, x, y in pairs if x.shape != y.shape}
     only_a, only_b = (
         tuple(sorted(p.keys() - q.keys())) for p, q in ((rows_a, rows_b), (rows_b, rows_a))
     )
-    return Comparison(tuple(found), only_a, only_b, mismatched)
+    return FileComparison(tuple(differences), only_a, only_b, mismatched)
 
 
-def _rows(path: str | Path, checkpoint: Checkpoint) -> dict[str, Row]:
+def _rows(path: str | Path, source: StoredModel) -> dict[str, TensorSummary]:
     """{name: its row}, also under the names that are tied to it."""
     rows = {row.name: row for row in inspect(path).rows}
-    tied = checkpoint.metadata.aliases.items()
+    tied = source.metadata.aliases.items()
     return rows | {alias: rows[to] for alias, to in tied if to in rows and alias not in rows}
 
 
@@ -134,9 +134,9 @@ def _slab_errors(a: Tensor, b: Tensor) -> _Errors:
     return _Errors(float(x.square().sum()), float(error.square().sum()), largest, odd)
 
 
-def _difference(name: str, a: Row, b: Row, errors: _Errors) -> Difference:
+def _difference(name: str, a: TensorSummary, b: TensorSummary, errors: _Errors) -> TensorDifference:
     signal, noise, largest, odd = errors
     sqnr = math.inf
     if noise > 0:
         sqnr = 10 * math.log10(signal / noise) if signal > 0 else -math.inf
-    return Difference(name, a.shape, a.format, b.format, a.bits, b.bits, sqnr, largest, odd)
+    return TensorDifference(name, a.shape, a.format, b.format, a.bits, b.bits, sqnr, largest, odd)

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from blockscale.files.contents import DTYPES
+from blockscale.files.stored_model import DTYPES
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LENGTH = 8  # bytes that hold the header's length
 LARGEST = 100_000_000  # bytes of JSON that safetensors' own reader accepts
 
 
-class Spec(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor in a file."""
 
     dtype: str  # safetensors' name, known to torch or not
@@ -33,14 +33,14 @@ class Spec(NamedTuple):
         return DTYPES.get(self.dtype)
 
 
-def spec(dtype: torch.dtype, shape: tuple[int, ...]) -> Spec:
+def sized(dtype: torch.dtype, shape: tuple[int, ...]) -> StoredTensor:
     """What a tensor of `dtype` and `shape` takes."""
-    return Spec(_NAMES[dtype], tuple(shape), prod(shape) * dtype.itemsize)
+    return StoredTensor(_NAMES[dtype], tuple(shape), prod(shape) * dtype.itemsize)
 
 
 def lay_out(
-    tensors: Mapping[str, Spec], metadata: Mapping[str, str]
-) -> tuple[bytes, dict[str, Spec]]:
+    tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, StoredTensor]]:
     """The file's first bytes, and where each tensor goes.
 
     Wide dtypes come first, as in safetensors' own writer, so that every tensor is aligned.
@@ -60,11 +60,11 @@ def lay_out(
     return len(text).to_bytes(LENGTH, "little") + text, placed
 
 
-def _width(tensor: Spec) -> int:
+def _width(tensor: StoredTensor) -> int:
     return 1 if tensor.torch_dtype is None else tensor.torch_dtype.itemsize
 
 
-def parse_header(text: bytes) -> tuple[dict[str, Spec], dict[str, str]]:
+def parse_header(text: bytes) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     """The JSON of a header -> its tensors in the file's order, and its metadata.
 
     Raises ValueError where it is none: damaged JSON, gaps between tensors, sizes that do not fit.
@@ -72,10 +72,10 @@ def parse_header(text: bytes) -> tuple[dict[str, Spec], dict[str, str]]:
     try:
         data = json.loads(text)
         metadata = dict(data.pop("__metadata__", None) or {})
-        found = {name: _read_spec(entry, LENGTH + len(text)) for name, entry in data.items()}
+        specs = {name: _read_spec(entry, LENGTH + len(text)) for name, entry in data.items()}
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(repr(error)) from None
-    tensors = dict(sorted(found.items(), key=lambda item: (item[1].start, item[1].nbytes)))
+    tensors = dict(sorted(specs.items(), key=lambda item: (item[1].start, item[1].nbytes)))
     end = LENGTH + len(text)
     for name, tensor in tensors.items():
         if tensor.start != end:
@@ -84,10 +84,10 @@ def parse_header(text: bytes) -> tuple[dict[str, Spec], dict[str, str]]:
     return tensors, metadata
 
 
-def _read_spec(entry: Mapping[str, Any], first: int) -> Spec:
+def _read_spec(entry: Mapping[str, Any], first: int) -> StoredTensor:
     shape = tuple(int(size) for size in entry["shape"])
     begin, end = (int(offset) for offset in entry["data_offsets"])
-    tensor = Spec(str(entry["dtype"]), shape, end - begin, first + begin)
+    tensor = StoredTensor(str(entry["dtype"]), shape, end - begin, first + begin)
     known = tensor.torch_dtype
     if known is not None and prod(shape) * known.itemsize != tensor.nbytes:
         raise ValueError(f"{tensor.dtype} {list(shape)} does not take {tensor.nbytes} bytes")

@@ -6,13 +6,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from blockscale.files.contents import Checkpoint, open_checkpoint
-from blockscale.files.header import Spec
+from blockscale.files.header import StoredTensor
+from blockscale.files.stored_model import StoredModel, open_stored_model
 from blockscale.files.stream import Reader
 
 
 @dataclass(frozen=True)
-class Row:
+class TensorSummary:
     """One tensor, or all that have one format."""
 
     name: str
@@ -43,20 +43,20 @@ class Contents:
     """The tensors of a file or directory; `files` has the size of each file."""
 
     path: Path
-    rows: tuple[Row, ...]
+    rows: tuple[TensorSummary, ...]
     files: dict[str, int]
 
     @property
-    def totals(self) -> list[Row]:
+    def totals(self) -> list[TensorSummary]:
         """One row for each format, largest first."""
-        groups: dict[tuple[str, bool], list[Row]] = {}
+        groups: dict[tuple[str, bool], list[TensorSummary]] = {}
         for row in self.rows:
             groups.setdefault((row.format, row.quantized), []).append(row)
-        found = [_sum(fmt, quantized, rows) for (fmt, quantized), rows in groups.items()]
-        return sorted(found, key=lambda row: -row.nbytes)
+        sums = [_sum(fmt, quantized, rows) for (fmt, quantized), rows in groups.items()]
+        return sorted(sums, key=lambda row: -row.nbytes)
 
     @property
-    def total(self) -> Row:
+    def total(self) -> TensorSummary:
         """All tensors as one row."""
         return _sum("all", any(row.quantized for row in self.rows), list(self.rows))
 
@@ -71,12 +71,14 @@ class Contents:
         }
 
 
-def _sum(fmt: str, quantized: bool, rows: list[Row]) -> Row:
+def _sum(fmt: str, quantized: bool, rows: list[TensorSummary]) -> TensorSummary:
     elements, nbytes = sum(row.elements for row in rows), sum(row.nbytes for row in rows)
-    return Row("", fmt, (), elements, nbytes, quantized, tensors=sum(row.tensors for row in rows))
+    return TensorSummary(
+        "", fmt, (), elements, nbytes, quantized, tensors=sum(row.tensors for row in rows)
+    )
 
 
-def _brief(row: Row) -> dict[str, Any]:
+def _brief(row: TensorSummary) -> dict[str, Any]:
     keys = ("format", "tensors", "elements", "nbytes", "bits", "quantized")
     return {key: value for key, value in row.to_dict().items() if key in keys}
 
@@ -86,38 +88,39 @@ def inspect(path: str | Path) -> Contents:
 
     Raises FileError if there are none, or a file is damaged, cut short or of a newer version.
     """
-    checkpoint = open_checkpoint(path)
+    source = open_stored_model(path)
     sizes: dict[str, int] = {}
-    specs: dict[str, Spec] = {}
-    for file in dict.fromkeys(checkpoint.files.values()):
+    tensors: dict[str, StoredTensor] = {}
+    for file in dict.fromkeys(source.files.values()):
         with Reader(file) as reader:
             sizes[file.name] = reader.size
-            specs |= reader.tensors
+            tensors |= reader.tensors
     rows = sorted(
-        [*_quantized(checkpoint, specs), *_plain(checkpoint, specs)], key=lambda row: row.name
+        [*_quantized(source, tensors), *_plain(source, tensors)], key=lambda row: row.name
     )
     return Contents(Path(path), tuple(rows), sizes)
 
 
-def _quantized(checkpoint: Checkpoint, specs: dict[str, Spec]) -> Iterator[Row]:
-    for name, info in checkpoint.metadata.tensors.items():
-        stored = checkpoint.parts_of(name)
+def _quantized(source: StoredModel, tensors: dict[str, StoredTensor]) -> Iterator[TensorSummary]:
+    for name, info in source.metadata.tensors.items():
+        parts = source.parts_of(name)
         owner = name.removesuffix(".weight")
-        layer = checkpoint.metadata.layers.get(owner, {})
-        beside = checkpoint.before_parts(owner)
-        nbytes = sum(specs[part].nbytes for part in (*stored.values(), *beside.values()))
-        file = checkpoint.files[stored["codes"]].name
-        yield Row(
+        layer = source.metadata.layers.get(owner, {})
+        beside = source.before_parts(owner)
+        nbytes = sum(tensors[part].nbytes for part in (*parts.values(), *beside.values()))
+        file = source.files[parts["codes"]].name
+        yield TensorSummary(
             name, info.format, info.shape, prod(info.shape), nbytes, True, info.layout,
             layer.get("input", ""), layer.get("output", ""), layer.get("before", ""), file,
         )  # fmt: skip
 
 
-def _plain(checkpoint: Checkpoint, specs: dict[str, Spec]) -> Iterator[Row]:
-    for name in checkpoint.plain():
-        spec = specs[name]
-        dtype = (
-            spec.dtype if spec.torch_dtype is None else str(spec.torch_dtype).removeprefix("torch.")
+def _plain(source: StoredModel, tensors: dict[str, StoredTensor]) -> Iterator[TensorSummary]:
+    for name in source.plain():
+        tensor = tensors[name]
+        known = tensor.torch_dtype
+        dtype = tensor.dtype if known is None else str(known).removeprefix("torch.")
+        file = source.files[name].name
+        yield TensorSummary(
+            name, dtype, tensor.shape, prod(tensor.shape), tensor.nbytes, False, file=file
         )
-        file = checkpoint.files[name].name
-        yield Row(name, dtype, spec.shape, prod(spec.shape), spec.nbytes, False, file=file)

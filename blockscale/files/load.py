@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from blockscale.core.layout import from_stored, stored_shape
 from blockscale.core.parse import parse
 from blockscale.core.recipe import Scheme
-from blockscale.files.contents import Checkpoint, open_checkpoint
 from blockscale.files.match import (
     Matches,
     match_floats,
@@ -20,6 +19,7 @@ from blockscale.files.match import (
     shared_names,
 )
 from blockscale.files.metadata import FileError
+from blockscale.files.stored_model import StoredModel, open_stored_model
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.store import QWeight
 from blockscale.ops.tensor import QTensor, from_parts
@@ -35,31 +35,29 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     Raises FileError, and changes nothing, if the file is missing, truncated, of a newer version, of
     an unknown format, or of another model.
     """
-    checkpoint = open_checkpoint(path)
+    source = open_stored_model(path)
     refuse_quantized(model)
     shared = shared_names(model)
-    weights, dense = match_quantized(model, checkpoint, shared)
+    weights, dense = match_quantized(model, source, shared)
     quantized = {each for names in (weights | dense).values() for each in names}
-    floats = match_floats(model, checkpoint, quantized, shared)
-    changes = [_replace_layers(model, checkpoint, names, name) for name, names in weights.items()]
-    changes += [_fill(model, checkpoint, name, stored) for name, stored in floats.items()]
-    changes += [
-        _fill_dense(model, checkpoint, name, each) for name in dense for each in dense[name]
-    ]
+    floats = match_floats(model, source, quantized, shared)
+    changes = [_replace_layers(model, source, names, name) for name, names in weights.items()]
+    changes += [_fill(model, source, name, stored) for name, stored in floats.items()]
+    changes += [_fill_dense(model, source, name, each) for name in dense for each in dense[name]]
     for change in changes:
         change()
-    _warn(model, checkpoint, dense)
+    _warn(model, source, dense)
     return model
 
 
-def _warn(model: nn.Module, checkpoint: Checkpoint, dense: Matches) -> None:
+def _warn(model: nn.Module, source: StoredModel, dense: Matches) -> None:
     """Name what the model could not take as it is in the file, and what the file does not fill."""
     told: list[str] = []
     names = [each for group in dense.values() for each in group]
     if names:
         told.append(f"dequantized, because their modules cannot hold codes: {', '.join(names)}")
     owners = {name.removesuffix(".weight") for name in names}
-    if lost := sorted(name for name in owners if checkpoint.metadata.formats(name)):
+    if lost := sorted(name for name in owners if source.metadata.formats(name)):
         told.append(f"the formats of their input and output are not applied: {', '.join(lost)}")
     empty = [name for name, buffer in model.named_buffers() if buffer.device.type == "meta"]
     if empty:
@@ -68,25 +66,25 @@ def _warn(model: nn.Module, checkpoint: Checkpoint, dense: Matches) -> None:
         warnings.warn(f"blockscale: {'; '.join(told)}", stacklevel=3)
 
 
-def _read_qtensor(checkpoint: Checkpoint, name: str) -> QTensor:
-    info = checkpoint.metadata.tensors[name]
-    parts = checkpoint.parts_of(name)
-    tensors = checkpoint.read(list(parts.values()))
+def _read_qtensor(source: StoredModel, name: str) -> QTensor:
+    info = source.metadata.tensors[name]
+    parts = source.parts_of(name)
+    tensors = source.read(list(parts.values()))
     fmt = parse(info.format)
     size = (stored_shape(info.shape, info.layout) or (1,))[-1]
     return from_parts(fmt, size, {part: tensors[stored] for part, stored in parts.items()})
 
 
 def _replace_layers(
-    model: nn.Module, checkpoint: Checkpoint, names: list[str], stored: str
+    model: nn.Module, source: StoredModel, names: list[str], stored: str
 ) -> Callable[[], None]:
     """Read a quantized weight; returns what puts its layers into the model."""
-    info = checkpoint.metadata.tensors[stored]
-    q = _read_qtensor(checkpoint, stored)
+    info = source.metadata.tensors[stored]
+    q = _read_qtensor(source, stored)
     old = getattr(model.get_submodule(names[0].rpartition(".")[0]), "weight")  # noqa: B009
     device = torch.device("cpu") if old.device.type == "meta" else old.device
     weight = QWeight(q.to(device), info.shape, old.dtype, info.layout)
-    layers = {name.rpartition(".")[0]: _layer(model, checkpoint, name, weight) for name in names}
+    layers = {name.rpartition(".")[0]: _layer(model, source, name, weight) for name in names}
 
     def change() -> None:
         for name, layer in layers.items():
@@ -96,10 +94,10 @@ def _replace_layers(
     return change
 
 
-def _layer(model: nn.Module, checkpoint: Checkpoint, name: str, weight: QWeight) -> nn.Module:
+def _layer(model: nn.Module, source: StoredModel, name: str, weight: QWeight) -> nn.Module:
     owner = name.rpartition(".")[0]
     module: Any = model.get_submodule(owner)
-    formats = {part: parse(text) for part, text in checkpoint.metadata.formats(owner).items()}
+    formats = {part: parse(text) for part, text in source.metadata.formats(owner).items()}
     scheme = Scheme(weight.format, **formats)
     kind = quantized_class(module)
     assert kind is not None  # match_quantized asked
@@ -107,30 +105,30 @@ def _layer(model: nn.Module, checkpoint: Checkpoint, name: str, weight: QWeight)
     layer.take_place_of(module)
     for part in formats:
         quantizer = getattr(layer, part)
-        stored = checkpoint.quantizer_parts(f"{owner}.{part}")
+        stored = source.quantizer_parts(f"{owner}.{part}")
         if quantizer is not None and stored:
-            tensors = checkpoint.read(list(stored.values()))
+            tensors = source.read(list(stored.values()))
             quantizer.restore({p: tensors[n].to(weight.device) for p, n in stored.items()})
-    before = checkpoint.before(owner)
+    before = source.before(owner)
     if before is not None:
         try:
             layer.set_before(before)
         except ValueError as error:
-            raise FileError(f"{checkpoint.path}: {owner}: {error}") from None
+            raise FileError(f"{source.path}: {owner}: {error}") from None
     return layer
 
 
-def _fill(model: nn.Module, checkpoint: Checkpoint, name: str, stored: str) -> Callable[[], None]:
-    return _set(model, name, checkpoint.read([stored])[stored])
+def _fill(model: nn.Module, source: StoredModel, name: str, stored: str) -> Callable[[], None]:
+    return _set(model, name, source.read([stored])[stored])
 
 
 def _fill_dense(
-    model: nn.Module, checkpoint: Checkpoint, stored: str, name: str
+    model: nn.Module, source: StoredModel, stored: str, name: str
 ) -> Callable[[], None]:
-    info = checkpoint.metadata.tensors[stored]
-    values = _read_qtensor(checkpoint, stored).dequantize()
-    known = name in checkpoint.metadata.tensors or name in checkpoint.metadata.aliases
-    before = checkpoint.before((name if known else stored).rpartition(".")[0])
+    info = source.metadata.tensors[stored]
+    values = _read_qtensor(source, stored).dequantize()
+    known = name in source.metadata.tensors or name in source.metadata.aliases
+    before = source.before((name if known else stored).rpartition(".")[0])
     if before is not None:
         values = before.from_weight(values)
     return _set(model, name, from_stored(values, info.layout, info.shape))

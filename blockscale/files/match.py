@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from blockscale.files.contents import Checkpoint
 from blockscale.files.metadata import FileError
+from blockscale.files.stored_model import StoredModel
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 
@@ -30,7 +30,7 @@ Matches = dict[str, list[str]]  # {stored name: the model's names for it}
 
 
 def match_quantized(
-    model: nn.Module, checkpoint: Checkpoint, shared: dict[str, list[str]]
+    model: nn.Module, source: StoredModel, shared: dict[str, list[str]]
 ) -> tuple[Matches, Matches]:
     """Quantized tensors: those whose layers can hold codes, and the others.
 
@@ -40,19 +40,19 @@ def match_quantized(
     weights: Matches = {}
     dense: Matches = {}
     taken: dict[str, str] = {}
-    for name, info in checkpoint.metadata.tensors.items():
-        parts = checkpoint.parts_of(name)  # raises FileError if a part is missing or odd
-        tied = [n for n, original in checkpoint.metadata.aliases.items() if original == name]
+    for name, info in source.metadata.tensors.items():
+        parts = source.parts_of(name)  # raises FileError if a part is missing or odd
+        tied = [n for n, original in source.metadata.aliases.items() if original == name]
         names = list(dict.fromkeys(each for n in (name, *tied) for each in shared.get(n, [n])))
         for each in names:
-            _check_shape(checkpoint, each, _weight_shape(model, each), info.shape)
+            _check_shape(source, each, _weight_shape(model, each), info.shape)
         if other := next((taken[each] for each in names if each in taken), None):
-            others = checkpoint.parts_of(other)
-            same = info == checkpoint.metadata.tensors[other]
+            others = source.parts_of(other)
+            same = info == source.metadata.tensors[other]
             for part in parts if same else ():
-                _check_equal(checkpoint, parts[part], others[part])
+                _check_equal(source, parts[part], others[part])
             if not same:
-                _refuse_tie(checkpoint, name, other)
+                _refuse_tie(source, name, other)
             continue
         taken |= dict.fromkeys(names, name)
         holds = all(_holds(model, each, info.layout) for each in names)
@@ -61,12 +61,12 @@ def match_quantized(
 
 
 def match_floats(
-    model: nn.Module, checkpoint: Checkpoint, quantized: set[str], shared: dict[str, list[str]]
+    model: nn.Module, source: StoredModel, quantized: set[str], shared: dict[str, list[str]]
 ) -> dict[str, str]:
     """{model's name: stored name} of what is not quantized. Raises FileError on a misfit."""
-    plain, aliases = checkpoint.plain(), checkpoint.metadata.aliases
+    plain, aliases = source.plain(), source.metadata.aliases
     state = model.state_dict(keep_vars=True)
-    found: dict[str, str] = {}
+    matches: dict[str, str] = {}
     missing: list[str] = []
     for name, tensor in state.items():
         if name in quantized:
@@ -76,58 +76,58 @@ def match_floats(
         if not stored:
             missing.append(name)
             continue
-        _check_shape(checkpoint, name, tuple(tensor.shape), checkpoint.kinds[stored[0]][1])
-        _check_kind(checkpoint, stored[0], tensor)
+        _check_shape(source, name, tuple(tensor.shape), source.kinds[stored[0]][1])
+        _check_kind(source, stored[0], tensor)
         for other in stored[1:]:
-            _check_equal(checkpoint, stored[0], other)
-        found[name] = stored[0]
+            _check_equal(source, stored[0], other)
+        matches[name] = stored[0]
     buffers = {name for name, _ in model.named_buffers()}  # also those that are not saved
-    extra = sorted(plain - set(found.values()) - set(state) - buffers)
+    extra = sorted(plain - set(matches.values()) - set(state) - buffers)
     if missing or extra:
         raise FileError(
-            f"{checkpoint.path} is not of this model: {_some('it lacks', missing)}"
+            f"{source.path} is not of this model: {_some('it lacks', missing)}"
             f"{_some('it has', extra)}build the model it was made from"
         )
-    return found
+    return matches
 
 
 def _check_shape(
-    checkpoint: Checkpoint, name: str, found: tuple[int, ...] | None, expected: tuple[int, ...]
+    source: StoredModel, name: str, shape: tuple[int, ...] | None, expected: tuple[int, ...]
 ) -> None:
-    if found is None:
+    if shape is None:
         raise FileError(
-            f"{checkpoint.path}: it has {name}, which this model has not: build the model it was "
+            f"{source.path}: it has {name}, which this model has not: build the model it was "
             f"made from"
         )
-    if found != expected:
+    if shape != expected:
         raise FileError(
-            f"{checkpoint.path}: {name} has shape {expected}, this model's has {found}: build the "
+            f"{source.path}: {name} has shape {expected}, this model's has {shape}: build the "
             f"model it was made from"
         )
 
 
-def _check_kind(checkpoint: Checkpoint, name: str, tensor: Tensor) -> None:
+def _check_kind(source: StoredModel, name: str, tensor: Tensor) -> None:
     """Floating point goes into floating point, and nothing else does."""
-    dtype = checkpoint.kinds[name][0]
+    dtype = source.kinds[name][0]
     if dtype is None or dtype.is_floating_point != tensor.dtype.is_floating_point:
         raise FileError(
-            f"{checkpoint.path}: {name} is {dtype or 'of an unknown dtype'}, this model's is "
+            f"{source.path}: {name} is {dtype or 'of an unknown dtype'}, this model's is "
             f"{tensor.dtype}: build the model it was made from"
         )
 
 
-def _check_equal(checkpoint: Checkpoint, a: str, b: str) -> None:
+def _check_equal(source: StoredModel, a: str, b: str) -> None:
     """Two stored tensors that go to one place must be the same."""
     if a == b:
         return
-    tensors = checkpoint.read([a, b])
+    tensors = source.read([a, b])
     if not torch.equal(tensors[a], tensors[b]):
-        _refuse_tie(checkpoint, a, b)
+        _refuse_tie(source, a, b)
 
 
-def _refuse_tie(checkpoint: Checkpoint, a: str, b: str) -> None:
+def _refuse_tie(source: StoredModel, a: str, b: str) -> None:
     raise FileError(
-        f"{checkpoint.path}: {a} and {b} differ, but this model ties them: build the model it was "
+        f"{source.path}: {a} and {b} differ, but this model ties them: build the model it was "
         f"made from"
     )
 

@@ -17,7 +17,7 @@ weight's, and what a transform holds as `layer.before.factor` or `layer.before.s
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -56,12 +56,12 @@ class TensorInfo:
         scale = fmt.block.scale_shape(stored)
         row = stored or (1,)  # rank 0 is packed as one row
         codes = (*row[:-1], packed_size(fmt.element, row[-1]))
-        found = {"codes": (packed_dtype(fmt.element), codes), "scale": (fmt.scale.dtype, scale)}
+        parts = {"codes": (packed_dtype(fmt.element), codes), "scale": (fmt.scale.dtype, scale)}
         if isinstance(fmt.scale, TwoLevel):
-            found["outer"] = (torch.float32, fmt.scale.inner.block.scale_shape(scale))
+            parts["outer"] = (torch.float32, fmt.scale.inner.block.scale_shape(scale))
         if fmt.asym:
-            found["zero_point"] = (torch.int32, scale)
-        return found
+            parts["zero_point"] = (torch.int32, scale)
+        return parts
 
 
 @dataclass
@@ -93,6 +93,16 @@ class Metadata:
         return {"format": "pt", KEY: text, DIGEST: _digest(text)}
 
     @classmethod
+    def joined(cls, parts: Iterable["Metadata"]) -> "Metadata":
+        """That of a directory, from that of its files."""
+        whole = cls()
+        for part in parts:
+            whole.tensors |= part.tensors
+            whole.layers |= part.layers
+            whole.aliases |= part.aliases
+        return whole
+
+    @classmethod
     def decode(cls, metadata: Mapping[str, str] | None, path: object) -> "Metadata | None":
         """What `encode` made, None for a file without it.
 
@@ -117,10 +127,10 @@ class Metadata:
             tensors = {name: _tensor(name, info) for name, info in data["tensors"].items()}
             aliases = {str(name): str(to) for name, to in data["aliases"].items()}
             layers = {name: dict(parts) for name, parts in data["layers"].items()}
-            found = cls(tensors, layers, aliases)
+            decoded = cls(tensors, layers, aliases)
             for name in layers:
-                _check_layer(found, name)
-            return found
+                _check_layer(decoded, name)
+            return decoded
         except (TypeError, KeyError, AttributeError) as error:
             raise FileError(f"{path}: its blockscale metadata is damaged ({error!r})") from None
         except ValueError as error:

@@ -1,5 +1,6 @@
 """Write a model to a file of ours (docs/files.md)."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,8 +25,9 @@ def save(model: nn.Module, path: str | Path) -> None:
             f"in, or wrap it, e.g. in nn.Sequential(layer)"
         )
     path = check_place(path, "model.safetensors")
-    metadata = describe(model)
-    tensors = _unique(model.state_dict(), metadata)
+    described = describe(model)
+    tensors, aliases = _unique(model.state_dict(), described)
+    metadata = replace(described, aliases=described.aliases | aliases)
     with written_whole(path) as temporary:
         save_file(tensors, temporary, metadata.encode())
 
@@ -60,12 +62,15 @@ def _spellings(metadata: Metadata) -> set[str]:
     return {f"{name}._extra_state" for name in parts | set(metadata.tensors)}
 
 
-def _unique(state: dict[str, Tensor], metadata: Metadata) -> dict[str, Tensor]:
-    """Each tensor of a state once and contiguous; the names of the others become aliases."""
+def _unique(
+    state: dict[str, Tensor], metadata: Metadata
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Each tensor of a state once and contiguous, and {another name of it: that name}."""
     tied = tuple(f"{name}." for name in metadata.aliases)
     spelled = _spellings(metadata)
     first: dict[tuple[object, ...], str] = {}
     tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
     for name, tensor in state.items():
         if (tied and name.startswith(tied)) or name in spelled:
             continue
@@ -81,11 +86,11 @@ def _unique(state: dict[str, Tensor], metadata: Metadata) -> dict[str, Tensor]:
             tensor.stride(),
         )
         if tensor.numel() and place in first:
-            metadata.aliases[name] = first[place]
+            aliases[name] = first[place]
             continue
         first[place] = name
         whole = tensor.untyped_storage().nbytes() == tensor.nbytes
         tensors[name] = (
             tensor.contiguous() if whole else tensor.clone(memory_format=torch.contiguous_format)
         )
-    return tensors
+    return tensors, aliases

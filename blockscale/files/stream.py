@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import Tensor
 
-from blockscale.files.header import LARGEST, LENGTH, Spec, parse_header
+from blockscale.files.header import LARGEST, LENGTH, StoredTensor, parse_header
 from blockscale.files.metadata import FileError
 
 _CHUNK = 1 << 24  # bytes copied at a time
@@ -22,7 +22,7 @@ _CHUNK = 1 << 24  # bytes copied at a time
 class Reader:
     """A safetensors file open for reading.
 
-    tensors:  {name: Spec}, in the file's order
+    tensors:  {name: StoredTensor}, in the file's order
     metadata: what the file says about itself
     size:     bytes of the whole file
 
@@ -54,7 +54,7 @@ class Reader:
         """Give the file back."""
         os.close(self._file)
 
-    def _header(self) -> tuple[dict[str, Spec], dict[str, str]]:
+    def _header(self) -> tuple[dict[str, StoredTensor], dict[str, str]]:
         length = int.from_bytes(os.pread(self._file, LENGTH, 0), "little")
         if not 2 <= length <= min(LARGEST, self.size - LENGTH):
             self._refuse(f"it has {self.size} bytes, and its header would take {length}")
@@ -127,7 +127,7 @@ class Writer:
     resumed: whether `path` was already this file, begun by an earlier run; its pieces are kept.
     """
 
-    def __init__(self, path: Path, header: bytes, tensors: Mapping[str, Spec]):
+    def __init__(self, path: Path, header: bytes, tensors: Mapping[str, StoredTensor]):
         """header, tensors: what `lay_out` gave."""
         self._path, self._tensors = path, tensors
         size = len(header) + sum(tensor.nbytes for tensor in tensors.values())

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 import blockscale as bs
 from blockscale.calibrate.calibrate import calibrate
 from blockscale.calibrate.choose import groups, side_by_side, statistics_bytes
-from blockscale.calibrate.collect import Statistics
-from blockscale.calibrate.progress import Progress
+from blockscale.calibrate.input_stats import InputStatsCollector
+from blockscale.core.progress import Progress
 from blockscale.layers.before import Scale
 from blockscale.layers.plan import plan_layers
 
@@ -180,7 +180,7 @@ def test_groups_keep_to_the_budget_and_to_parents() -> None:
 
     assert found(1e12) == [names]
     assert found(1) == [[name] for name in names]
-    assert found(2 * Statistics.nbytes(8))[0] == names[:2]
+    assert found(2 * InputStatsCollector.nbytes(8))[0] == names[:2]
     attention = [[f"{i}.query", f"{i}.key", f"{i}.value"] for i in (1, 2)]
     in_place = found(1e12, side_by_side(model))
     assert in_place[:5] == [["0"], attention[0], ["1.mlp.0"], ["1.mlp.1"], attention[1]]

@@ -5,7 +5,7 @@ import torch
 
 from blockscale.core import reference as R
 from blockscale.core.parse import parse
-from blockscale.core.philox import philox, uniform
+from blockscale.core.philox import named_seed, philox, uniform
 from tests import exact
 
 CPU = torch.device("cpu")
@@ -116,3 +116,10 @@ def test_stochastic_needs_a_seed() -> None:
     fmt = parse("int8:tensor:fp32:stochastic")
     with pytest.raises(ValueError, match=r"int8:tensor:fp32:stochastic: .*needs a seed"):
         R.quantize(torch.ones(3), R.QParams(torch.tensor([1.0])), fmt)
+
+
+def test_a_seed_belongs_to_a_name():
+    assert named_seed(0, "a.weight") == named_seed(0, "a.weight") == 285011324014053570
+    seeds = {named_seed(seed, name) for seed in (0, 1) for name in ("a", "b", "1:a")}
+    assert len(seeds) == 6
+    assert all(0 <= seed < 2**63 for seed in seeds)

@@ -8,7 +8,7 @@ import torch
 import blockscale as bs
 from blockscale.demo import minilm
 from blockscale.demo.sentences import SENTENCES
-from blockscale.files.directory.directory import quantize_directory
+from blockscale.files.directory.quantize_directory import quantize_directory
 
 RECIPES = {
     # recipe: the smallest cosine of a sentence's embedding to float that we promise

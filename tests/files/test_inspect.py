@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from blockscale.core.parse import formats
 from blockscale.core.recipe import Recipe
-from blockscale.files.directory.directory import quantize_directory
+from blockscale.files.directory.quantize_directory import quantize_directory
 from blockscale.files.inspect import inspect
 from blockscale.files.metadata import KEY, FileError
 from blockscale.files.stream import Reader

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from blockscale.files.header import Spec, lay_out, spec
+from blockscale.files.header import StoredTensor, lay_out, sized
 from blockscale.files.stream import Writer
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ NEEDED = 10e9  # bytes of disk
 # VmHWM, not getrusage's ru_maxrss: that one remembers the process that this one was forked from.
 RUN = """
 import json, pathlib, sys, time
-from blockscale.files.directory.directory import quantize_directory
+from blockscale.files.directory.quantize_directory import quantize_directory
 
 began = time.monotonic()
 quantize_directory(*sys.argv[1:])
@@ -33,7 +33,7 @@ print(json.dumps({"peak": int(line.split()[1]) * 1024, "seconds": time.monotonic
 """
 
 
-def big_model(folder: Path) -> dict[str, Spec]:
+def big_model(folder: Path) -> dict[str, StoredTensor]:
     """Three shards of bfloat16, 3.5 GB in all."""
     folder.mkdir(parents=True)
     shapes = {
@@ -42,7 +42,7 @@ def big_model(folder: Path) -> dict[str, Spec]:
         "head.weight": (ROWS, COLUMNS),
         "experts": (16, 2048, 2048),
     }
-    tensors = {name: spec(torch.bfloat16, shape) for name, shape in shapes.items()}
+    tensors = {name: sized(torch.bfloat16, shape) for name, shape in shapes.items()}
     names, where = list(tensors), {}
     noise = torch.randn(1 << 24).bfloat16()
     for index in range(3):

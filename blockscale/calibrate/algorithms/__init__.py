@@ -16,7 +16,7 @@ from blockscale.core.format import Format
 from blockscale.ops.tensor import QTensor
 
 if TYPE_CHECKING:
-    from blockscale.calibrate.collect import InputStats
+    from blockscale.calibrate.input_stats import InputStats
 
 
 class WeightAlgorithm(Protocol):
@@ -53,6 +53,16 @@ class Transform(Protocol):
         layer: str,
     ) -> tuple[nn.Module | None, list[str]]:
         """Weight [n, k] and what is known of its inputs -> a Before module or None, and notes."""
+
+
+def weight_names() -> tuple[str, ...]:
+    """The weight algorithms that there are as files, in order; "absmax" is none of them."""
+    return tuple(sorted(_classes("quantize")))
+
+
+def transform_names() -> tuple[str, ...]:
+    """The transforms that there are, in order."""
+    return tuple(sorted(_classes("prepare")))
 
 
 def weights(spec: "str | WeightAlgorithm | None" = "absmax") -> WeightAlgorithm | None:

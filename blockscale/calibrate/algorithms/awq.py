@@ -11,7 +11,7 @@ from blockscale.core.format import Format
 from blockscale.layers.before import Before
 
 if TYPE_CHECKING:
-    from blockscale.calibrate.collect import InputStats
+    from blockscale.calibrate.input_stats import InputStats
 
 
 class AWQ:

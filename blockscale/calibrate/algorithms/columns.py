@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from blockscale.calibrate.algorithms.candidates import choose, put, spread
+from blockscale.calibrate.algorithms.block_scales import choose_scales, put, spread
 from blockscale.calibrate.algorithms.mse import search
 from blockscale.core import reference
 from blockscale.core.block import WHOLE, read_block
@@ -40,10 +40,10 @@ class Columns:
         outer = None if self._outer is None else self._outer[:, at].contiguous()
         if self._importance is None:
             low, high, _ = reference.ranges(x, self._single)
-            found = choose(low, high, self._single, outer)
+            qparams = choose_scales(low, high, self._single, outer)
         else:
-            found = search(x, self._single, outer, self._importance[self.block_of == block])
-        put(found, self._qparams, (slice(None), at))
+            qparams = search(x, self._single, outer, self._importance[self.block_of == block])
+        put(qparams, self._qparams, (slice(None), at))
         self.chosen[block] = True
 
     def choose_all(self, weight: Tensor) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from blockscale.calibrate.algorithms import gram as grams
-from blockscale.calibrate.algorithms.candidates import widened
+from blockscale.calibrate.algorithms.block_scales import widened
 from blockscale.calibrate.algorithms.columns import Columns
 from blockscale.calibrate.algorithms.mse import MSE
 from blockscale.core.format import Format
@@ -91,10 +91,10 @@ class GPTQ:
         if self.static:
             columns.choose_all(x)
         self._feed_back(x, columns, factor, order)
-        found, plain = columns.finished(), quantize(x, fmt)
-        if error_of(found, x, h) > error_of(plain, x, h):
+        fed_back, plain = columns.finished(), quantize(x, fmt)
+        if error_of(fed_back, x, h) > error_of(plain, x, h):
             return plain, [*notes, "error feedback did not lower the error: rounded to nearest"]
-        return found, notes
+        return fed_back, notes
 
     def _importance(self, factor: Tensor, order: Tensor) -> Tensor | None:
         """What an error costs after later columns made up for it: 1 / U_jj^2 (its eq. 2)."""

@@ -10,20 +10,20 @@ def checked(gram: Tensor, k: int, layer: str) -> Tensor:
         raise ValueError(
             f"{layer}: expected the gram matrix [{k}, {k}] of its inputs, found {tuple(gram.shape)}"
         )
-    found = gram.detach().double()
-    if not bool(found.isfinite().all()):
+    wide = gram.detach().double()
+    if not bool(wide.isfinite().all()):
         raise ValueError(
             f"{layer}: the gram matrix of its inputs has NaN or infinity: calibrate on inputs "
             f"without, or leave the layer in float"
         )
-    diagonal = found.diagonal()
+    diagonal = wide.diagonal()
     if bool((diagonal < 0).any()):
         raise ValueError(f"{layer}: a gram matrix X^T X has no negative diagonal: recompute it")
     # float32 sums of n products are off by about sqrt(n) * 2^-24 of the diagonal's size
     slack = 1e-3 * float(diagonal.max()) if k else 0.0
-    if bool(((found - found.T).abs() > slack).any()):
+    if bool(((wide - wide.T).abs() > slack).any()):
         raise ValueError(f"{layer}: a gram matrix X^T X is symmetric, this one is not")
-    return (found + found.T) / 2
+    return (wide + wide.T) / 2
 
 
 def importance_of(gram: Tensor | None, k: int, layer: str) -> tuple[Tensor | None, list[str]]:

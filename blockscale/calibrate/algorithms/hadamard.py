@@ -10,7 +10,7 @@ from blockscale.core.philox import named_seed
 from blockscale.layers.before import Before, Rotate, random_signs
 
 if TYPE_CHECKING:
-    from blockscale.calibrate.collect import InputStats
+    from blockscale.calibrate.input_stats import InputStats
 
 
 class Hadamard:

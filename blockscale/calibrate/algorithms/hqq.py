@@ -10,20 +10,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from blockscale.calibrate.algorithms.candidates import (
+from blockscale.calibrate.algorithms.block_scales import (
     block_sums,
-    by_pieces,
-    choose,
-    limits,
+    choose_scales,
     quantized,
+    round_trip,
+    search_by_parts,
     select,
-    store,
-    values,
     widened,
 )
 from blockscale.core import reference
 from blockscale.core.bits import FLT_MAX
 from blockscale.core.format import Format
+from blockscale.core.known_scale import nearest_scale
 from blockscale.core.reference import QParams
 from blockscale.ops.tensor import QTensor
 
@@ -67,13 +66,13 @@ class HQQ:
         """As `WeightAlgorithm.quantize`; `gram` is not looked at."""
         del gram
         x = widened(weight, fmt, layer)
-        return quantized(x, by_pieces(x, fmt, self._refine), fmt), []
+        return quantized(x, search_by_parts(x, fmt, self._refine), fmt), []
 
     def _refine(self, x: Tensor, fmt: Format, outer: Tensor | None, columns: slice) -> QParams:
         """x [n, k] -> for each block the best of all steps."""
         del columns
         low, high, _ = reference.ranges(x, fmt)
-        now = best = choose(low, high, fmt, outer)
+        now = best = choose_scales(low, high, fmt, outer)
         error = least = self.error(x, best, fmt)
         beta = self.beta
         for _ in range(self.steps):
@@ -87,26 +86,27 @@ class HQQ:
 
     def error(self, x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
         """The sum of |e|^p of each block, float64."""
-        error = (values(x, qparams, fmt) - x).abs_().pow_(self.p)
+        error = (round_trip(x, qparams, fmt) - x).abs_().pow_(self.p)
         return block_sums(error.double(), fmt.block)
 
     def _step(self, x: Tensor, now: QParams, fmt: Format, beta: float) -> QParams:
         """Set outliers aside, then fit the scale and the zero point to the rest in closed form."""
         step = reference.step_of(now, fmt)
         of_each = fmt.block.expand(step, x.shape)
-        v = values(x, now, fmt) / of_each  # code - zero point
+        v = round_trip(x, now, fmt) / of_each  # code - zero point
         t = x / of_each
         rest = t - shrink(t - v, self.p, beta)
         of_rest, of_v = (block_sums(v * each, fmt.block) for each in (rest, v))
         ratio = torch.where((of_v > 0) & (of_rest > 0), of_rest / of_v, 1.0)
-        found = now._replace(scale=store((step * ratio).clamp(max=FLT_MAX), fmt, now.outer))
+        wanted = (step * ratio).clamp(max=FLT_MAX)
+        fitted = now._replace(scale=nearest_scale(wanted, now.outer, fmt))
         if now.zero_point is None:
-            return found
-        ratio = reference.step_of(found, fmt) / step
+            return fitted
+        ratio = reference.step_of(fitted, fmt) / step
         count = block_sums(torch.ones_like(v), fmt.block)
         mean = block_sums(v - rest / fmt.block.expand(ratio, x.shape), fmt.block) / count
-        zero = (now.zero_point + mean.nan_to_num(0.0).round()).clamp(*limits(fmt))
-        return found._replace(zero_point=zero.to(torch.int32))
+        zero = (now.zero_point + mean.nan_to_num(0.0).round()).clamp(*fmt.element.limits(fmt.wide))
+        return fitted._replace(zero_point=zero.to(torch.int32))
 
 
 def shrink(e: Tensor, p: float, beta: float) -> Tensor:

@@ -11,15 +11,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from blockscale.calibrate.algorithms.candidates import (
+from blockscale.calibrate.algorithms.block_scales import (
     block_sums,
-    by_pieces,
-    choose,
-    limits,
+    choose_scales,
     quantized,
+    round_trip,
+    search_by_parts,
     select,
-    store,
-    values,
     widened,
 )
 from blockscale.calibrate.algorithms.gram import importance_of
@@ -27,6 +25,7 @@ from blockscale.core import reference
 from blockscale.core.bits import FLT_MAX
 from blockscale.core.elements.minifloat import Minifloat
 from blockscale.core.format import Format
+from blockscale.core.known_scale import nearest_scale
 from blockscale.core.reference import QParams
 from blockscale.core.scale import PowerOfTwo
 from blockscale.ops.tensor import QTensor
@@ -73,16 +72,16 @@ class MSE:
 
 
 def best_scales(x: Tensor, fmt: Format, importance: Tensor | None) -> QParams:
-    """x [n, k] float32 -> the scales of the whole, a piece at a time.
+    """x [n, k] float32 -> the scales of the whole, a part at a time.
 
     importance: [k] float64, how much the squared errors of a column count.
     """
 
-    def of_piece(part: Tensor, single: Format, outer: Tensor | None, columns: slice) -> QParams:
+    def of_part(part: Tensor, single: Format, outer: Tensor | None, columns: slice) -> QParams:
         counts = None if importance is None else importance[columns]
         return search(part, single, outer, counts)
 
-    return by_pieces(x, fmt, of_piece)
+    return search_by_parts(x, fmt, of_part)
 
 
 def factors(fmt: Format) -> list[float]:
@@ -101,21 +100,21 @@ def factors(fmt: Format) -> list[float]:
 def search(x: Tensor, fmt: Format, outer: Tensor | None, importance: Tensor | None) -> QParams:
     """x [n, k] -> for each block the candidate with the least squared error."""
     low, high, _ = reference.ranges(x, fmt)
-    best = choose(low, high, fmt, outer)
+    best = choose_scales(low, high, fmt, outer)
     least = squared_error(x, best, fmt, importance)
     for factor in factors(fmt):
         lower, higher = ((end * factor).clamp(-FLT_MAX, FLT_MAX) for end in (low, high))
-        found = choose(lower, higher, fmt, outer)
-        best, least = _better(x, _neighbours(found, fmt), best, least, (fmt, importance))
+        candidate = choose_scales(lower, higher, fmt, outer)
+        best, least = _better(x, _neighbours(candidate, fmt), best, least, fmt, importance)
     for _ in range(0 if isinstance(fmt.scale, PowerOfTwo) else _POLISHES):
         polished = _polish(x, best, fmt, importance)
-        best, least = _better(x, _neighbours(polished, fmt), best, least, (fmt, importance))
+        best, least = _better(x, _neighbours(polished, fmt), best, least, fmt, importance)
     return best
 
 
 def squared_error(x: Tensor, qparams: QParams, fmt: Format, importance: Tensor | None) -> Tensor:
     """The (weighted) sum of squared errors of each block; float64, so that none vanishes."""
-    error = (values(x, qparams, fmt).double() - x).square_()
+    error = (round_trip(x, qparams, fmt).double() - x).square_()
     if importance is not None:
         error *= importance
     return block_sums(error, fmt.block)
@@ -126,30 +125,31 @@ def _better(
     candidates: list[QParams],
     best: QParams,
     least: Tensor,
-    measure: tuple[Format, Tensor | None],
+    fmt: Format,
+    importance: Tensor | None,
 ) -> tuple[QParams, Tensor]:
     """The better of the best so far and further candidates, block by block."""
     for each in candidates:
-        error = squared_error(x, each, *measure)
+        error = squared_error(x, each, fmt, importance)
         best = select(error < least, each, best)
         least = torch.minimum(error, least)
     return best, least
 
 
-def _neighbours(found: QParams, fmt: Format) -> list[QParams]:
+def _neighbours(candidate: QParams, fmt: Format) -> list[QParams]:
     """A candidate, and it with the two zero points beside its own."""
-    if found.zero_point is None:
-        return [found]
-    low, high = (int(end) for end in limits(fmt))
-    shifted = [(found.zero_point + shift).clamp(low, high) for shift in (0, -1, 1)]
-    return [found._replace(zero_point=zero) for zero in shifted]
+    if candidate.zero_point is None:
+        return [candidate]
+    low, high = (int(end) for end in fmt.element.limits(fmt.wide))
+    shifted = [(candidate.zero_point + shift).clamp(low, high) for shift in (0, -1, 1)]
+    return [candidate._replace(zero_point=zero) for zero in shifted]
 
 
 def _polish(x: Tensor, best: QParams, fmt: Format, importance: Tensor | None) -> QParams:
     """The same codes, under the step that fits them best: <x, v> / <v, v> for values v in steps."""
     step = reference.step_of(best, fmt)
-    v = values(x, best, fmt).double() / fmt.block.expand(step, x.shape)
+    v = round_trip(x, best, fmt).double() / fmt.block.expand(step, x.shape)
     counted = v if importance is None else v * importance
     of_x, of_v = block_sums(counted * x, fmt.block), block_sums(counted * v, fmt.block)
     fitted = torch.where((of_v > 0) & (of_x > 0), of_x / of_v, step.double())
-    return best._replace(scale=store(fitted.clamp(max=FLT_MAX).float(), fmt, best.outer))
+    return best._replace(scale=nearest_scale(fitted.clamp(max=FLT_MAX).float(), best.outer, fmt))

@@ -13,7 +13,7 @@ from blockscale.layers.before import Before
 from blockscale.ops.quantize import fake_quantize
 
 if TYPE_CHECKING:
-    from blockscale.calibrate.collect import InputStats
+    from blockscale.calibrate.input_stats import InputStats
 
 SAME = 1e-6  # errors that are nearer than this, relatively, are equal but for summation
 

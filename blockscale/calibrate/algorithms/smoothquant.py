@@ -13,7 +13,7 @@ from blockscale.core.power_of_two import round_to_power_of_2
 from blockscale.layers.before import Before, Scale
 
 if TYPE_CHECKING:
-    from blockscale.calibrate.collect import InputStats
+    from blockscale.calibrate.input_stats import InputStats
 
 LIMIT = 2.0**40  # factors stay within 1 / LIMIT ... LIMIT: nothing overflows in float32
 
@@ -80,7 +80,7 @@ def balanced(s: Tensor) -> Tensor:
 
     Zeros stay 0, and do not count.
     """
-    found = s[s > 0]
-    if found.numel() == 0:
+    positive = s[s > 0]
+    if positive.numel() == 0:
         return s
-    return s / math.sqrt(float(found.max()) * float(found.min()))
+    return s / math.sqrt(float(positive.max()) * float(positive.min()))

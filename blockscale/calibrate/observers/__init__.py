@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 
-from blockscale.calibrate.observers.observer import Observer as Observer
+from blockscale.calibrate.observer import Observer as Observer
 from blockscale.core.discover import import_all
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
@@ -28,8 +28,8 @@ def make(spec: Spec, fmt: str | Format) -> Observer:
         return _called(spec, form)
     check(spec)
     name, colon, text = spec.partition(":")
-    found = _classes()[name]
-    return found(form, **(found.read(text) if colon else {}))
+    kind = _classes()[name]
+    return kind(form, **(kind.read(text) if colon else {}))
 
 
 def check(spec: Spec) -> None:
@@ -39,19 +39,19 @@ def check(spec: Spec) -> None:
 
 
 def _called(spec: object, fmt: Format) -> Observer:
-    found = spec(fmt) if callable(spec) else None
-    if not isinstance(found, Observer):
+    observer = spec(fmt) if callable(spec) else None
+    if not isinstance(observer, Observer):
         raise TypeError(
             f"expected the name of an observer ({', '.join(names())}), an Observer class or a "
             f"function that takes a format and returns an Observer, found {spec!r}"
         )
-    return found
+    return observer
 
 
 @cache
 def _classes() -> dict[str, type[Observer]]:
     """The observers that the files define, by name."""
     modules = import_all(__name__, __path__)
-    found = [c for m in modules for c in vars(m).values() if isinstance(c, type)]
-    own = {module.__name__ for module in modules} - {Observer.__module__}
-    return {c.name: c for c in found if issubclass(c, Observer) and c.__module__ in own}
+    classes = [c for m in modules for c in vars(m).values() if isinstance(c, type)]
+    own = {module.__name__ for module in modules}
+    return {c.name: c for c in classes if issubclass(c, Observer) and c.__module__ in own}

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from blockscale.calibrate.observer import Observer, is_mean
 from blockscale.calibrate.observers import Spec, make
-from blockscale.calibrate.observers.observer import Observer, is_mean
 from blockscale.core import philox
 from blockscale.core.format import Format
 from blockscale.core.operand import quantizer
@@ -39,6 +39,7 @@ class Adaptive(Observer):
     name: ClassVar[str] = "adaptive"
     setting: ClassVar[str] = "tried"
     means: ClassVar[bool] = True
+    merges_exactly: ClassVar[bool] = False
 
     rows: Tensor  # int64 [], elements (rows) seen
     held: Tensor  # float32 [rows * features]
@@ -140,12 +141,12 @@ class Adaptive(Observer):
                 f"'adaptive' ({self.fmt}) cannot choose: {super().describe()}, and of "
                 f"those no finite one was held back, as one of {EVERY} is"
             )
-        found = {}
+        errors = {}
         for spec, observer in zip(self.tried, self._observers(), strict=True):
             by = quantizer(observer.qparams(), self.format.deterministic)
             left = primitives.fake_quantize(held, by)
-            found[spec] = float((left.double() - held)[finite].square().mean())
-        return found
+            errors[spec] = float((left.double() - held)[finite].square().mean())
+        return errors
 
     @property
     def won(self) -> str:

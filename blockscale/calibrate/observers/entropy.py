@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from blockscale.calibrate import candidates
+from blockscale.calibrate import candidate_ranges
 from blockscale.calibrate.histogram import BINS, OCTAVES, Bins, Histogram
 
 STRIDE = 16  # bins between candidate thresholds: 16 an octave
@@ -45,13 +45,14 @@ class Entropy(Histogram):
         low = torch.maximum(self.low, -thresholds)
         high = torch.minimum(self.high, thresholds)
         step = max(1, _CHUNK // bins.value.numel())
-        found = []
+        divergences = []
         for start in range(0, len(places), step):
             chosen = slice(start, start + step)
-            left = candidates.fake_quantize(values, low[chosen], high[chosen], self.format)
-            found.append(divergence(bins, left, places[chosen], self._levels))
-        found[0][0].clamp_(max=torch.finfo(torch.float64).max)  # all that was seen: always allowed
-        best = torch.cat(found).argmin(0).reshape(1, *self.low.shape)  # the first of equals
+            left = candidate_ranges.round_trips(values, low[chosen], high[chosen], self.format)
+            divergences.append(divergence(bins, left, places[chosen], self._levels))
+        all_seen = divergences[0][0]  # the threshold that clips nothing is always allowed
+        all_seen.clamp_(max=torch.finfo(torch.float64).max)
+        best = torch.cat(divergences).argmin(0).reshape(1, *self.low.shape)  # the first of equals
         return low.gather(0, best)[0], high.gather(0, best)[0]
 
     @property

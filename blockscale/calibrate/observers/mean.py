@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from blockscale.calibrate.observers.observer import Observer, is_mean
+from blockscale.calibrate.observer import Observer, is_mean
 from blockscale.core import reference
 from blockscale.core.format import Format
 
@@ -21,6 +21,7 @@ class Mean(Observer):
 
     name: ClassVar[str] = "mean"
     means: ClassVar[bool] = True
+    merges_exactly: ClassVar[bool] = False
 
     total: Tensor
 

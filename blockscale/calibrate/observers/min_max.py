@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from blockscale.calibrate.observers.observer import Observer
+from blockscale.calibrate.observer import Observer
 
 
 class MinMax(Observer):

@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from blockscale.calibrate.observers.observer import Observer, is_mean
+from blockscale.calibrate.observer import Observer, is_mean
 from blockscale.core import reference
 from blockscale.core.format import Format
 
@@ -25,6 +25,7 @@ class MovingAverage(Observer):
     name: ClassVar[str] = "moving_average"
     setting: ClassVar[str] = "constant"
     means: ClassVar[bool] = True
+    merges_exactly: ClassVar[bool] = False
 
     def __init__(self, fmt: str | Format, constant: float = 0.01):
         super().__init__(fmt)

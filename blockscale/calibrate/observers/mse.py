@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from blockscale.calibrate import candidates
+from blockscale.calibrate import candidate_ranges
 from blockscale.calibrate.histogram import Bins, Histogram
 from blockscale.core.bits import FLT_MAX
 from blockscale.core.scale import PowerOfTwo
@@ -17,7 +17,7 @@ _END = [2.0 ** (i / 16) for i in range(16, -17, -1)]  # for one end of a range w
 _CHUNK = 2**21  # numbers at a time
 
 
-class MSE(Histogram):
+class MSEObserver(Histogram):
     """Shrinks the range of each block to where the values' mean squared error is least.
 
     The error is that of the format as it will be used: stored scale, zero point, element and
@@ -45,7 +45,7 @@ class MSE(Histogram):
 
     def _choose(self) -> tuple[Tensor, Tensor]:
         bins = self.bins()
-        pinned = candidates.pinned(self.low, self.high, self.format)
+        pinned = candidate_ranges.pinned(self.low, self.high, self.format)
         fractions = torch.stack([torch.ones_like(self.low)] * 2)  # of low and of high
         largest = 2 * fractions
         for factors, ends in self._moves():
@@ -88,7 +88,7 @@ class MSE(Histogram):
         errors = []
         for start in range(0, len(low), step):
             chosen = slice(start, start + step)
-            left = candidates.fake_quantize(values, low[chosen], high[chosen], self.format)
+            left = candidate_ranges.round_trips(values, low[chosen], high[chosen], self.format)
             error = (left.double() - values) / unit
             errors.append((error.square_() * bins.mass).sum(-1))
         return torch.cat(errors)

@@ -66,8 +66,8 @@ class Percentile(Histogram):
     def _quantile(self, q: float, signed: bool = True) -> Tensor:
         """The q-quantile of x or |x| in each block [scale's shape]; 0 where it saw nothing."""
         exact = self.kept.numel() == self.finite
-        found = self._of_kept(q, signed) if exact else self._of_bins(q, signed)
-        return found.float().reshape(self.low.shape)
+        quantile = self._of_kept(q, signed) if exact else self._of_bins(q, signed)
+        return quantile.float().reshape(self.low.shape)
 
     def _of_kept(self, q: float, signed: bool) -> Tensor:
         values = (self.kept if signed else self.kept.abs()).double()
@@ -79,8 +79,8 @@ class Percentile(Histogram):
         last = max(len(values) - 1, 0)
         below = (start + rank.floor().long()).clamp(max=last)
         above = (start + rank.ceil().long()).clamp(max=last)
-        found = torch.lerp(values[below], values[above], rank - rank.floor())
-        return torch.where(counts > 0, found, 0.0)
+        between = torch.lerp(values[below], values[above], rank - rank.floor())
+        return torch.where(counts > 0, between, 0.0)
 
     def _of_bins(self, q: float, signed: bool) -> Tensor:
         bins = self.bins(signed)
@@ -95,6 +95,6 @@ def _ordered(bins: Bins, total: Tensor, rank: Tensor) -> Tensor:
     place = torch.searchsorted(total, rank, right=True).clamp(max=total.shape[-1] - 1)
     count = bins.mass.gather(-1, place).clamp(min=1)
     inside = (rank - total.gather(-1, place) + 0.5) / count + 0.5  # -1/2 ... 1/2
-    found = bins.clip(bins.value.gather(-1, place) + inside * bins.width.gather(-1, place))
-    found = torch.where(rank <= 0, bins.low, found)  # the ends are known
-    return torch.where(rank >= total[:, -1:] - 1, bins.high, found)
+    value = bins.clip(bins.value.gather(-1, place) + inside * bins.width.gather(-1, place))
+    value = torch.where(rank <= 0, bins.low, value)  # the ends are known
+    return torch.where(rank >= total[:, -1:] - 1, bins.high, value)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from blockscale.cli.progress import Bar
-from blockscale.files.compare import Comparison, Difference
+from blockscale.files.compare import FileComparison, TensorDifference
 from blockscale.files.compare import compare as measure
 from blockscale.report.table import aligned
 from blockscale.report.wording import shape
@@ -30,7 +30,7 @@ def compare(
     print(json.dumps(comparison.to_dict(), indent=2) if as_json else _text(comparison))
 
 
-def _text(comparison: Comparison) -> str:
+def _text(comparison: FileComparison) -> str:
     lines = [
         aligned(
             ("tensor", "shape", "a", "b", "bits a", "bits b", "SQNR dB", "max error"),
@@ -56,7 +56,7 @@ def _text(comparison: Comparison) -> str:
     return "\n".join([*lines, *infinite, *shapes, *only])
 
 
-def _line(each: Difference) -> tuple[str, ...]:
+def _line(each: TensorDifference) -> tuple[str, ...]:
     sqnr = f"{each.sqnr:.2f}" if math.isfinite(each.sqnr) else str(each.sqnr)
     bits = f"{each.bits_a:.2f}", f"{each.bits_b:.2f}"
     return each.name, shape(each.shape), each.a, each.b, *bits, sqnr, f"{each.max_error:.3g}"

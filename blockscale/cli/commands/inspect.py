@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from blockscale.files.inspect import Contents, Row
+from blockscale.files.inspect import Contents, TensorSummary
 from blockscale.files.inspect import inspect as look
 from blockscale.report.table import aligned
 from blockscale.report.wording import family, shape, size
@@ -28,7 +28,7 @@ def inspect(
 
 
 def _text(contents: Contents, every: bool) -> str:
-    groups: dict[tuple[object, ...], list[Row]] = {}
+    groups: dict[tuple[object, ...], list[TensorSummary]] = {}
     for row in contents.rows:
         name = row.name if every else family(row.name)
         key = (name, row.format, row.shape, row.input, row.output, row.before)
@@ -50,7 +50,7 @@ def _text(contents: Contents, every: bool) -> str:
     )
 
 
-def _line(rows: list[Row]) -> tuple[str, ...]:
+def _line(rows: list[TensorSummary]) -> tuple[str, ...]:
     """All tensors of one family, shape and format."""
     first = rows[0]
     name = first.name if len(rows) == 1 else family(first.name)

@@ -11,8 +11,12 @@ import typer
 
 from blockscale.cli.progress import Bar
 from blockscale.core.recipe import Recipe
-from blockscale.files.directory.directory import check_output, plan_directory, quantize_directory
 from blockscale.files.directory.plan import DirectoryLedger
+from blockscale.files.directory.quantize_directory import (
+    check_output,
+    plan_directory,
+    quantize_directory,
+)
 from blockscale.report.ledger import ledger_notes, ledger_table
 from blockscale.report.wording import size
 

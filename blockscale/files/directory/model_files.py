@@ -8,8 +8,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from blockscale.files.contents import INDEX, shards
 from blockscale.files.metadata import FileError
+from blockscale.files.stored_model import INDEX, shards
 from blockscale.files.stream import Reader
 
 CONFIG = "config.json"
@@ -47,7 +47,7 @@ def find_files(path: Path) -> ModelFiles:
             f"{path} {what}: name the directory that holds config.json and *.safetensors"
         )
     index = _read_json(path / INDEX)
-    found = _shards(path, index)
+    weights = _shards(path, index)
     config = _read_json(path / CONFIG)
     if quantized := (config or {}).get("quantization_config"):
         known = isinstance(quantized, dict)
@@ -57,12 +57,12 @@ def find_files(path: Path) -> ModelFiles:
             f"quantize the float model"
         )
     others, left_out = [], {}
-    for name, reason in _others(path, found):
+    for name, reason in _others(path, weights):
         if reason:
             left_out[name] = reason
         else:
             others.append(name)
-    return ModelFiles(path, found, index, config, tuple(others), left_out)
+    return ModelFiles(path, weights, index, config, tuple(others), left_out)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -88,17 +88,17 @@ def _shards(path: Path, index: dict[str, Any] | None) -> tuple[str, ...]:
             f"{path} holds no *.safetensors, only {', '.join(there[:8]) or 'nothing'}"
             f"{' …' * (len(there) > 8)}: write it with save_pretrained, which makes safetensors"
         )
-    found = [os.path.relpath(shard, path) for shard in shards(path)]
+    names = [os.path.relpath(shard, path) for shard in shards(path)]
     if outside := [
-        name for name in found if Path(name).parts[0] == ".." or Path(name).is_absolute()
+        name for name in names if Path(name).parts[0] == ".." or Path(name).is_absolute()
     ]:
         raise FileError(f"{path / INDEX} names {outside[0]!r}, which is not inside the directory")
-    if single.is_file() and single.name not in found:
+    if single.is_file() and single.name not in names:
         raise FileError(
             f"{path} holds both model.safetensors and {INDEX}, which names other files: "
             f"remove the one that is not the model"
         )
-    return tuple(found)
+    return tuple(names)
 
 
 def _others(root: Path, taken: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -11,9 +11,9 @@ from typing import Any
 
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe, Scheme
-from blockscale.files.directory.candidates import has_conv1d, judge
+from blockscale.files.directory.eligibility import has_conv1d, judge
 from blockscale.files.directory.model_files import ModelFiles, find_files
-from blockscale.files.header import Spec, lay_out, spec
+from blockscale.files.header import StoredTensor, lay_out, sized
 from blockscale.files.metadata import KEY, VERSION, FileError, Metadata, TensorInfo
 from blockscale.files.stream import Reader
 
@@ -38,7 +38,7 @@ class TensorPlan:
     """One tensor: quantized if `info` says how, else copied byte for byte."""
 
     name: str
-    source: Spec
+    source: StoredTensor
     info: TensorInfo | None
 
 
@@ -49,7 +49,7 @@ class ShardPlan:
     name: str
     tensors: tuple[TensorPlan, ...]
     header: bytes
-    placed: Mapping[str, Spec]
+    placed: Mapping[str, StoredTensor]
     stamp: tuple[int, int]  # size and time of the source file
 
     @property
@@ -59,7 +59,7 @@ class ShardPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DirectoryPlan:
     """A whole run. `digest` names it: two runs with one digest write the same bytes."""
 
     files: ModelFiles
@@ -79,11 +79,11 @@ class Plan:
 
 def stamp(path: Path) -> tuple[int, int]:
     """What changes when a file is written again."""
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
-def make_plan(source: Path, recipe: Recipe, seed: int) -> Plan:
+def make_plan(source: Path, recipe: Recipe, seed: int) -> DirectoryPlan:
     """Decide about every tensor of the model in `source`.
 
     Raises FileError for a directory that cannot be used, ValueError if nothing would be quantized.
@@ -92,7 +92,7 @@ def make_plan(source: Path, recipe: Recipe, seed: int) -> Plan:
     conv1d = has_conv1d(files.config)
     planned = [_plan_shard(files, name, recipe, conv1d) for name in files.shards]
     shards = tuple(shard for shard, _ in planned)
-    entries = [entry for _, found in planned for entry in found]
+    entries = [entry for _, of_shard in planned for entry in of_shard]
     _check_names(files, shards)
     unmatched = recipe.unmatched([entry.name for entry in entries])
     ledger = DirectoryLedger(entries, unmatched, files.others, files.left_out)
@@ -101,7 +101,7 @@ def make_plan(source: Path, recipe: Recipe, seed: int) -> Plan:
         raise ValueError(
             f"the recipe quantizes nothing in {source}: {'; '.join(reasons) or 'it has no tensors'}"
         )
-    return Plan(files, recipe, seed, shards, ledger, _digest(recipe, seed, shards))
+    return DirectoryPlan(files, recipe, seed, shards, ledger, _digest(recipe, seed, shards))
 
 
 def _plan_shard(
@@ -130,7 +130,7 @@ def _plan_shard(
 
 
 def _decide(
-    name: str, source: Spec, scheme: Scheme, pattern: str | None, conv1d: bool
+    name: str, source: StoredTensor, scheme: Scheme, pattern: str | None, conv1d: bool
 ) -> tuple[Entry, TensorInfo | None]:
     kind, status, layout, reason = judge(name, source, scheme, pattern, conv1d)
     count = prod(source.shape)
@@ -147,7 +147,7 @@ def _decide(
         return entry, None
     dtype = str(source.torch_dtype).removeprefix("torch.")
     info = TensorInfo(str(scheme.weight), source.shape, dtype, layout)
-    size = sum(spec(*part).nbytes for part in info.parts().values())
+    size = sum(sized(*part).nbytes for part in info.parts().values())
     entry = replace(entry, weight=info.format, bytes_after=size)
     if name.endswith(".weight") and kind in ("matrix", "convolution"):
         entry = replace(entry, input=_spelled(scheme.input), output=_spelled(scheme.output))
@@ -163,23 +163,23 @@ def _layer(entry: Entry) -> dict[str, str]:
     return {part: text for part, text in (("input", entry.input), ("output", entry.output)) if text}
 
 
-def _written(path: Path, tensors: Iterable[TensorPlan]) -> dict[str, Spec]:
+def _written(path: Path, tensors: Iterable[TensorPlan]) -> dict[str, StoredTensor]:
     """{stored name: what it takes}. Raises FileError where two tensors would get one name."""
-    found: dict[str, Spec] = {}
+    written: dict[str, StoredTensor] = {}
     for tensor in tensors:
         parts = {tensor.name: tensor.source}
         if tensor.info is not None:
             parts = {
-                f"{tensor.name}.{part}": spec(*kind) for part, kind in tensor.info.parts().items()
+                f"{tensor.name}.{part}": sized(*kind) for part, kind in tensor.info.parts().items()
             }
-        if taken := sorted(found.keys() & parts.keys()):
+        if taken := sorted(written.keys() & parts.keys()):
             owner = taken[0].rpartition(".")[0]
             raise FileError(
                 f"{path} has a tensor {taken[0]!r}, as would be called a part of {owner!r}, "
                 f"quantized: skip {owner!r} in the recipe"
             )
-        found |= parts
-    return found
+        written |= parts
+    return written
 
 
 def _check_names(files: ModelFiles, shards: tuple[ShardPlan, ...]) -> None:

@@ -2,11 +2,11 @@
 
 from blockscale.core.parse import parse
 from blockscale.core.philox import named_seed
-from blockscale.files.directory.plan import Plan, ShardPlan, TensorPlan, stamp
+from blockscale.core.progress import Progress
+from blockscale.files.directory.plan import DirectoryPlan, ShardPlan, TensorPlan, stamp
 from blockscale.files.directory.workspace import Workspace
-from blockscale.files.header import spec
+from blockscale.files.header import sized
 from blockscale.files.metadata import FileError
-from blockscale.files.progress import Progress
 from blockscale.files.slabs.pool import Map
 from blockscale.files.slabs.quantize_tensor import TensorQuantizer
 from blockscale.files.slabs.rows import FloatRows
@@ -22,7 +22,7 @@ def finished_bytes(shard: ShardPlan, work: Workspace) -> int:
 
 
 def write_shard(
-    plan: Plan, shard: ShardPlan, work: Workspace, run: Map, progress: Progress
+    plan: DirectoryPlan, shard: ShardPlan, work: Workspace, run: Map, progress: Progress
 ) -> None:
     """Write what is not yet written of a shard. Raises FileError if its source changes."""
     if (work.out / shard.name).exists():
@@ -62,7 +62,7 @@ def _write_tensor(
         return ()
     rows, fmt = FloatRows(reader, name, tensor.info.layout), parse(tensor.info.format)
     quantizer = TensorQuantizer(rows.read, rows.shape, fmt, named_seed(seed, name), run=run)
-    whole, done = spec(*tensor.info.parts()["codes"]).nbytes, 0
+    whole, done = sized(*tensor.info.parts()["codes"]).nbytes, 0
     for part, row, piece in quantizer.pieces():
         writer.rows(f"{name}.{part}", row, piece)
         if part == "codes":

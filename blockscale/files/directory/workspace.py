@@ -35,14 +35,14 @@ def old_path(target: Path, digest: str) -> Path:
 
 def leftovers(target: Path, digest: str) -> list[Path]:
     """What earlier runs for the same target left behind, this plan's work directory excepted."""
-    found = set(target.parent.glob(f".{escape(target.name)}.{_MARK}-*"))
-    return sorted(found - {work_path(target, digest)})
+    beside = set(target.parent.glob(f".{escape(target.name)}.{_MARK}-*"))
+    return sorted(beside - {work_path(target, digest)})
 
 
 def allocated(path: Path) -> int:
     """Bytes of disk that the files below `path` take."""
-    found = (file.stat() for file in path.rglob("*") if file.is_file())
-    return sum(each.st_blocks * 512 for each in found)
+    files = (file.stat() for file in path.rglob("*") if file.is_file())
+    return sum(each.st_blocks * 512 for each in files)
 
 
 class Workspace:

@@ -1,6 +1,6 @@
 """Quantize one tensor a slab at a time, to the bits of quantizing it whole.
 
-Three cases, by what spans the slabs (blockscale/files/slabs/slabs.py):
+Three cases, by what spans the slabs (blockscale/files/slabs/cutting.py):
 
     nothing         a slab of whole blocks is quantized by itself: group32, token, channel0, tiles
     a block         a first pass merges the ranges of the slabs, and two more the sums of means
@@ -22,10 +22,10 @@ from blockscale.core.block import WHOLE, Blocks
 from blockscale.core.format import Format
 from blockscale.core.operand import quantizer
 from blockscale.core.reference import QParams, Ranges
-from blockscale.files.slabs import slabs
-from blockscale.files.slabs.means import StreamedBlocks
+from blockscale.files.slabs import cutting
+from blockscale.files.slabs.cutting import Cuts, Region, Sizes, Slab
 from blockscale.files.slabs.pool import Map
-from blockscale.files.slabs.slabs import Cuts, Region, Sizes, Slab
+from blockscale.files.slabs.streamed_blocks import StreamedBlocks
 from blockscale.ops import primitives
 
 _LARGE = 4  # slabs this many times too large are not held several at a time
@@ -41,7 +41,7 @@ class Piece(NamedTuple):
     Rows are those of dimension 0, or of the first two dimensions taken as one.
     """
 
-    part: str  # one of export.metadata.PARTS
+    part: str  # one of files.metadata.PARTS
     row: int
     rows: Tensor
 
@@ -70,12 +70,12 @@ class TensorQuantizer:
         """read: slabs of a tensor of `shape`; seed: of stochastic rounding; elements: of a slab."""
         self._read, self._fmt, self._seed, self._map = read, fmt, seed, run
         self._odd = self._clipped = self._scales = 0
-        elements = slabs.SLAB if elements is None else elements
+        elements = cutting.SLAB if elements is None else elements
         if fmt.rounding == "stochastic":
             elements = max(elements // _STOCHASTIC, 1)
-        self._shape = slabs.flat_shape(shape, fmt)
-        self._scale, self._outer = slabs.block_sizes(fmt, len(self._shape))
-        self._cuts = slabs.cut(self._shape, (self._scale, self._outer), elements)
+        self._shape = cutting.flat_shape(shape, fmt)
+        self._scale, self._outer = cutting.block_sizes(fmt, len(self._shape))
+        self._cuts = cutting.cut(self._shape, (self._scale, self._outer), elements)
         if self._cuts.elements > _LARGE * elements:
             self._map = map  # blocks that may not be cut: one at a time
 
@@ -161,29 +161,23 @@ class TensorQuantizer:
             high[region] = torch.maximum(high[region], own.high)
             poisoned[region] |= own.poisoned
         if self._cuts.spans(self._scale):
-            largest = torch.maximum(-low, high)
-            means = StreamedBlocks(largest, self._fmt.block, self._each)
-            magnitude = self._fmt.element.magnitude(means)
-            if magnitude is not None:
-                low, high = -magnitude, magnitude
+            blocks = StreamedBlocks(torch.maximum(-low, high), self._fmt.block, self._each)
+            return reference.with_means(Ranges(low, high, poisoned), blocks, self._fmt)
         return Ranges(low, high, poisoned)
 
     def _each(self, work: Callable[[Tensor, Region], T]) -> Iterator[tuple[Region, T]]:
         """`work` of every slab, as float32, and the region of its scales."""
         regions = [self._cuts.region(slab, self._scale) for slab in self._cuts.slabs]
         pairs = zip(self._cuts.slabs, regions, strict=True)
-        found = self._map(lambda pair: work(reference.widen(self._rows(pair[0])), pair[1]), pairs)
-        return zip(regions, found, strict=True)
+        results = self._map(lambda pair: work(reference.widen(self._rows(pair[0])), pair[1]), pairs)
+        return zip(regions, results, strict=True)
 
     def _own_ranges(self, x: Tensor, region: Region) -> Ranges:
         """Of one slab; where blocks span slabs, of its values, even if a scale will be a mean."""
         del region
         if not self._cuts.spans(self._scale):
             return reference.ranges(x, self._fmt)
-        blocks = Blocks(x, self._fmt.block)
-        low, high = blocks.range()
-        poisons = self._fmt.scale.poisons
-        return Ranges(low, high, blocks.poisoned() if poisons else torch.zeros_like(low) > 0)
+        return reference.extremes(Blocks(x, self._fmt.block), self._fmt)
 
     def _choose(self, ranges: Ranges, count: int | None = None) -> tuple[QParams, Done]:
         """The scales of the first `count` rows of ranges, or of all, and how many do not fit."""

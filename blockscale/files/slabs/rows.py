@@ -10,9 +10,9 @@ from torch import Tensor
 from blockscale.core.layout import from_stored, stored_shape, to_stored
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
-from blockscale.files.contents import Checkpoint
 from blockscale.files.metadata import TensorInfo
-from blockscale.files.slabs.slabs import Cuts, Region, Sizes, Slab, block_sizes
+from blockscale.files.slabs.cutting import Cuts, Region, Sizes, Slab, block_sizes
+from blockscale.files.stored_model import StoredModel
 from blockscale.files.stream import Reader
 from blockscale.layers.before import Before
 from blockscale.ops import primitives
@@ -126,27 +126,27 @@ class OtherLayoutRows:
         return self._values[slab.start : slab.stop]
 
 
-class OpenCheckpoint(ExitStack):
-    """A checkpoint whose files are opened when they are first asked for, and closed together."""
+class OpenStoredModel(ExitStack):
+    """A stored model whose files are opened when they are first asked for, and closed together."""
 
-    def __init__(self, checkpoint: Checkpoint):
+    def __init__(self, source: StoredModel):
         super().__init__()
-        self._checkpoint = checkpoint
+        self._source = source
         self._readers: dict[Path, Reader] = {}
 
     def rows(self, name: str, layout: str) -> Rows:
         """A tensor, quantized or not, seen in a layout."""
-        info = self._checkpoint.metadata.tensors.get(name)
+        info = self._source.metadata.tensors.get(name)
         if info is None:
             return FloatRows(self._reader(name), name, layout)
-        parts = self._checkpoint.parts_of(name)
-        before = self._checkpoint.before(name.removesuffix(".weight"))
+        parts = self._source.parts_of(name)
+        before = self._source.before(name.removesuffix(".weight"))
         readers = {part: (self._reader(n), n) for part, n in parts.items()}
         rows = QuantizedRows(readers, info, before)
         return rows if layout == info.layout else OtherLayoutRows(rows, info, layout)
 
     def _reader(self, stored: str) -> Reader:
-        path = self._checkpoint.files[stored]
+        path = self._source.files[stored]
         if path not in self._readers:
             self._readers[path] = self.enter_context(Reader(path))
         return self._readers[path]

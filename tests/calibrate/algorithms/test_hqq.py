@@ -7,14 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import blockscale as bs
-from blockscale.calibrate.algorithms import candidates
 from blockscale.calibrate.algorithms.hqq import HQQ, shrink
-from blockscale.core import reference
-from blockscale.core.reference import QParams
 from tests import strategies
 from tests.calibrate.algorithms.test_mse import FORMATS
 
 STUCK = "e2m1:group8:(e4m3:group4@0:fp32)"  # coarse scales, like powers of two, seldom move
+
+
 Quantized = bs.ops.tensor.QTensor
 
 
@@ -129,19 +128,3 @@ def test_what_it_refuses() -> None:
         HQQ(beta=0)
     with pytest.raises(ValueError, match="beta is above 0, growth and steps at least 1"):
         HQQ(steps=0)
-
-
-@pytest.mark.parametrize("scale", ["e8m0/floor", "pow2/ceil", "fp32", "fp16", "bf16", "e4m3"])
-@pytest.mark.parametrize("element", ["int4", "e2m1", "int8"])
-def test_a_wanted_step_is_stored_as_the_nearest(scale: str, element: str) -> None:
-    fmt = bs.parse(f"{element}:group1:{scale}")
-    wanted = torch.tensor([[0.26, 0.49, 0.5, 0.7, 0.72, 1.0, 1.3, 1.41, 1.42, 1.9, 3.0, 5.7]])
-    outer = torch.full_like(wanted, 0.5) if scale == "e4m3" else None
-    stored = candidates.store(wanted, fmt, outer)
-    if "/" in scale:
-        expected = 2.0 ** np.rint(np.log2(wanted.numpy()))
-    else:
-        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
-        expected = wanted.to(dtype.get(scale, torch.float32)).float().numpy()
-    assert stored.dtype == fmt.scale.dtype
-    np.testing.assert_array_equal(reference.step_of(QParams(stored, outer), fmt).numpy(), expected)

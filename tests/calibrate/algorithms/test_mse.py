@@ -7,11 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import blockscale as bs
-from blockscale.calibrate.algorithms import candidates, mse
+from blockscale.calibrate.algorithms import block_scales, mse
 from blockscale.calibrate.algorithms.gram import importance_of
-from blockscale.calibrate.algorithms.mse import MSE, best_scales
+from blockscale.calibrate.algorithms.mse import MSE
 from blockscale.core import reference
-from blockscale.core.block import Blocks
 from blockscale.core.reference import QParams
 from tests import strategies
 
@@ -117,7 +116,7 @@ def test_brute_force_over_inner_codes() -> None:
     every = []
     for code in range(8, 127):
         stored = torch.full(found.shape, code, dtype=torch.uint8)
-        every.append(errors(x, candidates.quantized(x, QParams(stored, outer), form)))
+        every.append(errors(x, block_scales.quantized(x, QParams(stored, outer), form)))
     best = np.min(every, axis=0)
     assert (found >= best).all()
     assert np.isclose(found, best, rtol=1e-12).mean() >= 0.95
@@ -168,29 +167,6 @@ def test_weighted_errors_and_steps_are_the_formulas() -> None:
     np.testing.assert_allclose(error[:, 0], ((w - v * step) ** 2 * c).sum(1), rtol=1e-5)
     fitted = mse._polish(x, chosen, form, counts).scale.numpy()[:, 0]
     np.testing.assert_allclose(fitted, (w * v * c).sum(1) / (v * v * c).sum(1), rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "fmt", ["int4:group8:fp32", "mxfp4", "int4:group8@0:fp32", "int4:channel1:fp32"]
-)
-def test_pieces_change_nothing(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, form, weights = torch.randn(37, 50), bs.parse(fmt), torch.rand(50, dtype=torch.float64)
-    whole = best_scales(x, form, weights)
-    monkeypatch.setattr(candidates, "_PIECE", 64)
-    parts = best_scales(x, form, weights)
-    assert torch.equal(whole.scale, parts.scale)
-
-
-@pytest.mark.parametrize(
-    "block", ["tensor", "token", "channel0", "channel1", "group5", "group4@0", "tile3x4"]
-)
-def test_block_sums(block: str) -> None:
-    x = torch.randn(7, 11).abs()
-    form = bs.parse(f"int4:{block}:fp32")
-    count = candidates.block_sums(torch.ones_like(x), form.block)
-    mean = candidates.block_sums(x, form.block) / count
-    assert count.sum() == 77
-    torch.testing.assert_close(mean, Blocks(x, form.block).mean_magnitude())
 
 
 def test_zeros_empty_and_one() -> None:

@@ -31,7 +31,8 @@ def test_an_instance_is_taken_as_it_is() -> None:
 
 
 def test_what_there_is_not() -> None:
-    with pytest.raises(ValueError, match="no weight algorithm 'best'; there are absmax, gptq, hqq"):
+    words = r"no weight algorithm 'best'; there are absmax, .*gptq, .*hqq"
+    with pytest.raises(ValueError, match=words):
         algorithms.weights("best")
     with pytest.raises(ValueError, match="no transform 'gptq'; there are "):
         algorithms.transforms("gptq")

@@ -6,16 +6,10 @@ import pytest
 import torch
 
 from blockscale.calibrate import algorithms
-from blockscale.calibrate.algorithms.output_error import OutputError
 from blockscale.calibrate.algorithms.smoothquant import SmoothQuant, balanced, divided_by
 from blockscale.core.parse import parse
+from tests.calibrate.algorithms.smoothing import INT8, TOKEN, prepared
 from tests.calibrate.algorithms.transforms import N, error, outlying, stats_of
-
-INT8, TOKEN = parse("int8_channel"), "int4:token:fp32"
-
-
-def prepared(transform: SmoothQuant, weight, x, fmt="int8_channel", given=TOKEN):
-    return transform.prepare(weight, parse(fmt), parse(given), stats_of(x), "layer")
 
 
 def test_equation_4_to_the_bit() -> None:
@@ -120,34 +114,6 @@ def test_a_convolution_has_one_factor_for_each_channel() -> None:
     assert torch.equal(before.factor, (a.sqrt() / w.sqrt()).reciprocal())
 
 
-def test_the_search_leaves_no_trace() -> None:
-    weight, x = outlying()
-    kept, stats, state = weight.clone(), stats_of(x), torch.get_rng_state()
-    weight.requires_grad_()
-    fmt = parse("int4:group8:fp32:stochastic")
-    given = parse("int4:token:fp32:stochastic")
-    before, _ = SmoothQuant().prepare(weight, fmt, given, stats, "layer")
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(weight, kept)
-    assert not before.factor.requires_grad
-
-
-def test_weights_that_hold_nan_are_left_alone() -> None:
-    weight, x = outlying()
-    for odd in (torch.nan, torch.inf):
-        weight[0, 0] = odd
-        assert prepared(SmoothQuant(), weight, x) == (
-            None, ["not transformed: its weight holds a NaN or an infinity"],
-        )  # fmt: skip
-
-
-def test_nothing_to_gain() -> None:
-    weight, x = torch.eye(4), torch.eye(4)
-    assert prepared(SmoothQuant(), weight, x, "int8", "int8")[1] == [
-        "not transformed: its output has no error"
-    ]
-
-
 def test_errors() -> None:
     for alpha in (-0.1, 1.5, "much", (), (0.5, 2)):
         with pytest.raises(ValueError, match=r"alpha is a number in 0 \.\.\. 1, or several, not"):
@@ -170,14 +136,3 @@ def test_balanced() -> None:
     s = torch.tensor([0.0, 2.0, 8.0, 0.5])
     assert balanced(s).tolist() == [0, 1, 4, 0.25]
     assert balanced(torch.zeros(3)).tolist() == [0, 0, 0]
-
-
-def test_the_error_is_that_of_the_definition() -> None:
-    weight, x = outlying()
-    before = divided_by(x.abs().amax(0), pow2=False)
-    for given in (None, "int8_token", "int8", "mxfp8", "int8:channel-1:fp32"):
-        form = None if given is None else parse(given)
-        measured = OutputError(weight, INT8, form, stats_of(x), "layer")
-        for each in (None, before):
-            expected = error(each, weight, x, "int8_channel", given)
-            assert measured.of(each) == pytest.approx(expected, rel=1e-3)

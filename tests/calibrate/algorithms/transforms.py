@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.calibrate.collect import InputStats, Statistics
+from blockscale.calibrate.input_stats import InputStats, InputStatsCollector
 from blockscale.layers.before import Before
 
 N, K, ROWS = 8, 24, 40
@@ -13,7 +13,7 @@ N, K, ROWS = 8, 24, 40
 
 def stats_of(x: Tensor) -> InputStats:
     """What calibration knows of inputs x [rows, k]."""
-    gathered = Statistics(x.shape[-1], x.device)
+    gathered = InputStatsCollector(x.shape[-1], x.device)
     gathered.add(x)
     return gathered.result()
 

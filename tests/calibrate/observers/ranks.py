@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 import blockscale as bs
+from tests.calibrate.observers.seen import seeing, served
 
 RANKS = 3
 CASES = [
@@ -21,6 +22,11 @@ CASES = [
     ("mean", "binary:tensor:fp32"),
     ("adaptive:min_max+mse", "int8:channel-1:fp32"),
 ]
+CASES += [  # a new observer in a format that it takes
+    (name, served(name))
+    for name in bs.observers.names()
+    if name not in {spec.partition(":")[0] for spec, _ in CASES}
+]
 
 
 def shards(spec: str) -> list[list[torch.Tensor]]:
@@ -34,13 +40,6 @@ def shards(spec: str) -> list[list[torch.Tensor]]:
     x[1, 0, :5] = torch.nan
     x[3, 1, 2] = -torch.inf
     return [[x[0]], [x[1], x[2], x[3]], []]
-
-
-def seeing(spec, fmt, batches):
-    observer = bs.observers.make(spec, fmt)
-    for batch in batches:
-        observer.observe(batch)
-    return observer
 
 
 def refused(observer) -> str:
@@ -59,11 +58,11 @@ def work(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     states = []
     for spec, fmt in CASES:
-        observer = seeing(spec, fmt, shards(spec)[rank])
+        observer = seeing(spec, fmt, *shards(spec)[rank])
         states.append(observer.all_reduce_().state_dict())
     nobody = bs.observers.make("mse", "int8:tensor:fp32").all_reduce_()
     features = seeing(
-        "min_max", "int8:channel-1:fp32", [torch.ones(2, 3 + (rank == 1))][: 2 - rank]
+        "min_max", "int8:channel-1:fp32", *[torch.ones(2, 3 + (rank == 1))][: 2 - rank]
     )
     mixed = bs.observers.make("mse" if rank else "min_max", "int8:tensor:fp32")
     words = [refused(features), refused(mixed)]

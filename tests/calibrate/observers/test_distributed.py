@@ -5,9 +5,8 @@ import torch
 import torch.multiprocessing as mp
 
 import blockscale as bs
-from tests.calibrate.observers.ranks import CASES, RANKS, seeing, shards, work
-
-INEXACT = ("moving_average", "mean", "mse:weighted", "adaptive:min_max+mse")
+from tests.calibrate.observers.ranks import CASES, RANKS, shards, work
+from tests.calibrate.observers.seen import merges_exactly, seeing
 
 
 @pytest.fixture(scope="module")
@@ -21,14 +20,14 @@ def results(tmp_path_factory):
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[" ".join(case) for case in CASES])
 def test_shards_choose_what_the_whole_chooses(results, case):
     spec, fmt = CASES[case]
-    whole = seeing(spec, fmt, [batch for shard in shards(spec) for batch in shard])
+    whole = seeing(spec, fmt, *(batch for shard in shards(spec) for batch in shard))
     for states, _, _ in results:
         found = bs.observers.make(spec, fmt)
         found.load_state_dict(states[case])
         assert found.describe().split(";")[0] == whole.describe().split(";")[0]
         assert int(found.nans) == 5 and int(found.infinities) == 1
         pairs = list(zip(found.range(), whole.range(), strict=True))
-        if spec not in INEXACT:
+        if merges_exactly(spec):
             assert all(torch.equal(a, b) for a, b in pairs)
         elif spec == "mse:weighted" or spec == "mean":
             assert all(torch.allclose(a.float(), b.float(), rtol=1e-6) for a, b in pairs)
@@ -38,7 +37,7 @@ def test_shards_choose_what_the_whole_chooses(results, case):
 
 def test_the_merged_moving_average_is_the_weighted_mean(results):
     case = CASES.index(("moving_average", "int8:tensor:fp32"))
-    parts = [seeing(*CASES[case], shard) for shard in shards("moving_average")[:2]]
+    parts = [seeing(*CASES[case], *shard) for shard in shards("moving_average")[:2]]
     total = sum(part.finite * part.high.double() for part in parts)
     expected = total / sum(part.finite for part in parts)
     assert torch.allclose(results[2][0][case]["high"].double(), expected, rtol=1e-6)

@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 from blockscale.core.recipe import Recipe
-from blockscale.files.directory.directory import quantize_directory
+from blockscale.files.directory.quantize_directory import quantize_directory
 from tests.files.models import tiny_tensors, write_model
 
 

@@ -143,10 +143,10 @@ def test_usage_errors(model):
 SLOW = """
 from blockscale.cli import main
 from blockscale.files.directory import journal
-from blockscale.files.slabs import slabs
+from blockscale.files.slabs import cutting
 
 journal.SECONDS = 0.0
-slabs.SLAB = 1
+cutting.SLAB = 1
 main()
 """
 

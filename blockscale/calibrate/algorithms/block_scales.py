@@ -1,0 +1,147 @@
+"""Scales for the blocks of a weight, one block by itself, through the format's own scale rule.
+
+Here the outer scale of a two-level format is fixed: it is what the whole weight chooses by its
+largest magnitude, spread to one per block (`spread`), so that blocks can be looked at one by one.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockscale.core import reference
+from blockscale.core.block import WHOLE, Block, read_block
+from blockscale.core.format import Format
+from blockscale.core.known_scale import qparams_beside
+from blockscale.core.operand import quantizer
+from blockscale.core.reference import QParams, Ranges
+from blockscale.core.scale import TwoLevel
+from blockscale.ops import primitives
+from blockscale.ops.tensor import QTensor
+
+_PART = 1 << 16  # elements looked at together: their float64 errors fit a core's cache
+
+
+def widened(weight: Tensor, fmt: Format, layer: str) -> Tensor:
+    """Weight [n, k] -> float32, contiguous. Raises ValueError for what no algorithm here serves."""
+    if weight.ndim != 2:
+        raise ValueError(
+            f"{layer}: expected a weight [n, k] as it is stored, found {tuple(weight.shape)}"
+        )
+    if fmt.rounding == "stochastic":
+        raise ValueError(
+            f"{layer}: {fmt} rounds by chance, which would undo a choice of codes: leave out "
+            f"'stochastic', or quantize this layer by 'absmax'"
+        )
+    wide = reference.widen(weight.detach()).contiguous()
+    if odd := int((~wide.isfinite()).sum()):
+        raise ValueError(
+            f"{layer}: {odd} of {wide.numel()} weights are NaN or infinite: repair them, or "
+            f"quantize this layer by 'absmax'"
+        )
+    return wide
+
+
+def spread(weight: Tensor, fmt: Format) -> tuple[Format, QParams, Tensor | None]:
+    """What `bs.quantize` chooses for a weight, its outer scale, and that outer one per block.
+
+    The format returned is `fmt`, its scale's own blocks of one element: it reads such outer scales.
+    """
+    chosen = primitives.from_list(primitives.choose_qparams(weight, str(fmt)), fmt)
+    if chosen.outer is None or not isinstance(fmt.scale, TwoLevel):
+        return fmt, chosen, None
+    inner = fmt.scale.inner
+    shape = chosen.scale.shape
+    outer = inner.block.expand(chosen.outer, shape).expand(shape).contiguous()
+    single = replace(inner, block=read_block("group1"))
+    return replace(fmt, scale=TwoLevel(single)), chosen, outer
+
+
+def choose_scales(low: Tensor, high: Tensor, fmt: Format, outer: Tensor | None) -> QParams:
+    """The range of each block -> its scale and zero point, under a given outer scale.
+
+    No block is poisoned: `widened` has refused what is not finite.
+    """
+    nowhere = torch.zeros_like(low, dtype=torch.bool)
+    return qparams_beside(Ranges(low, high, nowhere), outer, fmt)
+
+
+def round_trip(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
+    """x [n, k] -> its values after a round trip."""
+    rounded: Tensor = primitives.fake_quantize(x, quantizer(qparams, fmt))
+    return rounded
+
+
+def quantized(x: Tensor, qparams: QParams, fmt: Format) -> QTensor:
+    """x [n, k] with chosen scales, the true outer scale among them -> its codes."""
+    packed = primitives.quantize(x, quantizer(qparams, fmt))
+    return QTensor(packed, qparams, fmt, x.shape[-1])
+
+
+def block_sums(x: Tensor, block: Block) -> Tensor:
+    """x [n, k] -> the sum of each block [scale's shape]: the transpose of `Block.expand`."""
+    for dim, size in enumerate(block.sizes_for(x.ndim)):
+        if size == WHOLE:
+            x = x.sum(dim, keepdim=True)
+        elif size > 1:
+            padding = [0, 0] * (x.ndim - 1 - dim) + [0, -x.shape[dim] % size]
+            x = F.pad(x, padding).unflatten(dim, (-1, size)).sum(dim + 1)
+    return x
+
+
+def select(better: Tensor, new: QParams, old: QParams) -> QParams:
+    """`new` for the blocks that are better [scale's shape], else `old`."""
+    return QParams(
+        *(None if a is None else torch.where(better, a, b) for a, b in zip(new, old, strict=True))  # type: ignore[arg-type]
+    )
+
+
+class WholeBlocks(NamedTuple):
+    """Some whole blocks of a weight [n, k]: where they are in it, and where in its scale."""
+
+    of_weight: tuple[slice, slice]
+    of_scale: tuple[slice, slice]
+
+
+def whole_blocks(shape: tuple[int, int], block: Block) -> Iterator[WholeBlocks]:
+    """A weight [n, k] in parts that cut no block: memory stays bounded."""
+    every, sizes = slice(None), block.sizes_for(2)
+    dims = [dim for dim in (0, 1) if sizes[dim] != WHOLE]
+    if not dims:
+        yield WholeBlocks((every, every), (every, every))
+        return
+    dim = dims[0]
+    size = sizes[dim]
+    count = max(1, _PART // max(1, size * shape[1 - dim]))  # blocks in a part
+    for first in range(0, -(-shape[dim] // size), count):
+        of_scale = slice(first, first + count)
+        of_weight = slice(first * size, (first + count) * size)
+        yield (
+            WholeBlocks((of_weight, every), (of_scale, every))
+            if dim == 0
+            else WholeBlocks((every, of_weight), (every, of_scale))
+        )
+
+
+# Weights [n, k], their format, their outer scales, which columns they are -> scales
+Search = Callable[[Tensor, Format, Tensor | None, slice], QParams]
+
+
+def search_by_parts(x: Tensor, fmt: Format, search: Search) -> QParams:
+    """x [n, k] float32 -> the scales that `search` gives for it, a part at a time."""
+    single, chosen, outer = spread(x, fmt)
+    for of_weight, of_scale in whole_blocks((x.shape[0], x.shape[1]), fmt.block):
+        known = None if outer is None else outer[of_scale].contiguous()
+        best = search(x[of_weight].contiguous(), single, known, of_weight[1])
+        put(best, chosen, of_scale)
+    return chosen
+
+
+def put(part: QParams, whole: QParams, at: tuple[slice, slice]) -> None:
+    """Write scales and zero points of some blocks into those of all; the outer scale stays."""
+    whole.scale[at] = part.scale
+    if whole.zero_point is not None and part.zero_point is not None:
+        whole.zero_point[at] = part.zero_point

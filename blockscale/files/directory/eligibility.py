@@ -1,0 +1,99 @@
+"""Which tensors of a file can be quantized, and how they lie in memory.
+
+A file does not say what kind of layer a tensor belongs to. Shape and name do, nearly always:
+
+    2 dimensions                         a Linear or Embedding, or GPT-2's Conv1D (transposed)
+    *.weight, 4 or 5 dimensions          a convolution
+    *.weight, 3 dimensions, last <= 32   a 1-d convolution: kernels are short, matrices are not
+    3 dimensions otherwise               a stack of matrices, such as the experts of a mixture
+"""
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any, NamedTuple
+
+from blockscale.core.layout import stored_shape
+from blockscale.core.ledger import Status
+from blockscale.core.recipe import Scheme
+from blockscale.core.reference import FLOATS
+from blockscale.files.header import StoredTensor
+
+# Families whose Conv1D layers store [inputs, outputs] (transformers.pytorch_utils.Conv1D).
+CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder")
+_CONV1D_LAYERS = ("c_attn", "c_proj", "c_fc", "q_attn")
+_LONGEST_KERNEL = 32
+_UNKNOWN = {
+    "tensor": "no layer is known to have so many dimensions and this name",
+    "parametrization": "part of a parametrized weight: remove the parametrization and save again",
+}
+
+
+class Eligibility(NamedTuple):
+    """What a tensor seems to be, whether it is to be quantized, and why not if so."""
+
+    kind: str
+    status: Status
+    layout: str = "plain"
+    reason: str = ""
+
+
+def has_conv1d(config: dict[str, Any] | None) -> bool:
+    """Whether a model, or a model inside it (an encoder, a decoder), is of GPT-2's family."""
+    return any(kind in CONV1D_MODELS for kind in _model_types(config or {}))
+
+
+def _model_types(config: dict[str, Any]) -> Iterator[str]:
+    if "model_type" in config:
+        yield str(config["model_type"])
+    for value in config.values():
+        if isinstance(value, dict):
+            yield from _model_types(value)
+
+
+def judge(
+    name: str, tensor: StoredTensor, scheme: Scheme, pattern: str | None, conv1d: bool
+) -> Eligibility:
+    """What becomes of tensor `name` under the scheme that `pattern` of the recipe gives it."""
+    kind, layout = _kind(name, tensor.shape, conv1d)
+    dtype = tensor.torch_dtype
+    told = str(dtype).removeprefix("torch.") if dtype else tensor.dtype
+    if dtype not in FLOATS and not tensor.dtype.startswith(
+        "F"
+    ):  # F64 and F8_E4M3 are floating point
+        return Eligibility(kind, "kept", reason=f"{told}, not floating point")
+    if prod(tensor.shape) == 0:
+        return Eligibility(kind, "kept", reason="empty")
+    if kind == "vector":
+        return Eligibility(kind, "kept", reason="a vector, such as a norm's weight or a bias")
+    if scheme.weight is None:
+        why = "the recipe gives its weight no format"
+        return Eligibility(
+            kind, "kept", reason=f"pattern {pattern!r} of the recipe" if pattern else why
+        )
+    if dtype not in FLOATS:
+        return Eligibility(
+            kind, "skipped", reason=f"{told}; formats take float32, bfloat16, float16"
+        )
+    if kind in _UNKNOWN:
+        return Eligibility(kind, "skipped", reason=_UNKNOWN[kind])
+    try:
+        scheme.weight.block.scale_shape(stored_shape(tensor.shape, layout))
+    except ValueError as error:
+        return Eligibility(kind, "skipped", reason=str(error))
+    return Eligibility(kind, "quantized", layout)
+
+
+def _kind(name: str, shape: tuple[int, ...], conv1d: bool) -> tuple[str, str]:
+    """(what it seems to be, its layout)."""
+    module, _, last = name.rpartition(".")
+    weight, rank = last == "weight", len(shape)
+    if ".parametrizations." in name and rank > 1:
+        return "parametrization", "plain"
+    if rank < 2 or (not weight and sum(size > 1 for size in shape) < 2):
+        return "vector", "plain"
+    if rank == 2:
+        transposed = conv1d and weight and module.rpartition(".")[2] in _CONV1D_LAYERS
+        return "matrix", "transposed" if transposed else "plain"
+    if weight and (rank in (4, 5) or (rank == 3 and shape[-1] <= _LONGEST_KERNEL)):
+        return "convolution", "channels_last"
+    return ("stack", "plain") if rank == 3 else ("tensor", "plain")

@@ -1,0 +1,176 @@
+"""What a file or a directory of ours holds, read from the headers alone.
+
+Ours: written by `bs.save` or `bs.quantize_directory`. Other people's quantized checkpoints are read
+and written in blockscale/export/.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from blockscale.files.metadata import PARTS, FileError, Metadata
+from blockscale.layers import before
+from blockscale.layers.before import Before, BufferSpecs
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
+    "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu, "C64": torch.complex64,
+}  # fmt: skip
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A safetensors file, open. Raises FileError if it is missing, truncated or something else."""
+    try:
+        with safe_open(str(path), "pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise FileError(
+            f"{path} is not a whole safetensors file ({error}): it may be truncated; copy or write "
+            f"it again"
+        ) from None
+    except FileNotFoundError:
+        raise FileError(f"{path} does not exist") from None
+
+
+StoredKind = tuple[torch.dtype | None, tuple[int, ...]]  # dtype (None: not torch's) and shape
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """The stored tensors of one file or of a directory's shards, by name, and what they mean."""
+
+    path: Path
+    files: Mapping[str, Path]  # {stored name: the file that it is in}
+    kinds: Mapping[str, StoredKind]
+    metadata: Metadata
+
+    def read(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """The stored tensors of these names."""
+        tensors: dict[str, Tensor] = {}
+        for path in dict.fromkeys(self.files[name] for name in names):
+            with opened(path) as file:
+                tensors.update({n: file.get_tensor(n) for n in names if self.files[n] == path})
+        return tensors
+
+    def parts_of(self, name: str) -> dict[str, str]:
+        """{part: stored name} of a quantized tensor. Raises FileError if a part is not right."""
+        expected = self.metadata.tensors[name].parts()
+        return self._checked(name, expected, f"{name} is quantized")
+
+    def before_parts(self, layer: str) -> dict[str, str]:
+        """{buffer: stored name} of what transforms a layer's input. Raises FileError likewise."""
+        spelling = self.metadata.before(layer)
+        if spelling is None:
+            return {}
+        expected = before.stored_buffers(spelling, self.metadata.features(layer))
+        return self._checked(f"{layer}.before", expected, f"{layer} has the transform {spelling}")
+
+    def before(self, layer: str) -> Before | None:
+        """What transforms a layer's input. Raises FileError where its tensors are damaged."""
+        spelling, stored = self.metadata.before(layer), self.before_parts(layer)
+        if spelling is None:
+            return None
+        tensors = self.read(list(stored.values()))
+        buffers = {part: tensors[name] for part, name in stored.items()}
+        try:
+            return before.restore(spelling, self.metadata.features(layer), buffers)
+        except ValueError as error:
+            raise FileError(f"{self.path}: {layer}.before: {error}") from None
+
+    def _checked(self, name: str, expected: BufferSpecs, why: str) -> dict[str, str]:
+        """{part: stored name}, if they are there and what they should be."""
+        stored_names = {part: self._place(f"{name}.{part}") for part in expected}
+        for part, (dtype, shape) in expected.items():
+            stored = stored_names[part]
+            if stored not in self.kinds:
+                raise FileError(f"{self.path}: {stored} is missing, though the file says {why}")
+            if self.kinds[stored] != (dtype, shape):
+                kind = "{} {}".format(*self.kinds[stored])
+                raise FileError(f"{self.path}: {stored} should be {dtype} {shape}, but is {kind}")
+        return stored_names
+
+    def _place(self, name: str) -> str:
+        """Where a tensor is stored, which layers may share under several names."""
+        return self.metadata.aliases.get(name, name)
+
+    def quantizer_parts(self, name: str) -> dict[str, str]:
+        """{part: stored name} of a static input or output, empty for a dynamic one."""
+        places = {part: self._place(f"{name}.{part}") for part in PARTS}
+        return {part: stored for part, stored in places.items() if stored in self.files}
+
+    def plain(self) -> set[str]:
+        """The names of stored tensors that belong to no quantized tensor or quantizer."""
+        owned = {
+            stored for name in self.metadata.tensors for stored in self.parts_of(name).values()
+        }
+        for layer in self.metadata.layers:
+            for part in self.metadata.formats(layer):
+                owned |= set(self.quantizer_parts(f"{layer}.{part}").values())
+            owned |= set(self.before_parts(layer).values())
+        return set(self.files) - owned
+
+
+def open_stored_model(path: str | Path) -> StoredModel:
+    """A file, or a directory with an index or any safetensors files.
+
+    Raises FileError if there is none, or one is truncated, unknown or of a newer version.
+    """
+    path = Path(path)
+    files: dict[str, Path] = {}
+    kinds: dict[str, StoredKind] = {}
+    parts: list[Metadata] = []
+    for shard in shards(path):
+        with opened(shard) as file:
+            metadata = Metadata.decode(file.metadata(), shard)
+            for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
+                kind = file.get_slice(name)
+                kinds[name] = (DTYPES.get(kind.get_dtype()), tuple(kind.get_shape()))
+                files[name] = shard
+        if metadata is not None:
+            parts.append(metadata)
+    return StoredModel(path, files, kinds, Metadata.joined(parts))
+
+
+def shards(path: Path) -> list[Path]:
+    """The safetensors files of a file or directory. Raises FileError if one is missing."""
+    if not path.is_dir():
+        return [path]
+    index = path / INDEX
+    if index.is_file():
+        names = _index_names(index)
+        files = [path / name for name in names]
+    elif (path / SINGLE).is_file():  # others beside it, such as an adapter's, are not the model's
+        files = [path / SINGLE]
+    else:
+        files = sorted(path.glob("*.safetensors"))
+    for shard in files:
+        if not shard.is_file():
+            raise FileError(f"{shard} is missing, though {INDEX} names it")
+    if not files:
+        raise FileError(f"{path} holds no safetensors file")
+    return files
+
+
+def _index_names(index: Path) -> list[str]:
+    """The files that an index names. Raises FileError if it is no index."""
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ValueError("it names no files")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise FileError(f"{index} is damaged ({error!r})") from None
+    return names

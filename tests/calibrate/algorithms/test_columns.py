@@ -1,0 +1,49 @@
+"""Column after column under scales of its own gives what the whole gives under them."""
+
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.calibrate.algorithms.columns import Columns
+from blockscale.calibrate.algorithms.mse import best_scales
+
+FORMATS = [
+    "int4:group8:fp32", "uint4:group8:fp32:asym", "mxfp4", "nvfp4", "int4:channel1:fp32",
+    "int4:tensor:fp16", "int4:tile4x8:bf16", "int4:group4@0:fp32", "uint4:group8:e4m3:asym",
+    "ternary:group8:fp32", "int4:token:fp32:full",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_nothing_fed_back_is_plain_rounding(fmt: str) -> None:
+    weight, form = torch.randn(10, 20), bs.parse(fmt)
+    plain, columns = bs.quantize(weight, fmt), Columns(weight, form, None)
+    columns.choose_all(weight)
+    values = torch.stack([columns.round(i, weight[:, i]) for i in range(20)], 1)
+    q = columns.finished()
+    assert torch.equal(q.packed, plain.packed) and torch.equal(q.qparams.scale, plain.qparams.scale)
+    assert torch.equal(values, plain.dequantize())
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_scales_of_least_error_are_those_of_the_search(fmt: str) -> None:
+    weight, form = torch.randn(10, 20), bs.parse(fmt)
+    importance = torch.rand(20, dtype=torch.float64) + 0.1
+    columns = Columns(weight, form, importance)
+    columns.choose_all(weight)
+    for i in range(20):
+        columns.round(i, weight[:, i])
+    expected = best_scales(weight, form, importance)
+    assert torch.equal(columns.finished().qparams.scale, expected.scale)
+
+
+def test_a_block_is_chosen_when_it_is_asked_for() -> None:
+    weight, form = torch.randn(4, 20), bs.parse("int4:group8:fp32")
+    columns = Columns(weight, form, None)
+    assert columns.block_of.tolist() == [0] * 8 + [1] * 8 + [2] * 4
+    columns.choose(1, 3 * weight[:, 8:16])
+    assert columns.chosen == [False, True, False]
+    tripled = bs.quantize(3 * weight[:, 8:16], form)
+    columns.choose(0, weight[:, :8])
+    columns.choose(2, weight[:, 16:])
+    assert torch.equal(columns.finished().qparams.scale[:, 1:2], tripled.qparams.scale)

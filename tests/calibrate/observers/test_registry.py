@@ -1,0 +1,57 @@
+"""Observers are found by their names, with their settings; what there is not is an error."""
+
+import pathlib
+
+import pytest
+
+import blockscale as bs
+
+
+def test_every_file_is_an_observer():
+    folder = pathlib.Path(bs.observers.__file__).parent
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert bs.observers.names() == tuple(sorted(files))
+    known = {"min_max", "moving_average", "percentile", "entropy", "mse", "mean", "adaptive"}
+    assert known <= files
+
+
+def test_specs():
+    make = bs.observers.make
+    assert make("percentile:99.5", "int8").percentile == 99.5
+    assert make("moving_average:0.5", "int8").constant == 0.5
+    assert make("mse:weighted", "int8").weighted
+    assert make("adaptive:min_max+percentile:99", "int8").tried == ["min_max", "percentile:99"]
+    assert make(type(make("mse", "int8")), bs.parse("int8")).name == "mse"
+    assert make(lambda fmt: make("percentile:99", fmt), "int8").percentile == 99
+    assert str(make("mse", "mxfp4").format) == "e2m1:group32:e8m0/floor"
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "words"),
+    [
+        ("median", ValueError, "no observer 'median'; there are adaptive, .*entropy, .*min_max"),
+        ("min_max:3", ValueError, "'min_max' has no setting, found '3'"),
+        ("percentile:many", ValueError, "the percentile is a number, found 'many'"),
+        ("percentile:101", ValueError, "above 0 and at most 100, not 101"),
+        ("percentile:0", ValueError, "above 0 and at most 100, not 0"),
+        ("percentile:nan", ValueError, "above 0 and at most 100, not nan"),
+        ("moving_average:0", ValueError, "constant is above 0 and at most 1, not 0"),
+        ("mse:heavy", ValueError, "there is only 'mse:weighted'"),
+        ("adaptive:mse", ValueError, r"two observers or more, found \['mse'\]"),
+        (3, TypeError, "expected the name of an observer .* found 3"),
+        (lambda fmt: None, TypeError, "expected the name of an observer"),
+    ],
+)
+def test_specs_that_do_not_exist(spec, error, words):
+    with pytest.raises(error, match=words):
+        bs.observers.make(spec, "int8")
+
+
+def test_formats_that_do_not_fit():
+    for spec in ("min_max", "percentile", "entropy"):
+        with pytest.raises(ValueError, match=r"ternary element is a mean, not a range.*'mean' or"):
+            bs.observers.make(spec, "ternary")
+    with pytest.raises(ValueError, match="comes from a range, not from a mean"):
+        bs.observers.make("mean", "int8")
+    with pytest.raises(ValueError, match=r"'adaptive' holds rows back.*'mse'"):
+        bs.observers.make("adaptive", "mxfp4")

@@ -1,0 +1,33 @@
+"""What a run would do is decided before it begins, to the byte."""
+
+import torch
+
+from blockscale.core.parse import formats
+from blockscale.core.recipe import Recipe
+from blockscale.files.directory.quantize_directory import plan_directory, quantize_directory
+from tests.files.directory.places import Untouched
+from tests.files.models import contents, write_model
+
+
+def test_names_that_collide(tmp_path):
+    tensors = {"a.weight": torch.ones(2, 2), "a.weight.codes": torch.ones(2)}
+    place = Untouched(tmp_path, write_model(tmp_path / "model", tensors))
+    place.refuses(
+        "has a tensor 'a.weight.codes', as would be called a part of 'a.weight', quantized: skip"
+    )
+
+
+def test_recipes_without_effect(place):
+    place.refuses("no format 'mxfp5'", "mxfp5", ValueError)
+    match = "the recipe quantizes nothing in .*: a vector, .*the recipe gives its weight no format"
+    place.refuses(match, Recipe(), ValueError)
+    place.refuses("the recipe quantizes nothing in", Recipe("mxfp4", skip=["*"]), ValueError)
+
+
+def test_the_predicted_size_is_kept(place):
+    for name in formats():
+        plan = plan_directory(place.model, place.out, name)
+        quantize_directory(place.model, place.out, name, force=True)
+        for shard in plan.shards:
+            assert (place.out / shard.name).stat().st_size == shard.size
+        assert sum(len(data) for data in contents(place.out).values()) <= plan.size

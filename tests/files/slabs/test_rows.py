@@ -1,0 +1,74 @@
+"""A stored tensor, float or quantized, read in slabs, which together are the whole."""
+
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from blockscale.core.layout import to_stored
+from blockscale.core.parse import parse
+from blockscale.files.directory.quantize_directory import quantize_directory
+from blockscale.files.load import _read_qtensor
+from blockscale.files.slabs.cutting import cut
+from blockscale.files.slabs.rows import OpenStoredModel, Rows
+from blockscale.files.stored_model import open_stored_model
+from tests.files.models import write_model
+
+TENSORS = {
+    "c_fc.weight": torch.randn(20, 12, generator=torch.Generator().manual_seed(0)),
+    "conv.weight": torch.randn(6, 4, 3, 3, generator=torch.Generator().manual_seed(1)),
+    "experts": torch.randn(3, 10, 16, generator=torch.Generator().manual_seed(2)),
+}
+LAYOUTS = {"c_fc.weight": "transposed", "conv.weight": "channels_last", "experts": "plain"}
+FORMATS = ("int4:group8:fp32", "nvfp4", "int8:channel1:fp32:asym", "binary:tensor:fp32")
+
+
+def whole(rows: Rows, elements: int) -> Tensor:
+    """All slabs of about `elements`, put together."""
+    cuts = cut(rows.shape, rows.blocks, elements)
+    pieces = [rows.read(cuts, slab) for slab in cuts.slabs]
+    if elements == 1:
+        assert len(pieces) > 1
+    joined = torch.cat([piece.flatten(0, 1) if cuts.dim else piece for piece in pieces])
+    return joined.reshape(rows.shape)
+
+
+@pytest.mark.parametrize("elements", [1, 50, 10**6])
+@pytest.mark.parametrize("name", TENSORS)
+def test_slabs_of_floats(name: str, elements: int, tmp_path) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    with OpenStoredModel(open_stored_model(tmp_path)) as tensors:
+        for layout in {"plain", LAYOUTS[name]}:
+            rows = tensors.rows(name, layout)
+            expected = to_stored(TENSORS[name], layout)
+            assert rows.shape == expected.shape
+            assert torch.equal(whole(rows, elements), expected)
+
+
+@pytest.mark.parametrize("elements", [1, 50, 10**6])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_slabs_of_codes_are_dequantized(fmt: str, elements: int, tmp_path) -> None:
+    model = write_model(tmp_path / "model", TENSORS, config={"model_type": "gpt2"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantize_directory(model, tmp_path / "out", fmt)
+    stored = open_stored_model(tmp_path / "out")
+    with OpenStoredModel(stored) as tensors:
+        for name, layout in LAYOUTS.items():
+            info = stored.metadata.tensors[name]
+            assert (info.layout, parse(info.format)) == (layout, parse(fmt))
+            expected = _read_qtensor(stored, name).dequantize()
+            assert torch.equal(whole(tensors.rows(name, layout), elements), expected)
+
+
+def test_a_layout_that_it_is_not_stored_in(tmp_path) -> None:
+    model = write_model(tmp_path / "model", TENSORS, config={"model_type": "gpt2"})
+    quantize_directory(model, tmp_path / "out", "int8")
+    stored = open_stored_model(tmp_path / "out")
+    with OpenStoredModel(stored) as tensors:
+        there = whole(tensors.rows("c_fc.weight", "transposed"), 1)
+        plain = whole(tensors.rows("c_fc.weight", "plain"), 1)
+    assert plain.shape == (20, 12)
+    assert torch.equal(plain, there.t())

@@ -1,0 +1,81 @@
+"""A header that is damaged, of another version or of no format is refused, and nothing changes."""
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import blockscale as bs
+from tests.files.saved import GONE, IDS, Net, bits, put, quantized, refused, rewrite
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> bytes:
+    path = tmp_path_factory.mktemp("whole") / "model"
+    bs.save(quantized(), path)
+    return path.read_bytes()
+
+
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_a_damaged_header_is_refused_or_harmless(tmp_path, whole, data) -> None:
+    raw = bytearray(whole)
+    header = 8 + int.from_bytes(raw[:8], "little")
+    for _ in range(data.draw(st.integers(1, 2))):
+        raw[data.draw(st.integers(0, header - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path, model, expected = tmp_path / "damaged.safetensors", Net().eval(), quantized()
+    path.write_bytes(raw)
+    before = bits(model)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            bs.load(model, path)
+    except bs.FileError:
+        assert bits(model) == before
+    else:
+        assert bits(model) == bits(expected)
+        assert torch.equal(model(IDS), expected(IDS))
+
+
+HEAD, LAYER = ("tensors", "head.weight"), ("layers", "head")
+
+
+DAMAGE = [
+    (
+        put("version", 2),
+        r"version 2 of the file format, this blockscale reads version 1: install a n",
+    ),
+    (put("version", "1"), "version '1' of the file format"),
+    (put("version", GONE), "metadata is damaged"),
+    (put("tensors", GONE), "metadata is damaged"),
+    (put("tensors", 5), "metadata is damaged"),
+    (put("tensors", {}), r"it lacks .*weight.*it has|no quantized weight"),
+    (put("layers", []), "metadata is damaged"),
+    (put("aliases", 5), "metadata is damaged"),
+    (put("format", "int99:tensor:fp32", *HEAD), "tensor 'head.weight': .*no element 'int99'"),
+    (put("format", 5, *HEAD), "damaged"),
+    (put("format", "int8:channel5:fp32", *HEAD), "head.weight.*channel5|channel5.*head.weight"),
+    (put("format", "mxint8", *HEAD), r"head.weight.codes should be torch.int8 \(64, 64\), but is"),
+    (put("format", "e2m1:group16:e5m2:asym", *HEAD), "asym"),
+    (put("layout", "sideways", *HEAD), "no layout 'sideways'; there are plain, transposed"),
+    (put("layout", ["plain"], *HEAD), "layout|damaged"),
+    (put("shape", [64, "64"], *HEAD), "head.weight"),
+    (put("shape", [], *HEAD), "head.weight"),
+    (put("shape", [-64, 64], *HEAD), "head.weight"),
+    (put("shape", None, *HEAD), "damaged"),
+    (put("colour", "red", *HEAD), "damaged"),
+    (put("input", None, *LAYER), "damaged"),
+    (put("colour", "int8", *LAYER), "layer 'head': no part 'colour'; there are input, output"),
+    (put("haed", {"input": "int8"}, "layers"), "haed"),
+    (lambda data: "{", "metadata is damaged"),
+    (lambda data: "null", "metadata is damaged"),
+    (lambda data: "[" * 20_000, "metadata is damaged"),  # deeper than the parser goes
+]
+
+
+@pytest.mark.parametrize(("change", "words"), DAMAGE, ids=[str(i) for i in range(len(DAMAGE))])
+def test_metadata(change, words: str, path) -> None:
+    rewrite(path, change)
+    refused(path, words)

@@ -1,0 +1,80 @@
+"""bs.save writes a whole file or none, which any reader of safetensors opens."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import blockscale as bs
+from blockscale.files import save as save_module
+from tests.files.saved import Net, bits, quantized
+
+
+def test_a_layer_by_itself_is_saved_whole_or_refused(tmp_path) -> None:
+    layer = quantized().head
+    try:
+        bs.save(layer, tmp_path / "m")
+    except ValueError:
+        return
+    x, other = torch.randn(3, 64), bs.load(nn.Linear(64, 64), tmp_path / "m")
+    assert torch.equal(other(x), layer(x))
+
+
+def test_paths_that_cannot_be_written(path, tmp_path) -> None:
+    with pytest.raises(ValueError, match=r"is a directory: name the file to write, e\.g\."):
+        bs.save(quantized(), tmp_path)
+    with pytest.raises(ValueError, match="gone is not a directory: create it first"):
+        bs.save(quantized(), tmp_path / "gone" / "model")
+    with pytest.raises(ValueError, match="holds no data"):
+        bs.save(quantized().to("meta"), tmp_path / "meta")
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_any_safetensors_reader_reads_it(path) -> None:
+    stored, model = load_file(path), quantized()
+    ours = ("out.weight", "_extra_state")  # written once with `table`, and in the metadata
+    state = {n: t for n, t in model.state_dict().items() if not any(o in n for o in ours)}
+    assert stored.keys() == state.keys()
+    assert all(torch.equal(stored[n], t) for n, t in state.items())
+
+
+def test_two_writers_do_not_meet(path, monkeypatch) -> None:
+    """Threads, or ranks whose containers all count from process 1, on one shared disk."""
+    write, others = save_module.save_file, []
+
+    def slow(tensors, filename, metadata) -> None:
+        write(tensors, filename, metadata)
+        if not others:
+            others.append("another, from beginning to end")
+            bs.save(quantized("int8"), path)
+
+    monkeypatch.setattr(save_module, "save_file", slow)
+    bs.save(quantized(), path)
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert bits(bs.load(Net(), path).eval()) == bits(quantized())
+
+
+def test_others_may_read_what_the_umask_lets_them(path, tmp_path) -> None:
+    """safetensors writes for its owner alone, `blockscale quantize` as every program does."""
+    plain = tmp_path / "plain"
+    plain.write_bytes(b"")
+    assert path.stat().st_mode == plain.stat().st_mode
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_write_that_fails_leaves_what_was_there(error, there, path, monkeypatch) -> None:
+    old = path.read_bytes()
+    if not there:
+        path.unlink()
+
+    def fail(tensors, filename, metadata) -> None:
+        filename.write_bytes(old[:100])
+        raise error
+
+    with monkeypatch.context() as patch, pytest.raises(type(error)):
+        patch.setattr(save_module, "save_file", fail)
+        bs.save(quantized("int8"), path)
+    assert [(f, f.read_bytes()) for f in path.parent.iterdir()] == [(path, old)] * there
+    bs.save(quantized("int8"), path)
+    assert bits(bs.load(Net(), path).eval()) == bits(quantized("int8"))
