@@ -3,11 +3,12 @@
 Triton's own integer and float arithmetic takes one instruction an element and step. At 4 bits an
 H200 has about five for each element that memory delivers, so decoding works on pairs: the same
 code of two neighbouring words lies in the two halves of a register, which is the pair that a
-tensor core reads. `linear_decode` has the same in plain Triton, for the interpreter.
+tensor core reads. device/element.py has the same in plain Triton, for the interpreter.
 """
 
 from blockscale.kernels.cuda.spec import ElementNumbers
 
+FAMILIES = ("integer", "minifloat", "binary")  # of elements, which there are programs for
 AND_OR = "0xEA"  # lop3: (a & b) | c
 AND_XOR = "0x6A"  # lop3: (a & b) ^ c
 
@@ -164,11 +165,12 @@ def program(lines: list[str]) -> str:
 def decode_words(e: ElementNumbers, lift: int | None = None, only: range | None = None) -> str:
     """Two words of 32 bits -> 32 / bits registers, the i-th code of both as bfloat16.
 
-    e: an element of 1, 2, 4 or 8 bits.
+    e: an element of 1, 2, 4 or 8 bits, of one of FAMILIES; ValueError is raised of any other
     lift: of a minifloat of fewer than 8 bits. With 0, values are too small by 2^(127 - bias),
         which the scale can make up for at once.
     only: which codes of a word, by default all
     """
+    known(e)
     only = range(32 // e.bits) if only is None else only
     planes = len(only)
     lines = [
@@ -179,21 +181,36 @@ def decode_words(e: ElementNumbers, lift: int | None = None, only: range | None 
     ]
     if (e.family, e.bits, e.signed) == ("integer", 8, False):
         lines += [f"xor.b32 {word}, {word}, 0x80808080;" for word in "ab"]
-    for out, i in ((f"${place}", i) for place, i in enumerate(only)):
-        source, at = "lh"[i * e.bits // 16], i * e.bits % 16
-        if e.family == "binary":
-            lines += sign(out, source, at)
-        elif native_float8(e):
-            lines += _float8(e, out, i)
-        elif e.family == "minifloat" and e.bits == 4 and e.max_code == 7:
-            lines += nibble(e, out, source, at, lift)
-        elif e.family == "minifloat":
-            lines += minifloat(e, out, source, at, lift)
-        elif e.bits == 8:
-            lines += [f"prmt.b32 t, a, b, 0x0{4 + i}0{i};", *byte(e, out)]
-        else:
-            lines += integer(e, out, source, at)
+    for place, i in enumerate(only):
+        lines += _decode_one(e, f"${place}", i, lift)
     return program(lines)
+
+
+def _decode_one(e: ElementNumbers, out: str, i: int, lift: int | None) -> list[str]:
+    """The i-th codes of the words a and b, whose lower and upper halves are l and h -> `out`."""
+    source, at = "lh"[i * e.bits // 16], i * e.bits % 16
+    if e.family == "binary":
+        return sign(out, source, at)
+    if e.family == "integer":
+        if e.bits == 8:
+            return [f"prmt.b32 t, a, b, 0x0{4 + i}0{i};", *byte(e, out)]
+        return integer(e, out, source, at)
+    if native_float8(e):
+        return _float8(e, out, i)
+    if e.bits == 4 and e.max_code == 7:
+        return nibble(e, out, source, at, lift)
+    return minifloat(e, out, source, at, lift)
+
+
+def known(e: ElementNumbers) -> None:
+    """Raises ValueError of an element of a family that no program decodes: it is not to be taken
+    for another one."""
+    if e.family not in FAMILIES:
+        raise ValueError(
+            f"no PTX decodes elements of the family {e.family!r}: expected one of "
+            f"{', '.join(FAMILIES)}. `reading` is to say None of such a format, so that its weight "
+            "is dequantized"
+        )
 
 
 def native_float8(e: ElementNumbers) -> bool:
@@ -204,7 +221,12 @@ def native_float8(e: ElementNumbers) -> bool:
 
 
 def decode_bytes(e: ElementNumbers, lift: int = 0) -> str:
-    """Four codes of a minifloat of 8 bits, times 2^lift -> two registers of bfloat16."""
+    """Four codes of a minifloat of 8 bits, times 2^lift -> two registers of bfloat16.
+
+    Raises ValueError if it is none.
+    """
+    if e.family != "minifloat":
+        raise ValueError(f"no PTX decodes inner scales that are {e.family}: expected minifloat")
     lines = ["prmt.b32 l, $2, 0, 0x4140;", "prmt.b32 h, $2, 0, 0x4342;"]
     for i, source in enumerate("lh"):
         if not native_float8(e):

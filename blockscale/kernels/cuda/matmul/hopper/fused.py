@@ -1,10 +1,10 @@
-"""Device code of the linear kernel for dozens of rows of x and more, in Gluon, on a Hopper.
+"""Device code of the way "fused", for dozens of rows of x and more, in Gluon, on a Hopper.
 
 The copy engine brings codes to shared memory. From there they go to registers, in the layout of the
-tensor core's left operand, and are decoded (linear_asm) while the tensor cores multiply those
-before. x lies in shared memory, in the order that linear_work gave it. Triton itself would wait
-for each product before it decodes the next codes; Gluon, the level below, leaves that to us.
-Arguments are named as in operands.py.
+tensor core's left operand, and are decoded (ptx.py) while the tensor cores multiply those before. x
+lies in shared memory, in the order that order.for_fused gave it. Triton itself would wait for each
+product before it decodes the next codes; Gluon, the level below, leaves that to us.
+Arguments are named as in fused_operands.py; the terms: the glossary in matmul/__init__.py.
 """
 
 from triton.experimental import gluon
@@ -15,10 +15,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from blockscale.kernels.cuda.matmul.finish import finished, times_outputs
 from blockscale.kernels.cuda.matmul.hopper.few import of_blocks
-from blockscale.kernels.cuda.matmul.hopper.linear_six import by_six
-from blockscale.kernels.cuda.matmul.hopper.linear_slots import by_slots
-from blockscale.kernels.cuda.matmul.hopper.operands import (
+from blockscale.kernels.cuda.matmul.hopper.fused_operands import (
+    Copies,
+    Memory,
+    Side,
+    Target,
+    Task,
     copies,
     free,
     left_operand,
@@ -30,18 +34,9 @@ from blockscale.kernels.cuda.matmul.hopper.operands import (
     stored_layout,
     turn,
 )
-
-GROUP: gl.constexpr = gl.constexpr(8)  # blocks of rows that share what they read of the weight
-
-
-@gluon.jit
-def place(pid, rows, n, BM: gl.constexpr, BN: gl.constexpr):
-    """As linear_tile.place."""
-    down, across = gl.cdiv(rows, BM), gl.cdiv(n, BN)
-    first = pid // (GROUP * across) * GROUP
-    height = gl.minimum(down - first, GROUP)
-    inside = pid % (GROUP * across)
-    return first + inside % height, inside // height
+from blockscale.kernels.cuda.matmul.hopper.fused_six_bits import by_six_bits
+from blockscale.kernels.cuda.matmul.hopper.fused_slots import by_slots
+from blockscale.kernels.cuda.matmul.tile_kernel import place
 
 
 @gluon.jit
@@ -104,13 +99,13 @@ def one_step(
     if T.halves == 2:
         if OUT < T.outputs:
             OWN: gl.constexpr = FROM // OUT
-            mbarrier.wait(ring[4].index(OWN), (step & 1) ^ (1 - OWN))
+            mbarrier.wait(ring.alternate.index(OWN), (step & 1) ^ (1 - OWN))
         token = warpgroup_mma(left, right_of(ring, step, 0, T), part, use_acc=more, is_async=True)
         back = turn(held, 1, T, OUT)
         token = warpgroup_mma(back, right_of(ring, step, 1, T), token, is_async=True)
         token, left = warpgroup_mma_wait(1, deps=(token, left))
         if OUT < T.outputs:  # half a product apart: else all would scale at once
-            mbarrier.arrive(ring[4].index(1 - FROM // OUT), count=1)
+            mbarrier.arrive(ring.alternate.index(1 - FROM // OUT), count=1)
     else:
         token = warpgroup_mma(left, right_of(ring, step, 0, T), part, use_acc=more, is_async=True)
     held, stored = opened(ring, side, gl.minimum(step + 1, steps - 1), stored, T, FROM, OUT)
@@ -126,11 +121,10 @@ def by_blocks(
     T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr,
 ):  # fmt: skip
     """Sums over all steps; those of each T.block meet their scale, if any, on their own."""
-    scale, first, count = side[0], side[4], side[5]
     for block in range(steps // T.block):
         if T.reading.per_block:
-            at = gl.minimum(first // T.block + block, count - 1)
-            scales = gl.load(scale + at_b + at).to(gl.float32)
+            at = gl.minimum(side.first // T.block + block, side.count - 1)
+            scales = gl.load(side.scale + at_b + at).to(gl.float32)
         part = sums
         for inner in range(T.block):
             held, stored, left, part = one_step(
@@ -144,24 +138,23 @@ def by_blocks(
 
 
 @gluon.jit
-def by_planes(given, base, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr):
-    """Sums of the outputs from `base` on, of codes that are read plane by plane."""
-    ring, scales, _, _, n, _, _, first, steps, _ = given
-    scale, zero, scale_stride, count = scales
+def by_planes(task, base, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr):
+    """Sums [outputs, rows] of the outputs from `base` on, of codes that are read plane by plane."""
+    ring, memory, n, steps = task.ring, task.memory, task.n, task.steps
     MMA: gl.constexpr = product(T, OUT)
     R: gl.constexpr = T.reading
     BM: gl.constexpr = T.rows
     own = base + gl.arange(0, OUT, layout=gl.SliceLayout(1, stored_layout(T, OUT)))
-    at_s = of_blocks(gl.minimum(own, n - 1).to(gl.int64), R) * scale_stride
+    at_s = of_blocks(gl.minimum(own, n - 1).to(gl.int64), R) * memory.scale_stride
     own = base + gl.arange(0, OUT, layout=gl.SliceLayout(1, left_operand(T, OUT)))
-    at_z = of_blocks(gl.minimum(own, n - 1).to(gl.int64), R) * scale_stride
-    side = (scale, at_s, zero, at_z, first, count)
+    at_z = of_blocks(gl.minimum(own, n - 1).to(gl.int64), R) * memory.scale_stride
+    side = Side(memory.scale, at_s, memory.zero, at_z, task.first, memory.count)
     held, stored = opened(ring, side, 0, stored_at(side, 0, T, OUT), T, FROM, OUT)
     left = turn(held, 0, T, OUT)
     sums = gl.zeros([OUT, BM], gl.float32, MMA)
     if T.block > 0:
         own = base + gl.arange(0, OUT, layout=gl.SliceLayout(1, MMA))
-        at_b = of_blocks(gl.minimum(own, n - 1).to(gl.int64), R) * scale_stride
+        at_b = of_blocks(gl.minimum(own, n - 1).to(gl.int64), R) * memory.scale_stride
         sums = by_blocks(ring, side, at_b, held, stored, left, sums, steps, T, FROM, OUT)
     elif T.halves == 2:
         sums = by_halves(ring, side, held, stored, left, sums, steps, T, FROM, OUT)
@@ -171,56 +164,56 @@ def by_planes(given, base, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexp
 
 
 @gluon.jit
-def sums_of(given, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr):
+def sums_of(task, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr):
     """The warps that multiply OUT outputs from FROM on, from the first step to what is written."""
-    ends, rows, n, pm, pn = given[2], given[3], given[4], given[5], given[6]
-    base = pn * T.outputs + FROM
+    target = task.target
+    base = task.output_tile * T.outputs + FROM
     if T.slots:
-        found = by_slots(given, base, T, FROM, OUT)
-    elif T.six:
-        found = (by_six(given, base, T, OUT),)
+        shares = by_slots(task, base, T, FROM, OUT)
+    elif T.six_bits:
+        shares = (by_six_bits(task, base, T, OUT),)
     else:
-        found = (by_planes(given, base, T, FROM, OUT),)
+        shares = (by_planes(task, base, T, FROM, OUT),)
     own = base + gl.arange(0, OUT, layout=gl.SliceLayout(1, product(T, OUT)))
-    own = gl.minimum(own, n - 1).to(gl.int64)
-    PARTS: gl.constexpr = T.parts
-    for i in gl.static_range(PARTS):
-        sums = found[i] * T.reading.lift
-        if ends[0] is not None:
-            sums *= gl.load(ends[0] + own * ends[1])[:, None]
-        written(sums, ends, rows, n, pm * T.rows + i * T.part, i * T.part, base, T, FROM)
+    own = gl.minimum(own, task.n - 1).to(gl.int64)
+    SHARES: gl.constexpr = T.shares
+    for i in gl.static_range(SHARES):
+        sums = shares[i] * T.reading.lift
+        sums = times_outputs(sums, target.factors, own, target.factor_stride)
+        row = i * T.share_rows
+        written(sums, task, task.row_tile * T.rows + row, row, base, T, FROM)
 
 
 @gluon.jit
-def written(
-    sums, ends, rows, n, first_row, local, first_output, T: gl.constexpr, FROM: gl.constexpr
-):  # fmt: skip
-    """Sums [outputs, rows] -> where they belong by T.mode."""
-    x_row, bias, out, parts, cut = ends[2], ends[3], ends[4], ends[5], ends[6]
+def written(sums, task, first_row, local, first_output, T: gl.constexpr, FROM: gl.constexpr):
+    """Sums [outputs, rows] of the rows and outputs from these on -> where they belong by T.mode.
+
+    local, FROM: the same within the tile
+    """
+    target, rows, n = task.target, task.rows, task.n
     BM: gl.constexpr = T.rows
     BN: gl.constexpr = T.outputs
     if T.mode == 0:
-        finish(sums, x_row, bias, out, rows, n, first_row, first_output)
+        finish(sums, target, rows, n, first_row, first_output)
     elif T.mode == 1:
-        at = out + gl.program_id(1).to(gl.int64) * rows * n
+        at = target.out + gl.program_id(1).to(gl.int64) * rows * n
         store(sums, at, rows, n, n, first_row, first_output)
-    elif cut < 0:
-        finish(sums, x_row, bias, out, rows, n, first_row, first_output)
+    elif target.cut < 0:
+        finish(sums, target, rows, n, first_row, first_output)
     else:
-        store(sums, parts + cut.to(gl.int64) * BM * BN, BM, BN, BN, local, FROM)
+        at = target.parts + target.cut.to(gl.int64) * BM * BN
+        store(sums, at, BM, BN, BN, local, FROM)
 
 
 @gluon.jit
-def finish(sums, x_row, bias, out, rows, n, first_row, first_output):
+def finish(sums, target, rows, n, first_row, first_output):
     """Sums [outputs, rows] with their factors and bias -> out [rows, n], in lines of memory."""
     MMA: gl.constexpr = sums.type.layout
     OUT: gl.constexpr = sums.shape[0]
+    out = target.out
     rm = first_row + gl.arange(0, sums.shape[1], layout=gl.SliceLayout(0, MMA))
     rn = first_output + gl.arange(0, OUT, layout=gl.SliceLayout(1, MMA))
-    if x_row is not None:
-        sums *= gl.load(x_row + rm, mask=rm < rows, other=0.0)[None, :]
-    if bias is not None:
-        sums += gl.load(bias + rn, mask=rn < n, other=0.0).to(gl.float32)[:, None]
+    sums = finished(sums, target.x_row, target.bias, rm, rn, rows, n, 1)
     if out.dtype.element_ty.primitive_bitwidth == 16:  # 8 make a line; of 32 bits they do anyway
         LINES: gl.constexpr = gl.BlockedLayout(
             [8, 1], [OUT // 8, 256 // OUT], [1, OUT // 16], [0, 1]
@@ -241,20 +234,31 @@ def store(values, to, rows, n, stride, first_row, first_output):
 
 @gluon.jit(do_not_specialize=["rows", "steps", "whole", "tail", "all_steps"])
 def multiply(
-    x_at, w_at, scale, zero, row, x_row, bias, out, parts,
-    rows, n, scale_stride, count, row_stride, word_stride, words, steps, whole, tail, all_steps,
+    x_at, w_at, scale, zero, factors, x_row, bias, out, parts,
+    rows, n, scale_stride, count, factor_stride, word_stride, words, steps, whole, tail, all_steps,
     T: gl.constexpr,
 ):  # fmt: skip
-    """x_at [rows, k] bfloat16, ordered; w_at words [n, k / planes] -> out, as linear_tile.multiply.
+    """x @ weight.T of codes that are decoded beside the tensor cores.
 
-    T.mode: 0 where a program sums up the whole of k, which is `steps` times 16 words. 1 where
-        `steps` are a part of it, by the second grid axis; `out` is then float32 [parts, rows, n].
-        2 where tiles from `whole` on, `tail` in number, are divided so: their sums go to
-        `parts` [pieces, tail, T.rows, T.outputs], all others' to `out`
+    x_at: descriptor of tiles [T.box, T.codes] of x, bfloat16 [rows, k] as order.for_fused leaves it
+    w_at: descriptor of tiles [T.outputs, 16] of the weight's words, int32 [n, words]; where codes
+        are 6 bits, a pointer to them
+    scale, zero: as they are stored, [blocks of rows, count], rows scale_stride apart; zero or None
+    factors: float32 [n] or [1] of the outputs, factor_stride apart, or None
+    x_row: float32 [rows] or None; bias: [n] or None
+    out: [rows, n] in the result's dtype; in mode 1 float32 partial sums [pieces, rows, n]
+    parts: in mode 2 float32 partial sums [pieces, tail, T.rows, T.outputs], else None
+    rows: of x, counting its parts; words: of a row, word_stride from one row to the next
+    steps: along k that a program sums up, T.codes codes each
+    whole, tail, all_steps: of mode 2
+    T: fused_work.Work. T.mode is 0 where a program sums up the whole of k; 1 where `steps` are a
+        piece of it, by the second grid axis; 2 where only the `tail` tiles from tile `whole` on are
+        divided so, and the programs before have one tile each and all_steps steps
+    Grid: tiles of the result, in mode 2 with `tail` for each piece; pieces of k in mode 1.
     """
     BM: gl.constexpr = T.rows
     BN: gl.constexpr = T.outputs
-    OUT: gl.constexpr = T.outputs // T.shares
+    OUT: gl.constexpr = T.outputs // T.groups
     ring = ring_of(x_at, w_at, T)
     pid = gl.program_id(0)
     first = gl.program_id(1) * steps
@@ -266,14 +270,14 @@ def multiply(
             first = cut // tail * steps
             pid = whole + cut % tail
     pm, pn = place(pid, rows, n, BM, BN)
-    ends = (row, row_stride, x_row, bias, out, parts, cut)
-    given = (ring, (scale, zero, scale_stride, count), ends, rows, n, pm, pn, first, steps,
-             (w_at, word_stride, words))  # fmt: skip
-    source = (x_at, w_at, ring, pm, pn, first, steps)
-    if T.shares == 1:
-        gl.warp_specialize([(sums_of, (given, T, 0, OUT)), (copies, (source, T))], [1], [24])
+    memory = Memory(w_at, word_stride, words, scale, zero, scale_stride, count)
+    target = Target(factors, factor_stride, x_row, bias, out, parts, cut)
+    task = Task(ring, memory, target, rows, n, pm, pn, first, steps)
+    source = Copies(x_at, w_at, ring, pm, pn, first, steps)
+    if T.groups == 1:
+        gl.warp_specialize([(sums_of, (task, T, 0, OUT)), (copies, (source, T))], [1], [24])
     else:
         gl.warp_specialize(
-            [(sums_of, (given, T, 0, OUT)), (sums_of, (given, T, OUT, OUT)), (copies, (source, T))],
+            [(sums_of, (task, T, 0, OUT)), (sums_of, (task, T, OUT, OUT)), (copies, (source, T))],
             [4, 1], [240, 24],
         )  # fmt: skip

@@ -1,24 +1,27 @@
-"""Device code for products of codes as they are: int8, float8, or bfloat16 that holds small codes.
+"""Device code of the ways "codes" and "blocks": both operands go from memory to the tensor cores.
 
-Both operands go from memory to the tensor cores; scales meet the sums, at the end or by blocks.
+They are codes as they are, int8 or float8, or bfloat16 that holds codes of at most 8 bits. Scales
+meet the sums, at the end or by blocks. The terms: the glossary in matmul/__init__.py.
 """
 
 import triton
 import triton.language as tl
 
-from blockscale.kernels.cuda.matmul.linear_tile import dot, place, write
+from blockscale.kernels.cuda.matmul.finish import times_outputs, write
+from blockscale.kernels.cuda.matmul.tile_kernel import dot, place
 
 
 @triton.jit
 def products(a, b, KIND: tl.constexpr, sums):
     """a @ b + sums: int8 to int32, else to float32."""
     if KIND == "int8":
-        found = tl.dot(a, b, sums, out_dtype=tl.int32)
+        sums = tl.dot(a, b, sums, out_dtype=tl.int32)
     elif KIND == "bfloat16":
-        found = dot(a, b, sums)
+        sums = dot(a, b, sums)
     else:
-        found = tl.dot(a, b, sums)
-    return found
+        tl.static_assert(KIND == "float8")
+        sums = tl.dot(a, b, sums)
+    return sums
 
 
 @triton.jit
@@ -49,17 +52,25 @@ def block_sums(
 
 @triton.jit(do_not_specialize=["rows"])
 def multiply_codes(
-    x, weight, x_row, row, steps, bias, out,
-    rows, n, k, x_stride, weight_stride, row_stride, step_stride,
+    x, weight, x_row, factors, steps, bias, out,
+    rows, n, k, x_stride, weight_stride, factor_stride, step_stride,
     KIND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     STEPS: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """x [rows, k] and weight [n, k] of codes -> out [rows, n], finished.
+    """x @ weight.T of codes in memory, finished or, of x in several parts, as partial sums.
 
-    x_row [rows], row [n] or [1]: factors of the sums
-    steps [n, k / BLOCK] float32: factors of the sums of each block; BLOCK is a multiple of
-        BK * INNER, which are summed up first, or 0 for none
-    WHOLE: BK divides k
+    x: int8, float8 or bfloat16 [rows, k], rows x_stride apart; weight: likewise [n, k]
+    x_row: float32 [rows] or None, of the rows of x
+    factors: float32 [n] or [1] of the outputs, factor_stride apart, or None
+    steps: float32 [n, k / BLOCK], rows step_stride apart: factors of the sums of each block, or
+        None where BLOCK is 0
+    bias: [n] or None; out: [rows, n]
+    KIND: "int8", "float8" or "bfloat16", of both operands
+    BM, BN, BK: rows of x, outputs and codes along k of a tile
+    STEPS: times INNER tiles along k that are summed up
+    BLOCK: codes of a block, a multiple of BK * INNER, or 0 for one scale a row
+    WHOLE: whether BK divides k
+    Grid: tiles of the result.
     """
     pm, pn = place(tl.program_id(0), rows, n, BM, BN)
     rn = pn * BN + tl.arange(0, BN)
@@ -80,6 +91,5 @@ def multiply_codes(
             w_tile, x_tile = tiles(at_w, at_x, k0, k, BK, WHOLE)
             sums = products(w_tile, x_tile, KIND, sums)
     sums = sums.to(tl.float32)
-    if row is not None:
-        sums *= tl.load(row + own * row_stride)[:, None]
+    sums = times_outputs(sums, factors, own, factor_stride)
     write(sums, x_row, bias, out, rm, rn, rows, n, 0, True)

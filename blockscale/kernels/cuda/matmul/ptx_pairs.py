@@ -1,4 +1,4 @@
-"""PTX that decodes two codes of one word at a time, for few rows; linear_asm takes two words.
+"""PTX that decodes two codes of one word at a time, for few rows; ptx.py takes two words.
 
 The pairs are those that lie 16 bits apart, so that one shift and one mask take out both.
 """
@@ -6,7 +6,7 @@ The pairs are those that lie 16 bits apart, so that one shift and one mask take 
 from dataclasses import dataclass
 from typing import Any
 
-from blockscale.kernels.cuda.matmul.linear_asm import (
+from blockscale.kernels.cuda.matmul.ptx import (
     bf16,
     both,
     byte,
@@ -14,6 +14,7 @@ from blockscale.kernels.cuda.matmul.linear_asm import (
     decode_small_exponents,
     from_halves,
     integer,
+    known,
     minifloat,
     native_float8,
     program,
@@ -80,7 +81,10 @@ def decode(e: ElementNumbers, lift: int | None, last: str) -> str:
     lift: as for decode_words
     last: "scale" multiplies by another register, "offset" adds it (and bias_of goes with it);
         "zero" subtracts a zero point for each word, of codes of less than 8 bits
+
+    Raises ValueError if the element is of a family that no program decodes.
     """
+    known(e)
     count = WORD // e.bits
     lines = []
     for word in range(2):
@@ -130,12 +134,14 @@ def six_turn(e: ElementNumbers, half: int, scaled: bool) -> str:
 
 def _sixes(e: ElementNumbers, words: list[str], out: int, codes: range, by: str) -> list[str]:
     """Pairs i and 16 + i of the codes in six words -> registers from `out` on, times `by`."""
+    known(e)
+    one = {"minifloat": minifloat, "integer": integer}[e.family]  # binary codes are one bit
     lines = []
     for i in codes:
         if i % 2 == 0:
             lines += _window(words, 3 * (i // 4) + i % 4 // 2)
         at = 6 * i % 24 - 8 * (i % 4 // 2)
-        lines += (minifloat if e.family == "minifloat" else integer)(e, f"${out + i}", "a", at)
+        lines += one(e, f"${out + i}", "a", at)
         if by:
             lines.append(f"mul.rn.bf16x2 ${out + i}, ${out + i}, {by};")
     return lines
@@ -165,17 +171,16 @@ def _pair(e: ElementNumbers, out: str, i: int, lift: int | None, biased: bool) -
     at = i * e.bits
     if e.family == "binary":
         return sign(out, "a", at)
+    if e.family == "integer":
+        if e.bits == 8:
+            return [shifted("t", "a", -at), *byte(e, out)]
+        lines = integer(e, out, "a", at)
+        return [*lines[:2], f"mov.b32 {out}, t;"] if biased else lines
     if native_float8(e):
         return _float8_pair(e, out, i)
-    if e.family == "minifloat":
-        plain = (1 << (e.bits - 1)) - 1 == e.max_code
-        if e.bits == 4 and plain:
-            return _nibble(e, out, at, lift)
-        return minifloat(e, out, "a", at, lift)
-    if e.bits == 8:
-        return [shifted("t", "a", -at), *byte(e, out)]
-    found = integer(e, out, "a", at)
-    return [*found[:2], f"mov.b32 {out}, t;"] if biased else found
+    if e.bits == 4 and (1 << (e.bits - 1)) - 1 == e.max_code:
+        return _nibble(e, out, at, lift)
+    return minifloat(e, out, "a", at, lift)
 
 
 def _nibble(e: ElementNumbers, out: str, at: int, lift: int | None) -> list[str]:
@@ -195,7 +200,7 @@ def _nibble(e: ElementNumbers, out: str, at: int, lift: int | None) -> list[str]
 def _float8_pair(e: ElementNumbers, out: str, i: int) -> list[str]:
     """As _float8."""
     if e.mbits == 2:
-        found = [shifted("t", "a", 8 - 8 * i), "and.b32 t, t, 0xFF00FF00;"]
+        pair = [shifted("t", "a", 8 - 8 * i), "and.b32 t, t, 0xFF00FF00;"]
     else:
-        found = ["mov.b32 {p, q}, a;", f"cvt.rn.f16x2.e4m3x2 t, {'pq'[i]};"]
-    return [*found, *from_halves(out)]
+        pair = ["mov.b32 {p, q}, a;", f"cvt.rn.f16x2.e4m3x2 t, {'pq'[i]};"]
+    return [*pair, *from_halves(out)]

@@ -1,49 +1,51 @@
-"""Device code of linear layers: weights decoded in registers, multiplied by the tensor cores.
+"""Device code of the way "tile": codes decoded in registers and multiplied by the tensor cores.
 
-The i-th codes of all words are one matrix, multiplied by the i-th plane of x (`arrange`), so no
+The i-th codes of all words are one matrix, multiplied by the i-th plane of x (order.py), so no
 code ever moves between threads: words are brought into the layout of the tensor core's operand and
 decoded there. Triton does that only where nothing but elementwise operations, views and loads lies
 between: widening a loaded byte stops it, so scales are decoded by PTX, too.
+Words, planes, blocks and the other terms: the glossary in matmul/__init__.py.
 """
 
 import triton
 import triton.language as tl
 
 from blockscale.kernels.cuda.device.element import decode
-from blockscale.kernels.cuda.device.numerics import INTERPRETED, float_of, narrow
+from blockscale.kernels.cuda.device.numerics import INTERPRETED, narrow
 from blockscale.kernels.cuda.device.scale import step_of
+from blockscale.kernels.cuda.matmul.finish import times_outputs, write
 
-GROUP: tl.constexpr = tl.constexpr(8)  # blocks of rows that share what they read of the weight
+GROUP: tl.constexpr = tl.constexpr(8)  # tiles of rows that share what they read of the weight
 
 
 @triton.jit
 def dot(a, b, sums):
     """Products of bfloat16 summed in float32; the interpreter does not know bfloat16."""
     if INTERPRETED:
-        found = tl.dot(a.to(tl.float32), b.to(tl.float32), sums)
+        sums = tl.dot(a.to(tl.float32), b.to(tl.float32), sums)
     else:
-        found = tl.dot(a, b, sums)
-    return found
+        sums = tl.dot(a, b, sums)
+    return sums
 
 
 @triton.jit
 def times(a, b):
     """The product of two bfloat16, exact here."""
     if INTERPRETED:
-        found = narrow(a.to(tl.float32) * b.to(tl.float32), tl.bfloat16)
+        product = narrow(a.to(tl.float32) * b.to(tl.float32), tl.bfloat16)
     else:
-        found = a * b
-    return found
+        product = a * b
+    return product
 
 
 @triton.jit
 def less(a, b):
     """bfloat16 less a whole number below 256: integers of at most 8 bits, so exact."""
     if INTERPRETED:
-        found = narrow(a.to(tl.float32) - b, tl.bfloat16)
+        difference = narrow(a.to(tl.float32) - b, tl.bfloat16)
     else:
-        found = a - b.to(tl.bfloat16)
-    return found
+        difference = a - b.to(tl.bfloat16)
+    return difference
 
 
 @triton.jit
@@ -64,19 +66,23 @@ def plane_of(word, i: tl.constexpr, R: tl.constexpr):
 def factor(stored, R: tl.constexpr):
     """Stored scales of blocks -> bfloat16, exact."""
     if R.fold == "floats":
-        found = narrow(stored, tl.bfloat16)
+        by = narrow(stored, tl.bfloat16)
     elif INTERPRETED:
-        found = narrow(step_of(stored.to(tl.int32), 1.0, R.spec), tl.bfloat16)
+        by = narrow(step_of(stored.to(tl.int32), 1.0, R.spec), tl.bfloat16)
     else:
-        found = tl.inline_asm_elementwise(
+        by = tl.inline_asm_elementwise(
             R.decode_scale, "=r,=r,r", [stored], dtype=tl.bfloat16, is_pure=True, pack=4
         )
-    return found
+    return by
 
 
 @triton.jit
 def place(pid, rows, n, BM: tl.constexpr, BN: tl.constexpr):
-    """Which block of rows of x and of outputs: those that share either run close together."""
+    """Which tile of rows of x and which of outputs is program `pid`'s.
+
+    GROUP tiles of rows and all tiles of outputs are one run, so that programs that read the same of
+    the weight, or of x, run close together.
+    """
     down, across = tl.cdiv(rows, BM), tl.cdiv(n, BN)
     first = pid // (GROUP * across) * GROUP
     height = tl.minimum(down - first, GROUP)
@@ -90,7 +96,11 @@ def tile_sums(
     R: tl.constexpr, DTYPES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Sums [outputs, rows] of the words k0 ... k0 + BK, without the factors of rows."""
+    """Sums [outputs, rows] of the words k0 ... k0 + BK, without the factors of rows and outputs.
+
+    at_x [BK, BM], at_w [BN, BK]: pointers to the first words of x's plane 0 and of the weight
+    at_s: where each output's first scale lies, int64 [BN]; present: bool [1, BM], rows that exist
+    """
     rk = tl.arange(0, BK)
     count: tl.constexpr = R.planes
     mask = present if WHOLE else present & (rk < words - k0)[:, None]
@@ -143,17 +153,27 @@ def stored_scales(
 
 @triton.jit(do_not_specialize=["rows"])
 def multiply(
-    x, weight, scale, zero, row, x_row, bias, out,
-    rows, n, words, weight_stride, scale_stride, scale_count, row_stride,
+    x, weight, scale, zero, factors, x_row, bias, out,
+    rows, n, words, weight_stride, scale_stride, scale_count, factor_stride,
     R: tl.constexpr, DTYPES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     STEPS: tl.constexpr, UNROLL: tl.constexpr, WHOLE: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
-    """x's planes [planes, rows, words] bfloat16, words [n, words] -> out.
+    """x @ weight.T of codes that are decoded in registers.
 
-    row: what the sums of each output are multiplied by; x_row: those of each row of x
-    STEPS: times UNROLL tiles along k that one program sums up. Several programs along k need
-        LAST = False, which writes float32 [programs, rows, n] without x_row and bias
-    WHOLE: the tiles of all programs are the words exactly
+    x: bfloat16 [planes, rows, words], as order.by_planes leaves it
+    weight: int32 [n, words], rows weight_stride words apart
+    scale: as it is stored, [blocks of rows, scale_count], rows scale_stride apart; zero: int32,
+        likewise, or None
+    factors: float32 [n] or [1] of the outputs, factor_stride apart, or None
+    x_row: float32 [rows] or None; bias: [n] or None
+    out: [rows, n], or float32 partial sums [programs along k, rows, n]
+    R: the weight's Reading; DTYPES: what its PTX gives, bfloat16 for each plane
+    BM, BN, BK: rows of x, outputs and words of a tile
+    STEPS: times UNROLL tiles along k that one program sums up
+    WHOLE: whether the tiles of all programs are the words exactly
+    LAST: whether a program's sums are all there are, and become the result: then `out` has its
+        dtype. Else x_row and bias are None, and `out` takes partial sums
+    Grid: tiles of the result, programs along k.
     """
     pm, pn = place(tl.program_id(0), rows, n, BM, BN)
     part = tl.program_id(1)
@@ -176,77 +196,5 @@ def multiply(
             )  # fmt: skip
     if not INTERPRETED:
         sums *= R.lift
-    if row is not None:
-        sums *= tl.load(row + own * row_stride)[:, None]
+    sums = times_outputs(sums, factors, own, factor_stride)
     write(sums, x_row, bias, out, rm, rn, rows, n, part, LAST)
-
-
-@triton.jit
-def write(sums, x_row, bias, out, rm, rn, rows, n, part, LAST: tl.constexpr):
-    """Sums [outputs, rows] -> out: finished, or one part of them."""
-    mask = (rm < rows)[None, :] & (rn < n)[:, None]
-    index = rm[None, :].to(tl.int64) * n + rn[:, None]
-    if LAST:
-        if x_row is not None:
-            sums *= tl.load(x_row + rm, mask=rm < rows, other=0.0)[None, :]
-        if bias is not None:
-            sums += tl.load(bias + rn, mask=rn < n, other=0.0).to(tl.float32)[:, None]
-        tl.store(out + index, narrow(sums, out.dtype.element_ty), mask=mask)
-    else:
-        tl.store(out + part * rows.to(tl.int64) * n + index, sums, mask=mask)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def finish(
-    parts, row_steps, x_row, bias, out, rows, n, row_stride, out_stride,
-    count: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """float32 parts [count, rows, n] -> out [rows, n]: summed from the last, scaled, with bias."""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = column < n
-    at = parts + row * n + column
-    size = rows.to(tl.int64) * n
-    sums = tl.load(at + (count - 1) * size, mask=mask, other=0.0)
-    for i in tl.static_range(1, count):
-        sums += tl.load(at + (count - 1 - i) * size, mask=mask, other=0.0)
-    if row_steps is not None:
-        sums *= tl.load(row_steps + column * row_stride, mask=mask, other=0.0)
-    if x_row is not None:
-        sums *= tl.load(x_row + row)
-    if bias is not None:
-        sums += tl.load(bias + column, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + row * out_stride + column, narrow(sums, out.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def leading(rest, FIRST: tl.constexpr):
-    """float32 -> its leading 8 bits as bfloat16, and what is left of it, exactly."""
-    head = float_of(rest.to(tl.int32, bitcast=True) & -65536)
-    if FIRST:
-        # truncation would make an infinity of a NaN whose payload is in the low bits
-        head = tl.where(rest == rest, head, float("nan"))
-    finite = tl.abs(rest) < float("inf")
-    left = tl.where(finite, rest, 0.0) - tl.where(finite, head, 0.0)
-    return narrow(head, tl.bfloat16), left
-
-
-@triton.jit(do_not_specialize=["rows"])
-def arrange(
-    x, out, rows, words, stride, PLANES: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """x [rows, words * PLANES] -> out bfloat16 [PLANES, PARTS * rows, words].
-
-    PARTS: into how many bfloat16 numbers each is split, largest first, exactly: 1 for bfloat16,
-    2 for float16, 3 for float32. Each takes the leading 8 bits of what is left.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    i = tl.arange(0, PLANES)
-    mask = (word < words)[:, None] & (i < PLANES)[None, :]
-    rest = tl.load(x + row * stride + word[:, None] * PLANES + i[None, :], mask=mask, other=0.0)
-    rest = rest.to(tl.float32)
-    for part in tl.static_range(PARTS):
-        head, rest = leading(rest, part == 0)
-        at = (i[None, :] * PARTS + part) * rows.to(tl.int64) + row
-        tl.store(out + at * words + word[:, None], head, mask=mask)

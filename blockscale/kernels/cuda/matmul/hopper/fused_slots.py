@@ -1,10 +1,13 @@
-"""Linear layers whose blocks have float scales: the sums of each block meet its scale on their own.
+"""Device code of "fused" for blocks with float scales, whose sums meet their scale on their own.
 
 A slot is four words, one for each of the four threads that share a row of the tensor core's left
 operand: with 4 bits they are 32 codes, with 8 bits 16. So what is multiplied at a time is of one
-block. The rows of x are two parts that take turns: while the sums of one meet their scales, the
-other's are multiplied, and the next codes are decoded meanwhile. Arguments as in operands.py.
+block. The rows of x are two or three shares that take turns: while the sums of one meet their
+scales, another's are multiplied, and the next codes are decoded meanwhile. Arguments are named as
+in fused_operands.py; the terms: the glossary in matmul/__init__.py.
 """
+
+from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -15,7 +18,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from blockscale.kernels.cuda.matmul.hopper.few import bits, columns, of_blocks, powers
-from blockscale.kernels.cuda.matmul.hopper.operands import WORDS, free, left_operand, product
+from blockscale.kernels.cuda.matmul.hopper.fused_operands import (
+    WORDS,
+    Side,
+    free,
+    left_operand,
+    product,
+)
 
 
 @gluon.constexpr_function
@@ -34,20 +43,20 @@ def opened(ring, step, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr):
     STAGES: gl.constexpr = T.stages
     TURNS: gl.constexpr = T.turns
     LAYOUT: gl.constexpr = slots_layout(OUT)
-    slot = step % STAGES
-    mbarrier.wait(ring[2].index(slot), step // STAGES & 1)
-    words = ring[1].index(slot).slice(FROM, OUT).load(LAYOUT)
+    stage = step % STAGES
+    mbarrier.wait(ring.full.index(stage), step // STAGES & 1)
+    words = ring.w_tiles.index(stage).slice(FROM, OUT).load(LAYOUT)
     return columns(words.reshape([OUT, TURNS, 16 // TURNS]).permute(0, 2, 1), TURNS)
 
 
 @gluon.jit
-def together(found, FIRST: gl.constexpr, COUNT: gl.constexpr, STEP: gl.constexpr):
+def together(values, FIRST: gl.constexpr, COUNT: gl.constexpr, STEP: gl.constexpr):
     """COUNT tensors, STEP apart, as one with more dimensions of 2, in their order."""
     if COUNT == 1:
-        both = found[FIRST]
+        both = values[FIRST]
     else:
-        a = together(found, FIRST, COUNT // 2, STEP * 2)
-        both = gl.join(a, together(found, FIRST + STEP, COUNT // 2, STEP * 2))
+        a = together(values, FIRST, COUNT // 2, STEP * 2)
+        both = gl.join(a, together(values, FIRST + STEP, COUNT // 2, STEP * 2))
     return both
 
 
@@ -59,7 +68,7 @@ def types(count):
 
 @gluon.jit
 def operand(words, zero, T: gl.constexpr, OUT: gl.constexpr):
-    """The words [outputs, .] of a turn -> bfloat16 [outputs, codes], as linear_work.order has x,
+    """The words [outputs, .] of a turn -> bfloat16 [outputs, codes], as order.for_fused has x,
     without the zero points [outputs] if there are any.
 
     A register takes words of two rows and gives pairs of codes of one.
@@ -73,25 +82,25 @@ def operand(words, zero, T: gl.constexpr, OUT: gl.constexpr):
         given = [words, gl.convert_layout(zero, ROWS, assert_trivial=True)[:, None]]
     else:
         given = [words]
-    found = gl.inline_asm_elementwise(
+    pairs = gl.inline_asm_elementwise(
         T.front, T.asm, given, dtype=types(PLANES), is_pure=True, pack=2
     )
-    both = gl.join(together(found, 0, HALF, 1), together(found, HALF, HALF, 1))
+    both = gl.join(together(pairs, 0, HALF, 1), together(pairs, HALF, HALF, 1))
     both = both.reshape([OUT // 16, 2, 8, SLOTS, 4, HALF // 2, 2, 2])
     both = both.permute(0, 7, 2, 3, 5, 6, 4, 1).reshape([OUT, TURN])
     return gl.convert_layout(both, left_operand(T, OUT), assert_trivial=True)
 
 
 @gluon.jit
-def rows_of(ring, step, TURN: gl.constexpr, PART: gl.constexpr, T: gl.constexpr):
-    """What of x [codes, rows] a turn and a part multiply."""
+def rows_of(ring, step, TURN: gl.constexpr, SHARE: gl.constexpr, T: gl.constexpr):
+    """What of x [codes, rows] a turn and a share multiply."""
     STAGES: gl.constexpr = T.stages
-    ROWS: gl.constexpr = T.part
+    ROWS: gl.constexpr = T.share_rows
     CODES: gl.constexpr = T.turn
     if T.split:
-        tile = ring[0].index(step % STAGES * T.parts + PART)
+        tile = ring.x_tiles.index(step % STAGES * T.shares + SHARE)
     else:
-        tile = ring[0].index(step % STAGES).slice(PART * ROWS, ROWS, dim=0)
+        tile = ring.x_tiles.index(step % STAGES).slice(SHARE * ROWS, ROWS, dim=0)
     return tile.slice(TURN * CODES, CODES, dim=1).permute((1, 0))
 
 
@@ -100,25 +109,37 @@ def beside(values, at, first, count, step, T: gl.constexpr):
     """Scales or zero points [outputs] of the blocks that a step begins; 0 where there are none."""
     EACH: gl.constexpr = T.reading.words if T.reading.words > 0 else 1 << 30
     COUNT: gl.constexpr = T.columns if T.reading.per_block else 1
-    found = ()
+    loaded = ()
     for i in gl.static_range(COUNT):
         block = (first + step) * WORDS // EACH + i
         value = gl.load(values + at + block, mask=at * 0 + block < count, other=0)
-        found = found + (value,)  # type: ignore[assignment]  # noqa: RUF005
-    return found
+        loaded = loaded + (value,)  # type: ignore[assignment]  # noqa: RUF005
+    return loaded
+
+
+class Stored(NamedTuple):
+    """What lies beside the words of several steps: scales and zero points [outputs], as they are
+    stored, of each block that a step begins, step by step. A dummy stands for what there is not."""
+
+    scales: tuple
+    zeros: tuple
 
 
 @gluon.jit
 def stored(side, step, T: gl.constexpr):
-    """Scales and zero points (of those a dummy where there are none) of a step."""
-    scale, at_s, zero, at_z, first, count = side
-    scales = (at_s,)
-    if T.reading.per_block:
-        scales = beside(scale, at_s, first, count, step, T)
-    zeros = scales
-    if T.reading.zero:
-        zeros = beside(zero, at_z, first, count, step, T)
-    return scales, zeros
+    """Stored of T.unroll steps."""
+    COUNT: gl.constexpr = T.unroll
+    scales, zeros = (), ()
+    for i in gl.static_range(COUNT):
+        its_scales = (side.scale_at,)
+        if T.reading.per_block:
+            its_scales = beside(side.scale, side.scale_at, side.first, side.count, step + i, T)
+        its_zeros = its_scales
+        if T.reading.zero:
+            its_zeros = beside(side.zero, side.zero_at, side.first, side.count, step + i, T)
+        scales = scales + (its_scales,)  # type: ignore[assignment]  # noqa: RUF005
+        zeros = zeros + (its_zeros,)  # type: ignore[assignment]  # noqa: RUF005
+    return Stored(scales, zeros)
 
 
 @gluon.jit
@@ -127,40 +148,40 @@ def added(part, scale, sums, T: gl.constexpr):
     and copy what the next product overwrites."""
     if T.reading.per_block:
         given = [part, scale.to(gl.float32)[:, None], sums]
-        found = gl.inline_asm_elementwise(
+        sums = gl.inline_asm_elementwise(
             "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", given, dtype=gl.float32, is_pure=False, pack=1
         )
     else:
-        found = sums + part
-    return found
+        sums = sums + part
+    return sums
 
 
 @gluon.jit
 def with_one(values, INDEX: gl.constexpr, value, COUNT: gl.constexpr):
     """COUNT values with another at INDEX."""
-    found = ()
+    changed = ()
     for i in gl.static_range(COUNT):
         if i == INDEX:
-            found = found + (value,)  # type: ignore[assignment]  # noqa: RUF005
+            changed = changed + (value,)  # type: ignore[assignment]  # noqa: RUF005
         else:
-            found = found + (values[i],)  # type: ignore[assignment]  # noqa: RUF005
-    return found
+            changed = changed + (values[i],)  # type: ignore[assignment]  # noqa: RUF005
+    return changed
 
 
 @gluon.constexpr_function
 def ends(turn, t, last):
     """Whether a block ends with a turn of `several`; with the last one by `last`."""
     each = t.turns // t.columns
-    return turn % each == each - 1 and (turn < t.turns * t.deep - 1 or last)
+    return turn % each == each - 1 and (turn < t.turns * t.unroll - 1 or last)
 
 
 @gluon.jit
 def begun(ring, by, part, step, more, JOB: gl.constexpr, T: gl.constexpr):
-    """The product under way of one turn and one part of the rows: those are counted by JOB."""
-    PARTS: gl.constexpr = T.parts
+    """The product under way of one turn and one share of the rows: those are counted by JOB."""
+    SHARES: gl.constexpr = T.shares
     TURNS: gl.constexpr = T.turns
-    TURN: gl.constexpr = JOB // PARTS
-    x = rows_of(ring, step + TURN // TURNS, TURN % TURNS, JOB % PARTS, T)
+    TURN: gl.constexpr = JOB // SHARES
+    x = rows_of(ring, step + TURN // TURNS, TURN % TURNS, JOB % SHARES, T)
     return warpgroup_mma(by, x, part, use_acc=more, is_async=True)
 
 
@@ -174,8 +195,8 @@ def decoded(
     EACH: gl.constexpr = TURNS // T.columns
     if TURN % TURNS == 0:
         held = opened(ring, gl.minimum(step + TURN // TURNS, steps - 1), T, FROM, OUT)
-    if TURN < TURNS * T.deep:
-        zero = own[TURN // TURNS][1][TURN % TURNS // EACH]
+    if TURN < TURNS * T.unroll:
+        zero = own.zeros[TURN // TURNS][TURN % TURNS // EACH]
     return held, operand(held[TURN % TURNS], zero, T, OUT)
 
 
@@ -184,91 +205,83 @@ def several(
     ring, held, left, parts, sums, own, zero, step, steps, more,
     T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
-    """`sums` with those of T.deep steps; the last turn ends a block if LAST, the first goes on with
-    one if `more`. Two products are under way at a time: of a turn, of one part of the rows each.
+    """`sums` with those of T.unroll steps; the last turn ends a block if LAST, the first goes on
+    with one if `more`. Two products are under way at a time: of a turn, of one share of the rows each.
 
     held: words of the first step; left: codes of its first turn; both come back as the next one's
-    parts: sums of a block that are being added up; own: scales and zero points of each step
+    parts: sums of a block that are being added up; own: Stored of the steps
     zero: of the turn that follows
     """
-    PARTS: gl.constexpr = T.parts
+    SHARES: gl.constexpr = T.shares
     TURNS: gl.constexpr = T.turns
     EACH: gl.constexpr = TURNS // T.columns  # turns of a block
-    JOBS: gl.constexpr = TURNS * T.deep * PARTS
+    JOBS: gl.constexpr = TURNS * T.unroll * SHARES
     parts = (
         begun(ring, left, parts[0], step, more, 0, T), begun(ring, left, parts[1], step, more, 1, T)
     )  # fmt: skip
     then = left
     for j in gl.static_range(JOBS):
-        if (j + 2) % PARTS == 0:  # what comes into line begins a turn
-            held, then = decoded(ring, held, own, zero, step, steps, (j + 2) // PARTS, T, FROM, OUT)
-        if j % PARTS == PARTS - 1:  # the last product of `left`
+        if (j + 2) % SHARES == 0:  # what comes into line begins a turn
+            held, then = decoded(
+                ring, held, own, zero, step, steps, (j + 2) // SHARES, T, FROM, OUT
+            )
+        if j % SHARES == SHARES - 1:  # the last product of `left`
             done, left = warpgroup_mma_wait(1 if j < JOBS - 1 else 0, deps=(parts[j % 2], left))
         else:
             done = warpgroup_mma_wait(1, deps=(parts[j % 2],))
-        if ends(j // PARTS, T, LAST):
-            scale = own[j // PARTS // TURNS][0][j // PARTS % TURNS // EACH]
-            sums = with_one(sums, j % PARTS, added(done, scale, sums[j % PARTS], T), PARTS)
-        if j % PARTS == PARTS - 1:
+        if ends(j // SHARES, T, LAST):
+            scale = own.scales[j // SHARES // TURNS][j // SHARES % TURNS // EACH]
+            sums = with_one(sums, j % SHARES, added(done, scale, sums[j % SHARES], T), SHARES)
+        if j % SHARES == SHARES - 1:
             left = then
-            if j // PARTS % TURNS == TURNS - 1:
-                free(ring, step + j // PARTS // TURNS, T)
+            if j // SHARES % TURNS == TURNS - 1:
+                free(ring, step + j // SHARES // TURNS, T)
         if j + 2 < JOBS:
-            more = not ends((j + 2) // PARTS - 1, T, LAST)
-            by = left if (j + 2) // PARTS == j // PARTS else then
+            more = not ends((j + 2) // SHARES - 1, T, LAST)
+            by = left if (j + 2) // SHARES == j // SHARES else then
             done = begun(ring, by, done, step, more, j + 2, T)
         parts = with_one(parts, j % 2, done, 2)
     return held, left, parts, sums
 
 
 @gluon.jit
-def sides(side, step, T: gl.constexpr):
-    """What `stored` gives of each of T.deep steps."""
-    COUNT: gl.constexpr = T.deep
-    found = ()
-    for i in gl.static_range(COUNT):
-        found = found + (stored(side, step + i, T),)  # type: ignore[assignment]  # noqa: RUF005
-    return found
-
-
-@gluon.jit
 def nothing(T: gl.constexpr, OUT: gl.constexpr, COUNT: gl.constexpr):
-    """COUNT parts of zeros."""
-    PART: gl.constexpr = T.part
-    found = ()
+    """COUNT times zeros, for the sums of a share."""
+    ROWS: gl.constexpr = T.share_rows
+    zeros = ()
     for _ in gl.static_range(COUNT):
-        zero = gl.zeros([OUT, PART], gl.float32, product(T, OUT))
-        found = found + (zero,)  # type: ignore[assignment]  # noqa: RUF005
-    return found
+        zero = gl.zeros([OUT, ROWS], gl.float32, product(T, OUT))
+        zeros = zeros + (zero,)  # type: ignore[assignment]  # noqa: RUF005
+    return zeros
 
 
 @gluon.jit
 def swept(
     ring, side, held, left, now, steps, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr
 ):  # fmt: skip
-    """Sums over all steps. held: words of the first, left: its first turn's codes, now: `sides`."""
-    PARTS: gl.constexpr = T.parts
+    """Sums over all steps. held: words of the first, left: its first turn's codes, now: Stored."""
+    SHARES: gl.constexpr = T.shares
     BLOCK: gl.constexpr = T.block
-    DEEP: gl.constexpr = T.deep
-    parts, sums = nothing(T, OUT, 2), nothing(T, OUT, PARTS)
+    UNROLL: gl.constexpr = T.unroll
+    parts, sums = nothing(T, OUT, 2), nothing(T, OUT, SHARES)
     if BLOCK == 0:
         for step in range(steps):
             held, left, parts, sums = several(
-                ring, held, left, parts, sums, now, now[0][1][0], step, steps, True,
+                ring, held, left, parts, sums, now, now.zeros[0][0], step, steps, True,
                 T, FROM, OUT, False,
             )  # fmt: skip
         sums = parts
     else:
-        for group in range(steps // (BLOCK * DEEP)):
-            step = group * BLOCK * DEEP
-            then = sides(side, step + BLOCK * DEEP, T)
+        for group in range(steps // (BLOCK * UNROLL)):
+            step = group * BLOCK * UNROLL
+            then = stored(side, step + BLOCK * UNROLL, T)
             for inner in range(BLOCK - 1):
                 held, left, parts, sums = several(
-                    ring, held, left, parts, sums, now, now[0][1][0], step + inner, steps,
+                    ring, held, left, parts, sums, now, now.zeros[0][0], step + inner, steps,
                     inner > 0, T, FROM, OUT, False,
                 )  # fmt: skip
             held, left, parts, sums = several(
-                ring, held, left, parts, sums, now, then[0][1][0], step + BLOCK - 1, steps,
+                ring, held, left, parts, sums, now, then.zeros[0][0], step + BLOCK - 1, steps,
                 BLOCK > 1, T, FROM, OUT, True,
             )  # fmt: skip
             now = then
@@ -276,17 +289,16 @@ def swept(
 
 
 @gluon.jit
-def by_slots(given, base, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr):
-    """Sums of the outputs from `base` on, of all parts of the rows."""
-    ring, n, first, steps = given[0], given[4], given[7], given[8]
-    scale, zero, scale_stride, count = given[1]
+def by_slots(task, base, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr):
+    """Sums [outputs, rows] of the outputs from `base` on, a tensor for each share of the rows."""
+    ring, memory, n = task.ring, task.memory, task.n
     R: gl.constexpr = T.reading
     own = base + gl.arange(0, OUT, layout=gl.SliceLayout(1, product(T, OUT)))
-    at_s = of_blocks(gl.minimum(own, n - 1).to(gl.int64), R) * scale_stride
+    at_s = of_blocks(gl.minimum(own, n - 1).to(gl.int64), R) * memory.scale_stride
     own = base + gl.arange(0, OUT, layout=gl.SliceLayout(1, slots_layout(OUT)))
-    at_z = of_blocks(gl.minimum(own, n - 1).to(gl.int64), R) * scale_stride
-    side = (scale, at_s, zero, at_z, first, count)
-    now = sides(side, 0, T)
+    at_z = of_blocks(gl.minimum(own, n - 1).to(gl.int64), R) * memory.scale_stride
+    side = Side(memory.scale, at_s, memory.zero, at_z, task.first, memory.count)
+    now = stored(side, 0, T)
     held = opened(ring, 0, T, FROM, OUT)
-    left = operand(held[0], now[0][1][0], T, OUT)
-    return swept(ring, side, held, left, now, steps, T, FROM, OUT)
+    left = operand(held[0], now.zeros[0][0], T, OUT)
+    return swept(ring, side, held, left, now, task.steps, T, FROM, OUT)

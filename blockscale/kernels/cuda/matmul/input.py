@@ -7,6 +7,7 @@ exactly and the tensor cores take them as they are.
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,10 +19,16 @@ from blockscale.core.reference import QParams
 from blockscale.core.scale import PowerOfTwo
 from blockscale.kernels.cuda.dequantize import dequantize
 from blockscale.kernels.cuda.fake_quantize import fake_quantize
-from blockscale.kernels.cuda.matmul.linear_reading import SIGNIFICAND, significand
+from blockscale.kernels.cuda.matmul.reading import is_bfloat16
 from blockscale.kernels.cuda.quantize import choose_quantize, quantize
 
-Given = tuple[Tensor | None, Tensor | None, Tensor | None]  # scale, zero point, outer
+
+class Given(NamedTuple):
+    """How the caller wants x quantized; a scale of None is chosen from x."""
+
+    scale: Tensor | None = None
+    zero_point: Tensor | None = None
+    outer: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,12 @@ class Codes:
 
 @cache
 def kind(fmt: str, rank: int) -> str:
-    """How x [...] of `rank` dimensions reads: "plain", "codes", "powers" or "float32"."""
+    """How x [...] of `rank` dimensions reads.
+
+    "plain": as it is; "codes": as codes with a factor for each row; "powers": as bfloat16, which
+    holds codes times powers of two; "float32": as values of any other format, which includes those
+    whose elements nothing here knows
+    """
     if not fmt:
         return "plain"
     form = parse(fmt)
@@ -60,8 +72,8 @@ def kind(fmt: str, rank: int) -> str:
     if form.asym or form.bits > 8:
         return "float32"
     if isinstance(form.scale, PowerOfTwo):
-        return "powers" if significand(form.element, form.wide) <= SIGNIFICAND else "float32"
-    return "codes" if one else "float32"
+        return "powers" if is_bfloat16(form) else "float32"
+    return "codes" if one and is_bfloat16(form) else "float32"
 
 
 def read(x: Tensor, given: Given, fmt: str, seed: Tensor | None) -> Values | Codes:
@@ -72,18 +84,18 @@ def read(x: Tensor, given: Given, fmt: str, seed: Tensor | None) -> Values | Cod
     if how == "codes":
         return _codes(x, given, fmt, seed)
     wide = x if x.dtype is torch.bfloat16 and how == "powers" else x.to(torch.float32)
-    scale, zero_point, outer = given
-    left = fake_quantize(wide, scale, zero_point, outer, fmt, seed).reshape(-1, k)
+    left = fake_quantize(wide, *given, fmt, seed).reshape(-1, k)
     return Values(left.to(torch.bfloat16) if how == "powers" else left)
 
 
 def _codes(x: Tensor, given: Given, fmt: str, seed: Tensor | None) -> Codes:
     form, k = parse(fmt), x.shape[-1]
-    scale, zero_point, outer = given
-    if scale is None:
+    if given.scale is None:
         packed, scale, *rest = choose_quantize(x, fmt, seed)
         outer = rest[0] if rest else None
     else:
+        _, zero_point, outer = given
+        scale = given.scale
         packed = quantize(x, scale, zero_point, outer, fmt, seed)
     row = reference.step_of(QParams(scale, outer), form).reshape(-1)
     count = prod(x.shape[:-1])

@@ -7,21 +7,21 @@ from typing import Any
 
 from blockscale.core.block import WHOLE
 from blockscale.core.element import Element
+from blockscale.core.elements.binary import Binary
 from blockscale.core.elements.integer import Integer
 from blockscale.core.elements.minifloat import Minifloat
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.scale import FloatScale, PowerOfTwo, TwoLevel
-from blockscale.kernels.cuda.matmul import linear_asm
-from blockscale.kernels.cuda.matmul.linear_pairs import NO_PAIRS, Pairs, pairs, six
+from blockscale.kernels.cuda.matmul import ptx
+from blockscale.kernels.cuda.matmul.ptx_pairs import NO_PAIRS, Pairs, pairs, six
 from blockscale.kernels.cuda.spec import ElementNumbers, Spec, spec
 
 WORD = 32
 SIGNIFICAND = 8  # bits of a bfloat16's
 SMALLEST_TILE = 16  # words along k
-SMALLEST_BLOCK = (
-    16  # codes whose sums can have a scale of their own: what a tensor core takes at once
-)
+SMALLEST_BLOCK = 16  # codes whose sums can have their own scale: what a tensor core takes at once
+_NOT_KNOWN = 256  # bits, more than any number here has
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Reading:
     words: of a block, where it has planes
     height: rows of a block, 0 for all
     zero: whether there are zero points, one for each scale
-    decode, registers, decode_scale: PTX (linear_asm) and what it takes
-    pairs: the same for few rows
+    decode, registers, decode_scale: PTX (ptx.py) and what it takes
+    pairs: the same for few rows (ptx_pairs.py)
     lift: what PTX leaves to multiply the sums by
     """
 
@@ -65,6 +65,16 @@ class Reading:
         """Whether the sums of each block get its scale."""
         return bool(self.width) and not self.fold
 
+    @property
+    def small_blocks(self) -> bool:
+        """Whether the sums of blocks have scales, and blocks are less than what few.py sums up."""
+        return self.per_block and self.words < SMALLEST_TILE
+
+    @property
+    def six_bits(self) -> bool:
+        """Whether codes are 6 bits that kernels read from words: 32 in six words, of one scale."""
+        return not self.planes and bool(self.pairs.program)
+
 
 @cache
 def reading(spelling: str, k: int) -> Reading | None:
@@ -75,6 +85,8 @@ def reading(spelling: str, k: int) -> Reading | None:
     width = 0 if width == WHOLE or width >= k else width
     fold = _fold(fmt) if width else ""
     if fmt.bits > WORD // 4 or not k or not (fold or _whole_rows(fmt, width)):
+        return None
+    if not is_bfloat16(fmt):
         return None
     numbers = spec(spelling)
     planes = WORD // fmt.bits if _in_words(fmt, k, width, fold) else 0
@@ -118,13 +130,18 @@ def _fold(fmt: Format) -> str:
     return ""
 
 
+def is_bfloat16(fmt: Format) -> bool:
+    """Whether every value of the format's element is a bfloat16, as far as is known here."""
+    return significand(fmt.element, fmt.wide) <= SIGNIFICAND
+
+
 def significand(element: Element, wide: bool) -> int:
-    """Bits of the largest odd factor of a value."""
+    """Bits of the largest odd factor of a value; too many, of a family that is not known."""
     if isinstance(element, Minifloat):
         return element.mbits + 1
     if isinstance(element, Integer):
         return int(max(abs(v) for v in element.limits(wide)) - 1).bit_length()
-    return 1
+    return 1 if isinstance(element, Binary) else _NOT_KNOWN
 
 
 def _six(fmt: Format, k: int, fold: str, numbers: Spec) -> dict[str, Any]:
@@ -134,7 +151,7 @@ def _six(fmt: Format, k: int, fold: str, numbers: Spec) -> dict[str, Any]:
     powers = fold in ("bytes", "floats") and width % 32 == 0
     if fmt.bits != 6 or k % 16 or fmt.asym or not (by_rows or powers):
         return {}
-    scale = linear_asm.decode_exponents(numbers.fraction_bits) if fold == "bytes" else ""
+    scale = ptx.decode_exponents(numbers.fraction_bits) if fold == "bytes" else ""
     return {"pairs": six(numbers.element, powers), "decode_scale": scale}
 
 
@@ -149,21 +166,21 @@ def _programs(fold: str, numbers: Spec, zeros: str) -> dict[str, Any]:
     costs a multiplication for each block then, not for each element."""
     e = numbers.element
     gap = 127 - e.bias
-    found: dict[str, Any] = {"registers": linear_asm.constraints(WORD // e.bits, 2)}
+    programs: dict[str, Any] = {"registers": ptx.constraints(WORD // e.bits, 2)}
     small = e.family == "minifloat" and e.bits < WORD // 4 and gap > 0
     if fold == "codes":
         assert numbers.inner is not None
         down = math.frexp(numbers.inner.high)[1] if small else 0  # or 2^gap would be too large
         lift = gap - down if small else 0
-        return found | {
-            "decode": linear_asm.decode_words(e, 0 if small else None),
+        return programs | {
+            "decode": ptx.decode_words(e, 0 if small else None),
             "pairs": pairs(e, 0 if small else None, "scale", False),
-            "decode_scale": linear_asm.decode_bytes(numbers.inner, lift),
+            "decode_scale": ptx.decode_bytes(numbers.inner, lift),
             "lift": 2.0**down,
         }
     last = "scale" if fold else zeros
-    found["decode"] = linear_asm.decode_words(e)
-    found["pairs"] = pairs(e, None, last, fold == "bytes")
+    programs["decode"] = ptx.decode_words(e)
+    programs["pairs"] = pairs(e, None, last, fold == "bytes")
     if fold == "bytes":
-        found["decode_scale"] = linear_asm.decode_exponents(numbers.fraction_bits)
-    return found
+        programs["decode_scale"] = ptx.decode_exponents(numbers.fraction_bits)
+    return programs
