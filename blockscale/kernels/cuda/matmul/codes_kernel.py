@@ -2,6 +2,21 @@
 
 They are codes as they are, int8 or float8, or bfloat16 that holds codes of at most 8 bits. Scales
 meet the sums, at the end or by blocks. The terms: the glossary in matmul/__init__.py.
+
+Legend of `multiply_codes`
+x: int8, float8 or bfloat16 [rows, k], rows x_stride apart; weight: likewise [n, k]
+x_row: float32 [rows] or None, of the rows of x
+factors: float32 [n] or [1] of the outputs, factor_stride apart, or None
+steps: float32 [n, k / BLOCK], rows step_stride apart: factors of the sums of each block, or None
+    where BLOCK is 0
+bias: [n] or None
+out: [rows, n]; where x has several parts, they are its rows, and out their sums in float32
+KIND: "int8", "float8" or "bfloat16", of both operands
+BM, BN, BK: rows of x, outputs and codes along k of a tile
+STEPS: times INNER tiles along k that are summed up
+BLOCK: codes of a block, a multiple of BK * INNER, or 0 for one scale a row
+WHOLE: whether BK * INNER divides k
+Grid: tiles of the result.
 """
 
 import triton
@@ -57,21 +72,7 @@ def multiply_codes(
     KIND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     STEPS: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """x @ weight.T of codes in memory, finished or, of x in several parts, as partial sums.
-
-    x: int8, float8 or bfloat16 [rows, k], rows x_stride apart; weight: likewise [n, k]
-    x_row: float32 [rows] or None, of the rows of x
-    factors: float32 [n] or [1] of the outputs, factor_stride apart, or None
-    steps: float32 [n, k / BLOCK], rows step_stride apart: factors of the sums of each block, or
-        None where BLOCK is 0
-    bias: [n] or None; out: [rows, n]
-    KIND: "int8", "float8" or "bfloat16", of both operands
-    BM, BN, BK: rows of x, outputs and codes along k of a tile
-    STEPS: times INNER tiles along k that are summed up
-    BLOCK: codes of a block, a multiple of BK * INNER, or 0 for one scale a row
-    WHOLE: whether BK divides k
-    Grid: tiles of the result.
-    """
+    """x @ weight.T of codes in memory; the legend is at the top of the file."""
     pm, pn = place(tl.program_id(0), rows, n, BM, BN)
     rn = pn * BN + tl.arange(0, BN)
     rm = pm * BM + tl.arange(0, BM)

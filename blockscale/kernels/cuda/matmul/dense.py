@@ -1,8 +1,8 @@
 """The way "dense": the weight's codes become bfloat16 in memory, and the library multiplies.
 
 For many rows of x. Codes of at most 8 bits, times scales where these are powers of two or few bits,
-are exact in bfloat16; what is left of the scale meets the sums. Its memory
-is given back after the call.
+are exact in bfloat16; what is left of the scale meets the sums. The memory is given back after the
+call.
 """
 
 from collections.abc import Sequence

@@ -5,6 +5,24 @@ code ever moves between threads: words are brought into the layout of the tensor
 decoded there. Triton does that only where nothing but elementwise operations, views and loads lies
 between: widening a loaded byte stops it, so scales are decoded by PTX, too.
 Words, planes, blocks and the other terms: the glossary in matmul/__init__.py.
+
+Legend of `multiply` and what it calls
+x: bfloat16 [planes, rows, words], as order.by_planes leaves it
+weight: int32 [n, words], rows weight_stride words apart
+scale: as it is stored, [blocks of rows, scale_count], rows scale_stride apart; zero: int32,
+    likewise, or None
+factors: float32 [n] or [1] of the outputs, factor_stride apart, or None
+x_row: float32 [rows] or None; bias: [n] or None
+out: [rows, n], or float32 partial sums [programs along k, rows, n]
+R: the weight's Reading; DTYPES: what its PTX gives, bfloat16 for each plane
+BM, BN, BK: rows of x, outputs and words of a tile
+STEPS: times UNROLL tiles along k that one program sums up
+WHOLE: whether the tiles of all programs are the words exactly
+LAST: whether a program's sums are all there are, and become the result: then `out` has its dtype.
+    Else x_row and bias are None, and `out` takes partial sums
+at_x [BK, BM], at_w [BN, BK]: pointers to the first words of x's plane 0 and of the weight
+at_s: where each output's first scale lies, int64 [BN]; present: bool [1, BM], rows that exist
+Grid: tiles of the result, programs along k.
 """
 
 import triton
@@ -96,11 +114,7 @@ def tile_sums(
     R: tl.constexpr, DTYPES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Sums [outputs, rows] of the words k0 ... k0 + BK, without the factors of rows and outputs.
-
-    at_x [BK, BM], at_w [BN, BK]: pointers to the first words of x's plane 0 and of the weight
-    at_s: where each output's first scale lies, int64 [BN]; present: bool [1, BM], rows that exist
-    """
+    """Sums [outputs, rows] of the words k0 ... k0 + BK, without the factors of rows and outputs."""
     rk = tl.arange(0, BK)
     count: tl.constexpr = R.planes
     mask = present if WHOLE else present & (rk < words - k0)[:, None]
@@ -158,23 +172,7 @@ def multiply(
     R: tl.constexpr, DTYPES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     STEPS: tl.constexpr, UNROLL: tl.constexpr, WHOLE: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
-    """x @ weight.T of codes that are decoded in registers.
-
-    x: bfloat16 [planes, rows, words], as order.by_planes leaves it
-    weight: int32 [n, words], rows weight_stride words apart
-    scale: as it is stored, [blocks of rows, scale_count], rows scale_stride apart; zero: int32,
-        likewise, or None
-    factors: float32 [n] or [1] of the outputs, factor_stride apart, or None
-    x_row: float32 [rows] or None; bias: [n] or None
-    out: [rows, n], or float32 partial sums [programs along k, rows, n]
-    R: the weight's Reading; DTYPES: what its PTX gives, bfloat16 for each plane
-    BM, BN, BK: rows of x, outputs and words of a tile
-    STEPS: times UNROLL tiles along k that one program sums up
-    WHOLE: whether the tiles of all programs are the words exactly
-    LAST: whether a program's sums are all there are, and become the result: then `out` has its
-        dtype. Else x_row and bias are None, and `out` takes partial sums
-    Grid: tiles of the result, programs along k.
-    """
+    """x @ weight.T of codes that are decoded in registers; the legend is at the top of the file."""
     pm, pn = place(tl.program_id(0), rows, n, BM, BN)
     part = tl.program_id(1)
     rn = pn * BN + tl.arange(0, BN)

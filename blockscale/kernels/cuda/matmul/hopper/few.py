@@ -5,6 +5,22 @@ wants of it. Which code meets which of the 16 columns of a product is free as lo
 same order (order.for_few): so codes are decoded where they arrive, two of one word at a time, and
 neither shared memory nor a barrier stands between loads and products.
 The terms: the glossary in matmul/__init__.py.
+
+Legend of `multiply`
+x: bfloat16 [codes / 32, rows, 32], as order.for_few leaves it, with zeros beyond k
+weight: int32 [n, words], rows weight_stride words apart
+scale: as it is stored, [blocks of rows, scale_count], rows scale_stride apart; zero: int32,
+    likewise, or None
+factors: float32 [n] or [1] of the outputs, factor_stride apart, or None
+x_row: float32 [rows] or None; bias: [n] or None
+out: [rows, n], or float32 partial sums [programs along k, rows, n]
+R: the weight's Reading; DTYPES: what its PTX gives, bfloat16 for each code of a word
+BM, BN: rows of x and outputs of a program
+STEPS: turns of UNROLL times 16 words that one program sums up
+WHOLE: whether the steps of all programs are the words exactly
+LAST: whether a program's sums are all there are, and become the result. Else x_row and bias are
+    None, and `out` takes partial sums
+Grid: tiles of outputs, tiles of rows, programs along k.
 """
 
 from typing import NamedTuple
@@ -310,23 +326,7 @@ def multiply(
     R: gl.constexpr, DTYPES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
     UNROLL: gl.constexpr, STEPS: gl.constexpr, WHOLE: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
-    """x @ weight.T of codes that are decoded as memory delivers them.
-
-    x: bfloat16 [codes / 32, rows, 32], as order.for_few leaves it, with zeros beyond k
-    weight: int32 [n, words], rows weight_stride words apart
-    scale: as it is stored, [blocks of rows, scale_count], rows scale_stride apart; zero: int32,
-        likewise, or None
-    factors: float32 [n] or [1] of the outputs, factor_stride apart, or None
-    x_row: float32 [rows] or None; bias: [n] or None
-    out: [rows, n], or float32 partial sums [programs along k, rows, n]
-    R: the weight's Reading; DTYPES: what its PTX gives, bfloat16 for each code of a word
-    BM, BN: rows of x and outputs of a program
-    STEPS: turns of UNROLL times 16 words that one program sums up
-    WHOLE: whether the steps of all programs are the words exactly
-    LAST: whether a program's sums are all there are, and become the result. Else x_row and bias are
-        None, and `out` takes partial sums
-    Grid: tiles of outputs, tiles of rows, programs along k.
-    """
+    """x @ weight.T of codes that are decoded as memory delivers them; see the legend above."""
     FAST: gl.constexpr = R.pairs.limit > 0
     pn, pm, part = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     at_x, x_step = x_places(x, rows, pm, BM, 4 * R.planes), rows * R.planes  # of a word

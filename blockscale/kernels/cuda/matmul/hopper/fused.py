@@ -5,6 +5,23 @@ tensor core's left operand, and are decoded (ptx.py) while the tensor cores mult
 lies in shared memory, in the order that order.for_fused gave it. Triton itself would wait for each
 product before it decodes the next codes; Gluon, the level below, leaves that to us.
 Arguments are named as in fused_operands.py; the terms: the glossary in matmul/__init__.py.
+
+Legend of `multiply`
+x_at: descriptor of tiles [T.box, T.codes] of x, bfloat16 [rows, k] as order.for_fused leaves it
+w_at: descriptor of tiles [T.outputs, 16] of the weight's words, int32 [n, words]; where codes are
+    6 bits, a pointer to them
+scale, zero: as they are stored, [blocks of rows, count], rows scale_stride apart; zero or None
+factors: float32 [n] or [1] of the outputs, factor_stride apart, or None
+x_row: float32 [rows] or None; bias: [n] or None
+out: [rows, n] in the result's dtype; in mode 1 float32 partial sums [pieces, rows, n]
+parts: in mode 2 float32 partial sums [pieces, tail, T.rows, T.outputs], else None
+rows: of x, counting its parts; words: of a row, word_stride from one row to the next
+steps: along k that a program sums up, T.codes codes each
+whole, tail, all_steps: of mode 2
+T: fused_work.Work. T.mode is 0 where a program sums up the whole of k; 1 where `steps` are a piece
+    of it, by the second grid axis; 2 where only the `tail` tiles from tile `whole` on are divided
+    so, and the programs before have one tile each and all_steps steps
+Grid: tiles of the result, in mode 2 with `tail` for each piece; pieces of k in mode 1.
 """
 
 from triton.experimental import gluon
@@ -238,24 +255,7 @@ def multiply(
     rows, n, scale_stride, count, factor_stride, word_stride, words, steps, whole, tail, all_steps,
     T: gl.constexpr,
 ):  # fmt: skip
-    """x @ weight.T of codes that are decoded beside the tensor cores.
-
-    x_at: descriptor of tiles [T.box, T.codes] of x, bfloat16 [rows, k] as order.for_fused leaves it
-    w_at: descriptor of tiles [T.outputs, 16] of the weight's words, int32 [n, words]; where codes
-        are 6 bits, a pointer to them
-    scale, zero: as they are stored, [blocks of rows, count], rows scale_stride apart; zero or None
-    factors: float32 [n] or [1] of the outputs, factor_stride apart, or None
-    x_row: float32 [rows] or None; bias: [n] or None
-    out: [rows, n] in the result's dtype; in mode 1 float32 partial sums [pieces, rows, n]
-    parts: in mode 2 float32 partial sums [pieces, tail, T.rows, T.outputs], else None
-    rows: of x, counting its parts; words: of a row, word_stride from one row to the next
-    steps: along k that a program sums up, T.codes codes each
-    whole, tail, all_steps: of mode 2
-    T: fused_work.Work. T.mode is 0 where a program sums up the whole of k; 1 where `steps` are a
-        piece of it, by the second grid axis; 2 where only the `tail` tiles from tile `whole` on are
-        divided so, and the programs before have one tile each and all_steps steps
-    Grid: tiles of the result, in mode 2 with `tail` for each piece; pieces of k in mode 1.
-    """
+    """x @ weight.T of codes that are decoded beside the tensor cores; see the legend above."""
     BM: gl.constexpr = T.rows
     BN: gl.constexpr = T.outputs
     OUT: gl.constexpr = T.outputs // T.groups

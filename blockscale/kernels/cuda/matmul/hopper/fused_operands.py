@@ -90,7 +90,7 @@ class Task(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """What the warp of the copies needs: descriptors of x and of the words, and of a Task the rest."""
+    """What the warp of the copies needs: descriptors of x and of words; the rest as in a Task."""
 
     x: gl.tensor
     weight: gl.tensor

@@ -5,6 +5,14 @@ operand: with 4 bits they are 32 codes, with 8 bits 16. So what is multiplied at
 block. The rows of x are two or three shares that take turns: while the sums of one meet their
 scales, another's are multiplied, and the next codes are decoded meanwhile. Arguments are named as
 in fused_operands.py; the terms: the glossary in matmul/__init__.py.
+
+Legend of `several` and what it calls
+held: words [outputs, .] of the first step's turns; left: bfloat16 [outputs, codes], the first
+    turn's codes; both come back as the next steps'
+parts: float32 [outputs, share_rows], the sums of a block that are being added up, of two shares
+sums: likewise, those that have met their scales, of all shares
+own: Stored of the steps; zero: zero points [outputs] of the turn that follows
+TURN: a turn of T.unroll steps, counted from their first; JOB: likewise a turn and a share of it
 """
 
 from typing import NamedTuple
@@ -205,12 +213,10 @@ def several(
     ring, held, left, parts, sums, own, zero, step, steps, more,
     T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
-    """`sums` with those of T.unroll steps; the last turn ends a block if LAST, the first goes on
-    with one if `more`. Two products are under way at a time: of a turn, of one share of the rows each.
+    """`sums` with those of T.unroll steps; the legend is at the top of the file.
 
-    held: words of the first step; left: codes of its first turn; both come back as the next one's
-    parts: sums of a block that are being added up; own: Stored of the steps
-    zero: of the turn that follows
+    The last turn ends a block if LAST, the first goes on with one if `more`. Two products are under
+    way at a time: of a turn, of one share of the rows each.
     """
     SHARES: gl.constexpr = T.shares
     TURNS: gl.constexpr = T.turns
