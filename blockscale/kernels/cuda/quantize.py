@@ -61,7 +61,7 @@ def _given(f: Form, x: Tensor, parts: QParams, seed: Tensor | None) -> Tensor:
 def _codes(
     f: Form, found: Plan, x: Tensor, work: Tensor | None, parts: QParams, seed: Tensor | None
 ) -> Tensor:
-    direct = f.bits in (8, 16) or found.view.tile.packs
+    direct = f.bits in (8, 16) or found.tiling.tile.packs
     if direct:
         out = torch.empty(f.packed_shape(x.shape), dtype=f.packed_dtype, device=x.device)
     else:  # rows or units end within a byte

@@ -80,19 +80,6 @@ class Spec:
         """fl(1 / levels)"""
         return float(struct.unpack("<f", struct.pack("<f", 1 / self.levels))[0])
 
-    @cached_property
-    def narrowing(self) -> tuple[str, str]:
-        """How, and with what PTX, pairs of bfloat16 become codes in blocks that are finite."""
-        from blockscale.kernels.cuda.device.lanes_asm import narrowing
-
-        element = self.element
-        minifloat = element.family == "minifloat" and element.nan < 0
-        if not minifloat or self.rounding != "nearest_even" or self.recip:
-            return "", ""
-        if self.scale not in (("e8m0",) if element.mbits else ("fp32", "bf16", "pow2")):
-            return "", ""
-        return narrowing(element)
-
     def __hash__(self) -> int:
         return self._hash  # Triton asks at each launch
 

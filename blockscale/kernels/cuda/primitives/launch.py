@@ -20,8 +20,17 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import FLOATS, QParams, Ranges
 from blockscale.core.scale import TwoLevel
 from blockscale.kernels.cuda import interpreting
-from blockscale.kernels.cuda.primitives import programs, ranges, tuning
-from blockscale.kernels.cuda.primitives.view import Layout, Tile, View, groups, layout, packs, view
+from blockscale.kernels.cuda.device.lanes_asm import Narrowing, narrowing
+from blockscale.kernels.cuda.primitives import encoding, ranges, settings
+from blockscale.kernels.cuda.primitives.tiling import (
+    Blocks,
+    Tile,
+    Tiling,
+    blocks_of,
+    groups,
+    packs,
+    tiling,
+)
 from blockscale.kernels.cuda.replay.direct import cdiv, direct
 from blockscale.kernels.cuda.spec import Spec, of_gradient, spec
 
@@ -122,10 +131,10 @@ def on_device(x: Tensor) -> None:
 
 
 class Plan(NamedTuple):
-    """A launch without its tensors."""
+    """A launch without its tensors. options: named arguments of Triton's own, such as num_warps"""
 
     spec: Spec
-    view: View
+    tiling: Tiling
     options: dict[str, Any]
 
 
@@ -136,7 +145,7 @@ def plan(
     """How to compute `result` of numbers of `size` bytes, or such numbers; None if blocks are too
     large to choose their scale in one pass."""
     fmt = form(spelling)
-    at = layout(shape, fmt.format.block)
+    at = blocks_of(shape, fmt.format.block)
     merged, packed = result in ("largest", "extremes"), result == "codes" and fmt.bits <= 4
     e = fmt.spec.element
     powers = e.family == "minifloat" and not e.mbits  # rounding those takes more registers
@@ -145,38 +154,41 @@ def plan(
     if powers and (size == 2 or result == "codes"):
         heavy = "powers"
     elif size == 2 and result == "values" and at.bm > 1:
-        heavy = "tile"
-    setting = tuning.setting(at, given=given, merged=merged, packed=packed, lean=lean, heavy=heavy)
-    found = view(at, setting.elements, whole=not given, unit=setting.unit)
-    if found is None:
+        heavy = "tall"
+    setting = settings.setting(at, given=given, merged=merged, packed=packed, lean=lean, heavy=heavy)
+    laid = tiling(at, setting.elements, whole=not given, unit=setting.unit)
+    if laid is None:
         return None
-    numbers = of_gradient(fmt.spec) if result == "gradient" else fmt.spec
+    of_result = of_gradient(fmt.spec) if result == "gradient" else fmt.spec
     options = {"num_warps": setting.warps, "enable_fp_fusion": False}
     if setting.registers:
         options["maxnreg"] = setting.registers
-    return Plan(numbers, _completed(found, at, fmt, shape, result, given, seeds), options)
+    return Plan(of_result, _completed(laid, at, fmt, shape, result, given, seeds), options)
 
 
 def _completed(
-    found: View, at: Layout, fmt: Form, shape: tuple[int, ...], result: str, given: bool, seeds: int
-) -> View:
-    uk = found.numbers[6]
+    laid: Tiling, at: Blocks, fmt: Form, shape: tuple[int, ...], result: str, given: bool,
+    seeds: int,
+) -> Tiling:  # fmt: skip
+    """A Tiling with what its Tile needs to know of the format and the result."""
+    uk = laid.extents.uk
     last = shape[-1] if shape else 1
-    packing = packs(at, found.tile, uk, fmt.bits, last)
+    packing = packs(at, laid.tile, uk, fmt.bits, last)
     tile = replace(
-        found.tile,
+        laid.tile,
         packs=packing,
         chooses=not given,
         keeps=not given and result in ("codes", "scale"),
         result=result,
         seeds=seeds,
-        quads=seeds == 1 and groups(at, found.tile, uk, 4),
-        pairs=result in ("codes", "values") and paired(at, fmt, found.tile, uk),
+        quads=seeds == 1 and groups(at, laid.tile, uk, 4),
+        pairs=result in ("codes", "values") and paired(at, fmt, laid.tile, uk),
+        narrowing=narrowing(fmt.spec) if result == "codes" else Narrowing(),
     )
-    return replace(found, tile=tile)
+    return replace(laid, tile=tile)
 
 
-def paired(at: Layout, fmt: Form, tile: Tile, uk: int) -> bool:
+def paired(at: Blocks, fmt: Form, tile: Tile, uk: int) -> bool:
     """Whether kernels may take neighbours two and two, which for means share a unit."""
     shared = tile.kind != "column" or not fmt.means
     return fmt.bits <= 8 and shared and groups(at, tile, uk, 2)
@@ -206,8 +218,8 @@ def guard(x: Tensor) -> Any:
 def launch(kernel: Any, plan: Plan, x: Tensor, *arguments: Any) -> None:
     """Start a kernel with the plan's view on x's device."""
     with guard(x):
-        direct(kernel)[(plan.view.programs,)](
-            *arguments, plan.view.numbers, spec=plan.spec, tile=plan.view.tile, **plan.options
+        direct(kernel)[(plan.tiling.programs,)](
+            *arguments, plan.tiling.extents, spec=plan.spec, tile=plan.tiling.tile, **plan.options
         )
 
 
@@ -277,4 +289,4 @@ def encode(
     """Run `encode_tile`. extra: the gradient, or the largest numerator."""
     scale, outer, zero = parts or (None, None, None)
     outer_count = outer.numel() if outer is not None else 1
-    launch(programs.encode_tile, found, x, x, out, extra, scale, outer, zero, seed, outer_count)
+    launch(encoding.encode_tile, found, x, x, out, extra, scale, outer, zero, seed, outer_count)

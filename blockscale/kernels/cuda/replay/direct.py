@@ -10,7 +10,7 @@ from torch import Tensor
 from blockscale.kernels.cuda import interpreting
 
 _MOST = 4096  # kinds of calls that are remembered of a kernel
-_PLAIN = {int, bool, float, str, tuple, type(None)}
+_PLAIN = {int, bool, float, str, tuple, type(None)}  # named tuples count as well
 
 
 class _Watch(threading.local):
@@ -63,7 +63,7 @@ def _kind(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...] 
             if each.data_ptr() % 16:
                 return None
             kind.append(each.dtype)
-        elif type(each) in _PLAIN:
+        elif type(each) in _PLAIN or isinstance(each, tuple):
             kind.append(each)
         elif hasattr(each, "block_shape"):  # a tensor descriptor: the base is aligned
             kind.append((each.base.dtype, *each.block_shape))
@@ -74,7 +74,7 @@ def _kind(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...] 
 
 def _by_identity(argument: Any) -> bool:
     """Whether `_kind` tells it from others by its identity."""
-    described = isinstance(argument, Tensor) or hasattr(argument, "block_shape")
+    described = isinstance(argument, Tensor | tuple) or hasattr(argument, "block_shape")
     return not described and type(argument) not in _PLAIN
 
 
