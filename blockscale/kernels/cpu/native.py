@@ -1,6 +1,5 @@
 """What the native kernels take: a Format as numbers, tensors as addresses that were checked."""
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
 from typing import Any
@@ -10,20 +9,17 @@ from torch import Tensor
 
 from blockscale.core import reference
 from blockscale.core.block import Block
-from blockscale.core.elements.binary import Binary
-from blockscale.core.elements.integer import Integer
-from blockscale.core.elements.minifloat import Minifloat
-from blockscale.core.elements.ternary import Ternary
 from blockscale.core.format import Format
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.rounding import ROUNDINGS
-from blockscale.core.scale import PowerOfTwo, TwoLevel
+from blockscale.core.scale import TwoLevel
 from blockscale.kernels.cpu import _native
+from blockscale.kernels.numbers import FormatNumbers, lowered
 
 # Positions in the enumerations of src/spec.h.
-_FAMILIES = (Integer, Minifloat, Binary)
+_FAMILIES = ("integer", "minifloat", "binary")
 _SCALES = ("fp32", "fp16", "bf16", "pow2", "e8m0", "two_level")
 _STATISTICS = ("magnitude", "high", "range", "mean", "mean_above")
 _ROUNDINGS = ("nearest_even", "nearest_away", "toward_zero", "down", "up", "stochastic")
@@ -46,7 +42,7 @@ class Native:
             inner = native(fmt.scale.inner.spelling)
         block = [number for pair in fmt.block.sizes for number in pair]
         of_inner = None if inner is None else inner.handle
-        self.handle = _native.NativeFormat(_numbers(fmt), block, fmt.block.rest, of_inner)
+        self.handle = _native.NativeFormat(_numbers(lowered(fmt)), block, fmt.block.rest, of_inner)
         self.packed_dtype = packed_dtype(fmt.element)
         self._packed_size = lru_cache(1024)(partial(packed_size, fmt.element))
         self.bits = fmt.bits
@@ -181,67 +177,24 @@ def seed_words(native: Native, seed: Tensor | None) -> tuple[int, int]:
     return key, first[0] if first else 0
 
 
-def _numbers(fmt: Format) -> list[float]:
+def _numbers(n: FormatNumbers) -> list[float]:
     """The fields of `Spec` in src/spec.h, in order; NativeFormat reads them."""
-    scale = fmt.scale
-    rule = scale.rule if isinstance(scale, PowerOfTwo) else ""
-    threshold = fmt.levels.threshold(rule) if rule and rule != "nearest" else 0
-    full = fmt.span == "full" and _SCALES.index(_scale_kind(fmt)) < 3
-    low, high = _limits(fmt)
-    outer_levels = 0.0
-    if isinstance(scale, TwoLevel):
-        outer_levels = fmt.levels.value * scale.inner.element.max
+    e = n.element
     return [
-        *_element_numbers(fmt),
-        _STATISTICS.index(_statistic(fmt, full)),
-        _SCALES.index(_scale_kind(fmt)),
-        rule == "nearest",
-        threshold,
-        fmt.levels.emax,
-        fmt.fraction_bits,
-        fmt.levels.value,
-        low if full else 0.0,
-        high if full else 0.0,
-        fmt.asym,
-        fmt.recip,
-        scale.poisons,
-        _ROUNDINGS.index(fmt.rounding),
-        outer_levels,
+        _FAMILIES.index(e.family), e.bits, e.signed, e.low, e.high, e.mbits, e.bias,
+        e.smallest_normal, e.max_code, e.nan, e.infinity,
+        _STATISTICS.index(n.statistic),
+        _SCALES.index(n.scale),
+        n.nearest,
+        n.threshold,
+        n.emax,
+        n.fraction_bits,
+        n.levels,
+        e.low if n.full else 0.0,
+        e.high if n.full else 0.0,
+        n.asym,
+        n.recip,
+        n.poisons,
+        _ROUNDINGS.index(n.rounding),
+        n.outer_levels,
     ]  # fmt: skip
-
-
-def _element_numbers(fmt: Format) -> list[float]:
-    element = fmt.element
-    family = next(i for i, kind in enumerate(_FAMILIES) if isinstance(element, kind))
-    bias = max_code = 0
-    infinity = -1
-    if isinstance(element, Minifloat):
-        bias, max_code = element.bias, element.max_code
-        infinities = [code for code, value in enumerate(element.values()) if math.isinf(value)]
-        infinity = infinities[0] if infinities else -1
-    nan = -1 if element.nan_code is None else element.nan_code
-    return [
-        family, element.bits, element.signed, *_limits(fmt), element.mbits, bias,
-        element.smallest_normal, max_code, nan, infinity,
-    ]  # fmt: skip
-
-
-def _limits(fmt: Format) -> tuple[float, float]:
-    element = fmt.element
-    return element.limits(fmt.wide) if isinstance(element, Integer) else (-element.max, element.max)
-
-
-def _scale_kind(fmt: Format) -> str:
-    if isinstance(fmt.scale, TwoLevel):
-        return "two_level"
-    return str(fmt.scale).partition("/")[0]
-
-
-def _statistic(fmt: Format, full: bool) -> str:
-    if isinstance(fmt.element, Ternary):
-        return "mean_above"
-    if isinstance(fmt.element, Binary):
-        return "mean"
-    if fmt.asym or full:
-        return "range"
-    return "magnitude" if fmt.element.signed else "high"

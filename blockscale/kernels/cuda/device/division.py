@@ -103,7 +103,7 @@ def ordinary(top, above, spec: tl.constexpr):
     else:
         calm = tl.max(top) < EXPONENT
     if repairs(spec) and spec.scale == "two_level":
-        calm = calm & (above * spec.inner_smallest > 7.275957614183426e-12)  # 2^-37
+        calm = calm & (above * spec.inner.smallest_normal > 7.275957614183426e-12)  # 2^-37
         calm = calm & (above < 1.2379400392853803e27)
     return calm
 

@@ -2,7 +2,7 @@
 
 import struct
 
-from blockscale.kernels.cuda.spec import ElementNumbers
+from blockscale.core.element import ElementNumbers
 
 
 def both(value: float) -> str:
