@@ -1,6 +1,7 @@
 """What the native kernels take: a Format as numbers, tensors as addresses that were checked."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -8,21 +9,15 @@ import torch
 from torch import Tensor
 
 from blockscale.core import reference
+from blockscale.core.element import ElementNumbers
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
-from blockscale.core.rounding import ROUNDINGS
 from blockscale.core.scale import TwoLevel
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.numbers import FormatNumbers, lowered
 from blockscale.kernels.operand import Storage, in_order
 
-# Positions in the enumerations of src/spec.h.
-_FAMILIES = ("integer", "minifloat", "binary")
-_SCALES = ("fp32", "fp16", "bf16", "pow2", "e8m0", "two_level")
-_STATISTICS = ("magnitude", "high", "range", "mean", "mean_above")
-_ROUNDINGS = ("nearest_even", "nearest_away", "toward_zero", "down", "up", "stochastic")
-assert set(_ROUNDINGS) == set(ROUNDINGS)
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 Parts = tuple[int, int, int]  # addresses of scale, outer, zero point; 0 for none
@@ -38,7 +33,7 @@ class Native(Storage):
         super().__init__(fmt)
         inner = native(fmt.scale.inner.spelling).handle if isinstance(fmt.scale, TwoLevel) else None
         block = [number for pair in fmt.block.sizes for number in pair]
-        self.handle = _native.NativeFormat(_numbers(lowered(fmt)), block, fmt.block.rest, inner)
+        self.handle = _native.NativeFormat(_spec(lowered(fmt)), block, fmt.block.rest, inner)
 
     def packs(self, shape: Sequence[int]) -> bool:
         """Whether rows of codes fill whole bytes, so that kernels pack as they go."""
@@ -84,24 +79,13 @@ def seed_words(native: Native, seed: Tensor | None) -> tuple[int, int]:
     return key, first[0] if first else 0
 
 
-def _numbers(n: FormatNumbers) -> list[float]:
-    """The fields of `Spec` in src/spec.h, in order; NativeFormat reads them."""
-    e = n.element
-    return [
-        _FAMILIES.index(e.family), e.bits, e.signed, e.low, e.high, e.mbits, e.bias,
-        e.smallest_normal, e.max_code, e.nan, e.infinity,
-        _STATISTICS.index(n.statistic),
-        _SCALES.index(n.scale),
-        n.nearest,
-        n.threshold,
-        n.emax,
-        n.fraction_bits,
-        n.levels,
-        e.low if n.full else 0.0,
-        e.high if n.full else 0.0,
-        n.asym,
-        n.recip,
-        n.poisons,
-        _ROUNDINGS.index(n.rounding),
-        n.outer_levels,
-    ]  # fmt: skip
+def _spec(numbers: FormatNumbers) -> Any:
+    """The numbers as the struct `Spec` of src/spec.h."""
+    inner = None if numbers.inner is None else _native.Element(**_named(numbers.inner))
+    made = {"element": _native.Element(**_named(numbers.element)), "inner": inner}
+    return _native.Spec(**(_named(numbers) | made))
+
+
+def _named(numbers: FormatNumbers | ElementNumbers) -> dict[str, Any]:
+    """The fields of a dataclass by name."""
+    return {field.name: getattr(numbers, field.name) for field in fields(numbers)}
