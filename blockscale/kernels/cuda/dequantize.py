@@ -5,7 +5,6 @@ from torch import Tensor
 
 from blockscale.core.reference import FLOATS
 from blockscale.kernels.cuda.choose_qparams import every
-from blockscale.kernels.cuda.pack import checked_codes
 from blockscale.kernels.cuda.primitives import decoding, launch
 from blockscale.kernels.cuda.primitives.launch import form
 from blockscale.kernels.cuda.replay.replay import replayed
@@ -26,7 +25,7 @@ def dequantize(
     """As ops.primitives.dequantize; other dtypes than the three are cast from float32."""
     f = form(fmt)
     shape = (*packed.shape[:-1], size) if scale.ndim else ()
-    packed = checked_codes(f, packed, shape)
+    packed = f.checked_codes(packed, shape)
     parts = f.given_parts(packed, shape, scale, zero_point, outer)
     kind = dtype if dtype in FLOATS else torch.float32
     values = torch.empty(shape, dtype=kind, device=packed.device)

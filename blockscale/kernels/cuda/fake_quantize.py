@@ -8,6 +8,7 @@ from blockscale.kernels.cuda.choose_qparams import every
 from blockscale.kernels.cuda.primitives import launch
 from blockscale.kernels.cuda.primitives.launch import Form, form
 from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.operand import strided_like
 from blockscale.kernels.registry import kernel
 
 
@@ -28,7 +29,7 @@ def fake_quantize(
     parts = _given(f, x, scale, zero_point, outer)
     if x.numel():
         _run(f, x, parts, None, values, seed)
-    return _strided_like(like, values)
+    return strided_like(like, values)
 
 
 @kernel("straight_through", backend="cuda", supports=every)
@@ -56,7 +57,7 @@ def straight_through(
     parts = _given(f, x, scale, zero_point, outer)
     if x.numel():
         _run(f, x, parts, gradient, kept, None)
-    return _strided_like(like, kept)
+    return strided_like(like, kept)
 
 
 def _given(
@@ -102,11 +103,3 @@ def _chosen(
         parts = QParams(outer, outer)  # the first is not written
         gradient = launch.largest_numerator(f, x)
     launch.encode(found, x, out, gradient, parts, words)
-
-
-def _strided_like(x: Tensor, values: Tensor) -> Tensor:
-    """`values`, which are contiguous, with the strides that torch.empty_like(x) has."""
-    if x.is_contiguous():
-        return values
-    expected = torch.empty_like(x)
-    return values if values.stride() == expected.stride() else expected.copy_(values)

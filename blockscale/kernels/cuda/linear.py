@@ -21,7 +21,6 @@ from blockscale.kernels.cuda.matmul.linear_few import few
 from blockscale.kernels.cuda.matmul.linear_input import Codes, Values, read
 from blockscale.kernels.cuda.matmul.linear_launch import PARTS, Ends, Weight, as_words, tiled
 from blockscale.kernels.cuda.matmul.linear_reading import reading
-from blockscale.kernels.cuda.pack import checked_codes
 from blockscale.kernels.cuda.primitives import launch
 from blockscale.kernels.cuda.replay.replay import replayed
 from blockscale.kernels.registry import kernel
@@ -76,7 +75,7 @@ def _checked(weight: Weight, fmt: str, k: int) -> Weight:
         )
     form = launch.form(fmt)
     shape = (weight.codes.shape[0], k)
-    codes = checked_codes(form, weight.codes, shape)
+    codes = form.checked_codes(weight.codes, shape)
     parts = weight[1:]
     form.given_parts(codes, shape, *parts)
     return Weight(codes, *(None if part is None else part.contiguous() for part in parts))  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ def unpack(packed: Tensor, fmt: str, size: int) -> Tensor:
     """As ops.primitives.unpack."""
     f = form(fmt)
     shape = (*packed.shape[:-1], size)
-    packed = checked_codes(f, packed, shape)
+    packed = f.checked_codes(packed, shape)
     element = f.format.element
     if f.bits in (8, 16) or size == 0 or packed.numel() == 0:
         return packing.unpack(packed, element, shape).clone()
@@ -59,15 +59,3 @@ def unpack(packed: Tensor, fmt: str, size: int) -> Tensor:
             packed, codes, count, size, bits=f.bits, kind=kind, columns=_COLUMNS
         )
     return codes
-
-
-def checked_codes(f: Form, packed: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Packed codes of a tensor of `shape`, in order. Raises ValueError if they are not that."""
-    on_device(packed)
-    expected = f.packed_shape(shape)
-    if packed.dtype != f.packed_dtype or packed.shape != expected:
-        raise ValueError(
-            f"{f.format}: codes of shape {shape} are packed as {f.packed_dtype} of shape "
-            f"{expected}, found {packed.dtype} of shape {tuple(packed.shape)}"
-        )
-    return packed.contiguous()

@@ -1,16 +1,16 @@
 """Codes, with a given scale or one that is chosen in the same pass over memory."""
 
-import torch
 from torch import Tensor
 
 from blockscale.core import pack as packing
 from blockscale.core import reference
 from blockscale.core.reference import QParams
-from blockscale.kernels.cuda.choose_qparams import every, listed
+from blockscale.kernels.cuda.choose_qparams import every
 from blockscale.kernels.cuda.pack import pack_patterns
 from blockscale.kernels.cuda.primitives import launch
 from blockscale.kernels.cuda.primitives.launch import Form, Plan, form
 from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.operand import listed
 from blockscale.kernels.registry import kernel
 
 
@@ -46,7 +46,7 @@ def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
     if found is None:
         parts = launch.choose(f, x)
         return [_given(f, x, f.per_block(parts), seed), *listed(parts)]
-    parts = f.new_parts(x)
+    parts = f.new_parts(x.shape, x.device)
     work = launch.largest_numerator(f, x) if f.one_outer else None
     return [_codes(f, found, x, work, parts, words), *listed(parts)]
 
@@ -54,7 +54,7 @@ def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
 def _given(f: Form, x: Tensor, parts: QParams, seed: Tensor | None) -> Tensor:
     words, seeds = launch.seed_numbers(f, seed, x)
     if x.numel() == 0:
-        return torch.empty(f.packed_shape(x.shape), dtype=f.packed_dtype, device=x.device)
+        return f.new_packed(x.shape, x.device)
     return _codes(f, launch.with_scale(f, x, "codes", seeds), x, None, parts, words)
 
 
@@ -63,9 +63,8 @@ def _codes(
 ) -> Tensor:
     direct = f.bits in (8, 16) or found.tiling.tile.packs
     if direct:
-        out = torch.empty(f.packed_shape(x.shape), dtype=f.packed_dtype, device=x.device)
+        out = f.new_packed(x.shape, x.device)
     else:  # rows or units end within a byte
-        kind = torch.uint8 if f.bits < 8 else torch.int16
-        out = torch.empty(x.shape, dtype=kind, device=x.device)
+        out = f.new_patterns(x.shape, x.device)
     launch.encode(found, x, out, work, parts, seed)
     return out if direct else pack_patterns(f, out)

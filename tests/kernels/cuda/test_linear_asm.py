@@ -11,7 +11,6 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from blockscale.core.bits import pow2
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.matmul import linear_asm, linear_pairs
-from blockscale.kernels.cuda.spec import element_numbers
 
 ELEMENTS = (
     *("int8", "uint8", "int4", "uint4", "int2", "uint2", "uint1", "ternary", "binary"),
@@ -113,7 +112,7 @@ def decoded(name: str, pattern: int) -> torch.Tensor:
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_every_code_in_every_place(name: str) -> None:
     element = parse(f"{name}:tensor:fp32").element
-    ptx = linear_asm.decode_words(element_numbers(element, True))
+    ptx = linear_asm.decode_words(element.numbers(True))
     count, codes = 32 // element.bits, 1 << element.bits
     expected = [decoded(name, pattern) for pattern in range(codes)]
     for start in range(codes):
@@ -129,7 +128,7 @@ def test_every_code_in_every_place(name: str) -> None:
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_every_code_in_every_pair(name: str) -> None:
     element = parse(f"{name}:tensor:fp32").element
-    numbers = element_numbers(element, True)
+    numbers = element.numbers(True)
     count, codes = 32 // element.bits, 1 << element.bits
     values = torch.stack([decoded(name, pattern) for pattern in range(codes)])
     order = linear_pairs.order_of(numbers)
@@ -166,7 +165,7 @@ def test_every_code_in_every_pair(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["e2m3", "e3m2", "int6", "log6", "uint6", "e3m2r4"])
 def test_every_code_of_six_bits(name: str) -> None:
-    numbers = element_numbers(parse(f"{name}:tensor:fp32").element, True)
+    numbers = parse(f"{name}:tensor:fp32").element.numbers(True)
     values = torch.stack([decoded(name, pattern) for pattern in range(64)])
     for scaled, step in ((False, 1), (True, 5)):
         found = linear_pairs.six(numbers, scaled)
@@ -185,7 +184,7 @@ def test_every_code_of_six_bits(name: str) -> None:
 @pytest.mark.parametrize("name", ["e2m3", "e3m2", "int6", "log6"])
 def test_turns_of_six_bits(name: str) -> None:
     """Codes i and 16 + i of two rows of 32, which have a factor each."""
-    numbers = element_numbers(parse(f"{name}:tensor:fp32").element, True)
+    numbers = parse(f"{name}:tensor:fp32").element.numbers(True)
     values = torch.stack([decoded(name, pattern) for pattern in range(64)])
     rows = [list(range(32)), [(7 * i + 32) % 64 for i in range(32)]]
     streams = [sum(c << 6 * i for i, c in enumerate(codes)) for codes in rows]
@@ -205,7 +204,7 @@ def test_turns_of_six_bits(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["e2m1", "e3m0", "log4", "e1m2"])
 def test_exponents_that_make_up_for_a_bias(name: str) -> None:
-    numbers = element_numbers(parse(f"{name}:tensor:fp32").element, True)
+    numbers = parse(f"{name}:tensor:fp32").element.numbers(True)
     found = linear_pairs.pairs(numbers, None, "scale", True)
     codes = [(5 * i) % 16 for i in range(8)]
     word = sum(c << 4 * i for i, c in enumerate(codes))
@@ -236,7 +235,7 @@ def test_every_exponent_byte(fraction_bits: int) -> None:
 def test_every_inner_scale(name: str, lift: int) -> None:
     element = parse(f"{name}:tensor:fp32").element
     lift -= 10 if name == "e5m2" else 0  # its largest number would be infinite
-    ptx = linear_asm.decode_bytes(element_numbers(element, False), lift)
+    ptx = linear_asm.decode_bytes(element.numbers(False), lift)
     for code in range(256):
         four = [code, 255 - code, 127, 8]
         word = sum(each << 8 * i for i, each in enumerate(four))

@@ -23,6 +23,6 @@ Words that mean the same in all of it:
     bounded    of numbers in steps: they round to no more than the element's limits without clamping
     u          the random number of stochastic rounding, times 2^24; unused with other roundings
 
-`spec` is a spec.Spec and `element` a spec.ElementNumbers: Triton compiles once for each. Where a
+`spec` is a spec.Spec and `element` a core.element.ElementNumbers: Triton compiles once for each. Where a
 shape is given, `units` are those of one tile, and [...] is any shape.
 """

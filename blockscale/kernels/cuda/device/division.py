@@ -126,7 +126,7 @@ def all_ordinary(top, outer, spec: tl.constexpr):
     else:
         ordinary = tl.max(top) < EXPONENT
     if uses_markstein(spec) and spec.scale == "two_level":
-        ordinary = ordinary & (outer * spec.inner_smallest > 7.275957614183426e-12)  # 2^-37
+        ordinary = ordinary & (outer * spec.inner.smallest_normal > 7.275957614183426e-12)  # 2^-37
         ordinary = ordinary & (outer < 1.2379400392853803e27)
     return ordinary
 

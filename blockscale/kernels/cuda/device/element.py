@@ -20,7 +20,7 @@ from blockscale.kernels.cuda.device.numerics import (
     whole_magnitude,
 )
 
-FAMILIES = frozenset({"integer", "minifloat", "binary"})  # of spec.ElementNumbers.family
+FAMILIES = frozenset({"integer", "minifloat", "binary"})  # of ElementNumbers.family
 UNKNOWN: tl.constexpr = tl.constexpr("no CUDA kernel knows this family of elements")
 SIGN: tl.constexpr = tl.constexpr(-0x80000000)
 MAGIC_BITS: tl.constexpr = tl.constexpr(0x4B400000)

@@ -7,7 +7,8 @@ result and $1 ... the arguments, registers of 32 bits that hold a pair each.
 import struct
 from dataclasses import dataclass
 
-from blockscale.kernels.cuda.spec import ElementNumbers, Spec
+from blockscale.core.element import ElementNumbers
+from blockscale.kernels.cuda.spec import Spec
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def choose_step(low, high, poisoned, outer, ordinary: tl.constexpr, spec: tl.con
             ratio = quotient(quotient(a, spec.levels, spec.per_level), outer, reciprocal(outer))
         else:
             ratio = divide(divide(a, spec.levels), outer)
-        ratio = tl.minimum(tl.maximum(ratio, spec.inner_smallest), spec.inner.high)
+        ratio = tl.minimum(tl.maximum(ratio, spec.inner.smallest_normal), spec.inner.high)
         inner: tl.constexpr = spec.inner
         if hardware(inner, "nearest_even") is not None:
             stored = converted_pair(ratio, tl.zeros_like(ratio), inner)

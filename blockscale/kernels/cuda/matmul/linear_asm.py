@@ -6,7 +6,7 @@ code of two neighbouring words lies in the two halves of a register, which is th
 tensor core reads. `linear_decode` has the same in plain Triton, for the interpreter.
 """
 
-from blockscale.kernels.cuda.spec import ElementNumbers
+from blockscale.core.element import ElementNumbers
 
 AND_OR = "0xEA"  # lop3: (a & b) | c
 AND_XOR = "0x6A"  # lop3: (a & b) ^ c

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from blockscale.core import reference
 from blockscale.core.block import WHOLE
-from blockscale.core.elements.minifloat import Minifloat
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.cuda import interpreting
@@ -18,6 +17,7 @@ from blockscale.kernels.cuda.matmul.linear_input import Codes
 from blockscale.kernels.cuda.matmul.linear_launch import PARTS, Ends, Tile, Weight
 from blockscale.kernels.cuda.matmul.linear_reading import Reading
 from blockscale.kernels.cuda.replay.direct import cdiv, direct, power_of_2
+from blockscale.kernels.cuda.spec import spec
 
 _FLOAT8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 _LARGEST_SUM = 2**31 // (128 * 128)  # products of two int8 that an int32 holds
@@ -53,7 +53,7 @@ def coded(
     form = parse(fmt)
     steps = reference.step_of(QParams(weight.scale, weight.outer), form).reshape(-1)
     left, right = x.packed, weight.codes
-    if isinstance(form.element, Minifloat):
+    if spec(fmt).element.family == "minifloat":
         left, right = left.view(_FLOAT8[x.element]), right.view(_FLOAT8[form.element.name])
     if choice.path == "library" and _library_takes(right, ends, dtype):
         return _library(left, right, steps, ends, dtype)

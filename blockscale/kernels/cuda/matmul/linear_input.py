@@ -20,6 +20,7 @@ from blockscale.kernels.cuda.dequantize import dequantize
 from blockscale.kernels.cuda.fake_quantize import fake_quantize
 from blockscale.kernels.cuda.matmul.linear_reading import SIGNIFICAND, significand
 from blockscale.kernels.cuda.quantize import choose_quantize, quantize
+from blockscale.kernels.cuda.spec import spec
 
 Given = tuple[Tensor | None, Tensor | None, Tensor | None]  # scale, zero point, outer
 
@@ -60,7 +61,7 @@ def kind(fmt: str, rank: int) -> str:
     if form.asym or form.bits > 8:
         return "float32"
     if isinstance(form.scale, PowerOfTwo):
-        return "powers" if significand(form.element, form.wide) <= SIGNIFICAND else "float32"
+        return "powers" if significand(spec(fmt).element) <= SIGNIFICAND else "float32"
     return "codes" if one else "float32"
 
 

@@ -6,6 +6,7 @@ The pairs are those that lie 16 bits apart, so that one shift and one mask take 
 from dataclasses import dataclass
 from typing import Any
 
+from blockscale.core.element import ElementNumbers
 from blockscale.kernels.cuda.matmul.linear_asm import (
     bf16,
     both,
@@ -21,7 +22,6 @@ from blockscale.kernels.cuda.matmul.linear_asm import (
     sign,
     times,
 )
-from blockscale.kernels.cuda.spec import ElementNumbers
 
 WORD = 32
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from blockscale.core import reference
 from blockscale.core.format import Format
-from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.parse import parse
 from blockscale.core.reference import FLOATS, QParams, Ranges
 from blockscale.core.scale import TwoLevel
@@ -33,66 +32,37 @@ from blockscale.kernels.cuda.primitives.tiling import (
 )
 from blockscale.kernels.cuda.replay.direct import cdiv, direct
 from blockscale.kernels.cuda.spec import Spec, of_gradient, spec
+from blockscale.kernels.operand import Device, Storage, in_order
 
 
-class Form:
+class Form(Storage):
     """A format as kernels take it."""
 
     def __init__(self, fmt: Format):
-        self.format = fmt
+        super().__init__(fmt)
         self.spec = spec(fmt.spelling)
-        self.bits = fmt.bits
-        self.packed_dtype = packed_dtype(fmt.element)
-        self.drawn = fmt.rounding == "stochastic"
         self.inner = fmt.scale.inner if isinstance(fmt.scale, TwoLevel) else None
-        # the shape of the stored scale of a shape; raises ValueError if the block does not fit
-        self.scale_shape: Any = lru_cache(1024)(fmt.block.scale_shape)
         self.means = self.spec.statistic in ("mean", "mean_above")
         # one outer scale of everything: found by a pass of its own
         self.one_outer = self.inner is not None and self.inner.block.name == "tensor"
 
-    def packed_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the packed codes of a tensor of `shape`."""
-        shape = tuple(shape) or (1,)
-        return (*shape[:-1], packed_size(self.format.element, shape[-1]))
-
-    def outer_shape(self, scale_shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the scale's own scale."""
-        assert self.inner is not None
-        return self.inner.block.scale_shape(scale_shape)
-
-    def new_parts(self, x: Tensor) -> QParams:
-        """Memory for the scale of x."""
-        shape = self.scale_shape(x.shape)
-        scale = torch.empty(shape, dtype=self.format.scale.dtype, device=x.device)
-        outer = zero = None
-        if self.inner is not None:
-            outer = torch.empty(self.outer_shape(shape), dtype=torch.float32, device=x.device)
-        if self.format.asym:
-            zero = torch.empty(shape, dtype=torch.int32, device=x.device)
-        return QParams(scale, outer, zero)
+    def checked_codes(
+        self, packed: Tensor, shape: tuple[int, ...], device: Device = None
+    ) -> Tensor:
+        """As `Storage.checked_codes`; `device` is that of the codes, which kernels must reach."""
+        on_device(packed)
+        return super().checked_codes(packed, shape, device or packed.device)
 
     def given_parts(
         self, x: Tensor, shape: Sequence[int], scale: Tensor, zero: Tensor | None,
         outer: Tensor | None,
     ) -> QParams:  # fmt: skip
-        """A caller's scale for a tensor of `shape`. Raises ValueError if it does not fit."""
-        expected = self.scale_shape(torch.Size(shape))
-        given = QParams(scale, outer, zero)
-        if self.format.asym != (zero is not None) or (self.inner is None) != (outer is None):
-            raise ValueError(f"{self.format}: expected {self._parts(expected)}, found {given}")
-        shapes = (expected, self.outer_shape(expected) if self.inner else (), expected)
-        kinds = (self.format.scale.dtype, torch.float32, torch.int32)
-        for part, size, dtype in zip(given, shapes, kinds, strict=True):
-            if part is not None and (
-                part.shape != size or part.dtype != dtype or part.device != x.device
-            ):
-                raise ValueError(
-                    f"{self.format}: expected {dtype} of shape {tuple(size)} on {x.device}, found "
-                    f"{part.dtype} of shape {tuple(part.shape)} on {part.device}"
-                )
-        outer, zero = (part if part is None else part.contiguous() for part in given[1:])
-        return self.per_block(QParams(scale.contiguous(), outer, zero))
+        """A caller's scale for a tensor of `shape`, on x's device and as `per_block` gives it.
+
+        Raises ValueError if it does not fit.
+        """
+        shape = torch.Size(shape)
+        return self.per_block(self.checked_parts(shape, scale, zero, outer, x.device))
 
     def per_block(self, parts: QParams) -> QParams:
         """The same with an outer scale for each block, unless there is only one at all."""
@@ -102,10 +72,6 @@ class Form:
         shape = parts.scale.shape
         outer = self.inner.block.expand(parts.outer, shape).expand(shape).contiguous()
         return parts._replace(outer=outer)
-
-    def _parts(self, shape: Sequence[int]) -> str:
-        parts = ["a scale"] + ["an outer scale"] * (self.inner is not None)
-        return ", ".join(parts + ["a zero point"] * self.format.asym) + f" for blocks {shape}"
 
 
 @cache
@@ -119,9 +85,7 @@ def floats(x: Tensor) -> Tensor:
     if x.dtype not in FLOATS:
         reference.widen(x)
     on_device(x)
-    x = x.contiguous()
-    # kernels may read 32 bits
-    return x if x.data_ptr() % 4 == 0 else x.clone(memory_format=torch.contiguous_format)
+    return in_order(x, 4)  # kernels may read 32 bits
 
 
 def on_device(x: Tensor) -> None:
@@ -225,20 +189,17 @@ def launch(kernel: Any, plan: Plan, x: Tensor, *arguments: Any) -> None:
 
 def seed_numbers(fmt: Form, seed: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:
     """The seed for kernels and how many numbers it holds; None, 0 where none is needed."""
-    if not fmt.drawn:
+    checked = fmt.checked_seed(seed, anywhere=True)
+    if checked is None:
         return None, 0
-    if seed is None:
-        raise ValueError(f"{fmt.format}: stochastic rounding needs a seed")
-    if seed.dtype != torch.int64 or seed.numel() not in (1, 2):
-        raise ValueError(f"a seed is int64 of shape [] or [2], not {seed.dtype} {seed.shape}")
-    return seed.to(x.device, non_blocking=True).contiguous(), seed.numel()
+    return checked.to(x.device, non_blocking=True).contiguous(), checked.numel()
 
 
 def choose(fmt: Form, x: Tensor) -> QParams:
     """The scale of x, whose elements are in order and at least one."""
     found = one_pass(fmt, x, "scale", 0)
     if found is not None:
-        parts = fmt.new_parts(x)
+        parts = fmt.new_parts(x.shape, x.device)
         work = largest_numerator(fmt, x) if fmt.one_outer else None
         encode(found, x, None, work, parts, None)
         return parts
@@ -273,7 +234,7 @@ def _finished(fmt: Form, x: Tensor, work: Tensor) -> QParams:
         poisoned = work[2] >= 0x7F800000
         found = Ranges(low.reshape(shape), high.reshape(shape), poisoned.reshape(shape))
         return reference.qparams_from_range(*found, fmt.format)
-    parts = fmt.new_parts(x)
+    parts = fmt.new_parts(x.shape, x.device)
     with guard(x):
         direct(ranges.finish)[(cdiv(count, 256),)](
             work, parts.scale, parts.zero_point, count, spec=fmt.spec, columns=256,
