@@ -4,7 +4,8 @@ from torch import Tensor
 
 from blockscale.core import reference
 from blockscale.core.format import Format
-from blockscale.kernels.cuda.primitives.launch import choose, floats, form
+from blockscale.kernels.cuda.primitives.form import floats, form
+from blockscale.kernels.cuda.primitives.launch import choose
 from blockscale.kernels.cuda.replay.replay import replayed
 from blockscale.kernels.operand import listed
 from blockscale.kernels.registry import kernel

@@ -9,7 +9,7 @@ from blockscale.core.block import WHOLE
 from blockscale.core.format import Format
 from blockscale.core.scale import TwoLevel
 from blockscale.kernels.cuda.dequantize import dequantize
-from blockscale.kernels.cuda.primitives.launch import form
+from blockscale.kernels.cuda.primitives.form import form
 from blockscale.kernels.cuda.replay.replay import replayed
 from blockscale.kernels.registry import kernel
 

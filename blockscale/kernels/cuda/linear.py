@@ -21,7 +21,8 @@ from blockscale.kernels.cuda.matmul.linear_few import few
 from blockscale.kernels.cuda.matmul.linear_input import Codes, Values, read
 from blockscale.kernels.cuda.matmul.linear_launch import PARTS, Ends, Weight, as_words, tiled
 from blockscale.kernels.cuda.matmul.linear_reading import reading
-from blockscale.kernels.cuda.primitives import launch
+from blockscale.kernels.cuda.primitives.form import floats, form
+from blockscale.kernels.cuda.primitives.launch import guard
 from blockscale.kernels.cuda.replay.replay import replayed
 from blockscale.kernels.registry import kernel
 
@@ -54,7 +55,7 @@ def linear(
     input_seed: Tensor | None = None,
 ) -> Tensor:
     """As ops.linear.linear."""
-    x = launch.floats(x)
+    x = floats(x)
     n, k = weight.shape[0], x.shape[-1]
     w = _checked(Weight(weight, scale, zero_point, outer), fmt, k)
     bias = None if bias is None else bias.expand(n).contiguous()
@@ -62,7 +63,7 @@ def linear(
     if not x.numel() or not n:
         y = x.new_zeros(shape)
         return y if bias is None else y.copy_(bias)
-    with launch.guard(x):
+    with guard(x):
         found = read(x, (input_scale, input_zero_point, input_outer), input_fmt, input_seed)
         return multiplied(found, w, fmt, bias, x.dtype).reshape(shape)
 
@@ -73,11 +74,11 @@ def _checked(weight: Weight, fmt: str, k: int) -> Weight:
         raise ValueError(
             f"{fmt}: a linear weight's codes are [n, k], not {tuple(weight.codes.shape)}"
         )
-    form = launch.form(fmt)
+    stored = form(fmt)
     shape = (weight.codes.shape[0], k)
-    codes = form.checked_codes(weight.codes, shape)
+    codes = stored.checked_codes(weight.codes, shape)
     parts = weight[1:]
-    form.given_parts(codes, shape, *parts)
+    stored.given_parts(codes, shape, *parts)
     return Weight(codes, *(None if part is None else part.contiguous() for part in parts))  # type: ignore[arg-type]
 
 

@@ -1,178 +1,24 @@
-"""Formats, tensors and views brought together: memory, checks and launches.
+"""Kernels of the primitives started on tensors: choosing scales and encoding.
 
-Everything that depends only on (format, shape, dtype) is computed once and cached. No launch waits
-for the device, and none takes memory but what torch's allocator gives, so CUDA graphs hold them.
+No launch waits for the device, and none takes memory but what torch's allocator gives, so CUDA
+graphs hold them.
 """
 
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import replace
-from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.format import Format
-from blockscale.core.parse import parse
-from blockscale.core.reference import FLOATS, QParams, Ranges
-from blockscale.core.scale import TwoLevel
-from blockscale.kernels.cuda import interpreting
-from blockscale.kernels.cuda.device.lanes_asm import Narrowing, narrowing
-from blockscale.kernels.cuda.primitives import encoding, ranges, settings
-from blockscale.kernels.cuda.primitives.tiling import (
-    Blocks,
-    Tile,
-    Tiling,
-    blocks_of,
-    groups,
-    packs,
-    tiling,
-)
+from blockscale.core.reference import QParams, Ranges
+from blockscale.kernels.cuda.primitives import encoding, ranges
+from blockscale.kernels.cuda.primitives.form import Form
+from blockscale.kernels.cuda.primitives.plan import Plan, one_pass, plan
 from blockscale.kernels.cuda.replay.direct import cdiv, direct
-from blockscale.kernels.cuda.spec import Spec, of_gradient, spec
-from blockscale.kernels.operand import Device, Storage, in_order
 
 
-class Form(Storage):
-    """A format as kernels take it."""
-
-    def __init__(self, fmt: Format):
-        super().__init__(fmt)
-        self.spec = spec(fmt.spelling)
-        self.inner = fmt.scale.inner if isinstance(fmt.scale, TwoLevel) else None
-        self.means = self.spec.statistic in ("mean", "mean_above")
-        # one outer scale of everything: found by a pass of its own
-        self.one_outer = self.inner is not None and self.inner.block.name == "tensor"
-
-    def checked_codes(
-        self, packed: Tensor, shape: tuple[int, ...], device: Device = None
-    ) -> Tensor:
-        """As `Storage.checked_codes`; `device` is that of the codes, which kernels must reach."""
-        on_device(packed)
-        return super().checked_codes(packed, shape, device or packed.device)
-
-    def given_parts(
-        self, x: Tensor, shape: Sequence[int], scale: Tensor, zero: Tensor | None,
-        outer: Tensor | None,
-    ) -> QParams:  # fmt: skip
-        """A caller's scale for a tensor of `shape`, on x's device and as `per_block` gives it.
-
-        Raises ValueError if it does not fit.
-        """
-        shape = torch.Size(shape)
-        return self.per_block(self.checked_parts(shape, scale, zero, outer, x.device))
-
-    def per_block(self, parts: QParams) -> QParams:
-        """The same with an outer scale for each block, unless there is only one at all."""
-        if self.inner is None or self.one_outer:
-            return parts
-        assert parts.outer is not None
-        shape = parts.scale.shape
-        outer = self.inner.block.expand(parts.outer, shape).expand(shape).contiguous()
-        return parts._replace(outer=outer)
-
-
-@cache
-def form(spelling: str) -> Form:
-    """The format of this name or spelling for the kernels."""
-    return Form(parse(spelling))
-
-
-def floats(x: Tensor) -> Tensor:
-    """x in order. Raises TypeError as the reference does, ValueError if not on a GPU."""
-    if x.dtype not in FLOATS:
-        reference.widen(x)
-    on_device(x)
-    return in_order(x, 4)  # kernels may read 32 bits
-
-
-def on_device(x: Tensor) -> None:
-    """Raises ValueError if the kernels cannot reach x's memory."""
-    if not (x.is_cuda or (interpreting() and x.is_cpu)):
-        raise ValueError(f"expected a tensor on a CUDA device, found one on {x.device}")
-
-
-class Plan(NamedTuple):
-    """A launch without its tensors. options: named arguments of Triton's own, such as num_warps"""
-
-    spec: Spec
-    tiling: Tiling
-    options: dict[str, Any]
-
-
-@lru_cache(4096)
-def plan(
-    spelling: str, shape: tuple[int, ...], result: str, given: bool, seeds: int, size: int
-) -> Plan | None:
-    """How to compute `result` of numbers of `size` bytes, or such numbers; None if blocks are too
-    large to choose their scale in one pass."""
-    fmt = form(spelling)
-    at = blocks_of(shape, fmt.format.block)
-    merged, packed = result in ("largest", "extremes"), result == "codes" and fmt.bits <= 4
-    e = fmt.spec.element
-    powers = e.family == "minifloat" and not e.mbits  # rounding those takes more registers
-    lean = size == 2 and result == "codes" and not (fmt.means or fmt.drawn or powers)
-    heavy = "" if not fmt.means else "signs" if e.family == "binary" and size == 4 else "means"
-    if powers and (size == 2 or result == "codes"):
-        heavy = "powers"
-    elif size == 2 and result == "values" and at.bm > 1:
-        heavy = "tall"
-    setting = settings.setting(at, given=given, merged=merged, packed=packed, lean=lean, heavy=heavy)
-    laid = tiling(at, setting.elements, whole=not given, unit=setting.unit)
-    if laid is None:
-        return None
-    of_result = of_gradient(fmt.spec) if result == "gradient" else fmt.spec
-    options = {"num_warps": setting.warps, "enable_fp_fusion": False}
-    if setting.registers:
-        options["maxnreg"] = setting.registers
-    return Plan(of_result, _completed(laid, at, fmt, shape, result, given, seeds), options)
-
-
-def _completed(
-    laid: Tiling, at: Blocks, fmt: Form, shape: tuple[int, ...], result: str, given: bool,
-    seeds: int,
-) -> Tiling:  # fmt: skip
-    """A Tiling with what its Tile needs to know of the format and the result."""
-    uk = laid.extents.uk
-    last = shape[-1] if shape else 1
-    packing = packs(at, laid.tile, uk, fmt.bits, last)
-    tile = replace(
-        laid.tile,
-        packs=packing,
-        chooses=not given,
-        keeps=not given and result in ("codes", "scale"),
-        result=result,
-        seeds=seeds,
-        quads=seeds == 1 and groups(at, laid.tile, uk, 4),
-        pairs=result in ("codes", "values") and paired(at, fmt, laid.tile, uk),
-        narrowing=narrowing(fmt.spec) if result == "codes" else Narrowing(),
-    )
-    return replace(laid, tile=tile)
-
-
-def paired(at: Blocks, fmt: Form, tile: Tile, uk: int) -> bool:
-    """Whether kernels may take neighbours two and two, which for means share a unit."""
-    shared = tile.kind != "column" or not fmt.means
-    return fmt.bits <= 8 and shared and groups(at, tile, uk, 2)
-
-
-def one_pass(f: Form, x: Tensor, result: str, seeds: int) -> Plan | None:
-    """A plan that also chooses scales, or None if one pass is not enough."""
-    if f.inner is not None and not f.one_outer:
-        return None
-    return plan(f.format.spelling, tuple(x.shape), result, False, seeds, x.itemsize)
-
-
-def with_scale(f: Form, x: Tensor, result: str, seeds: int) -> Plan:
-    """A plan that reads scales."""
-    found = plan(f.format.spelling, tuple(x.shape), result, True, seeds, x.itemsize)
-    assert found is not None
-    return found
-
-
-def guard(x: Tensor) -> Any:
+def guard(x: Tensor) -> AbstractContextManager[object]:
     """A context in which kernels start on x's device."""
     if not x.is_cuda or x.device.index == torch.cuda.current_device():
         return nullcontext()
@@ -180,28 +26,20 @@ def guard(x: Tensor) -> Any:
 
 
 def launch(kernel: Any, plan: Plan, x: Tensor, *arguments: Any) -> None:
-    """Start a kernel with the plan's view on x's device."""
+    """Start a kernel as planned on x's device. arguments: its own, in order, before its Extents"""
     with guard(x):
         direct(kernel)[(plan.tiling.programs,)](
             *arguments, plan.tiling.extents, spec=plan.spec, tile=plan.tiling.tile, **plan.options
         )
 
 
-def seed_numbers(fmt: Form, seed: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:
-    """The seed for kernels and how many numbers it holds; None, 0 where none is needed."""
-    checked = fmt.checked_seed(seed, anywhere=True)
-    if checked is None:
-        return None, 0
-    return checked.to(x.device, non_blocking=True).contiguous(), checked.numel()
-
-
 def choose(fmt: Form, x: Tensor) -> QParams:
-    """The scale of x, whose elements are in order and at least one."""
-    found = one_pass(fmt, x, "scale", 0)
-    if found is not None:
+    """The scale of x, which is contiguous and not empty."""
+    planned = one_pass(fmt, x, "scale", 0)
+    if planned is not None:
         parts = fmt.new_parts(x.shape, x.device)
         work = largest_numerator(fmt, x) if fmt.one_outer else None
-        encode(found, x, None, work, parts, None)
+        encode(planned, x, None, work, parts, None)
         return parts
     if fmt.means:
         return reference.choose_qparams(x, fmt.format)
@@ -209,31 +47,32 @@ def choose(fmt: Form, x: Tensor) -> QParams:
 
 
 def largest_numerator(fmt: Form, x: Tensor) -> Tensor:
-    """The bits of what the outer scale is chosen from, int32 [1]."""
-    found = plan(fmt.format.spelling, tuple(x.shape), "largest", False, 0, x.itemsize)
-    assert found is not None
+    """The bits of the number that the one outer scale is chosen from, int32 [1]."""
+    planned = plan(fmt.format.spelling, tuple(x.shape), "largest", False, 0, x.itemsize)
+    assert planned is not None
     work = torch.zeros(1, dtype=torch.int32, device=x.device)
-    launch(ranges.largest_numerator, found, x, x, work)
+    launch(ranges.largest_numerator, planned, x, x, work)
     return work
 
 
 def _merged(fmt: Form, x: Tensor) -> Tensor:
-    """The extremes of each block, int32 [3, blocks]."""
-    found = plan(fmt.format.spelling, tuple(x.shape), "extremes", True, 0, x.itemsize)
-    assert found is not None
+    """The extremes of each block, int32 [3, blocks] (ranges.merge_extremes)."""
+    planned = plan(fmt.format.spelling, tuple(x.shape), "extremes", True, 0, x.itemsize)
+    assert planned is not None
     count = torch.Size(fmt.scale_shape(x.shape)).numel()
     work = torch.zeros(3, count, dtype=torch.int32, device=x.device)
-    launch(ranges.merge_extremes, found, x, x, work, count)
+    launch(ranges.merge_extremes, planned, x, x, work, count)
     return work
 
 
 def _finished(fmt: Form, x: Tensor, work: Tensor) -> QParams:
+    """The scale of x from the extremes of its blocks; the reference chooses two levels' scales."""
     shape, count = fmt.scale_shape(x.shape), work.shape[1]
     if fmt.inner is not None:
         high, low = work[0].view(torch.float32), -work[1].view(torch.float32)
         poisoned = work[2] >= 0x7F800000
-        found = Ranges(low.reshape(shape), high.reshape(shape), poisoned.reshape(shape))
-        return reference.qparams_from_range(*found, fmt.format)
+        of_blocks = Ranges(low.reshape(shape), high.reshape(shape), poisoned.reshape(shape))
+        return reference.qparams_from_range(*of_blocks, fmt.format)
     parts = fmt.new_parts(x.shape, x.device)
     with guard(x):
         direct(ranges.finish)[(cdiv(count, 256),)](
@@ -244,10 +83,16 @@ def _finished(fmt: Form, x: Tensor, work: Tensor) -> QParams:
 
 
 def encode(
-    found: Plan, x: Tensor, out: Tensor | None, extra: Tensor | None, parts: QParams | None,
+    planned: Plan, x: Tensor, out: Tensor | None, extra: Tensor | None, parts: QParams | None,
     seed: Tensor | None,
 ) -> None:  # fmt: skip
-    """Run `encode_tile`. extra: the gradient, or the largest numerator."""
+    """Run the kernel `encode_tile` on x, which is contiguous and not empty.
+
+    out: memory for codes or values, or None where scales alone are asked for
+    extra: the gradient, or `largest_numerator`
+    parts: the scales, given or memory for them; None where they are chosen and not kept
+    seed: of `form.seed_numbers`
+    """
     scale, outer, zero = parts or (None, None, None)
     outer_count = outer.numel() if outer is not None else 1
-    launch(encoding.encode_tile, found, x, x, out, extra, scale, outer, zero, seed, outer_count)
+    launch(encoding.encode_tile, planned, x, x, out, extra, scale, outer, zero, seed, outer_count)
