@@ -4,9 +4,9 @@ from torch import Tensor
 
 from blockscale.core import reference
 from blockscale.core.format import Format
-from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.native import addresses, floats, native, threads
+from blockscale.kernels.operand import listed
 from blockscale.kernels.registry import kernel
 
 
@@ -14,11 +14,6 @@ def every(fmt: Format, arguments: object) -> bool:
     """These kernels take every format, dtype, shape and layout."""
     del fmt, arguments
     return True
-
-
-def listed(parts: QParams) -> list[Tensor]:
-    """The parts that there are, in the order scale, outer, zero point."""
-    return [part for part in parts if part is not None]
 
 
 @kernel("choose_qparams", backend="cpu", supports=every)

@@ -91,7 +91,7 @@ def _as_integers(
     x, _ = floats(x.movedim(1, -1))
     if block == 0:
         scale = choose_qparams(x, input_fmt)[0] if given[0] is None else given[0]
-        scale = native(input_fmt).given_parts(x.shape, scale, *given[1:]).scale
+        scale = native(input_fmt).checked_parts(x.shape, scale, *given[1:]).scale
         given = (scale.reshape(1, 1, 1), None, None)
     ready = prepared(stored, fmt, depth)
     offset = float_bias(bias, shape[0])

@@ -5,15 +5,8 @@ from torch import Tensor
 
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.choose_qparams import every
-from blockscale.kernels.cpu.native import (
-    DTYPES,
-    Native,
-    addresses,
-    in_order,
-    native,
-    new,
-    threads,
-)
+from blockscale.kernels.cpu.native import DTYPES, Native, addresses, native, threads
+from blockscale.kernels.operand import new
 from blockscale.kernels.registry import kernel
 
 
@@ -30,8 +23,8 @@ def dequantize(
     """As ops.primitives.dequantize; other dtypes than the three are cast from float32."""
     n = native(fmt)
     shape = (*packed.shape[:-1], size) if scale.ndim else ()
-    packed = checked_codes(n, packed, shape)
-    parts = n.given_parts(shape, scale, zero_point, outer)
+    packed = n.checked_codes(packed, shape)
+    parts = n.checked_parts(shape, scale, zero_point, outer)
     kind = DTYPES.get(dtype, 0)
     values = new(shape, dtype if dtype in DTYPES else torch.float32)
     if values.numel():
@@ -44,18 +37,6 @@ def dequantize(
             threads(),
         )  # fmt: skip
     return values if values.dtype == dtype else values.to(dtype)
-
-
-def checked_codes(n: Native, packed: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Packed codes of a tensor of `shape`, in order. Raises ValueError if they are not that."""
-    expected = n.packed_shape(shape)
-    if packed.dtype != n.packed_dtype or packed.shape != expected or not packed.is_cpu:
-        raise ValueError(
-            f"{n.format}: codes of shape {shape} are packed as {n.packed_dtype} of shape "
-            f"{expected} on the CPU, found {packed.dtype} of shape {tuple(packed.shape)} on "
-            f"{packed.device}"
-        )
-    return in_order(packed)
 
 
 def unpack_into(n: Native, packed: Tensor, size: int, patterns: Tensor) -> None:

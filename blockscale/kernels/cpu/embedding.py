@@ -5,8 +5,8 @@ from torch import Tensor
 
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.choose_qparams import every
-from blockscale.kernels.cpu.dequantize import checked_codes
-from blockscale.kernels.cpu.native import DTYPES, addresses, in_order, native, threads
+from blockscale.kernels.cpu.native import DTYPES, addresses, native, threads
+from blockscale.kernels.operand import in_order
 from blockscale.kernels.registry import kernel
 
 
@@ -24,8 +24,8 @@ def embedding(
     """As ops.embedding.embedding. Raises IndexError for an index that is no row."""
     n = native(fmt)
     table = (weight.shape[0], size)
-    weight = checked_codes(n, weight, table)
-    parts = n.given_parts(table, scale, zero_point, outer)
+    weight = n.checked_codes(weight, table)
+    parts = n.checked_parts(table, scale, zero_point, outer)
     if indices.dtype not in (torch.int64, torch.int32) or not indices.is_cpu:
         raise IndexError(
             f"expected int64 or int32 indices on the CPU, found {indices.dtype} on {indices.device}"

@@ -16,6 +16,7 @@ from blockscale.kernels.cpu.native import (
     seed_words,
     threads,
 )
+from blockscale.kernels.operand import strided_like
 from blockscale.kernels.registry import kernel
 
 
@@ -39,7 +40,7 @@ def fake_quantize(
             n.handle, x.shape, x.data_ptr(), dtype, parts is not None, at, values.data_ptr(),
             *seed_words(n, seed), threads(),
         )  # fmt: skip
-    return _strided_like(like, values)
+    return strided_like(like, values)
 
 
 @kernel("straight_through", backend="cpu", supports=every)
@@ -71,7 +72,7 @@ def straight_through(
             n.handle, x.shape, x.data_ptr(), dtype, parts is not None, at, gradient.data_ptr(),
             kind, kept.data_ptr(), threads(),
         )  # fmt: skip
-    return _strided_like(like, kept)
+    return strided_like(like, kept)
 
 
 def _given(
@@ -81,13 +82,5 @@ def _given(
     if scale is None:
         n.scale_shape(x.shape)  # raises if the block does not fit
         return None, (0, 0, 0)
-    parts = n.given_parts(x.shape, scale, zero_point, outer)
+    parts = n.checked_parts(x.shape, scale, zero_point, outer)
     return parts, addresses(parts)
-
-
-def _strided_like(x: Tensor, values: Tensor) -> Tensor:
-    """`values`, which are contiguous, with the strides that torch.empty_like(x) has."""
-    if x.is_contiguous():
-        return values
-    expected = torch.empty_like(x)
-    return values if values.stride() == expected.stride() else expected.copy_(values)

@@ -10,8 +10,9 @@ from blockscale.core.parse import parse
 from blockscale.core.scale import TwoLevel
 from blockscale.kernels.cpu.choose_qparams import every
 from blockscale.kernels.cpu.fake_quantize import fake_quantize
-from blockscale.kernels.cpu.native import DTYPES, floats, in_order, native, new, threads
+from blockscale.kernels.cpu.native import DTYPES, floats, native, threads
 from blockscale.kernels.cpu.prepack import prepared
+from blockscale.kernels.operand import in_order, new
 from blockscale.kernels.registry import kernel
 
 Given = tuple[Tensor | None, Tensor | None, Tensor | None]  # scale, zero point, outer
@@ -83,7 +84,7 @@ def as_integers(
     if given[0] is not None:
         if block:
             return False
-        scale = form.given_parts(x.shape, given[0], *given[1:]).scale
+        scale = form.checked_parts(x.shape, given[0], *given[1:]).scale
     address = 0 if scale is None else scale.data_ptr()
     rows = y.numel() // y.shape[-1]
     done: bool = ready.integers(

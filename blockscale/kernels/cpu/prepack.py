@@ -11,7 +11,6 @@ from weakref import ref
 from torch import Tensor
 
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.dequantize import checked_codes
 from blockscale.kernels.cpu.native import Native, addresses, native, threads
 
 Weight = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # codes, scale, zero point, outer
@@ -67,8 +66,8 @@ def _prepare(weight: Weight, n: Native, size: int) -> _Kept:
     if codes.ndim != 2:
         raise ValueError(f"{n.format}: a linear weight's codes are [n, k], not {codes.shape}")
     key, shape = id(codes), (codes.shape[0], size)
-    ordered = checked_codes(n, codes, shape)
-    parts = n.given_parts(shape, scale, zero_point, outer)
+    ordered = n.checked_codes(codes, shape)
+    parts = n.checked_parts(shape, scale, zero_point, outer)
     stamps = tuple(None if part is None else _stamp(part) for part in weight)
     made = _native.LinearWeight(n.handle, *shape, ordered.data_ptr(), addresses(parts))
 

@@ -6,15 +6,9 @@ from blockscale.core import pack as packing
 from blockscale.core import reference
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.choose_qparams import every, listed
-from blockscale.kernels.cpu.native import (
-    Native,
-    addresses,
-    floats,
-    native,
-    seed_words,
-    threads,
-)
+from blockscale.kernels.cpu.choose_qparams import every
+from blockscale.kernels.cpu.native import Native, addresses, floats, native, seed_words, threads
+from blockscale.kernels.operand import listed
 from blockscale.kernels.registry import kernel
 
 
@@ -30,7 +24,7 @@ def quantize(
     """As ops.primitives.quantize."""
     n = native(fmt)
     x, dtype = floats(x)
-    parts = n.given_parts(x.shape, scale, zero_point, outer)
+    parts = n.checked_parts(x.shape, scale, zero_point, outer)
     if x.numel() == 0:
         return n.new_packed(x.shape)
     return _run(n, x, dtype, parts, seed, given=True)

@@ -4,9 +4,10 @@ from torch import Tensor
 
 from blockscale.core import reference
 from blockscale.core.format import Format
-from blockscale.core.reference import QParams
-from blockscale.kernels.cuda.primitives.launch import choose, floats, form
+from blockscale.kernels.cuda.primitives.form import floats, form
+from blockscale.kernels.cuda.primitives.launch import choose
 from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.operand import listed
 from blockscale.kernels.registry import kernel
 
 
@@ -14,11 +15,6 @@ def every(fmt: Format, arguments: object) -> bool:
     """These kernels take every format, dtype, shape and layout."""
     del fmt, arguments
     return True
-
-
-def listed(parts: QParams) -> list[Tensor]:
-    """The parts that there are, in the order scale, outer, zero point."""
-    return [part for part in parts if part is not None]
 
 
 @kernel("choose_qparams", backend="cuda", supports=every)

@@ -11,7 +11,7 @@ from blockscale.core.precision import float32_inside
 from blockscale.kernels.cuda.choose_qparams import every
 from blockscale.kernels.cuda.dequantize import dequantize
 from blockscale.kernels.cuda.fake_quantize import fake_quantize
-from blockscale.kernels.cuda.primitives import launch
+from blockscale.kernels.cuda.primitives.form import floats
 from blockscale.kernels.registry import kernel
 
 _CONV = {1: F.conv1d, 2: F.conv2d}
@@ -41,7 +41,7 @@ def conv(
     """As ops.conv.conv."""
     stored = dequantize(weight, scale, zero_point, outer, fmt, prod(shape[1:]), torch.float32)
     dense = from_stored(stored, "channels_last", shape)
-    launch.floats(x)  # refuses what the reference refuses
+    floats(x)  # refuses what the reference refuses
     values = x.to(torch.float32)
     if input_fmt:
         given = (input_scale, input_zero_point, input_outer)

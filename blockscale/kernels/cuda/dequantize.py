@@ -5,9 +5,10 @@ from torch import Tensor
 
 from blockscale.core.reference import FLOATS
 from blockscale.kernels.cuda.choose_qparams import every
-from blockscale.kernels.cuda.pack import checked_codes
-from blockscale.kernels.cuda.primitives import decoding, launch
-from blockscale.kernels.cuda.primitives.launch import form
+from blockscale.kernels.cuda.primitives.decoding import decode_tile
+from blockscale.kernels.cuda.primitives.form import form
+from blockscale.kernels.cuda.primitives.launch import launch
+from blockscale.kernels.cuda.primitives.plan import plan
 from blockscale.kernels.cuda.replay.replay import replayed
 from blockscale.kernels.registry import kernel
 
@@ -26,16 +27,16 @@ def dequantize(
     """As ops.primitives.dequantize; other dtypes than the three are cast from float32."""
     f = form(fmt)
     shape = (*packed.shape[:-1], size) if scale.ndim else ()
-    packed = checked_codes(f, packed, shape)
+    packed = f.checked_codes(packed, shape)
     parts = f.given_parts(packed, shape, scale, zero_point, outer)
     kind = dtype if dtype in FLOATS else torch.float32
     values = torch.empty(shape, dtype=kind, device=packed.device)
     if values.numel():
-        found = launch.plan(f.format.spelling, tuple(shape), "decode", True, 0, kind.itemsize)
-        assert found is not None
+        planned = plan(f.format.spelling, tuple(shape), "decode", True, 0, kind.itemsize)
+        assert planned is not None
         count = 1 if parts.outer is None else parts.outer.numel()
-        launch.launch(
-            decoding.decode_tile, found, packed, packed, values, parts.scale, parts.outer,
+        launch(
+            decode_tile, planned, packed, packed, values, parts.scale, parts.outer,
             parts.zero_point, count, size if shape else 1,
         )  # fmt: skip
     return values if kind == dtype else values.to(dtype)

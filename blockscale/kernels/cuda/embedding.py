@@ -9,8 +9,7 @@ from blockscale.core.block import WHOLE
 from blockscale.core.format import Format
 from blockscale.core.scale import TwoLevel
 from blockscale.kernels.cuda.dequantize import dequantize
-from blockscale.kernels.cuda.pack import checked_codes
-from blockscale.kernels.cuda.primitives.launch import form
+from blockscale.kernels.cuda.primitives.form import form
 from blockscale.kernels.cuda.replay.replay import replayed
 from blockscale.kernels.registry import kernel
 
@@ -37,7 +36,7 @@ def embedding(
 ) -> Tensor:
     """As ops.embedding.embedding."""
     f, shape = form(fmt), (weight.shape[0], size)
-    codes = checked_codes(f, weight, shape)
+    codes = f.checked_codes(weight, shape)
     f.given_parts(codes, shape, scale, zero_point, outer)
     rows = indices.reshape(-1)
     if f.format.block.sizes_for(2)[0] == 1:

@@ -23,8 +23,8 @@ from blockscale.kernels.cuda.matmul.input import Codes, Given, Values, read
 from blockscale.kernels.cuda.matmul.order import PARTS
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.kernels.cuda.matmul.weight import Weight, as_words
-from blockscale.kernels.cuda.pack import checked_codes
-from blockscale.kernels.cuda.primitives import launch
+from blockscale.kernels.cuda.primitives.form import floats, form
+from blockscale.kernels.cuda.primitives.launch import guard
 from blockscale.kernels.cuda.replay.replay import replayed
 from blockscale.kernels.registry import kernel
 
@@ -57,7 +57,7 @@ def linear(
     input_seed: Tensor | None = None,
 ) -> Tensor:
     """As ops.linear.linear."""
-    x = launch.floats(x)
+    x = floats(x)
     n, k = weight.shape[0], x.shape[-1]
     w = _checked(Weight(weight, scale, zero_point, outer), fmt, k)
     bias = None if bias is None else bias.expand(n).contiguous()
@@ -65,7 +65,7 @@ def linear(
     if not x.numel() or not n:
         y = x.new_zeros(shape)
         return y if bias is None else y.copy_(bias)
-    with launch.guard(x):
+    with guard(x):
         given = Given(input_scale, input_zero_point, input_outer)
         values = read(x, given, input_fmt, input_seed)
         return multiplied(values, w, fmt, bias, x.dtype).reshape(shape)
@@ -77,11 +77,11 @@ def _checked(weight: Weight, fmt: str, k: int) -> Weight:
         raise ValueError(
             f"{fmt}: a linear weight's codes are [n, k], not {tuple(weight.codes.shape)}"
         )
-    form = launch.form(fmt)
+    stored = form(fmt)
     shape = (weight.codes.shape[0], k)
-    codes = checked_codes(form, weight.codes, shape)
+    codes = stored.checked_codes(weight.codes, shape)
     parts = weight[1:]
-    form.given_parts(codes, shape, *parts)
+    stored.given_parts(codes, shape, *parts)
     return Weight(codes, *(None if part is None else part.contiguous() for part in parts))  # type: ignore[arg-type]
 
 

@@ -107,17 +107,17 @@ def test_blocks_larger_than_a_program(fmt: str) -> None:
 @pytest.fixture
 def settings_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tiles as small as they are there, so that tensors take several programs."""
-    monkeypatch.setattr(tuning(), "interpreting", lambda: False)
+    monkeypatch.setattr(launch_settings(), "interpreting", lambda: False)
     plan = sys.modules["blockscale.kernels.cuda.primitives.launch"].plan
     plan.cache_clear()
     yield
     plan.cache_clear()
 
 
-def tuning() -> ModuleType:
+def launch_settings() -> ModuleType:
     """Of the kernels, which may be imported only once the environment is set."""
     assert registry.unavailable("cuda") is None
-    return sys.modules["blockscale.kernels.cuda.primitives.tuning"]
+    return sys.modules["blockscale.kernels.cuda.primitives.settings"]
 
 
 @pytest.mark.usefixtures("settings_of_a_gpu")
@@ -132,18 +132,21 @@ def test_several_programs(fmt: str) -> None:
 @pytest.mark.parametrize("given", [False, True])
 def test_every_size_of_block_has_a_setting(given: bool) -> None:
     """A block as large as a program may hold has the most warps; larger ones take other ways."""
-    view = sys.modules["blockscale.kernels.cuda.primitives.view"]
+    tiling = sys.modules["blockscale.kernels.cuda.primitives.tiling"]
     for size in (*range(1, 70), *(2**k + d for k in range(7, 18) for d in (-1, 0, 1))):
-        for shape in (view.Layout(1, 7, 2 * size, 1, size), view.Layout(1, 2 * size, 9, size, 1)):
+        for shape in (
+            tiling.Blocks(1, 7, 2 * size, 1, size),
+            tiling.Blocks(1, 2 * size, 9, size, 1),
+        ):
             for merged in (False, True):
-                chosen = tuning().setting(shape, given=given, merged=merged)
-                found = view.view(shape, chosen.elements, whole=not given, unit=chosen.unit)
-                if found is None:
+                chosen = launch_settings().setting(shape, given=given, merged=merged)
+                laid = tiling.tiling(shape, chosen.elements, whole=not given, unit=chosen.unit)
+                if laid is None:
                     assert not given and size > 2**15
                     continue
-                tile = found.tile
+                tile = laid.tile
                 assert tile.rows * tile.columns <= 2**15
-                assert tile.rows * tile.columns * found.programs >= 7 * 2 * size
+                assert tile.rows * tile.columns * laid.programs >= 7 * 2 * size
 
 
 @pytest.mark.parametrize("fmt", ["int8:channel-1:fp32", "int8:channel1:e8m0/ceil:asym"])

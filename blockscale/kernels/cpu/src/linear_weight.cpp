@@ -23,9 +23,9 @@ int64_t scale_size(ScaleKind kind) {
         case ScaleKind::fp16:
         case ScaleKind::bf16: return 2;
         case ScaleKind::e8m0:
-        case ScaleKind::two_level: break;
+        case ScaleKind::two_level: return 1;
     }
-    return 1;
+    __builtin_unreachable();
 }
 
 // Whether a step is outer * the value of an e4m3 code.
@@ -170,7 +170,7 @@ bool LinearWeight::integers(const NativeFormat& x_format, IntegerInput x, const 
     x.block = std::min(x.block, k);
     if (!integers_fit(spec, x.block == 0 ? k : x.block)) return false;
     if (x.scale) {
-        Layout one{{1, 1, 1, 1, 1, 1}, {1, 1, 0, 1, 1, 1}};
+        Layout one{one_block(1), kNoBlocks};
         float step;
         isa().primitives->steps(spec, one, {const_cast<void*>(x.scale), nullptr, nullptr}, &step);
         if (!(step >= 0x1p-90f && step <= 0x1p90f)) return false;

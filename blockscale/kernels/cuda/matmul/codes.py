@@ -12,7 +12,6 @@ from torch import Tensor
 
 from blockscale.core import reference
 from blockscale.core.block import WHOLE
-from blockscale.core.elements.minifloat import Minifloat
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.cuda import interpreting
@@ -116,7 +115,7 @@ def codes(
     form = parse(fmt)
     steps = reference.step_of(QParams(weight.scale, weight.outer), form).reshape(-1)
     left, right = x.packed, weight.codes
-    if isinstance(form.element, Minifloat):
+    if form.element.name in _FLOAT8:
         left, right = left.view(_FLOAT8[x.element]), right.view(_FLOAT8[form.element.name])
     if isinstance(settings, LibrarySettings):
         if _library_takes(right, ends, dtype):

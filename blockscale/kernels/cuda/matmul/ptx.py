@@ -6,7 +6,7 @@ code of two neighbouring words lies in the two halves of a register, which is th
 tensor core reads. device/element.py has the same in plain Triton, for the interpreter.
 """
 
-from blockscale.kernels.cuda.spec import ElementNumbers
+from blockscale.core.element import ElementNumbers
 
 FAMILIES = ("integer", "minifloat", "binary")  # of elements, which there are programs for
 AND_OR = "0xEA"  # lop3: (a & b) | c

@@ -6,6 +6,7 @@ The pairs are those that lie 16 bits apart, so that one shift and one mask take 
 from dataclasses import dataclass
 from typing import Any
 
+from blockscale.core.element import ElementNumbers
 from blockscale.kernels.cuda.matmul.ptx import (
     bf16,
     both,
@@ -22,7 +23,6 @@ from blockscale.kernels.cuda.matmul.ptx import (
     sign,
     times,
 )
-from blockscale.kernels.cuda.spec import ElementNumbers
 
 WORD = 32
 

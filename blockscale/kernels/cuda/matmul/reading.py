@@ -6,16 +6,14 @@ from functools import cache
 from typing import Any
 
 from blockscale.core.block import WHOLE
-from blockscale.core.element import Element
-from blockscale.core.elements.binary import Binary
-from blockscale.core.elements.integer import Integer
-from blockscale.core.elements.minifloat import Minifloat
+from blockscale.core.element import ElementNumbers
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.scale import FloatScale, PowerOfTwo, TwoLevel
 from blockscale.kernels.cuda.matmul import ptx
 from blockscale.kernels.cuda.matmul.ptx_pairs import NO_PAIRS, Pairs, pairs, six
-from blockscale.kernels.cuda.spec import ElementNumbers, Spec, spec
+from blockscale.kernels.cuda.spec import Spec, spec
+from blockscale.kernels.numbers import lower
 
 WORD = 32
 SIGNIFICAND = 8  # bits of a bfloat16's
@@ -81,14 +79,14 @@ def reading(spelling: str, k: int) -> Reading | None:
     """How to read rows of k codes, or None where neither codes nor what their scales make of them
     are bfloat16, or blocks with scales of their own are too small."""
     fmt = parse(spelling)
-    height, width = fmt.block.sizes_for(2)
-    width = 0 if width == WHOLE or width >= k else width
-    fold = _fold(fmt) if width else ""
-    if fmt.bits > WORD // 4 or not k or not (fold or _whole_rows(fmt, width)):
-        return None
     if not is_bfloat16(fmt):
         return None
+    height, width = fmt.block.sizes_for(2)
+    width = 0 if width == WHOLE or width >= k else width
     numbers = spec(spelling)
+    fold = _fold(fmt, numbers) if width else ""
+    if fmt.bits > WORD // 4 or not k or not (fold or _whole_rows(fmt, width)):
+        return None
     planes = WORD // fmt.bits if _in_words(fmt, k, width, fold) else 0
     return Reading(
         spec=numbers,
@@ -116,32 +114,33 @@ def _in_words(fmt: Format, k: int, width: int, fold: str) -> bool:
     return not words & (words - 1) and not (fmt.asym and fold)
 
 
-def _fold(fmt: Format) -> str:
+def _fold(fmt: Format, numbers: Spec) -> str:
     scale = fmt.scale
     if isinstance(scale, PowerOfTwo):
         return "bytes" if scale.byte else "floats"
     if isinstance(scale, TwoLevel):
-        inner = scale.inner
-        small = significand(fmt.element, fmt.wide) + significand(inner.element, False)
+        assert numbers.inner is not None
+        small = significand(numbers.element) + significand(numbers.inner)
         if fmt.asym:
             return ""
-        one = inner.block.name == "tensor" and isinstance(inner.element, Minifloat)
-        return "codes" if one and inner.bits == WORD // 4 and small <= SIGNIFICAND else ""
+        one = scale.inner.block.name == "tensor" and numbers.inner.family == "minifloat"
+        return "codes" if one and scale.inner.bits == WORD // 4 and small <= SIGNIFICAND else ""
     return ""
 
 
 def is_bfloat16(fmt: Format) -> bool:
     """Whether every value of the format's element is a bfloat16, as far as is known here."""
-    return significand(fmt.element, fmt.wide) <= SIGNIFICAND
+    numbers = lower(fmt)
+    return numbers is not None and significand(numbers.element) <= SIGNIFICAND
 
 
-def significand(element: Element, wide: bool) -> int:
+def significand(element: ElementNumbers) -> int:
     """Bits of the largest odd factor of a value; too many, of a family that is not known."""
-    if isinstance(element, Minifloat):
+    if element.family == "integer":
+        return int(max(-element.low, element.high) - 1).bit_length()
+    if element.family in ("minifloat", "binary"):
         return element.mbits + 1
-    if isinstance(element, Integer):
-        return int(max(abs(v) for v in element.limits(wide)) - 1).bit_length()
-    return 1 if isinstance(element, Binary) else _NOT_KNOWN
+    return _NOT_KNOWN
 
 
 def _six(fmt: Format, k: int, fold: str, numbers: Spec) -> dict[str, Any]:

@@ -10,14 +10,13 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from blockscale.core.bits import pow2
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.matmul import ptx
-from blockscale.kernels.cuda.spec import element_numbers
 from tests.kernels.cuda.matmul.ptx_machine import ELEMENTS, decoded, execute, halves
 
 
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_every_code_in_every_place(name: str) -> None:
     element = parse(f"{name}:tensor:fp32").element
-    text = ptx.decode_words(element_numbers(element, True))
+    text = ptx.decode_words(element.numbers(True))
     count, codes = 32 // element.bits, 1 << element.bits
     expected = [decoded(name, pattern) for pattern in range(codes)]
     for start in range(codes):
@@ -49,7 +48,7 @@ def test_every_exponent_byte(fraction_bits: int) -> None:
 def test_every_inner_scale(name: str, lift: int) -> None:
     element = parse(f"{name}:tensor:fp32").element
     lift -= 10 if name == "e5m2" else 0  # its largest number would be infinite
-    text = ptx.decode_bytes(element_numbers(element, False), lift)
+    text = ptx.decode_bytes(element.numbers(False), lift)
     for code in range(256):
         four = [code, 255 - code, 127, 8]
         word = sum(each << 8 * i for i, each in enumerate(four))
@@ -60,7 +59,7 @@ def test_every_inner_scale(name: str, lift: int) -> None:
 
 def test_an_unknown_family_is_refused() -> None:
     """Not taken for an integer of as many bits, whatever is asked of it."""
-    known = element_numbers(parse("int4:tensor:fp32").element, True)
+    known = parse("int4:tensor:fp32").element.numbers(True)
     other = replace(known, family="codebook")
     for only in (None, range(4)):
         with pytest.raises(ValueError, match="no PTX decodes elements of the family 'codebook'"):

@@ -10,14 +10,13 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from blockscale.core.bits import pow2
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.matmul import ptx_pairs
-from blockscale.kernels.cuda.spec import element_numbers
 from tests.kernels.cuda.matmul.ptx_machine import ELEMENTS, decoded, execute, halves
 
 
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_every_code_in_every_pair(name: str) -> None:
     element = parse(f"{name}:tensor:fp32").element
-    numbers = element_numbers(element, True)
+    numbers = element.numbers(True)
     count, codes = 32 // element.bits, 1 << element.bits
     values = torch.stack([decoded(name, pattern) for pattern in range(codes)])
     order = ptx_pairs.order_of(numbers)
@@ -54,7 +53,7 @@ def test_every_code_in_every_pair(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["e2m3", "e3m2", "int6", "log6", "uint6", "e3m2r4"])
 def test_every_code_of_six_bits(name: str) -> None:
-    numbers = element_numbers(parse(f"{name}:tensor:fp32").element, True)
+    numbers = parse(f"{name}:tensor:fp32").element.numbers(True)
     values = torch.stack([decoded(name, pattern) for pattern in range(64)])
     for scaled, step in ((False, 1), (True, 5)):
         found = ptx_pairs.six(numbers, scaled)
@@ -73,7 +72,7 @@ def test_every_code_of_six_bits(name: str) -> None:
 @pytest.mark.parametrize("name", ["e2m3", "e3m2", "int6", "log6"])
 def test_turns_of_six_bits(name: str) -> None:
     """Codes i and 16 + i of two rows of 32, which have a factor each."""
-    numbers = element_numbers(parse(f"{name}:tensor:fp32").element, True)
+    numbers = parse(f"{name}:tensor:fp32").element.numbers(True)
     values = torch.stack([decoded(name, pattern) for pattern in range(64)])
     rows = [list(range(32)), [(7 * i + 32) % 64 for i in range(32)]]
     streams = [sum(c << 6 * i for i, c in enumerate(codes)) for codes in rows]
@@ -93,7 +92,7 @@ def test_turns_of_six_bits(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["e2m1", "e3m0", "log4", "e1m2"])
 def test_exponents_that_make_up_for_a_bias(name: str) -> None:
-    numbers = element_numbers(parse(f"{name}:tensor:fp32").element, True)
+    numbers = parse(f"{name}:tensor:fp32").element.numbers(True)
     found = ptx_pairs.pairs(numbers, None, "scale", True)
     codes = [(5 * i) % 16 for i in range(8)]
     word = sum(c << 4 * i for i, c in enumerate(codes))
@@ -108,7 +107,7 @@ def test_exponents_that_make_up_for_a_bias(name: str) -> None:
 def test_an_unknown_family_is_refused() -> None:
     """Not taken for an integer of as many bits, whatever is asked of it."""
     four, six = (
-        replace(element_numbers(parse(f"{name}:tensor:fp32").element, True), family="codebook")
+        replace(parse(f"{name}:tensor:fp32").element.numbers(True), family="codebook")
         for name in ("int4", "int6")
     )
     for refused in (

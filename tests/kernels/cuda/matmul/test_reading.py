@@ -11,6 +11,7 @@ from blockscale.core.elements.minifloat import Minifloat
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.matmul import reading as module
 from blockscale.kernels.cuda.matmul.reading import is_bfloat16, reading, significand
+from blockscale.kernels.numbers import lower
 
 
 def test_what_is_read() -> None:
@@ -53,20 +54,22 @@ def test_the_bits_of_every_value(name: str) -> None:
         if value == value and abs(value) not in (0.0, float("inf")):
             whole = abs(value).as_integer_ratio()[0]
             bits = max(bits, (whole // (whole & -whole)).bit_length())
-    assert bits <= max(significand(element, True), 1) <= 8
+    assert bits <= max(significand(element.numbers(True)), 1) <= 8
 
 
-def test_elements_that_nothing_here_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of any number of bits: neither a reading nor bfloat16, so that they are dequantized."""
-
-    class Codebook:
-        """As a family that is added one day."""
-
-        bits, signed, name = 4, True, "nf4"
-
-    fmt = dataclasses.replace(parse("int4:token:fp32"), element=parse("int4:token:fp32").element)
+@pytest.mark.parametrize("family", ["codebook", None])
+def test_elements_that_nothing_here_knows(
+    family: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of as many bits as known ones: no reading, so that they are dequantized; never integers."""
+    fmt = parse("int4:channel0:fp32")
     assert is_bfloat16(fmt)
-    object.__setattr__(fmt, "element", Codebook())
+    numbers = lower(fmt)
+    other = None
+    if family is not None:
+        other = dataclasses.replace(
+            numbers, element=dataclasses.replace(numbers.element, family=family)
+        )
+    monkeypatch.setattr(module, "lower", lambda fmt: other)
     assert not is_bfloat16(fmt)
-    monkeypatch.setattr(module, "parse", lambda spelling: fmt)
-    assert module.reading("nf4:token:fp32", 4096) is None
+    assert reading("int4:channel0:fp32", 4096 + 8 * (family is None)) is None  # not asked before

@@ -209,16 +209,17 @@ inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
     auto signs = [] { return WideSigns(); };
     if (t.job == Job::codes) {
         alignas(64) uint8_t codes[2 * kChunk + 64];
-        if (family == Family::binary) {
-            wide_codes<1>(signs, w, codes);
-        } else if (family == Family::minifloat && t.table && t.finite) {
-            wide_codes<1>([&] { return WideTable(spec, *t.table, t.of_words); }, w, codes);
-        } else if (family == Family::minifloat) {
-            wide_codes<1>(minifloats, w, codes);
-        } else if (spec.code_bytes() == 1) {
-            wide_codes<1>(integers, w, codes);
-        } else {
-            wide_codes<2>(integers, w, codes);
+        auto tabled = [&] { return WideTable(spec, *t.table, t.of_words); };
+        switch (family) {
+            case Family::binary: wide_codes<1>(signs, w, codes); break;
+            case Family::minifloat:
+                t.table && t.finite ? wide_codes<1>(tabled, w, codes)
+                                    : wide_codes<1>(minifloats, w, codes);
+                break;
+            case Family::integer:
+                spec.code_bytes() == 1 ? wide_codes<1>(integers, w, codes)
+                                       : wide_codes<2>(integers, w, codes);
+                break;
         }
         store_patterns(t, c, codes);
         return true;
@@ -256,7 +257,8 @@ inline void run_chunk(const Task& t, const Chunk& c, const BlockScales& s) {
     switch (t.job) {
         case Job::codes: return store_codes(t, c, y, z, u);
         case Job::masked: return store_masked(t, c, y, z);
-        default: break;
+        case Job::values:
+        case Job::dequantized: break;
     }
     alignas(64) float values[kChunk];
     snap(t.spec, y, z, u, c.n, values);

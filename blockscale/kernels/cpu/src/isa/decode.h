@@ -56,10 +56,10 @@ inline void decode(const Spec& spec, const void* codes, const float* z, int64_t 
     switch (e.family) {
         case Family::minifloat: return minifloats_from_codes(e, bytes, n, values);
         case Family::binary: return signs_from_codes(bytes, n, values);
-        case Family::integer: break;
+        case Family::integer:
+            if (e.bits <= 8) return integers_from_codes(e, bytes, z, n, values);
+            return integers_from_codes(e, static_cast<const uint16_t*>(codes), z, n, values);
     }
-    if (e.bits <= 8) return integers_from_codes(e, bytes, z, n, values);
-    integers_from_codes(e, static_cast<const uint16_t*>(codes), z, n, values);
 }
 
 }  // namespace

@@ -71,10 +71,15 @@ inline bool wide_decodes(const Spec& spec, int64_t size, const uint8_t* codes, i
     const Element& e = spec.element;
     if (size != 1 && size < 16) return false;
     if (e.bits <= 4 && !spec.asym) return true;
-    if (e.family == Family::integer) return e.bits <= 8;
-    // In a float16 the largest exponent means infinity or NaN, in an element perhaps a number.
-    return e.family == Family::minifloat && e.mantissa_bits >= 1 && e.bias <= 15 &&
-           e.max_code >> e.mantissa_bits < 31 && !any_reserved(e, codes, n);
+    switch (e.family) {
+        case Family::integer: return e.bits <= 8;
+        // In a float16 the largest exponent means infinity or NaN, in an element perhaps a number.
+        case Family::minifloat:
+            return e.mantissa_bits >= 1 && e.bias <= 15 && e.max_code >> e.mantissa_bits < 31 &&
+                   !any_reserved(e, codes, n);
+        case Family::binary: return false;  // of one bit: the table above serves it
+    }
+    __builtin_unreachable();
 }
 
 // stream: see stream16.

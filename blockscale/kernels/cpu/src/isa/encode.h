@@ -16,7 +16,10 @@ inline float round_steps(float t, float u) {
     if constexpr (R == Rounding::up) return nearest + (nearest < t ? 1.0f : 0.0f);
     float size = from_bits(to_bits(t) & 0x7FFFFFFF);
     float whole = (size + kMagic) - kMagic;
-    whole = whole - (whole > size ? 1.0f : 0.0f);
+    whole = whole - (whole > size ? 1.0f : 0.0f);  // toward zero, which the other two start from
+    static_assert(R == Rounding::nearest_even || R == Rounding::down || R == Rounding::up ||
+                  R == Rounding::toward_zero || R == Rounding::nearest_away ||
+                  R == Rounding::stochastic);
     if constexpr (R == Rounding::nearest_away) whole += size - whole >= 0.5f ? 1.0f : 0.0f;
     if constexpr (R == Rounding::stochastic) whole += u < size - whole ? 1.0f : 0.0f;
     return from_bits(to_bits(whole) | (to_bits(t) & INT32_MIN));
@@ -158,30 +161,42 @@ inline void encode(const Spec& spec, const float* y, const float* z, const float
                    void* codes) {
     const Element& e = spec.element;
     uint8_t* bytes = static_cast<uint8_t*>(codes);
-    if (e.family == Family::binary) return signs_to_codes(y, n, bytes);
-    with_rounding(spec.rounding, [&]<Rounding R>() {
-        if (e.family == Family::minifloat) return minifloats_to_codes<R>(e, y, u, n, bytes);
-        uint16_t* words = static_cast<uint16_t*>(codes);
-        if (e.bits <= 8) {
-            spec.asym ? integers_to_codes<R, true>(e, y, z, u, n, bytes)
-                      : integers_to_codes<R, false>(e, y, z, u, n, bytes);
-        } else {
-            spec.asym ? integers_to_codes<R, true>(e, y, z, u, n, words)
-                      : integers_to_codes<R, false>(e, y, z, u, n, words);
-        }
-    });
+    uint16_t* words = static_cast<uint16_t*>(codes);
+    switch (e.family) {
+        case Family::binary: return signs_to_codes(y, n, bytes);
+        case Family::minifloat:
+            return with_rounding(spec.rounding, [&]<Rounding R>() {
+                minifloats_to_codes<R>(e, y, u, n, bytes);
+            });
+        case Family::integer:
+            return with_rounding(spec.rounding, [&]<Rounding R>() {
+                if (e.bits <= 8) {
+                    spec.asym ? integers_to_codes<R, true>(e, y, z, u, n, bytes)
+                              : integers_to_codes<R, false>(e, y, z, u, n, bytes);
+                } else {
+                    spec.asym ? integers_to_codes<R, true>(e, y, z, u, n, words)
+                              : integers_to_codes<R, false>(e, y, z, u, n, words);
+                }
+            });
+    }
 }
 
 // The same, but the values of the codes less the zero point, in units of the step.
 inline void snap(const Spec& spec, const float* y, const float* z, const float* u, int64_t n,
                  float* values) {
     const Element& e = spec.element;
-    if (e.family == Family::binary) return signs_to_values(y, n, values);
-    with_rounding(spec.rounding, [&]<Rounding R>() {
-        if (e.family == Family::minifloat) return minifloats_to_values<R>(e, y, u, n, values);
-        spec.asym ? integers_to_values<R, true>(e, y, z, u, n, values)
-                  : integers_to_values<R, false>(e, y, z, u, n, values);
-    });
+    switch (e.family) {
+        case Family::binary: return signs_to_values(y, n, values);
+        case Family::minifloat:
+            return with_rounding(spec.rounding, [&]<Rounding R>() {
+                minifloats_to_values<R>(e, y, u, n, values);
+            });
+        case Family::integer:
+            return with_rounding(spec.rounding, [&]<Rounding R>() {
+                spec.asym ? integers_to_values<R, true>(e, y, z, u, n, values)
+                          : integers_to_values<R, false>(e, y, z, u, n, values);
+            });
+    }
 }
 
 }  // namespace

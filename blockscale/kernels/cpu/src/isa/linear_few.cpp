@@ -115,14 +115,19 @@ constexpr Kind kind_of() {
 bool kind(const Element& e, Kind* found) {
     if (e.bits == 4) {
         *found = kind_of<Nibbles>();
-    } else if (e.bits == 8 && e.family == Family::integer) {
-        *found = e.is_signed ? kind_of<Bytes<true>>() : kind_of<Bytes<false>>();
-    } else if (e.bits == 8 && e.family == Family::minifloat && e.mantissa_bits >= 2) {
-        *found = kind_of<Minifloats>();
-    } else {
-        return false;
+        return true;
     }
-    return true;
+    if (e.bits != 8) return false;
+    switch (e.family) {
+        case Family::integer:
+            *found = e.is_signed ? kind_of<Bytes<true>>() : kind_of<Bytes<false>>();
+            return true;
+        case Family::minifloat:
+            *found = kind_of<Minifloats>();
+            return e.mantissa_bits >= 2;
+        case Family::binary: return false;
+    }
+    __builtin_unreachable();
 }
 
 Decoding decoding_of(const Spec& spec) {
@@ -135,18 +140,31 @@ Decoding decoding_of(const Spec& spec) {
     if (e.bits == 4) {
         decode(spec, codes, nullptr, 16, table);
         d.table = _mm512_load_ps(table);
-    } else if (e.family == Family::minifloat) {
-        d.shift = 5 - (7 - e.mantissa_bits);
-        d.mask = _mm512_set1_epi16(static_cast<int16_t>(0x8000 | (0x7F00 >> d.shift)));
-        d.factor = from_bits((127 + 15 - e.bias) << 23);
+        return d;
+    }
+    switch (e.family) {
+        case Family::minifloat:
+            d.shift = 5 - (7 - e.mantissa_bits);
+            d.mask = _mm512_set1_epi16(static_cast<int16_t>(0x8000 | (0x7F00 >> d.shift)));
+            d.factor = from_bits((127 + 15 - e.bias) << 23);
+            break;
+        case Family::integer:
+        case Family::binary: break;  // codes are converted, nothing else
     }
     return d;
 }
 
 Steps steps_of(const FloatWeight& w, const LaneBlocks& b) {
     if (!w.scale_codes || w.zero_points) return Steps::floats;
-    if (w.spec->scale == ScaleKind::e8m0) return Steps::e8m0;
-    return b.per_unit == 8 ? Steps::minifloats : Steps::floats;
+    switch (w.spec->scale) {
+        case ScaleKind::e8m0: return Steps::e8m0;
+        case ScaleKind::two_level: return b.per_unit == 8 ? Steps::minifloats : Steps::floats;
+        case ScaleKind::fp32:
+        case ScaleKind::fp16:
+        case ScaleKind::bf16:
+        case ScaleKind::pow2: return Steps::floats;
+    }
+    __builtin_unreachable();
 }
 
 // False if blocks fit neither lanes nor units.
@@ -176,17 +194,28 @@ bool blocks_of(const Kind& k, const FloatWeight& w, LaneBlocks* b) {
 // among the normal float32 numbers.
 bool tame(float step) { return step >= 0x1p-60f && step <= 0x1p60f; }
 
+// The bits of a code that are set in no code of the value 0.
+uint8_t not_in_zero(const Element& e) {
+    switch (e.family) {
+        case Family::integer: return 0xFF;
+        case Family::minifloat: return ~(1 << (e.bits - 1));  // all but the sign
+        case Family::binary: break;
+    }
+    return 0;
+}
+
 // Whether all codes of a block mean 0, whatever its finite step.
 bool block_is_zero(const FloatWeight& w, int64_t row, int64_t block) {
     const Element& e = w.spec->element;
-    if (w.zero_points) return false;  // another code means 0: seldom worth finding out
+    uint8_t others = not_in_zero(e);
+    // Zero points make another code mean 0, which is seldom worth finding out; binary has none.
+    if (w.zero_points || !others) return false;
     int64_t first = block * w.grid.block_columns;
     int64_t last = smaller(first + w.grid.block_columns, w.grid.columns);
     const uint8_t* codes = w.codes + row * w.spec->row_bytes(w.grid.columns);
-    uint8_t sign = e.family == Family::minifloat ? 1 << (e.bits - 1) : 0;
     for (int64_t i = first; i < last; ++i) {
         uint8_t code = e.bits == 8 ? codes[i] : codes[i / 2] >> (i % 2 * 4) & 15;
-        if (code & ~sign) return false;
+        if (code & others) return false;
     }
     return true;
 }
@@ -199,11 +228,17 @@ bool row_is_tame(const FloatWeight& w, int64_t row) {
         bool finite = (to_bits(step) & INT32_MAX) < kInfinity;
         if (!tame(step) && !(finite && block_is_zero(w, row, block))) return false;
     }
-    if (e.family != Family::minifloat || e.bits != 8) return true;
+    if (e.bits != 8) return true;
     const uint8_t* codes = w.codes + row * w.grid.columns;
-    int found = 0;
-    for (int64_t i = 0; i < w.grid.columns; ++i) found |= (codes[i] & 127) > e.max_code;
-    return !found;
+    int reserved = 0;
+    switch (e.family) {
+        case Family::minifloat:
+            for (int64_t i = 0; i < w.grid.columns; ++i) reserved |= (codes[i] & 127) > e.max_code;
+            break;
+        case Family::integer:
+        case Family::binary: break;
+    }
+    return !reserved;
 }
 
 // Whether late scaling is safe for this row: finite, and neither huge nor tiny as a whole.

@@ -85,13 +85,14 @@ void quantize_rows(const Work& p, int64_t row, int64_t count, uint8_t* patterns,
     const Spec& spec = *p.in.spec;
     const char* x = static_cast<const char*>(p.in.x) + row * p.w->k * dtype_bytes(p.in.dtype);
     if (p.in.block == 0) {
-        Layout all{{1, 1, count * p.w->k, 1, 1, count * p.w->k}, {1, 1, 0, 1, 1, 1}};
+        Layout all{one_block(count * p.w->k), kNoBlocks};
         QParams given{const_cast<void*>(p.in.scale), nullptr, nullptr};
         primitives().quantize(spec, all, x, p.in.dtype, given, patterns, false, {}, 1);
         for (int64_t i = 0; i < count; ++i) steps[i] = p.x_step;
         return;
     }
-    Layout each{{1, count, p.w->k, 1, 1, p.in.block}, {1, 1, 0, 1, 1, 1}};
+    Layout each{{.planes = 1, .rows = count, .columns = p.w->k,
+                 .block_planes = 1, .block_rows = 1, .block_columns = p.in.block}, kNoBlocks};
     QParams chosen{scale, nullptr, nullptr};
     primitives().choose_quantize(spec, each, x, p.in.dtype, chosen, patterns, false, {}, 1);
     primitives().steps(spec, each, chosen, steps);
@@ -187,9 +188,9 @@ RunTile tile_for(Blocks kind, bool nibbles, int64_t rows) {
     switch (kind) {
         case Blocks::none: return tile_with<Blocks::none>(nibbles, rows);
         case Blocks::weight: return tile_with<Blocks::weight>(nibbles, rows);
-        case Blocks::both: break;
+        case Blocks::both: return tile_with<Blocks::both>(nibbles, rows);
     }
-    return tile_with<Blocks::both>(nibbles, rows);
+    __builtin_unreachable();
 }
 
 // What a tile fetches for those after it.
@@ -313,7 +314,7 @@ void run_items(const Work& p, const Quantized& x, int threads) {
 // The step of an x that has one, chosen first if none was given.
 float step_of_all(Work& p, float* stored, int threads) {
     int64_t size = p.in.rows * p.w->k;
-    Layout all{{1, 1, size, 1, 1, size}, {1, 1, 0, 1, 1, 1}};
+    Layout all{one_block(size), kNoBlocks};
     if (!p.in.scale) {
         QParams chosen{stored, nullptr, nullptr};
         primitives().choose(*p.in.spec, all, p.in.x, p.in.dtype, chosen, threads);

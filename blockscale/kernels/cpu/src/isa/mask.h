@@ -38,16 +38,22 @@ void minifloats_in_range(const Element& e, const float* y, int64_t n, uint8_t* _
 // even, so that the mask does not depend on the draw.
 inline void in_range(const Spec& spec, const float* y, const float* z, int64_t n, uint8_t* inside) {
     const Element& e = spec.element;
-    if (e.family == Family::binary) {
-        for (int64_t i = 0; i < n; ++i) inside[i] = (y[i] <= 1.0f) & (y[i] >= -1.0f);
-        return;
-    }
     bool drawn = spec.rounding == Rounding::stochastic;
-    with_rounding(drawn ? Rounding::nearest_even : spec.rounding, [&]<Rounding R>() {
-        if (e.family == Family::minifloat) return minifloats_in_range<R>(e, y, n, inside);
-        spec.asym ? integers_in_range<R, true>(e, y, z, n, inside)
-                  : integers_in_range<R, false>(e, y, z, n, inside);
-    });
+    Rounding rounding = drawn ? Rounding::nearest_even : spec.rounding;
+    switch (e.family) {
+        case Family::binary:
+            for (int64_t i = 0; i < n; ++i) inside[i] = (y[i] <= 1.0f) & (y[i] >= -1.0f);
+            return;
+        case Family::minifloat:
+            return with_rounding(rounding, [&]<Rounding R>() {
+                minifloats_in_range<R>(e, y, n, inside);
+            });
+        case Family::integer:
+            return with_rounding(rounding, [&]<Rounding R>() {
+                spec.asym ? integers_in_range<R, true>(e, y, z, n, inside)
+                          : integers_in_range<R, false>(e, y, z, n, inside);
+            });
+    }
 }
 
 }  // namespace

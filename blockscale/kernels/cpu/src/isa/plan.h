@@ -154,8 +154,7 @@ inline void for_units(int64_t units, int threads, bool pays, Body body) {
 // Room for the statistics of n blocks.
 struct StatisticsBuffer {
     StatisticsBuffer(const Spec& spec, int64_t n)
-        : ranged(spec.statistic == Statistic::range || spec.statistic == Statistic::high),
-          meant(spec.statistic == Statistic::mean || spec.statistic == Statistic::mean_above),
+        : ranged(takes_values(spec.statistic)), meant(summing_passes(spec.statistic) > 0),
           high(n), low(ranged ? n : 1), odd(n), sum(meant ? n : 1),
           count(meant ? n : 1) {}
 

@@ -28,7 +28,7 @@ void unit_means(const Source& from, const Plan& p, const Rectangle& unit, const 
         above[i] = -1.0f;
         odd |= s.odd[i];
     }
-    int passes = from.spec.statistic == Statistic::mean_above ? 2 : 1;
+    int passes = summing_passes(from.spec.statistic);
     for (int pass = 0; pass < passes; ++pass) {
         memset(s.sum, 0, n * sizeof(int64_t));
         memset(s.count, 0, n * sizeof(int64_t));
@@ -87,7 +87,7 @@ void all_means(const Source& from, const Plan& p, const Statistics& s) {
         shifts[i] = shift_of(s.high[i], &exponents[i]);
         above[i] = -1.0f;
     }
-    int passes = from.spec.statistic == Statistic::mean_above ? 2 : 1;
+    int passes = summing_passes(from.spec.statistic);
     for (int pass = 0; pass < passes; ++pass) {
         memset(s.sum, 0, total * sizeof(int64_t));
         memset(s.count, 0, total * sizeof(int64_t));
@@ -239,7 +239,7 @@ void run_given(Task t, const Layout& layout, QParams scales, int threads) {
 void run_chosen(Task t, const Layout& layout, QParams scales, int threads) {
     Source from{t.spec, t.x, t.dtype, threads};
     // Small pieces cost more calls, which pays where all else waits for memory.
-    bool meant = t.spec.statistic == Statistic::mean || t.spec.statistic == Statistic::mean_above;
+    bool meant = summing_passes(t.spec.statistic) > 0;
     bool waits = t.stream && !meant && t.spec.rounding != Rounding::stochastic;
     Plan p = make_plan(layout.grid, true, waits);
     if (!p.cached || t.spec.scale == ScaleKind::two_level) {

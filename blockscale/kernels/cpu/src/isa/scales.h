@@ -31,9 +31,9 @@ inline float clamp(float value, float low, float high) {
 // a / L of each block; `full` ranges have a divisor for either side (section 3.1).
 inline void quotients(const Spec& spec, const float* low, const float* high, int64_t n,
                       float* __restrict raw) {
-    if (spec.full_high != 0.0f) {
+    if (spec.full) {
         for (int64_t i = 0; i < n; ++i) {
-            float up = high[i] / spec.full_high, down = low[i] / spec.full_low;
+            float up = high[i] / spec.element.high, down = low[i] / spec.element.low;
             raw[i] = up > down ? up : down;
         }
     } else {
@@ -43,7 +43,7 @@ inline void quotients(const Spec& spec, const float* low, const float* high, int
 
 // The step's exponent (section 3.4) and whether the block counts as zero.
 inline int32_t exponent_of(const Spec& spec, float a, bool* zero) {
-    bool nearest = spec.rule == Rule::nearest;
+    bool nearest = spec.nearest;
     float value = nearest ? a / spec.levels : a;
     *zero = !(value > 0.0f);
     int32_t exponent, fraction;
@@ -56,7 +56,7 @@ inline int32_t exponent_of(const Spec& spec, float a, bool* zero) {
 // exponent_of for 16 blocks. Loops over few blocks do not fill the vectors that a compiler makes of them,
 // and a unit that fits L1 has few.
 BLOCKSCALE_INLINE __m512i exponents16(const Spec& spec, __m512 a, __mmask16* zero) {
-    bool nearest = spec.rule == Rule::nearest;
+    bool nearest = spec.nearest;
     __m512 value = nearest ? _mm512_div_ps(a, _mm512_set1_ps(spec.levels)) : a;
     *zero = _mm512_cmp_ps_mask(value, _mm512_setzero_ps(), _CMP_NGT_UQ);
     value = _mm512_mask_mov_ps(value, *zero, _mm512_set1_ps(1.0f));
@@ -217,7 +217,7 @@ inline void store_scales(const Spec& spec, const float* low, const float* high, 
             case ScaleKind::e8m0:
                 store_power_bytes(spec, a, odd + from, count, bytes + from);
                 break;
-            case ScaleKind::two_level: break;  // its inner codes need the whole tensor: two_level.h
+            case ScaleKind::two_level: break;  // its inner codes need all scales: store_two_levels
         }
     }
 }

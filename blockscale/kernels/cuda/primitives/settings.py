@@ -1,19 +1,22 @@
-"""Launch settings of the primitives: elements of a program and warps, measured on an H200.
+"""Launch settings of the primitives: elements and warps of a program, measured on an H200.
 
 `python -m benchmarks.gpu_primitives --sweep` measured them, on [16384, 16384] in float32 and
 bfloat16: what mattered was how many elements a thread holds, not the format, dtype or direction.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from blockscale.kernels.cuda import interpreting
-from blockscale.kernels.cuda.primitives.view import Layout
+from blockscale.kernels.cuda.primitives.tiling import Blocks
 
 
 @dataclass(frozen=True)
 class Setting:
-    """elements: of a tile, at least one unit; warps: of 32 threads, for each program.
+    """How a kernel is launched.
 
+    elements: of a tile, which has one unit at least
+    warps: of 32 threads, for each program
     unit: elements of a part of a block, at most about so many
     registers: of a thread at most, or 0 for as many as the compiler takes
     """
@@ -33,22 +36,45 @@ PACKED_ACROSS = Setting(8192, 4)
 LEAN_ACROSS = Setting(2048, 1, registers=128)  # a warp has all rows: nothing waits for another
 PACKED_LEAN_ACROSS = Setting(2048, 1)
 MERGED = Setting(8192, 4, unit=8192)  # one atomic operation a unit
-# elements of one block up to: warps; and if it is lean warps and registers, of which 16 warps of 32
-# leave room for three other programs: where the block is part of a row, or has several
-LARGE = ((2048, 2, 2, 0), (4096, 8, 8, 32), (16384, 16, 16, 32), (32768, 32, 32, 32))
-LARGE_ACROSS = ((4096, 4, 4, 0), (8192, 4, 4, 0), (16384, 8, 16, 64), (32768, 16, 16, 0))
+
+
+class Large(NamedTuple):
+    """The setting of a program that takes one block of up to `elements` elements.
+
+    lean_warps, lean_registers: where numbers of 16 bits become codes. 16 warps of 32 registers a
+        thread leave room for three other programs on a multiprocessor.
+    """
+
+    elements: int
+    warps: int
+    lean_warps: int
+    lean_registers: int
+
+
+LARGE = (  # blocks that are a part of a row
+    Large(2048, 2, 2, 0), Large(4096, 8, 8, 32), Large(16384, 16, 16, 32), Large(32768, 32, 32, 32),
+)  # fmt: skip
+LARGE_ACROSS = (  # blocks of several rows
+    Large(4096, 4, 4, 0), Large(8192, 4, 4, 0), Large(16384, 8, 16, 64), Large(32768, 16, 16, 0),
+)  # fmt: skip
+LARGEST = Large(0, 32, 32, 0)  # for blocks that are larger than all of them
 # warps and registers for blocks of 4097 to 16384 elements where the compiler would take so many
 # registers that one program has a multiprocessor to itself
-HEAVY = {"signs": (16, 64), "means": (8, 128), "powers": (16, 64), "tile": (16, 64)}
+HEAVY = {"signs": (16, 64), "means": (8, 128), "powers": (16, 64), "tall": (16, 64)}
 
 
 def setting(
-    at: Layout, *, given: bool, merged: bool, packed: bool = False, lean: bool = False,
+    at: Blocks, *, given: bool, merged: bool, packed: bool = False, lean: bool = False,
     heavy: str = "",
 ) -> Setting:  # fmt: skip
-    """What to launch with. given: units may be parts of blocks; merged: by atomic operations;
-    packed: codes of less than a byte are written; lean: numbers of 16 bits become codes; heavy:
-    one of HEAVY, or ""."""
+    """What to launch with.
+
+    given: scales are given, so that units may be parts of blocks
+    merged: what is found in units is merged by atomic operations
+    packed: codes of less than a byte are written
+    lean: numbers of 16 bits become codes
+    heavy: one of HEAVY, or ""
+    """
     if interpreting():
         return INTERPRETED
     if merged and (given or at.bm * at.bk <= MERGED.elements):
@@ -59,8 +85,10 @@ def setting(
             warps, registers = HEAVY[heavy]
             return Setting(block, warps, registers=registers)
         table = LARGE_ACROSS if across else LARGE
-        row = next((each[1:] for each in table if block <= each[0]), (32, 32, 0))
-        return Setting(block, row[1], registers=row[2]) if lean else Setting(block, row[0])
+        row = next((each for each in table if block <= each.elements), LARGEST)
+        if lean:
+            return Setting(block, row.lean_warps, registers=row.lean_registers)
+        return Setting(block, row.warps)
     if across and lean:
         return PACKED_LEAN_ACROSS if packed else LEAN_ACROSS
     if packed:

@@ -1,7 +1,9 @@
 """Starting kernels past Triton's own way: what is remembered, and what is not."""
 
+import ast
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -92,6 +94,20 @@ def test_a_tensor_that_begins_elsewhere(kernel: Kernel) -> None:
     assert not d.compiled
 
 
+class Sizes(NamedTuple):
+    m: int
+    k: int
+
+
+def test_named_tuples_count_by_value(kernel: Kernel) -> None:
+    d = Direct(kernel)
+    for sizes in (Sizes(3, 4), Sizes(3, 4), Sizes(3, 5)):
+        start(d, y=sizes)
+    assert len(kernel.compiled) == 2
+    assert [arguments[1] for _, arguments in kernel.direct] == [(3, 4)]
+    assert all(Sizes(3, 4) not in kept and Sizes(3, 5) not in kept for _, kept in d.compiled.values())
+
+
 def test_memory_is_bounded(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST", 3)
     d = Direct(kernel)
@@ -119,3 +135,17 @@ def test_whole_numbers(n: int) -> None:
     assert power_of_2(n) == triton.next_power_of_2(n)
     for by in (1, 2, 3, 64, 128):
         assert cdiv(n, by) == triton.cdiv(n, by)
+
+
+def test_all_kernels_are_started_by_direct() -> None:
+    """kernel[grid](…) stands nowhere else."""
+    from blockscale.kernels import cuda
+
+    starts = []
+    for file in sorted(Path(cuda.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+                by = node.func.value
+                if not (isinstance(by, ast.Call) and getattr(by.func, "id", "") == "direct"):
+                    starts.append(f"{file.name}: {ast.unparse(node.func)}")
+    assert starts == ["direct.py: compiled[whole]", "direct.py: self.kernel[grid]"]
