@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from blockscale.core.layout import to_stored
+from blockscale.core.operand import Operand, Quantizer
 from blockscale.kernels.registry import use
 from blockscale.ops.conv import conv
 from tests.kernels.cuda.equal import DEVICE
@@ -33,7 +34,8 @@ def test_convolutions(fmt: str, given: str) -> None:
     x = torch.randn(2, 16, 7, 6, device=DEVICE)
     bias = torch.randn(6, device=DEVICE)
     args = (
-        x, *weight, bias, fmt, [6, 8, 3, 3], [2, 1], [1, 0], [1, 2], 2, *NOTHING, given, None,
+        x, Operand(*weight, fmt, 72), bias, [6, 8, 3, 3], [2, 1], [1, 0], [1, 2], 2,
+        Quantizer(*NOTHING, given),
     )  # fmt: skip
     with use("cuda"):
         found = conv(*args)

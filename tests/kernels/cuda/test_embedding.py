@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from blockscale.core.operand import Operand
 from blockscale.kernels.registry import use
 from blockscale.ops.embedding import embedding
 from tests.kernels.cuda.equal import DEVICE
@@ -29,7 +30,7 @@ def _here() -> None:
 def test_rows_of_a_table(fmt: str, dtype: torch.dtype) -> None:
     weight = stored(torch.randn(9, 80, device=DEVICE), fmt)
     for indices in (torch.tensor([[3, 3, 0], [8, 1, 7]]), torch.tensor(4), torch.tensor([]).long()):
-        args = (*weight, fmt, 80, indices.to(DEVICE), dtype)
+        args = (Operand(*weight, fmt, 80), indices.to(DEVICE), dtype)
         with use("cuda"):
             found = embedding(*args)
         assert torch.equal(found, embedding.reference(*args))
@@ -37,6 +38,7 @@ def test_rows_of_a_table(fmt: str, dtype: torch.dtype) -> None:
 
 def test_tiles_are_the_references() -> None:
     weight = stored(torch.randn(9, 80, device=DEVICE), "int8:tile4x16:fp32")
-    args = (*weight, "int8:tile4x16:fp32", 80, torch.tensor([1], device=DEVICE), torch.float32)
+    table = Operand(*weight, "int8:tile4x16:fp32", 80)
+    args = (table, torch.tensor([1], device=DEVICE), torch.float32)
     with use("cuda"), pytest.raises(RuntimeError, match="no cuda kernel runs embedding"):
         embedding(*args)

@@ -67,7 +67,7 @@ def tells_quotients_from_zero(spec):
 
 @triton.constexpr_function
 def uses_markstein(spec):
-    """Whether ordinary blocks are divided by Markstein's method, which has no special cases there."""
+    """Whether ordinary blocks are divided by Markstein's method, without special cases."""
     divided = spec.scale in ("fp32", "bf16", "pow2", "two_level") and not spec.recip
     log8 = spec.element.family == "minifloat" and spec.element.bias + spec.element.mbits > 63
     two = spec.scale == "two_level" and tells_quotients_from_zero(spec)
@@ -81,7 +81,9 @@ def has_ordinary_branch(dtype, spec, tile):
     Not where threads hold whole columns of float32: two branches take too many registers there.
     """
     encodes = tile.chooses and tile.result in ("codes", "values")
-    columns_held = tile.kind != "row" and tile.part < tile.columns and dtype.primitive_bitwidth == 32
+    columns_held = (
+        tile.kind != "row" and tile.part < tile.columns and dtype.primitive_bitwidth == 32
+    )
     return encodes and not columns_held and (spec.poisons or uses_markstein(spec))
 
 

@@ -31,8 +31,8 @@ def round_integer(
     y, low, high, u, rounding: tl.constexpr, bounded: tl.constexpr = False,
     even: tl.constexpr = False,
 ):  # fmt: skip
-    """Integers: y without NaN -> R(y) within low and high, as float32, and as int32 of which the low
-    22 bits are the code.
+    """Integers: y without NaN -> R(y) within low and high, as float32, and as int32 whose low 22
+    bits are the code.
 
     bounded: R(y) is within them by itself; even: low is -high
     """
@@ -103,7 +103,9 @@ def whole(value):
 def converted_pair(first, second, element: tl.constexpr):
     """Two float32 [...] -> their codes of 8 bits in the low 16 of an int32, by the GPU itself.
 
-    element: one for which `hardware` gives a type. Triton's own conversion leaves bytes to be taken apart, which ptxas 12.9 does wrongly where
+    element: one for which `hardware` gives a type
+
+    Triton's own conversion leaves bytes to be taken apart, which ptxas 12.9 does wrongly where
     there are two to a thread.
     """
     if element.mbits == 3:

@@ -25,21 +25,24 @@ class Narrowing:
     ptx: str = ""
 
 
+NO_NARROWING = Narrowing()
+
+
 def narrowing(spec: Spec) -> Narrowing:
     """The way for a format, if there is one: minifloats without NaN, rounded to nearest even."""
     element = spec.element
     minifloat = element.family == "minifloat" and element.nan < 0
     if not minifloat or spec.rounding != "nearest_even" or spec.recip:
-        return Narrowing()
+        return NO_NARROWING
     if spec.scale not in (("e8m0",) if element.mbits else ("fp32", "bf16", "pow2")):
-        return Narrowing()
+        return NO_NARROWING
     if element.bits == 4 and element.mbits == 0:
         return Narrowing("powers", binades(element))
     if element.bits == 4 and element.mbits == 1:
         return Narrowing("bytes", three_lines(element))
     if element.bits == 6 and element.mbits in (2, 3):
         return Narrowing("word", through_fp8(element))
-    return Narrowing()
+    return NO_NARROWING
 
 
 def both(value: float) -> str:

@@ -1,8 +1,8 @@
 """Arithmetic on the device with the reference's bits (docs/numerics.md, sections 2 and 3.4).
 
 Every function works element by element, so that [...] is any shape, and float32 unless it says
-otherwise. Triton's `/` is approximate, and Python numbers below 2^-126 become float64 in it: what is
-here uses neither. Kernels are compiled without contraction to FMAs; where one is meant it is
+otherwise. Triton's `/` is approximate, and Python numbers below 2^-126 become float64 in it: what
+is here uses neither. Kernels are compiled without contraction to FMAs; where one is meant it is
 spelled out.
 """
 

@@ -12,7 +12,7 @@ from blockscale.kernels.cuda.device.numerics import INTERPRETED, bits_of, widen
 
 @triton.jit
 def draw(x, at, seed, paired: tl.constexpr, tile: tl.constexpr):
-    """u for the elements of a tile: float32 [rows, columns] twice, or for both numbers of each pair.
+    """u for the elements of a tile, float32, twice; or for the first and second numbers of pairs.
 
     x: what `at` belongs to, as lanes.Read has both
     at: int64, the index of each element, or of each pair counted in pairs

@@ -1,12 +1,11 @@
 """What blocks' scales are chosen from, chosen as, and read as (docs/numerics.md, section 3).
 
 Everything has one number for each block, [units]: float32, or the bits of one as int32, which order
-alike where there is no sign. `stored` is float32 where scales are floats or "pow2", and int32 with a
-byte in it where they are "e8m0" or "two_level".
+alike where there is no sign. `stored` is float32 where scales are floats or "pow2", and int32 with
+a byte in it where they are "e8m0" or "two_level".
 """
 
 from typing import Any, NamedTuple
-
 
 import triton
 import triton.language as tl

@@ -1,8 +1,8 @@
 """Codes that are signs, as binary and ternary have them, in blocks that are `ordinary`.
 
 Elements are compared with one number of their block, not divided. With a step s, a ternary element
-is 1 where fl(x / s) is more than a half. That is where x is more than s / 2, which is exact, because
-the next float32 above s / 2 is more than 2^-24 of it away. A binary element is -1 where x is below
+is 1 where fl(x / s) is more than a half. That is where x is more than s / 2, which is exact: the
+next float32 above s / 2 is more than 2^-24 of it away. A binary element is -1 where x is below
 0, unless fl(x / s) is -0, whose sign counts as +1: that is where -x is at most 2^-150 s.
 """
 
@@ -12,9 +12,9 @@ import triton.language as tl
 from blockscale.kernels.cuda.device.lanes import (
     SIGNS,
     greater_in_pairs,
+    join_pairs,
     rounded_down,
     spread_pairs,
-    join_pairs,
 )
 from blockscale.kernels.cuda.device.numerics import MAGIC, bits_of, float_of
 from blockscale.kernels.cuda.device.tile import spread
@@ -22,7 +22,7 @@ from blockscale.kernels.cuda.device.tile import spread
 
 @triton.constexpr_function
 def compares(ordinary, spec, tile):
-    """Whether codes or values are found in this way: of `binary` and `ternary` in ordinary blocks."""
+    """Whether codes or values are found in this way: binary and ternary, ordinary blocks."""
     element = spec.element
     three = element.family == "integer" and (element.low, element.high) == (-1, 1)
     three = three and spec.scale != "two_level" and spec.rounding == "nearest_even"
@@ -112,8 +112,8 @@ def packed_signs(x, step, spec: tl.constexpr, tile: tl.constexpr):
 
 @triton.jit
 def in_digits(number, base: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):
-    """[rows, columns] -> [rows, columns / 4]: four neighbours as the digits of one number, the first
-    the lowest."""
+    """[rows, columns] -> [rows, columns / 4]: four neighbours as the digits of one number, of which
+    the first is the lowest."""
     one, two, three, four = fours(number, rows, columns)
     by = tl.zeros_like(one) + base
     return tl.fma(tl.fma(tl.fma(four, by, three), by, two), by, one)
@@ -121,8 +121,10 @@ def in_digits(number, base: tl.constexpr, rows: tl.constexpr, columns: tl.conste
 
 @triton.jit
 def packed_sign_pairs(x, step, dtype: tl.constexpr, spec: tl.constexpr, tile: tl.constexpr):
-    """Pairs [rows, columns / 2] -> as `packed_signs`; both lanes are kept apart until the end. tile:
-    not in pairs"""
+    """Pairs [rows, columns / 2] -> as `packed_signs`; both lanes are kept apart until the end.
+
+    tile: not in pairs
+    """
     as_read: tl.constexpr = tile.in_pairs
     above, below = compared_pairs(x, step, dtype, spec, as_read)
     if spec.element.family == "binary":

@@ -191,9 +191,7 @@ def store_packed(
 
 
 @triton.jit
-def load_packed(
-    packed, place, bits: tl.constexpr, neighbours: tl.constexpr, tile: tl.constexpr
-):
+def load_packed(packed, place, bits: tl.constexpr, neighbours: tl.constexpr, tile: tl.constexpr):
     """What `store_packed` stored -> codes int32 [rows, columns], with others above their bits.
 
     place: of `locate` with the width that `codes_per_group` says; neighbours: codes of a thread

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.core.scale import FloatScale, PowerOfTwo
 from blockscale.kernels.cuda import interpreting
@@ -62,7 +63,7 @@ def exact(
         scale = scale[first:last]
         zero = zero if zero is None else zero[first:last]
     codes = codes[first:last]
-    return dequantize(codes, scale, zero, outer, fmt, k, torch.bfloat16)
+    return dequantize(Operand(codes, scale, zero, outer, fmt, k), torch.bfloat16)
 
 
 def dense(

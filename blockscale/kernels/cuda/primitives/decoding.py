@@ -10,12 +10,12 @@ from blockscale.kernels.cuda.device.element import decode, hardware
 from blockscale.kernels.cuda.device.numerics import narrow
 from blockscale.kernels.cuda.device.scale import load_scale
 from blockscale.kernels.cuda.device.tile import (
+    codes_per_group,
     load_packed,
     load_ragged,
     locate,
     offsets,
     spread,
-    codes_per_group,
 )
 
 

@@ -1,9 +1,9 @@
 """The mean magnitude of a program's units, for binary and ternary scales (docs/numerics.md, 3.2).
 
 x are numbers [rows, columns] of one dtype, or pairs of it as int32 (lanes.py); `tile` counts as x
-does. The sum is one of integers: each magnitude is multiplied by a power of two, 2^shift, so that the
-largest one of its unit is below 2^31, and its fraction is dropped. A sum of up to 2^15 such integers
-is kept in two int32, one of the low 15 bits and one of those above.
+does. The sum is one of integers: each magnitude is multiplied by a power of two, 2^shift, so that
+the largest one of its unit is below 2^31, and its fraction is dropped. A sum of up to 2^15 such
+integers is kept in two int32, one of their low 15 bits and one of those above.
 """
 
 import triton
@@ -91,7 +91,7 @@ def without_infinity(size, mask, dtype: tl.constexpr):
 
 @triton.jit
 def count_ones(ones, dtype: tl.constexpr, tile: tl.constexpr):
-    """Masks, or pairs of them -> how many are all ones in each unit, int32 [units]; up to 2^15 pairs."""
+    """Masks, or up to 2^15 pairs of them -> how many are all ones in each unit, int32 [units]."""
     count = 0 - reduced(ones, "total", tile)
     if dtype.primitive_bitwidth == 16 and tile.pairs:  # 2^16 seconds less 2^16 - 1 firsts
         first = count & 0xFFFF
@@ -132,8 +132,8 @@ def both_totals(high, low, tile: tl.constexpr):
 
 @triton.constexpr_function
 def coarse(dtype, finite, tile):
-    """Whether all that is above 0.7 of a mean are multiples of 2^-22 of the largest number's binade:
-    in units of up to 2^14 the mean is at least 2^-14 of it, and a bfloat16 has 8 bits."""
+    """Whether what is above 0.7 of a mean are multiples of 2^-22 of the largest number's binade: in
+    units of up to 2^14 the mean is at least 2^-14 of it, and a bfloat16 has 8 bits."""
     paired = dtype == tl.bfloat16 and tile.pairs and tile.kind == "row"
     return paired and finite and 4 <= tile.columns <= 2**13
 
@@ -172,8 +172,8 @@ def limbs(size, factor, other, finite: tl.constexpr, tile: tl.constexpr):
     """Magnitudes -> HIGH + the bits of their integers from 15 on, LOW + those below: int32.
 
     factor: 2^shift of each unit, or where it may be no float32 one factor of it, and `other` the
-    other one. Both are sums rounded down: beside 2^38 neighbours are 2^15 apart, and from 2^23 on 1. What libdevice's
-    function flushes, subnormals, is less than 1.
+    other one. Both are sums rounded down: beside 2^38 neighbours are 2^15 apart, and from 2^23 on
+    1. What libdevice's function flushes, subnormals, is less than 1.
     """
     factor = spread(factor, tile)
     if not finite:

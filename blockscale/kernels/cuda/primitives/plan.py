@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from blockscale.kernels.cuda.device.lanes_asm import Narrowing, narrowing
+from blockscale.kernels.cuda.device.lanes_asm import NO_NARROWING, narrowing
 from blockscale.kernels.cuda.primitives import settings
 from blockscale.kernels.cuda.primitives.form import Form, form
 from blockscale.kernels.cuda.primitives.tiling import (
@@ -93,7 +93,7 @@ def _completed(
         seeds=seeds,
         quads=seeds == 1 and groups(at, tile, uk, 4),
         pairs=result in ("codes", "values") and paired(at, fmt, tile, uk),
-        narrowing=narrowing(fmt.spec) if result == "codes" else Narrowing(),
+        narrowing=narrowing(fmt.spec) if result == "codes" else NO_NARROWING,
     )
 
 

@@ -73,7 +73,8 @@ def merge_extremes(
     """The extremes of parts of blocks, merged by atomic maxima, whose order does not matter.
 
     x_at: float32, bfloat16 or float16 [batch, m, k], contiguous
-    work: int32 [3, count], 0 before: the `high`, `low` and `top` of each block, as Extremes has them
+    work: int32 [3, count], 0 before: the `high`, `low` and `top` of each block, as Extremes has
+          them; `low` and `top` only for formats that ask for them
     count: how many blocks there are
     extents: a tiling.Extents
     """

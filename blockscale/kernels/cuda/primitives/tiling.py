@@ -12,7 +12,7 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from blockscale.core.block import WHOLE, Block
-from blockscale.kernels.cuda.device.lanes_asm import Narrowing
+from blockscale.kernels.cuda.device.lanes_asm import NO_NARROWING, Narrowing
 
 LARGEST = 32768  # elements of a block that one program holds in registers
 
@@ -54,7 +54,7 @@ class Tile:
     seeds: int = 0
     quads: bool = False
     pairs: bool = False
-    narrowing: Narrowing = Narrowing()
+    narrowing: Narrowing = NO_NARROWING
 
     @cached_property
     def _hash(self) -> int:

@@ -62,9 +62,7 @@ def write_pairs(target, word, spec: tl.constexpr, tile: tl.constexpr):
 
 
 @triton.jit
-def write_signs(
-    target, x, step, dtype: tl.constexpr, spec: tl.constexpr, tile: tl.constexpr
-):
+def write_signs(target, x, step, dtype: tl.constexpr, spec: tl.constexpr, tile: tl.constexpr):
     """Elements or pairs that are compared (signs.py) -> their codes or values in memory.
 
     target: an encoding.Target; step: float32 [units]; dtype: of the elements

@@ -26,7 +26,7 @@ class Slot:
 
 @dataclass
 class Repeat:
-    """An operation of torch's own. Arguments hold a Slot in the place of each tensor; out: a slot"""
+    """An operation of torch's own, with a Slot in the place of each tensor; out: a slot"""
 
     operation: Any
     arguments: tuple[Any, ...]

@@ -34,8 +34,8 @@ class Launch:
         self.compiled = compiled  # without it Triton may unload what `run` starts
         self.run, before, self.maps = _way(compiled)
         self.arguments: list[Any] = [*grid, *before]
-        # plain tuples, because each call takes them apart: the argument's position, the slot that has
-        # its memory, bytes from there; and of a descriptor one like it, and what makes its map
+        # plain tuples, because each call takes them apart: the argument's position, the slot that
+        # has its memory, bytes from there; of a descriptor one like it, and what makes its map
         self.pointers: list[tuple[int, int, int]] = []
         self.descriptors: list[tuple[int, int, int, Any, Any]] = []
         self.known: dict[tuple[int, int], Any] = {}

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import quantized_input
@@ -21,8 +22,8 @@ def stored(w: Tensor, fmt: str) -> tuple:
 def excess(y: Tensor, x: Tensor, weight: tuple, fmt: str, input_fmt: str = "", **more) -> float:
     """How many times the tolerance y is off: at most 1 is right. NaN must be where it belongs."""
     bias, given = more.get("bias"), more.get("given", NOTHING)
-    values = quantized_input(x, *given, input_fmt, None).double()
-    dense = P.dequantize.reference(*weight, fmt, x.shape[-1], torch.float32).double()
+    values = quantized_input(x, Quantizer(*given, input_fmt)).double()
+    dense = P.dequantize.reference(Operand(*weight, fmt, x.shape[-1]), torch.float32).double()
     offset = torch.zeros(dense.shape[0]).double() if bias is None else bias.double()
     exact = values @ dense.T + offset
     assert (y.dtype, y.shape) == (x.dtype, exact.shape)

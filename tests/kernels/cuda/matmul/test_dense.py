@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.matmul.dense import DenseSettings, dense, exact
 from blockscale.kernels.cuda.matmul.finish import Ends
@@ -46,7 +47,7 @@ def test_what_is_left_of_scales_is_no_bfloat16(name: str) -> None:
     whole = exact(weight, fmt, r, k)
     assert whole.dtype is torch.bfloat16
     assert torch.equal(exact(weight, fmt, r, k, 2, 5), whole[2:5])
-    expected = P.dequantize.reference(*weight, fmt, k, torch.float32).double()
+    expected = P.dequantize.reference(Operand(*weight, fmt, k), torch.float32).double()
     factors = 1.0
     if weight.outer is not None:
         factors = weight.outer.double()

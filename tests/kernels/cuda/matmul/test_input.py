@@ -5,8 +5,9 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from blockscale.core.operand import UNQUANTIZED, Quantizer
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda.matmul.input import Codes, Given, Values, kind, read
+from blockscale.kernels.cuda.matmul.input import Codes, Values, kind, read
 from blockscale.ops import primitives as P
 from tests.kernels.cuda.equal import DEVICE
 
@@ -24,12 +25,12 @@ def test_kinds() -> None:
 def test_codes_are_what_the_reference_leaves(fmt: str, given: bool) -> None:
     """Codes times the factor of their row, and as bfloat16 they are the same."""
     x = torch.randn(2, 3, 64, device=DEVICE)
-    parts = Given()
+    by = Quantizer(None, None, None, fmt)
     if given:
         scale, outer, zero = P.from_list(P.choose_qparams.reference(x * 0.7, fmt), parse(fmt))
-        parts = Given(scale, zero, outer)
-    expected = P.fake_quantize.reference(x, *parts, fmt, None).reshape(6, 64)
-    codes = read(x, parts, fmt, None)
+        by = Quantizer(scale, zero, outer, fmt)
+    expected = P.fake_quantize.reference(x, by).reshape(6, 64)
+    codes = read(x, by)
     assert isinstance(codes, Codes)
     values = codes.values()
     assert (values.x.dtype, values.x.shape, codes.row.shape) == (torch.bfloat16, (6, 64), (6,))
@@ -38,16 +39,18 @@ def test_codes_are_what_the_reference_leaves(fmt: str, given: bool) -> None:
 
 def test_powers_of_two_are_bfloat16() -> None:
     x = torch.randn(3, 64, device=DEVICE)
-    values = read(x, Given(), "int8:group32:e8m0/floor", None)
+    values = read(x, Quantizer(None, None, None, "int8:group32:e8m0/floor"))
     assert isinstance(values, Values)
     assert values.x.dtype is torch.bfloat16
-    expected = P.fake_quantize.reference(x, *Given(), "int8:group32:e8m0/floor", None)
+    expected = P.fake_quantize.reference(
+        x, Quantizer(None, None, None, "int8:group32:e8m0/floor")
+    )
     assert torch.equal(values.x.float(), expected)
 
 
 def test_what_has_no_format_is_as_it_is() -> None:
     x = torch.randn(2, 3, 64, device=DEVICE).half()
-    values = read(x, Given(), "", None)
+    values = read(x, UNQUANTIZED)
     assert isinstance(values, Values)
     assert torch.equal(values.x, x.reshape(6, 64))
     assert values.row is None

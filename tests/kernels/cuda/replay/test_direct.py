@@ -105,7 +105,9 @@ def test_named_tuples_count_by_value(kernel: Kernel) -> None:
         start(d, y=sizes)
     assert len(kernel.compiled) == 2
     assert [arguments[1] for _, arguments in kernel.direct] == [(3, 4)]
-    assert all(Sizes(3, 4) not in kept and Sizes(3, 5) not in kept for _, kept in d.compiled.values())
+    assert all(
+        Sizes(3, 4) not in kept and Sizes(3, 5) not in kept for _, kept in d.compiled.values()
+    )
 
 
 def test_memory_is_bounded(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,9 @@ def test_an_alias_begins_where_it_says() -> None:
     whole = torch.arange(32, dtype=torch.int16)[4:]
     tensors = [whole, None]
     Alias(0, 8, Memory((3, 2), (2, 1), torch.int32), 1)([], tensors, 0)
-    assert torch.equal(tensors[1], torch.arange(32, dtype=torch.int16)[8:20].view(torch.int32).view(3, 2))
+    assert torch.equal(
+        tensors[1], torch.arange(32, dtype=torch.int16)[8:20].view(torch.int32).view(3, 2)
+    )
     assert tensors[1].data_ptr() == whole.data_ptr() + 8
 
 

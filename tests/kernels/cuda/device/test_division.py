@@ -1,13 +1,14 @@
-"""Programs with blocks that are not ordinary take another branch (scale.py), to the same bits."""
+"""Elements are divided with the reference's bits, in ordinary blocks and in others."""
+
+import math
 
 import pytest
 import torch
 from torch import Tensor
 
-import blockscale as bs
-from blockscale.ops import primitives as P
-from tests.kernels.cuda.equal import DEVICE, DTYPES, wrong
-from tests.kernels.same import same
+from blockscale.core.reference import QParams
+from tests.kernels.cuda.device.inputs import midpoints
+from tests.kernels.cuda.equal import DTYPES, wrong
 
 # numpy, in which the interpreter computes, tells of infinities and NaN
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -41,13 +42,19 @@ def test_blocks_that_are_not_ordinary(fmt: str) -> None:
         assert wrong(x[rows], fmt) == [], rows
 
 
-def test_pairs_that_do_not_start_at_four_bytes() -> None:
-    """Numbers of 16 bits are read two and two: where they lie otherwise they move first."""
-    x = torch.randn(1 + 4 * 32).bfloat16().to(DEVICE)[1:].reshape(4, 32)
-    assert x.data_ptr() % 4 == 2
-    for fmt in ("int8:group32:fp32", "mxfp4", "ternary:group16:fp32"):
-        with bs.use("cuda"):
-            found = P.choose_quantize(x, fmt, None)
-        with bs.use("reference"):
-            expected = P.choose_quantize(x, fmt, None)
-        assert all(same(a, b) for a, b in zip(found, expected, strict=True)), fmt
+@pytest.mark.parametrize("scale", [3.0, -2.0, 0.0, 2.0**-149, 3e38, math.inf, math.nan])
+def test_given_scales(scale: float) -> None:
+    x = torch.cat([torch.randn(50), midpoints("e2m1:tensor:fp32")])
+    for under in ("int8", "e2m1", "e4m3:recip", "binary"):
+        element, _, option = under.partition(":")
+        fmt = ":".join([element, "tensor", "fp32", *filter(None, [option])])
+        assert wrong(x, fmt, given=QParams(torch.tensor([scale]))) == [], fmt
+
+
+@pytest.mark.parametrize("byte", [0, 1, 254, 255])
+def test_given_bytes(byte: int) -> None:
+    """Also integers whose step is subnormal, so that its inverse takes two factors."""
+    x = midpoints("e2m1:tensor:fp32") * torch.tensor([[1.0], [2.0**-130]])
+    for element in ("int16", "e3m2", "log8"):
+        one = QParams(torch.tensor([[byte]], dtype=torch.uint8))
+        assert wrong(x, f"{element}:tensor:e8m0/floor", given=one) == [], element
