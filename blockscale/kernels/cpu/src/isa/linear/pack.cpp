@@ -1,6 +1,6 @@
-// Integer weights -> what the dot products read. Once for each weight.
-#include "plan.h"
-#include "../linear.h"
+// Integer weights -> the panels that the dot products read (IntegerWeight). Once for each weight.
+#include "../../linear.h"
+#include "../simd/array.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 

@@ -1,35 +1,14 @@
-// How a tensor is cut into units of work, and how their statistics become scales.
+// How a tensor is cut into units of work, and how their statistics become scales. The words for the
+// parts of a tensor (unit, strip, piece, band) are those of src/README.md.
 #pragma once
 
-#include <cstdlib>
-
+#include "../simd/array.h"
+#include "../simd/environment.h"
 #include "chunk.h"
 #include "means.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {
-
-// Numbers in memory of their own; few of them lie within, where no call has to find room. Not std::vector,
-// whose inline code may come from another instruction set.
-template <class T>
-class Array {
-public:
-    explicit Array(int64_t n) : data_(within_), far_(nullptr) {
-        int64_t bytes = n * sizeof(T) + 64;  // vectors may reach beyond the end
-        if (bytes <= static_cast<int64_t>(sizeof within_)) return;
-        data_ = far_ = static_cast<T*>(malloc(bytes));
-        if (!far_) abort();  // a failed allocation of this size leaves nothing to say it with
-    }
-    ~Array() { free(far_); }
-    Array(const Array&) = delete;
-    Array& operator=(const Array&) = delete;
-    operator T*() { return data_; }
-    T* get() { return data_; }
-
-private:
-    T *data_, *far_;
-    alignas(64) T within_[1024 / sizeof(T)];
-};
 
 // Rows whose blocks divide them, one after another, are one long row: short rows cost no calls.
 inline Grid flattened(const Grid& g) {
@@ -41,13 +20,14 @@ inline Grid flattened(const Grid& g) {
 struct Plan {
     Grid grid;
     int64_t strip;   // columns of a unit
-    int64_t piece;   // of them, that pass through all stages while they are in L1
-    int64_t strips;  // in a row
+    int64_t piece;   // those of a strip that pass through all stages while they are in L1
+    int64_t strips;  // units side by side in a row
     int64_t rows;    // of a unit: those of a block if it is cached, else a part of them
-    int64_t parts;   // of the rows of a block
+    int64_t parts;   // units below one another in the rows of a block
     bool cached;     // a unit holds all of each of its blocks
     bool threads_pay;
 
+    // Rows of blocks.
     int64_t bands() const { return ceil_div(grid.rows, grid.block_rows); }
     // With blocks over all planes, a cached unit spans them, and others lie in one.
     int64_t planes() const { return cached ? grid.scale_planes() : grid.planes; }
@@ -95,7 +75,8 @@ inline int64_t strip_of(const Grid& g, int64_t limit) {
 // waits: a unit takes the time that its memory takes.
 inline Plan make_plan(const Grid& full, bool choosing, bool waits = false) {
     Grid g = flattened(full);
-    Plan p{g, 0, 0, 0, 1, 1, false, full.size() >= kSmall};
+    Plan p{.grid = g, .strip = 0, .piece = 0, .strips = 0, .rows = 1, .parts = 1, .cached = false,
+           .threads_pay = full.size() >= kSmall};
     int64_t block_rows = smaller(g.block_rows, g.rows);
     int64_t height = block_rows * g.block_planes;  // of a cached unit
     int64_t narrow = smaller(g.columns, larger(g.block_columns, 64));

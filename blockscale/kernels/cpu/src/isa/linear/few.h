@@ -1,12 +1,13 @@
 // Codes -> vectors of 16 float32 values in registers, for linear layers of few rows.
 //
-// Each decoder takes a unit of codes at a time and says in which order its vectors hold them:
-// element k of a unit is lane `lane(k)` of vector `vector(k)`. A lane holds neighbouring codes, so
-// that blocks of a few lanes share a scale.
+// Each decoder takes a unit of kUnit codes (kBytes bytes) at a time and makes kVectors vectors of
+// them: element k of a unit becomes lane `lane(k)` of vector `vector(k)`, and x is laid out in the
+// same order once. kNeighbours neighbouring codes meet in one lane, one in each vector, so that
+// blocks of a multiple of them have a scale for each lane.
 #pragma once
 
-#include "common.h"
-#include "../linear.h"
+#include "../../linear.h"
+#include "../simd/bits.h"
 
 #if defined(__AVX512F__)
 

@@ -1,7 +1,7 @@
 // float32 <-> bfloat16, float16: exact one way, to nearest even the other (numerics.md, 3.1 and 5).
 #pragma once
 
-#include "common.h"
+#include "bits.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {

@@ -2,7 +2,7 @@
 // may be fused (numerics.md, section 7).
 #pragma once
 
-#include "common.h"
+#include "../simd/bits.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {

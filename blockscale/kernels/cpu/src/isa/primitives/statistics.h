@@ -21,7 +21,7 @@ struct Rectangle {
 struct Statistics {
     int32_t* high;  // ordered(): the largest value, or the bits of the largest magnitude
     int32_t* low;   // ordered(): the smallest value; null if only magnitudes count
-    uint8_t* odd;   // it holds a NaN or an infinity
+    uint8_t* odd;   // 1 where the block holds a NaN or an infinity, else 0
     int64_t* sum;   // of the t_i of section 3.2; null without means
     int64_t* count;
 

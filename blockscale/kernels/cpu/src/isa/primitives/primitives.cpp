@@ -295,7 +295,8 @@ void choose(const Spec& spec, const Layout& layout, const void* x, Dtype dtype, 
 Task codes_task(const Spec& spec, const Layout& layout, const void* x, Dtype dtype, void* codes,
                 bool packed, Seed seed) {
     bool stream = streams(layout.grid.size(), dtype_bytes(dtype), spec.code_bytes());
-    return {spec, layout.grid, Job::codes, x, dtype, codes, packed, stream, seed, nullptr, dtype};
+    return {.spec = spec, .grid = layout.grid, .job = Job::codes, .x = x, .dtype = dtype,
+            .to = codes, .packed = packed, .stream = stream, .seed = seed};
 }
 
 void quantize(const Spec& spec, const Layout& layout, const void* x, Dtype dtype, QParams scales,
@@ -311,8 +312,8 @@ void choose_quantize(const Spec& spec, const Layout& layout, const void* x, Dtyp
 void dequantize(const Spec& spec, const Layout& layout, const void* codes, bool packed,
                 QParams scales, void* y, Dtype dtype, int threads) {
     bool stream = streams(layout.grid.size(), spec.code_bytes(), dtype_bytes(dtype));
-    Task t{spec,   layout.grid, Job::dequantized, codes,   dtype, y,
-           packed, stream,      {},               nullptr, dtype};
+    Task t{.spec = spec, .grid = layout.grid, .job = Job::dequantized, .x = codes, .dtype = dtype,
+           .to = y, .packed = packed, .stream = stream};
     run_given(t, layout, scales, threads);
 }
 
@@ -325,16 +326,16 @@ void run_either(const Task& t, const Layout& layout, bool given, QParams scales,
 void fake_quantize(const Spec& spec, const Layout& layout, const void* x, Dtype dtype, bool given,
                    QParams scales, void* y, Seed seed, int threads) {
     bool stream = streams(layout.grid.size(), dtype_bytes(dtype), dtype_bytes(dtype));
-    Task t{spec,  layout.grid, Job::values, x,       dtype, y,
-           false, stream,      seed,        nullptr, dtype};
+    Task t{.spec = spec, .grid = layout.grid, .job = Job::values, .x = x, .dtype = dtype,
+           .to = y, .stream = stream, .seed = seed};
     run_either(t, layout, given, scales, threads);
 }
 
 void straight_through(const Spec& spec, const Layout& layout, const void* x, Dtype dtype,
                       bool given, QParams scales, const void* gradient, Dtype gradient_dtype,
                       void* y, int threads) {
-    Task t{spec,  layout.grid, Job::masked, x,        dtype, y,
-           false, false,       {},          gradient, gradient_dtype};
+    Task t{.spec = spec, .grid = layout.grid, .job = Job::masked, .x = x, .dtype = dtype,
+           .to = y, .gradient = gradient, .gradient_dtype = gradient_dtype};
     run_either(t, layout, given, scales, threads);
 }
 

@@ -1,7 +1,9 @@
 // Memory that a thread keeps from one linear layer to the next.
 #pragma once
 
-#include "plan.h"
+#include <cstdlib>
+
+#include "../simd/bits.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {

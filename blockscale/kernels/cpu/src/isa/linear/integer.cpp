@@ -1,11 +1,13 @@
 // Linear layers whose weight and x are integers: exact sums over blocks, scaled and added in
 // float32. x is quantized, laid out for the tiles, and multiplied in one parallel region.
-#include "floats.h"
-#include "linear_scratch.h"
+#include "../simd/array.h"
+#include "../simd/environment.h"
+#include "../simd/floats.h"
+#include "scratch.h"
 #if defined(__AVX512VNNI__)
-#include "linear_tile_vnni.h"
+#include "tile_vnni.h"
 #else
-#include "linear_tile_madd.h"
+#include "tile_madd.h"
 #endif
 
 namespace blockscale::BLOCKSCALE_ISA {
@@ -219,23 +221,23 @@ void multiply(const Work& p, int64_t from, int64_t count, const Quantized& x, in
     bool direct = p.out.dtype == Dtype::fp32 && column + kPanel <= p.w->n;
     alignas(64) float buffer[12 * kPanel];
     float* y = direct ? static_cast<float*>(p.out.y) + (p.first + from) * p.w->n + column : buffer;
-    Tile t{p.w->codes + panel * p.w->chunks() * p.w->chunk_bytes(),
-           p.w->scales + scales,
-           p.w->zeros ? p.w->zeros + scales : nullptr,
-           x.codes,
-           x.starts,
-           x.x_scales,
-           p.x_blocks,
-           p.w->chunks(),
-           p.block_chunks,
-           p.blocks,
-           p.weight_every,
-           p.x_every,
-           p.bias + column,
-           y,
-           direct ? p.w->n : kPanel,
-           static_cast<const char*>(ahead.at),
-           ahead.lines};
+    Tile t{.weight = p.w->codes + panel * p.w->chunks() * p.w->chunk_bytes(),
+           .scales = p.w->scales + scales,
+           .zeros = p.w->zeros ? p.w->zeros + scales : nullptr,
+           .x = x.codes,
+           .starts = x.starts,
+           .x_scales = x.x_scales,
+           .x_blocks = p.x_blocks,
+           .chunks = p.w->chunks(),
+           .block_chunks = p.block_chunks,
+           .blocks = p.blocks,
+           .weight_every = p.weight_every,
+           .x_every = p.x_every,
+           .bias = p.bias + column,
+           .y = y,
+           .y_stride = direct ? p.w->n : kPanel,
+           .ahead = static_cast<const char*>(ahead.at),
+           .ahead_lines = ahead.lines};
     tile_for(p.kind, p.w->nibbles, count)(t);
     if (!direct) store_part(p, buffer, p.first + from, count, panel);
 }

@@ -2,9 +2,9 @@
 // loops of encode.h and chunk.h say what it means and serve whatever this declines.
 #pragma once
 
+#include "../simd/vector.h"
 #include "scales.h"
 #include "statistics.h"
-#include "vector.h"
 
 #if defined(__AVX512F__)
 

@@ -2,7 +2,8 @@
 // floats of them.
 #pragma once
 
-#include "vector.h"
+#include "../simd/vector.h"
+#include "blocks.h"
 
 #if defined(__AVX512F__)
 

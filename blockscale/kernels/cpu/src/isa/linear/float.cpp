@@ -2,10 +2,12 @@
 // time into L2 and multiplied from there. Vectors run along the rows of x, which is transposed once,
 // so a decoded weight is one broadcast and nothing is summed across lanes. With very few rows most
 // lanes would be empty: then vectors run along k.
-#include "floats.h"
-#include "linear_scratch.h"
-#include "linear_vector.h"
-#include "../linear.h"
+#include "../../linear.h"
+#include "../simd/array.h"
+#include "../simd/environment.h"
+#include "../simd/floats.h"
+#include "scratch.h"
+#include "vector.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 
@@ -169,7 +171,8 @@ void floats(const FloatWeight& w, const void* x, Dtype dtype, int64_t rows, cons
     float* transposed = reinterpret_cast<float*>(linear_scratch().of(bytes));
     for (int64_t first = 0; first < rows; first += most) {
         int64_t count = smaller(most, rows - first);
-        run_rows({&w, x, dtype, out, first, count, strip, ceil_div(count, strip), transposed},
+        run_rows({.w = &w, .x = x, .dtype = dtype, .out = out, .first = first, .rows = count,
+                  .strip = strip, .strips = ceil_div(count, strip), .transposed = transposed},
                  threads);
     }
 }

@@ -1,7 +1,7 @@
 // Patterns <-> a little-endian bit stream (numerics.md, section 6).
 #pragma once
 
-#include "common.h"
+#include "blocks.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {

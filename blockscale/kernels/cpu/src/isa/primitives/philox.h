@@ -1,7 +1,7 @@
 // Philox4x32-10 (Salmon et al., SC 2011): the random numbers of numerics.md, section 2.
 #pragma once
 
-#include "common.h"
+#include "blocks.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {

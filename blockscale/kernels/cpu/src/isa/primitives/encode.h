@@ -2,7 +2,7 @@
 // One loop per family and rounding, over a whole chunk, whatever the blocks are.
 #pragma once
 
-#include "common.h"
+#include "blocks.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {

@@ -1,4 +1,4 @@
-// Stored scales -> steps and factors, for either kind of scale (numerics.md, 1.3 and 4).
+// Stored scales of one level or two -> steps and factors (numerics.md, 1.3 and 4).
 #pragma once
 
 #include "plan.h"

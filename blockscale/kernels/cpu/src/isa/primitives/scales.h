@@ -2,7 +2,8 @@
 // blocks, because a block of 16 elements cannot pay for a scalar chain of its own.
 #pragma once
 
-#include "vector.h"
+#include "../simd/vector.h"
+#include "blocks.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {

@@ -1,9 +1,9 @@
 // What a register tile of an integer linear layer works on: a few rows of x times a panel of 32
-// outputs. linear_tile_vnni.h and linear_tile_madd.h compute it.
+// outputs. tile_vnni.h and tile_madd.h compute it.
 #pragma once
 
-#include "../linear.h"
-#include "common.h"
+#include "../../linear.h"
+#include "../simd/bits.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {

@@ -1,7 +1,7 @@
 // Register tiles by vpdpbusd: 64 products of an unsigned and a signed byte, summed by fours.
 #pragma once
 
-#include "linear_tile.h"
+#include "tile.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {

@@ -1,4 +1,4 @@
-// What works on rows of codes: packing, and the rows of a matrix one by one.
+// Packing, which works on rows of codes, and values of chosen rows of a quantized matrix.
 #pragma once
 
 #include "steps.h"

@@ -1,9 +1,13 @@
-// Linear layers of few rows of float x: as fast as the weight's codes come from memory. They are
-// decoded in registers, summed over a unit, and only that sum is multiplied by the step.
-#include "decode.h"
-#include "floats.h"
-#include "linear_few.h"
-#include "linear_scratch.h"
+// Linear layers of few rows of float x: as fast as the weight's codes come from memory. Codes are
+// decoded in registers and multiplied by x; only the sum over a unit is multiplied by the step of its
+// block ("late scaling"). Weights and rows whose sums could leave float32's range that way are called
+// wild and left to float.cpp, the others tame.
+#include "few.h"
+
+#include "../primitives/decode.h"
+#include "../simd/environment.h"
+#include "../simd/floats.h"
+#include "scratch.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 

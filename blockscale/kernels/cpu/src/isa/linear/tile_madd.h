@@ -2,7 +2,7 @@
 // its 8-bit sibling vpmaddubsw saturates.
 #pragma once
 
-#include "linear_tile.h"
+#include "tile.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "decode.h"
-#include "decode_wide.h"
 #include "encode.h"
 #include "mask.h"
 #include "pack.h"
@@ -11,6 +10,7 @@
 #include "scales.h"
 #include "statistics.h"
 #include "wide.h"
+#include "wide_decode.h"
 #include "wide_table.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
@@ -75,11 +75,11 @@ struct Task {
     const void* x;  // floats; packed codes for `dequantized`
     Dtype dtype;    // of x, or of the output of `dequantized`
     void* to;
-    bool packed;
-    bool stream;
-    Seed seed;
-    const void* gradient;
-    Dtype gradient_dtype;
+    bool packed = false;  // codes lie packed, not one to an entry
+    bool stream = false;  // the output goes around the caches
+    Seed seed = {};
+    const void* gradient = nullptr;  // of `masked`
+    Dtype gradient_dtype = Dtype::fp32;
     int64_t ahead = 0;     // elements to those that are asked for: the next unit's, or kAhead
     bool finite = false;   // x holds no NaN, and its scales are chosen from it
     const CodeTable* table = nullptr;  // if it serves

@@ -1,7 +1,7 @@
 // Patterns -> the values of their codes, in units of the step (numerics.md, sections 1.1 and 5).
 #pragma once
 
-#include "common.h"
+#include "blocks.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {

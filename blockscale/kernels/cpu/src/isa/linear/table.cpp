@@ -1,5 +1,5 @@
-// The linear kernels of one instruction set.
-#include "../linear.h"
+// The table of one instruction set's linear layers.
+#include "../../linear.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 
