@@ -72,9 +72,10 @@ def floats(x: Tensor) -> tuple[Tensor, int]:
 
 def seed_words(native: Native, seed: Tensor | None) -> tuple[int, int]:
     """The seed and the index of the first element; 0, 0 where none is needed."""
-    checked = native.checked_seed(seed)
-    if checked is None:
+    if not native.drawn:
         return 0, 0
+    checked = native.checked_seed(seed)
+    assert checked is not None
     key, *first = checked.reshape(-1).tolist()
     return key, first[0] if first else 0
 
