@@ -165,18 +165,14 @@ def new(shape: Sequence[int], dtype: torch.dtype, device: Device = None) -> Tens
     return torch.empty(tuple(shape), dtype=dtype, device=device)
 
 
-def in_order(x: Tensor) -> Tensor:
-    """x, contiguous and aligned to its elements: itself where it is that already, else a copy."""
+def in_order(x: Tensor, alignment: int = 0) -> Tensor:
+    """x, contiguous and at a multiple of `alignment` bytes; 0 stands for the size of its elements.
+
+    x itself where it is that already, else a copy.
+    """
     if not x.is_contiguous():
         return x.contiguous()
-    return x if x.data_ptr() % x.itemsize == 0 else x.clone()
-
-
-def in_words(x: Tensor) -> Tensor:
-    """As `in_order`, for kernels that may read 32 bits at a time."""
-    if not x.is_contiguous():
-        return x.contiguous()
-    return x if x.data_ptr() % 4 == 0 else x.clone()
+    return x if x.data_ptr() % (alignment or x.itemsize) == 0 else x.clone()
 
 
 def strided_like(x: Tensor, values: Tensor) -> Tensor:

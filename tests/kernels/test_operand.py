@@ -8,7 +8,7 @@ from blockscale.core import pack as packing
 from blockscale.core import reference
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
-from blockscale.kernels.operand import Storage, in_order, in_words, listed, new, strided_like
+from blockscale.kernels.operand import Storage, in_order, listed, new, strided_like
 
 # bits below, at and above a byte; one and two levels; zero points; every kind of block
 FORMATS = (
@@ -152,13 +152,13 @@ def test_in_order() -> None:
     assert moved.data_ptr() % 2 == 0 and moved.equal(misaligned)
 
 
-def test_in_words() -> None:
+def test_in_order_for_words() -> None:
     x = torch.arange(40, dtype=torch.int16)
-    assert in_words(x) is x
-    assert in_words(x.view(4, 10).t()).is_contiguous()
-    moved = in_words(x[1:])
+    assert in_order(x, 4) is x
+    assert in_order(x.view(4, 10).t(), 4).is_contiguous()
+    moved = in_order(x[1:], 4)
     assert moved.data_ptr() % 4 == 0 and moved.equal(x[1:])
-    assert in_words(x[2:]).data_ptr() == x[2:].data_ptr()
+    assert in_order(x[2:], 4).data_ptr() == x[2:].data_ptr()
 
 
 def test_strides_are_those_of_empty_like() -> None:

@@ -23,7 +23,7 @@ from blockscale.kernels.cuda.primitives import programs, ranges, tuning
 from blockscale.kernels.cuda.primitives.view import Layout, Tile, View, groups, layout, packs, view
 from blockscale.kernels.cuda.replay.direct import cdiv, direct
 from blockscale.kernels.cuda.spec import Spec, of_gradient, spec
-from blockscale.kernels.operand import Device, Storage, in_words
+from blockscale.kernels.operand import Device, Storage, in_order
 
 
 class Form(Storage):
@@ -76,7 +76,7 @@ def floats(x: Tensor) -> Tensor:
     if x.dtype not in FLOATS:
         reference.widen(x)
     on_device(x)
-    return in_words(x)
+    return in_order(x, 4)  # kernels may read 32 bits
 
 
 def on_device(x: Tensor) -> None:
