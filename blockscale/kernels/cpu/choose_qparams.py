@@ -3,17 +3,12 @@
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.format import Format
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.native import addresses, floats, native, threads
 from blockscale.kernels.operand import listed
-from blockscale.kernels.registry import kernel
+from blockscale.kernels.registry import ByFormats, kernel
 
-
-def every(fmt: Format, arguments: object) -> bool:
-    """These kernels take every format, dtype, shape and layout."""
-    del fmt, arguments
-    return True
+every = ByFormats(lambda formats: True)  # noqa: ARG005 - and every dtype, shape and layout
 
 
 @kernel("choose_qparams", backend="cpu", supports=every)

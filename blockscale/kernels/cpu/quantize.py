@@ -4,6 +4,7 @@ from torch import Tensor
 
 from blockscale.core import pack as packing
 from blockscale.core import reference
+from blockscale.core.operand import Quantizer
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.choose_qparams import every
@@ -13,21 +14,16 @@ from blockscale.kernels.registry import kernel
 
 
 @kernel("quantize", backend="cpu", supports=every)
-def quantize(
-    x: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    outer: Tensor | None,
-    fmt: str,
-    seed: Tensor | None,
-) -> Tensor:
+def quantize(x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.quantize."""
-    n = native(fmt)
+    if by.scale is None:
+        return choose_quantize(x, by.fmt, by.seed)[0]
+    n = native(by.fmt)
     x, dtype = floats(x)
-    parts = n.checked_parts(x.shape, scale, zero_point, outer)
+    parts = n.checked_parts(x.shape, by.scale, by.zero_point, by.outer)
     if x.numel() == 0:
         return n.new_packed(x.shape)
-    return _run(n, x, dtype, parts, seed, given=True)
+    return _run(n, x, dtype, parts, by.seed, given=True)
 
 
 @kernel("choose_quantize", backend="cpu", supports=every)

@@ -3,17 +3,12 @@
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.format import Format
 from blockscale.kernels.cuda.primitives.launch import choose, floats, form
 from blockscale.kernels.cuda.replay.replay import replayed
 from blockscale.kernels.operand import listed
-from blockscale.kernels.registry import kernel
+from blockscale.kernels.registry import ByFormats, kernel
 
-
-def every(fmt: Format, arguments: object) -> bool:
-    """These kernels take every format, dtype, shape and layout."""
-    del fmt, arguments
-    return True
+every = ByFormats(lambda formats: True)  # noqa: ARG005 - and every dtype, shape and layout
 
 
 @kernel("choose_qparams", backend="cuda", supports=every)

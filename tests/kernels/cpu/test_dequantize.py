@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.ops import primitives as P
@@ -59,7 +60,7 @@ def test_every_code_of_every_minifloat(isa: str, exponent: int, mantissa: int) -
     codes = torch.arange(2 ** (1 + exponent + mantissa), dtype=torch.uint8).repeat(2, 3)
     packed, scale = P.pack.reference(codes, fmt), torch.tensor([[1.0], [0.3]])
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        args = (packed, scale, None, None, fmt, codes.shape[1], dtype)
+        args = (Operand(packed, scale, None, None, fmt, codes.shape[1]), dtype)
         found, expected = P.dequantize(*args), P.dequantize.reference(*args)
         assert torch.equal(found.isnan(), expected.isnan())
         assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))

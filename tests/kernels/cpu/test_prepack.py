@@ -61,8 +61,8 @@ def test_inference_tensors(recipe: tuple) -> None:
 
 def test_the_same_weight_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    prepare = prepack._prepare
-    monkeypatch.setattr(prepack, "_prepare", lambda *a: made.append(a) or prepare(*a))
+    make = prepack._READY._make
+    monkeypatch.setattr(prepack._READY, "_make", lambda weight: made.append(weight) or make(weight))
     model = layer("int8_channel", "int8_token")
     for m in (1, 2, 40):
         model(torch.randn(m, 256))
@@ -71,22 +71,22 @@ def test_the_same_weight_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_it_goes_with_the_weight() -> None:
     gc.collect()
-    before = len(prepack._kept)
+    before = len(prepack._READY)
     model, x = layer("int8_channel", "int8_token"), torch.randn(2, 256)
     model(x)
-    assert len(prepack._kept) == before + 1
+    assert len(prepack._READY) == before + 1
     twin = copy.deepcopy(model)
     same_as_reference(twin, x)
-    assert len(prepack._kept) == before + 2
+    assert len(prepack._READY) == before + 2
     buffer = io.BytesIO()
     torch.save(model.state_dict(), buffer)
     assert buffer.tell() < 40 * 256 + 8192  # codes alone
     model[0].weight.scale = model[0].weight.scale.clone()  # what is kept for the old one goes
     model(x)
-    assert len(prepack._kept) == before + 2
+    assert len(prepack._READY) == before + 2
     del model, twin
     gc.collect()
-    assert len(prepack._kept) == before
+    assert len(prepack._READY) == before
 
 
 def test_strided_codes_and_scales() -> None:

@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from blockscale.core.operand import Quantizer
+from blockscale.ops import gradient
 from blockscale.ops import op as module
 from blockscale.ops.primitives import fake_quantize
 
@@ -14,20 +16,20 @@ X = torch.linspace(-3, 3, 64).reshape(4, 16)
 
 
 def call(x: Tensor) -> Tensor:
-    return fake_quantize(x, None, None, None, "mxfp8", None)
+    return fake_quantize(x, Quantizer(None, None, None, "mxfp8", None))
 
 
 @pytest.fixture
 def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """What `_alone` answered, negated, call by call."""
+    """What `alone` answered, negated, call by call."""
     answers: list[bool] = []
-    alone = module._alone
+    alone = module.alone
 
     def watched(args: tuple[object, ...]) -> bool:
         answers.append(not alone(args))
         return not answers[-1]
 
-    monkeypatch.setattr(module, "_alone", watched)
+    monkeypatch.setattr(module, "alone", watched)
     return answers
 
 
@@ -100,13 +102,13 @@ def test_fake_tensors_and_graphs() -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether autograd was asked for more than to pass the call on, call by call."""
     answers: list[bool] = []
-    nothing_asked = module._nothing_asked
+    nothing_asked = gradient.nothing_asked
 
     def watched(keys: object, args: tuple[object, ...]) -> bool:
         answers.append(not nothing_asked(keys, args))
         return not answers[-1]
 
-    monkeypatch.setattr(module, "_nothing_asked", watched)
+    monkeypatch.setattr(gradient, "nothing_asked", watched)
     return answers
 
 
