@@ -4,14 +4,12 @@ from torch import Tensor
 
 from blockscale.core import reference
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.native import addresses, floats, native, threads
+from blockscale.kernels.cpu.native import addresses, floats, known, native, threads
 from blockscale.kernels.operand import listed
-from blockscale.kernels.registry import ByFormats, kernel
-
-every = ByFormats(lambda formats: True)  # noqa: ARG005 - and every dtype, shape and layout
+from blockscale.kernels.registry import kernel
 
 
-@kernel("choose_qparams", backend="cpu", supports=every)
+@kernel("choose_qparams", backend="cpu", supports=known)
 def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
     """As ops.primitives.choose_qparams."""
     n = native(fmt)

@@ -5,13 +5,12 @@ from torch import Tensor
 
 from blockscale.core.operand import Operand
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.choose_qparams import every
-from blockscale.kernels.cpu.native import DTYPES, Native, addresses, native, threads
+from blockscale.kernels.cpu.native import DTYPES, Native, addresses, known, native, threads
 from blockscale.kernels.operand import new
 from blockscale.kernels.registry import kernel
 
 
-@kernel("dequantize", backend="cpu", supports=every)
+@kernel("dequantize", backend="cpu", supports=known)
 def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
     """As ops.primitives.dequantize; other dtypes than the three are cast from float32."""
     n = native(packed.fmt)

@@ -5,13 +5,12 @@ from torch import Tensor
 
 from blockscale.core.operand import Operand
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.choose_qparams import every
-from blockscale.kernels.cpu.native import DTYPES, addresses, native, threads
+from blockscale.kernels.cpu.native import DTYPES, addresses, known, native, threads
 from blockscale.kernels.operand import in_order
 from blockscale.kernels.registry import kernel
 
 
-@kernel("embedding", backend="cpu", supports=every)
+@kernel("embedding", backend="cpu", supports=known)
 def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
     """As ops.embedding.embedding. Raises IndexError for an index that is no row."""
     n, size = native(weight.fmt), weight.size

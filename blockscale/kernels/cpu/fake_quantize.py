@@ -6,13 +6,13 @@ from torch import Tensor
 from blockscale.core.operand import Quantizer
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.choose_qparams import every
 from blockscale.kernels.cpu.native import (
     DTYPES,
     Native,
     Parts,
     addresses,
     floats,
+    known,
     native,
     seed_words,
     threads,
@@ -21,7 +21,7 @@ from blockscale.kernels.operand import strided_like
 from blockscale.kernels.registry import kernel
 
 
-@kernel("fake_quantize", backend="cpu", supports=every)
+@kernel("fake_quantize", backend="cpu", supports=known)
 def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.fake_quantize."""
     n = native(by.fmt)
@@ -37,7 +37,7 @@ def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
     return strided_like(like, values)
 
 
-@kernel("straight_through", backend="cpu", supports=every)
+@kernel("straight_through", backend="cpu", supports=known)
 def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.straight_through."""
     n = native(by.fmt)

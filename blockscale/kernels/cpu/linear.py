@@ -9,9 +9,8 @@ from torch import Tensor
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.core.scale import TwoLevel
-from blockscale.kernels.cpu.choose_qparams import every
 from blockscale.kernels.cpu.fake_quantize import fake_quantize
-from blockscale.kernels.cpu.native import DTYPES, floats, native, threads
+from blockscale.kernels.cpu.native import DTYPES, floats, known, native, threads
 from blockscale.kernels.cpu.prepack import prepared
 from blockscale.kernels.operand import in_order, new
 from blockscale.kernels.registry import kernel
@@ -19,7 +18,7 @@ from blockscale.kernels.registry import kernel
 WHOLE_ROW = 2**62
 
 
-@kernel("linear", backend="cpu", supports=every)
+@kernel("linear", backend="cpu", supports=known)
 def linear(
     x: Tensor, weight: Operand, bias: Tensor | None = None, input: Quantizer = UNQUANTIZED
 ) -> Tensor:

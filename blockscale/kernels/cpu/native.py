@@ -15,9 +15,12 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.scale import TwoLevel
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.numbers import FormatNumbers, lowered
+from blockscale.kernels.numbers import FormatNumbers, lowered, supports_families
 from blockscale.kernels.operand import Storage, in_order
+from blockscale.kernels.registry import ByFormats
 
+FAMILIES = ("integer", "minifloat", "binary")  # of elements: `Family` of src/spec.h
+known = ByFormats(supports_families(FAMILIES))  # and every dtype, shape and layout
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 Parts = tuple[int, int, int]  # addresses of scale, outer, zero point; 0 for none

@@ -7,13 +7,20 @@ from blockscale.core import reference
 from blockscale.core.operand import Quantizer
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.choose_qparams import every
-from blockscale.kernels.cpu.native import Native, addresses, floats, native, seed_words, threads
+from blockscale.kernels.cpu.native import (
+    Native,
+    addresses,
+    floats,
+    known,
+    native,
+    seed_words,
+    threads,
+)
 from blockscale.kernels.operand import listed
 from blockscale.kernels.registry import kernel
 
 
-@kernel("quantize", backend="cpu", supports=every)
+@kernel("quantize", backend="cpu", supports=known)
 def quantize(x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.quantize."""
     if by.scale is None:
@@ -26,7 +33,7 @@ def quantize(x: Tensor, by: Quantizer) -> Tensor:
     return _run(n, x, dtype, parts, by.seed, given=True)
 
 
-@kernel("choose_quantize", backend="cpu", supports=every)
+@kernel("choose_quantize", backend="cpu", supports=known)
 def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
     """As ops.primitives.choose_quantize."""
     n = native(fmt)

@@ -5,13 +5,12 @@ from torch import Tensor
 from blockscale.core import reference
 from blockscale.kernels.cuda.primitives.launch import choose, floats, form
 from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.operand import listed
-from blockscale.kernels.registry import ByFormats, kernel
-
-every = ByFormats(lambda formats: True)  # noqa: ARG005 - and every dtype, shape and layout
+from blockscale.kernels.registry import kernel
 
 
-@kernel("choose_qparams", backend="cuda", supports=every)
+@kernel("choose_qparams", backend="cuda", supports=known)
 @replayed()
 def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
     """As ops.primitives.choose_qparams."""

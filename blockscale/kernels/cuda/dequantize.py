@@ -5,14 +5,14 @@ from torch import Tensor
 
 from blockscale.core.operand import Operand
 from blockscale.core.reference import FLOATS
-from blockscale.kernels.cuda.choose_qparams import every
 from blockscale.kernels.cuda.primitives import decoding, launch
 from blockscale.kernels.cuda.primitives.launch import form
 from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.registry import kernel
 
 
-@kernel("dequantize", backend="cuda", supports=every)
+@kernel("dequantize", backend="cuda", supports=known)
 @replayed()
 def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
     """As ops.primitives.dequantize; other dtypes than the three are cast from float32."""

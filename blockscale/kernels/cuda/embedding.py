@@ -9,12 +9,16 @@ from blockscale.core.scale import TwoLevel
 from blockscale.kernels.cuda.dequantize import dequantize
 from blockscale.kernels.cuda.primitives.launch import form
 from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.cuda.spec import FAMILIES
+from blockscale.kernels.numbers import supports_families
 from blockscale.kernels.registry import ByFormats, Formats, kernel
 
 
 def by_rows(formats: Formats) -> bool:
-    """Whether each row has scales of its own, or all rows have the same."""
+    """Whether each row has scales of its own, or all rows have the same, of known elements."""
     (fmt,) = formats
+    if not supports_families(FAMILIES)(formats):
+        return False
     if isinstance(fmt.scale, TwoLevel) and fmt.scale.inner.block.name != "tensor":
         return False
     return fmt.block.sizes_for(2)[0] in (1, WHOLE)

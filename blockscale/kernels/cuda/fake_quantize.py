@@ -5,15 +5,15 @@ from torch import Tensor
 
 from blockscale.core.operand import Quantizer
 from blockscale.core.reference import FLOATS, QParams
-from blockscale.kernels.cuda.choose_qparams import every
 from blockscale.kernels.cuda.primitives import launch
 from blockscale.kernels.cuda.primitives.launch import Form, form
 from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.operand import strided_like
 from blockscale.kernels.registry import kernel
 
 
-@kernel("fake_quantize", backend="cuda", supports=every)
+@kernel("fake_quantize", backend="cuda", supports=known)
 @replayed()
 def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.fake_quantize."""
@@ -26,7 +26,7 @@ def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
     return strided_like(like, values)
 
 
-@kernel("straight_through", backend="cuda", supports=every)
+@kernel("straight_through", backend="cuda", supports=known)
 @replayed()
 def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.straight_through."""

@@ -12,7 +12,6 @@ from blockscale.core.parse import parse
 from blockscale.core.precision import float32_inside
 from blockscale.core.scale import TwoLevel
 from blockscale.kernels.cuda import interpreting
-from blockscale.kernels.cuda.choose_qparams import every
 from blockscale.kernels.cuda.dequantize import dequantize
 from blockscale.kernels.cuda.matmul import linear_choice, linear_fused
 from blockscale.kernels.cuda.matmul.linear_choice import Call, Choice
@@ -24,6 +23,7 @@ from blockscale.kernels.cuda.matmul.linear_launch import PARTS, Ends, Weight, as
 from blockscale.kernels.cuda.matmul.linear_reading import reading
 from blockscale.kernels.cuda.primitives import launch
 from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.registry import kernel
 
 
@@ -35,7 +35,7 @@ def _how_exact(
     return float8_sums() if input.fmt else None
 
 
-@kernel("linear", backend="cuda", supports=every)
+@kernel("linear", backend="cuda", supports=known)
 @replayed(also=_how_exact)
 def linear(
     x: Tensor, weight: Operand, bias: Tensor | None = None, input: Quantizer = UNQUANTIZED

@@ -4,17 +4,17 @@ import torch
 from torch import Tensor
 
 from blockscale.core import pack as packing
-from blockscale.kernels.cuda.choose_qparams import every
 from blockscale.kernels.cuda.primitives import decoding
 from blockscale.kernels.cuda.primitives.launch import Form, form, guard, on_device
 from blockscale.kernels.cuda.replay.direct import cdiv, direct
 from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.registry import kernel
 
 _COLUMNS = 1024
 
 
-@kernel("pack", backend="cuda", supports=every)
+@kernel("pack", backend="cuda", supports=known)
 @replayed()
 def pack(codes: Tensor, fmt: str) -> Tensor:
     """As ops.primitives.pack."""
@@ -39,7 +39,7 @@ def pack_patterns(f: Form, patterns: Tensor) -> Tensor:
     return packed
 
 
-@kernel("unpack", backend="cuda", supports=every)
+@kernel("unpack", backend="cuda", supports=known)
 @replayed()
 def unpack(packed: Tensor, fmt: str, size: int) -> Tensor:
     """As ops.primitives.unpack."""

@@ -6,16 +6,16 @@ from blockscale.core import pack as packing
 from blockscale.core import reference
 from blockscale.core.operand import Quantizer
 from blockscale.core.reference import QParams
-from blockscale.kernels.cuda.choose_qparams import every
 from blockscale.kernels.cuda.pack import pack_patterns
 from blockscale.kernels.cuda.primitives import launch
 from blockscale.kernels.cuda.primitives.launch import Form, Plan, form
 from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.operand import listed
 from blockscale.kernels.registry import kernel
 
 
-@kernel("quantize", backend="cuda", supports=every)
+@kernel("quantize", backend="cuda", supports=known)
 @replayed()
 def quantize(x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.quantize."""
@@ -27,7 +27,7 @@ def quantize(x: Tensor, by: Quantizer) -> Tensor:
     return _given(f, x, parts, by.seed)
 
 
-@kernel("choose_quantize", backend="cuda", supports=every)
+@kernel("choose_quantize", backend="cuda", supports=known)
 @replayed()
 def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
     """As ops.primitives.choose_quantize."""
