@@ -22,6 +22,7 @@ import torch.nn.functional as F
 import triton
 
 import blockscale as bs
+from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda import available
 from blockscale.kernels.cuda import tables as tune
@@ -73,7 +74,7 @@ def run(x, w: Weight, fmt: str, choice: Choice | None, input_fmt: str = "", bias
     from blockscale.kernels.cuda.linear import multiplied
     from blockscale.kernels.cuda.matmul.linear_input import read
 
-    found = read(x, (None, None, None), input_fmt, None)
+    found = read(x, Quantizer(None, None, None, input_fmt))
     return multiplied(found, w, fmt, bias, x.dtype, choice)
 
 

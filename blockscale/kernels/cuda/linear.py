@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.core.precision import float32_inside
 from blockscale.core.scale import TwoLevel
@@ -24,47 +24,36 @@ from blockscale.kernels.cuda.matmul.linear_reading import reading
 from blockscale.kernels.cuda.primitives.form import floats, form
 from blockscale.kernels.cuda.primitives.launch import guard
 from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.registry import kernel
 
 
-def every(fmt: object, arguments: object) -> bool:
-    """What nothing here is made for is dequantized and left to the library."""
-    del fmt, arguments
-    return True
-
-
-def _how_exact(*arguments: Any) -> str | None:
+def _how_exact(
+    x: Tensor, weight: Operand, bias: Tensor | None = None, input: Quantizer = UNQUANTIZED
+) -> str | None:
     """What `pair` decides by, beside a call's arguments."""
-    return float8_sums() if arguments[10] else None
+    del x, weight, bias
+    return float8_sums() if input.fmt else None
 
 
-@kernel("linear", backend="cuda", supports=every)
+@kernel("linear", backend="cuda", supports=known)
 @replayed(also=_how_exact)
 def linear(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    outer: Tensor | None,
-    bias: Tensor | None,
-    fmt: str,
-    input_scale: Tensor | None,
-    input_zero_point: Tensor | None,
-    input_outer: Tensor | None,
-    input_fmt: str,
-    input_seed: Tensor | None = None,
+    x: Tensor, weight: Operand, bias: Tensor | None = None, input: Quantizer = UNQUANTIZED
 ) -> Tensor:
     """As ops.linear.linear."""
-    x = floats(x)
-    n, k = weight.shape[0], x.shape[-1]
-    w = _checked(Weight(weight, scale, zero_point, outer), fmt, k)
+    x, fmt = floats(x), weight.fmt
+    n, k = weight.codes.shape[0], x.shape[-1]
+    if k != weight.size:
+        raise ValueError(f"expected x of shape [..., {weight.size}], found {tuple(x.shape)}")
+    w = _checked(Weight(*weight[:4]), fmt, k)
     bias = None if bias is None else bias.expand(n).contiguous()
     shape = (*x.shape[:-1], n)
     if not x.numel() or not n:
         y = x.new_zeros(shape)
         return y if bias is None else y.copy_(bias)
     with guard(x):
-        found = read(x, (input_scale, input_zero_point, input_outer), input_fmt, input_seed)
+        found = read(x, input)
         return multiplied(found, w, fmt, bias, x.dtype).reshape(shape)
 
 
@@ -139,7 +128,7 @@ def _in_float32(
     found: Values, w: Weight, fmt: str, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     """Elements of more than 8 bits, scales of a few elements: everything in float32."""
-    values = dequantize(*w, fmt, found.x.shape[-1], torch.float32)
+    values = dequantize(Operand(*w, fmt, found.x.shape[-1]), torch.float32)
     x = found.x.to(torch.float32)
     if found.row is not None:
         x = x * found.row[:, None]

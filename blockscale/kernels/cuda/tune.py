@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 import triton
 
+from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda import tables as tune
 from blockscale.kernels.cuda.linear import device_name, multiplied
@@ -32,7 +33,8 @@ def tune_linear(
     fmt, input_fmt = str(parse(fmt)), str(parse(input_fmt)) if input_fmt else ""
     weight = _weight(fmt, n, k)
     x = torch.randn(m, k, device="cuda").to(torch.bfloat16)
-    found = read(x, (None, None, None), input_fmt, None)
+    by = Quantizer(None, None, None, input_fmt)
+    found = read(x, by)
     what = pair(fmt, found.element, k, x.dtype) if isinstance(found, Codes) else ""
     r = None if what else reading(fmt, k)
     if not what and r is None:
@@ -41,8 +43,7 @@ def tune_linear(
     call = Call(what or "weight", fmt, m * parts, n, k, linear_fused.can(weight.codes))
 
     def run(choice: Choice) -> torch.Tensor:
-        values = read(x, (None, None, None), input_fmt, None)
-        return multiplied(values, weight, fmt, None, x.dtype, choice)
+        return multiplied(read(x, by), weight, fmt, None, x.dtype, choice)
 
     best, _ = tune.fastest(candidates(call, r), run, _milliseconds)
     entry = [best.path, *(best.tile or ())]

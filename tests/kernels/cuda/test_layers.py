@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from blockscale.core.layout import to_stored
+from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.kernels.registry import use
 from blockscale.ops import primitives as P
@@ -42,7 +43,7 @@ def stored(w: torch.Tensor, fmt: str) -> tuple:
 def test_rows_of_a_table(fmt: str, dtype: torch.dtype) -> None:
     weight = stored(torch.randn(9, 80, device=device()), fmt)
     for indices in (torch.tensor([[3, 3, 0], [8, 1, 7]]), torch.tensor(4), torch.tensor([]).long()):
-        args = (*weight, fmt, 80, indices.to(device()), dtype)
+        args = (Operand(*weight, fmt, 80), indices.to(device()), dtype)
         with use("cuda"):
             found = embedding(*args)
         assert torch.equal(found, embedding.reference(*args))
@@ -50,7 +51,8 @@ def test_rows_of_a_table(fmt: str, dtype: torch.dtype) -> None:
 
 def test_tiles_are_the_references() -> None:
     weight = stored(torch.randn(9, 80, device=device()), "int8:tile4x16:fp32")
-    args = (*weight, "int8:tile4x16:fp32", 80, torch.tensor([1], device=device()), torch.float32)
+    table = Operand(*weight, "int8:tile4x16:fp32", 80)
+    args = (table, torch.tensor([1], device=device()), torch.float32)
     with use("cuda"), pytest.raises(RuntimeError, match="no cuda kernel runs embedding"):
         embedding(*args)
 
@@ -63,7 +65,8 @@ def test_convolutions(fmt: str, given: str) -> None:
     x = torch.randn(2, 16, 7, 6, device=device())
     bias = torch.randn(6, device=device())
     args = (
-        x, *weight, bias, fmt, [6, 8, 3, 3], [2, 1], [1, 0], [1, 2], 2, *NOTHING, given, None,
+        x, Operand(*weight, fmt, 72), bias, [6, 8, 3, 3], [2, 1], [1, 0], [1, 2], 2,
+        Quantizer(*NOTHING, given),
     )  # fmt: skip
     with use("cuda"):
         found = conv(*args)

@@ -7,6 +7,7 @@ bfloat16; what is left of the scale meets the sums. Nothing of this is kept.
 import torch
 from torch import Tensor
 
+from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.core.scale import FloatScale, PowerOfTwo
 from blockscale.kernels.cuda import interpreting
@@ -38,7 +39,7 @@ def exact(
         scale = scale[first:last]
         zero = zero if zero is None else zero[first:last]
     codes = codes[first:last]
-    return dequantize(codes, scale, zero, outer, fmt, k, torch.bfloat16)
+    return dequantize(Operand(codes, scale, zero, outer, fmt, k), torch.bfloat16)
 
 
 def split(x: Tensor) -> Tensor:
