@@ -22,6 +22,7 @@ import torch.nn.functional as F
 import triton
 
 import blockscale as bs
+from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda import available
 from blockscale.kernels.cuda import tables as tune
@@ -72,9 +73,9 @@ def nbytes(w: Weight) -> int:
 def run(x, w: Weight, fmt: str, choice: Choice | None, input_fmt: str = "", bias=None):
     """One call by a given choice, without looking one up."""
     from blockscale.kernels.cuda.linear import multiplied
-    from blockscale.kernels.cuda.matmul.input import Given, read
+    from blockscale.kernels.cuda.matmul.input import read
 
-    values = read(x, Given(), input_fmt, None)
+    values = read(x, Quantizer(None, None, None, input_fmt))
     return multiplied(values, w, fmt, bias, x.dtype, choice)
 
 

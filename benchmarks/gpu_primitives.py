@@ -15,6 +15,7 @@ from torch import Tensor
 
 import blockscale as bs
 from benchmarks.record import record
+from blockscale.core.operand import Operand, Quantizer
 from blockscale.kernels.cuda.primitives import plan, settings
 from blockscale.kernels.cuda.primitives.tiling import Blocks
 from blockscale.ops import primitives as P
@@ -67,19 +68,20 @@ def cases(dtypes: list[torch.dtype]) -> Iterator[tuple[str, Callable[[], object]
             yield f"quantize {fmt} {kind}", run, moved(x, *found)
         for fmt in GIVEN:
             packed, *parts = P.choose_quantize(x, fmt, None)
-            run = lambda x=x, fmt=fmt, s=parts[0]: P.quantize(x, s, None, None, fmt, None)  # noqa: E731
+            by = Quantizer(parts[0], None, None, fmt)
+            run = lambda x=x, by=by: P.quantize(x, by)  # noqa: E731
             yield f"given {fmt} {kind}", run, moved(x, packed, *parts)
         for fmt in BOTH:
             packed, *parts = P.choose_quantize(x, fmt, None)
             outer = parts[1] if len(parts) > 1 else None
-            args = (packed, parts[0], None, outer, fmt, N, dtype)
+            stored = Operand(packed, parts[0], None, outer, fmt, N)
             yield (
                 f"dequantize {fmt} {kind}",
-                lambda a=args: P.dequantize(*a),
+                lambda stored=stored, dtype=dtype: P.dequantize(stored, dtype),
                 moved(x, packed, *parts),
             )
             none = (None, None, None)
-            run = lambda x=x, fmt=fmt, none=none: P.fake_quantize(x, *none, fmt, None)  # noqa: E731
+            run = lambda x=x, fmt=fmt, none=none: P.fake_quantize(x, Quantizer(*none, fmt, None))  # noqa: E731
             yield f"fake_quantize {fmt} {kind}", run, moved(x, x)
 
 
@@ -129,7 +131,10 @@ def overhead() -> dict[str, float]:
     for fmt in ("mxfp4", "int8_token", "nvfp4"):
         for name, run in (
             ("choose_quantize", lambda f=fmt: P.choose_quantize(x, f, None)),
-            ("fake_quantize", lambda f=fmt: P.fake_quantize(x, None, None, None, f, None)),
+            (
+                "fake_quantize",
+                lambda f=fmt: P.fake_quantize(x, Quantizer(None, None, None, f, None)),
+            ),
         ):
             for _ in range(20):
                 run()

@@ -66,7 +66,7 @@ PARAMETERS = {
     "save": ["model", "path"],
     "load": ["model", "path"],
     "parse": ["text"],
-    "use": ["backend"],
+    "use": ["backend", "fallback"],
     "prepare_qat": ["model", "recipe", "strict", "fuse", "learn", "observer"],
     "convert": ["model"],
     "hardware": [],

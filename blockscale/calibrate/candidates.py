@@ -8,6 +8,7 @@ from torch import Tensor
 from blockscale.core import reference
 from blockscale.core.block import Blocks, read_block
 from blockscale.core.format import Format
+from blockscale.core.operand import Quantizer
 from blockscale.core.scale import FLOAT_SCALES, TwoLevel
 from blockscale.ops import primitives
 
@@ -27,14 +28,9 @@ def fake_quantize(values: Tensor, low: Tensor, high: Tensor, fmt: Format) -> Ten
     rows = replace(fmt.deterministic, block=read_block("token"), scale=FLOAT_SCALES["fp32"])
     zero_point = torch.stack([z.flatten() for z in zeros if z is not None]) if fmt.asym else None
     count = len(low)
-    found = primitives.fake_quantize(
-        values.repeat(count, 1),
-        torch.stack(steps).view(-1, 1),
-        None if zero_point is None else zero_point.view(-1, 1),
-        None,
-        str(rows),
-        None,
-    )
+    zero_point = None if zero_point is None else zero_point.view(-1, 1)
+    by = Quantizer(torch.stack(steps).view(-1, 1), zero_point, None, str(rows))
+    found: Tensor = primitives.fake_quantize(values.repeat(count, 1), by)
     return found.view(count, *values.shape)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from blockscale.kernels import cpu
-from blockscale.kernels.registry import BACKENDS, unavailable
+from blockscale.kernels.registry import backends, unavailable
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def hardware() -> Hardware:
 
     Loads the kernels of every backend. `dataclasses.asdict` makes plain data of the result.
     """
-    backends = {name: _reason(name) for name in BACKENDS}  # first: it loads what is looked at below
+    reasons = {each: _reason(each) for each in backends()}  # first: this loads what is below
     return Hardware(
         blockscale=sys.modules["blockscale"].__version__,  # loaded: this module is below it
         python=platform.python_version(),
@@ -90,7 +90,7 @@ def hardware() -> Hardware:
         openmp=_openmp(),
         native=_native(),
         devices=_devices(),
-        backends=backends,
+        backends=reasons,
     )
 
 

@@ -5,6 +5,7 @@ This is the only place that turns a Format into what a kernel takes. Elements sa
 kernels: its ops run on the reference.
 """
 
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -105,3 +106,21 @@ def lowered(fmt: Format | str) -> FormatNumbers:
     if numbers is None:
         raise TypeError(f"no kernel knows the elements of {fmt}: ops run them on the reference")
     return numbers
+
+
+def supports_families(families: Collection[str]) -> Callable[[Sequence[Format]], bool]:
+    """What a kernel's `supports` asks of the formats of a call, all of them.
+
+    True only where every element, that of a scale's own format included, is of one of these
+    families. What a backend does not name it does not run: the reference does.
+    """
+    known = frozenset(families)
+
+    def supported(formats: Sequence[Format]) -> bool:
+        for fmt in formats:
+            numbers = lower(fmt)
+            if numbers is None or not known.issuperset(numbers.families):
+                return False
+        return True
+
+    return supported

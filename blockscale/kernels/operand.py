@@ -79,13 +79,14 @@ class Storage:
     ) -> Tensor:
         """Packed codes of a tensor of `shape`, in order. Raises ValueError if they are not that."""
         expected = self.packed_shape(shape)
-        if packed.dtype != self.packed_dtype or packed.shape != expected or _away(packed, device):
-            raise ValueError(
-                f"{self.format}: codes of shape {shape} are packed as {self.packed_dtype} of "
-                f"shape {expected} on {_place(device)}, found {packed.dtype} of shape "
-                f"{tuple(packed.shape)} on {packed.device}"
-            )
-        return in_order(packed)
+        there = packed.is_cpu if device is None else packed.device == device
+        if there and packed.dtype is self.packed_dtype and packed.shape == expected:
+            return in_order(packed)
+        raise ValueError(
+            f"{self.format}: codes of shape {shape} are packed as {self.packed_dtype} of shape "
+            f"{expected} on {_place(device)}, found {packed.dtype} of shape "
+            f"{tuple(packed.shape)} on {packed.device}"
+        )
 
     def checked_parts(
         self,
@@ -128,12 +129,13 @@ class Storage:
     def _checked(
         self, part: Tensor, dtype: torch.dtype, shape: tuple[int, ...], device: Device
     ) -> Tensor:
-        if part.dtype != dtype or part.shape != shape or _away(part, device):
-            raise ValueError(
-                f"{self.format}: expected {dtype} of shape {tuple(shape)} on {_place(device)}, "
-                f"found {part.dtype} of shape {tuple(part.shape)} on {part.device}"
-            )
-        return in_order(part)
+        there = part.is_cpu if device is None else part.device == device
+        if there and part.dtype is dtype and part.shape == shape:
+            return in_order(part)
+        raise ValueError(
+            f"{self.format}: expected {dtype} of shape {tuple(shape)} on {_place(device)}, found "
+            f"{part.dtype} of shape {tuple(part.shape)} on {part.device}"
+        )
 
     def _parts(self, shape: Sequence[int]) -> str:
         parts = ["a scale"] + ["an outer scale"] * (self.outer_shape is not None)
@@ -143,10 +145,6 @@ class Storage:
 def _cached_shape(block: Block) -> Shape:
     shape: Any = lru_cache(1024)(block.scale_shape)  # torch.Size has a hash
     return shape
-
-
-def _away(x: Tensor, device: Device) -> bool:
-    return not x.is_cpu if device is None else x.device != device
 
 
 def _place(device: Device) -> str:
@@ -160,15 +158,15 @@ def listed(parts: QParams) -> list[Tensor]:
 
 def new(shape: Sequence[int], dtype: torch.dtype, device: Device = None) -> Tensor:
     """Memory for a tensor [*shape], uninitialized."""
-    if device is not None:
-        return torch.empty(tuple(shape), dtype=dtype, device=device)
-    if not shape:
+    if device is None and shape:
+        return torch.empty(*shape, dtype=dtype)  # half the time of `torch.empty(shape, …)`
+    if device is None:
         return torch.empty((), dtype=dtype)
-    return torch.empty(*shape, dtype=dtype)  # half the time of `torch.empty(shape, …)`
+    return torch.empty(tuple(shape), dtype=dtype, device=device)
 
 
 def in_order(x: Tensor, alignment: int = 0) -> Tensor:
-    """x, contiguous, at a multiple of `alignment` bytes or, if 0, of its element's.
+    """x, contiguous and at a multiple of `alignment` bytes; 0 stands for the size of its elements.
 
     x itself where it is that already, else a copy.
     """

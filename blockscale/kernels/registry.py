@@ -1,31 +1,49 @@
 """Which kernel computes an op where. A kernel is only ever a faster spelling of the reference.
 
 A backend is a folder `blockscale/kernels/<backend>/` whose `__init__` has `available()`, which says
-why the backend cannot run here (None if it can), and imports its kernels when first asked for. The
-kernels register themselves with `@kernel`. Nothing is probed or imported before the first op runs.
+why the backend cannot run here (None if it can), and imports its kernels when first asked for. It
+may have `takes(device)`: whether tensors on a device of that type can go there; without it, those
+on the device that has the backend's name. The kernels register themselves with `@kernel`. Nothing
+is probed or imported before the first op runs.
 """
 
 import importlib
-import importlib.util
+import pkgutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
+from blockscale import kernels
 from blockscale.core.format import Format
+from blockscale.core.parse import parse
 
-BACKENDS = ("cpu", "cuda", "webgpu")
-CHOICES = ("auto", "reference", *BACKENDS)
+Formats = tuple[Format, ...]
+Supports = Callable[[Formats, tuple[Any, ...]], bool]
 
-Supports = Callable[[Format, tuple[Any, ...]], bool]
+
+class ByFormats:
+    """A `supports` that looks at nothing but the formats of a call: asked once for each of them."""
+
+    def __init__(self, supports: Callable[[Formats], bool]):
+        self._supports = supports
+
+    def __call__(self, formats: Formats, arguments: tuple[Any, ...]) -> bool:
+        """Whether kernels can run a call with these formats."""
+        del arguments
+        return self._supports(formats)
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """`run` takes the op's arguments; `supports(format, arguments)` says whether it can."""
+    """`run` takes the op's arguments; `supports(formats, arguments)` says whether it can.
+
+    formats: all of the call, in the order of the arguments that have them
+    """
 
     op: str
     backend: str
@@ -33,20 +51,36 @@ class Kernel:
     run: Callable[..., Any]
 
 
+class Choice(NamedTuple):
+    """What `use` says: "auto", "reference" or a backend; `must`: nothing may take its place."""
+
+    backend: str
+    must: bool
+
+
 KERNELS: dict[tuple[str, str], list[Kernel]] = {}
-_choice: ContextVar[str] = ContextVar("blockscale_backend", default="auto")
+_AUTO = Choice("auto", must=False)
+_choice: ContextVar[Choice] = ContextVar("blockscale_backend", default=_AUTO)
+_settled: dict[tuple[str, str, tuple[str, ...]], Kernel] = {}  # (op, device, spellings): by "auto"
 _warned: set[tuple[str, ...]] = set()
+
+
+@cache
+def backends() -> tuple[str, ...]:
+    """The backends that this version has: the folders beside this file, by name."""
+    return tuple(sorted(each.name for each in pkgutil.iter_modules(kernels.__path__) if each.ispkg))
 
 
 def kernel(
     op: str, *, backend: str, supports: Supports
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function as `op` on `backend`; later ones are asked first."""
-    if backend not in BACKENDS:
-        raise ValueError(f"no backend {backend!r}; there are {', '.join(BACKENDS)}")
+    if backend not in backends():
+        raise ValueError(f"no backend {backend!r}; there are {', '.join(backends())}")
 
     def register(run: Callable[..., Any]) -> Callable[..., Any]:
         KERNELS.setdefault((op, backend), []).append(Kernel(op, backend, supports, run))
+        _settled.clear()
         return run
 
     return register
@@ -55,76 +89,138 @@ def kernel(
 @cache
 def unavailable(backend: str) -> str | None:
     """Load the backend; the reason why it cannot run here, or None if it can."""
-    if not _exists(backend):
+    if backend not in backends():
         return f"this version of blockscale has no {backend} kernels"
-    reason: str | None = importlib.import_module(f"blockscale.kernels.{backend}").available()
+    reason: str | None = _module(backend).available()
     return reason
 
 
-@cache
-def _exists(backend: str) -> bool:
-    """Whether this version has kernels for the backend at all."""
-    return importlib.util.find_spec(f"blockscale.kernels.{backend}") is not None
+def _module(backend: str) -> ModuleType:
+    return importlib.import_module(f"{kernels.__name__}.{backend}")
+
+
+def _takes(backend: str, device: str) -> bool:
+    """Whether tensors on a device of this type can go to the backend."""
+    takes: Callable[[str], bool] | None = getattr(_module(backend), "takes", None)
+    return device == backend if takes is None else takes(device)
 
 
 @contextmanager
-def use(backend: str) -> Iterator[None]:
-    """Run ops on one backend inside a `with` block: "reference", "auto", "cpu", "cuda", "webgpu".
+def use(backend: str, *, fallback: bool = False) -> Iterator[None]:
+    """Run ops on one backend inside a `with` block: "reference", "auto" or a backend's name.
 
     "auto" (the default) takes a kernel of the tensor's device where there is one, else the
-    reference; any other name is kept to, and an op that it cannot run raises RuntimeError.
-    Raises ValueError for an unknown name and RuntimeError for a backend that cannot run here.
+    reference. Any other name is kept to, and an op that it cannot run raises RuntimeError; with
+    `fallback` it is only preferred, and what it cannot run goes as with "auto", with a warning.
+
+    Raises ValueError for an unknown name and, without `fallback`, RuntimeError for a backend that
+    cannot run here.
     """
-    if backend not in CHOICES:
-        raise ValueError(f"no backend {backend!r}; there are {', '.join(CHOICES)}")
-    if backend in BACKENDS and (reason := unavailable(backend)) is not None:
-        raise RuntimeError(f"cannot use {backend!r}: {reason}; 'auto' and 'reference' always work")
-    with as_chosen(backend):
+    choices = ("auto", "reference", *backends())
+    if backend not in choices:
+        raise ValueError(f"no backend {backend!r}; there are {', '.join(choices)}")
+    named = backend in backends()
+    if named and (reason := unavailable(backend)) is not None:
+        text = f"cannot use {backend!r}: {reason}; 'auto' and 'reference' always work"
+        if not fallback:
+            raise RuntimeError(text)
+        _warn_once((backend, "preferred"), text)
+    with as_chosen(Choice(backend, named and not fallback)):
         yield
 
 
-def choice() -> str:
+def choice() -> Choice:
     """What `use` says here. Other threads start with "auto"."""
     return _choice.get()
 
 
 @contextmanager
-def as_chosen(backend: str) -> Iterator[None]:
+def as_chosen(choice: Choice) -> Iterator[None]:
     """Run with a choice that `use` made earlier, perhaps in another thread."""
-    token = _choice.set(backend)
+    token = _choice.set(choice)
     try:
         yield
     finally:
         _choice.reset(token)
 
 
-def find(op: str, fmt: Format, device: str, arguments: tuple[Any, ...]) -> Kernel | None:
+@cache
+def _parsed(spellings: tuple[str, ...]) -> Formats:
+    return tuple(parse(spelling) for spelling in spellings if spelling)
+
+
+def find(
+    op: str, spellings: tuple[str, ...], device: str, arguments: tuple[Any, ...]
+) -> Kernel | None:
     """The kernel that runs this call, or None for the reference.
 
-    Raises RuntimeError if a backend was pinned with `use` and has no kernel for it.
+    spellings: of the call's formats; empty ones are left out
+    device: the type of the device that its tensors are on
+
+    Raises RuntimeError if a backend must run it, by `use`, and has no kernel for it.
     """
-    choice = _choice.get()
-    if choice == "reference":
+    chosen = _choice.get()
+    if chosen is _AUTO:
+        kernel = _settled.get((op, device, spellings))
+        return kernel or _of_device(op, spellings, device, arguments)
+    wanted, must = chosen
+    if wanted == "reference":
         return None
-    backend = device if choice == "auto" else choice
-    if backend not in BACKENDS:
+    if wanted != "auto" and (must or _prefers(wanted, device)):
+        kernel = _supporting(op, wanted, spellings, arguments)
+        if kernel is not None:
+            return kernel
+        text = f"no {wanted} kernel runs {op}{_of(spellings)}"
+        if must:
+            raise RuntimeError(f"use({wanted!r}): {text} here")
+        if wanted != device:
+            text += " on these tensors: going on as with 'auto'"
+            _warn_once((op, wanted, *spellings), text)
+    return _of_device(op, spellings, device, arguments)
+
+
+def _prefers(backend: str, device: str) -> bool:
+    """Whether a backend that is only preferred can be asked."""
+    return unavailable(backend) is None and _takes(backend, device)
+
+
+def _of_device(
+    op: str, spellings: tuple[str, ...], device: str, arguments: tuple[Any, ...]
+) -> Kernel | None:
+    """As with "auto"."""
+    if device not in backends():
         return None
-    if (reason := unavailable(backend)) is not None:
-        if _exists(backend):
-            text = f"the slow reference runs in the place of {backend} kernels: {reason}"
-            _warn_once((backend,), text)
+    if (reason := unavailable(device)) is not None:
+        text = f"the slow reference runs in the place of {device} kernels: {reason}"
+        _warn_once((device,), text)
         return None
+    kernel = _supporting(op, device, spellings, arguments)
+    if kernel is None:
+        text = f"no {device} kernel runs {op}{_of(spellings)} on these tensors"
+        _warn_once((op, device, *spellings), f"{text}: using the reference, which is slow")
+    elif kernel is KERNELS[op, device][-1] and type(kernel.supports) is ByFormats:
+        _settled[op, device, spellings] = kernel
+    return kernel
+
+
+def _supporting(
+    op: str, backend: str, spellings: tuple[str, ...], arguments: tuple[Any, ...]
+) -> Kernel | None:
+    """The kernel that is asked first and supports the call."""
+    formats = _parsed(spellings)
     for candidate in reversed(KERNELS.get((op, backend), ())):
-        if candidate.supports(fmt, arguments):
+        if candidate.supports(formats, arguments):
             return candidate
-    if choice != "auto":
-        raise RuntimeError(f"use({backend!r}): no {backend} kernel runs {op} for {fmt} here")
-    text = f"no {backend} kernel runs {op} for {fmt} on these tensors"
-    _warn_once((op, backend, str(fmt)), f"{text}: using the reference, which is slow")
     return None
+
+
+def _of(spellings: tuple[str, ...]) -> str:
+    """The formats of a call, for a sentence."""
+    formats = [str(each) for each in _parsed(spellings)]
+    return f" for {' and '.join(formats)}" if formats else ""
 
 
 def _warn_once(key: tuple[str, ...], text: str) -> None:
     if key not in _warned:
         _warned.add(key)
-        warnings.warn(text, stacklevel=3)
+        warnings.warn(text, stacklevel=4)

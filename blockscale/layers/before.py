@@ -13,7 +13,7 @@ from torch import Tensor
 
 from blockscale.core import philox, reference
 from blockscale.layers.store import _Buffers
-from blockscale.ops.op import seed_tensor
+from blockscale.ops.seed import seed_tensor
 
 Kinds = dict[str, tuple[torch.dtype, tuple[int, ...]]]  # {buffer: its dtype and shape}
 

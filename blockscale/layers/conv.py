@@ -62,8 +62,7 @@ class QConv(QLayer):
         weight = self.weight
         settings = (list(self.stride), self._inside, list(self.dilation), self.groups)
         y = conv(
-            x, *weight.operands, self.bias, weight.fmt, list(weight.shape),
-            *settings, *self.of_input(x),
+            x, weight.operand, self.bias, list(weight.shape), *settings, self.of_input(x)
         )  # fmt: skip
         y = self.finished(y)
         return y[0] if single else y

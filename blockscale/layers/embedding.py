@@ -31,12 +31,7 @@ class QEmbedding(QLayer):
     def forward(self, indices: Tensor) -> Tensor:
         """indices [...] of rows -> [..., embedding_dim] in the dtype the weight had."""
         weight = self.weight
-        return self.finished(
-            embedding(
-                *weight.operands, weight.fmt, self.embedding_dim, indices,
-                weight.dtype,
-            )
-        )  # fmt: skip
+        return self.finished(embedding(weight.operand, indices, weight.dtype))
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}"

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.core.layout import from_stored, stored_shape
+from blockscale.core.operand import UNQUANTIZED, Quantizer
 from blockscale.core.recipe import Scheme
 from blockscale.layers.before import Before
 from blockscale.layers.store import QInput, QWeight
-from blockscale.ops.op import seed_tensor
 
 _HOOKS = (
     "_forward_hooks",
@@ -94,14 +94,10 @@ class QLayer(nn.Module):
         """x through what stands before the layer, if anything does."""
         return x if self.before is None else self.before(x)
 
-    def of_input(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, str, Any]:
-        """The input's scale parts, format ("" for float) and seed, as ops take them."""
+    def of_input(self, x: Tensor) -> Quantizer:
+        """How the input x is quantized, as ops take it."""
         quantizer: Any = self._modules.get("input")  # not as an attribute: see QLinear.forward
-        if quantizer is None:
-            return None, None, None, "", None
-        drawn = quantizer.format.rounding == "stochastic"
-        seed = seed_tensor(None, x.device) if drawn else None
-        return *quantizer.for_rank(x.ndim), quantizer.fmt, seed
+        return UNQUANTIZED if quantizer is None else quantizer.of(x)
 
     def finished(self, y: Tensor) -> Tensor:
         """y through the output's quantizer, if there is one."""

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from blockscale.core.format import Format
 from blockscale.core.layout import from_stored, to_stored
+from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.reference import QParams
 from blockscale.ops.quantize import fake_quantize, given, quantize
+from blockscale.ops.seed import seed_tensor
 from blockscale.ops.tensor import QTensor
 
 Parts = tuple[Tensor | None, Tensor | None, Tensor | None]  # scale, zero_point, outer
@@ -109,10 +111,12 @@ class QWeight(_Buffers):
         return cls(q, tuple(weight.shape), weight.dtype, layout)
 
     @property
-    def operands(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Codes, scale, zero point and outer scale, in the order in which ops take them."""
-        buffers = self._buffers
-        return buffers["codes"], buffers["scale"], buffers["zero_point"], buffers["outer"]  # type: ignore[return-value]
+    def operand(self) -> Operand:
+        """The weight as ops take it, in its stored layout."""
+        part: dict[str, Any] = self._buffers
+        return Operand(
+            part["codes"], part["scale"], part["zero_point"], part["outer"], self.fmt, self.size
+        )
 
     @property
     def tensor(self) -> QTensor:
@@ -183,6 +187,11 @@ class QInput(_Buffers):
     def restore(self, parts: dict[str, Tensor]) -> None:
         """Make it static with parts that were saved."""
         self._set(parts["scale"], parts.get("zero_point"), parts.get("outer"))
+
+    def of(self, x: Tensor) -> Quantizer:
+        """How x [...] is quantized now, as ops take it; draws a seed where the format needs one."""
+        seed = seed_tensor(None, x.device) if self.format.rounding == "stochastic" else None
+        return Quantizer(*self.for_rank(x.ndim), self.fmt, seed)
 
     def for_rank(self, rank: int) -> Parts:
         """The parts, shaped for a tensor of `rank`; None where dynamic."""

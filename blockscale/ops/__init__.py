@@ -1,1 +1,5 @@
-"""What one calls on tensors and modules. One fused op a file."""
+"""What one calls on tensors. An op is a file, found by its name."""
+
+from blockscale.core.discover import import_all
+
+import_all(__name__, __path__)

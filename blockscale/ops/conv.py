@@ -1,101 +1,97 @@
 """Convolutions with a quantized weight and, if wanted, a quantized input."""
 
-from typing import Any
+from math import prod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from blockscale.core.layout import from_stored
+from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
 from blockscale.core.precision import float32_inside
+from blockscale.ops.gradient import differentiable
 from blockscale.ops.linear import quantized_input
-from blockscale.ops.op import differentiable, op
+from blockscale.ops.op import op
 from blockscale.ops.primitives import dequantize, straight_through
 
 _CONV = {1: F.conv1d, 2: F.conv2d}
 
 
-def _dense(
-    weight: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    outer: Tensor | None,
-    fmt: str,
-    shape: list[int],
-) -> Tensor:
+def _dense(weight: Operand, shape: list[int]) -> Tensor:
     """The float32 weight [outputs, inputs / groups, *kernel]."""
-    size = 1
-    for n in shape[1:]:
-        size = size * n
-    stored = dequantize(weight, scale, zero_point, outer, fmt, size, torch.float32)
-    return from_stored(stored, "channels_last", shape)
+    return from_stored(dequantize(weight, torch.float32), "channels_last", shape)
 
 
-def _shape(x: Tensor, *args: Any) -> Tensor:
-    bias, _, shape, *settings = args[4:11]
-    dense = x.new_empty(shape)
-    offset = None if bias is None else x.new_empty(shape[:1])
-    return _CONV[len(shape) - 2](x, dense, offset, *settings).contiguous()
-
-
-@op(ulps=64, shape=_shape)
-def conv(
+def _shape(
     x: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    outer: Tensor | None,
+    weight: Operand,
     bias: Tensor | None,
-    fmt: str,
     shape: list[int],
     stride: list[int],
     padding: list[int],
     dilation: list[int],
     groups: int,
-    input_scale: Tensor | None,
-    input_zero_point: Tensor | None,
-    input_outer: Tensor | None,
-    input_fmt: str,
-    input_seed: Tensor | None = None,
+    input: Quantizer,
 ) -> Tensor:
-    """x [batch, channels, *size], packed weight codes (channels_last) -> [batch, n, *size].
+    del weight, input
+    dense = x.new_empty(shape)
+    offset = None if bias is None else x.new_empty(shape[:1])
+    run = _CONV[len(shape) - 2]
+    return run(x, dense, offset, stride, padding, dilation, groups).contiguous()
+
+
+@op(ulps=64, shape=_shape, size_of=lambda shape: prod(shape[1:]))
+def conv(
+    x: Tensor,
+    weight: Operand,
+    bias: Tensor | None,
+    shape: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    input: Quantizer = UNQUANTIZED,
+) -> Tensor:
+    """x [batch, channels, *size], a weight (channels_last) -> [batch, n, *size].
 
     shape: the float weight's, [n, channels / groups, *kernel]. An input format's blocks run over
     the channels: x is quantized with its channels last.
     """
-    given = (input_scale, input_zero_point, input_outer)
-    values = quantized_input(x.movedim(1, -1), *given, input_fmt, input_seed)
-    dense = _dense(weight, scale, zero_point, outer, fmt, shape)
+    values = quantized_input(x.movedim(1, -1), input)
     offset = None if bias is None else bias.to(torch.float32)
     run = _CONV[len(shape) - 2]
     with float32_inside(x):
-        y = run(values.movedim(-1, 1), dense, offset, stride, padding, dilation, groups)
+        y = run(
+            values.movedim(-1, 1), _dense(weight, shape), offset, stride, padding, dilation, groups
+        )
     return y.to(x.dtype).contiguous()
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    x, weight, scale, zero_point, outer, bias, ctx.fmt, ctx.shape, *rest = inputs
-    ctx.stride, ctx.padding, ctx.dilation, ctx.groups, *given, ctx.input_fmt, _ = rest
-    ctx.save_for_backward(x, weight, scale, zero_point, outer, bias, *given)
-
-
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, scale, zero_point, outer, bias, *given = ctx.saved_tensors
-    dense = _dense(weight, scale, zero_point, outer, ctx.fmt, ctx.shape)
+def _backward(
+    gradient: Tensor,
+    wanted: set[str],
+    x: Tensor,
+    weight: Operand,
+    bias: Tensor | None,
+    shape: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    input: Quantizer,
+) -> dict[str, Tensor | None]:
+    dense = _dense(weight, shape)
     gradient = gradient.to(torch.float32)
-    settings = (ctx.stride, ctx.padding, ctx.dilation, False, [0] * len(ctx.stride), ctx.groups)
-    wanted = [True, False, False]
+    settings = (stride, padding, dilation, False, [0] * len(stride), groups)
     to_x = torch.ops.aten.convolution_backward(
-        gradient, x.to(torch.float32), dense, None, *settings, wanted
+        gradient, x.to(torch.float32), dense, None, *settings, [True, False, False]
     )[0].to(x.dtype)
-    if ctx.input_fmt:
-        to_x = straight_through(to_x.movedim(1, -1), x.movedim(1, -1), *given, ctx.input_fmt)
-        to_x = to_x.movedim(-1, 1)
+    if input.fmt:
+        to_x = straight_through(to_x.movedim(1, -1), x.movedim(1, -1), input).movedim(-1, 1)
     to_bias = None
-    if bias is not None and ctx.needs_input_grad[5]:
+    if bias is not None and "bias" in wanted:
         to_bias = gradient.movedim(1, -1).flatten(0, -2).sum(0).to(bias.dtype)
-    return to_x, None, None, None, None, to_bias, *[None] * 11
+    return {"x": to_x, "bias": to_bias}
 
 
-differentiable(conv, _save, _backward)
+differentiable(conv, _backward)

@@ -1,10 +1,7 @@
 """The primitives as torch ops. Codes are packed here (docs/numerics.md, section 6).
 
-The scale, zero point and outer scale of an op are those of core.reference.QParams; what a format
-does not have is None. `tensor.py` wraps these for people.
+What a format does not have is None in its operands. `tensor.py` wraps these for people.
 """
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +9,12 @@ from torch import Tensor
 from blockscale.core import pack as packing
 from blockscale.core import reference
 from blockscale.core.format import Format
+from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.ops import shapes
-from blockscale.ops.op import differentiable, not_differentiable, op
+from blockscale.ops.gradient import differentiable, not_differentiable
+from blockscale.ops.op import op
 
 
 def to_list(qparams: QParams) -> list[Tensor]:
@@ -37,18 +36,10 @@ def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
 
 
 @op(shape=shapes.quantize)
-def quantize(
-    x: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    outer: Tensor | None,
-    fmt: str,
-    seed: Tensor | None,
-) -> Tensor:
-    """x [..., k] and its stored scale -> packed codes [..., packed_size(k)]."""
-    form = parse(fmt)
-    codes = reference.quantize(x, QParams(scale, outer, zero_point), form, seed)
-    return packing.pack(codes, form.element).contiguous()
+def quantize(x: Tensor, by: Quantizer) -> Tensor:
+    """x [..., k] -> packed codes [..., packed_size(k)]; without a scale, x chooses it."""
+    codes = reference.quantize(x, _given_or_chosen(x, by), by.format, by.seed)
+    return packing.pack(codes, by.format.element).contiguous()
 
 
 @op(shape=shapes.choose_quantize)
@@ -61,50 +52,24 @@ def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
 
 
 @op(shape=shapes.dequantize)
-def dequantize(
-    packed: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    outer: Tensor | None,
-    fmt: str,
-    size: int,
-    dtype: torch.dtype,
-) -> Tensor:
+def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
     """Packed codes of rows of `size` -> values [..., size] of `dtype`."""
-    form = parse(fmt)
-    codes = packing.unpack(packed, form.element, shapes.logical_shape(packed, scale, size))
-    return reference.dequantize(codes, QParams(scale, outer, zero_point), form, dtype)
+    codes = packing.unpack(packed.codes, packed.format.element, packed.shape)
+    return reference.dequantize(codes, packed.qparams, packed.format, dtype)
 
 
 @op(shape=shapes.like_first)
-def fake_quantize(
-    x: Tensor,
-    scale: Tensor | None,
-    zero_point: Tensor | None,
-    outer: Tensor | None,
-    fmt: str,
-    seed: Tensor | None,
-) -> Tensor:
-    """x [...] -> its values after a round trip, in x's dtype; without scale, x chooses it."""
-    form = parse(fmt)
-    qparams = _given_or_chosen(x, scale, zero_point, outer, form)
-    return _strided_like(x, reference.fake_quantize(x, qparams, form, seed))
+def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
+    """x [...] -> its values after a round trip, in x's dtype; without a scale, x chooses it."""
+    qparams = _given_or_chosen(x, by)
+    return _strided_like(x, reference.fake_quantize(x, qparams, by.format, by.seed))
 
 
 @op(shape=shapes.like_first)
-def straight_through(
-    gradient: Tensor,
-    x: Tensor,
-    scale: Tensor | None,
-    zero_point: Tensor | None,
-    outer: Tensor | None,
-    fmt: str,
-) -> Tensor:
+def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
     """The gradient of fake_quantize: that of its output where x is in range, 0 elsewhere."""
-    form = parse(fmt)
-    qparams = _given_or_chosen(x, scale, zero_point, outer, form)
-    masked = torch.where(reference.in_range(x, qparams, form), gradient, 0.0)
-    return _strided_like(gradient, masked)
+    inside = reference.in_range(x, _given_or_chosen(x, by), by.format)
+    return _strided_like(gradient, torch.where(inside, gradient, 0.0))
 
 
 @op()
@@ -128,55 +93,41 @@ def _strided_like(x: Tensor, values: Tensor) -> Tensor:
     return values if values.stride() == expected.stride() else expected.copy_(values)
 
 
-def _given_or_chosen(
-    x: Tensor, scale: Tensor | None, zero_point: Tensor | None, outer: Tensor | None, fmt: Format
-) -> QParams:
-    if scale is None:
-        return reference.choose_qparams(x, fmt)
-    return QParams(scale, outer, zero_point)
+def _given_or_chosen(x: Tensor, by: Quantizer) -> QParams:
+    return by.qparams or reference.choose_qparams(x, by.format)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    x, scale, zero_point, outer, ctx.fmt, _ = inputs
-    ctx.save_for_backward(x, scale, zero_point, outer)
-
-
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    if ctx.needs_input_grad[1] or ctx.needs_input_grad[3]:
+def _backward(
+    gradient: Tensor, wanted: set[str], x: Tensor, by: Quantizer
+) -> dict[str, Tensor | None]:
+    if wanted & {"scale", "outer"}:
         raise RuntimeError(
             "blockscale::fake_quantize has no gradient for a scale: detach it (a learned step "
             "needs a quantizer of its own)"
         )
-    x, *qparams = ctx.saved_tensors
-    return straight_through(gradient, x, *qparams, ctx.fmt), None, None, None, None, None
+    return {"x": straight_through(gradient, x, by)}
 
 
-differentiable(fake_quantize, _save, _backward)
+differentiable(fake_quantize, _backward)
 
 
-def _save_dequantize(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    packed, scale, zero_point, outer, *ctx.rest = inputs
-    ctx.save_for_backward(packed, scale, zero_point, outer)
-
-
-def _backward_dequantize(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+def _backward_dequantize(
+    gradient: Tensor, wanted: set[str], packed: Operand, dtype: torch.dtype
+) -> dict[str, Tensor | None]:
     """The gradient of the scales, by the reference: values are codes times scales."""
-    packed, scale, zero_point, outer = ctx.saved_tensors
-    wanted = {1: scale, 3: outer}
-    leaves = {i: t.detach().requires_grad_() for i, t in wanted.items() if ctx.needs_input_grad[i]}
+    scales = {"scale": packed.scale, "outer": packed.outer}
+    leaves = {
+        name: scale.detach().requires_grad_()
+        for name, scale in scales.items()
+        if name in wanted and scale is not None
+    }
     with torch.enable_grad():
-        values = dequantize.reference(
-            packed, leaves.get(1, scale), zero_point, leaves.get(3, outer), *ctx.rest
-        )
-        found = torch.autograd.grad(values, list(leaves.values()), gradient)
-    gradients: list[Tensor | None] = [None] * 7
-    for i, each in zip(leaves, found, strict=True):
-        gradients[i] = each
-    return tuple(gradients)
+        leaf = packed._replace(**leaves)  # type: ignore[arg-type]
+        values = dequantize.reference(leaf, dtype)
+        gradients = torch.autograd.grad(values, list(leaves.values()), gradient)
+    return dict(zip(leaves, gradients, strict=True))
 
 
-differentiable(dequantize, _save_dequantize, _backward_dequantize)
+differentiable(dequantize, _backward_dequantize)
 for each in (choose_qparams, choose_quantize):
     not_differentiable(each, "use bs.fake_quantize, whose gradient is straight-through")

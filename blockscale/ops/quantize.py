@@ -7,11 +7,12 @@ from torch import Tensor
 
 from blockscale.core.block import divided
 from blockscale.core.format import Format
+from blockscale.core.operand import quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.scale import TwoLevel
 from blockscale.ops import primitives
-from blockscale.ops.op import Seed, seed_tensor
+from blockscale.ops.seed import Seed, seed_tensor
 from blockscale.ops.tensor import QTensor, describe, dtype_name
 
 
@@ -39,7 +40,7 @@ def quantize(
     Raises TypeError for dtypes, ValueError for formats, blocks and scales that do not fit.
     """
     form = parse(fmt)
-    text = str(form)
+    text = form.spelling
     _check_tensor(x)
     if x.requires_grad:
         x = x.detach()  # codes have no gradient; fake_quantize has one
@@ -48,9 +49,7 @@ def quantize(
         qparams = primitives.from_list(parts, form)
     else:
         qparams = given(form, tuple(x.shape), scale, zero_point)
-        packed = primitives.quantize(
-            x, qparams.scale, qparams.zero_point, qparams.outer, text, _seed(form, seed, x)
-        )
+        packed = primitives.quantize(x, quantizer(qparams, text, _seed(form, seed, x)))
     return QTensor(packed, qparams, form, x.shape[-1] if x.ndim else 1)
 
 
@@ -68,13 +67,11 @@ def fake_quantize(
     """
     form = parse(fmt)
     _check_tensor(x)
-    qparams: QParams | tuple[None, None, None] = (None, None, None)
+    qparams = None
     if scale is not None or zero_point is not None:
         qparams = given(form, tuple(x.shape), scale, zero_point)
-    stored, outer, zero = qparams
-    values: Tensor = primitives.fake_quantize(
-        x, stored, zero, outer, str(form), _seed(form, seed, x)
-    )
+    by = quantizer(qparams, form.spelling, _seed(form, seed, x))
+    values: Tensor = primitives.fake_quantize(x, by)
     return values
 
 

@@ -7,14 +7,10 @@ import torch
 from torch import Tensor
 
 from blockscale.core.format import Format
+from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.parse import parse
 from blockscale.core.scale import TwoLevel
-
-
-def logical_shape(packed: Tensor, scale: Tensor, size: int) -> tuple[int, ...]:
-    """The shape of the codes in `packed`, whose rows hold `size` of them."""
-    return (*packed.shape[:-1], size) if scale.ndim else ()
 
 
 def packed(x: Tensor, fmt: Format) -> Tensor:
@@ -37,17 +33,9 @@ def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
     return found
 
 
-def quantize(
-    x: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    outer: Tensor | None,
-    fmt: str,
-    seed: Tensor | None,
-) -> Tensor:
+def quantize(x: Tensor, by: Quantizer) -> Tensor:
     """Packed codes, empty."""
-    del scale, zero_point, outer, seed
-    return packed(x, parse(fmt))
+    return packed(x, by.format)
 
 
 def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
@@ -56,18 +44,9 @@ def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
     return [packed(x, parse(fmt)), *choose_qparams(x, fmt)]
 
 
-def dequantize(
-    packed: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    outer: Tensor | None,
-    fmt: str,
-    size: int,
-    dtype: torch.dtype,
-) -> Tensor:
+def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
     """Values, empty."""
-    del zero_point, outer, fmt
-    return packed.new_empty(logical_shape(packed, scale, size), dtype=dtype)
+    return packed.codes.new_empty(packed.shape, dtype=dtype)
 
 
 def like_first(x: Tensor, *_: object) -> Tensor:

@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from blockscale.core.format import Format
+from blockscale.core.operand import Operand
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.scale import TwoLevel
 from blockscale.ops import primitives
-from blockscale.ops.shapes import logical_shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +34,13 @@ class QTensor:
     @property
     def shape(self) -> torch.Size:
         """The shape of the tensor that was quantized."""
-        shape = logical_shape(self.packed, self.qparams.scale, self.size)
-        return torch.Size(shape)
+        return torch.Size(self.operand.shape)
+
+    @property
+    def operand(self) -> Operand:
+        """The same as ops take it."""
+        scale, outer, zero_point = self.qparams
+        return Operand(self.packed, scale, zero_point, outer, self.format.spelling, self.size)
 
     @property
     def codes(self) -> Tensor:
@@ -71,10 +76,7 @@ class QTensor:
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The values [shape] in `dtype`."""
-        scale, outer, zero_point = self.qparams
-        values: Tensor = primitives.dequantize(
-            self.packed, scale, zero_point, outer, str(self.format), self.size, dtype
-        )
+        values: Tensor = primitives.dequantize(self.operand, dtype)
         return values
 
     def to(self, device: torch.device | str) -> "QTensor":

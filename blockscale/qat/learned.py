@@ -17,6 +17,7 @@ from blockscale.core import reference
 from blockscale.core.bits import FLT_MAX, FLT_MIN, exponent, pow2
 from blockscale.core.block import Blocks
 from blockscale.core.format import Format
+from blockscale.core.operand import Quantizer
 from blockscale.core.reference import QParams
 from blockscale.ops import primitives
 
@@ -113,7 +114,7 @@ class _FakeQuantize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, path: Tensor, *rest: Any) -> Tensor:
         scale, outer, fmt, seed = rest
-        values: Tensor = primitives.fake_quantize(x, scale, None, outer, fmt, seed)
+        values: Tensor = primitives.fake_quantize(x, Quantizer(scale, None, outer, fmt, seed))
         ctx.save_for_backward(x, values, scale, outer)
         ctx.fmt, ctx.shape = fmt, path.shape
         return values
@@ -122,7 +123,7 @@ class _FakeQuantize(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, values, scale, outer = ctx.saved_tensors
         ones = torch.ones_like(x)
-        inside = primitives.straight_through(ones, x, scale, None, outer, ctx.fmt) > 0
+        inside = primitives.straight_through(ones, x, Quantizer(scale, None, outer, ctx.fmt)) > 0
         to_x = torch.where(inside, gradient, 0.0)
         # s times equation 3: Q(x / s) - x / s inside, the limit that it stops at outside
         to_path = gradient * torch.where(inside, values - x, values)

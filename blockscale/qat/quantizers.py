@@ -6,11 +6,12 @@ from torch import Tensor, nn
 from blockscale.calibrate.observers import Observer
 from blockscale.core.format import Format
 from blockscale.core.layout import stored_shape, to_stored
+from blockscale.core.operand import quantizer
 from blockscale.core.reference import QParams, qparams_from_range
 from blockscale.layers.store import QInput, QWeight
 from blockscale.ops import primitives
-from blockscale.ops.op import seed_tensor
 from blockscale.ops.quantize import fake_quantize
+from blockscale.ops.seed import seed_tensor
 from blockscale.ops.tensor import QTensor
 from blockscale.qat.learned import LearnedScale
 
@@ -55,10 +56,10 @@ class WeightQuantizer(nn.Module):
         self.start(weight)
         if self.learned is None:
             return QWeight.quantize(weight, self.format, self.layout, self._seed())
-        stored, text = self._stored(weight.detach()), str(self.format)
+        stored = self._stored(weight.detach())
         qparams = self.learned.qparams()
         drawn = None if self._seed() is None else seed_tensor(self.seed, weight.device)
-        codes = primitives.quantize(stored, qparams.scale, None, qparams.outer, text, drawn)
+        codes = primitives.quantize(stored, quantizer(qparams, self.format, drawn))
         q = QTensor(codes, qparams, self.format, stored.shape[-1])
         return QWeight(q, tuple(weight.shape), weight.dtype, self.layout)
 

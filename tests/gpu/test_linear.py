@@ -8,6 +8,7 @@ import torch
 
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
+from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear, quantized_input
@@ -38,8 +39,8 @@ def stored(n, k, fmt):
 
 def excess(y, x, weight, fmt, input_fmt, bias, ulps=None):
     ulps = OPS["linear"].ulps if ulps is None else ulps
-    values = quantized_input(x, *NOTHING, input_fmt, None).double()
-    dense = P.dequantize.reference(*weight, fmt, x.shape[-1], torch.float32).double()
+    values = quantized_input(x, Quantizer(*NOTHING, input_fmt)).double()
+    dense = P.dequantize.reference(Operand(*weight, fmt, x.shape[-1]), torch.float32).double()
     exact = values @ dense.T + bias.double()
     size = values.abs() @ dense.abs().T + bias.double().abs()
     bound = ulps * 2.0**-24 * size
@@ -58,7 +59,12 @@ def test_every_format(fmt):
             if i and j > 1:
                 continue
             x, bias = torch.randn(m, k, device="cuda").to(dtype), torch.randn(n, device="cuda")
-            y = linear(x, *weight, bias.to(dtype), fmt, *NOTHING, input_fmt, None)
+            y = linear(
+                x,
+                Operand(*weight, fmt, x.shape[-1]),
+                bias.to(dtype),
+                Quantizer(*NOTHING, input_fmt, None),
+            )
             assert excess(y, x, weight, fmt, input_fmt, bias.to(dtype)) <= 1, (fmt, input_fmt, m)
 
 
@@ -67,9 +73,14 @@ def test_float8_codes(m):
     fmt, input_fmt, k, n = "e4m3:channel0:fp32", "e4m3:token:fp32", 1024, 160
     weight = stored(n, k, fmt)
     x, bias = torch.randn(m, k, device="cuda").bfloat16(), torch.zeros(n, device="cuda").bfloat16()
-    y = linear(x, *weight, bias, fmt, *NOTHING, input_fmt, None)
+    y = linear(x, Operand(*weight, fmt, x.shape[-1]), bias, Quantizer(*NOTHING, input_fmt, None))
     assert excess(y, x, weight, fmt, input_fmt, bias, FLOAT8_ULPS) <= 1
-    y = linear(x.float(), *weight, bias.float(), fmt, *NOTHING, input_fmt, None)
+    y = linear(
+        x.float(),
+        Operand(*weight, fmt, x.float().shape[-1]),
+        bias.float(),
+        Quantizer(*NOTHING, input_fmt, None),
+    )
     assert excess(y, x.float(), weight, fmt, input_fmt, bias) <= 1  # a float32 shows every bit
 
 
@@ -78,9 +89,9 @@ def test_long_sums_keep_their_bits(name):
     """All products positive: where tensor cores truncate, the errors add up."""
     fmt, k, n = str(parse(name)), 16384, 128
     weight = stored(n, k, fmt)
-    dense = P.dequantize.reference(*weight, fmt, k, torch.float32)
+    dense = P.dequantize.reference(Operand(*weight, fmt, k), torch.float32)
     x = (torch.rand(16, k, device="cuda") * dense[3].sign()).bfloat16().float()
-    y = linear(x, *weight, None, fmt, *NOTHING, "", None)
+    y = linear(x, Operand(*weight, fmt, x.shape[-1]), None, Quantizer(*NOTHING, "", None))
     assert excess(y, x, weight, fmt, "", torch.zeros(n, device="cuda")) <= 1
 
 

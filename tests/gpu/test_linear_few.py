@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.linear import weighted
 from blockscale.kernels.cuda.matmul.choice import Choice
@@ -101,7 +102,7 @@ def test_poisoned_blocks(name: str) -> None:
 def test_long_sums_keep_their_bits(name: str) -> None:
     fmt, k, n = str(parse(name)), 16384, 64
     weight = stored(n, k, fmt)
-    dense = P.dequantize.reference(*weight, fmt, k, torch.float32)
+    dense = P.dequantize.reference(Operand(*weight, fmt, k), torch.float32)
     x = (torch.rand(4, k, device="cuda") * dense[3].sign()).bfloat16().float()
     y = run(x, weight, fmt, FewSettings(16, 32, 32, 2))
     assert excess(y, x, weight, fmt, "", torch.zeros(n, device="cuda")) <= 1

@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from blockscale.core.catalog import CATALOG
+from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.linear import multiplied
 from blockscale.kernels.cuda.matmul.call import Call
@@ -86,7 +87,7 @@ def test_one_block_that_is_not_finite(fmt):
     w[77, 5] = float("nan")
     codes, *rest = P.choose_quantize.reference(w, fmt, None)
     scale, outer, zero_point = P.from_list(rest, parse(fmt))
-    dense = P.dequantize.reference(codes, scale, zero_point, outer, fmt, k, torch.float32)
+    dense = P.dequantize.reference(Operand(codes, scale, zero_point, outer, fmt, k), torch.float32)
     y = run(torch.ones_like(x), (codes, scale, zero_point, outer), fmt, FusedSettings(64, 128))
     assert torch.equal(y.isnan(), dense.isnan().any(1)[None].expand(m, n))
 
@@ -96,7 +97,7 @@ def test_long_sums_of_float32_keep_their_bits(name):
     """All products positive: where tensor cores truncate, the errors add up."""
     fmt, k, n = str(parse(name)), 16384, 128
     weight = stored(n, k, fmt)
-    dense = P.dequantize.reference(*weight, fmt, k, torch.float32)
+    dense = P.dequantize.reference(Operand(*weight, fmt, k), torch.float32)
     x = (torch.rand(64, k, device="cuda") * dense[3].sign()).bfloat16().float()
     y = run(x, weight, fmt, FusedSettings(128, 128))
     assert excess(y, x, weight, fmt, "", torch.zeros(n, device="cuda")) <= 1

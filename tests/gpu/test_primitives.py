@@ -7,6 +7,7 @@ from torch import Tensor
 
 import blockscale as bs
 from blockscale.core import reference
+from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.ops import primitives as P
@@ -108,9 +109,9 @@ def test_division_of_any_two_floats(fmt: str) -> None:
         beside = (ties.view(torch.int32) + torch.randint(-2, 3, (rows, 128), device="cuda")).int()
         x = torch.cat([random_floats(rows * 128).reshape(rows, 128), beside.view(torch.float32)], 1)
         with bs.use("cuda"):
-            found = P.quantize(x, scale, None, None, spelled, None)
+            found = P.quantize(x, Quantizer(scale, None, None, spelled, None))
         with bs.use("reference"):
-            expected = P.quantize(x, scale, None, None, spelled, None)
+            expected = P.quantize(x, Quantizer(scale, None, None, spelled, None))
         assert same(found, expected)
 
 
@@ -150,12 +151,12 @@ def test_cuda_graph() -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             found = P.choose_quantize(x, fmt, None)
-            values = P.fake_quantize(x, None, None, None, fmt, None)
+            values = P.fake_quantize(x, Quantizer(None, None, None, fmt, None))
         x.copy_(torch.randn(64, 512, device="cuda") * 3)
         graph.replay()
         with bs.use("reference"):
             expected = P.choose_quantize(x, fmt, None)
-            wanted = P.fake_quantize(x, None, None, None, fmt, None)
+            wanted = P.fake_quantize(x, Quantizer(None, None, None, fmt, None))
         assert all(same(a, b) for a, b in zip(found, expected, strict=True)), fmt
         assert same(values, wanted), fmt
 

@@ -14,7 +14,7 @@ import torch
 import blockscale as bs
 from blockscale.kernels import cpu
 from blockscale.kernels import hardware as probes
-from blockscale.kernels.registry import BACKENDS, unavailable
+from blockscale.kernels.registry import backends, unavailable
 
 ROOT = Path(__file__).parents[2]
 needs_library = pytest.mark.skipif(isinstance(cpu.load(), str), reason=str(cpu.load()))
@@ -36,7 +36,7 @@ def test_this_machine() -> None:
     assert 1 <= found.cores <= (os.cpu_count() or 1)
     assert found.processor
     assert found.memory is None or found.memory > 2**28
-    assert found.backends == {name: unavailable(name) for name in BACKENDS}
+    assert found.backends == {name: unavailable(name) for name in backends()}
     assert len(found.devices) == torch.cuda.device_count()
     assert json.loads(json.dumps(asdict(found)))["backends"] == found.backends
     with pytest.raises(AttributeError, match="cannot assign"):

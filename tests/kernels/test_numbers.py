@@ -7,7 +7,7 @@ import pytest
 from blockscale.core.catalog import CATALOG
 from blockscale.core.element import ElementNumbers
 from blockscale.core.parse import parse
-from blockscale.kernels.numbers import lower, lowered
+from blockscale.kernels.numbers import lower, lowered, supports_families
 from tests.kernels.codebook import registered
 
 
@@ -103,3 +103,27 @@ def test_a_subclass_says_its_own_numbers() -> None:
     """Its codes mean something else, so its parent's numbers would be wrong."""
     assert parse("int4:tensor:fp32").element.numbers(False) is not None
     assert parse("twice4:tensor:fp32").element.numbers(False) is None
+
+
+def test_families() -> None:
+    """Every format of a call counts, and so does the element of a scale's own format."""
+    of = {
+        name: parse(name) for name in ("int8:token:fp32", "e2m1:group16:e4m3", "binary:token:fp32")
+    }
+    integer, minifloats, binary = of.values()
+    mixed = parse("int4:group16:(e4m3:tensor:fp32)")
+    assert supports_families(["integer"])([integer]) is True
+    assert supports_families(["integer"])([]) is True
+    assert supports_families([])([integer]) is False
+    assert supports_families(["minifloat"])([minifloats]) is True
+    assert supports_families(["integer"])([mixed]) is False
+    assert supports_families(["minifloat"])([mixed]) is False
+    assert supports_families(["integer", "minifloat"])([mixed, integer, minifloats]) is True
+    assert supports_families(["integer", "minifloat"])([mixed, binary]) is False
+
+
+@pytest.mark.parametrize("spelling", ["book4:tensor:fp32", "int4:group16:(utwice4:tensor:fp32)"])
+def test_no_family_is_no_support(spelling: str) -> None:
+    supports = supports_families(["integer", "minifloat", "binary", "codebook"])
+    assert supports([parse(spelling)]) is False
+    assert supports([parse("int8:token:fp32"), parse(spelling)]) is False

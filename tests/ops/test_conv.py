@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.core.layout import from_stored, to_stored
+from blockscale.core.operand import UNQUANTIZED
+from tests.ops.samples import Made
 
 CHANNELS = 12
 # Powers of two for scales and whole numbers for gradients: no sum rounds, in any order, so that
@@ -20,6 +22,20 @@ INPUTS = (
     "uint4:tensor:pow2/floor:asym",
     "int4:channel-1:pow2/floor",  # a scale for each channel
 )
+
+
+def samples(made: Made) -> dict[str, list[tuple]]:
+    x, weight = made.x, made.packed
+    settings = ([2], [1], [1], 1)
+    return {
+        "conv": [
+            (x.reshape(5, 12, 3), weight, torch.randn(5), [5, 12, 3], *settings, made.own),
+            (
+                x.reshape(1, 4, 9, 5)[:, :, :4], weight, None, [5, 4, 3, 3], *([1, 1],) * 3, 1,
+                UNQUANTIZED,
+            ),
+        ]
+    }  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
+from tests.ops.samples import Made
 
 ROWS, SIZE = 19, 37  # every block below is partial somewhere
 EXTRA = (
@@ -28,6 +29,10 @@ INDICES = (
     torch.zeros(2, 0, 3, dtype=torch.long),
     torch.randperm(ROWS)[:12].reshape(3, 4).t(),
 )
+
+
+def samples(made: Made) -> dict[str, list[tuple]]:
+    return {"embedding": [(made.packed, torch.tensor([[0, 4], [2, 2]]), made.dtype)]}
 
 
 def table(fmt: str, dtype=torch.float32, odd: bool = False) -> tuple[nn.Module, Tensor]:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
+from blockscale.core.operand import UNQUANTIZED
+from tests.ops.samples import Made
 
 N, K = 6, 40  # K leaves partial blocks in groups of 16, 32, 64 and 128
 INPUTS = (
@@ -25,6 +27,16 @@ INPUTS = (
 )
 SHAPES = ((K,), (3, K), (2, 3, K), (2, 1, 2, K), (0, K), (2, 0, K))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def samples(made: Made) -> dict[str, list[tuple]]:
+    x = made.x
+    return {
+        "linear": [
+            (x, made.packed, None, UNQUANTIZED),
+            (x[None], made.packed, torch.randn(5), made.own),
+        ]
+    }
 
 
 @pytest.fixture(autouse=True)

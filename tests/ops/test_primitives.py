@@ -1,170 +1,32 @@
-"""The torch ops: opcheck, compile, export, gradients, and what torch's wrappers do to them."""
+"""The primitives: what they are given as ops, gradients, and what torch's wrappers do to them."""
 
-import io
 import math
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import blockscale as bs
+from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
-from blockscale.ops import conv, embedding, linear  # noqa: F401 - their ops are in OPS
 from blockscale.ops import primitives as P
-from blockscale.ops.op import OPS
+from tests.ops.samples import FORMATS, K, Made, bits
 from tests.oracle import Oracle, QParams
 
-K = 36  # divides into no block below, so the last block of a row is partial
-FORMATS = (
-    "int8:token:fp32",
-    "int4:group16:fp16:full:recip",
-    "uint4:group16:fp32:asym",
-    "uint16:tensor:fp32:asym",
-    "int6:group32:e8m0/floor",
-    "e2m1:group16:e4m3",
-    "e4m3:tile2x16:bf16",
-    "e3m2:group8:(uint4:tensor:fp32)",
-    "log4:channel0:pow2/nearest",
-    "binary:channel1:fp32",
-    "ternary:tensor:fp32",
-    "int8:group16@0:fp32:stochastic",
-)
-GRADIENTS = ("fake_quantize", "linear", "conv")
 
-
-def samples(fmt: str, dtype: torch.dtype = torch.float32) -> dict[str, list[tuple]]:
-    """Arguments for each op; with and without what is optional."""
-    torch.manual_seed(0)
-    x, form = torch.randn(5, K).to(dtype), parse(fmt)
-    seed = torch.tensor([3, 4]) if "stochastic" in fmt else None
-    scale, outer, zero = P.from_list(P.choose_qparams.reference(x, fmt), form)
-    given = (scale, zero, outer)
-    packed = P.quantize.reference(x, *given, fmt, seed)
-    weight = (packed, *given)
-    own = "" if seed is not None else fmt  # ops of layers take no seed for their input
-    bias, no, settings = torch.randn(5), (None, None, None), ([2], [1], [1], 1)
+def samples(made: Made) -> dict[str, list[tuple]]:
+    x, fmt = made.x, made.fmt
     return {
         "choose_qparams": [(x, fmt)],
-        "choose_quantize": [(x, fmt, seed)],
-        "quantize": [(x, *given, fmt, seed)],
-        "dequantize": [(*weight, fmt, K, dtype)],
-        "fake_quantize": [(x, *no, fmt, seed), (x, *given, fmt, seed)],
-        "straight_through": [(x * 2, x, *no, fmt), (x * 2, x, *given, fmt)],
-        "pack": [(P.unpack.reference(packed, fmt, K), fmt)],
-        "unpack": [(packed, fmt, K)],
-        "linear": [(x, *weight, None, fmt, *no, ""), (x[None], *weight, bias, fmt, *no, own)],
-        "conv": [
-            (x.reshape(5, 12, 3), *weight, bias, fmt, [5, 12, 3], *settings, *no, own),
-            (x.reshape(1, 4, 9, 5)[:, :, :4], *weight, None, fmt, [5, 4, 3, 3], *([1, 1],) * 3, 1,
-             *no, ""),
-        ],
-        "embedding": [(*weight, fmt, K, torch.tensor([[0, 4], [2, 2]]), dtype)],
-    }  # fmt: skip
-
-
-def bits(value) -> list:
-    """Dtype, shape and bytes of every tensor: equality that knows NaN and -0."""
-    tensors = [t.detach() for t in (value if isinstance(value, list | tuple) else [value])]
-    data = [t.contiguous().reshape(-1).view(torch.uint8).tolist() for t in tensors]
-    return [(t.dtype, tuple(t.shape), each) for t, each in zip(tensors, data, strict=True)]
-
-
-def leaf(arguments: tuple) -> tuple:
-    """The arguments with a gradient wanted for the first tensor of floats."""
-    first, *rest = arguments
-    return (first.clone().requires_grad_() if first.is_floating_point() else first, *rest)
-
-
-def test_every_op_is_sampled() -> None:
-    assert OPS.keys() == samples(FORMATS[0]).keys(), "add the new op to samples()"
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_schema_and_fake(fmt: str, dtype: torch.dtype) -> None:
-    for name, many in samples(fmt, dtype).items():
-        for args in many:
-            wanted = leaf(args) if name in GRADIENTS else args
-            utils = ("test_schema", "test_faketensor", "test_autograd_registration")
-            torch.library.opcheck(OPS[name].overload, wanted, test_utils=utils)
-            with bs.use("reference"):  # tests/kernels compares kernels, some within a tolerance
-                assert bits(OPS[name](*args)) == bits(OPS[name].reference(*args)), name
-
-
-ONCE = [*zip(sorted(OPS), FORMATS, strict=False)]
-REST = [(op, fmt) for op in sorted(OPS) for fmt in FORMATS if (op, fmt) not in ONCE]
-
-
-@pytest.mark.parametrize(
-    ("name", "fmt"), [*ONCE, *[pytest.param(*pair, marks=pytest.mark.slow) for pair in REST]]
-)
-def test_opcheck(name: str, fmt: str) -> None:
-    for args in samples(fmt)[name]:
-        wanted = leaf(args) if name in GRADIENTS else args
-        torch.library.opcheck(OPS[name].overload, wanted)
-
-
-def check_compile(name: str, fmt: str, backend: str) -> None:
-    for args in samples(fmt)[name]:
-        torch._dynamo.reset()
-        op = OPS[name].overload
-        run = torch.compile(lambda *a, op=op: op(*a), fullgraph=True, backend=backend)
-        assert bits(run(*args)) == bits(op(*args))
-
-
-@pytest.mark.parametrize("name", sorted(OPS))
-def test_compile(name: str) -> None:
-    for fmt in (FORMATS[2], FORMATS[5]):
-        check_compile(name, fmt, "aot_eager")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(OPS))
-def test_compile_by_inductor(name: str) -> None:
-    with torch._inductor.utils.fresh_cache():  # its key does not know our shape rules
-        check_compile(name, FORMATS[7], "inductor")
-
-
-class Everything(nn.Module):
-    def __init__(self, fmt: str):
-        super().__init__()
-        self.fmt, self.form = fmt, parse(fmt)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        packed, *parts = P.choose_quantize(x, self.fmt, None)
-        scale, outer, zero = P.from_list(parts, self.form)
-        values = P.dequantize(packed, scale, zero, outer, self.fmt, K, torch.float32)
-        weight = (packed, scale, zero, outer, None)
-        y = P.fake_quantize(x, None, None, None, self.fmt, None)
-        return packed, *parts, values, linear.linear(y, *weight, self.fmt, None, None, None, "")
-
-
-@pytest.mark.parametrize("fmt", ["e2m1:group16:e4m3", "int8:tile2x16:e8m0/tosa"])
-def test_one_graph_for_every_number_of_rows(fmt: str) -> None:
-    torch._dynamo.reset()
-    counter, module = CompileCounterWithBackend("aot_eager"), Everything(fmt)
-    run = torch.compile(module.forward, fullgraph=True, backend=counter, dynamic=True)
-    for rows in (40, 17, 64):  # two blocks of rows or more: torch specializes sizes of 1
-        assert bits(run(x := torch.randn(rows, K))) == bits(module(x))
-    assert counter.frame_count == 1
-
-
-@pytest.mark.parametrize(
-    "fmt", ["e2m1:group16:e4m3", "uint4:channel1:fp32:asym", "int8:tile2x16:bf16"]
-)
-def test_export_save_load(fmt: str) -> None:
-    """For any number of rows, also where blocks run along them (attention over a cache)."""
-    module, file = Everything(fmt), io.BytesIO()
-    rows = torch.export.Dim("rows", min=17, max=99)
-    program = torch.export.export(module, (torch.randn(40, K),), dynamic_shapes={"x": {0: rows}})
-    torch.export.save(program, file)
-    file.seek(0)
-    loaded = torch.export.load(file).module()
-    for count in (17, 40, 96):
-        x = torch.randn(count, K)
-        assert bits(loaded(x)) == bits(module(x))
+        "choose_quantize": [(x, fmt, made.seed)],
+        "quantize": [(x, made.given), (x, made.chosen)],
+        "dequantize": [(made.packed, made.dtype)],
+        "fake_quantize": [(x, made.chosen), (x, made.given)],
+        "straight_through": [(x * 2, x, made.chosen), (x * 2, x, made.given)],
+        "pack": [(P.unpack.reference(made.packed.codes, fmt, K), fmt)],
+        "unpack": [(made.packed.codes, fmt, K)],
+    }
 
 
 # (format, stored scale, outer, zero point) of a static scale of [1, 1]
@@ -212,7 +74,7 @@ def test_gradient(fmt: str, scale, outer, zero, dtype: torch.dtype) -> None:
             stored[2] = None if outer is None else torch.tensor([outer])
         wanted, seed = values.clone().requires_grad_(), torch.tensor(9)
         gradient = torch.randn(shape).to(dtype)
-        P.fake_quantize(wanted, *stored, fmt, seed).backward(gradient)
+        P.fake_quantize(wanted, Quantizer(*stored, fmt, seed)).backward(gradient)
         assert bits(wanted.grad) == bits(torch.where(mask, gradient, 0.0))
 
 
@@ -224,8 +86,10 @@ def test_strides_change_nothing(fmt: str) -> None:
         assert bits(P.choose_quantize(x, fmt, seed)) == bits(P.choose_quantize(plain, fmt, seed))
         grads = []
         for each in (x, plain):
-            (wanted,) = leaf((each,))
-            P.fake_quantize(wanted, None, None, None, fmt, seed).backward(wide.t()[:5, :K])
+            wanted = each.clone().requires_grad_()
+            P.fake_quantize(wanted, Quantizer(None, None, None, fmt, seed)).backward(
+                wide.t()[:5, :K]
+            )
             grads.append(wanted.grad)
         assert bits(grads[0]) == bits(grads[1])
 

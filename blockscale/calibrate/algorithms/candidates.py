@@ -16,6 +16,7 @@ from blockscale.core.bits import FLT_MAX, divide
 from blockscale.core.block import WHOLE, Block, read_block
 from blockscale.core.elements.integer import Integer
 from blockscale.core.format import Format
+from blockscale.core.operand import quantizer
 from blockscale.core.reference import QParams
 from blockscale.core.rounding import nearest_even
 from blockscale.core.scale import PowerOfTwo, TwoLevel
@@ -101,15 +102,13 @@ def limits(fmt: Format) -> tuple[float, float]:
 
 def values(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
     """x [n, k] -> its values after a round trip."""
-    scale, outer, zero_point = qparams
-    found: Tensor = primitives.fake_quantize(x, scale, zero_point, outer, str(fmt), None)
+    found: Tensor = primitives.fake_quantize(x, quantizer(qparams, fmt))
     return found
 
 
 def quantized(x: Tensor, qparams: QParams, fmt: Format) -> QTensor:
     """x [n, k] with chosen scales, the true outer scale among them -> its codes."""
-    scale, outer, zero_point = qparams
-    packed = primitives.quantize(x, scale, zero_point, outer, str(fmt), None)
+    packed = primitives.quantize(x, quantizer(qparams, fmt))
     return QTensor(packed, qparams, fmt, x.shape[-1])
 
 

@@ -12,6 +12,7 @@ from blockscale.calibrate.observers import Spec, make
 from blockscale.calibrate.observers.observer import Observer, is_mean
 from blockscale.core import philox
 from blockscale.core.format import Format
+from blockscale.core.operand import quantizer
 from blockscale.ops import primitives
 
 RANGES = ("min_max", "percentile", "entropy", "mse")
@@ -141,9 +142,8 @@ class Adaptive(Observer):
             )
         found = {}
         for spec, observer in zip(self.tried, self._observers(), strict=True):
-            scale, outer, zero = observer.qparams()
-            form = str(self.format.deterministic)
-            left = primitives.fake_quantize(held, scale, zero, outer, form, None)
+            by = quantizer(observer.qparams(), self.format.deterministic)
+            left = primitives.fake_quantize(held, by)
             found[spec] = float((left.double() - held)[finite].square().mean())
         return found
 

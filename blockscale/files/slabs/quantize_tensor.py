@@ -20,6 +20,7 @@ from torch import Tensor
 from blockscale.core import reference
 from blockscale.core.block import WHOLE, Blocks
 from blockscale.core.format import Format
+from blockscale.core.operand import quantizer
 from blockscale.core.reference import QParams, Ranges
 from blockscale.files.slabs import slabs
 from blockscale.files.slabs.means import StreamedBlocks
@@ -214,8 +215,7 @@ class TensorQuantizer:
     def _codes(self, x: Tensor, slab: Slab, qparams: QParams) -> Piece:
         row = slab.matrix * self._cuts.count + slab.start
         seed = torch.tensor([self._seed, row * prod(self._shape[self._cuts.dim + 1 :])])
-        scale, outer, zero_point = qparams
-        packed = primitives.quantize(x, scale, zero_point, outer, str(self._fmt), seed)
+        packed = primitives.quantize(x, quantizer(qparams, self._fmt, seed))
         return Piece("codes", row, self._flat(packed))
 
     def _flat(self, part: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core.layout import from_stored, stored_shape, to_stored
+from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.files.contents import Checkpoint
 from blockscale.files.metadata import TensorInfo
@@ -93,9 +94,8 @@ class QuantizedRows:
         zero_point = self._part("zero_point", self._scale, cuts, slab)
         outer = self._part("outer", self._outer, cuts, slab)
         size = self.shape[-1] if self.shape else 1
-        values: Tensor = primitives.dequantize(
-            packed, scale, zero_point, outer, str(self._fmt), size, torch.float32
-        )
+        stored = Operand(packed, scale, zero_point, outer, str(self._fmt), size)
+        values: Tensor = primitives.dequantize(stored, torch.float32)
         return values if self._before is None else self._before.from_weight(values)
 
     def _part(self, part: str, sizes: Sizes, cuts: Cuts, slab: Slab) -> Tensor | None:

@@ -3,20 +3,13 @@
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.format import Format
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.native import addresses, floats, native, threads
+from blockscale.kernels.cpu.native import addresses, floats, known, native, threads
 from blockscale.kernels.operand import listed
 from blockscale.kernels.registry import kernel
 
 
-def every(fmt: Format, arguments: object) -> bool:
-    """These kernels take every format, dtype, shape and layout."""
-    del fmt, arguments
-    return True
-
-
-@kernel("choose_qparams", backend="cpu", supports=every)
+@kernel("choose_qparams", backend="cpu", supports=known)
 def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
     """As ops.primitives.choose_qparams."""
     n = native(fmt)

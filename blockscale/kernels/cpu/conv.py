@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockscale.core.layout import from_stored
-from blockscale.kernels.cpu.choose_qparams import choose_qparams, every
+from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
+from blockscale.kernels.cpu.choose_qparams import choose_qparams
 from blockscale.kernels.cpu.dequantize import dequantize
 from blockscale.kernels.cpu.fake_quantize import fake_quantize
-from blockscale.kernels.cpu.linear import Given, as_integers, float_bias, row_block
-from blockscale.kernels.cpu.native import floats, native
-from blockscale.kernels.cpu.prepack import Weight, prepared
+from blockscale.kernels.cpu.linear import as_integers, float_bias, row_block
+from blockscale.kernels.cpu.native import floats, known, native
+from blockscale.kernels.cpu.prepack import prepared
 from blockscale.kernels.registry import kernel
 
 _CONV = {1: F.conv1d, 2: F.conv2d}
@@ -23,38 +24,31 @@ _OUTPUTS = 128  # with fewer, copying the patches costs more than their products
 Sizes = list[int]
 
 
-@kernel("conv", backend="cpu", supports=every)
+@kernel("conv", backend="cpu", supports=known)
 def conv(
     x: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    outer: Tensor | None,
+    weight: Operand,
     bias: Tensor | None,
-    fmt: str,
     shape: Sizes,
     stride: Sizes,
     padding: Sizes,
     dilation: Sizes,
     groups: int,
-    input_scale: Tensor | None,
-    input_zero_point: Tensor | None,
-    input_outer: Tensor | None,
-    input_fmt: str,
-    input_seed: Tensor | None = None,
+    input: Quantizer = UNQUANTIZED,
 ) -> Tensor:
     """As ops.conv.conv."""
-    given = (input_scale, input_zero_point, input_outer)
-    stored = (weight, scale, zero_point, outer)
-    if input_fmt and groups == 1:
-        y = _as_integers(x, stored, bias, fmt, shape, (stride, padding, dilation), given, input_fmt)
+    if prod(shape[1:]) != weight.size:
+        raise ValueError(
+            f"a weight of shape {shape} has rows of {prod(shape[1:])}, not {weight.size}"
+        )
+    if input.fmt and groups == 1:
+        y = _as_integers(x, weight, bias, shape, (stride, padding, dilation), input)
         if y is not None:
             return y
-    size = prod(shape[1:])
-    dense = from_stored(dequantize(*stored, fmt, size, torch.float32), "channels_last", shape)
+    dense = from_stored(dequantize(weight, torch.float32), "channels_last", shape)
     values = x.to(torch.float32)
-    if input_fmt:
-        quantized = fake_quantize(values.movedim(1, -1), *given, input_fmt, input_seed)
+    if input.fmt:
+        quantized = fake_quantize(values.movedim(1, -1), input)
         values = quantized.movedim(-1, 1)
     else:
         floats(x)  # refuses what the reference refuses
@@ -65,13 +59,11 @@ def conv(
 
 def _as_integers(
     x: Tensor,
-    stored: Weight,
+    weight: Operand,
     bias: Tensor | None,
-    fmt: str,
     shape: Sizes,
     settings: tuple[Sizes, Sizes, Sizes],
-    given: Given,
-    input_fmt: str,
+    by: Quantizer,
 ) -> Tensor | None:
     """The convolution by integer arithmetic, or None where that cannot give it or does not pay."""
     stride, padding, dilation = settings
@@ -83,24 +75,24 @@ def _as_integers(
         (n + 2 * p - span) // s + 1
         for n, p, span, s in zip(x.shape[2:], padding, spans, stride, strict=True)
     ]
-    depth, block = prod(shape[1:]), row_block(input_fmt, x.ndim)
+    block = row_block(by.fmt, x.ndim)
     if min(x.shape[0], *sizes) <= 0 or block is None or shape[0] < _OUTPUTS:
         return None
     if block and channels % min(block, channels):
         return None  # a last block that is partial at every place of the kernel
     x, _ = floats(x.movedim(1, -1))
     if block == 0:
-        scale = choose_qparams(x, input_fmt)[0] if given[0] is None else given[0]
-        scale = native(input_fmt).checked_parts(x.shape, scale, *given[1:]).scale
-        given = (scale.reshape(1, 1, 1), None, None)
-    ready = prepared(stored, fmt, depth)
+        scale = choose_qparams(x, by.fmt)[0] if by.scale is None else by.scale
+        scale = native(by.fmt).checked_parts(x.shape, scale, by.zero_point, by.outer).scale
+        by = Quantizer(scale.reshape(1, 1, 1), None, None, by.fmt)
+    ready = prepared(weight)
     offset = float_bias(bias, shape[0])
     y = torch.empty((x.shape[0], prod(sizes), shape[0]), dtype=x.dtype)
     at = 0
     for patches in _patches(x, sizes, kernel_size, settings):
         part = y[at : at + patches.shape[0]]
         at += patches.shape[0]
-        if not as_integers(ready, patches, min(block, channels), given, input_fmt, offset, part):
+        if not as_integers(ready, patches, min(block, channels), by, offset, part):
             return None
     return y.movedim(-1, 1).reshape(x.shape[0], shape[0], *sizes).contiguous()
 

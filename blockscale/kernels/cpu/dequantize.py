@@ -3,35 +3,27 @@
 import torch
 from torch import Tensor
 
+from blockscale.core.operand import Operand
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.choose_qparams import every
-from blockscale.kernels.cpu.native import DTYPES, Native, addresses, native, threads
+from blockscale.kernels.cpu.native import DTYPES, Native, addresses, known, native, threads
 from blockscale.kernels.operand import new
 from blockscale.kernels.registry import kernel
 
 
-@kernel("dequantize", backend="cpu", supports=every)
-def dequantize(
-    packed: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    outer: Tensor | None,
-    fmt: str,
-    size: int,
-    dtype: torch.dtype,
-) -> Tensor:
+@kernel("dequantize", backend="cpu", supports=known)
+def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
     """As ops.primitives.dequantize; other dtypes than the three are cast from float32."""
-    n = native(fmt)
-    shape = (*packed.shape[:-1], size) if scale.ndim else ()
-    packed = n.checked_codes(packed, shape)
-    parts = n.checked_parts(shape, scale, zero_point, outer)
+    n = native(packed.fmt)
+    shape = packed.shape
+    stored = n.checked_codes(packed.codes, shape)
+    parts = n.checked_parts(shape, packed.scale, packed.zero_point, packed.outer)
     kind = DTYPES.get(dtype, 0)
     values = new(shape, dtype if dtype in DTYPES else torch.float32)
     if values.numel():
-        codes, packs = packed, n.packs(shape)
+        codes, packs = stored, n.packs(shape)
         if not packs:  # rows end within a byte
             codes = n.new_patterns(shape)
-            unpack_into(n, packed, size, codes)
+            unpack_into(n, stored, packed.size, codes)
         _native.dequantize(
             n.handle, shape, codes.data_ptr(), packs, addresses(parts), values.data_ptr(), kind,
             threads(),

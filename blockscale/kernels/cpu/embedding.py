@@ -3,29 +3,20 @@
 import torch
 from torch import Tensor
 
+from blockscale.core.operand import Operand
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.choose_qparams import every
-from blockscale.kernels.cpu.native import DTYPES, addresses, native, threads
+from blockscale.kernels.cpu.native import DTYPES, addresses, known, native, threads
 from blockscale.kernels.operand import in_order
 from blockscale.kernels.registry import kernel
 
 
-@kernel("embedding", backend="cpu", supports=every)
-def embedding(
-    weight: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    outer: Tensor | None,
-    fmt: str,
-    size: int,
-    indices: Tensor,
-    dtype: torch.dtype,
-) -> Tensor:
+@kernel("embedding", backend="cpu", supports=known)
+def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
     """As ops.embedding.embedding. Raises IndexError for an index that is no row."""
-    n = native(fmt)
-    table = (weight.shape[0], size)
-    weight = n.checked_codes(weight, table)
-    parts = n.checked_parts(table, scale, zero_point, outer)
+    n, size = native(weight.fmt), weight.size
+    table = (weight.codes.shape[0], size)
+    codes = n.checked_codes(weight.codes, table)
+    parts = n.checked_parts(table, weight.scale, weight.zero_point, weight.outer)
     if indices.dtype not in (torch.int64, torch.int32) or not indices.is_cpu:
         raise IndexError(
             f"expected int64 or int32 indices on the CPU, found {indices.dtype} on {indices.device}"
@@ -35,7 +26,7 @@ def embedding(
     shape = (*indices.shape, size)
     values = torch.empty(shape, dtype=dtype if dtype in DTYPES else torch.float32)
     if rows.numel() and not _native.embedding(
-        n.handle, *table, weight.data_ptr(), addresses(parts), rows.data_ptr(), rows.numel(),
+        n.handle, *table, codes.data_ptr(), addresses(parts), rows.data_ptr(), rows.numel(),
         values.data_ptr(), kind, threads(),
     ):  # fmt: skip
         low, high = int(rows.min()), int(rows.max())

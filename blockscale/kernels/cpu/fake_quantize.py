@@ -3,15 +3,16 @@
 import torch
 from torch import Tensor
 
+from blockscale.core.operand import Quantizer
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.choose_qparams import every
 from blockscale.kernels.cpu.native import (
     DTYPES,
     Native,
     Parts,
     addresses,
     floats,
+    known,
     native,
     seed_words,
     threads,
@@ -20,40 +21,26 @@ from blockscale.kernels.operand import strided_like
 from blockscale.kernels.registry import kernel
 
 
-@kernel("fake_quantize", backend="cpu", supports=every)
-def fake_quantize(
-    x: Tensor,
-    scale: Tensor | None,
-    zero_point: Tensor | None,
-    outer: Tensor | None,
-    fmt: str,
-    seed: Tensor | None,
-) -> Tensor:
+@kernel("fake_quantize", backend="cpu", supports=known)
+def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.fake_quantize."""
-    n = native(fmt)
+    n = native(by.fmt)
     like = x
     x, dtype = floats(x)
-    parts, at = _given(n, x, scale, zero_point, outer)
+    parts, at = _given(n, x, by)
     values = torch.empty_like(x)
     if x.numel():
         _native.fake_quantize(
             n.handle, x.shape, x.data_ptr(), dtype, parts is not None, at, values.data_ptr(),
-            *seed_words(n, seed), threads(),
+            *seed_words(n, by.seed), threads(),
         )  # fmt: skip
     return strided_like(like, values)
 
 
-@kernel("straight_through", backend="cpu", supports=every)
-def straight_through(
-    gradient: Tensor,
-    x: Tensor,
-    scale: Tensor | None,
-    zero_point: Tensor | None,
-    outer: Tensor | None,
-    fmt: str,
-) -> Tensor:
+@kernel("straight_through", backend="cpu", supports=known)
+def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.straight_through."""
-    n = native(fmt)
+    n = native(by.fmt)
     like = gradient
     if gradient.shape != x.shape:
         raise ValueError(
@@ -61,11 +48,11 @@ def straight_through(
         )
     if gradient.dtype not in DTYPES:
         ones = torch.ones(x.shape, dtype=torch.float32)
-        passes = straight_through(ones, x, scale, zero_point, outer, fmt)
+        passes = straight_through(ones, x, by)
         return torch.where(passes != 0, gradient, 0.0)
     x, dtype = floats(x)
     gradient, kind = floats(gradient)
-    parts, at = _given(n, x, scale, zero_point, outer)
+    parts, at = _given(n, x, by)
     kept = torch.empty_like(gradient)
     if x.numel():
         _native.straight_through(
@@ -75,12 +62,10 @@ def straight_through(
     return strided_like(like, kept)
 
 
-def _given(
-    n: Native, x: Tensor, scale: Tensor | None, zero_point: Tensor | None, outer: Tensor | None
-) -> tuple[QParams | None, Parts]:
+def _given(n: Native, x: Tensor, by: Quantizer) -> tuple[QParams | None, Parts]:
     """The given parts, to be kept alive, and their addresses."""
-    if scale is None:
+    if by.scale is None:
         n.scale_shape(x.shape)  # raises if the block does not fit
         return None, (0, 0, 0)
-    parts = n.checked_parts(x.shape, scale, zero_point, outer)
+    parts = n.checked_parts(x.shape, by.scale, by.zero_point, by.outer)
     return parts, addresses(parts)

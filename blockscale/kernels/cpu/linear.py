@@ -6,49 +6,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.core.scale import TwoLevel
-from blockscale.kernels.cpu.choose_qparams import every
 from blockscale.kernels.cpu.fake_quantize import fake_quantize
-from blockscale.kernels.cpu.native import DTYPES, floats, native, threads
+from blockscale.kernels.cpu.native import DTYPES, floats, known, native, threads
 from blockscale.kernels.cpu.prepack import prepared
 from blockscale.kernels.operand import in_order, new
 from blockscale.kernels.registry import kernel
 
-Given = tuple[Tensor | None, Tensor | None, Tensor | None]  # scale, zero point, outer
 WHOLE_ROW = 2**62
 
 
-@kernel("linear", backend="cpu", supports=every)
+@kernel("linear", backend="cpu", supports=known)
 def linear(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    outer: Tensor | None,
-    bias: Tensor | None,
-    fmt: str,
-    input_scale: Tensor | None,
-    input_zero_point: Tensor | None,
-    input_outer: Tensor | None,
-    input_fmt: str,
-    input_seed: Tensor | None = None,
+    x: Tensor, weight: Operand, bias: Tensor | None = None, input: Quantizer = UNQUANTIZED
 ) -> Tensor:
     """As ops.linear.linear."""
     x, dtype = floats(x)
-    n, shape = weight.shape[0], x.shape
+    n, shape = weight.codes.shape[0], x.shape
     y = new((*shape[:-1], n), x.dtype)
     offset = float_bias(bias, n)
     count = y.numel()
     if not count or not shape[-1]:
         return y.zero_() if offset is None else y.copy_(offset)
-    ready = prepared((weight, scale, zero_point, outer), fmt, shape[-1])
-    if input_fmt:
-        given = (input_scale, input_zero_point, input_outer)
-        block = row_block(input_fmt, x.ndim)
-        if block is not None and as_integers(ready, x, block, given, input_fmt, offset, y):
+    if shape[-1] != weight.size:
+        raise ValueError(f"expected x of shape [..., {weight.size}], found {tuple(shape)}")
+    ready = prepared(weight)
+    if input.fmt:
+        block = row_block(input.fmt, x.ndim)
+        if block is not None and as_integers(ready, x, block, input, offset, y):
             return y
-        x = fake_quantize(x.to(torch.float32), *given, input_fmt, input_seed)
+        x = fake_quantize(x.to(torch.float32), input)
         dtype = DTYPES[torch.float32]
     ready.floats(x.data_ptr(), dtype, count // n, *_to(offset, y))
     return y
@@ -77,14 +66,14 @@ def row_block(fmt: str, rank: int) -> int | None:
 
 
 def as_integers(
-    ready: Any, x: Tensor, block: int, given: Given, fmt: str, bias: Tensor | None, y: Tensor
+    ready: Any, x: Tensor, block: int, by: Quantizer, bias: Tensor | None, y: Tensor
 ) -> bool:
     """Whether integer arithmetic could give y = x @ weight.T + bias, and did."""
-    form, scale = native(fmt), None
-    if given[0] is not None:
+    form, scale = native(by.fmt), None
+    if by.scale is not None:
         if block:
             return False
-        scale = form.checked_parts(x.shape, given[0], *given[1:]).scale
+        scale = form.checked_parts(x.shape, by.scale, by.zero_point, by.outer).scale
     address = 0 if scale is None else scale.data_ptr()
     rows = y.numel() // y.shape[-1]
     done: bool = ready.integers(

@@ -15,9 +15,12 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.scale import TwoLevel
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.numbers import FormatNumbers, lowered
+from blockscale.kernels.numbers import FormatNumbers, lowered, supports_families
 from blockscale.kernels.operand import Storage, in_order
+from blockscale.kernels.registry import ByFormats
 
+FAMILIES = ("integer", "minifloat", "binary")  # of elements: `Family` of src/spec.h
+known = ByFormats(supports_families(FAMILIES))  # and every dtype, shape and layout
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 Parts = tuple[int, int, int]  # addresses of scale, outer, zero point; 0 for none
@@ -72,9 +75,10 @@ def floats(x: Tensor) -> tuple[Tensor, int]:
 
 def seed_words(native: Native, seed: Tensor | None) -> tuple[int, int]:
     """The seed and the index of the first element; 0, 0 where none is needed."""
-    checked = native.checked_seed(seed)
-    if checked is None:
+    if not native.drawn:
         return 0, 0
+    checked = native.checked_seed(seed)
+    assert checked is not None
     key, *first = checked.reshape(-1).tolist()
     return key, first[0] if first else 0
 

@@ -5,14 +5,13 @@ from torch import Tensor
 
 from blockscale.core import pack as packing
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.choose_qparams import every
 from blockscale.kernels.cpu.dequantize import unpack_into
-from blockscale.kernels.cpu.native import native, threads
+from blockscale.kernels.cpu.native import known, native, threads
 from blockscale.kernels.operand import in_order
 from blockscale.kernels.registry import kernel
 
 
-@kernel("pack", backend="cpu", supports=every)
+@kernel("pack", backend="cpu", supports=known)
 def pack(codes: Tensor, fmt: str) -> Tensor:
     """As ops.primitives.pack."""
     n = native(fmt)
@@ -28,7 +27,7 @@ def pack(codes: Tensor, fmt: str) -> Tensor:
     return packed
 
 
-@kernel("unpack", backend="cpu", supports=every)
+@kernel("unpack", backend="cpu", supports=known)
 def unpack(packed: Tensor, fmt: str, size: int) -> Tensor:
     """As ops.primitives.unpack."""
     n = native(fmt)

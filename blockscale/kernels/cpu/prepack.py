@@ -1,83 +1,48 @@
-"""Weights made ready for the linear kernels: kept while the weight lives, made again if it changes.
+"""Weights made ready for the linear kernels, and kept beside them (blockscale.kernels.resident)."""
 
-The work is done once a weight, not once a call, so the result is kept beside the weight, in no
-attribute of it: those would be saved and copied with it.
-"""
-
-from dataclasses import dataclass
-from typing import Any
-from weakref import ref
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from blockscale.core.operand import Operand
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.native import Native, addresses, native, threads
-
-Weight = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # codes, scale, zero point, outer
-
-
-@dataclass(frozen=True)
-class _Kept:
-    parts: tuple[Any, ...]  # weak references to the tensors, None where there is none
-    stamps: tuple[Any, ...]
-    fmt: str
-    size: int
-    weight: Any  # _native.LinearWeight
-    copies: tuple[Tensor, ...]  # what it reads in place of the tensors
+from blockscale.kernels.cpu.native import addresses, native, threads
+from blockscale.kernels.resident import Residents
 
 
-_kept: dict[int, _Kept] = {}
+class _Ready(NamedTuple):
+    """weight: a _native.LinearWeight; copies: what it reads in the place of tensors of ours."""
+
+    weight: Any
+    copies: tuple[Tensor, ...]
 
 
-def prepared(weight: Weight, fmt: str, size: int) -> Any:
-    """The `_native.LinearWeight` of packed codes [n, packed_size(size)] and their scale.
+def prepared(weight: Operand) -> Any:
+    """The `_native.LinearWeight` of a weight [n, k]. It reads its memory later, too: keep it.
 
-    It reads them later, too: keep the weight while you use it.
-
-    Raises ValueError if they do not fit the format.
+    Raises ValueError if its parts do not fit the format.
     """
-    kept = _kept.get(id(weight[0]))
-    if kept is not None and kept.fmt == fmt and kept.size == size and _same(kept, weight):
-        return kept.weight
-    kept = _prepare(weight, native(fmt), size)
-    _kept[id(weight[0])] = kept
-    return kept.weight
+    return _READY[weight].weight
 
 
-def _same(kept: _Kept, weight: Weight) -> bool:
-    for reference, stamp, part in zip(kept.parts, kept.stamps, weight, strict=True):
-        if part is None and reference is None:
-            continue
-        if reference is None or reference() is not part or _stamp(part) != stamp:
-            return False
-    return bool(kept.weight.unchanged())
-
-
-def _stamp(part: Tensor) -> tuple[int, int]:
-    """Numbers that change with the tensor."""
-    if part.is_inference():  # torch counts no changes of these
-        whole = part.contiguous()
-        return part.data_ptr(), _native.fingerprint(whole.data_ptr(), whole.nbytes, threads())
-    return part.data_ptr(), part._version
-
-
-def _prepare(weight: Weight, n: Native, size: int) -> _Kept:
-    codes, scale, zero_point, outer = weight
+def _make(weight: Operand) -> _Ready:
+    n, codes = native(weight.fmt), weight.codes
     if codes.ndim != 2:
         raise ValueError(f"{n.format}: a linear weight's codes are [n, k], not {codes.shape}")
-    key, shape = id(codes), (codes.shape[0], size)
+    shape = (codes.shape[0], weight.size)
     ordered = n.checked_codes(codes, shape)
-    parts = n.checked_parts(shape, scale, zero_point, outer)
-    stamps = tuple(None if part is None else _stamp(part) for part in weight)
+    parts = n.checked_parts(shape, weight.scale, weight.zero_point, weight.outer)
     made = _native.LinearWeight(n.handle, *shape, ordered.data_ptr(), addresses(parts))
-
-    def forget(gone: Any) -> None:
-        kept = _kept.get(key)
-        if kept is not None and any(gone is each for each in kept.parts):
-            del _kept[key]
-
-    weak = tuple(None if part is None else ref(part, forget) for part in weight)
-    originals = {id(part) for part in weight}
+    originals = {id(part) for part in weight[:4]}
     given = (ordered, *parts)
     copies = tuple(part for part in given if part is not None and id(part) not in originals)
-    return _Kept(weak, stamps, n.format.spelling, size, made, copies)
+    return _Ready(made, copies)
+
+
+def _fingerprint(part: Tensor) -> int:
+    whole = part.contiguous()
+    value: int = _native.fingerprint(whole.data_ptr(), whole.nbytes, threads())
+    return value
+
+
+_READY = Residents(_make, _fingerprint, lambda ready: bool(ready.weight.unchanged()))

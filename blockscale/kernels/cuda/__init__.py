@@ -21,6 +21,11 @@ def available() -> str | None:
     return None
 
 
+def takes(device: str) -> bool:
+    """Whether tensors on a device of this type can go there."""
+    return device == ("cpu" if interpreting() else "cuda")
+
+
 def interpreting() -> bool:
     """Whether Triton's interpreter runs the kernels."""
     import triton

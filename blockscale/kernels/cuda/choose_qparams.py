@@ -3,21 +3,15 @@
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.format import Format
 from blockscale.kernels.cuda.primitives.form import floats, form
 from blockscale.kernels.cuda.primitives.launch import choose
 from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.operand import listed
 from blockscale.kernels.registry import kernel
 
 
-def every(fmt: Format, arguments: object) -> bool:
-    """These kernels take every format, dtype, shape and layout."""
-    del fmt, arguments
-    return True
-
-
-@kernel("choose_qparams", backend="cuda", supports=every)
+@kernel("choose_qparams", backend="cuda", supports=known)
 @replayed()
 def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
     """As ops.primitives.choose_qparams."""

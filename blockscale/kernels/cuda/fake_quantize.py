@@ -3,72 +3,57 @@
 import torch
 from torch import Tensor
 
+from blockscale.core.operand import Quantizer
 from blockscale.core.reference import FLOATS, QParams
-from blockscale.kernels.cuda.choose_qparams import every
 from blockscale.kernels.cuda.primitives import launch
 from blockscale.kernels.cuda.primitives.form import Form, floats, form, seed_numbers
 from blockscale.kernels.cuda.primitives.plan import Plan, one_pass, with_scale
 from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.operand import strided_like
 from blockscale.kernels.registry import kernel
 
 
-@kernel("fake_quantize", backend="cuda", supports=every)
+@kernel("fake_quantize", backend="cuda", supports=known)
 @replayed()
-def fake_quantize(
-    x: Tensor,
-    scale: Tensor | None,
-    zero_point: Tensor | None,
-    outer: Tensor | None,
-    fmt: str,
-    seed: Tensor | None,
-) -> Tensor:
+def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.fake_quantize."""
-    f, like = form(fmt), x
+    f, like = form(by.fmt), x
     x = floats(x)
     values = torch.empty_like(x)
-    parts = _given(f, x, scale, zero_point, outer)
+    parts = _given(f, x, by)
     if x.numel():
-        _run(f, x, parts, None, values, seed)
+        _run(f, x, parts, None, values, by.seed)
     return strided_like(like, values)
 
 
-@kernel("straight_through", backend="cuda", supports=every)
+@kernel("straight_through", backend="cuda", supports=known)
 @replayed()
-def straight_through(
-    gradient: Tensor,
-    x: Tensor,
-    scale: Tensor | None,
-    zero_point: Tensor | None,
-    outer: Tensor | None,
-    fmt: str,
-) -> Tensor:
+def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.straight_through."""
-    f, like = form(fmt), gradient
+    f, like = form(by.fmt), gradient
     if gradient.shape != x.shape:
         raise ValueError(
             f"expected a gradient of shape {tuple(x.shape)}, found {tuple(gradient.shape)}"
         )
     if gradient.dtype not in FLOATS:
         ones = torch.ones(x.shape, dtype=torch.float32, device=x.device)
-        passes = straight_through(ones, x, scale, zero_point, outer, fmt)
+        passes = straight_through(ones, x, by)
         return torch.where(passes != 0, gradient, 0.0)
     x, gradient = floats(x), floats(gradient)
     kept = torch.empty_like(gradient)
-    parts = _given(f, x, scale, zero_point, outer)
+    parts = _given(f, x, by)
     if x.numel():
         _run(f, x, parts, gradient, kept, None)
     return strided_like(like, kept)
 
 
-def _given(
-    f: Form, x: Tensor, scale: Tensor | None, zero: Tensor | None, outer: Tensor | None
-) -> QParams | None:
+def _given(f: Form, x: Tensor, by: Quantizer) -> QParams | None:
     """A caller's scale, checked; None where it is to be chosen from x."""
-    if scale is None:
+    if by.scale is None:
         f.scale_shape(x.shape)  # raises if the block does not fit
         return None
-    return f.given_parts(x, x.shape, scale, zero, outer)
+    return f.given_parts(x, x.shape, by.scale, by.zero_point, by.outer)
 
 
 def _run(

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.core.precision import float32_inside
 from blockscale.core.scale import TwoLevel
@@ -19,56 +19,43 @@ from blockscale.kernels.cuda.matmul.choice import WAYS, Choice
 from blockscale.kernels.cuda.matmul.codes import codes, float8_sums, pair
 from blockscale.kernels.cuda.matmul.finish import Ends
 from blockscale.kernels.cuda.matmul.hopper import available
-from blockscale.kernels.cuda.matmul.input import Codes, Given, Values, read
+from blockscale.kernels.cuda.matmul.input import Codes, Values, read
 from blockscale.kernels.cuda.matmul.order import PARTS
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.kernels.cuda.matmul.weight import Weight, as_words
 from blockscale.kernels.cuda.primitives.form import floats, form
 from blockscale.kernels.cuda.primitives.launch import guard
 from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.registry import kernel
 
 
-def every(fmt: object, arguments: object) -> bool:
-    """What nothing here is made for is dequantized and left to the library."""
-    del fmt, arguments
-    return True
-
-
-def _how_exact(*arguments: Any) -> str | None:
+def _how_exact(
+    x: Tensor, weight: Operand, bias: Tensor | None = None, input: Quantizer = UNQUANTIZED
+) -> str | None:
     """What `pair` decides by, beside a call's arguments."""
-    return float8_sums() if arguments[10] else None
+    del x, weight, bias
+    return float8_sums() if input.fmt else None
 
 
-@kernel("linear", backend="cuda", supports=every)
+@kernel("linear", backend="cuda", supports=known)
 @replayed(also=_how_exact)
 def linear(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    outer: Tensor | None,
-    bias: Tensor | None,
-    fmt: str,
-    input_scale: Tensor | None,
-    input_zero_point: Tensor | None,
-    input_outer: Tensor | None,
-    input_fmt: str,
-    input_seed: Tensor | None = None,
+    x: Tensor, weight: Operand, bias: Tensor | None = None, input: Quantizer = UNQUANTIZED
 ) -> Tensor:
     """As ops.linear.linear."""
-    x = floats(x)
-    n, k = weight.shape[0], x.shape[-1]
-    w = _checked(Weight(weight, scale, zero_point, outer), fmt, k)
+    x, fmt = floats(x), weight.fmt
+    n, k = weight.codes.shape[0], x.shape[-1]
+    if k != weight.size:
+        raise ValueError(f"expected x of shape [..., {weight.size}], found {tuple(x.shape)}")
+    w = _checked(Weight(*weight[:4]), fmt, k)
     bias = None if bias is None else bias.expand(n).contiguous()
     shape = (*x.shape[:-1], n)
     if not x.numel() or not n:
         y = x.new_zeros(shape)
         return y if bias is None else y.copy_(bias)
     with guard(x):
-        given = Given(input_scale, input_zero_point, input_outer)
-        values = read(x, given, input_fmt, input_seed)
-        return multiplied(values, w, fmt, bias, x.dtype).reshape(shape)
+        return multiplied(read(x, input), w, fmt, bias, x.dtype).reshape(shape)
 
 
 def _checked(weight: Weight, fmt: str, k: int) -> Weight:
@@ -129,7 +116,7 @@ def weighted(
 
 def _in_float32(x: Values, w: Weight, fmt: str, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Elements of more than 8 bits, scales of a few elements: everything in float32."""
-    weight = dequantize(*w, fmt, x.x.shape[-1], torch.float32)
+    weight = dequantize(Operand(*w, fmt, x.x.shape[-1]), torch.float32)
     values = x.x.to(torch.float32)
     if x.row is not None:
         values = values * x.row[:, None]

@@ -4,18 +4,18 @@ import torch
 from torch import Tensor
 
 from blockscale.core import pack as packing
-from blockscale.kernels.cuda.choose_qparams import every
 from blockscale.kernels.cuda.primitives.decoding import pack_row, unpack_row
 from blockscale.kernels.cuda.primitives.form import Form, form, on_device
 from blockscale.kernels.cuda.primitives.launch import guard
 from blockscale.kernels.cuda.replay.direct import cdiv, direct
 from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.registry import kernel
 
 _COLUMNS = 1024  # bytes or codes of one program
 
 
-@kernel("pack", backend="cuda", supports=every)
+@kernel("pack", backend="cuda", supports=known)
 @replayed()
 def pack(codes: Tensor, fmt: str) -> Tensor:
     """As ops.primitives.pack."""
@@ -40,7 +40,7 @@ def pack_patterns(f: Form, patterns: Tensor) -> Tensor:
     return packed
 
 
-@kernel("unpack", backend="cuda", supports=every)
+@kernel("unpack", backend="cuda", supports=known)
 @replayed()
 def unpack(packed: Tensor, fmt: str, size: int) -> Tensor:
     """As ops.primitives.unpack."""

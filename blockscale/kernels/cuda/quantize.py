@@ -4,35 +4,31 @@ from torch import Tensor
 
 from blockscale.core import pack as packing
 from blockscale.core import reference
+from blockscale.core.operand import Quantizer
 from blockscale.core.reference import QParams
-from blockscale.kernels.cuda.choose_qparams import every
 from blockscale.kernels.cuda.pack import pack_patterns
 from blockscale.kernels.cuda.primitives import launch
 from blockscale.kernels.cuda.primitives.form import Form, floats, form, seed_numbers
 from blockscale.kernels.cuda.primitives.plan import Plan, one_pass, with_scale
 from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.operand import listed
 from blockscale.kernels.registry import kernel
 
 
-@kernel("quantize", backend="cuda", supports=every)
+@kernel("quantize", backend="cuda", supports=known)
 @replayed()
-def quantize(
-    x: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    outer: Tensor | None,
-    fmt: str,
-    seed: Tensor | None,
-) -> Tensor:
+def quantize(x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.quantize."""
-    f = form(fmt)
+    if by.scale is None:
+        return choose_quantize(x, by.fmt, by.seed)[0]
+    f = form(by.fmt)
     x = floats(x)
-    parts = f.given_parts(x, x.shape, scale, zero_point, outer)
-    return _given(f, x, parts, seed)
+    parts = f.given_parts(x, x.shape, by.scale, by.zero_point, by.outer)
+    return _given(f, x, parts, by.seed)
 
 
-@kernel("choose_quantize", backend="cuda", supports=every)
+@kernel("choose_quantize", backend="cuda", supports=known)
 @replayed()
 def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
     """As ops.primitives.choose_quantize."""

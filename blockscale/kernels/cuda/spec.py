@@ -4,7 +4,11 @@ import struct
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 
-from blockscale.kernels.numbers import FormatNumbers, lowered
+from blockscale.kernels.numbers import FormatNumbers, lowered, supports_families
+from blockscale.kernels.registry import ByFormats
+
+FAMILIES = ("integer", "minifloat", "binary")  # of elements, that device code knows
+known = ByFormats(supports_families(FAMILIES))  # and every dtype, shape and layout
 
 
 @dataclass(frozen=True)

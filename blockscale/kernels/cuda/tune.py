@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 import triton
 
+from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda import tables
 from blockscale.kernels.cuda.linear import device_name, multiplied
@@ -12,7 +13,7 @@ from blockscale.kernels.cuda.matmul.call import Call
 from blockscale.kernels.cuda.matmul.choice import Choice, to_measure
 from blockscale.kernels.cuda.matmul.codes import pair
 from blockscale.kernels.cuda.matmul.hopper import available
-from blockscale.kernels.cuda.matmul.input import Codes, Given, read
+from blockscale.kernels.cuda.matmul.input import Codes, read
 from blockscale.kernels.cuda.matmul.order import PARTS
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.kernels.cuda.matmul.weight import Weight
@@ -34,7 +35,8 @@ def tune_linear(
     fmt, input_fmt = str(parse(fmt)), str(parse(input_fmt)) if input_fmt else ""
     weight = _weight(fmt, n, k)
     x = torch.randn(m, k, device="cuda").to(torch.bfloat16)
-    values = read(x, Given(), input_fmt, None)
+    by = Quantizer(None, None, None, input_fmt)
+    values = read(x, by)
     what = pair(fmt, values.element, k, x.dtype) if isinstance(values, Codes) else ""
     r = None if what else reading(fmt, k)
     if not what and r is None:
@@ -43,7 +45,7 @@ def tune_linear(
     call = Call(what or "weight", fmt, m * parts, n, k, available.can_run(weight.codes))
 
     def run(choice: Choice) -> torch.Tensor:
-        return multiplied(read(x, Given(), input_fmt, None), weight, fmt, None, x.dtype, choice)
+        return multiplied(read(x, by), weight, fmt, None, x.dtype, choice)
 
     best, _ = tables.fastest(to_measure(call, r), run, _milliseconds)
     at = tables.key(call.what, fmt, device_name(x))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
+from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
@@ -34,9 +35,9 @@ def choosing(x: Tensor, fmt: str, seed: Tensor | None) -> Results:
     """What the ops make of x that choose its scale."""
     found = {f"choose_qparams {i}": t for i, t in enumerate(P.choose_qparams(x, fmt))}
     found |= {f"choose_quantize {i}": t for i, t in enumerate(P.choose_quantize(x, fmt, seed))}
-    found["fake_quantize"] = P.fake_quantize(x, None, None, None, fmt, seed)
+    found["fake_quantize"] = P.fake_quantize(x, Quantizer(None, None, None, fmt, seed))
     gradient = slope(x)
-    found["straight_through"] = P.straight_through(gradient, x, None, None, None, fmt)
+    found["straight_through"] = P.straight_through(gradient, x, Quantizer(None, None, None, fmt))
     return found
 
 
@@ -44,9 +45,11 @@ def encoding(x: Tensor, fmt: str, qparams: QParams, seed: Tensor | None) -> Resu
     """What the ops make of x with a given scale."""
     scale, outer, zero = qparams
     return {
-        "quantize": P.quantize(x, scale, zero, outer, fmt, seed),
-        "fake_quantize given": P.fake_quantize(x, scale, zero, outer, fmt, seed),
-        "straight_through given": P.straight_through(slope(x), x, scale, zero, outer, fmt),
+        "quantize": P.quantize(x, Quantizer(scale, zero, outer, fmt, seed)),
+        "fake_quantize given": P.fake_quantize(x, Quantizer(scale, zero, outer, fmt, seed)),
+        "straight_through given": P.straight_through(
+            slope(x), x, Quantizer(scale, zero, outer, fmt)
+        ),
     }
 
 
@@ -54,7 +57,7 @@ def decoding(packed: Tensor, fmt: str, qparams: QParams, size: int, rank: int) -
     """What the ops make of packed codes."""
     scale, outer, zero = qparams
     found = {
-        f"dequantize {dtype}": P.dequantize(packed, scale, zero, outer, fmt, size, dtype)
+        f"dequantize {dtype}": P.dequantize(Operand(packed, scale, zero, outer, fmt, size), dtype)
         for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     }
     if rank:
@@ -104,7 +107,7 @@ def wrong(
     seed = torch.tensor([7, 3]) if seed is None and form.rounding == "stochastic" else seed
     with bs.use("reference"):
         given = qparams or P.from_list(P.choose_qparams(x, fmt), form)
-        packed = P.quantize(x, given.scale, given.zero_point, given.outer, fmt, seed)
+        packed = P.quantize(x, Quantizer(given.scale, given.zero_point, given.outer, fmt, seed))
         expected = everything(x, fmt, packed, given, seed)
     isas = _native.isas()
     runs = [(isa, threads[0]) for isa in isas] + [(isas[-1], count) for count in threads[1:]]

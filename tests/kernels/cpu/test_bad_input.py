@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
+from blockscale.core.operand import Operand, Quantizer
 from blockscale.ops import primitives as P
 from blockscale.ops.embedding import embedding
 
@@ -26,11 +27,15 @@ ROWS = torch.tensor([0, 5])
 def all_ops(scale, zero, outer, fmt, x=X, codes=CODES):
     """Every op that takes a scale, as calls to make."""
     return {
-        "quantize": lambda: P.quantize(x, scale, zero, outer, fmt, None),
-        "fake_quantize": lambda: P.fake_quantize(x, scale, zero, outer, fmt, None),
-        "straight_through": lambda: P.straight_through(x, x, scale, zero, outer, fmt),
-        "dequantize": lambda: P.dequantize(codes, scale, zero, outer, fmt, 40, torch.float32),
-        "embedding": lambda: embedding(codes, scale, zero, outer, fmt, 40, ROWS, torch.float32),
+        "quantize": lambda: P.quantize(x, Quantizer(scale, zero, outer, fmt, None)),
+        "fake_quantize": lambda: P.fake_quantize(x, Quantizer(scale, zero, outer, fmt, None)),
+        "straight_through": lambda: P.straight_through(x, x, Quantizer(scale, zero, outer, fmt)),
+        "dequantize": lambda: P.dequantize(
+            Operand(codes, scale, zero, outer, fmt, 40), torch.float32
+        ),
+        "embedding": lambda: embedding(
+            Operand(codes, scale, zero, outer, fmt, 40), ROWS, torch.float32
+        ),
     }
 
 
@@ -41,9 +46,9 @@ def test_dtypes_of_x(dtype: torch.dtype) -> None:
     for x in (X.to(dtype), X[:0].to(dtype)):
         scale = SCALE[: len(x)]
         calls = [lambda x=x: P.choose_qparams(x, FMT), lambda x=x: P.choose_quantize(x, FMT, None)]
-        calls += [lambda x=x, s=scale: P.quantize(x, s, None, None, FMT, None)]
-        calls += [lambda x=x: P.fake_quantize(x, None, None, None, FMT, None)]
-        calls += [lambda x=x: P.straight_through(X[: len(x)], x, None, None, None, FMT)]
+        calls += [lambda x=x, s=scale: P.quantize(x, Quantizer(s, None, None, FMT, None))]
+        calls += [lambda x=x: P.fake_quantize(x, Quantizer(None, None, None, FMT, None))]
+        calls += [lambda x=x: P.straight_through(X[: len(x)], x, Quantizer(None, None, None, FMT))]
         calls += [lambda x=x: bs.quantize(x, FMT), lambda x=x: bs.fake_quantize(x, FMT)]
         for call in calls:
             words = f"expected float32, bfloat16 or float16, found {name}: convert it first"
@@ -109,8 +114,8 @@ def test_sizes(size: int) -> None:
     with bs.use("cpu"):
         for call in (
             lambda: P.unpack(CODES, FMT, size),
-            lambda: P.dequantize(CODES, SCALE, None, None, FMT, size, torch.float32),
-            lambda: embedding(CODES, SCALE, None, None, FMT, size, ROWS, torch.float32),
+            lambda: P.dequantize(Operand(CODES, SCALE, None, None, FMT, size), torch.float32),
+            lambda: embedding(Operand(CODES, SCALE, None, None, FMT, size), ROWS, torch.float32),
         ):
             with pytest.raises(ValueError, match="codes of shape"):
                 call()
@@ -123,9 +128,9 @@ def test_blocks_that_need_other_dimensions() -> None:
             for call in (
                 lambda x=x, fmt=fmt: P.choose_qparams(x, fmt),
                 lambda x=x, fmt=fmt: P.choose_quantize(x, fmt, None),
-                lambda x=x, fmt=fmt: P.fake_quantize(x, None, None, None, fmt, None),
-                lambda x=x, fmt=fmt: P.straight_through(x, x, None, None, None, fmt),
-                lambda x=x, fmt=fmt: P.quantize(x, SCALE, None, None, fmt, None),
+                lambda x=x, fmt=fmt: P.fake_quantize(x, Quantizer(None, None, None, fmt, None)),
+                lambda x=x, fmt=fmt: P.straight_through(x, x, Quantizer(None, None, None, fmt)),
+                lambda x=x, fmt=fmt: P.quantize(x, Quantizer(SCALE, None, None, fmt, None)),
                 lambda x=x, fmt=fmt: bs.quantize(x, fmt),
             ):
                 with pytest.raises(ValueError, match=f"block '{block}' needs dimension"):
@@ -147,15 +152,15 @@ def test_seeds() -> None:
 @pytest.mark.parametrize("shape", [(), (40,), (2, 6, 40), (6, 1)], ids=str)
 def test_gradients_of_another_shape(shape: tuple[int, ...]) -> None:
     with bs.use("cpu"), pytest.raises((RuntimeError, ValueError), match=r"shape|sizes"):
-        P.straight_through(torch.ones(shape), X, None, None, None, FMT)
+        P.straight_through(torch.ones(shape), X, Quantizer(None, None, None, FMT))
 
 
 STRANGE = {
     "x on meta": "with bs.use('cpu'): r = bs.fake_quantize(x.to('meta'), F); assert r.is_meta",
     "a pinned backend": "with bs.use('cpu'): assert bs.quantize(x.to('meta'), F).shape == x.shape",
-    "scale on meta": "refused(lambda: P.quantize(x, s.to('meta'), None, None, F, None))",
-    "x of a gradient on meta": "refused(lambda: P.straight_through(x, x.to('meta'), *N, F))",
-    "a gradient without storage": "assert not P.straight_through(zero, x, *N, F).any()",
+    "scale on meta": "refused(lambda: P.quantize(x, Q(s.to('meta'), None, None, F)))",
+    "x of a gradient on meta": "refused(lambda: P.straight_through(x, x.to('meta'), Q(*N, F)))",
+    "a gradient without storage": "assert not P.straight_through(zero, x, Q(*N, F)).any()",
     "x without storage": "assert not bs.fake_quantize(zero, F).any()",
     "mkldnn": "refused(lambda: bs.fake_quantize(x.to_mkldnn(), F))",
     "sparse": "refused(lambda: bs.fake_quantize(x.to_sparse(), F))",
@@ -164,6 +169,7 @@ STRANGE = {
 SCRIPT = f"""
 import os, sys, traceback, warnings
 import torch, blockscale as bs
+from blockscale.core.operand import Quantizer as Q
 from blockscale.ops import primitives as P
 warnings.simplefilter("ignore")
 F, N = {FMT!r}, (None, None, None)

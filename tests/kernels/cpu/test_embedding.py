@@ -6,6 +6,7 @@ from torch import Tensor
 
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
+from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.kernels.cpu import _native
 from blockscale.ops import primitives as P
@@ -18,24 +19,24 @@ from tests.ops.test_embedding import EXTRA
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def table(fmt: str, rows: int, size: int, seed: int = 1) -> tuple:
-    """The first six arguments of the op."""
+def table(fmt: str, rows: int, size: int, seed: int = 1) -> Operand:
+    """A quantized table."""
     form, draw = parse(fmt), torch.tensor([1, 2])
     with bs.use("reference"):
         packed, *parts = P.choose_quantize(rough((rows, size), seed), fmt, draw)
     scale, outer, zero = P.from_list(parts, form)
-    return packed, scale, zero, outer, fmt, size
+    return Operand(packed, scale, zero, outer, fmt, size)
 
 
-def wrong(arguments: tuple, indices: Tensor, threads: int = 1) -> list[tuple[str, torch.dtype]]:
+def wrong(stored: Operand, indices: Tensor, threads: int = 1) -> list[tuple[str, torch.dtype]]:
     """Instruction sets and dtypes whose bits differ from the reference's."""
     bad = []
     for dtype in DTYPES:
         with bs.use("reference"):
-            expected = embedding(*arguments, indices, dtype)
+            expected = embedding(stored, indices, dtype)
         for isa in _native.isas():
             with settings(isa, threads):
-                if not same(embedding(*arguments, indices, dtype), expected):
+                if not same(embedding(stored, indices, dtype), expected):
                     bad.append((isa, dtype))
     return bad
 
@@ -85,23 +86,23 @@ def test_many_short_rows() -> None:
 
 @pytest.mark.parametrize("index", [-1, 19, 2**40, -(2**63)])
 def test_indices_that_are_no_row(isa: str, index: int) -> None:
-    arguments = table("int4:group16:fp32", 19, 37)
+    stored = table("int4:group16:fp32", 19, 37)
     for indices in (torch.tensor(index), torch.tensor([[0, 1], [index, 2]])):
         with bs.use("cpu"), pytest.raises(IndexError, match=f"out of range: .*{index}.* 19 rows"):
-            embedding(*arguments, indices, torch.float32)
+            embedding(stored, indices, torch.float32)
 
 
 def test_an_empty_table(isa: str) -> None:
-    arguments = table("int4:group16:fp32", 0, 37)
+    stored = table("int4:group16:fp32", 0, 37)
     with bs.use("cpu"):
         none = torch.zeros(0, dtype=torch.long)
-        assert embedding(*arguments, none, torch.float32).shape == (0, 37)
+        assert embedding(stored, none, torch.float32).shape == (0, 37)
         with pytest.raises(IndexError, match="in a table of 0 rows"):
-            embedding(*arguments, torch.tensor([0]), torch.float32)
+            embedding(stored, torch.tensor([0]), torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.uint8, torch.bool, torch.float32], ids=str)
 def test_indices_of_other_dtypes(isa: str, dtype: torch.dtype) -> None:
-    arguments = table("int4:group16:fp32", 19, 37)
+    stored = table("int4:group16:fp32", 19, 37)
     with bs.use("cpu"), pytest.raises(IndexError, match=f"int64 or int32 .* found {dtype}"):
-        embedding(*arguments, torch.ones(3, dtype=dtype), torch.float32)
+        embedding(stored, torch.ones(3, dtype=dtype), torch.float32)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
+from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear, quantized_input
@@ -53,8 +54,8 @@ def stored(w: Tensor, fmt: str) -> tuple:
 def excess(y: Tensor, x: Tensor, weight: tuple, fmt: str, input_fmt: str = "", **more) -> float:
     """How many times the tolerance y is off: at most 1 is right. NaN must be where it belongs."""
     bias, given = more.get("bias"), more.get("given", NOTHING)
-    values = quantized_input(x, *given, input_fmt, None).double()
-    dense = P.dequantize.reference(*weight, fmt, x.shape[-1], torch.float32).double()
+    values = quantized_input(x, Quantizer(*given, input_fmt)).double()
+    dense = P.dequantize.reference(Operand(*weight, fmt, x.shape[-1]), torch.float32).double()
     offset = torch.zeros(dense.shape[0]).double() if bias is None else bias.double()
     exact = values @ dense.T + offset
     assert (y.dtype, y.shape) == (x.dtype, exact.shape)
@@ -71,7 +72,10 @@ def excess(y: Tensor, x: Tensor, weight: tuple, fmt: str, input_fmt: str = "", *
 def run(x: Tensor, weight: tuple, fmt: str, input_fmt: str = "", **more) -> Tensor:
     with bs.use("cpu"):
         return linear(
-            x, *weight, more.get("bias"), fmt, *more.get("given", NOTHING), input_fmt, None
+            x,
+            Operand(*weight, fmt, x.shape[-1]),
+            more.get("bias"),
+            Quantizer(*more.get("given", NOTHING), input_fmt, None),
         )
 
 
@@ -174,7 +178,12 @@ def test_numbers_far_from_one(fmt: str) -> None:
         x[1, 7] = odd
         for input_fmt in ("", "int8:token:fp32", "int8:tensor:fp32", "int8:group32:e8m0/floor"):
             with bs.use("reference"):
-                expected = linear(x, *weight, None, fmt, *NOTHING, input_fmt, None)
+                expected = linear(
+                    x,
+                    Operand(*weight, fmt, x.shape[-1]),
+                    None,
+                    Quantizer(*NOTHING, input_fmt, None),
+                )
             y = run(x, weight, fmt, input_fmt)
             assert torch.equal(y.isnan(), expected.isnan()), (odd, input_fmt)
             assert torch.equal(y.isinf(), expected.isinf()), (odd, input_fmt)

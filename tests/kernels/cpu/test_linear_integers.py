@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core import reference
+from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.pack import pack
 from blockscale.core.parse import parse
 from blockscale.kernels.cpu.linear import as_integers, row_block
@@ -158,9 +159,11 @@ def test_integers_are_really_used() -> None:
     for (fmt, input_fmt, k), expected in used.items():
         x, y = torch.randn(3, k), torch.empty(3, 5)
         weight = stored(torch.randn(5, k), fmt)  # what is prepared reads it as long as it lives
-        ready = prepared(weight, fmt, k)
+        ready = prepared(Operand(*weight, fmt, k))
         block = row_block(input_fmt, 2)
-        found = block is not None and as_integers(ready, x, block, NOTHING, input_fmt, None, y)
+        found = block is not None and as_integers(
+            ready, x, block, Quantizer(*NOTHING, input_fmt), None, y
+        )
         assert found == expected, (fmt, input_fmt)
 
 

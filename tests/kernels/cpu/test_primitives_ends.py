@@ -10,6 +10,7 @@ SCRIPT = """
 import ctypes, mmap
 import torch
 import blockscale as bs
+from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.kernels.cpu import _native
 from blockscale.ops import primitives as P
@@ -51,7 +52,7 @@ for number, element in enumerate(ELEMENTS):
         for isa in _native.isas():
             with settings(isa, 1):
                 assert differing(everything(*arguments), expected) == [], (fmt, shape, isa)
-                embedding(packed, scale, zero, outer, fmt, shape[1], rows, torch.float32)
+                embedding(Operand(packed, scale, zero, outer, fmt, shape[1]), rows, torch.float32)
 print("done")
 """
 

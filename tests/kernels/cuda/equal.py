@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
+from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.ops import primitives as P
@@ -30,11 +31,13 @@ def encoding(x: Tensor, fmt: str, given: QParams, seed: Tensor | None) -> Result
     scale, outer, zero = given
     found = {f"choose_qparams {i}": t for i, t in enumerate(P.choose_qparams(x, fmt))}
     found |= {f"choose_quantize {i}": t for i, t in enumerate(P.choose_quantize(x, fmt, seed))}
-    found["fake_quantize"] = P.fake_quantize(x, None, None, None, fmt, seed)
-    found["straight_through"] = P.straight_through(slope(x), x, None, None, None, fmt)
-    found["quantize"] = P.quantize(x, scale, zero, outer, fmt, seed)
-    found["fake_quantize given"] = P.fake_quantize(x, scale, zero, outer, fmt, seed)
-    found["straight_through given"] = P.straight_through(slope(x), x, scale, zero, outer, fmt)
+    found["fake_quantize"] = P.fake_quantize(x, Quantizer(None, None, None, fmt, seed))
+    found["straight_through"] = P.straight_through(slope(x), x, Quantizer(None, None, None, fmt))
+    found["quantize"] = P.quantize(x, Quantizer(scale, zero, outer, fmt, seed))
+    found["fake_quantize given"] = P.fake_quantize(x, Quantizer(scale, zero, outer, fmt, seed))
+    found["straight_through given"] = P.straight_through(
+        slope(x), x, Quantizer(scale, zero, outer, fmt)
+    )
     return found
 
 
@@ -43,7 +46,7 @@ def decoding(
 ) -> Results:
     """What the ops make of packed codes; codes: unpacked ones, if there are dimensions."""
     scale, outer, zero = given
-    found = {"dequantize": P.dequantize(packed, scale, zero, outer, fmt, size, dtype)}
+    found = {"dequantize": P.dequantize(Operand(packed, scale, zero, outer, fmt, size), dtype)}
     if codes is not None:
         found["unpack"] = P.unpack(packed, fmt, size)
         found["pack"] = P.pack(codes, fmt)
@@ -71,7 +74,7 @@ def wrong(
     decodes = decodes or x.dtype
     with bs.use("reference"):
         given = given or P.from_list(P.choose_qparams(x, fmt), form)
-        packed = P.quantize(x, given.scale, given.zero_point, given.outer, fmt, seed)
+        packed = P.quantize(x, Quantizer(given.scale, given.zero_point, given.outer, fmt, seed))
         codes = P.unpack(packed, fmt, size) if x.ndim else None
         expected = encoding(x, fmt, given, seed)
         expected |= decoding(packed, codes, fmt, given, size, decodes)

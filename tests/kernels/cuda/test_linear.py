@@ -8,6 +8,7 @@ from torch import Tensor
 
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
+from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear
@@ -56,7 +57,12 @@ def _here(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
 def run(x: Tensor, weight: tuple, fmt: str, input_fmt: str = "", **more) -> Tensor:
     given = more.get("given", NOTHING)
     with bs.use("cuda"):
-        return linear(x, *weight, more.get("bias"), fmt, *given, input_fmt, None)
+        return linear(
+            x,
+            Operand(*weight, fmt, x.shape[-1]),
+            more.get("bias"),
+            Quantizer(*given, input_fmt, None),
+        )
 
 
 def check(x: Tensor, weight: tuple, fmt: str, input_fmt: str = "", **more) -> None:
@@ -139,7 +145,7 @@ def test_powers_of_two_are_exact_to_the_last_bit() -> None:
     codes = torch.randint(-15, 16, (7, k)).to(torch.int8)
     scale = torch.randint(131, 136, (7, 3)).to(torch.uint8)
     x = torch.randint(-15, 16, (5, k)).float()
-    dense = P.dequantize.reference(codes, scale, None, None, fmt, k, torch.float32)
+    dense = P.dequantize.reference(Operand(codes, scale, None, None, fmt, k), torch.float32)
     for dtype in DTYPES:
         y = run(x.to(dtype), (codes, scale, None, None), fmt)
         assert torch.equal(y, (x @ dense.T).to(dtype))
@@ -158,7 +164,12 @@ def test_numbers_that_are_not(fmt: str) -> None:
         x[1, 7] = odd
         for input_fmt in ("", ("int8:token:fp32", "int8:group32:e8m0/floor")[i % 2]):
             with bs.use("reference"):
-                expected = linear(x, *weight, None, fmt, *NOTHING, input_fmt, None)
+                expected = linear(
+                    x,
+                    Operand(*weight, fmt, x.shape[-1]),
+                    None,
+                    Quantizer(*NOTHING, input_fmt, None),
+                )
             y = run(x, weight, fmt, input_fmt)
             assert torch.equal(y.isnan(), expected.isnan()), (odd, input_fmt)
             assert torch.equal(y.isinf(), expected.isinf()), (odd, input_fmt)

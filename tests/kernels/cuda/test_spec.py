@@ -1,45 +1,70 @@
-"""What kernels are told beside a format's numbers, against the reference's own steps."""
+"""What CUDA kernels are compiled for: the numbers of every backend, and a few of their own."""
 
+import math
 import struct
+from dataclasses import fields, replace
 
 import pytest
-import torch
 
-from blockscale.core import reference
-from blockscale.core.parse import parse
-from blockscale.kernels.cuda.spec import of_gradient, spec
+from blockscale.core.catalog import CATALOG
+from blockscale.kernels.cuda.spec import Spec, of_gradient, spec
+from blockscale.kernels.numbers import FormatNumbers, lowered
+from tests.kernels.codebook import registered
 
-
-def number(bits: int) -> float:
-    value: float = struct.unpack("<f", struct.pack("<i", bits))[0]
-    return value
-
-
-def step(fmt: str, x: torch.Tensor) -> float:
-    form = parse(fmt)
-    return float(reference.step_of(reference.choose_qparams(x, form), form).max())
+FORMATS = (
+    *CATALOG,
+    "int4:group16:(uint6:group4:fp32):asym",
+    "binary:token:fp32",
+    "ternary:token:bf16",
+)
 
 
-@pytest.mark.parametrize("fmt", ["int8:tensor:fp32", "int4:tensor:bf16", "e4m3:tensor:fp32"])
-def test_magnitudes_that_bound_a_step(fmt: str) -> None:
-    """`most` makes a step of at most 1, `least` one that is more than 2^-38."""
-    x = torch.zeros(16)
-    x[3] = number(spec(fmt).most)
-    assert step(fmt, x) <= 1
-    x[3] = number(spec(fmt).least)
-    assert step(fmt, x) > 2.0**-38
+def float_of(bits: int) -> float:
+    return float(struct.unpack("<f", struct.pack("<i", bits))[0])
 
 
-def test_the_straight_through_mask_is_not_drawn() -> None:
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_numbers_are_those_of_every_backend(name: str) -> None:
+    numbers, found = lowered(name), spec(name)
+    for field in fields(FormatNumbers):
+        assert getattr(found, field.name) == getattr(numbers, field.name), field.name
+    assert spec(name) is found
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_magnitudes_whose_steps_are_ordinary(name: str) -> None:
+    """Above `least` a step is more than 2^-38, up to `most` it is at most 1."""
+    found = spec(name)
+    least, most = float_of(found.least), float_of(found.most)
+    mean = 2.0**-15 if found.element.bits <= 2 else 1.0  # of the largest magnitude, the least mean
+    assert least * mean / max(found.levels, 1.0) > 2.0**-38
+    assert most / found.levels <= 1
+    assert 0 < least < most
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_inverse_of_the_levels_is_rounded_once(name: str) -> None:
+    levels = spec(name).levels
+    nearest = struct.unpack("<f", struct.pack("<f", 1 / levels))[0]
+    assert spec(name).per_level == nearest
+    assert abs(nearest * levels - 1) <= 2.0**-24 or math.log2(levels).is_integer()
+
+
+def test_a_gradient_is_not_drawn() -> None:
     drawn, plain = spec("int8:token:fp32:stochastic"), spec("int8:token:fp32")
-    assert of_gradient(drawn) == plain
-    assert of_gradient(drawn) is not drawn
-    assert of_gradient(plain) is plain
-    assert of_gradient(spec("int8:token:fp32:up")).rounding == "up"
+    assert of_gradient(drawn) == plain and of_gradient(plain) is plain
+    assert of_gradient(spec("int8:token:fp32:down")).rounding == "down"
 
 
-def test_specs_are_compared_by_value() -> None:
-    one, other = spec("mxfp4"), spec(str(parse("mxfp4")))
-    assert one == other
-    assert hash(one) == hash(other)
-    assert one != spec("mxfp6")
+def test_the_hash_is_of_all_fields_and_kept() -> None:
+    """Triton asks for it at each launch."""
+    found = spec("e2m1:group16:e4m3")
+    copy = Spec(**{field.name: getattr(found, field.name) for field in fields(Spec)})
+    assert copy == found and hash(copy) == hash(found)
+    assert "_hash" in vars(copy)
+    assert hash(replace(found, rounding="up")) != hash(found)
+
+
+def test_an_element_without_numbers_is_an_error() -> None:
+    with registered(), pytest.raises(TypeError, match="no kernel knows the elements of book4"):
+        spec("book4:tensor:fp32")

@@ -110,13 +110,13 @@ LinearWeight::LinearWeight(std::shared_ptr<NativeFormat> format, int64_t n, int6
         std::copy_n(from, blocks, scale_codes_.begin());
         outer = e8m0 ? 1.0f / static_cast<float>(1 << spec.fraction_bits) : scale.outer[0];
     }
-    float_ = {&spec,
-              layout.grid,
-              static_cast<const uint8_t*>(codes),
-              steps_.data(),
-              scale.zero_point ? zero_points_.data() : nullptr,
-              scale_codes_.empty() ? nullptr : scale_codes_.data(),
-              outer};
+    float_ = {.spec = &spec,
+              .grid = layout.grid,
+              .codes = static_cast<const uint8_t*>(codes),
+              .steps = steps_.data(),
+              .zero_points = scale.zero_point ? zero_points_.data() : nullptr,
+              .scale_codes = scale_codes_.empty() ? nullptr : scale_codes_.data(),
+              .outer = outer};
     sample_ = sample();
 }
 
@@ -142,8 +142,8 @@ bool LinearWeight::pack(int threads) {
     if (packed_ != State::unknown) return packed_ == State::yes;
     const Spec& spec = *float_.spec;
     IntegerWeight& w = integer_;
-    w = {float_.grid.rows, float_.grid.columns, float_.grid.block_columns, spec.element.bits <= 4,
-         nullptr,          nullptr,             nullptr};
+    w = {.n = float_.grid.rows, .k = float_.grid.columns, .block = float_.grid.block_columns,
+         .nibbles = spec.element.bits <= 4, .codes = nullptr, .scales = nullptr, .zeros = nullptr};
     bool zeros = spec.asym || !spec.element.is_signed;
     panels_.reset(streamed(w.panels() * w.chunks() * w.chunk_bytes()));
     panel_scales_.resize(w.panels() * w.blocks() * kPanel);

@@ -41,9 +41,10 @@ Layout NativeFormat::layout(const std::vector<int64_t>& shape) const {
 Layout NativeFormat::matrix(int64_t rows, int64_t columns) const {
     std::vector<int64_t> shape{rows, columns}, block = sizes(2);
     for (int i : {0, 1}) block[i] = block[i] == 0 ? shape[i] : std::min(block[i], shape[i]);
-    Grid inner = inner_ ? inner_->grid(scale_shape(shape)) : kNoBlocks;
-    return {{1, rows, columns, 1, std::max<int64_t>(block[0], 1), std::max<int64_t>(block[1], 1)},
-            inner};
+    Grid grid{.planes = 1, .rows = rows, .columns = columns, .block_planes = 1,
+              .block_rows = std::max<int64_t>(block[0], 1),
+              .block_columns = std::max<int64_t>(block[1], 1)};
+    return {grid, inner_ ? inner_->grid(scale_shape(shape)) : kNoBlocks};
 }
 
 }  // namespace blockscale

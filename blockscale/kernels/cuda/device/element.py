@@ -1,7 +1,7 @@
 """Numbers counted in steps <-> codes, on the device (docs/numerics.md, sections 4 and 5).
 
 Shapes and words are those of `device`: y is float32 [...] in steps, codes are int32 [...]. Each
-function knows the families of FAMILIES and refuses to compile for another.
+function knows the families of spec.FAMILIES and refuses to compile for another.
 """
 
 import triton
@@ -20,7 +20,6 @@ from blockscale.kernels.cuda.device.numerics import (
     whole_magnitude,
 )
 
-FAMILIES = frozenset({"integer", "minifloat", "binary"})  # of ElementNumbers.family
 UNKNOWN: tl.constexpr = tl.constexpr("no CUDA kernel knows this family of elements")
 SIGN: tl.constexpr = tl.constexpr(-0x80000000)
 MAGIC_BITS: tl.constexpr = tl.constexpr(0x4B400000)

@@ -7,13 +7,13 @@ exactly and the tensor cores take them as they are.
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from blockscale.core import reference
 from blockscale.core.block import WHOLE
+from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.scale import PowerOfTwo
@@ -21,14 +21,6 @@ from blockscale.kernels.cuda.dequantize import dequantize
 from blockscale.kernels.cuda.fake_quantize import fake_quantize
 from blockscale.kernels.cuda.matmul.reading import is_bfloat16
 from blockscale.kernels.cuda.quantize import choose_quantize, quantize
-
-
-class Given(NamedTuple):
-    """How the caller wants x quantized; a scale of None is chosen from x."""
-
-    scale: Tensor | None = None
-    zero_point: Tensor | None = None
-    outer: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +44,7 @@ class Codes:
         """The codes as bfloat16, which holds every one of at most 8 bits."""
         one = self.row.new_ones((1, 1))
         fmt = f"{self.element}:tensor:fp32"
-        x = dequantize(self.packed, one, None, None, fmt, self.size, torch.bfloat16)
+        x = dequantize(Operand(self.packed, one, None, None, fmt, self.size), torch.bfloat16)
         return Values(x, self.row)
 
 
@@ -76,27 +68,26 @@ def kind(fmt: str, rank: int) -> str:
     return "codes" if one and is_bfloat16(form) else "float32"
 
 
-def read(x: Tensor, given: Given, fmt: str, seed: Tensor | None) -> Values | Codes:
+def read(x: Tensor, by: Quantizer) -> Values | Codes:
     """x [..., k], quantized by the given scale or by one of its own -> what is multiplied."""
-    how, k = kind(fmt, x.ndim), x.shape[-1]
+    how, k = kind(by.fmt, x.ndim), x.shape[-1]
     if how == "plain":
         return Values(x.reshape(-1, k))
     if how == "codes":
-        return _codes(x, given, fmt, seed)
+        return _codes(x, by)
     wide = x if x.dtype is torch.bfloat16 and how == "powers" else x.to(torch.float32)
-    left = fake_quantize(wide, *given, fmt, seed).reshape(-1, k)
+    left = fake_quantize(wide, by).reshape(-1, k)
     return Values(left.to(torch.bfloat16) if how == "powers" else left)
 
 
-def _codes(x: Tensor, given: Given, fmt: str, seed: Tensor | None) -> Codes:
-    form, k = parse(fmt), x.shape[-1]
-    if given.scale is None:
-        packed, scale, *rest = choose_quantize(x, fmt, seed)
+def _codes(x: Tensor, by: Quantizer) -> Codes:
+    form, k = by.format, x.shape[-1]
+    scale, outer = by.scale, by.outer
+    if scale is None:
+        packed, scale, *rest = choose_quantize(x, by.fmt, by.seed)
         outer = rest[0] if rest else None
     else:
-        _, zero_point, outer = given
-        scale = given.scale
-        packed = quantize(x, scale, zero_point, outer, fmt, seed)
+        packed = quantize(x, by)
     row = reference.step_of(QParams(scale, outer), form).reshape(-1)
     count = prod(x.shape[:-1])
     if row.numel() != count:

@@ -23,12 +23,14 @@ import triton
 from torch import Tensor
 from torch.nn import Parameter
 
+from blockscale.core.operand import Operand, Quantizer
 from blockscale.kernels.cuda.replay.direct import watch
 from blockscale.kernels.cuda.replay.recorder import Recorder
 from blockscale.kernels.cuda.replay.recording import Recording
 
 _MOST = 4096  # kinds of calls that are remembered of a kernel
 _PLAIN = frozenset((type(None), str, int, float, bool, torch.dtype))
+_OPERANDS = frozenset((Operand, Quantizer))
 _ONCE = "called once"  # in the place of a recording; as is the reason why there can be none
 _modes = torch._C._len_torch_dispatch_stack
 _every: list["Replayed"] = []
@@ -54,19 +56,20 @@ class Replayed:
         given: list[Tensor] = []
         at: list[int] = []
         kind: list[Any] = [self.also(*arguments)] if self.also else []
-        for each in arguments:
-            sort = type(each)
-            if sort is Tensor or sort is Parameter:
-                start = each.data_ptr()
-                if start % 16 or not each.is_contiguous():
+        for argument in arguments:
+            for each in argument if type(argument) in _OPERANDS else (argument,):
+                sort = type(each)
+                if sort is Tensor or sort is Parameter:
+                    start = each.data_ptr()
+                    if start % 16 or not each.is_contiguous():
+                        return self.run(*arguments)
+                    given.append(each)
+                    at.append(start)
+                    kind += (each.shape, each.dtype, each.get_device())
+                elif sort in _PLAIN:
+                    kind.append(each)
+                else:
                     return self.run(*arguments)
-                given.append(each)
-                at.append(start)
-                kind += (each.shape, each.dtype, each.get_device())
-            elif sort in _PLAIN:
-                kind.append(each)
-            else:
-                return self.run(*arguments)
         key, known = tuple(kind), self.known
         recording = known.get(key)
         if type(recording) is Recording and not listening():

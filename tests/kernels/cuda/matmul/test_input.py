@@ -42,9 +42,7 @@ def test_powers_of_two_are_bfloat16() -> None:
     values = read(x, Quantizer(None, None, None, "int8:group32:e8m0/floor"))
     assert isinstance(values, Values)
     assert values.x.dtype is torch.bfloat16
-    expected = P.fake_quantize.reference(
-        x, Quantizer(None, None, None, "int8:group32:e8m0/floor")
-    )
+    expected = P.fake_quantize.reference(x, Quantizer(None, None, None, "int8:group32:e8m0/floor"))
     assert torch.equal(values.x.float(), expected)
 
 

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.ops import primitives as P
 from tests.kernels.same import same
-
-NOTHING = (None, None, None)
 
 
 class Compiled:
@@ -68,13 +67,17 @@ def check(op: Any, first: tuple[Any, ...], other: tuple[Any, ...]) -> str:
     return outcomes(op)[0]
 
 
+def operand(codes: Tensor, qparams: QParams, fmt: str, size: int) -> Operand:
+    return Operand(codes, qparams.scale, qparams.zero_point, qparams.outer, fmt, size)
+
+
 def stored(x: Tensor, fmt: str) -> tuple[Tensor, QParams]:
     codes, *rest = P.choose_quantize.reference(x, fmt, None)
     return codes, P.from_list(rest, parse(fmt))
 
 
 def rounded(x: Tensor) -> tuple[Any, ...]:
-    return x, None, None, None, str(parse("mxfp4")), None
+    return x, Quantizer(None, None, None, str(parse("mxfp4")))
 
 
 class Counting:

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from blockscale.core.operand import UNQUANTIZED
 from tests.kernels.cuda.equal import DEVICE
 from tests.kernels.cuda.replay.stand_in import (
-    NOTHING,
     Counting,
     check,
+    operand,
     outcomes,
     rounded,
     stored,
@@ -31,7 +32,7 @@ KEPT = torch.ones(4)
 def test_what_cannot_be_repeated_says_why(cuda: Callable[..., Any]) -> None:
     """Products in float32 ask torch's flags; rows of nothing; numbers that the host reads."""
     x, (codes, q) = torch.randn(2, 20), stored(torch.randn(7, 20), "int8:group5:fp32")
-    call = (x, codes, q.scale, None, None, None, "int8:group5:fp32", *NOTHING, "", None)
+    call = (x, operand(codes, q, "int8:group5:fp32", 20), None, UNQUANTIZED)
     assert "mm" in check(cuda("linear"), call, call)
     nothing = rounded(torch.ones(0, 96))
     assert "empty" in check(cuda("fake_quantize"), nothing, nothing)

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from blockscale.core.operand import UNQUANTIZED
 from blockscale.kernels.cuda.replay.recording import Alias, Memory
 from tests.kernels.cuda.equal import DEVICE
-from tests.kernels.cuda.replay.stand_in import NOTHING, check, outcomes, stored
+from tests.kernels.cuda.replay.stand_in import check, operand, outcomes, stored
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
@@ -106,9 +107,9 @@ def test_recordings_keep_no_memory(cuda: Callable[..., Any]) -> None:
     op = cuda("linear")
     op.known.clear()
     codes, q = stored(torch.randn(24, 128), "int4:group32:fp32")
-    call = torch.randn(3, 128), codes, q.scale, None, None, None, "int4:group32:fp32"
+    call = torch.randn(3, 128), operand(codes, q, "int4:group32:fp32", 128)
     for _ in range(3):
-        op(*call, *NOTHING, "", None)
+        op(*call, None, UNQUANTIZED)
     assert outcomes(op) == ["Recording"]
     gone = [weakref.ref(each) for each in (call[0], codes, q.scale)]
     del call, codes, q

@@ -8,14 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from blockscale.core.operand import Quantizer, quantizer
 from blockscale.core.parse import parse
 from blockscale.ops import primitives as P
 from tests.kernels.cuda.equal import DEVICE
 from tests.kernels.cuda.replay.stand_in import (
-    NOTHING,
     Counting,
     Passing,
     check,
+    operand,
     outcomes,
     rounded,
     stored,
@@ -41,16 +42,15 @@ def test_primitives(cuda: Callable[..., Any], fmt: str) -> None:
     a, b, c = torch.randn(3, 2, 64).unbind()
     assert check(cuda("choose_quantize"), (a, fmt, None), (b, fmt, None)) == "Recording"
     assert check(cuda("choose_qparams"), (a, fmt), (b, fmt)) == "Recording"
-    given = (None, None, None, fmt, None)
-    assert check(cuda("fake_quantize"), (a, *given), (b, *given)) == "Recording"
-    given = given[:-1]
-    assert check(cuda("straight_through"), (a, b, *given), (b, c, *given)) == "Recording"
+    chosen = Quantizer(None, None, None, fmt)
+    assert check(cuda("fake_quantize"), (a, chosen), (b, chosen)) == "Recording"
+    assert check(cuda("straight_through"), (a, b, chosen), (b, c, chosen)) == "Recording"
     (p, u), (q, v) = stored(a, fmt), stored(b, fmt)
-    first, second = (u.scale, u.zero_point, u.outer), (v.scale, v.zero_point, v.outer)
-    rest = fmt, None
-    assert check(cuda("quantize"), (a, *first, *rest), (c, *second, *rest)) == "Recording"
-    rest = fmt, 64, torch.bfloat16
-    assert check(cuda("dequantize"), (p, *first, *rest), (q, *second, *rest)) == "Recording"
+    assert check(cuda("quantize"), (a, quantizer(u, fmt)), (c, quantizer(v, fmt))) == "Recording"
+    first, second = operand(p, u, fmt, 64), operand(q, v, fmt, 64)
+    assert (
+        check(cuda("dequantize"), (first, torch.bfloat16), (second, torch.bfloat16)) == "Recording"
+    )
     assert check(cuda("unpack"), (p, fmt, 64), (q, fmt, 64)) == "Recording"
 
 
@@ -73,8 +73,8 @@ def test_linear(cuda: Callable[..., Any], m: int, fmt: str, input_fmt: str) -> N
         x, w = torch.randn(m, 1, 128).bfloat16(), torch.randn(12, 128)
         codes, q = stored(w, fmt)
         bias = torch.randn(12).bfloat16()
-        weight = codes, q.scale, q.zero_point, q.outer
-        calls.append((x, *weight, bias, fmt, *NOTHING, input_fmt, None))
+        by = Quantizer(None, None, None, input_fmt)
+        calls.append((x, operand(codes, q, fmt, 128), bias, by))
     assert check(cuda("linear"), *calls) == "Recording"
 
 
@@ -103,10 +103,10 @@ def test_other_arguments_are_other_kinds(counted: tuple[Any, Counting]) -> None:
     op, counting = counted
     x = torch.randn(4, 96)
     for i, fmt in enumerate(("mxint8", "int8:token:fp32")):
-        op(x, None, None, None, str(parse(fmt)), None)
+        op(x, Quantizer(None, None, None, str(parse(fmt))))
         assert counting.calls == i + 1
     scale = P.choose_qparams.reference(x, str(parse("mxfp4")))[0]
-    op(x, scale, None, None, str(parse("mxfp4")), None)
+    op(x, Quantizer(scale, None, None, str(parse("mxfp4"))))
     assert counting.calls == 3
 
 
@@ -138,13 +138,13 @@ def test_one_tensor_twice_is_no_recording(cuda: Callable[..., Any]) -> None:
     """Of x as its own gradient nobody could tell which of the two a kernel reads."""
     op = cuda("straight_through")
     op.known.clear()
-    rest = None, None, None, str(parse("mxfp4"))
+    by = Quantizer(None, None, None, str(parse("mxfp4")))
     a, b = torch.randn(2, 4, 96).mul(4).unbind()
     for _ in range(3):
-        assert same(op(a, a, *rest), op.run(a, a, *rest))
+        assert same(op(a, a, by), op.run(a, a, by))
     assert outcomes(op) == ["called once"]
     for _ in range(3):
-        assert same(op(a, b, *rest), op.run(a, b, *rest))
+        assert same(op(a, b, by), op.run(a, b, by))
     assert outcomes(op) == ["Recording"]
 
 
@@ -173,7 +173,7 @@ def test_an_error_is_raised_each_time_and_leaves_no_trace(cuda: Callable[..., An
     x, wrong = torch.randn(4, 96), torch.zeros(4, 2, dtype=torch.uint8)
     for _ in range(4):
         with pytest.raises(ValueError, match=r"expected torch.uint8 of shape \(4, 3\)"):
-            op(x, wrong, None, None, str(parse("mxfp4")), None)
+            op(x, Quantizer(wrong, None, None, str(parse("mxfp4"))))
     assert outcomes(op) == ["called once"]
 
 
@@ -184,8 +184,8 @@ def test_how_float8_is_summed_is_asked_each_time(
     op.known.clear()
     fmt, input_fmt = "e4m3:channel0:fp32", "e4m3:token:fp32"
     codes, q = stored(torch.randn(16, 32), fmt)
-    call = torch.randn(2, 32).bfloat16(), codes, q.scale, None, None, None, fmt
+    call = torch.randn(2, 32).bfloat16(), operand(codes, q, fmt, 32), None
     for i, exact in enumerate(("exact", "", "exact")):
         monkeypatch.setenv("BLOCKSCALE_FLOAT8_SUMS", exact)
-        op(*call, *NOTHING, input_fmt, None)
+        op(*call, Quantizer(None, None, None, input_fmt))
         assert len(op.known) == min(i + 1, 2)

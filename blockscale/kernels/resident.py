@@ -1,0 +1,95 @@
+"""What a backend keeps beside a weight: the same codes laid out for its kernels, or on its device.
+
+The work is done once a weight, not once a call. What it gave is kept while the weight lives and
+made again if the weight changes, in no attribute of the weight: those would be saved and copied
+with it. Each backend has one Residents for each thing that it keeps.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from weakref import ref
+
+from torch import Tensor
+
+from blockscale.core.operand import Operand
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Kept(Generic[T]):
+    """value: of the weight whose tensors `parts` weakly refer to (None where it has none)."""
+
+    parts: tuple[Any, ...]
+    stamps: tuple[Any, ...]
+    fmt: str
+    size: int
+    value: T
+
+
+class Residents(Generic[T]):
+    """One thing that a backend keeps beside each weight.
+
+    make:        makes it of a weight. It may refer to other memory than the weight's own, never to
+                 the weight's tensors: they would not be freed.
+    unchanged:   whether a value is still good, beside what is checked here; None: always
+    fingerprint: a number that changes with a tensor's bytes, for tensors of inference mode, whose
+                 changes torch does not count
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Operand], T],
+        fingerprint: Callable[[Tensor], int],
+        unchanged: Callable[[T], bool] | None = None,
+    ):
+        self._make, self._fingerprint, self._unchanged = make, fingerprint, unchanged
+        self._kept: dict[int, _Kept[T]] = {}
+
+    def __len__(self) -> int:
+        """How many weights have something kept beside them."""
+        return len(self._kept)
+
+    def __getitem__(self, weight: Operand) -> T:
+        """What is kept beside a weight, made now if there is nothing yet or it has changed.
+
+        Keep the weight while you use it. Raises what `make` raises.
+        """
+        kept = self._kept.get(id(weight.codes))
+        if kept is not None and self._holds(kept, weight):
+            return kept.value
+        return self._keep(weight)
+
+    def _holds(self, kept: _Kept[T], weight: Operand) -> bool:
+        """Whether it was made of these very tensors, and they have not changed since."""
+        if kept.fmt != weight.fmt or kept.size != weight.size:
+            return False
+        for reference, stamp, part in zip(kept.parts, kept.stamps, weight, strict=False):
+            if part is None or reference is None:
+                if part is not reference:
+                    return False
+            elif reference() is not part or self._stamp(part) != stamp:
+                return False
+        return self._unchanged is None or self._unchanged(kept.value)
+
+    def _stamp(self, part: Any) -> tuple[int, int]:
+        """Numbers that change with the tensor."""
+        if part.is_inference():
+            return part.data_ptr(), self._fingerprint(part)
+        return part.data_ptr(), part._version
+
+    def _keep(self, weight: Operand) -> T:
+        key = id(weight.codes)
+        parts = weight[:4]
+        stamps = tuple(None if part is None else self._stamp(part) for part in parts)
+        value = self._make(weight)
+
+        def forget(gone: Any) -> None:
+            kept = self._kept.get(key)
+            if kept is not None and any(gone is each for each in kept.parts):
+                del self._kept[key]
+
+        weak = tuple(None if part is None else ref(part, forget) for part in parts)
+        self._kept[key] = _Kept(weak, stamps, weight.fmt, weight.size, value)
+        return value

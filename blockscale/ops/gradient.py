@@ -1,0 +1,65 @@
+"""Gradients of ops, in terms of their own arguments."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockscale.kernels.registry import as_chosen, choice
+from blockscale.ops.dispatch import nothing_asked
+from blockscale.ops.op import LIBRARY, Op
+
+
+def differentiable(target: Op, backward: Callable[..., dict[str, Tensor | None]]) -> None:
+    """Give `target` a gradient: `backward(gradient, wanted, *arguments)` of the op's own arguments.
+
+    wanted: names of those of the torch op's arguments that want a gradient
+    returns: gradients by these names; what is absent has none
+
+    As torch.library.register_autograd does, but a plain call is not dispatched a second time.
+    """
+    names = target.signature.names
+
+    def backward_of_all(ctx: Any, *gradients: Any) -> Any:
+        saved = iter(ctx.saved_tensors)
+        flat = tuple(next(saved) if each is None else each[0] for each in ctx.others)
+        wanted = {n for n, need in zip(names, ctx.needs_input_grad, strict=False) if need}
+        with as_chosen(ctx.choice):
+            gradients_of = backward(*gradients, wanted, *target.signature.bind(flat))
+        return tuple(gradients_of.get(name) for name in names[: len(flat)])
+
+    try:
+        from torch._library import autograd  # torch's own, which another torch may not have
+
+        info = autograd.Info(backward_of_all, _save)
+        watched = autograd.make_autograd_impl(target.overload, info)
+    except (ImportError, AttributeError, TypeError):
+        torch.library.register_autograd(
+            f"blockscale::{target.name}", backward_of_all, setup_context=_save, lib=LIBRARY
+        )
+        return
+
+    def kernel(keys: Any, *flat: Any) -> Any:
+        if nothing_asked(keys, flat):
+            return target.run(*target.signature.bind(flat))
+        return watched(keys, *flat)
+
+    LIBRARY.impl(target.name, kernel, "Autograd", with_keyset=True)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep a call's flat arguments for its backward pass."""
+    del output
+    ctx.choice = choice()  # autograd runs a GPU's backward pass on a thread of its own
+    ctx.save_for_backward(*(each for each in inputs if isinstance(each, Tensor)))
+    ctx.others = [None if isinstance(each, Tensor) else (each,) for each in inputs]
+
+
+def not_differentiable(target: Op, instead: str) -> None:
+    """Make a backward pass through `target` raise RuntimeError, not give a wrong gradient."""
+
+    def backward(*_: Any) -> Any:
+        raise RuntimeError(f"blockscale::{target.name} has no gradient: {instead}")
+
+    differentiable(target, backward)

@@ -1,0 +1,154 @@
+"""An op called from Python skips the dispatcher only where nothing listens there, and a call that
+the dispatcher sends to autograd is only passed on where no gradient is wanted."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from blockscale.core.operand import Quantizer
+from blockscale.ops import gradient
+from blockscale.ops import op as module
+from blockscale.ops.primitives import fake_quantize
+
+X = torch.linspace(-3, 3, 64).reshape(4, 16)
+
+
+def call(x: Tensor) -> Tensor:
+    return fake_quantize(x, Quantizer(None, None, None, "mxfp8", None))
+
+
+@pytest.fixture
+def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What `alone` answered, negated, call by call."""
+    answers: list[bool] = []
+    alone = module.alone
+
+    def watched(args: tuple[object, ...]) -> bool:
+        answers.append(not alone(args))
+        return not answers[-1]
+
+    monkeypatch.setattr(module, "alone", watched)
+    return answers
+
+
+def test_a_plain_call_does_not(dispatched: list[bool]) -> None:
+    expected = fake_quantize.overload(X, None, None, None, "mxfp8", None)
+    assert torch.equal(call(X), expected)
+    with torch.no_grad():
+        assert torch.equal(call(X.clone().requires_grad_()), expected)
+    with torch.inference_mode():
+        assert torch.equal(call(X.clone()), expected)
+    assert dispatched == [False] * 3
+
+
+def test_a_gradient_does(dispatched: list[bool]) -> None:
+    x = X.clone().requires_grad_()
+    call(x).sum().backward()
+    assert x.grad is not None and x.grad.count_nonzero() > 0
+    assert dispatched[0]
+
+
+def test_a_dispatch_mode_does(dispatched: list[bool]) -> None:
+    seen = []
+
+    class Listener(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Listener():
+        call(X)
+    assert dispatched[0]
+    assert "blockscale.fake_quantize.default" in seen
+
+
+def test_a_profiler_does(dispatched: list[bool]) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call(X)
+    assert dispatched[0]
+    assert "blockscale::fake_quantize" in {event.key for event in profile.key_averages()}
+
+
+def test_a_transform_does(dispatched: list[bool]) -> None:
+    """functorch's wrappers are plain Tensors by type, without memory of their own."""
+    with pytest.raises(RuntimeError, match="functorch"):  # torch's word on library ops
+        torch.func.grad(lambda x: call(x).sum())(X)
+    assert dispatched == [True]
+
+
+def test_a_negated_view_and_a_subclass_do(dispatched: list[bool]) -> None:
+    negated = torch._neg_view(X)
+    assert torch.equal(call(negated), call(-X))
+
+    class Sub(Tensor):
+        pass
+
+    assert type(call(X.as_subclass(Sub))) is Sub
+    assert dispatched == [True, False, True]
+
+
+def test_fake_tensors_and_graphs() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        assert call(mode.from_tensor(X)).shape == X.shape
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(X), call(X))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether autograd was asked for more than to pass the call on, call by call."""
+    answers: list[bool] = []
+    nothing_asked = gradient.nothing_asked
+
+    def watched(keys: object, args: tuple[object, ...]) -> bool:
+        answers.append(not nothing_asked(keys, args))
+        return not answers[-1]
+
+    monkeypatch.setattr(gradient, "nothing_asked", watched)
+    return answers
+
+
+def dispatch(x: Tensor) -> Tensor:
+    return torch.ops.blockscale.fake_quantize(x, None, None, None, "mxfp8", None)
+
+
+def test_a_plain_call_is_passed_on(asked: list[bool]) -> None:
+    expected = call(X)
+    assert torch.equal(dispatch(X), expected)
+    with torch.no_grad():
+        assert torch.equal(dispatch(X.clone().requires_grad_()), expected)
+    assert asked == [False] * 2
+
+
+def test_a_gradient_is_not(asked: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    x = X.clone().requires_grad_()
+    dispatch(x).sum().backward()
+    assert x.grad is not None and x.grad.count_nonzero() > 0
+    assert asked[0]
+    monkeypatch.setattr(forward_ad, "_current_level", 0)  # as within forward_ad.dual_level()
+    dispatch(X)
+    assert asked[-1]
+
+
+def test_what_has_no_memory_of_its_own_is_not(asked: list[bool]) -> None:
+    assert torch.equal(dispatch(torch._neg_view(X)), call(-X))
+    assert torch.equal(dispatch(torch._efficientzerotensor(X.shape)), torch.zeros_like(X))
+    assert asked == [True, True]
+    with pytest.raises(RuntimeError, match="functorch"):
+        torch.func.grad(lambda x: dispatch(x).sum())(X)
+
+
+def test_a_subclass_is_passed_on_if_it_asks_nothing(asked: list[bool]) -> None:
+    class Sub(Tensor):
+        pass
+
+    x = X.as_subclass(Sub).requires_grad_()
+    dispatch(x).sum().backward()
+    assert x.grad is not None
+    assert asked[0]
+    assert torch.equal(dispatch(X.as_subclass(Sub)), call(X))
+    assert not asked[-1]
