@@ -26,9 +26,10 @@ from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda import available
 from blockscale.kernels.cuda import tables as tune
-from blockscale.kernels.cuda.matmul.linear_choice import Call, Choice, candidates
-from blockscale.kernels.cuda.matmul.linear_launch import Weight
-from blockscale.kernels.cuda.matmul.linear_reading import reading
+from blockscale.kernels.cuda.matmul.call import Call
+from blockscale.kernels.cuda.matmul.choice import Choice, to_measure
+from blockscale.kernels.cuda.matmul.reading import reading
+from blockscale.kernels.cuda.matmul.weight import Weight
 from blockscale.ops.linear import linear
 
 DEFAULT = "mxfp4,nvfp4,int4,int8_channel,mxfp8,bfp8,int4:group32:fp32,fp8,mxint8,uint4"
@@ -72,10 +73,10 @@ def nbytes(w: Weight) -> int:
 def run(x, w: Weight, fmt: str, choice: Choice | None, input_fmt: str = "", bias=None):
     """One call by a given choice, without looking one up."""
     from blockscale.kernels.cuda.linear import multiplied
-    from blockscale.kernels.cuda.matmul.linear_input import read
+    from blockscale.kernels.cuda.matmul.input import read
 
-    found = read(x, Quantizer(None, None, None, input_fmt))
-    return multiplied(found, w, fmt, bias, x.dtype, choice)
+    values = read(x, Quantizer(None, None, None, input_fmt))
+    return multiplied(values, w, fmt, bias, x.dtype, choice)
 
 
 def timed(calls: list, budget: float = 0.012) -> float:
@@ -157,9 +158,9 @@ def compile_all(cases: list[tuple], workers: int) -> None:
     seen = {}
     for what, fmt, xf, n, k, m in cases:
         r = reading(fmt, k) if what == "weight" else None
-        for choice in candidates(Call(what, fmt, m, n, k, True), r):
-            own = choice.path in ("tile", "few", "fused") or what != "weight"  # kernels
-            if not own and choice != candidates(Call(what, fmt, m, n, k, True), r)[0]:
+        for choice in to_measure(Call(what, fmt, m, n, k, True), r):
+            own = choice.way in ("tile", "few", "fused") or what != "weight"  # kernels
+            if not own and choice != to_measure(Call(what, fmt, m, n, k, True), r)[0]:
                 continue
             seen.setdefault((fmt, k, choice, what), (fmt, n, k, m if m < 1024 else 256, choice, xf))
     print(f"{len(seen)} candidates to compile", flush=True)
@@ -214,7 +215,7 @@ def measure(cases: list[tuple], out: Path, deadline: float) -> None:
         copies = 1 + int(150e6 // (n * k * parse(fmt).bits // 8)) if m <= 256 else 1
         ws = [made(fmt, n, k, s) for s in range(copies)]
         results = []
-        for choice in candidates(Call(what, fmt, m, n, k, True), r):
+        for choice in to_measure(Call(what, fmt, m, n, k, True), r):
             try:
                 spent = timed([partial(run, x, w, fmt, choice, xf) for w in ws])
             except triton.runtime.errors.OutOfResources:
@@ -224,12 +225,12 @@ def measure(cases: list[tuple], out: Path, deadline: float) -> None:
             continue
         results.sort(key=lambda item: item[0])
         best, choice = results[0]
-        flat = [choice.path, *(choice.tile or ())]
+        flat = choice.entry()
         if what != "weight" or not xf:
             table.setdefault(tune.key(what, fmt, device), {})[f"{m},{n},{k}"] = flat
         log.append({"what": what, "weight": fmt, "input": xf, "m": m, "n": n, "k": k,
                     "seconds": best, "bf16": floats[n, k, m], "copy": copy, "bytes": nbytes(ws[0]),
-                    "all": [(s, c.path, *(c.tile or ())) for s, c in results]})  # fmt: skip
+                    "all": [(s, *c.entry()) for s, c in results]})  # fmt: skip
         part, times = nbytes(ws[0]) / best / copy, best / floats[n, k, m]
         line = f"{what:6} {fmt:26} {xf and 'both':4} {n}x{k} m={m:<5} {best * 1e6:8.1f} us"
         print(f"{line}  of copy {part:.2f}  x bf16 {times:.2f}  {flat}", flush=True)

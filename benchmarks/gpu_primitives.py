@@ -16,8 +16,8 @@ from torch import Tensor
 import blockscale as bs
 from benchmarks.record import record
 from blockscale.core.operand import Operand, Quantizer
-from blockscale.kernels.cuda.primitives import launch, tuning
-from blockscale.kernels.cuda.primitives.view import Layout
+from blockscale.kernels.cuda.primitives import plan, settings
+from blockscale.kernels.cuda.primitives.tiling import Blocks
 from blockscale.ops import primitives as P
 
 N = 16384
@@ -95,16 +95,16 @@ def copy_speed() -> float:
 def with_setting(elements: int, warps: int) -> None:
     """Everything that is launched from now on, where blocks are small."""
 
-    def setting(at: Layout, *, given: bool, merged: bool, **more: Any) -> tuning.Setting:
+    def setting(at: Blocks, *, given: bool, merged: bool, **more: Any) -> settings.Setting:
         if merged or (not given and at.bm * at.bk > elements):
             return original(at, given=given, merged=merged, **more)
-        return tuning.Setting(elements, warps)
+        return settings.Setting(elements, warps)
 
-    tuning.setting = setting
-    launch.plan.cache_clear()
+    settings.setting = setting
+    plan.plan.cache_clear()
 
 
-original = tuning.setting
+original = settings.setting
 
 
 def sweep(names: list[str], warming: tuple[int, int] | None) -> dict[str, dict[str, float]]:

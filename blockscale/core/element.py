@@ -6,6 +6,8 @@ nothing of blocks and scales. Each family of elements is a file in `blockscale/c
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +16,47 @@ from blockscale.core.block import Blocks
 from blockscale.core.rounding import Round
 
 
+@dataclass(frozen=True)
+class ElementNumbers:
+    """All that a kernel has to know of an element to encode and decode it.
+
+    family: how codes are computed, a name that each backend knows or does not know: "integer" (the
+        code is the value), "minifloat" (sign, exponent, mantissa) or "binary" (the code is a sign)
+    bits, signed: of one code
+    low, high: the smallest and largest code of an integer, of other families the extreme values
+    smallest_normal: the smallest positive value that has the element's full precision
+    statistic: what a block's scale is chosen from where the format has no zero point and no
+        `full` range: "magnitude" (the largest), "high" (the largest value), "mean" (of the
+        magnitudes) or "mean_above" (of those above ternary's threshold); docs/numerics.md, 3.1, 3.2
+    mbits, bias: of a minifloat, its mantissa bits and what is subtracted from its exponent
+    max_code: of a minifloat, the largest magnitude code that is a number
+    nan, infinity: the magnitude codes that mean NaN and infinity, or -1
+    """
+
+    family: str
+    bits: int
+    signed: bool
+    low: float
+    high: float
+    smallest_normal: float
+    statistic: str
+    mbits: int = 0
+    bias: int = 0
+    max_code: int = 0
+    nan: int = -1
+    infinity: int = -1
+
+
 class Element(ABC):
     """A finite set of values with codes of `bits` bits.
 
     Subclasses are frozen dataclasses: elements are compared, hashed and pickled by value.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "numbers" not in vars(cls):  # its codes may mean something else than its parent's
+            cls.numbers = Element.numbers  # type: ignore[method-assign]
 
     @property
     @abstractmethod
@@ -119,6 +157,15 @@ class Element(ABC):
         default, where the range of the block decides.
         """
         del blocks
+        return None
+
+    def numbers(self, wide: bool) -> ElementNumbers | None:
+        """What kernels need of it, or None: no kernel knows such elements, the reference runs.
+
+        Never inherited: each class that a kernel may compute says so itself. `wide` admits
+        -2^(bits-1), as in `encode`.
+        """
+        del wide
         return None
 
     def to_bits(self, codes: Tensor) -> Tensor:

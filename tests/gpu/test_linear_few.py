@@ -1,4 +1,4 @@
-"""Few rows on a GPU: every format and tile of the path "few", within the op's tolerance."""
+"""Few rows on a GPU: every format and settings of the way "few", within the op's tolerance."""
 
 import pytest
 import torch
@@ -8,18 +8,19 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.linear import weighted
-from blockscale.kernels.cuda.matmul import linear_few, linear_fused
-from blockscale.kernels.cuda.matmul.linear_choice import Choice
-from blockscale.kernels.cuda.matmul.linear_input import Values
-from blockscale.kernels.cuda.matmul.linear_launch import Tile, Weight
-from blockscale.kernels.cuda.matmul.linear_reading import reading
+from blockscale.kernels.cuda.matmul.choice import Choice
+from blockscale.kernels.cuda.matmul.few import FewSettings, takes, usual_words
+from blockscale.kernels.cuda.matmul.hopper import available
+from blockscale.kernels.cuda.matmul.input import Values
+from blockscale.kernels.cuda.matmul.reading import reading
+from blockscale.kernels.cuda.matmul.weight import Weight
 from blockscale.ops import primitives as P
 from tests.gpu.test_linear import excess
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available() or linear_fused.unusable(0) is not None,
+        not torch.cuda.is_available() or available.unusable(0) is not None,
         reason="needs a Hopper and a Triton that the kernel was tested with",
     ),
 ]
@@ -34,7 +35,7 @@ FORMATS = (
     *("uint4:group64:fp32:asym", "int8:group32:fp32", "int2:group64:fp32", "int2:group128:fp32"),
     *("mxfp6", "e2m3:channel0:fp32", "int6:group64:e8m0/floor"),
 )
-TILES = (Tile(8, 32, 32, 2, 0, 2), Tile(16, 64, 32, 2, 0), Tile(8, 16, 16, 1, 0, 3))
+SETTINGS = (FewSettings(8, 32, 32, 2, 2), FewSettings(16, 64, 32, 2), FewSettings(8, 16, 16, 1, 3))
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -45,8 +46,8 @@ def stored(n: int, k: int, fmt: str, size: float = 1.0) -> Weight:
     return Weight(codes, scale, zero_point, outer)
 
 
-def run(x, weight, fmt, tile, bias=None):
-    return weighted(Values(x), weight, fmt, bias, x.dtype, Choice("few", tile))
+def run(x, weight, fmt, settings, bias=None):
+    return weighted(Values(x), weight, fmt, bias, x.dtype, Choice("few", settings))
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -54,17 +55,17 @@ def test_every_format(name: str) -> None:
     """Outputs, rows and words that fill no tile; x in one, two and three parts."""
     fmt, n, k = str(parse(name)), 200, 1152
     weight, r = stored(n, k, fmt), reading(fmt, k)
-    assert linear_fused.can(weight.codes)
-    for i, tile in enumerate(TILES):
-        tile = tile._replace(words=linear_few.turn(r)) if linear_few.six(r) else tile
-        assert linear_few.takes(r, tile.words)
+    assert available.can_run(weight.codes)
+    for i, settings in enumerate(SETTINGS):
+        settings = settings._replace(words=usual_words(r)) if r.six_bits else settings
+        assert takes(r, settings.words)
         m, dtype = (1, 3, 9)[i % 3], DTYPES[(i + len(name)) % 3]
         x, bias = (
             torch.randn(m, k, device="cuda").to(dtype),
             torch.randn(n, device="cuda").to(dtype),
         )
-        y = run(x, weight, fmt, tile, bias)
-        assert excess(y, x, weight, fmt, "", bias) <= 1, (tile, m, dtype)
+        y = run(x, weight, fmt, settings, bias)
+        assert excess(y, x, weight, fmt, "", bias) <= 1, (settings, m, dtype)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_small_and_large_scales(name: str) -> None:
     for size in (1e-30, 3.0, 1e3, 1e30):
         weight = stored(n, k, fmt, size)
         x = torch.randn(3, k, device="cuda").bfloat16() / size
-        y = run(x, weight, fmt, Tile(8, 32, linear_few.turn(reading(fmt, k)), 2, 0))
+        y = run(x, weight, fmt, FewSettings(8, 32, usual_words(reading(fmt, k)), 2))
         assert excess(y, x, weight, fmt, "", torch.zeros(n, device="cuda")) <= 1, size
 
 
@@ -85,12 +86,12 @@ def test_poisoned_blocks(name: str) -> None:
     fmt, n, k = str(parse(name)), 64, 1024
     weight = stored(n, k, fmt)
     weight.scale[3, 0] = 255 if name != "nvfp4" else 0x7F
-    y = run(torch.randn(3, k, device="cuda").bfloat16(), weight, fmt, Tile(8, 32, 32, 2, 0))
+    y = run(torch.randn(3, k, device="cuda").bfloat16(), weight, fmt, FewSettings(8, 32, 32, 2))
     assert y.isnan().all(0).nonzero().flatten().tolist() == [3]
     assert y.isnan().any(0).sum() == 1
     x = torch.randn(3, k, device="cuda").bfloat16()
     x[1, 7] = torch.nan  # in one row of x only
-    assert run(x, stored(n, k, fmt), fmt, Tile(8, 32, 32, 2, 0)).isnan().any(1).tolist() == [
+    assert run(x, stored(n, k, fmt), fmt, FewSettings(8, 32, 32, 2)).isnan().any(1).tolist() == [
         False,
         True,
         False,
@@ -103,5 +104,5 @@ def test_long_sums_keep_their_bits(name: str) -> None:
     weight = stored(n, k, fmt)
     dense = P.dequantize.reference(Operand(*weight, fmt, k), torch.float32)
     x = (torch.rand(4, k, device="cuda") * dense[3].sign()).bfloat16().float()
-    y = run(x, weight, fmt, Tile(16, 32, 32, 2, 0))
+    y = run(x, weight, fmt, FewSettings(16, 32, 32, 2))
     assert excess(y, x, weight, fmt, "", torch.zeros(n, device="cuda")) <= 1

@@ -1,4 +1,4 @@
-"""The kernel for dozens to thousands of rows (linear_fused), which only a Hopper runs."""
+"""The kernel for dozens to thousands of rows (the way "fused"), which only a Hopper runs."""
 
 import pytest
 import torch
@@ -9,18 +9,20 @@ from blockscale.core.catalog import CATALOG
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.linear import multiplied
-from blockscale.kernels.cuda.matmul import linear_fused, linear_work
-from blockscale.kernels.cuda.matmul.linear_choice import Call, Choice, rule
-from blockscale.kernels.cuda.matmul.linear_input import Values
-from blockscale.kernels.cuda.matmul.linear_launch import Tile, Weight
-from blockscale.kernels.cuda.matmul.linear_reading import reading
+from blockscale.kernels.cuda.matmul.call import Call
+from blockscale.kernels.cuda.matmul.choice import Choice, rule
+from blockscale.kernels.cuda.matmul.fused_work import FusedSettings, takes
+from blockscale.kernels.cuda.matmul.hopper import available
+from blockscale.kernels.cuda.matmul.input import Values
+from blockscale.kernels.cuda.matmul.reading import reading
+from blockscale.kernels.cuda.matmul.weight import Weight
 from blockscale.ops import primitives as P
 from tests.gpu.test_linear import excess, stored
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available() or linear_fused.unusable(0) is not None,
+        not torch.cuda.is_available() or available.unusable(0) is not None,
         reason="needs a Hopper and a Triton that the kernel was tested with",
     ),
 ]
@@ -41,33 +43,33 @@ def formats(k):
     for name in (*CATALOG.values(), *EXTRA):
         fmt = str(parse(name))
         r = reading(fmt, k)
-        if r is not None and linear_work.takes(r) and fmt not in found:
+        if r is not None and takes(r) and fmt not in found:
             found.append(fmt)
     return found
 
 
-def run(x, weight, fmt, tile, bias=None):
-    return multiplied(Values(x), Weight(*weight), fmt, bias, x.dtype, Choice("fused", tile))
+def run(x, weight, fmt, settings, bias=None):
+    return multiplied(Values(x), Weight(*weight), fmt, bias, x.dtype, Choice("fused", settings))
 
 
 @pytest.mark.parametrize("fmt", formats(1152))
 @pytest.mark.parametrize(("m", "k"), [(33, 1152), (150, 256), (300, 1184)])
 def test_every_format_and_tile(fmt, m, k):
     r, n = reading(fmt, k), 200
-    if r is None or not linear_work.takes(r):
+    if r is None or not takes(r):
         pytest.skip(f"{fmt} has no whole blocks in {k}")
     weight = stored(n, k, fmt)
-    if not linear_fused.can(weight[0]):
+    if not available.can_run(weight[0]):
         pytest.skip(f"rows of {k} codes of {fmt} begin anywhere")
     for i, (rows, outputs, shared) in enumerate(TILES):
         dtype = (torch.bfloat16, torch.float32, torch.float16)[i % 3]
         chunks, tail = ((1, 1), (3, 1), (1, 3), (1, 1), (2, 1), (1, 2))[(i + m) % 6]
-        tile = Tile(rows, outputs, 16, 4, shared, chunks, tail if rows > 8 else 1)
-        if linear_work.takes(r, tile):
+        settings = FusedSettings(rows, outputs, shared, chunks, tail if rows > 8 else 1)
+        if takes(r, settings):
             x = torch.randn(m, k, device="cuda").to(dtype)
             bias = torch.randn(n, device="cuda").to(dtype)
-            y = run(x, weight, fmt, tile, bias)
-            assert excess(y, x, weight, fmt, "", bias) <= 1, (tile, dtype)
+            y = run(x, weight, fmt, settings, bias)
+            assert excess(y, x, weight, fmt, "", bias) <= 1, (settings, dtype)
 
 
 @pytest.mark.parametrize("fmt", formats(1152))
@@ -77,7 +79,7 @@ def test_one_block_that_is_not_finite(fmt):
     weight = stored(n, k, fmt)
     x = torch.randn(m, k, device="cuda").bfloat16()
     x[3, 700] = float("nan")
-    y = run(x, weight, fmt, Tile(64, 128, 16, 4, 0))
+    y = run(x, weight, fmt, FusedSettings(64, 128))
     bad = torch.zeros(m, n, dtype=torch.bool, device="cuda")
     bad[3] = True
     assert torch.equal(y.isnan(), bad)
@@ -86,7 +88,7 @@ def test_one_block_that_is_not_finite(fmt):
     codes, *rest = P.choose_quantize.reference(w, fmt, None)
     scale, outer, zero_point = P.from_list(rest, parse(fmt))
     dense = P.dequantize.reference(Operand(codes, scale, zero_point, outer, fmt, k), torch.float32)
-    y = run(torch.ones_like(x), (codes, scale, zero_point, outer), fmt, Tile(64, 128, 16, 4, 0))
+    y = run(torch.ones_like(x), (codes, scale, zero_point, outer), fmt, FusedSettings(64, 128))
     assert torch.equal(y.isnan(), dense.isnan().any(1)[None].expand(m, n))
 
 
@@ -97,7 +99,7 @@ def test_long_sums_of_float32_keep_their_bits(name):
     weight = stored(n, k, fmt)
     dense = P.dequantize.reference(Operand(*weight, fmt, k), torch.float32)
     x = (torch.rand(64, k, device="cuda") * dense[3].sign()).bfloat16().float()
-    y = run(x, weight, fmt, Tile(128, 128, 16, 4, 0))
+    y = run(x, weight, fmt, FusedSettings(128, 128))
     assert excess(y, x, weight, fmt, "", torch.zeros(n, device="cuda")) <= 1
 
 
@@ -106,28 +108,28 @@ def test_what_it_does_not_take_goes_another_way():
     k, n = 1160, 64  # 580 bytes of 4-bit codes: not a multiple of 16
     fmt = str(parse("e2m1:channel0:fp32"))
     weight = stored(n, k, fmt)
-    assert not linear_fused.can(weight[0])
+    assert not available.can_run(weight[0])
     x = torch.randn(100, k, device="cuda").bfloat16()
     y = multiplied(Values(x), Weight(*weight), fmt, None, x.dtype)
     assert excess(y, x, weight, fmt, "", torch.zeros(n, device="cuda")) <= 1
     few = reading(str(parse("int2:group64:e8m0/floor")), 1024)
     assert few is not None
-    assert not linear_work.takes(few)
-    assert rule(Call("weight", "", 100, 512, 1024, True), few).path != "fused"
+    assert not takes(few)
+    assert rule(Call("weight", "", 100, 512, 1024, True), few).way != "fused"
     whole = reading(str(parse("mxfp4")), 1024)
-    assert rule(Call("weight", "", 100, 512, 1024, True), whole).path == "fused"
-    assert rule(Call("weight", "", 100, 512, 1024, False), whole).path != "fused"
+    assert rule(Call("weight", "", 100, 512, 1024, True), whole).way == "fused"
+    assert rule(Call("weight", "", 100, 512, 1024, False), whole).way != "fused"
 
 
 def test_capture():
     fmt, k, n = str(parse("mxfp4")), 1024, 256
     weight = stored(n, k, fmt)
     x = torch.randn(100, k, device="cuda").bfloat16()
-    tile = Tile(128, 64, 16, 4, 0, 2)
-    run(x, weight, fmt, tile)
+    settings = FusedSettings(128, 64, 0, 2)
+    run(x, weight, fmt, settings)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = run(x, weight, fmt, tile)
+        y = run(x, weight, fmt, settings)
     x.copy_(torch.randn_like(x))
     graph.replay()
-    assert torch.equal(y, run(x, weight, fmt, tile))
+    assert torch.equal(y, run(x, weight, fmt, settings))

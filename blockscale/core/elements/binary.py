@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core.block import Blocks
-from blockscale.core.element import Element
+from blockscale.core.element import Element, ElementNumbers
 from blockscale.core.rounding import Round
 
 SPELLINGS = "binary"
@@ -54,6 +54,10 @@ class Binary(Element):
 
     def magnitude(self, blocks: Blocks) -> Tensor:
         return blocks.mean_magnitude()
+
+    def numbers(self, wide: bool) -> ElementNumbers:
+        del wide
+        return ElementNumbers("binary", self.bits, self.signed, -1.0, 1.0, 1.0, "mean")
 
     def to_bits(self, codes: Tensor) -> Tensor:
         return (codes > 0).to(torch.uint8)

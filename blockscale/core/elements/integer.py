@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blockscale.core.element import Element
+from blockscale.core.element import Element, ElementNumbers
 from blockscale.core.rounding import Round, finite
 
 SPELLINGS = "int2 … int16, uint1 … uint16"
@@ -73,6 +73,11 @@ class Integer(Element):
             steps = steps + zero_point
         low, high = self.limits(wide)
         return y.isfinite() & (steps >= low) & (steps <= high)
+
+    def numbers(self, wide: bool) -> ElementNumbers:
+        low, high = self.limits(wide)
+        statistic = "magnitude" if self.signed else "high"
+        return ElementNumbers("integer", self.bits, self.signed, low, high, 1.0, statistic)
 
     def from_bits(self, patterns: Tensor) -> Tensor:
         if self.signed:  # spread the sign bit

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from blockscale.core.element import Element
+from blockscale.core.element import Element, ElementNumbers
 from blockscale.core.elements.minifloat import Minifloat
 
 SPELLINGS = "log2 … log8"
@@ -24,6 +24,9 @@ class Logarithmic(Minifloat):
     @property
     def bias(self) -> int:
         return int(2**self.exponent_bits) - 1
+
+    def numbers(self, wide: bool) -> ElementNumbers:
+        return super().numbers(wide)  # a minifloat in every respect
 
 
 def read(name: str) -> Element | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blockscale.core.element import Element
+from blockscale.core.element import Element, ElementNumbers
 from blockscale.core.rounding import Round, finite
 
 SPELLINGS = "e4m3, e5m2, e3m2, e2m3, e2m1 and any eXmY or eXmYrN of 3 to 8 bits"
@@ -113,6 +113,24 @@ class Minifloat(Element):
         top = math.frexp(self.max)[1] - 1
         largest = math.ldexp(self.max, self.mantissa_bits - top)
         return y.isfinite() & ((power < top) | ((power == top) & (steps.abs() <= largest)))
+
+    def numbers(self, wide: bool) -> ElementNumbers:
+        del wide
+        infinities = [code for code, value in enumerate(self.values()) if value == math.inf]
+        return ElementNumbers(
+            family="minifloat",
+            bits=self.bits,
+            signed=self.signed,
+            low=-self.max,
+            high=self.max,
+            smallest_normal=self.smallest_normal,
+            statistic="magnitude",
+            mbits=self.mbits,
+            bias=self.bias,
+            max_code=self.max_code,
+            nan=-1 if self.nan_code is None else self.nan_code,
+            infinity=infinities[0] if infinities else -1,
+        )
 
 
 def _default_reserved(element: Minifloat) -> int:

@@ -1,11 +1,11 @@
 """Ternary numbers -1, 0, +1 (Li, Zhang, Liu: "Ternary weight networks", 2016)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from blockscale.core.block import Blocks
-from blockscale.core.element import Element
+from blockscale.core.element import Element, ElementNumbers
 from blockscale.core.elements.integer import Integer
 
 SPELLINGS = "ternary"
@@ -40,6 +40,9 @@ class Ternary(Integer):
     def magnitude(self, blocks: Blocks) -> Tensor:
         threshold = blocks.mean_magnitude() * _THRESHOLD
         return blocks.mean_magnitude(above=threshold)
+
+    def numbers(self, wide: bool) -> ElementNumbers:
+        return replace(super().numbers(wide), statistic="mean_above")
 
 
 def read(name: str) -> Element | None:

@@ -3,20 +3,13 @@
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.native import addresses, floats, native, threads
-from blockscale.kernels.registry import ByFormats, kernel
-
-every = ByFormats(lambda formats: True)  # noqa: ARG005 - and every dtype, shape and layout
-
-
-def listed(parts: QParams) -> list[Tensor]:
-    """The parts that there are, in the order scale, outer, zero point."""
-    return [part for part in parts if part is not None]
+from blockscale.kernels.cpu.native import addresses, floats, known, native, threads
+from blockscale.kernels.operand import listed
+from blockscale.kernels.registry import kernel
 
 
-@kernel("choose_qparams", backend="cpu", supports=every)
+@kernel("choose_qparams", backend="cpu", supports=known)
 def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
     """As ops.primitives.choose_qparams."""
     n = native(fmt)

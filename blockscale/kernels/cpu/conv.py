@@ -9,11 +9,11 @@ from torch import Tensor
 
 from blockscale.core.layout import from_stored
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
-from blockscale.kernels.cpu.choose_qparams import choose_qparams, every
+from blockscale.kernels.cpu.choose_qparams import choose_qparams
 from blockscale.kernels.cpu.dequantize import dequantize
 from blockscale.kernels.cpu.fake_quantize import fake_quantize
 from blockscale.kernels.cpu.linear import as_integers, float_bias, row_block
-from blockscale.kernels.cpu.native import floats, native
+from blockscale.kernels.cpu.native import floats, known, native
 from blockscale.kernels.cpu.prepack import prepared
 from blockscale.kernels.registry import kernel
 
@@ -24,7 +24,7 @@ _OUTPUTS = 128  # with fewer, copying the patches costs more than their products
 Sizes = list[int]
 
 
-@kernel("conv", backend="cpu", supports=every)
+@kernel("conv", backend="cpu", supports=known)
 def conv(
     x: Tensor,
     weight: Operand,
@@ -83,7 +83,7 @@ def _as_integers(
     x, _ = floats(x.movedim(1, -1))
     if block == 0:
         scale = choose_qparams(x, by.fmt)[0] if by.scale is None else by.scale
-        scale = native(by.fmt).given_parts(x.shape, scale, by.zero_point, by.outer).scale
+        scale = native(by.fmt).checked_parts(x.shape, scale, by.zero_point, by.outer).scale
         by = Quantizer(scale.reshape(1, 1, 1), None, None, by.fmt)
     ready = prepared(weight)
     offset = float_bias(bias, shape[0])

@@ -5,26 +5,18 @@ from torch import Tensor
 
 from blockscale.core.operand import Operand
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.choose_qparams import every
-from blockscale.kernels.cpu.native import (
-    DTYPES,
-    Native,
-    addresses,
-    in_order,
-    native,
-    new,
-    threads,
-)
+from blockscale.kernels.cpu.native import DTYPES, Native, addresses, known, native, threads
+from blockscale.kernels.operand import new
 from blockscale.kernels.registry import kernel
 
 
-@kernel("dequantize", backend="cpu", supports=every)
+@kernel("dequantize", backend="cpu", supports=known)
 def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
     """As ops.primitives.dequantize; other dtypes than the three are cast from float32."""
     n = native(packed.fmt)
     shape = packed.shape
-    stored = checked_codes(n, packed.codes, shape)
-    parts = n.given_parts(shape, packed.scale, packed.zero_point, packed.outer)
+    stored = n.checked_codes(packed.codes, shape)
+    parts = n.checked_parts(shape, packed.scale, packed.zero_point, packed.outer)
     kind = DTYPES.get(dtype, 0)
     values = new(shape, dtype if dtype in DTYPES else torch.float32)
     if values.numel():
@@ -37,18 +29,6 @@ def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
             threads(),
         )  # fmt: skip
     return values if values.dtype == dtype else values.to(dtype)
-
-
-def checked_codes(n: Native, packed: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Packed codes of a tensor of `shape`, in order. Raises ValueError if they are not that."""
-    expected = n.packed_shape(shape)
-    if packed.dtype != n.packed_dtype or packed.shape != expected or not packed.is_cpu:
-        raise ValueError(
-            f"{n.format}: codes of shape {shape} are packed as {n.packed_dtype} of shape "
-            f"{expected} on the CPU, found {packed.dtype} of shape {tuple(packed.shape)} on "
-            f"{packed.device}"
-        )
-    return in_order(packed)
 
 
 def unpack_into(n: Native, packed: Tensor, size: int, patterns: Tensor) -> None:

@@ -5,19 +5,18 @@ from torch import Tensor
 
 from blockscale.core.operand import Operand
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.choose_qparams import every
-from blockscale.kernels.cpu.dequantize import checked_codes
-from blockscale.kernels.cpu.native import DTYPES, addresses, in_order, native, threads
+from blockscale.kernels.cpu.native import DTYPES, addresses, known, native, threads
+from blockscale.kernels.operand import in_order
 from blockscale.kernels.registry import kernel
 
 
-@kernel("embedding", backend="cpu", supports=every)
+@kernel("embedding", backend="cpu", supports=known)
 def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
     """As ops.embedding.embedding. Raises IndexError for an index that is no row."""
     n, size = native(weight.fmt), weight.size
     table = (weight.codes.shape[0], size)
-    codes = checked_codes(n, weight.codes, table)
-    parts = n.given_parts(table, weight.scale, weight.zero_point, weight.outer)
+    codes = n.checked_codes(weight.codes, table)
+    parts = n.checked_parts(table, weight.scale, weight.zero_point, weight.outer)
     if indices.dtype not in (torch.int64, torch.int32) or not indices.is_cpu:
         raise IndexError(
             f"expected int64 or int32 indices on the CPU, found {indices.dtype} on {indices.device}"

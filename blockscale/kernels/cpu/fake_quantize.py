@@ -6,21 +6,22 @@ from torch import Tensor
 from blockscale.core.operand import Quantizer
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.choose_qparams import every
 from blockscale.kernels.cpu.native import (
     DTYPES,
     Native,
     Parts,
     addresses,
     floats,
+    known,
     native,
     seed_words,
     threads,
 )
+from blockscale.kernels.operand import strided_like
 from blockscale.kernels.registry import kernel
 
 
-@kernel("fake_quantize", backend="cpu", supports=every)
+@kernel("fake_quantize", backend="cpu", supports=known)
 def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.fake_quantize."""
     n = native(by.fmt)
@@ -33,10 +34,10 @@ def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
             n.handle, x.shape, x.data_ptr(), dtype, parts is not None, at, values.data_ptr(),
             *seed_words(n, by.seed), threads(),
         )  # fmt: skip
-    return _strided_like(like, values)
+    return strided_like(like, values)
 
 
-@kernel("straight_through", backend="cpu", supports=every)
+@kernel("straight_through", backend="cpu", supports=known)
 def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.straight_through."""
     n = native(by.fmt)
@@ -58,7 +59,7 @@ def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
             n.handle, x.shape, x.data_ptr(), dtype, parts is not None, at, gradient.data_ptr(),
             kind, kept.data_ptr(), threads(),
         )  # fmt: skip
-    return _strided_like(like, kept)
+    return strided_like(like, kept)
 
 
 def _given(n: Native, x: Tensor, by: Quantizer) -> tuple[QParams | None, Parts]:
@@ -66,13 +67,5 @@ def _given(n: Native, x: Tensor, by: Quantizer) -> tuple[QParams | None, Parts]:
     if by.scale is None:
         n.scale_shape(x.shape)  # raises if the block does not fit
         return None, (0, 0, 0)
-    parts = n.given_parts(x.shape, by.scale, by.zero_point, by.outer)
+    parts = n.checked_parts(x.shape, by.scale, by.zero_point, by.outer)
     return parts, addresses(parts)
-
-
-def _strided_like(x: Tensor, values: Tensor) -> Tensor:
-    """`values`, which are contiguous, with the strides that torch.empty_like(x) has."""
-    if x.is_contiguous():
-        return values
-    expected = torch.empty_like(x)
-    return values if values.stride() == expected.stride() else expected.copy_(values)

@@ -9,16 +9,16 @@ from torch import Tensor
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.core.scale import TwoLevel
-from blockscale.kernels.cpu.choose_qparams import every
 from blockscale.kernels.cpu.fake_quantize import fake_quantize
-from blockscale.kernels.cpu.native import DTYPES, floats, in_order, native, new, threads
+from blockscale.kernels.cpu.native import DTYPES, floats, known, native, threads
 from blockscale.kernels.cpu.prepack import prepared
+from blockscale.kernels.operand import in_order, new
 from blockscale.kernels.registry import kernel
 
 WHOLE_ROW = 2**62
 
 
-@kernel("linear", backend="cpu", supports=every)
+@kernel("linear", backend="cpu", supports=known)
 def linear(
     x: Tensor, weight: Operand, bias: Tensor | None = None, input: Quantizer = UNQUANTIZED
 ) -> Tensor:
@@ -73,7 +73,7 @@ def as_integers(
     if by.scale is not None:
         if block:
             return False
-        scale = form.given_parts(x.shape, by.scale, by.zero_point, by.outer).scale
+        scale = form.checked_parts(x.shape, by.scale, by.zero_point, by.outer).scale
     address = 0 if scale is None else scale.data_ptr()
     rows = y.numel() // y.shape[-1]
     done: bool = ready.integers(

@@ -5,13 +5,13 @@ from torch import Tensor
 
 from blockscale.core import pack as packing
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.choose_qparams import every
-from blockscale.kernels.cpu.dequantize import checked_codes, unpack_into
-from blockscale.kernels.cpu.native import in_order, native, threads
+from blockscale.kernels.cpu.dequantize import unpack_into
+from blockscale.kernels.cpu.native import known, native, threads
+from blockscale.kernels.operand import in_order
 from blockscale.kernels.registry import kernel
 
 
-@kernel("pack", backend="cpu", supports=every)
+@kernel("pack", backend="cpu", supports=known)
 def pack(codes: Tensor, fmt: str) -> Tensor:
     """As ops.primitives.pack."""
     n = native(fmt)
@@ -27,12 +27,12 @@ def pack(codes: Tensor, fmt: str) -> Tensor:
     return packed
 
 
-@kernel("unpack", backend="cpu", supports=every)
+@kernel("unpack", backend="cpu", supports=known)
 def unpack(packed: Tensor, fmt: str, size: int) -> Tensor:
     """As ops.primitives.unpack."""
     n = native(fmt)
     shape = (*packed.shape[:-1], size)
-    packed = checked_codes(n, packed, shape)
+    packed = n.checked_codes(packed, shape)
     if n.bytewise or size == 0 or packed.numel() == 0:
         return packing.unpack(packed, n.format.element, shape).clone()
     patterns = n.new_patterns(shape)

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from blockscale.core.operand import Operand
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.dequantize import checked_codes
 from blockscale.kernels.cpu.native import addresses, native, threads
 from blockscale.kernels.resident import Residents
 
@@ -31,8 +30,8 @@ def _make(weight: Operand) -> _Ready:
     if codes.ndim != 2:
         raise ValueError(f"{n.format}: a linear weight's codes are [n, k], not {codes.shape}")
     shape = (codes.shape[0], weight.size)
-    ordered = checked_codes(n, codes, shape)
-    parts = n.given_parts(shape, weight.scale, weight.zero_point, weight.outer)
+    ordered = n.checked_codes(codes, shape)
+    parts = n.checked_parts(shape, weight.scale, weight.zero_point, weight.outer)
     made = _native.LinearWeight(n.handle, *shape, ordered.data_ptr(), addresses(parts))
     originals = {id(part) for part in weight[:4]}
     given = (ordered, *parts)

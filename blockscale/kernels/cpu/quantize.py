@@ -7,32 +7,33 @@ from blockscale.core import reference
 from blockscale.core.operand import Quantizer
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.choose_qparams import every, listed
 from blockscale.kernels.cpu.native import (
     Native,
     addresses,
     floats,
+    known,
     native,
     seed_words,
     threads,
 )
+from blockscale.kernels.operand import listed
 from blockscale.kernels.registry import kernel
 
 
-@kernel("quantize", backend="cpu", supports=every)
+@kernel("quantize", backend="cpu", supports=known)
 def quantize(x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.quantize."""
     if by.scale is None:
         return choose_quantize(x, by.fmt, by.seed)[0]
     n = native(by.fmt)
     x, dtype = floats(x)
-    parts = n.given_parts(x.shape, by.scale, by.zero_point, by.outer)
+    parts = n.checked_parts(x.shape, by.scale, by.zero_point, by.outer)
     if x.numel() == 0:
         return n.new_packed(x.shape)
     return _run(n, x, dtype, parts, by.seed, given=True)
 
 
-@kernel("choose_quantize", backend="cpu", supports=every)
+@kernel("choose_quantize", backend="cpu", supports=known)
 def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
     """As ops.primitives.choose_quantize."""
     n = native(fmt)

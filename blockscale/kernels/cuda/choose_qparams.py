@@ -3,20 +3,15 @@
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.reference import QParams
-from blockscale.kernels.cuda.primitives.launch import choose, floats, form
+from blockscale.kernels.cuda.primitives.form import floats, form
+from blockscale.kernels.cuda.primitives.launch import choose
 from blockscale.kernels.cuda.replay.replay import replayed
-from blockscale.kernels.registry import ByFormats, kernel
-
-every = ByFormats(lambda formats: True)  # noqa: ARG005 - and every dtype, shape and layout
-
-
-def listed(parts: QParams) -> list[Tensor]:
-    """The parts that there are, in the order scale, outer, zero point."""
-    return [part for part in parts if part is not None]
+from blockscale.kernels.cuda.spec import known
+from blockscale.kernels.operand import listed
+from blockscale.kernels.registry import kernel
 
 
-@kernel("choose_qparams", backend="cuda", supports=every)
+@kernel("choose_qparams", backend="cuda", supports=known)
 @replayed()
 def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
     """As ops.primitives.choose_qparams."""

@@ -7,17 +7,17 @@ from torch import Tensor
 from blockscale.core.layout import from_stored
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
 from blockscale.core.precision import float32_inside
-from blockscale.kernels.cuda.choose_qparams import every
 from blockscale.kernels.cuda.dequantize import dequantize
 from blockscale.kernels.cuda.fake_quantize import fake_quantize
-from blockscale.kernels.cuda.primitives import launch
+from blockscale.kernels.cuda.primitives.form import floats
+from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.registry import kernel
 
 _CONV = {1: F.conv1d, 2: F.conv2d}
 Sizes = list[int]
 
 
-@kernel("conv", backend="cuda", supports=every)
+@kernel("conv", backend="cuda", supports=known)
 def conv(
     x: Tensor,
     weight: Operand,
@@ -31,7 +31,7 @@ def conv(
 ) -> Tensor:
     """As ops.conv.conv."""
     dense = from_stored(dequantize(weight, torch.float32), "channels_last", shape)
-    launch.floats(x)  # refuses what the reference refuses
+    floats(x)  # refuses what the reference refuses
     values = x.to(torch.float32)
     if input.fmt:
         quantized = fake_quantize(values.movedim(1, -1), input)

@@ -5,30 +5,31 @@ from torch import Tensor
 
 from blockscale.core.operand import Operand
 from blockscale.core.reference import FLOATS
-from blockscale.kernels.cuda.choose_qparams import every
-from blockscale.kernels.cuda.pack import checked_codes
-from blockscale.kernels.cuda.primitives import decoding, launch
-from blockscale.kernels.cuda.primitives.launch import form
+from blockscale.kernels.cuda.primitives.decoding import decode_tile
+from blockscale.kernels.cuda.primitives.form import form
+from blockscale.kernels.cuda.primitives.launch import launch
+from blockscale.kernels.cuda.primitives.plan import plan
 from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.registry import kernel
 
 
-@kernel("dequantize", backend="cuda", supports=every)
+@kernel("dequantize", backend="cuda", supports=known)
 @replayed()
 def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
     """As ops.primitives.dequantize; other dtypes than the three are cast from float32."""
     f, size = form(packed.fmt), packed.size
     shape = packed.shape
-    codes = checked_codes(f, packed.codes, shape)
+    codes = f.checked_codes(packed.codes, shape)
     parts = f.given_parts(codes, shape, packed.scale, packed.zero_point, packed.outer)
     kind = dtype if dtype in FLOATS else torch.float32
     values = torch.empty(shape, dtype=kind, device=codes.device)
     if values.numel():
-        found = launch.plan(f.format.spelling, tuple(shape), "decode", True, 0, kind.itemsize)
-        assert found is not None
+        planned = plan(f.format.spelling, tuple(shape), "decode", True, 0, kind.itemsize)
+        assert planned is not None
         count = 1 if parts.outer is None else parts.outer.numel()
-        launch.launch(
-            decoding.decode_tile, found, codes, codes, values, parts.scale, parts.outer,
+        launch(
+            decode_tile, planned, codes, codes, values, parts.scale, parts.outer,
             parts.zero_point, count, size if shape else 1,
         )  # fmt: skip
     return values if kind == dtype else values.to(dtype)

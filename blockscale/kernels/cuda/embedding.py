@@ -7,15 +7,18 @@ from blockscale.core.block import WHOLE
 from blockscale.core.operand import Operand
 from blockscale.core.scale import TwoLevel
 from blockscale.kernels.cuda.dequantize import dequantize
-from blockscale.kernels.cuda.pack import checked_codes
-from blockscale.kernels.cuda.primitives.launch import form
+from blockscale.kernels.cuda.primitives.form import form
 from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.cuda.spec import FAMILIES
+from blockscale.kernels.numbers import supports_families
 from blockscale.kernels.registry import ByFormats, Formats, kernel
 
 
 def by_rows(formats: Formats) -> bool:
-    """Whether each row has scales of its own, or all rows have the same."""
+    """Whether each row has scales of its own, or all rows have the same, of known elements."""
     (fmt,) = formats
+    if not supports_families(FAMILIES)(formats):
+        return False
     if isinstance(fmt.scale, TwoLevel) and fmt.scale.inner.block.name != "tensor":
         return False
     return fmt.block.sizes_for(2)[0] in (1, WHOLE)
@@ -26,7 +29,7 @@ def by_rows(formats: Formats) -> bool:
 def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
     """As ops.embedding.embedding."""
     f, shape = form(weight.fmt), (weight.codes.shape[0], weight.size)
-    codes = checked_codes(f, weight.codes, shape)
+    codes = f.checked_codes(weight.codes, shape)
     scale, zero_point = weight.scale, weight.zero_point
     f.given_parts(codes, shape, scale, zero_point, weight.outer)
     rows = indices.reshape(-1)

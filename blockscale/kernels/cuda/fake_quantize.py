@@ -5,27 +5,29 @@ from torch import Tensor
 
 from blockscale.core.operand import Quantizer
 from blockscale.core.reference import FLOATS, QParams
-from blockscale.kernels.cuda.choose_qparams import every
 from blockscale.kernels.cuda.primitives import launch
-from blockscale.kernels.cuda.primitives.launch import Form, form
+from blockscale.kernels.cuda.primitives.form import Form, floats, form, seed_numbers
+from blockscale.kernels.cuda.primitives.plan import Plan, one_pass, with_scale
 from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.cuda.spec import known
+from blockscale.kernels.operand import strided_like
 from blockscale.kernels.registry import kernel
 
 
-@kernel("fake_quantize", backend="cuda", supports=every)
+@kernel("fake_quantize", backend="cuda", supports=known)
 @replayed()
 def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.fake_quantize."""
     f, like = form(by.fmt), x
-    x = launch.floats(x)
+    x = floats(x)
     values = torch.empty_like(x)
     parts = _given(f, x, by)
     if x.numel():
         _run(f, x, parts, None, values, by.seed)
-    return _strided_like(like, values)
+    return strided_like(like, values)
 
 
-@kernel("straight_through", backend="cuda", supports=every)
+@kernel("straight_through", backend="cuda", supports=known)
 @replayed()
 def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.straight_through."""
@@ -38,15 +40,16 @@ def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
         ones = torch.ones(x.shape, dtype=torch.float32, device=x.device)
         passes = straight_through(ones, x, by)
         return torch.where(passes != 0, gradient, 0.0)
-    x, gradient = launch.floats(x), launch.floats(gradient)
+    x, gradient = floats(x), floats(gradient)
     kept = torch.empty_like(gradient)
     parts = _given(f, x, by)
     if x.numel():
         _run(f, x, parts, gradient, kept, None)
-    return _strided_like(like, kept)
+    return strided_like(like, kept)
 
 
 def _given(f: Form, x: Tensor, by: Quantizer) -> QParams | None:
+    """A caller's scale, checked; None where it is to be chosen from x."""
     if by.scale is None:
         f.scale_shape(x.shape)  # raises if the block does not fit
         return None
@@ -61,37 +64,33 @@ def _run(
     out: Tensor,
     seed: Tensor | None,
 ) -> None:
-    """With the given scale or one that is chosen, in one pass where a block fits a program."""
-    words, seeds = (None, 0) if gradient is not None else launch.seed_numbers(f, seed, x)
+    """Write values of x, or its gradient where that passes, to `out`.
+
+    parts: the given scale, or None to choose one, in the same pass where a block fits a program
+    """
+    words, seeds = (None, 0) if gradient is not None else seed_numbers(f, seed, x)
     result = "values" if gradient is None else "gradient"
     if parts is None and not (f.one_outer and gradient is not None):
-        found = launch.one_pass(f, x, result, seeds)
-        if found is not None:
-            return _chosen(f, found, x, gradient, out, words)
+        planned = one_pass(f, x, result, seeds)
+        if planned is not None:
+            return _chosen(f, planned, x, gradient, out, words)
     parts = parts or f.per_block(launch.choose(f, x))
-    launch.encode(launch.with_scale(f, x, result, seeds), x, out, gradient, parts, words)
+    launch.encode(with_scale(f, x, result, seeds), x, out, gradient, parts, words)
     return None
 
 
 def _chosen(
     f: Form,
-    found: launch.Plan,
+    planned: Plan,
     x: Tensor,
     gradient: Tensor | None,
     out: Tensor,
     words: Tensor | None,
 ) -> None:
+    """As `_run`, with a plan that chooses scales, of which none is kept."""
     parts = None
     if f.one_outer:
         outer = torch.empty(1, dtype=torch.float32, device=x.device)
         parts = QParams(outer, outer)  # the first is not written
         gradient = launch.largest_numerator(f, x)
-    launch.encode(found, x, out, gradient, parts, words)
-
-
-def _strided_like(x: Tensor, values: Tensor) -> Tensor:
-    """`values`, which are contiguous, with the strides that torch.empty_like(x) has."""
-    if x.is_contiguous():
-        return values
-    expected = torch.empty_like(x)
-    return values if values.stride() == expected.stride() else expected.copy_(values)
+    launch.encode(planned, x, out, gradient, parts, words)

@@ -4,17 +4,18 @@ import torch
 from torch import Tensor
 
 from blockscale.core import pack as packing
-from blockscale.kernels.cuda.choose_qparams import every
-from blockscale.kernels.cuda.primitives import decoding
-from blockscale.kernels.cuda.primitives.launch import Form, form, guard, on_device
+from blockscale.kernels.cuda.primitives.decoding import pack_row, unpack_row
+from blockscale.kernels.cuda.primitives.form import Form, form, on_device
+from blockscale.kernels.cuda.primitives.launch import guard
 from blockscale.kernels.cuda.replay.direct import cdiv, direct
 from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.registry import kernel
 
-_COLUMNS = 1024
+_COLUMNS = 1024  # bytes or codes of one program
 
 
-@kernel("pack", backend="cuda", supports=every)
+@kernel("pack", backend="cuda", supports=known)
 @replayed()
 def pack(codes: Tensor, fmt: str) -> Tensor:
     """As ops.primitives.pack."""
@@ -27,47 +28,46 @@ def pack(codes: Tensor, fmt: str) -> Tensor:
 
 
 def pack_patterns(f: Form, patterns: Tensor) -> Tensor:
-    """Codes, one an entry and with anything above their bits -> packed."""
+    """Codes [...], uint8 or int16, with anything above their bits -> packed bytes, uint8."""
     shape = f.packed_shape(patterns.shape)
     packed = torch.empty(shape, dtype=torch.uint8, device=patterns.device)
     count = packed.numel()
     with guard(patterns):
-        direct(decoding.pack_row)[(cdiv(count, _COLUMNS),)](
+        direct(pack_row)[(cdiv(count, _COLUMNS),)](
             patterns, packed, count, patterns.shape[-1] if patterns.ndim else 1,
             bits=f.bits, columns=_COLUMNS,
         )  # fmt: skip
     return packed
 
 
-@kernel("unpack", backend="cuda", supports=every)
+@kernel("unpack", backend="cuda", supports=known)
 @replayed()
 def unpack(packed: Tensor, fmt: str, size: int) -> Tensor:
     """As ops.primitives.unpack."""
     f = form(fmt)
     shape = (*packed.shape[:-1], size)
-    packed = checked_codes(f, packed, shape)
+    packed = f.checked_codes(packed, shape)
     element = f.format.element
     if f.bits in (8, 16) or size == 0 or packed.numel() == 0:
         return packing.unpack(packed, element, shape).clone()
     codes = torch.empty(shape, dtype=element.code_dtype, device=packed.device)
-    family = f.spec.element.family
-    signed = family == "integer" and f.spec.element.signed
-    kind = "signed" if signed else "binary" if family == "binary" else "plain"
+    kind = _kind(f)
     count = codes.numel()
     with guard(packed):
-        direct(decoding.unpack_row)[(cdiv(count, _COLUMNS),)](
+        direct(unpack_row)[(cdiv(count, _COLUMNS),)](
             packed, codes, count, size, bits=f.bits, kind=kind, columns=_COLUMNS
         )
     return codes
 
 
-def checked_codes(f: Form, packed: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Packed codes of a tensor of `shape`, in order. Raises ValueError if they are not that."""
-    on_device(packed)
-    expected = f.packed_shape(shape)
-    if packed.dtype != f.packed_dtype or packed.shape != expected:
-        raise ValueError(
-            f"{f.format}: codes of shape {shape} are packed as {f.packed_dtype} of shape "
-            f"{expected}, found {packed.dtype} of shape {tuple(packed.shape)}"
-        )
-    return packed.contiguous()
+def _kind(f: Form) -> str:
+    """How `unpack_row` reads a bit pattern. Raises TypeError for a family that it does not know."""
+    element = f.spec.element
+    match element.family:
+        case "integer":
+            return "signed" if element.signed else "plain"
+        case "minifloat":
+            return "plain"
+        case "binary":
+            return "binary"
+    raise TypeError(f"{f.format}: no CUDA kernel unpacks elements of the family {element.family!r}")

@@ -1,67 +1,69 @@
 """Codes, with a given scale or one that is chosen in the same pass over memory."""
 
-import torch
 from torch import Tensor
 
 from blockscale.core import pack as packing
 from blockscale.core import reference
 from blockscale.core.operand import Quantizer
 from blockscale.core.reference import QParams
-from blockscale.kernels.cuda.choose_qparams import every, listed
 from blockscale.kernels.cuda.pack import pack_patterns
 from blockscale.kernels.cuda.primitives import launch
-from blockscale.kernels.cuda.primitives.launch import Form, Plan, form
+from blockscale.kernels.cuda.primitives.form import Form, floats, form, seed_numbers
+from blockscale.kernels.cuda.primitives.plan import Plan, one_pass, with_scale
 from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.cuda.spec import known
+from blockscale.kernels.operand import listed
 from blockscale.kernels.registry import kernel
 
 
-@kernel("quantize", backend="cuda", supports=every)
+@kernel("quantize", backend="cuda", supports=known)
 @replayed()
 def quantize(x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.quantize."""
     if by.scale is None:
         return choose_quantize(x, by.fmt, by.seed)[0]
     f = form(by.fmt)
-    x = launch.floats(x)
+    x = floats(x)
     parts = f.given_parts(x, x.shape, by.scale, by.zero_point, by.outer)
     return _given(f, x, parts, by.seed)
 
 
-@kernel("choose_quantize", backend="cuda", supports=every)
+@kernel("choose_quantize", backend="cuda", supports=known)
 @replayed()
 def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
     """As ops.primitives.choose_quantize."""
     f = form(fmt)
-    x = launch.floats(x)
+    x = floats(x)
     if x.numel() == 0:
         parts = reference.choose_qparams(x, f.format)
         codes = reference.quantize(x, parts, f.format, seed)
         return [packing.pack(codes, f.format.element), *listed(parts)]
-    words, seeds = launch.seed_numbers(f, seed, x)
-    found = launch.one_pass(f, x, "codes", seeds)
-    if found is None:
+    words, seeds = seed_numbers(f, seed, x)
+    planned = one_pass(f, x, "codes", seeds)
+    if planned is None:
         parts = launch.choose(f, x)
         return [_given(f, x, f.per_block(parts), seed), *listed(parts)]
-    parts = f.new_parts(x)
+    parts = f.new_parts(x.shape, x.device)
     work = launch.largest_numerator(f, x) if f.one_outer else None
-    return [_codes(f, found, x, work, parts, words), *listed(parts)]
+    return [_codes(f, planned, x, work, parts, words), *listed(parts)]
 
 
 def _given(f: Form, x: Tensor, parts: QParams, seed: Tensor | None) -> Tensor:
-    words, seeds = launch.seed_numbers(f, seed, x)
+    """Packed codes of x with a scale that is given, one outer scale a block."""
+    words, seeds = seed_numbers(f, seed, x)
     if x.numel() == 0:
-        return torch.empty(f.packed_shape(x.shape), dtype=f.packed_dtype, device=x.device)
-    return _codes(f, launch.with_scale(f, x, "codes", seeds), x, None, parts, words)
+        return f.new_packed(x.shape, x.device)
+    return _codes(f, with_scale(f, x, "codes", seeds), x, None, parts, words)
 
 
 def _codes(
-    f: Form, found: Plan, x: Tensor, work: Tensor | None, parts: QParams, seed: Tensor | None
+    f: Form, planned: Plan, x: Tensor, work: Tensor | None, parts: QParams, seed: Tensor | None
 ) -> Tensor:
-    direct = f.bits in (8, 16) or found.view.tile.packs
-    if direct:
-        out = torch.empty(f.packed_shape(x.shape), dtype=f.packed_dtype, device=x.device)
+    """Packed codes of x. work: of `largest_numerator`; parts: the scale, or memory for it"""
+    complete = f.bits in (8, 16) or planned.tiling.tile.packs
+    if complete:
+        out = f.new_packed(x.shape, x.device)
     else:  # rows or units end within a byte
-        kind = torch.uint8 if f.bits < 8 else torch.int16
-        out = torch.empty(x.shape, dtype=kind, device=x.device)
-    launch.encode(found, x, out, work, parts, seed)
-    return out if direct else pack_patterns(f, out)
+        out = f.new_patterns(x.shape, x.device)
+    launch.encode(planned, x, out, work, parts, seed)
+    return out if complete else pack_patterns(f, out)

@@ -1,6 +1,6 @@
 """Measured launch choices, on disk: those shipped for an H200, and what this machine added.
 
-A table is JSON: {"KERNEL|FORMAT|GPU|TRITON": {"M,N,K": [path, numbers…]}}. The machine's own lies
+A table is JSON: {"KERNEL|FORMAT|GPU|TRITON": {"M,N,K": [way, settings…]}}. The machine's own lies
 in BLOCKSCALE_TUNE_CACHE, by default ~/.cache/blockscale/tune.json, and wins over the shipped one.
 Writers take a lock, merge with what is there and rename a finished file over it, so that processes
 may write at once and readers never see half of one.
@@ -21,13 +21,13 @@ import triton
 from blockscale.kernels.cuda.replay import replay
 
 Shape = tuple[int, int, int]  # rows of x, outputs, inputs
-Entry = list[Any]  # the path's name, then its numbers
+Entry = list[Any]  # the way's name, then its settings
 Table = dict[str, dict[str, Entry]]
 T = TypeVar("T")
 
 SHIPPED = Path(__file__).parent / "tuned_h200.json"
 _APART = 16.0  # a shape further away than a factor of this in n · k says nothing
-_found: dict[tuple[str, Shape], Entry | None] = {}
+_looked_up: dict[tuple[str, Shape], Entry | None] = {}
 
 
 def cache_file() -> Path:
@@ -46,9 +46,9 @@ def lookup(kernel: str, fmt: str, shape: Shape, device: str) -> Entry | None:
     """The choice for the nearest measured shape, or None if there is none near."""
     at = key(kernel, fmt, device)
     asked = (at, (_class(shape[0]), shape[1], shape[2]))
-    if asked not in _found:
-        _found[asked] = nearest(_tables().get(at, {}), asked[1])
-    return _found[asked]
+    if asked not in _looked_up:
+        _looked_up[asked] = nearest(_tables().get(at, {}), asked[1])
+    return _looked_up[asked]
 
 
 def nearest(entries: dict[str, Entry], shape: Shape) -> Entry | None:
@@ -98,13 +98,16 @@ def read(path: Path) -> Table:
     return table
 
 
-def record(found: Table, path: Path | None = None) -> None:
-    """Add choices to the table on disk, and use them from now on."""
+def record(choices: Table, path: Path | None = None) -> None:
+    """Add choices to the table on disk, and use them from now on.
+
+    path: the table, by default this machine's
+    """
     path = path or cache_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path):
         table = read(path)
-        for at, entries in found.items():
+        for at, entries in choices.items():
             table[at] = {**table.get(at, {}), **entries}
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
         with os.fdopen(handle, "w") as file:
@@ -116,7 +119,7 @@ def record(found: Table, path: Path | None = None) -> None:
 def forget() -> None:
     """Read the tables again at the next lookup."""
     _tables.cache_clear()
-    _found.clear()
+    _looked_up.clear()
     replay.forget()
 
 

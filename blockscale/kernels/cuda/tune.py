@@ -7,14 +7,16 @@ import triton
 
 from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda import tables as tune
+from blockscale.kernels.cuda import tables
 from blockscale.kernels.cuda.linear import device_name, multiplied
-from blockscale.kernels.cuda.matmul import linear_fused
-from blockscale.kernels.cuda.matmul.linear_choice import Call, Choice, candidates
-from blockscale.kernels.cuda.matmul.linear_coded import pair
-from blockscale.kernels.cuda.matmul.linear_input import Codes, read
-from blockscale.kernels.cuda.matmul.linear_launch import PARTS, Weight
-from blockscale.kernels.cuda.matmul.linear_reading import reading
+from blockscale.kernels.cuda.matmul.call import Call
+from blockscale.kernels.cuda.matmul.choice import Choice, to_measure
+from blockscale.kernels.cuda.matmul.codes import pair
+from blockscale.kernels.cuda.matmul.hopper import available
+from blockscale.kernels.cuda.matmul.input import Codes, read
+from blockscale.kernels.cuda.matmul.order import PARTS
+from blockscale.kernels.cuda.matmul.reading import reading
+from blockscale.kernels.cuda.matmul.weight import Weight
 from blockscale.kernels.cuda.quantize import choose_quantize
 
 
@@ -25,7 +27,7 @@ def tune_linear(
 
     fmt, input_fmt: spellings; an empty `input_fmt` leaves x as it is
     shape: m, n, k
-    path: the table to add to, by default this machine's (tune.cache_file)
+    path: the table to add to, by default this machine's (tables.cache_file)
 
     Raises ValueError if no candidate can run the format at this shape.
     """
@@ -34,21 +36,20 @@ def tune_linear(
     weight = _weight(fmt, n, k)
     x = torch.randn(m, k, device="cuda").to(torch.bfloat16)
     by = Quantizer(None, None, None, input_fmt)
-    found = read(x, by)
-    what = pair(fmt, found.element, k, x.dtype) if isinstance(found, Codes) else ""
+    values = read(x, by)
+    what = pair(fmt, values.element, k, x.dtype) if isinstance(values, Codes) else ""
     r = None if what else reading(fmt, k)
     if not what and r is None:
         raise ValueError(f"{fmt} at k = {k} has one way to run: there is nothing to tune")
-    parts = 1 if isinstance(found, Codes) else PARTS[found.x.dtype]
-    call = Call(what or "weight", fmt, m * parts, n, k, linear_fused.can(weight.codes))
+    parts = 1 if isinstance(values, Codes) else PARTS[values.x.dtype]
+    call = Call(what or "weight", fmt, m * parts, n, k, available.can_run(weight.codes))
 
     def run(choice: Choice) -> torch.Tensor:
         return multiplied(read(x, by), weight, fmt, None, x.dtype, choice)
 
-    best, _ = tune.fastest(candidates(call, r), run, _milliseconds)
-    entry = [best.path, *(best.tile or ())]
-    at = tune.key(call.what, fmt, device_name(x))
-    tune.record({at: {f"{call.rows},{n},{k}": entry}}, path)
+    best, _ = tables.fastest(to_measure(call, r), run, _milliseconds)
+    at = tables.key(call.what, fmt, device_name(x))
+    tables.record({at: {f"{call.rows},{n},{k}": best.entry()}}, path)
     return best
 
 

@@ -1,4 +1,4 @@
-"""Blocks and tensors around the sizes at which the kernels cut their work (src/isa/plan.h)."""
+"""Blocks and tensors around the sizes at which kernels cut their work (isa/primitives/plan.h)."""
 
 import pytest
 import torch

@@ -7,7 +7,7 @@ from torch import Tensor
 from blockscale.core.parse import parse
 from tests.kernels.cpu.equal import wrong
 from tests.kernels.cpu.test_primitives import DTYPES, rough
-from tests.kernels.cpu.test_primitives_edges import SMALL, edges
+from tests.kernels.cpu.test_quantize import SMALL, edges
 
 
 def turning_points(element: str) -> Tensor:
@@ -59,13 +59,3 @@ def test_lengths(size: int) -> None:
         "e2m1:group16:e4m3",
     ):
         assert wrong(rough((5, size), 1), fmt) == [], fmt
-
-
-@pytest.mark.parametrize("fmt", ["ternary:token:fp32", "binary:token:e8m0/nearest"])
-@pytest.mark.parametrize("exponent", [-149, -127, -100, -97, -96, 0, 100, 127])
-def test_means_in_every_range(fmt: str, exponent: int) -> None:
-    """Where t_i takes two factors, and where sums pass 2^32."""
-    g = torch.Generator().manual_seed(exponent % 7)
-    x = (torch.rand(4, 3000, generator=g) + 0.5).mul_(2.0**exponent).clamp_max_(3e38)
-    for dtype in (torch.float32, torch.bfloat16):
-        assert wrong(x.to(dtype), fmt) == [], dtype

@@ -10,7 +10,6 @@ from blockscale.kernels.cpu import _native
 from blockscale.ops import primitives as P
 from tests.kernels.cpu.equal import differing, everything, settings, wrong
 from tests.kernels.cpu.test_primitives import rough, sample
-from tests.kernels.same import same
 
 FORMATS = (
     "int4:group16:fp32:asym",
@@ -20,33 +19,6 @@ FORMATS = (
     "binary:token:fp32",
     "uint3:channel1:bf16:asym",
 )
-
-
-def layouts() -> dict[str, Tensor]:
-    x = rough((6, 5, 8, 16), 1)
-    return {
-        "transposed": rough((65, 33), 1).t(),
-        "permuted": x.permute(2, 0, 3, 1),
-        "channels last": x.contiguous(memory_format=torch.channels_last),
-        "one column of two": torch.stack([x, x + 1], -1)[..., 1],
-        "every third row, from the second": rough((40, 33), 1)[1::3],
-        "inner columns": rough((40, 70), 1)[:, 3:68],
-        "expanded": rough((1, 40), 1).expand(7, 40),
-        "expanded columns": rough((7, 1), 1).expand(7, 40),
-        "flipped": rough((7, 40), 1).flip(0),
-        "one row of a large stride": rough((3, 40), 1)[1:2],
-        "one column": rough((40, 7), 1)[:, 2:3],
-        "a view whose sign is flipped": torch.complex(x, x).conj().imag,
-    }
-
-
-@pytest.mark.parametrize("name", layouts())
-def test_strides(name: str) -> None:
-    """Also the strides of the outputs are the reference's."""
-    for fmt in FORMATS:
-        for dtype in (torch.float32, torch.bfloat16):
-            x = layouts()[name]
-            assert wrong(x if dtype == x.dtype else x.to(dtype), fmt) == [], fmt
 
 
 def moved(x: Tensor, offset: int = 1) -> Tensor:
@@ -73,23 +45,6 @@ def test_strided_scales() -> None:
         qparams = P.from_list(P.choose_qparams(x, fmt), parse(fmt))
         apart = (None if part is None else torch.stack([part] * 2, -1)[..., 0] for part in qparams)
         assert wrong(x, fmt, qparams=type(qparams)(*apart)) == [], fmt
-
-
-@pytest.mark.parametrize("isa", _native.isas())
-def test_tensors_of_autograd_and_inference(isa: str) -> None:
-    x, fmt = torch.randn(5, 40), "int4:group16:fp32"
-    plain = bs.fake_quantize(x, fmt)
-    with settings(isa, 1):
-        leaf = x.clone().requires_grad_()
-        result = bs.fake_quantize(leaf, fmt)
-        result.sum().backward()
-        assert same(result.detach(), plain)
-        assert same(leaf.grad, torch.ones(5, 40))
-        assert same(bs.quantize(leaf, fmt).dequantize(), plain)
-        with torch.inference_mode():
-            assert same(bs.fake_quantize(x.clone(), fmt), plain)
-            codes = bs.quantize(x.clone(), fmt)
-        assert same(codes.dequantize(), plain)
 
 
 FLUSHED = (

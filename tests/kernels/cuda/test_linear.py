@@ -11,8 +11,8 @@ from blockscale.core.catalog import CATALOG
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.ops import primitives as P
-from blockscale.ops.linear import linear, quantized_input
-from blockscale.ops.op import OPS
+from blockscale.ops.linear import linear
+from tests.kernels.cuda.matmul.exact import NOTHING, excess, stored
 
 WEIGHTS = (
     *CATALOG.values(),
@@ -38,8 +38,6 @@ INPUTS = (
 )
 SIZES = ((1, 96, 7), (3, 128, 33), (5, 80, 1), (18, 64, 17), (2, 100, 5))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-ROUNDS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-NOTHING = (None, None, None)
 
 
 @pytest.fixture(autouse=True)
@@ -54,28 +52,6 @@ def _here(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
         pytest.skip("for Triton's interpreter; on a GPU tests/gpu/test_linear.py does this")
     monkeypatch.setenv("BLOCKSCALE_TUNE_CACHE", str(tmp_path / "tune.json"))
     torch.manual_seed(0)
-
-
-def stored(w: Tensor, fmt: str) -> tuple:
-    codes, *rest = P.choose_quantize.reference(w, fmt, None)
-    scale, outer, zero_point = P.from_list(rest, parse(fmt))
-    return codes, scale, zero_point, outer
-
-
-def excess(y: Tensor, x: Tensor, weight: tuple, fmt: str, input_fmt: str = "", **more) -> float:
-    """How many times the tolerance y is off: at most 1 is right. NaN must be where it belongs."""
-    bias, given = more.get("bias"), more.get("given", NOTHING)
-    values = quantized_input(x, Quantizer(*given, input_fmt)).double()
-    dense = P.dequantize.reference(Operand(*weight, fmt, x.shape[-1]), torch.float32).double()
-    offset = torch.zeros(dense.shape[0]).double() if bias is None else bias.double()
-    exact = values @ dense.T + offset
-    assert (y.dtype, y.shape) == (x.dtype, exact.shape)
-    assert torch.equal(y.isnan(), exact.isnan())
-    size = values.abs() @ dense.abs().T + offset.abs()
-    bound = OPS["linear"].ulps * 2.0**-24 * size
-    bound += ROUNDS[x.dtype] * (exact.abs() + bound) + torch.finfo(x.dtype).tiny * ROUNDS[x.dtype]
-    misses = ((y.double() - exact).abs() / bound).nan_to_num(0.0, posinf=0.0)
-    return misses.max().item() if misses.numel() else 0.0
 
 
 def run(x: Tensor, weight: tuple, fmt: str, input_fmt: str = "", **more) -> Tensor:
@@ -112,18 +88,22 @@ def test_every_input_format(input_fmt: str) -> None:
         check(torch.randn(2, 3, 64).to(DTYPES[i]), weight, fmt, input_fmt, bias=torch.randn(9))
 
 
-def paths(fmt: str, k: int) -> list:
-    """One of each path that can run this weight."""
-    from blockscale.kernels.cuda.matmul.linear_choice import Choice
-    from blockscale.kernels.cuda.matmul.linear_launch import Tile
-    from blockscale.kernels.cuda.matmul.linear_reading import reading
+def ways(fmt: str, k: int) -> list:
+    """One of each way that can run this weight."""
+    from blockscale.kernels.cuda.matmul.blocks import BlocksSettings
+    from blockscale.kernels.cuda.matmul.choice import Choice
+    from blockscale.kernels.cuda.matmul.dense import DenseSettings
+    from blockscale.kernels.cuda.matmul.reading import reading
+    from blockscale.kernels.cuda.matmul.tile import TileSettings
 
     r = reading(fmt, k)
     words = 16 if r.per_block else 32
-    found = [Choice("tile", Tile(16, 16, words, 4, 1)), Choice("tile", Tile(16, 16, 16, 4, 1, 2))]
     return [
-        *found,
-        Choice("blocks", Tile(16, 16, 32, 4, 1, 1, 2)) if r.per_block else Choice("dense"),
+        Choice("tile", TileSettings(16, 16, words, 4, 1)),
+        Choice("tile", TileSettings(16, 16, 16, 4, 1, 2)),
+        Choice("blocks", BlocksSettings(16, 16, 32, 4, 1, 2))
+        if r.per_block
+        else Choice("dense", DenseSettings()),
     ]
 
 
@@ -131,15 +111,15 @@ def paths(fmt: str, k: int) -> list:
     "fmt",
     ["int4:group128:fp32", "uint4:group128:fp32:asym", "e2m1:group16:e4m3", "mxint8", "uint8"],
 )
-def test_every_path(fmt: str) -> None:
+def test_every_way(fmt: str) -> None:
     """More tiles than one, k in parts, the last ones partial; x in one, two and three parts."""
     from blockscale.kernels.cuda.linear import weighted
-    from blockscale.kernels.cuda.matmul.linear_input import Values
-    from blockscale.kernels.cuda.matmul.linear_launch import Weight
+    from blockscale.kernels.cuda.matmul.input import Values
+    from blockscale.kernels.cuda.matmul.weight import Weight
 
     fmt, k, n, m = str(parse(fmt)), 160, 18, 9
     weight = Weight(*stored(torch.randn(n, k), fmt))
-    for i, choice in enumerate(paths(fmt, k)):
+    for i, choice in enumerate(ways(fmt, k)):
         dtype = DTYPES[(i + len(fmt)) % 3]
         x, bias, row = torch.randn(m, k).to(dtype), torch.randn(n), torch.rand(m) + 0.5
         y = weighted(Values(x, row), weight, fmt, bias, torch.float32, choice)
@@ -259,41 +239,3 @@ def test_what_does_not_fit_is_an_error() -> None:
         run(x, (codes, scale, None, None), fmt, bias=torch.zeros(5))
     with pytest.raises(ValueError, match="stochastic rounding needs a seed"):
         run(x, (codes, scale, None, None), fmt, "int8:token:fp32:stochastic")
-
-
-def test_what_runs_as_what() -> None:
-    """The tests above would pass with everything dequantized to float32."""
-    from blockscale.kernels.cuda.matmul import linear_choice
-    from blockscale.kernels.cuda.matmul.linear_choice import Call, Choice
-    from blockscale.kernels.cuda.matmul.linear_input import kind
-    from blockscale.kernels.cuda.matmul.linear_launch import Tile
-    from blockscale.kernels.cuda.matmul.linear_reading import reading
-
-    assert all(reading(str(f), 4096) for n, f in CATALOG.items() if parse(f).bits in (1, 4))
-    assert reading("e4m3:group32:e8m0/floor", 4096).fold == "bytes"
-    assert reading("e2m1:group16:e4m3", 4096).fold == "codes"
-    assert reading("int4:group128:fp32", 4096).per_block
-    assert reading("int4:group128:fp32", 128).words == 0  # one block is all of a row
-    assert reading("int16:tensor:fp32", 4096) is None
-    assert reading("uint4:group32:e8m0/floor:asym", 4096).planes == 0
-    assert reading("int8:group16:(uint8:tensor:fp32)", 4096) is None
-    assert reading("int8:group16:e4m3", 4096) is None  # 7 + 4 bits are no bfloat16
-    assert reading("e3m4:group16:e4m3", 4096) is None
-    kinds = {"": "plain", "int8:token:fp32": "codes", "mxfp8": "powers", "int4": "float32",
-             "int16:token:fp32": "float32", "nvfp4": "float32"}  # fmt: skip
-    assert {fmt: kind(str(parse(fmt)) if fmt else "", 2) for fmt in kinds} == kinds
-    call = Call("weight", "int4:group128:fp32", 4096, 512, 512)
-    r = reading(call.fmt, 512)
-    assert linear_choice.rule(call, r).path == "blocks"
-    assert linear_choice.rule(call._replace(rows=1, fused=True), r).path == "few"
-    for fmt, few, path in (("mxfp6", True, "dense"), ("int3:group64:fp32", False, "blocks"),
-                           ("e3m2:group16:e8m0/floor", False, "dense"),
-                           ("int4:group32:fp32", True, "blocks"), ("ternary", True, "tile"),
-                           ("uint4:group32:e8m0/floor:asym", False, "dense")):  # fmt: skip
-        ask, its = call._replace(fmt=fmt, rows=16), reading(str(parse(fmt)), 4096)
-        assert linear_choice.rule(ask, its).path == path, fmt
-        taken = linear_choice.rule(ask._replace(fused=True), its).path
-        assert taken == ("few" if few else path), fmt
-    wrong = Choice("tile", Tile(16, 64, 32, 4, 3))
-    assert not linear_choice.fits(wrong, call, r)
-    assert all(linear_choice.fits(c, call, r) for c in linear_choice.candidates(call, r))

@@ -32,12 +32,6 @@ void* at(Address address) { return reinterpret_cast<void*>(address); }
 
 void bind_primitives(nb::module_& m) {
     using namespace blockscale;
-    nb::set_leak_warnings(false);  // formats are cached until the interpreter ends
-    nb::class_<NativeFormat>(m, "NativeFormat")
-        .def(nb::init<std::vector<double>, std::vector<int64_t>, int64_t,
-                      std::shared_ptr<NativeFormat>>(),
-             nb::arg("numbers"), nb::arg("block"), nb::arg("rest"), nb::arg("inner").none());
-
     m.def("choose", [](const NativeFormat& f, const Shape& shape, Address x, int dtype,
                        const Parts& parts, int threads) {
         isa().primitives->choose(f.spec(), f.layout(shape), at(x), Dtype(dtype), qparams(parts),

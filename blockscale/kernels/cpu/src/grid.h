@@ -19,6 +19,16 @@ struct Grid {
     int64_t size() const { return planes * rows * columns; }
 };
 
+// What stands for the blocks of scales that have no scale of their own.
+constexpr Grid kNoBlocks{.planes = 1, .rows = 1, .columns = 0,
+                         .block_planes = 1, .block_rows = 1, .block_columns = 1};
+
+// `size` numbers in a row that share one scale.
+constexpr Grid one_block(int64_t size) {
+    return {.planes = 1, .rows = 1, .columns = size,
+            .block_planes = 1, .block_rows = 1, .block_columns = size};
+}
+
 // The blocks of a tensor; for two-level scales also those of the scale tensor itself.
 struct Layout {
     Grid grid, inner;

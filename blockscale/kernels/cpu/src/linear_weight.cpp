@@ -23,9 +23,9 @@ int64_t scale_size(ScaleKind kind) {
         case ScaleKind::fp16:
         case ScaleKind::bf16: return 2;
         case ScaleKind::e8m0:
-        case ScaleKind::two_level: break;
+        case ScaleKind::two_level: return 1;
     }
-    return 1;
+    __builtin_unreachable();
 }
 
 // Whether a step is outer * the value of an e4m3 code.
@@ -110,13 +110,13 @@ LinearWeight::LinearWeight(std::shared_ptr<NativeFormat> format, int64_t n, int6
         std::copy_n(from, blocks, scale_codes_.begin());
         outer = e8m0 ? 1.0f / static_cast<float>(1 << spec.fraction_bits) : scale.outer[0];
     }
-    float_ = {&spec,
-              layout.grid,
-              static_cast<const uint8_t*>(codes),
-              steps_.data(),
-              scale.zero_point ? zero_points_.data() : nullptr,
-              scale_codes_.empty() ? nullptr : scale_codes_.data(),
-              outer};
+    float_ = {.spec = &spec,
+              .grid = layout.grid,
+              .codes = static_cast<const uint8_t*>(codes),
+              .steps = steps_.data(),
+              .zero_points = scale.zero_point ? zero_points_.data() : nullptr,
+              .scale_codes = scale_codes_.empty() ? nullptr : scale_codes_.data(),
+              .outer = outer};
     sample_ = sample();
 }
 
@@ -142,8 +142,8 @@ bool LinearWeight::pack(int threads) {
     if (packed_ != State::unknown) return packed_ == State::yes;
     const Spec& spec = *float_.spec;
     IntegerWeight& w = integer_;
-    w = {float_.grid.rows, float_.grid.columns, float_.grid.block_columns, spec.element.bits <= 4,
-         nullptr,          nullptr,             nullptr};
+    w = {.n = float_.grid.rows, .k = float_.grid.columns, .block = float_.grid.block_columns,
+         .nibbles = spec.element.bits <= 4, .codes = nullptr, .scales = nullptr, .zeros = nullptr};
     bool zeros = spec.asym || !spec.element.is_signed;
     panels_.reset(streamed(w.panels() * w.chunks() * w.chunk_bytes()));
     panel_scales_.resize(w.panels() * w.blocks() * kPanel);
@@ -170,7 +170,7 @@ bool LinearWeight::integers(const NativeFormat& x_format, IntegerInput x, const 
     x.block = std::min(x.block, k);
     if (!integers_fit(spec, x.block == 0 ? k : x.block)) return false;
     if (x.scale) {
-        Layout one{{1, 1, 1, 1, 1, 1}, {1, 1, 0, 1, 1, 1}};
+        Layout one{one_block(1), kNoBlocks};
         float step;
         isa().primitives->steps(spec, one, {const_cast<void*>(x.scale), nullptr, nullptr}, &step);
         if (!(step >= 0x1p-90f && step <= 0x1p90f)) return false;

@@ -8,6 +8,7 @@
 
 namespace nb = nanobind;
 
+void bind_format(nb::module_& m);
 void bind_primitives(nb::module_& m);
 void bind_linear(nb::module_& m);
 
@@ -42,6 +43,7 @@ NB_MODULE(_native, m) {
     m.def("isa", [] { return blockscale::isa().name; });
     m.def("select_isa", &blockscale::select_isa);
     m.def("build", &build);
+    bind_format(m);
     bind_primitives(m);
     bind_linear(m);
 }

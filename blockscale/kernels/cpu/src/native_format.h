@@ -11,12 +11,12 @@ namespace blockscale {
 
 class NativeFormat {
 public:
-    // numbers: the fields of Spec, in the order of blockscale/kernels/cpu/native.py.
     // block: (dimension, size) pairs; rest: the block's size along every other dimension, 0 for all.
-    NativeFormat(const std::vector<double>& numbers, const std::vector<int64_t>& block, int64_t rest,
+    // inner: the format of scales of two levels, else null; spec.inner says the same of its element.
+    NativeFormat(const Spec& spec, const std::vector<int64_t>& block, int64_t rest,
                  std::shared_ptr<NativeFormat> inner);
 
-    const Spec& spec() const { return *spec_; }
+    const Spec& spec() const { return spec_; }
     Layout layout(const std::vector<int64_t>& shape) const;
     // The layout of a matrix whose rows stay rows, for kernels that take them one by one.
     Layout matrix(int64_t rows, int64_t columns) const;
@@ -26,7 +26,7 @@ private:
     std::vector<int64_t> sizes(size_t rank) const;
     Grid grid(const std::vector<int64_t>& shape) const;
 
-    std::shared_ptr<Spec> spec_;
+    Spec spec_;
     std::vector<int64_t> block_;
     int64_t rest_;
     std::shared_ptr<NativeFormat> inner_;

@@ -1,7 +1,10 @@
-"""Elements divided by their block's step, and where that needs no cases (docs/cuda.md).
+"""Elements divided by their block's step, and where that needs no special cases (docs/cuda.md).
 
-`spec` is a spec.Spec. Blocks that are `ordinary` take a short way.
+Elements x are float32 [...], and what belongs to their blocks is [units], or spread to [...] where
+it meets elements. Ordinary blocks take a short way.
 """
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -24,93 +27,115 @@ from blockscale.kernels.cuda.device.numerics import (
 LARGE: tl.constexpr = tl.constexpr(0x6C800000)  # the bits of 2^90
 
 
+class Scaling(NamedTuple):
+    """What brings the elements of a block to steps and back; `divisor` makes it.
+
+    first: float32, the factor that x is multiplied by, 1 / by or a power of two; where codes count
+           binades (powers.py) int32, the first turning point
+    second: float32, a power of two that x is multiplied by, too; or the second turning point
+    by: float32, the divisor
+    step: float32, what codes are multiplied by
+    zero: int32, the zero point, or 0 where the format has none
+    """
+
+    first: Any
+    second: Any
+    by: Any
+    step: Any
+    zero: Any
+
+
 @triton.constexpr_function
 def divides_exactly(spec):
-    """Whether quotients are divided out: below 2^-64 they matter to rounding, too, or to log8.
-
-    And in the interpreter, whose fma rounds twice.
-    """
-    return INTERPRETED.value or minds_small_ones(spec)
+    """Whether elements are divided by an exact division: where quotients below 2^-64 matter, and in
+    the interpreter, whose fma rounds twice."""
+    return INTERPRETED.value or tells_small_quotients_apart(spec)
 
 
 @triton.constexpr_function
-def minds_small_ones(spec):
-    """Whether the codes of log8, or a rounding, tell the least quotients from one another."""
+def tells_small_quotients_apart(spec):
+    """Whether the codes of log8, or the rounding, tell quotients below 2^-64 from one another."""
     log8 = spec.element.family == "minifloat" and spec.element.bias + spec.element.mbits > 63
-    return log8 or minds_zero(spec)
+    return log8 or tells_quotients_from_zero(spec)
 
 
 @triton.constexpr_function
-def minds_zero(spec):
-    """Whether the least quotients are told from 0."""
+def tells_quotients_from_zero(spec):
+    """Whether the least quotients have another code than 0."""
     return spec.rounding in ("down", "up", "stochastic") or spec.element.family == "binary"
 
 
 @triton.constexpr_function
-def repairs(spec):
-    """Whether Markstein's division needs no case of its own in blocks that are `ordinary`."""
+def uses_markstein(spec):
+    """Whether ordinary blocks are divided by Markstein's method, without special cases."""
     divided = spec.scale in ("fp32", "bf16", "pow2", "two_level") and not spec.recip
     log8 = spec.element.family == "minifloat" and spec.element.bias + spec.element.mbits > 63
-    two = spec.scale == "two_level" and minds_zero(spec)
+    two = spec.scale == "two_level" and tells_quotients_from_zero(spec)
     return divided and not log8 and not two
 
 
 @triton.constexpr_function
-def settles(dtype, spec, tile):
-    """Whether programs all of whose blocks are `ordinary` have a branch of their own.
+def has_ordinary_branch(dtype, spec, tile):
+    """Whether a kernel has a branch of its own for programs all of whose blocks are ordinary.
 
     Not where threads hold whole columns of float32: two branches take too many registers there.
     """
     encodes = tile.chooses and tile.result in ("codes", "values")
-    tall = tile.kind != "row" and tile.part < tile.columns and dtype.primitive_bitwidth == 32
-    return encodes and not tall and (spec.poisons or repairs(spec))
+    columns_held = (
+        tile.kind != "row" and tile.part < tile.columns and dtype.primitive_bitwidth == 32
+    )
+    return encodes and not columns_held and (spec.poisons or uses_markstein(spec))
 
 
 @triton.constexpr_function
-def fits(spec):
+def never_saturates(spec):
     """Whether no ordinary quotient rounds to more than the largest integer."""
     element = spec.element
     symmetric = element.family == "integer" and element.signed and not spec.asym
     exact = spec.scale == "fp32" or (spec.scale == "bf16" and element.bits <= 8)
     own = spec.full or (spec.statistic == "magnitude" and spec.levels == element.high)
-    return symmetric and exact and own and repairs(spec) and spec.rounding == "nearest_even"
+    return symmetric and exact and own and uses_markstein(spec) and spec.rounding == "nearest_even"
 
 
 @triton.constexpr_function
-def bounds(spec, result):
-    """Whether elements are brought between the ends of the codes before they are divided."""
+def clamps_first(spec, result):
+    """Whether elements are clamped to the ends of the codes before they are divided.
+
+    result: as in primitives.tiling.Tile
+    """
     divided = not (spec.scale in ("e8m0", "fp16") or spec.recip or divides_exactly(spec))
     nearest = spec.element.family == "integer" and spec.rounding == "nearest_even"
     return divided and nearest and result != "gradient"
 
 
 @triton.constexpr_function
-def averages(spec):
-    """Whether scales are means."""
+def chooses_means(spec):
+    """Whether scales are chosen from means of magnitudes."""
     return spec.statistic in ("mean", "mean_above")
 
 
 @triton.jit
-def ordinary(top, above, spec: tl.constexpr):
-    """Whether all of a program's blocks are finite, with steps that `repairs` divides by.
+def all_ordinary(top, outer, spec: tl.constexpr):
+    """Whether all of a program's blocks are ordinary: one bool.
 
-    top: the bits of each one's largest magnitude; above: their outer scale
+    top: int32 [units], the bits of each block's largest magnitude
+    outer: float32, their outer scale
     """
-    if averages(spec) or (repairs(spec) and spec.scale != "two_level"):
+    if chooses_means(spec) or (uses_markstein(spec) and spec.scale != "two_level"):
         least: tl.constexpr = spec.least
         far = (top > LARGE) | ((top < least) & (top != 0))
-        calm = tl.max(far.to(tl.int32)) == 0
+        ordinary = tl.max(far.to(tl.int32)) == 0
     else:
-        calm = tl.max(top) < EXPONENT
-    if repairs(spec) and spec.scale == "two_level":
-        calm = calm & (above * spec.inner_smallest > 7.275957614183426e-12)  # 2^-37
-        calm = calm & (above < 1.2379400392853803e27)
-    return calm
+        ordinary = tl.max(top) < EXPONENT
+    if uses_markstein(spec) and spec.scale == "two_level":
+        ordinary = ordinary & (outer * spec.inner.smallest_normal > 7.275957614183426e-12)  # 2^-37
+        ordinary = ordinary & (outer < 1.2379400392853803e27)
+    return ordinary
 
 
 @triton.jit
-def repaired_divisor(step, bounded: tl.constexpr, spec: tl.constexpr):
-    """As `divisor`, of any float for Markstein's division."""
+def any_divisor(step, bounded: tl.constexpr, spec: tl.constexpr):
+    """Any steps, float32 -> `first`, `second` and `by` of a Scaling for Markstein's division."""
     one = tl.zeros_like(step) + 1.0
     second = one
     size = bits_of(step) & MAGNITUDE
@@ -130,88 +155,91 @@ def repaired_divisor(step, bounded: tl.constexpr, spec: tl.constexpr):
 
 
 @triton.jit
-def divisor(stored, step, outer, bounded: tl.constexpr, settled: tl.constexpr, spec: tl.constexpr):
-    """What `in_steps` takes for each block: (a factor, another, a divisor).
+def divisor(scale, bounded: tl.constexpr, ordinary: tl.constexpr, spec: tl.constexpr):
+    """A scale.Scale -> the Scaling of each unit.
 
-    settled: for ordinary blocks
+    bounded: elements are clamped first (`clamps_first`); ordinary: for ordinary blocks
     """
+    step = scale.divisor
     one = tl.zeros_like(step) + 1.0
     first, second, by = one, one, step
     if spec.scale == "e8m0":
         if spec.fraction_bits > 0:
-            power = (127 + spec.fraction_bits) - stored
+            power = (127 + spec.fraction_bits) - scale.stored
             below = tl.minimum(power, 127)  # 2^128 and more take two factors
             inverse = pow2(below)
             second = pow2(power - below)
         else:  # 2^(127 - stored), of which 2^-127 is subnormal
-            inverse = float_of(tl.maximum((254 - stored) << 23, 0x00400000))
+            inverse = float_of(tl.maximum((254 - scale.stored) << 23, 0x00400000))
         first = inverse
-        if not settled:
-            first = tl.where(stored == 255, step, inverse)
+        if not ordinary:
+            first = tl.where(scale.stored == 255, step, inverse)
     elif spec.recip:
         if spec.scale == "two_level":
             inner: tl.constexpr = spec.inner
-            inverse = divide(divide(one, outer), decode(stored, inner))
+            inverse = divide(divide(one, scale.outer), decode(scale.stored, inner))
         else:
             inverse = reciprocal(step)
         largest = constant(inverse, FLT_MAX_BITS)
         first = tl.where(inverse > largest, largest, inverse)
-    elif settled and repairs(spec):
+    elif ordinary and uses_markstein(spec):
         first = reciprocal(by)
     elif not divides_exactly(spec):
-        first, second, by = repaired_divisor(step, bounded, spec)
-    return first, second, by
+        first, second, by = any_divisor(step, bounded, spec)
+    return Scaling(first, second, by, scale.step, scale.zero)
 
 
 @triton.jit
-def ordinary_steps(x, first, second, by, spec: tl.constexpr):
-    """x [...] in steps of its block, which is `ordinary`: as `in_steps`, without its cases."""
-    if not repairs(spec):
-        y = in_steps(x, first, second, by, spec)
+def ordinary_steps(x, scaling, spec: tl.constexpr):
+    """Elements of ordinary blocks in steps: as `in_steps`, without its special cases."""
+    if not uses_markstein(spec):
+        y = in_steps(x, scaling, spec)
     elif spec.element.family == "binary":  # only signs matter
         y = x
     elif INTERPRETED:
-        y = tl.div_rn(x, by)
+        y = tl.div_rn(x, scaling.by)
     else:  # the remainder negated: so that -0 keeps its sign
-        near = x * first
-        y = tl.fma(tl.fma(near, by, x * -1.0), 0.0 - first, near)
+        near = x * scaling.first
+        y = tl.fma(tl.fma(near, scaling.by, x * -1.0), 0.0 - scaling.first, near)
     return y
 
 
 @triton.jit
-def bounded_steps(x, first, second, by, low, high):
-    """x [...] in steps of its block: what rounds to low if it is below, to high if above.
+def bounded_steps(x, scaling, low, high):
+    """Elements in steps, clamped: what rounds to low where they are below it, to high if above.
 
     Products with `by` are correctly rounded, so that their quotients are low and high, or next to
-    them. With nothing beyond them, Markstein's division (`in_steps`) has no case of its own.
+    them. With nothing beyond them, Markstein's division (`in_steps`) has no special case.
     """
+    by = scaling.by
     one, other = by * low, by * high
-    x = x * second
+    x = x * scaling.second
     x = tl.maximum(x, tl.minimum(one, other), propagate_nan=tl.PropagateNan.ALL)
     x = tl.minimum(x, tl.maximum(one, other), propagate_nan=tl.PropagateNan.ALL)
-    near = x * first
-    return tl.fma(tl.fma(near, 0.0 - by, x), first, near)
+    near = x * scaling.first
+    return tl.fma(tl.fma(near, 0.0 - by, x), scaling.first, near)
 
 
 @triton.jit
-def in_steps(x, first, second, by, spec: tl.constexpr):
-    """x [...] in steps of its block (section 4).
+def in_steps(x, scaling, spec: tl.constexpr):
+    """Elements in steps of their blocks (docs/numerics.md, section 4).
 
     Division is Markstein's: with r = fl(1 / s) and q = fl(x * r), fl(q + fl(x - q * s) * r) is
     the correctly rounded quotient where no remainder underflows (docs/cuda.md); below 2^-64 steps
     nothing that is left depends on it, and from 2^20 on everything saturates.
     """
+    first, by = scaling.first, scaling.by
     if spec.scale == "e8m0":
         y = x * first
         if spec.fraction_bits > 0:
-            y = y * second
+            y = y * scaling.second
     elif spec.recip:
         y = x * first
     elif divides_exactly(spec):
         y = tl.div_rn(x, by)
     else:
         if spec.scale != "fp16":
-            x = x * second
+            x = x * scaling.second
         near = x * first
         y = tl.fma(tl.fma(near, 0.0 - by, x), first, near)
         if spec.element.family == "minifloat":  # the remainder of -0 is +0
@@ -222,7 +250,7 @@ def in_steps(x, first, second, by, spec: tl.constexpr):
 
 @triton.jit
 def limits(zero, spec: tl.constexpr):
-    """The smallest and largest number of steps before the zero point is added."""
+    """The smallest and largest number of steps before the zero point is added, float32."""
     if spec.asym:
         offset = zero.to(tl.float32)
         low, high = spec.element.low - offset, spec.element.high - offset

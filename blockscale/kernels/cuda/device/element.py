@@ -1,7 +1,7 @@
 """Numbers counted in steps <-> codes, on the device (docs/numerics.md, sections 4 and 5).
 
-A code is its bit pattern in the low bits of an int32; what is above them is not defined.
-`element` is a spec.ElementNumbers.
+Shapes and words are those of `device`: y is float32 [...] in steps, codes are int32 [...]. Each
+function knows the families of spec.FAMILIES and refuses to compile for another.
 """
 
 import triton
@@ -20,6 +20,7 @@ from blockscale.kernels.cuda.device.numerics import (
     whole_magnitude,
 )
 
+UNKNOWN: tl.constexpr = tl.constexpr("no CUDA kernel knows this family of elements")
 SIGN: tl.constexpr = tl.constexpr(-0x80000000)
 MAGIC_BITS: tl.constexpr = tl.constexpr(0x4B400000)
 
@@ -29,9 +30,10 @@ def round_integer(
     y, low, high, u, rounding: tl.constexpr, bounded: tl.constexpr = False,
     even: tl.constexpr = False,
 ):  # fmt: skip
-    """R(y), no NaN, kept within low and high: (float32, int32 with the code in its low 22 bits).
+    """Integers: y without NaN -> R(y) within low and high, as float32, and as int32 whose low 22
+    bits are the code.
 
-    bounded: R(y) is within them; even: low is -high
+    bounded: R(y) is within them by itself; even: low is -high
     """
     nearest: tl.constexpr = rounding == "nearest_even"
     if not bounded and (nearest or not even):  # first: whole numbers bound alike what is rounded
@@ -53,7 +55,7 @@ def round_integer(
 
 @triton.jit
 def round_minifloat(a, negative, u, element: tl.constexpr, rounding: tl.constexpr):
-    """Magnitudes below infinity -> (rounded to the element's steps, float32; magnitude code).
+    """Minifloats: magnitudes a below infinity -> them rounded, float32, and their codes, int32.
 
     With M = 1.5 * 2^23 steps of a's binade, a + M is a rounded to steps, in the low bits of a sum.
     """
@@ -75,7 +77,7 @@ def round_minifloat(a, negative, u, element: tl.constexpr, rounding: tl.constexp
 
 @triton.constexpr_function
 def hardware(element, rounding):
-    """The type that the GPU itself converts to with the same bits, or None.
+    """The type of Triton to which the GPU itself converts with the same bits, or None.
 
     PTX ISA 8.1, cvt.rn.satfinite.e4m3x2.f32 and e5m2x2: nearest even, saturating, NaN is 0x7F.
     """
@@ -92,13 +94,15 @@ def hardware(element, rounding):
 
 @triton.constexpr_function
 def whole(value):
-    """A number that is one, as int."""
+    """A whole number, as int."""
     return int(value)
 
 
 @triton.jit
 def converted_pair(first, second, element: tl.constexpr):
-    """Two float32 -> their codes of 8 bits in the low 16 of an int32, by the GPU itself.
+    """Two float32 [...] -> their codes of 8 bits in the low 16 of an int32, by the GPU itself.
+
+    element: one for which `hardware` gives a type
 
     Triton's own conversion leaves bytes to be taken apart, which ptxas 12.9 does wrongly where
     there are two to a thread.
@@ -109,6 +113,7 @@ def converted_pair(first, second, element: tl.constexpr):
             "=r,f,f", [first, second], tl.int32, True, 1,
         )  # fmt: skip
     else:
+        tl.static_assert(element.mbits == 2, "the GPU converts to e4m3 and e5m2 alone")
         word = tl.inline_asm_elementwise(
             "{ .reg .b16 t; cvt.rn.satfinite.e5m2x2.f32 t, $2, $1; cvt.u32.u16 $0, t; }",
             "=r,f,f", [first, second], tl.int32, True, 1,
@@ -119,19 +124,19 @@ def converted_pair(first, second, element: tl.constexpr):
 @triton.constexpr_function
 def three_binades(element, rounding):
     """Whether all values lie on three lines of steps: one, two and four smallest ones apart."""
-    fits = (
+    three = (
         element.family == "minifloat"
         and element.bias == 1
         and element.mbits > 0
         and element.nan < 0
     )
     drawn = rounding == "stochastic" and not INTERPRETED.value
-    return fits and (rounding == "nearest_even" or drawn)
+    return three and (rounding == "nearest_even" or drawn)
 
 
 @triton.jit
 def three_lines(a, u, element: tl.constexpr, rounding: tl.constexpr):
-    """Magnitudes below infinity of an e2mY -> magnitude codes in the low bits.
+    """Elements e2mY: magnitudes a below infinity -> their codes, int32 [...].
 
     The code is a concave function of the value in three pieces: the least of three lines. Each sum
     is one correctly rounded addition whose result counts steps of its line.
@@ -146,29 +151,30 @@ def three_lines(a, u, element: tl.constexpr, rounding: tl.constexpr):
 
 @triton.jit
 def on_line(a, u, slope: tl.constexpr, start: tl.constexpr, rounding: tl.constexpr):
-    """The bits of R(a * slope) + start."""
+    """Float32 a -> the bits of R(a * slope) + start, int32 [...]."""
     if rounding == "stochastic":  # as numerics.whole_magnitude
-        found = fma_up(fma_up(a, 16777216.0 * slope, 0.0 - u), 5.9604644775390625e-08, start)
+        total = fma_up(fma_up(a, 16777216.0 * slope, 0.0 - u), 5.9604644775390625e-08, start)
     else:
-        found = tl.fma(a, tl.zeros_like(a) + slope, tl.zeros_like(a) + start)
-    return bits_of(found)
+        total = tl.fma(a, tl.zeros_like(a) + slope, tl.zeros_like(a) + start)
+    return bits_of(total)
 
 
 @triton.jit
 def encode(
     y, source, low, high, zero, u, element: tl.constexpr, rounding: tl.constexpr,
-    asym: tl.constexpr, clean: tl.constexpr, bounded: tl.constexpr = False,
+    asym: tl.constexpr, ordinary: tl.constexpr, bounded: tl.constexpr = False,
 ):  # fmt: skip
-    """Steps [...] float32, for integers no NaN -> codes [...] int32.
+    """Numbers in steps, of integers without NaN -> codes.
 
-    source: bits whose sign is y's
-    low, high: of an integer, without the zero point
-    clean: NaN is only where the element has it
+    source: int32 [...], bits whose sign is y's
+    low, high: the smallest and largest code of an integer, less the zero point
+    zero: int32, added to codes if `asym`
+    ordinary: of ordinary blocks, so that y has no NaN and is far below 2^22
     bounded: of integers, as `round_integer` takes it
     """
     kind: tl.constexpr = hardware(element, rounding)
     if element.family == "integer":
-        if asym and clean and rounding == "nearest_even":  # far from 2^22: integers are bounded
+        if asym and ordinary and rounding == "nearest_even":  # far from 2^22: integers are bounded
             code = bits_of(y + MAGIC) + (zero - MAGIC_BITS)
             code = tl.maximum(tl.minimum(code, whole(element.high)), whole(element.low))
         else:
@@ -188,9 +194,10 @@ def encode(
         nan: tl.constexpr = element.nan if element.nan >= 0 else 0
         # magnitude codes have nothing above them in the low 22 bits
         code = code | ((source >> (32 - element.bits)) & sign)
-        if not clean or element.nan >= 0:
+        if not ordinary or element.nan >= 0:
             code = tl.where(y == y, code, nan)
     else:
+        tl.static_assert(element.family == "binary", UNKNOWN)
         code = tl.where(y < 0.0, 0, 1)
     return code
 
@@ -198,9 +205,12 @@ def encode(
 @triton.jit
 def round_trip(
     y, source, low, high, u, element: tl.constexpr, rounding: tl.constexpr, asym: tl.constexpr,
-    clean: tl.constexpr, bounded: tl.constexpr,
+    ordinary: tl.constexpr, bounded: tl.constexpr,
 ):  # fmt: skip
-    """Steps [...] float32 -> what their codes mean, still in steps; anything in poisoned blocks."""
+    """Numbers in steps -> what their codes mean, still in steps; anything in poisoned blocks.
+
+    The other arguments are those of `encode`.
+    """
     kind: tl.constexpr = hardware(element, rounding)
     if element.family == "integer":
         even: tl.constexpr = not asym and element.low == -element.high
@@ -211,30 +221,32 @@ def round_trip(
         a = tl.minimum(tl.abs(y), element.high)
         value = round_minifloat(a, source < 0, u, element, rounding)[0]
         value = float_of(bits_of(value) | (source & SIGN))
-        if not clean or element.nan >= 0:
+        if not ordinary or element.nan >= 0:
             value = tl.where(y == y, value, constant(y, NAN_BITS if element.nan >= 0 else 0))
     else:
+        tl.static_assert(element.family == "binary", UNKNOWN)
         value = tl.where(y < 0.0, -1.0, 1.0)
     return value
 
 
 @triton.jit
 def inside(y, low, high, element: tl.constexpr, rounding: tl.constexpr):
-    """Steps [...] float32 -> bool: encoding does not saturate."""
+    """Numbers in steps -> bool [...]: whether encoding does not saturate. NaN is not inside."""
     if element.family == "integer":
         steps = round_integer(y, low - 1.0, high + 1.0, y, rounding)[0]
-        fits = (steps >= low) & (steps <= high)
+        within = (steps >= low) & (steps <= high)
     elif element.family == "minifloat":
         a = tl.minimum(tl.abs(y), 4.0 * element.high)
-        fits = round_minifloat(a, y < 0.0, y, element, rounding)[0] <= element.high
+        within = round_minifloat(a, y < 0.0, y, element, rounding)[0] <= element.high
     else:
-        fits = tl.abs(y) <= 1.0
-    return fits & (y == y)
+        tl.static_assert(element.family == "binary", UNKNOWN)
+        within = tl.abs(y) <= 1.0
+    return within & (y == y)
 
 
 @triton.jit
 def decode(code, element: tl.constexpr):
-    """Bit patterns [...] int32 -> their values [...] float32; higher bits do not matter."""
+    """Codes int32 [...], bits above them do not matter -> their values, float32 [...]."""
     if element.family == "integer":
         if element.signed:
             whole = (code << (32 - element.bits)) >> (32 - element.bits)
@@ -254,11 +266,12 @@ def decode(code, element: tl.constexpr):
             bits = tl.where(size == element.infinity, EXPONENT, bits)
         value = float_of(bits | sign)
     else:
+        tl.static_assert(element.family == "binary", UNKNOWN)
         value = (2 * (code & 1) - 1).to(tl.float32)
     return value
 
 
 @triton.jit
 def magnitude(bits):
-    """The bits of a float32 -> those of its magnitude."""
+    """The bits of a float32 -> the bits of its magnitude, int32 [...]."""
     return bits & MAGNITUDE

@@ -1,7 +1,12 @@
-"""Neighbours of 16 bits, two in an int32, as they lie in memory: one instruction for both.
+"""Pairs: neighbours of 16 bits, two in an int32 as they lie in memory, one instruction for both.
 
-At 4 bits an H200 has about nine integer instructions for each bfloat16 that memory delivers.
+They pay because arithmetic is short: at 4 bits a code an H200 has time for about nine integer
+instructions for each bfloat16 that memory delivers. A pair holds bfloat16 or float16 numbers
+(`dtype` says which), their bit patterns, or two masks of 16 bits that are all ones or all zeros.
+A `tile` "in pairs" is Tile.in_pairs: its columns are pairs.
 """
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -17,87 +22,103 @@ SIGNED: tl.constexpr = tl.constexpr(codes_of_magnitudes())
 
 
 @triton.constexpr_function
-def joins(dtype, tile):
+def takes_pairs(dtype, tile):
     """Whether a program takes neighbours in pairs."""
     return dtype.primitive_bitwidth == 16 and tile.pairs
 
 
-@triton.jit
-def read(x_at, numbers, tile: tl.constexpr):
-    """A program's elements, or pairs of them, and what `locate` says beside where they lie.
+class Read(NamedTuple):
+    """What a program has read; [rows, columns], or [rows, columns / 2] where it takes pairs.
 
-    Returns (elements, where to read them again, index of each one or pair, mask, index of each
-    unit's scale, present).
+    x: numbers, or pairs as int32
+    source: pointers to them, to read them again
+    at: int64, the index of each number, or of each pair counted in pairs
+    mask: bool, which of them exist
+    index, present: [units], as a Place has them
     """
-    paired: tl.constexpr = joins(x_at.dtype.element_ty, tile)
-    start, j, mask, index, present = locate(tile, numbers, 2 if paired else 1)
+
+    x: Any
+    source: Any
+    at: Any
+    mask: Any
+    index: Any
+    present: Any
+
+
+@triton.jit
+def read(x_at, extents, tile: tl.constexpr):
+    """A program's elements, or pairs of them, from memory: a Read."""
+    paired: tl.constexpr = takes_pairs(x_at.dtype.element_ty, tile)
+    place = locate(tile, extents, 2 if paired else 1)
     if paired:
         wide: tl.constexpr = tile.kind == "row" or (
-            tile.kind == "tile" and tile.part == tile.columns
+            tile.kind == "rectangle" and tile.part == tile.columns
         )
-        at = offsets(start // 2, j, PAIRS if wide else max(2, tile.side // 2))
-        place = x_at.to(tl.pointer_type(tl.int32), bitcast=True) + at
+        at = offsets(place.start // 2, place.j, PAIRS if wide else max(2, tile.side // 2))
+        source = x_at.to(tl.pointer_type(tl.int32), bitcast=True) + at
     else:
-        at = offsets(start, j, tile.side)
-        place = x_at + at
-    return tl.load(place, mask=mask, other=0), place, at, mask, index, present
+        at = offsets(place.start, place.j, tile.side)
+        source = x_at + at
+    x = tl.load(source, mask=place.mask, other=0)
+    return Read(x, source, at, place.mask, place.index, place.present)
 
 
 @triton.jit
-def apart(word, dtype: tl.constexpr):
-    """Pairs -> the first and the second of each, float32."""
+def split_pairs(word, dtype: tl.constexpr):
+    """Pairs [...] of numbers -> the first and the second of each, float32 [...]."""
     if dtype == tl.bfloat16:
         first, second = float_of(word << 16), float_of(word & -0x10000)
     else:
-        first, second = half_float(word), half_float(word >> 16)
+        tl.static_assert(dtype == tl.float16, "pairs are of bfloat16 or float16")
+        first, second = float_of_half(word), float_of_half(word >> 16)
     return first, second
 
 
 @triton.jit
-def half_float(word):
-    """The low 16 bits, of a float16 -> float32."""
+def float_of_half(word):
+    """Int32 [...] with a float16 in its low 16 bits -> float32 [...]."""
     return word.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
-def larger(a, b):
-    """Of two pairs of signed patterns the larger ones."""
+def larger_of_pairs(a, b):
+    """Two pairs of int16 -> the pair of their larger ones."""
     return tl.inline_asm_elementwise("max.s16x2 $0, $1, $2;", "=r,r,r", [a, b], tl.int32, True, 1)
 
 
 @triton.jit
-def largest_lanes(word, axis: tl.constexpr):
-    """Pairs of signed patterns -> the largest first and second ones along an axis, int32."""
+def largest_of_lanes(word, axis: tl.constexpr):
+    """Pairs of int16 -> the largest of the first and of the second ones along an axis, int32."""
     if INTERPRETED:
         first, second = tl.max((word << 16) >> 16, axis), tl.max(word >> 16, axis)
     else:
-        found = tl.reduce(word, axis, larger)
-        first, second = (found << 16) >> 16, found >> 16
+        largest = tl.reduce(word, axis, larger_of_pairs)
+        first, second = (largest << 16) >> 16, largest >> 16
     return first, second
 
 
 @triton.jit
 def largest_pattern(word, tile: tl.constexpr):
-    """Pairs of signed patterns -> the largest of each unit, int32. tile: in pairs"""
+    """Pairs of int16 [rows, columns] -> the largest of each unit, int32 [units]. tile: in pairs"""
     if tile.kind == "row":
-        first, second = largest_lanes(word, 1)
-        found = tl.maximum(first, second)
+        first, second = largest_of_lanes(word, 1)
+        largest = tl.maximum(first, second)
     elif tile.kind == "column":
-        first, second = largest_lanes(word, 0)
-        found = tl.reshape(tl.join(first, second), [2 * tile.columns])
+        first, second = largest_of_lanes(word, 0)
+        largest = tl.reshape(tl.join(first, second), [2 * tile.columns])
     elif tile.part == tile.columns:  # one unit: threads meet once
-        first, second = largest_lanes(tl.reshape(word, [1, tile.rows * tile.columns]), 1)
-        found = tl.maximum(first, second)
+        first, second = largest_of_lanes(tl.reshape(word, [1, tile.rows * tile.columns]), 1)
+        largest = tl.maximum(first, second)
     else:
-        first, second = largest_lanes(word, 0)
-        found = tl.maximum(first, second)
-        found = tl.max(tl.reshape(found, [tile.columns // tile.part, tile.part]), 1)
-    return found
+        first, second = largest_of_lanes(word, 0)
+        largest = tl.maximum(first, second)
+        largest = tl.max(tl.reshape(largest, [tile.columns // tile.part, tile.part]), 1)
+    return largest
 
 
 @triton.jit
 def rounded_down(v, dtype: tl.constexpr):
-    """Float32, at least 0 -> the pattern of the largest number of dtype not above it, int32."""
+    """Float32 [...], at least 0 -> the bits of the largest number of dtype not above it, int32."""
     if INTERPRETED:
         near = narrow(v, dtype)
         pattern = near.to(tl.int16, bitcast=True).to(tl.int32)
@@ -112,27 +133,29 @@ def rounded_down(v, dtype: tl.constexpr):
     return pattern
 
 
+@triton.constexpr_function
+def for_both(instruction, dtype):
+    """PTX of an instruction on two numbers of dtype at once; {} stands for the pair's type."""
+    kinds = {tl.bfloat16: "bf16x2", tl.float16: "f16x2"}
+    return instruction.format(kinds[dtype])
+
+
 @triton.jit
-def greater(a, b, dtype: tl.constexpr):
-    """Pairs of numbers -> ones in the 16 bits of each first one that is more than the second."""
+def greater_in_pairs(a, b, dtype: tl.constexpr):
+    """Two pairs of numbers -> a pair of masks: all ones where a number of a is above that of b."""
     if INTERPRETED:
-        one, two = apart(a, dtype)
-        first, second = apart(b, dtype)
-        found = tl.where(one > first, 0xFFFF, 0) | tl.where(two > second, -0x10000, 0)
-    elif dtype == tl.bfloat16:
-        found = tl.inline_asm_elementwise(
-            "set.gt.u32.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], tl.int32, True, 1
-        )
+        one, two = split_pairs(a, dtype)
+        first, second = split_pairs(b, dtype)
+        above = tl.where(one > first, 0xFFFF, 0) | tl.where(two > second, -0x10000, 0)
     else:
-        found = tl.inline_asm_elementwise(
-            "set.gt.u32.f16x2 $0, $1, $2;", "=r,r,r", [a, b], tl.int32, True, 1
-        )
-    return found
+        asm: tl.constexpr = for_both("set.gt.u32.{} $0, $1, $2;", dtype)
+        above = tl.inline_asm_elementwise(asm, "=r,r,r", [a, b], tl.int32, True, 1)
+    return above
 
 
 @triton.jit
 def spread_pairs(v, tile: tl.constexpr):
-    """One number a unit -> what broadcasts with the first of each pair, and with the second."""
+    """[units] -> what broadcasts with the first number of each pair, and with the second."""
     if tile.kind == "column":
         first, second = tl.split(tl.reshape(v, [tile.columns, 2]))
         first, second = first[None, :], second[None, :]
@@ -143,65 +166,64 @@ def spread_pairs(v, tile: tl.constexpr):
 
 
 @triton.jit
-def widened(pattern, dtype: tl.constexpr):
-    """Patterns of bfloat16 or float16, int32 -> the bits of the same numbers in float32."""
+def widened_bits(pattern, dtype: tl.constexpr):
+    """The bits of bfloat16 or float16 numbers, int32 [...] -> the bits of the same in float32."""
     if dtype == tl.bfloat16:
         bits = pattern << 16
     else:
-        bits = bits_of(half_float(pattern))
+        bits = bits_of(float_of_half(pattern))
     return bits
 
 
 @triton.jit
-def together_as(first, second, dtype: tl.constexpr):
-    """Two float32 -> a pair of bfloat16 or float16, to nearest even."""
+def join_pairs(first, second, dtype: tl.constexpr):
+    """Two float32 [...] -> pairs of bfloat16 or float16, rounded to nearest even."""
     if INTERPRETED:
         first, second = narrow(first, dtype), narrow(second, dtype)
         first, second = first.to(tl.int16, bitcast=True), second.to(tl.int16, bitcast=True)
         word = (first.to(tl.int32) & 0xFFFF) | (second.to(tl.int32) << 16)
-    elif dtype == tl.bfloat16:
-        word = tl.inline_asm_elementwise(
-            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [first, second], tl.int32, True, 1
-        )
     else:
-        word = tl.inline_asm_elementwise(
-            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [first, second], tl.int32, True, 1
-        )
+        asm: tl.constexpr = for_both("cvt.rn.{}.f32 $0, $2, $1;", dtype)
+        word = tl.inline_asm_elementwise(asm, "=r,f,f", [first, second], tl.int32, True, 1)
     return word
 
 
 @triton.constexpr_function
-def narrows(dtype, settled, spec):
-    """How pairs become codes without being taken apart, as lanes_asm.py says, or ""."""
-    meant = not INTERPRETED.value and dtype == tl.bfloat16 and settled
-    return spec.narrowing[0] if meant else ""
+def narrowing_of(dtype, ordinary, tile):
+    """How pairs become codes without being split (lanes_asm.Narrowing.how), or ""."""
+    meant = not INTERPRETED.value and dtype == tl.bfloat16 and ordinary
+    return tile.narrowing.how if meant else ""
 
 
 @triton.jit
-def narrowed(word, first, first_2, second, second_2, spec: tl.constexpr):
-    """Pairs of bfloat16 -> pairs of codes, bytes or int32.
+def narrow_pairs(word, first, first_2, second, second_2, tile: tl.constexpr):
+    """Pairs of bfloat16 [...] -> pairs of codes, uint8 [...], or int32 where they have 6 bits.
 
-    first, second and those of second numbers: what `spec.narrowing` takes, of which the upper 16
-    bits count: a power of two that they are multiplied by, float32, or what `powers.turns` found
+    first, second: of a Scaling, for the first number of each pair; only the upper 16 bits count.
+    first_2, second_2: for the second number of each pair
     """
-    how: tl.constexpr = spec.narrowing[0]
-    asm: tl.constexpr = spec.narrowing[1]
+    how: tl.constexpr = tile.narrowing.how
+    asm: tl.constexpr = tile.narrowing.ptx
     one = tl.broadcast_to(upper(bits_of(first), bits_of(first_2)), word.shape)
     if how == "bytes":
-        found = tl.inline_asm_elementwise(asm, "=r,r,r,r,r,r,r,r,r", [word, one], tl.uint8, True, 4)
+        codes = tl.inline_asm_elementwise(asm, "=r,r,r,r,r,r,r,r,r", [word, one], tl.uint8, True, 4)
     elif how == "powers":
         two = tl.broadcast_to(upper(second, second_2), word.shape)
-        found = tl.inline_asm_elementwise(
+        codes = tl.inline_asm_elementwise(
             asm, "=r,r,r,r,r,r,r,r,r,r,r,r,r", [word, one, two], tl.uint8, True, 4
         )
     else:
-        found = tl.inline_asm_elementwise(asm, "=r,r,r", [word, one], tl.int32, True, 1)
-    return found
+        tl.static_assert(how == "word", "unknown way of narrowing pairs")
+        codes = tl.inline_asm_elementwise(asm, "=r,r,r", [word, one], tl.int32, True, 1)
+    return codes
 
 
 @triton.jit
 def signed_nibbles(word, first, second):
-    """Pairs, and magnitude codes of three bits with nothing up to bit 15 -> bytes of codes."""
+    """Pairs of numbers, for their signs, and codes of their magnitudes -> two codes a byte, uint8.
+
+    first, second: int32 with three bits of code and nothing else in the low 16 bits
+    """
     asm: tl.constexpr = SIGNED
     return tl.inline_asm_elementwise(
         asm, "=r,r,r,r,r,r,r,r,r,r,r,r,r", [word, first, second], tl.uint8, True, 4
@@ -210,5 +232,5 @@ def signed_nibbles(word, first, second):
 
 @triton.jit
 def upper(first, second):
-    """The upper 16 bits of both, those of the first below."""
+    """Two int32 -> the pair of their upper halves."""
     return ((first >> 16) & 0xFFFF) | (second & -0x10000)

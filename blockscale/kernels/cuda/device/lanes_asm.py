@@ -1,29 +1,58 @@
-"""PTX that makes codes of pairs of bfloat16: a few instructions for two, four or eight of them."""
+"""PTX that makes codes of pairs of bfloat16: a few instructions for two, four or eight numbers.
+
+The functions run on the host and return the text of an inline assembly block. In it $0 is the
+result and $1 ... the arguments, registers of 32 bits that hold a pair each.
+"""
 
 import struct
+from dataclasses import dataclass
 
-from blockscale.kernels.cuda.spec import ElementNumbers
+from blockscale.core.element import ElementNumbers
+from blockscale.kernels.cuda.spec import Spec
+
+
+@dataclass(frozen=True)
+class Narrowing:
+    """How pairs of an ordinary block become codes without being split into two float32.
+
+    how: "bytes" makes four bytes, of two codes each, from four pairs and their four factors;
+         "powers" makes the same from four pairs and two numbers for each (powers.turning_points);
+         "word" makes one int32 with two codes from one pair and its factor; "" is no way
+    ptx: the instructions
+    """
+
+    how: str = ""
+    ptx: str = ""
+
+
+NO_NARROWING = Narrowing()
+
+
+def narrowing(spec: Spec) -> Narrowing:
+    """The way for a format, if there is one: minifloats without NaN, rounded to nearest even."""
+    element = spec.element
+    minifloat = element.family == "minifloat" and element.nan < 0
+    if not minifloat or spec.rounding != "nearest_even" or spec.recip:
+        return NO_NARROWING
+    if spec.scale not in (("e8m0",) if element.mbits else ("fp32", "bf16", "pow2")):
+        return NO_NARROWING
+    if element.bits == 4 and element.mbits == 0:
+        return Narrowing("powers", binades(element))
+    if element.bits == 4 and element.mbits == 1:
+        return Narrowing("bytes", three_lines(element))
+    if element.bits == 6 and element.mbits in (2, 3):
+        return Narrowing("word", through_fp8(element))
+    return NO_NARROWING
 
 
 def both(value: float) -> str:
-    """A number that is a bfloat16, twice."""
+    """A number that is a bfloat16, as a pair of it twice in hexadecimal."""
     half: int = struct.unpack("<I", struct.pack("<f", value))[0] >> 16
     return f"0x{half:04X}{half:04X}"
 
 
-def narrowing(element: ElementNumbers) -> tuple[str, str]:
-    """(how, PTX) for a minifloat without NaN: "bytes" of four pairs or the "word" of one; or ""."""
-    if element.bits == 4 and element.mbits == 0:
-        return "powers", binades(element)
-    if element.bits == 4 and element.mbits == 1:
-        return "bytes", three_lines(element)
-    if element.bits == 6 and element.mbits in (2, 3):
-        return "word", through_fp8(element)
-    return "", ""
-
-
 def three_lines(element: ElementNumbers) -> str:
-    """PTX: four pairs x times y of bfloat16 -> four bytes of two e2mY codes each.
+    """PTX: four pairs and four pairs of factors -> four bytes of two e2mY codes each.
 
     As element.three_lines, in the 8 bits of a bfloat16: from 128 on neighbours are 1 apart.
     """
@@ -43,7 +72,7 @@ def three_lines(element: ElementNumbers) -> str:
 
 
 def binades(element: ElementNumbers) -> str:
-    """PTX: four pairs of bfloat16, and what powers.turns found -> four bytes of two codes each.
+    """PTX: four pairs and four pairs of both turning points -> four bytes of two codes each.
 
     As powers.binades; an exponent begins at bit 7, and a code of four bits lies there.
     """
@@ -59,14 +88,15 @@ def binades(element: ElementNumbers) -> str:
 
 
 def codes_of_magnitudes() -> str:
-    """PTX: four pairs of 16 bits, magnitude codes of the firsts and the seconds -> as `nibbles`."""
+    """PTX: four pairs, and codes of their magnitudes (lanes.signed_nibbles) -> as `nibbles`."""
     return nibbles(["prmt.b32 b, {second}, {third}, 0x5410; shl.b32 b, b, 12;"])
 
 
 def nibbles(magnitudes: list[str]) -> str:
     """PTX: four pairs -> four bytes of two codes with a sign each.
 
-    magnitudes: makes of a, the pair without signs, b with codes in bits 12 to 14 of both
+    magnitudes: instructions that make b, with codes of three bits in bits 12 to 14 of both lanes,
+        of a, the pair without signs; {second} and {third} are the registers that belong to it
     """
     lines = ["{ .reg .b32 a, b, c, x<4>, u, v, w;"]
     for i in range(4):
@@ -85,7 +115,7 @@ def nibbles(magnitudes: list[str]) -> str:
 
 
 def through_fp8(element: ElementNumbers) -> str:
-    """PTX: a pair x times y of bfloat16 -> two codes of 6 bits, with more above them.
+    """PTX: a pair and its factors -> two codes of 6 bits, with other bits above them.
 
     Times a power of two the element's values are the smallest of an 8-bit type with as many bits
     for the fraction, of the same codes.

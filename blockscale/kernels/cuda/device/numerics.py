@@ -1,8 +1,9 @@
 """Arithmetic on the device with the reference's bits (docs/numerics.md, sections 2 and 3.4).
 
-Triton's `/` is approximate and Python numbers below 2^-126 become
-float64 in it: what is here uses neither. Kernels are compiled without contraction to FMAs;
-where one is meant it is spelled out.
+Every function works element by element, so that [...] is any shape, and float32 unless it says
+otherwise. Triton's `/` is approximate, and Python numbers below 2^-126 become float64 in it: what
+is here uses neither. Kernels are compiled without contraction to FMAs; where one is meant it is
+spelled out.
 """
 
 import triton
@@ -22,13 +23,13 @@ FLT_MIN_BITS: tl.constexpr = tl.constexpr(0x00800000)
 
 @triton.jit
 def bits_of(x):
-    """Float32 -> its bits, int32."""
+    """Float32 [...] -> its bits, int32 [...]."""
     return x.to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def float_of(bits):
-    """The bits of a float32, int32 -> the float32."""
+    """The bits of a float32, int32 [...] -> the float32 [...]."""
     return bits.to(tl.float32, bitcast=True)
 
 
@@ -56,22 +57,22 @@ def divide(x, y):
 def reciprocal(y):
     """1 / y, correctly rounded; in half the instructions of a division."""
     if INTERPRETED:
-        found = tl.div_rn(tl.zeros_like(y) + 1.0, y)
+        inverse = tl.div_rn(tl.zeros_like(y) + 1.0, y)
     else:
-        found = tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [y], tl.float32, True, 1)
-    return found
+        inverse = tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [y], tl.float32, True, 1)
+    return inverse
 
 
 @triton.jit
 def quotient(x, y, by):
     """x / y, correctly rounded where no remainder underflows (docs/cuda.md). by: fl(1 / y)"""
     if INTERPRETED:  # its fma rounds twice
-        found = divide(x, y)
+        result = divide(x, y)
     else:
         y, by = tl.zeros_like(x) + y, tl.zeros_like(x) + by
         near = x * by
-        found = tl.fma(tl.fma(near, 0.0 - y, x), by, near)
-    return found
+        result = tl.fma(tl.fma(near, 0.0 - y, x), by, near)
+    return result
 
 
 @triton.jit
@@ -97,15 +98,16 @@ def narrow(x, dtype: tl.constexpr):
         bits = bits_of(x)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         rounded = tl.where(x == x, rounded, 0x7FC0)
-        found = rounded.to(tl.int16).to(tl.bfloat16, bitcast=True)
+        result = rounded.to(tl.int16).to(tl.bfloat16, bitcast=True)
     else:
-        found = x.to(dtype)
-    return found
+        result = x.to(dtype)
+    return result
 
 
 @triton.jit
 def normalized(x):
-    """Positive float32 -> (biased exponent, int32, below 1 for subnormals; 23 fraction bits)."""
+    """Positive float32 -> its biased exponent, which is below 1 for subnormals, and its 23 fraction
+    bits: int32 both."""
     small = bits_of(x) < 0x00800000
     bits = bits_of(tl.where(small, x * 16777216.0, x))  # 2^24
     return (bits >> 23) - tl.where(small, 24, 0), bits & 0x7FFFFF
@@ -122,9 +124,10 @@ def fma_up(a, b, c):
 
 @triton.jit
 def whole_magnitude(m, negative, u, rounding: tl.constexpr):
-    """|t| below 2^22 -> the magnitude of the integer it becomes, float32 (section 2).
+    """Magnitudes below 2^22 -> the magnitude of the integer that each becomes (section 2).
 
-    u: of `stochastic`, a random number times 2^24
+    m: float32, at least 0; negative: bool, or 0 or 1, whether the number itself is below 0
+    u: float32, of `stochastic`, a random number times 2^24
     """
     if rounding == "nearest_even":
         whole = (m + MAGIC) - MAGIC
@@ -146,6 +149,7 @@ def whole_magnitude(m, negative, u, rounding: tl.constexpr):
         elif rounding == "up":
             up = (fraction > 0.0) & (negative == 0)
         else:
+            tl.static_assert(rounding == "stochastic", "unknown rounding")
             up = u * 5.9604644775390625e-08 < fraction
         whole = floor + tl.where(up, 1.0, 0.0)
     return whole

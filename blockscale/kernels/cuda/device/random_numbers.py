@@ -1,4 +1,8 @@
-"""Random numbers of stochastic rounding: counted, not remembered (docs/numerics.md, section 2)."""
+"""Random numbers of stochastic rounding (docs/numerics.md, section 2).
+
+They are a function of the seed and of an element's index alone, so that no state is kept and any
+program may draw any of them. One counter gives four neighbours' numbers.
+"""
 
 import triton
 import triton.language as tl
@@ -8,12 +12,15 @@ from blockscale.kernels.cuda.device.numerics import INTERPRETED, bits_of, widen
 
 @triton.jit
 def draw(x, at, seed, paired: tl.constexpr, tile: tl.constexpr):
-    """u * 2^24 for each element (section 2), or for the firsts and seconds of pairs.
+    """u for the elements of a tile, float32, twice; or for the first and second numbers of pairs.
 
-    at: where elements lie, or pairs; tile.seeds: 1 if there is no offset
+    x: what `at` belongs to, as lanes.Read has both
+    at: int64, the index of each element, or of each pair counted in pairs
+    seed: pointer to int64 [1], the key, or [2], the key and what is added to each index
+    tile: not in pairs; tile.seeds says how many numbers the seed has
     """
     key = tl.load(seed)
-    at = beside(at, x)
+    at = depending_on(at, x)
     if tile.seeds == 1 and tile.quads:  # four neighbours share a counter
         rows: tl.constexpr = tile.rows
         if paired:
@@ -42,15 +49,15 @@ def draw(x, at, seed, paired: tl.constexpr, tile: tl.constexpr):
 
 @triton.jit
 def drawn_one(index, key):
-    """Of `draw` the number of the element with this index."""
+    """The indices of elements, int64 [...] -> their u, float32 [...]."""
     a, b, c, d = random_words(index >> 2, key)
     at = (index & 3).to(tl.int32)
     return unit(tl.where(at < 2, tl.where(at == 0, a, b), tl.where(at == 2, c, d)))
 
 
 @triton.jit
-def beside(at, x):
-    """`at`, for Triton a function of x: so that the same threads have both."""
+def depending_on(at, x):
+    """`at`, which Triton is told to depend on x: so that the same threads hold both."""
     if not INTERPRETED:
         bits = x if x.dtype == tl.int32 else bits_of(widen(x))
         at = tl.inline_asm_elementwise("mov.b64 $0, $1;", "=l,l,r", [at, bits], tl.int64, True, 1)
@@ -59,7 +66,7 @@ def beside(at, x):
 
 @triton.jit
 def random_words(group, key):
-    """Philox4x32-10 of a counter [...] int64: four words [...] uint32 (section 2)."""
+    """Philox4x32-10 of a counter and a key, int64 [...]: four words, uint32 [...] (section 2)."""
     a, b = low_word(group), high_word(group)
     c, d = tl.zeros_like(a), tl.zeros_like(a)
     key_a, key_b = low_word(key), high_word(key)
@@ -75,17 +82,17 @@ def random_words(group, key):
 
 @triton.jit
 def low_word(x):
-    """Of 64 bits, uint32."""
+    """The low half of 64 bits, uint32."""
     return (x & 0xFFFFFFFF).to(tl.uint32)
 
 
 @triton.jit
 def high_word(x):
-    """Of 64 bits, uint32."""
+    """The high half of 64 bits, uint32."""
     return ((x >> 32) & 0xFFFFFFFF).to(tl.uint32)
 
 
 @triton.jit
 def unit(word):
-    """A random word -> u * 2^24, float32."""
+    """A random word, uint32 -> u, float32 in [0, 2^24)."""
     return (word >> 8).to(tl.int32).to(tl.float32)

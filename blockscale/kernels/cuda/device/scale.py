@@ -1,13 +1,16 @@
 """What blocks' scales are chosen from, chosen as, and read as (docs/numerics.md, section 3).
 
-`spec` is a spec.Spec. One number a block: float32, or bits of one as int32, which order alike where
-there is no sign.
+Everything has one number for each block, [units]: float32, or the bits of one as int32, which order
+alike where there is no sign. `stored` is float32 where scales are floats or "pow2", and int32 with
+a byte in it where they are "e8m0" or "two_level".
 """
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from blockscale.kernels.cuda.device.division import repairs
+from blockscale.kernels.cuda.device.division import uses_markstein
 from blockscale.kernels.cuda.device.element import converted_pair, decode, encode, hardware
 from blockscale.kernels.cuda.device.numerics import (
     FLT_MAX_BITS,
@@ -28,14 +31,37 @@ from blockscale.kernels.cuda.device.numerics import (
 )
 
 
-@triton.jit
-def choose_step(low, high, poisoned, outer, settled: tl.constexpr, spec: tl.constexpr):
-    """Ranges of blocks -> what is stored: float32, or int32 for bytes.
+@triton.constexpr_function
+def is_stored_as_step(scale):
+    """Whether a Spec's kind of scale is the step itself, a float."""
+    return scale in ("fp32", "fp16", "bf16", "pow2")
 
-    low <= 0 <= high: float32; poisoned: bool; outer: the outer scale, for two levels; settled:
-    for `ordinary` blocks, of which what underflows is less than the least inner scale.
+
+class Scale(NamedTuple):
+    """The scale of each unit, [units], and what follows from it.
+
+    stored: as above
+    step: float32
+    outer: float32, the outer scale of a two-level format, else 1.0
+    zero: int32, the zero point, or 0 where the format has none
+    divisor: float32, what elements are divided by: the step, or 1 for a block of zeros
     """
-    near: tl.constexpr = settled and repairs(spec)
+
+    stored: Any
+    step: Any
+    outer: Any
+    zero: Any
+    divisor: Any
+
+
+@triton.jit
+def choose_step(low, high, poisoned, outer, ordinary: tl.constexpr, spec: tl.constexpr):
+    """Ranges of blocks -> what is stored of their scales.
+
+    low, high: float32, low <= 0 <= high; poisoned: bool; outer: float32, the outer scale
+    ordinary: for ordinary blocks, of which what underflows is less than the least inner scale
+    """
+    near: tl.constexpr = ordinary and uses_markstein(spec)
     a = numerator(low, high, spec)
     if spec.scale == "e8m0":
         stored = tl.where(poisoned, 255, power_of_two(a, spec))
@@ -46,7 +72,7 @@ def choose_step(low, high, poisoned, outer, settled: tl.constexpr, spec: tl.cons
             ratio = quotient(quotient(a, spec.levels, spec.per_level), outer, reciprocal(outer))
         else:
             ratio = divide(divide(a, spec.levels), outer)
-        ratio = tl.minimum(tl.maximum(ratio, spec.inner_smallest), spec.inner.high)
+        ratio = tl.minimum(tl.maximum(ratio, spec.inner.smallest_normal), spec.inner.high)
         inner: tl.constexpr = spec.inner
         if hardware(inner, "nearest_even") is not None:
             stored = converted_pair(ratio, tl.zeros_like(ratio), inner)
@@ -71,7 +97,7 @@ def choose_step(low, high, poisoned, outer, settled: tl.constexpr, spec: tl.cons
 
 @triton.jit
 def numerator(low, high, spec: tl.constexpr):
-    """a of docs/numerics.md, 3.1."""
+    """The number a of docs/numerics.md, 3.1, that scales are chosen from."""
     if spec.asym:
         a = tl.minimum(high - low, constant(high, FLT_MAX_BITS))
     elif spec.statistic == "magnitude":
@@ -85,7 +111,7 @@ def numerator(low, high, spec: tl.constexpr):
 
 @triton.jit
 def float_scale(raw, kind: tl.constexpr):
-    """The quotient in the scale's dtype and range, as float32 (3.3)."""
+    """A quotient -> the scale in its dtype's values and range, as float32 (3.3)."""
     if kind == "fp16":
         stored = narrow(raw, tl.float16).to(tl.float32)
         stored = tl.minimum(tl.maximum(stored, 5.9604644775390625e-08), 65504.0)
@@ -93,13 +119,14 @@ def float_scale(raw, kind: tl.constexpr):
         stored = narrow(raw, tl.bfloat16).to(tl.float32)
         stored = clamp(stored, FLT_MIN_BITS, 0x7F7F0000)
     else:
+        tl.static_assert(kind == "fp32", "unknown kind of scale")
         stored = clamp(raw, FLT_MIN_BITS, FLT_MAX_BITS)
     return stored
 
 
 @triton.jit
 def power_of_two(a, spec: tl.constexpr):
-    """The byte of e8m0, or the exponent of pow2: one integer rule for all (3.4)."""
+    """Numerators a -> the byte of e8m0, or the exponent of pow2, int32: one integer rule (3.4)."""
     if spec.scale == "e8m0" and spec.emax > spec.fraction_bits and not spec.nearest:
         # zeros and all subnormals get byte 0, and nothing more than 254
         above = (bits_of(a) + (0x800000 - spec.threshold)) >> 23
@@ -130,8 +157,8 @@ def outer_scale(largest, spec: tl.constexpr):
 
 @triton.jit
 def ordinary_step(stored, outer, spec: tl.constexpr):
-    """As `step_of`, of blocks that are `ordinary`."""
-    if spec.scale == "two_level" and spec.inner.family == "minifloat" and repairs(spec):
+    """As `step_of`, of ordinary blocks."""
+    if spec.scale == "two_level" and spec.inner.family == "minifloat" and uses_markstein(spec):
         inner: tl.constexpr = spec.inner
         power: tl.constexpr = (254 - inner.bias) << 23
         step = outer * (float_of(stored << (23 - inner.mbits)) * constant(stored, power))
@@ -142,7 +169,7 @@ def ordinary_step(stored, outer, spec: tl.constexpr):
 
 @triton.jit
 def step_of(stored, outer, spec: tl.constexpr):
-    """What is stored -> the step, float32 (1.3)."""
+    """What is stored, and the outer scale -> the step, float32 (1.3)."""
     if spec.scale == "e8m0":
         step = pow2(tl.minimum(stored, 254) - (127 + spec.fraction_bits))
         step = tl.where(stored == 255, constant(step, NAN_BITS), step)
@@ -151,13 +178,18 @@ def step_of(stored, outer, spec: tl.constexpr):
         step = outer * decode(stored, inner)
         step = tl.where(step == step, clamp(step, 1, FLT_MAX_BITS), step)
     else:
+        tl.static_assert(is_stored_as_step(spec.scale), "unknown kind of scale")
         step = stored
     return step
 
 
 @triton.jit
 def load_scale(scale, outer, zero, index, present, outer_index, spec: tl.constexpr):
-    """What is stored for each unit: (stored, step, outer scale, zero point)."""
+    """A Scale from memory.
+
+    scale, outer, zero: pointers, the latter two None where the format has no such thing
+    index: int64 [units], where in `scale` and `zero`; outer_index: where in `outer`; present: bool
+    """
     stored = tl.load(scale + index, mask=present, other=1)
     if spec.scale == "e8m0" or spec.scale == "two_level":
         stored = stored.to(tl.int32)
@@ -169,12 +201,13 @@ def load_scale(scale, outer, zero, index, present, outer_index, spec: tl.constex
     offset = 0
     if spec.asym:
         offset = tl.load(zero + index, mask=present, other=0)
-    return stored, step_of(stored, above, spec), above, offset
+    step = step_of(stored, above, spec)
+    return Scale(stored, step, above, offset, step)
 
 
 @triton.jit
 def narrow_scale(stored, dtype: tl.constexpr):
-    """A scale as `choose_step` has it -> as it is stored; it is of that dtype's values."""
+    """A scale as `choose_step` gives it -> in the dtype of its memory, whose values it has."""
     if dtype != tl.uint8:
         stored = narrow(stored, dtype)
     return stored.to(dtype)
@@ -182,7 +215,7 @@ def narrow_scale(stored, dtype: tl.constexpr):
 
 @triton.jit
 def zero_point(low, step, spec: tl.constexpr):
-    """The zero point, int32 (3.6)."""
+    """The smallest number and the step of each block -> the zero point, int32 (3.6)."""
     t = divide(low, step)
     near = tl.minimum(tl.maximum(t, -1048576.0), 1048576.0)  # far outside, yet whole if rounded
     zero = spec.element.low - ((near + MAGIC) - MAGIC)

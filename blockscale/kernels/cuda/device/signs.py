@@ -1,8 +1,9 @@
 """Codes that are signs, as binary and ternary have them, in blocks that are `ordinary`.
 
-Elements are compared, not divided. A quotient rounds to 1 where it is more than a half: fl(x / s)
-is where x is more than s / 2, which is exact, as the next number is more than 2^-24 of it away.
-It is -0, of which the sign is +1, where -x is at most 2^-150 s.
+Elements are compared with one number of their block, not divided. With a step s, a ternary element
+is 1 where fl(x / s) is more than a half. That is where x is more than s / 2, which is exact: the
+next float32 above s / 2 is more than 2^-24 of it away. A binary element is -1 where x is below
+0, unless fl(x / s) is -0, whose sign counts as +1: that is where -x is at most 2^-150 s.
 """
 
 import triton
@@ -10,29 +11,29 @@ import triton.language as tl
 
 from blockscale.kernels.cuda.device.lanes import (
     SIGNS,
-    greater,
+    greater_in_pairs,
+    join_pairs,
     rounded_down,
     spread_pairs,
-    together_as,
 )
 from blockscale.kernels.cuda.device.numerics import MAGIC, bits_of, float_of
 from blockscale.kernels.cuda.device.tile import spread
 
 
 @triton.constexpr_function
-def signs(settled, spec, tile):
-    """Whether elements are compared."""
+def compares(ordinary, spec, tile):
+    """Whether codes or values are found in this way: binary and ternary, ordinary blocks."""
     element = spec.element
     three = element.family == "integer" and (element.low, element.high) == (-1, 1)
     three = three and spec.scale != "two_level" and spec.rounding == "nearest_even"
     known = (three and not spec.asym) or element.family == "binary"
     written = tile.result == "values" or (tile.result == "codes" and tile.packs)
-    return settled and known and not spec.recip and written
+    return ordinary and known and not spec.recip and written
 
 
 @triton.jit
 def bound(step, spec: tl.constexpr):
-    """Elements above it are 1, those below its negative are -1. step: of each unit, as this is"""
+    """Steps, float32 [units] -> b [units]: elements above b are 1, those below -b are -1."""
     half = step * 0.5
     if spec.element.family == "binary":  # 2^-150 steps, rounded down
         bits = tl.where(half < 8388608.0, half.to(tl.int32), bits_of(step) - (150 << 23))
@@ -42,28 +43,31 @@ def bound(step, spec: tl.constexpr):
 
 @triton.jit
 def compared(x, step, spec: tl.constexpr, tile: tl.constexpr):
-    """Float32 -> 1 for what is above the bound of its unit, and 1 for what is below its negative,
-    else 0: float32. A comparison makes a number in one instruction, and a bit in two."""
+    """Elements float32 [rows, columns] -> 1.0 where they are above the bound b of their unit, else
+    0.0; and the same where they are below -b. step: [units]
+
+    A comparison makes a float in one instruction, and a bit in two.
+    """
     limit = spread(bound(step, spec), tile)
     return tl.where(x > limit, 1.0, 0.0), tl.where(x < 0.0 - limit, 1.0, 0.0)
 
 
 @triton.jit
 def compared_pairs(x, step, dtype: tl.constexpr, spec: tl.constexpr, tile: tl.constexpr):
-    """Pairs -> ones in the bits of numbers above the bound, and in those of numbers below; of
-    binary twice the latter. tile: in pairs"""
+    """Pairs [rows, columns] -> pairs of masks: all ones where a number is above the bound of its
+    unit, and where it is below its negative; of `binary` the latter twice. tile: in pairs"""
     first, second = spread_pairs(rounded_down(bound(step, spec), dtype), tile)
     limit = tl.broadcast_to(first | (second << 16), x.shape)
-    below = greater(limit | SIGNS, x, dtype)
+    below = greater_in_pairs(limit | SIGNS, x, dtype)
     above = below
     if spec.element.family != "binary":
-        above = greater(x, limit, dtype)
+        above = greater_in_pairs(x, limit, dtype)
     return above, below
 
 
 @triton.jit
 def sign_values(x, step, spec: tl.constexpr, tile: tl.constexpr):
-    """Float32 -> what their codes mean. step: of each unit"""
+    """Elements float32 [rows, columns] -> what their codes mean, float32. step: [units]"""
     above, below = compared(x, step, spec, tile)
     step = tl.broadcast_to(spread(step, tile), x.shape)
     if spec.element.family == "binary":
@@ -75,10 +79,10 @@ def sign_values(x, step, spec: tl.constexpr, tile: tl.constexpr):
 
 @triton.jit
 def sign_pairs(x, step, dtype: tl.constexpr, spec: tl.constexpr, tile: tl.constexpr):
-    """Pairs -> what their codes mean, in pairs. tile: in pairs"""
+    """Pairs [rows, columns] -> pairs of what their codes mean. step: [units]; tile: in pairs"""
     above, below = compared_pairs(x, step, dtype, spec, tile)
     first, second = spread_pairs(step, tile)
-    size = tl.broadcast_to(together_as(first, second, dtype), x.shape)
+    size = tl.broadcast_to(join_pairs(first, second, dtype), x.shape)
     if spec.element.family == "binary":
         word = size | (below & SIGNS)
     else:
@@ -88,8 +92,10 @@ def sign_pairs(x, step, dtype: tl.constexpr, spec: tl.constexpr, tile: tl.conste
 
 @triton.jit
 def packed_signs(x, step, spec: tl.constexpr, tile: tl.constexpr):
-    """Float32 -> bytes of codes, int32 [rows, columns * bits / 8]: counted in the low bits of a
-    sum, because multiplying and adding is cheaper than shifting. tile: in numbers"""
+    """Elements float32 [rows, columns] -> bytes of codes, int32 [rows, columns * bits / 8].
+
+    Codes are the digits of a float's fraction: multiplying and adding is cheaper than shifting.
+    """
     above, below = compared(x, step, spec, tile)
     rows: tl.constexpr = tile.rows
     if spec.element.family == "binary":
@@ -106,7 +112,8 @@ def packed_signs(x, step, spec: tl.constexpr, tile: tl.constexpr):
 
 @triton.jit
 def in_digits(number, base: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):
-    """[rows, columns] -> four neighbours as the digits of one number, the first the lowest."""
+    """[rows, columns] -> [rows, columns / 4]: four neighbours as the digits of one number, of which
+    the first is the lowest."""
     one, two, three, four = fours(number, rows, columns)
     by = tl.zeros_like(one) + base
     return tl.fma(tl.fma(tl.fma(four, by, three), by, two), by, one)
@@ -114,9 +121,12 @@ def in_digits(number, base: tl.constexpr, rows: tl.constexpr, columns: tl.conste
 
 @triton.jit
 def packed_sign_pairs(x, step, dtype: tl.constexpr, spec: tl.constexpr, tile: tl.constexpr):
-    """Pairs -> the same; what is of the first ones of pairs lies apart until the end."""
-    counted: tl.constexpr = tile.halved
-    above, below = compared_pairs(x, step, dtype, spec, counted)
+    """Pairs [rows, columns / 2] -> as `packed_signs`; both lanes are kept apart until the end.
+
+    tile: not in pairs
+    """
+    as_read: tl.constexpr = tile.in_pairs
+    above, below = compared_pairs(x, step, dtype, spec, as_read)
     if spec.element.family == "binary":
         one, two, three, four = fours(below, tile.rows, tile.columns // 2)
         word = (one & 0x00010001) | (two & 0x00040004)
@@ -133,7 +143,8 @@ def packed_sign_pairs(x, step, dtype: tl.constexpr, spec: tl.constexpr, tile: tl
 
 @triton.jit
 def fours(word, rows: tl.constexpr, columns: tl.constexpr):
-    """[rows, columns] -> the first, second, third and fourth of each four neighbours."""
+    """[rows, columns] -> the first, second, third and fourth of each four neighbours: [rows,
+    columns / 4] four times."""
     one, two = tl.split(tl.reshape(word, [rows, columns // 2, 2]))
     one, three = tl.split(tl.reshape(one, [rows, columns // 4, 2]))
     two, four = tl.split(tl.reshape(two, [rows, columns // 4, 2]))

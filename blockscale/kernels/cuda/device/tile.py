@@ -1,40 +1,55 @@
 """Where a program's elements and scales lie, and how codes go to and from memory.
 
-A tensor is seen as [batch, m, k] with blocks [bm, bk] over its last two dimensions (view.py), and
-a program takes a tile [rows, columns] of it, in units: parts of blocks, and whole ones where it
-chooses their scale. `tile` is a view.Tile:
+A tensor is seen as [batch, m, k] with blocks [bm, bk] over its last two dimensions, and a program
+takes a tile [rows, columns] of it, which consists of units. `tile` is a primitives.tiling.Tile and
+`extents` the primitives.tiling.Extents that belong to it:
 
-    tile.kind "row"     one unit a row of the tile, along k; bm = 1
-    tile.kind "column"  one unit a column of the tile, along m; bk = 1
-    tile.kind "tile"    columns / part units side by side, each [rows, part]
+    tile.kind "row"        one unit a row of the tile, along k; bm = 1
+    tile.kind "column"     one unit a column of the tile, along m; bk = 1
+    tile.kind "rectangle"  columns / part units side by side, each [rows, part]
 """
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
 
-@triton.jit
-def locate(tile: tl.constexpr, numbers, step: tl.constexpr):
-    """This program's part of the tensor, with `step` neighbouring elements a column.
+class Place(NamedTuple):
+    """Where a program's part of a tensor lies, for columns of `width` neighbouring elements.
 
-    Returns the index of each row's first element, int64 [rows]; each column's place in a row of k,
-    in steps [columns / step]; which of them exist [rows, columns / step]; and for each unit the
-    index of its scale, int64, and whether it exists.
+    start: int64 [rows], the index of each row's first element
+    j: int32 or int64 [columns / width], each column's place in its row, counted in `width` elements
+    mask: bool [rows, columns / width], which of them exist
+    index: int64 [units], the index of each unit's scale
+    present: bool [units], which units exist
     """
-    if tile.kind == "row":
-        start, j, mask, index, present = _units_in_rows(tile, numbers, step)
-    else:
-        start, j, mask, index, present = _units_in_columns(tile, numbers, step)
-    return start, j, mask, index, present
+
+    start: Any
+    j: Any
+    mask: Any
+    index: Any
+    present: Any
 
 
 @triton.jit
-def _units_in_rows(tile: tl.constexpr, numbers, step: tl.constexpr):
-    units, _, k, _, bk, _, uk, _, rk, _, _, nk, modulus = numbers
+def locate(tile: tl.constexpr, extents, width: tl.constexpr):
+    """This program's Place in the tensor; `width` neighbouring elements make a column."""
+    if tile.kind == "row":
+        place = _units_in_rows(tile, extents, width)
+    else:
+        tl.static_assert(tile.kind == "column" or tile.kind == "rectangle", "unknown kind of tile")
+        place = _units_in_columns(tile, extents, width)
+    return place
+
+
+@triton.jit
+def _units_in_rows(tile: tl.constexpr, extents, width: tl.constexpr):
     vector: tl.constexpr = tile.vector
-    j = tl.arange(0, tile.columns // step)
+    k, bk, uk, rk, nk = extents.k, extents.bk, extents.uk, extents.rk, extents.nk
+    j = tl.arange(0, tile.columns // width)
     unit = tl.program_id(0).to(tl.int64) * tile.rows + tl.arange(0, tile.rows)
-    present = unit < units
+    present = unit < extents.units
     if tile.even:
         start = unit * tile.columns
         index = unit // rk
@@ -47,17 +62,18 @@ def _units_in_rows(tile: tl.constexpr, numbers, step: tl.constexpr):
         index = row * nk + block
         limit = tl.minimum(tl.minimum(bk - part * uk, k - column), uk)
         limit = tl.where(present, limit, 0).to(tl.int32)
-        mask = (j * step)[None, :] < tl.multiple_of(limit, [vector])[:, None]
+        mask = (j * width)[None, :] < tl.multiple_of(limit, [vector])[:, None]
     if tile.modulus:
-        index = (index // nk) % modulus * nk + index % nk
-    return start, j, mask, index, present
+        index = (index // nk) % extents.modulus * nk + index % nk
+    return Place(start, j, mask, index, present)
 
 
 @triton.jit
-def _units_in_columns(tile: tl.constexpr, numbers, step: tl.constexpr):
-    _, m, k, bm, bk, um, uk, rm, rk, across, nm, nk, _ = numbers
+def _units_in_columns(tile: tl.constexpr, extents, width: tl.constexpr):
+    m, k, bm, bk, um, uk = extents.m, extents.k, extents.bm, extents.bk, extents.um, extents.uk
+    rm, rk, nm, nk = extents.rm, extents.rk, extents.nm, extents.nk
     program = tl.program_id(0).to(tl.int64)
-    strip, column = program // across, program % across
+    strip, column = program // extents.across, program % extents.across
     i = tl.arange(0, tile.rows)
     batch, rest = strip // (nm * rm), strip % (nm * rm)
     block, part = rest // rm, rest % rm
@@ -67,26 +83,26 @@ def _units_in_columns(tile: tl.constexpr, numbers, step: tl.constexpr):
     present = unit < nk * rk
     index = (batch * nm + block) * nk + unit // rk
     if tile.even:
-        j = column * (tile.columns // step) + tl.arange(0, tile.columns // step)
-        fits = j < k // step  # rows are full where `step` is not 1
+        j = column * (tile.columns // width) + tl.arange(0, tile.columns // width)
+        exists = j < k // width  # rows are full where `width` is not 1
     else:
-        within = (unit % rk)[:, None] * uk + (tl.arange(0, tile.part // step) * step)[None, :]
+        within = (unit % rk)[:, None] * uk + (tl.arange(0, tile.part // width) * width)[None, :]
         place = (unit // rk * bk)[:, None] + within
-        fits = (within - (unit % rk * uk)[:, None] < uk) & (within < bk) & (place < k)
-        j = tl.reshape(place // step, [tile.columns // step])
-        fits = tl.reshape(fits, [tile.columns // step])
+        exists = (within - (unit % rk * uk)[:, None] < uk) & (within < bk) & (place < k)
+        j = tl.reshape(place // width, [tile.columns // width])
+        exists = tl.reshape(exists, [tile.columns // width])
     rows = (i < um) & (part * um + i < bm) & (row < m)
-    mask = rows[:, None] & fits[None, :]
-    return start, j, mask, index, present
+    mask = rows[:, None] & exists[None, :]
+    return Place(start, j, mask, index, present)
 
 
 @triton.jit
 def offsets(start, j, neighbours: tl.constexpr):
-    """Of rows and columns as `locate` has them -> where elements lie, int64 [rows, columns].
+    """Where elements lie: int64 [rows, columns] from a Place's `start` and `j`.
 
     Triton gives a thread as many neighbours as it knows to lie side by side, up to 16 bytes of
-    what it stores; `neighbours`, a power of two, says fewer. Where a unit has rows that leaves a
-    thread whole columns, which need no other thread to reduce, and few scales to compute.
+    what it stores; `neighbours`, a power of two, says fewer. Where a unit has several rows that
+    leaves a thread whole columns, which need no other thread to reduce, and few scales to compute.
     """
     at = start[:, None] + j[None, :]
     if neighbours > 1:  # Triton takes a 1 as a reason to go down the columns
@@ -96,7 +112,7 @@ def offsets(start, j, neighbours: tl.constexpr):
 
 @triton.jit
 def spread(v, tile: tl.constexpr):
-    """One number a unit -> one that broadcasts with the tile."""
+    """[units] -> the same numbers in a shape that broadcasts with [rows, columns]."""
     if tile.kind == "row":
         wide = v[:, None]
     elif tile.part == 1 or tile.part == tile.columns:
@@ -109,89 +125,91 @@ def spread(v, tile: tl.constexpr):
 
 @triton.jit
 def along(x, axis: tl.constexpr, how: tl.constexpr):
-    """The "largest" or the "total" along an axis; of integers, whose order does not matter."""
+    """The "largest" or the "total" of integers along an axis, in any order."""
     if how == "largest":
-        found = tl.max(x, axis)
+        result = tl.max(x, axis)
     else:
-        found = tl.sum(x, axis)
-    return found
+        tl.static_assert(how == "total", "what is reduced is the largest or the total")
+        result = tl.sum(x, axis)
+    return result
 
 
 @triton.jit
 def reduced(x, how: tl.constexpr, tile: tl.constexpr):
-    """The "largest" or the "total" of each unit of the tile."""
+    """Integers [rows, columns] -> the "largest" or the "total" of each unit: [units]."""
     if tile.kind == "row":
-        found = along(x, 1, how)
+        result = along(x, 1, how)
     elif tile.part == tile.columns and tile.columns > 1:  # one unit: threads meet once
-        found = along(tl.reshape(x, [1, tile.rows * tile.columns]), 1, how)
+        result = along(tl.reshape(x, [1, tile.rows * tile.columns]), 1, how)
     else:
-        found = along(x, 0, how)
+        result = along(x, 0, how)
         if tile.part > 1:
-            found = along(tl.reshape(found, [tile.columns // tile.part, tile.part]), 1, how)
-    return found
+            result = along(tl.reshape(result, [tile.columns // tile.part, tile.part]), 1, how)
+    return result
 
 
 @triton.jit
-def pairs(code, rows: tl.constexpr, columns: tl.constexpr, bits: tl.constexpr):
+def join_neighbours(code, rows: tl.constexpr, columns: tl.constexpr, bits: tl.constexpr):
     """Codes [rows, columns] -> two of them in the low bits of each int32 [rows, columns / 2]."""
     even, odd = tl.split(tl.reshape(code, [rows, columns // 2, 2]))
     return (even & ((1 << bits) - 1)) | (odd << bits)
 
 
 @triton.constexpr_function
-def together(bits):
-    """How many codes fill whole bytes, or whole words of 32 bits where they have 6 bits."""
+def codes_per_group(bits):
+    """How many codes of `bits` bits fill a byte, or three words of 32 bits for 6 bits; else 1."""
     return {1: 8, 2: 4, 4: 2, 6: 16}.get(bits, 1)
 
 
 @triton.jit
 def store_packed(
-    out, start, j, mask, word, bits: tl.constexpr, neighbours: tl.constexpr, tile: tl.constexpr
+    out, place, word, bits: tl.constexpr, neighbours: tl.constexpr, tile: tl.constexpr
 ):
-    """`pairs` of codes of 1, 2, 4 or 6 bits -> bytes, as section 6 packs them.
+    """Codes of 1, 2, 4 or 6 bits -> bytes in memory, as docs/numerics.md, section 6 packs them.
 
-    start, j, mask: of `locate` with the step that `together` says; neighbours: codes of a thread
+    word: int32 [rows, columns / 2], two codes each (`join_neighbours`)
+    place: of `locate` with the width that `codes_per_group` says; neighbours: codes of a thread
     """
     if bits != 4:
-        word = pairs(word, tile.rows, tile.columns // 2, 2 * bits)
+        word = join_neighbours(word, tile.rows, tile.columns // 2, 2 * bits)
     if bits == 1:
-        word = pairs(word, tile.rows, tile.columns // 4, 4)
+        word = join_neighbours(word, tile.rows, tile.columns // 4, 4)
     if bits == 6:  # four times 24 bits are three words
         even, odd = tl.split(tl.reshape(word, [tile.rows, tile.columns // 8, 2]))
         even, odd = even & 0xFFFFFF, odd & 0xFFFFFF
         a, c = tl.split(tl.reshape(even, [tile.rows, tile.columns // 16, 2]))
         b, d = tl.split(tl.reshape(odd, [tile.rows, tile.columns // 16, 2]))
         words = out.to(tl.pointer_type(tl.int32), bitcast=True)
-        place = words + (start // 16 * 3)[:, None] + (j * 3)[None, :]
-        tl.store(place, a | (b << 24), mask=mask)
-        tl.store(place + 1, (b >> 8) | (c << 16), mask=mask)
-        tl.store(place + 2, (c >> 16) | (d << 8), mask=mask)
+        at = words + (place.start // 16 * 3)[:, None] + (place.j * 3)[None, :]
+        tl.store(at, a | (b << 24), mask=place.mask)
+        tl.store(at + 1, (b >> 8) | (c << 16), mask=place.mask)
+        tl.store(at + 2, (c >> 16) | (d << 8), mask=place.mask)
     else:
-        place = out + offsets(start // together(bits), j, neighbours // together(bits))
-        tl.store(place, word.to(tl.uint8), mask=mask)
+        per: tl.constexpr = codes_per_group(bits)
+        at = out + offsets(place.start // per, place.j, neighbours // per)
+        tl.store(at, word.to(tl.uint8), mask=place.mask)
 
 
 @triton.jit
-def load_packed(
-    packed, start, j, mask, bits: tl.constexpr, neighbours: tl.constexpr, tile: tl.constexpr
-):
+def load_packed(packed, place, bits: tl.constexpr, neighbours: tl.constexpr, tile: tl.constexpr):
     """What `store_packed` stored -> codes int32 [rows, columns], with others above their bits.
 
-    start, j, mask: of `locate` with the step that `together` says; neighbours: codes of a thread
+    place: of `locate` with the width that `codes_per_group` says; neighbours: codes of a thread
     """
     if bits == 6:
         words = packed.to(tl.pointer_type(tl.int32), bitcast=True)
-        place = words + (start // 16 * 3)[:, None] + (j * 3)[None, :]
-        first = tl.load(place, mask=mask, other=0)
-        second = tl.load(place + 1, mask=mask, other=0)
-        third = tl.load(place + 2, mask=mask, other=0)
+        at = words + (place.start // 16 * 3)[:, None] + (place.j * 3)[None, :]
+        first = tl.load(at, mask=place.mask, other=0)
+        second = tl.load(at + 1, mask=place.mask, other=0)
+        third = tl.load(at + 2, mask=place.mask, other=0)
         b = ((first >> 24) & 0xFF) | (second << 8)
         c = ((second >> 16) & 0xFFFF) | (third << 16)
         code = tl.join(tl.join(first, c), tl.join(b, third >> 8))
         code = tl.reshape(code, [tile.rows, tile.columns // 4])
     else:
-        place = packed + offsets(start // together(bits), j, neighbours // together(bits))
-        code = tl.load(place, mask=mask, other=0).to(tl.int32)
+        per: tl.constexpr = codes_per_group(bits)
+        at = packed + offsets(place.start // per, place.j, neighbours // per)
+        code = tl.load(at, mask=place.mask, other=0).to(tl.int32)
     if bits == 1:
         code = tl.reshape(tl.join(code, code >> 4), [tile.rows, tile.columns // 4])
     if bits != 4:
@@ -201,7 +219,10 @@ def load_packed(
 
 @triton.jit
 def load_ragged(packed, start, j, mask, bits: tl.constexpr, size):
-    """Codes of any width from rows of `size` that may end within a byte: int32 [rows, columns]."""
+    """Codes of any width -> int32 [rows, columns]; each row of `size` codes begins at a byte.
+
+    start: int64 [rows], j: [columns], mask: [rows, columns], as a Place has them
+    """
     flat = start[:, None] + j[None, :]
     row, column = flat // size, flat % size
     at = packed + row * ((size * bits + 7) // 8) + (column * bits) // 8

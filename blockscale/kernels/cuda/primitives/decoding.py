@@ -1,4 +1,7 @@
-"""The kernels that read codes, and those that pack and unpack them for their own sake."""
+"""The kernels that read codes, and those that pack and unpack them for their own sake.
+
+Words and shapes are explained in blockscale/kernels/cuda/device/__init__.py.
+"""
 
 import triton
 import triton.language as tl
@@ -7,56 +10,70 @@ from blockscale.kernels.cuda.device.element import decode, hardware
 from blockscale.kernels.cuda.device.numerics import narrow
 from blockscale.kernels.cuda.device.scale import load_scale
 from blockscale.kernels.cuda.device.tile import (
+    codes_per_group,
     load_packed,
     load_ragged,
     locate,
     offsets,
     spread,
-    together,
 )
 
 
 @triton.jit
 def decode_tile(
     packed, out, scale, outer, zero, outer_count, size,
-    numbers,
+    extents,
     spec: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """Packed codes in rows of `size` -> values."""
-    start, j, mask, index, present = locate(tile, numbers, 1)
+    """Packed codes -> values.
+
+    packed: uint8, int8 or int16, rows of `size` codes, each row padded to whole bytes
+    out: float32, bfloat16 or float16 [batch, m, k], contiguous
+    scale: the stored scales of all blocks
+    outer: float32, an outer scale for each block, or one for all; None with one level
+    zero: int32, the zero points of all blocks; None where the format has none
+    outer_count: how many outer scales there are
+    extents: a tiling.Extents
+    """
+    place = locate(tile, extents, 1)
     element: tl.constexpr = spec.element
     bits: tl.constexpr = element.bits
     side: tl.constexpr = one_instruction(out.dtype.element_ty)  # for codes, too: no others ask
     kind: tl.constexpr = hardware(element, "nearest_even")
-    at = offsets(start, j, side)
+    at, mask, index = offsets(place.start, place.j, side), place.mask, place.index
     if bits == 8 or bits == 16:
         code = tl.load(packed + at, mask=mask, other=0, eviction_policy="evict_first")
     elif tile.packs:
-        begin, place, kept, _, _ = locate(tile, numbers, together(bits))
-        code = load_packed(packed, begin, place, kept, bits, side, tile)
+        groups = locate(tile, extents, codes_per_group(bits))
+        code = load_packed(packed, groups, bits, side, tile)
     else:
-        code = load_ragged(packed, start, j, mask, bits, size)
-    _, step, _, offset = load_scale(scale, outer, zero, index, present, index % outer_count, spec)
+        code = load_ragged(packed, place.start, place.j, mask, bits, size)
+    given = load_scale(scale, outer, zero, index, place.present, index % outer_count, spec)
     if kind is not None:
         value = code.to(kind, bitcast=True).to(tl.float32)
     else:
         value = decode(code.to(tl.int32), element)
     if spec.asym:
-        value = value - spread(offset, tile).to(tl.float32)
-    value = value * spread(step, tile)
+        value = value - spread(given.zero, tile).to(tl.float32)
+    value = value * spread(given.step, tile)
     value = narrow(value, out.dtype.element_ty)
     tl.store(out + at, value, mask=mask, cache_modifier=".cs")
 
 
 @triton.constexpr_function
 def one_instruction(dtype):
-    """How many numbers one instruction moves."""
+    """How many numbers of dtype one instruction of a thread moves."""
     return 128 // dtype.primitive_bitwidth
 
 
 @triton.jit
 def pack_row(codes, packed, count, size, bits: tl.constexpr, columns: tl.constexpr):
-    """One code an entry in rows of `size` -> bit streams; `count` bytes in all (section 6)."""
+    """One code an entry -> bit streams (docs/numerics.md, section 6).
+
+    codes: uint8 or int16, rows of `size`; bits above a code do not matter
+    packed: uint8, `count` bytes, each row padded to whole bytes
+    columns: bytes of one program
+    """
     byte = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, columns)
     width = (size * bits + 7) // 8
     row, at = byte // width, byte % width
@@ -76,7 +93,13 @@ def pack_row(codes, packed, count, size, bits: tl.constexpr, columns: tl.constex
 def unpack_row(
     packed, codes, count, size, bits: tl.constexpr, kind: tl.constexpr, columns: tl.constexpr
 ):
-    """Bit streams -> one code an entry, `count` in all; kind: how a pattern is read."""
+    """Bit streams -> one code an entry.
+
+    packed: uint8, rows of `size` codes, each row padded to whole bytes
+    codes: an integer dtype, `count` entries
+    kind: "signed", "plain" or "binary": how a bit pattern is read as a number
+    columns: codes of one program
+    """
     index = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, columns)
     start, j = index, tl.zeros([1], tl.int64)
     mask = (index < count)[:, None]
@@ -86,4 +109,6 @@ def unpack_row(
         code = (code << (32 - bits)) >> (32 - bits)
     elif kind == "binary":
         code = 2 * code - 1
+    else:
+        tl.static_assert(kind == "plain", "unknown kind of codes")
     tl.store(codes + index[:, None], code.to(codes.dtype.element_ty), mask=mask)

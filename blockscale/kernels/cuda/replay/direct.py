@@ -10,11 +10,11 @@ from torch import Tensor
 from blockscale.kernels.cuda import interpreting
 
 _MOST = 4096  # kinds of calls that are remembered of a kernel
-_PLAIN = {int, bool, float, str, tuple, type(None)}
+_PLAIN = {int, bool, float, str, tuple, type(None)}  # named tuples count as well
 
 
 class _Watch(threading.local):
-    """by: who is told of each launch of this thread (recorder.Recorder), or None."""
+    """Of each thread, `by`: who is told of each launch (recorder.Recorder), or None."""
 
     by: Any = None
 
@@ -39,20 +39,20 @@ class Direct:
 
     def _start(self, grid: tuple[int, ...], *arguments: Any, **named: Any) -> None:
         key = None if interpreting() else _kind(arguments, named)
-        found, _ = self.compiled.get(key, (None, None)) if key else (None, None)
+        compiled, _ = self.compiled.get(key, (None, None)) if key else (None, None)
         rest = [named[name] for name in self.kernel.arg_names[len(arguments) :]]
         whole = (*grid, 1, 1)[:3]
-        if found is not None:
-            found[whole](*arguments, *rest)
+        if compiled is not None:
+            compiled[whole](*arguments, *rest)
         else:
-            found = self.kernel[grid](*arguments, **named)
+            compiled = self.kernel[grid](*arguments, **named)
             if key:
                 if len(self.compiled) >= _MOST:
                     self.compiled.clear()
                 kept = [each for each in (*arguments, *named.values()) if _by_identity(each)]
-                self.compiled[key] = found, kept
+                self.compiled[key] = compiled, kept
         if watch.by is not None:
-            watch.by.launched(found if key else None, whole, (*arguments, *rest))
+            watch.by.launched(compiled if key else None, whole, (*arguments, *rest))
 
 
 def _kind(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -63,7 +63,7 @@ def _kind(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...] 
             if each.data_ptr() % 16:
                 return None
             kind.append(each.dtype)
-        elif type(each) in _PLAIN:
+        elif type(each) in _PLAIN or isinstance(each, tuple):
             kind.append(each)
         elif hasattr(each, "block_shape"):  # a tensor descriptor: the base is aligned
             kind.append((each.base.dtype, *each.block_shape))
@@ -74,7 +74,7 @@ def _kind(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...] 
 
 def _by_identity(argument: Any) -> bool:
     """Whether `_kind` tells it from others by its identity."""
-    described = isinstance(argument, Tensor) or hasattr(argument, "block_shape")
+    described = isinstance(argument, Tensor | tuple) or hasattr(argument, "block_shape")
     return not described and type(argument) not in _PLAIN
 
 
@@ -83,10 +83,10 @@ _known: dict[int, Direct] = {}  # by identity: a kernel's own hash is of its sou
 
 def direct(kernel: Any) -> Direct:
     """The one Direct of a kernel of some module."""
-    found = _known.get(id(kernel))
-    if found is None:
-        found = _known[id(kernel)] = Direct(kernel)
-    return found
+    known = _known.get(id(kernel))
+    if known is None:
+        known = _known[id(kernel)] = Direct(kernel)
+    return known
 
 
 def cdiv(a: int, b: int) -> int:

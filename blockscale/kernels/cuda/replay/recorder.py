@@ -5,7 +5,7 @@ see to depend on anything but the kind of a call (replay.py) is refused.
 """
 
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,14 +14,14 @@ from torch.utils._pytree import tree_iter, tree_map_only
 
 from blockscale.kernels.cuda.replay.direct import watch
 from blockscale.kernels.cuda.replay.recording import (
+    Action,
+    Alias,
     Drop,
     Memory,
     Recording,
     Repeat,
     Slot,
-    Step,
     Take,
-    View,
 )
 from blockscale.kernels.cuda.replay.relaunch import Launch
 
@@ -35,22 +35,46 @@ _PRODUCTS = ("mm", "addmm")  # in float32 they ask how precise they are to be
 _ALIGNED = 512  # bytes, as torch's allocator has it
 
 
+class Place(NamedTuple):
+    """Where a slot's memory begins: in that of the slot `root`, `beyond` bytes from its start."""
+
+    root: int
+    beyond: int
+
+
+class _Lent(NamedTuple):
+    """Memory that only kernels see: `size` bytes from `start`, needed until the action `last`."""
+
+    start: int
+    size: int
+    last: int
+    slot: int
+
+
 class Recorder(TorchDispatchMode):
-    """Watches one call. `why`: what cannot be repeated, or None."""
+    """Watches one call, whose tensors are `given`.
+
+    why: what cannot be repeated, or None
+    alive: of each slot, its tensor while that lives
+    number: the slots of living tensors, by identity
+    memory, address, place: of each slot, what it is and where
+    made: the slots of new memory, and what they are; born: before which action each was made
+    actions: what was seen
+    starts: how many kernels started in this thread
+    """
 
     def __init__(self, given: list[Tensor]) -> None:
         super().__init__()
         self.why: str | None = None
         self.given = len(given)
-        self.alive: dict[int, weakref.ref[Tensor]] = {}  # slots' tensors that have not gone
-        self.number: dict[int, int] = {}  # by identity, of those
+        self.alive: dict[int, weakref.ref[Tensor]] = {}
+        self.number: dict[int, int] = {}
         self.memory: list[Memory] = []
-        # of each slot: its address, the slot whose memory it has, and bytes on from there
         self.address: list[int] = []
-        self.place: list[tuple[int, int]] = []
+        self.place: list[Place] = []
         self.made: dict[int, Memory] = {}
-        self.born: dict[int, int] = {}  # before which step
-        self.steps: list[Step] = []
+        self.born: dict[int, int] = {}
+        self.actions: list[Action] = []
         for each in given:
             self._add(each, None)
         self.starts = 0
@@ -69,10 +93,10 @@ class Recorder(TorchDispatchMode):
         self.alive[number] = weakref.ref(tensor, gone)
         self.memory.append(Memory.of(tensor))
         self.address.append(tensor.data_ptr())
-        place = (number, 0)
+        place = Place(number, 0)
         if within is not None:
             root, beyond = self.place[within]
-            place = root, beyond + tensor.data_ptr() - self.address[within]
+            place = Place(root, beyond + tensor.data_ptr() - self.address[within])
         self.place.append(place)
         return number
 
@@ -92,7 +116,7 @@ class Recorder(TorchDispatchMode):
             return
         if name in _EMPTY:
             number = self._add(out, None)
-            self.made[number], self.born[number] = Memory.of(out), len(self.steps)
+            self.made[number], self.born[number] = Memory.of(out), len(self.actions)
             return
         start = out.untyped_storage().data_ptr()
         of = [each for each in read if each.untyped_storage().data_ptr() == start]
@@ -103,7 +127,7 @@ class Recorder(TorchDispatchMode):
             other = out.dtype.itemsize != whole.dtype.itemsize
             if other and not (whole.shape and whole.compact):
                 self.why = self.why or f"{func} of memory in another order"
-            self.steps.append(View(root, beyond, Memory.of(out), number))
+            self.actions.append(Alias(root, beyond, Memory.of(out), number))
             return
         precise = name in _PRODUCTS and args[0].dtype is torch.float32
         if name not in _REPEATED or precise:
@@ -113,7 +137,7 @@ class Recorder(TorchDispatchMode):
         if number < 0:
             number = self._add(out, self.number[id(of[0])] if of else None)
         arguments, named = tree_map_only(Tensor, self._slot, (args, kwargs))
-        self.steps.append(Repeat(_SHORTER.get(name, func), arguments, named, number))
+        self.actions.append(Repeat(_SHORTER.get(name, func), arguments, named, number))
 
     def _slot(self, tensor: Tensor) -> Slot:
         return Slot(self.number[id(tensor)])
@@ -128,33 +152,33 @@ class Recorder(TorchDispatchMode):
         if not hasattr(compiled, "packed_metadata"):
             self.why = self.why or "a launch that Triton has to look at"
             return
-        step = Launch(compiled, grid)
+        action = Launch(compiled, grid)
         for number, each in enumerate(arguments):
             tensor = each.base if hasattr(each, "block_shape") else each
             if not isinstance(tensor, Tensor):
-                step.takes(each, number, None)
+                action.takes(each, number, None)
             elif id(tensor) in self.number:
-                step.takes(each, number, self.place[self.number[id(tensor)]])
+                action.takes(each, number, self.place[self.number[id(tensor)]])
             else:
                 self.why = self.why or "a launch with a tensor that is not known"
                 return
-        self.steps.append(step)
+        self.actions.append(action)
 
     def recording(self, result: Any, device: int) -> Recording | str:
         """What was seen, or why it cannot be repeated."""
-        if self.starts != sum(isinstance(step, Launch) for step in self.steps):
+        if self.starts != sum(isinstance(action, Launch) for action in self.actions):
             self.why = self.why or "a launch that went past `direct`"
         results = result if isinstance(result, list) else [result]
         numbers = [self.number.get(id(each), -1) for each in results]
-        if self.why or any(n < 0 or self.place[n][0] < self.given for n in numbers):
+        if self.why or any(n < 0 or self.place[n].root < self.given for n in numbers):
             return self.why or "the result is not of the call's own making"
         numbers = [self._whole(n, numbers) for n in numbers]
         needed = self._needed(numbers)
         last = self._last(numbers, needed)
         lent, scratch = self._lent(needed, last)
         alone = not isinstance(result, list)
-        steps = self._steps(needed, last)
-        return Recording(device, len(self.memory), lent, scratch, steps, numbers, alone)
+        actions = self._actions(needed, last)
+        return Recording(device, len(self.memory), lent, scratch, actions, numbers, alone)
 
     def _whole(self, number: int, results: list[int]) -> int:
         """A result's slot, or what it is a view of, where that may as well be new in its shape:
@@ -165,8 +189,8 @@ class Recorder(TorchDispatchMode):
         if root not in self.made or not (same and memory.compact and whole.compact):
             return number
         # views look at its memory alone, whatever its shape
-        read = any(isinstance(step, Repeat) and root in step.reads for step in self.steps)
-        if read or any(self.place[n][0] == root for n in results if n != number):
+        read = any(isinstance(action, Repeat) and root in action.reads for action in self.actions)
+        if read or any(self.place[n].root == root for n in results if n != number):
             return number
         self.made[root] = memory
         return root
@@ -174,50 +198,50 @@ class Recorder(TorchDispatchMode):
     def _needed(self, numbers: list[int]) -> set[int]:
         """The slots needed as tensors: of results, and of what torch does with them."""
         needed = set(numbers)
-        for step in reversed(self.steps):
-            if not isinstance(step, View) or step.out in needed:
-                needed |= step.reads
+        for action in reversed(self.actions):
+            if not isinstance(action, Alias) or action.out in needed:
+                needed |= action.reads
         return needed
 
     def _last(self, numbers: list[int], needed: set[int]) -> dict[int, int]:
-        """The last step that needs each slot's memory; results are needed after all of them."""
+        """The last action that needs each root's memory; results are needed after all of them."""
         last: dict[int, int] = {}
-        for i, step in enumerate(self.steps):
-            if isinstance(step, Launch):
-                used = {each[1] for each in (*step.pointers, *step.descriptors)}
-            elif isinstance(step, Repeat) or step.out in needed:
-                used = {step.out, *step.reads}
+        for i, action in enumerate(self.actions):
+            if isinstance(action, Launch):
+                used = action.slots
+            elif isinstance(action, Repeat) or action.out in needed:
+                used = {action.out, *action.reads}
             else:
                 continue
-            last |= {self.place[n][0]: i for n in used}
-        return last | {self.place[n][0]: len(self.steps) for n in numbers}
+            last |= {self.place[n].root: i for n in used}
+        return last | {self.place[n].root: len(self.actions) for n in numbers}
 
     def _lent(self, needed: set[int], last: dict[int, int]) -> tuple[list[tuple[int, int]], int]:
         """Where memory that only kernels see lies in one piece, and how much that is."""
-        found: list[tuple[int, int, int, int]] = []  # where, size, last step, slot
+        lent: list[_Lent] = []
         for n, memory in self.made.items():
             if n in needed:
                 continue
             at, size = 0, -(-memory.nbytes // _ALIGNED) * _ALIGNED
-            for other, much, until, _ in sorted(found):
-                if until >= self.born[n] and at + size > other:
-                    at = max(at, other + much)
-            found.append((at, size, last.get(n, -1), n))
-        scratch = max((at + size for at, size, *_ in found), default=0)
-        return [(n, at) for at, _, _, n in found], scratch
+            for other in sorted(lent):
+                if other.last >= self.born[n] and at + size > other.start:
+                    at = max(at, other.start + other.size)
+            lent.append(_Lent(at, size, last.get(n, -1), n))
+        scratch = max((each.start + each.size for each in lent), default=0)
+        return [(each.slot, each.start) for each in lent], scratch
 
-    def _steps(self, needed: set[int], last: dict[int, int]) -> list[Step | Take | Drop]:
+    def _actions(self, needed: set[int], last: dict[int, int]) -> list[Action | Take | Drop]:
         """What there is to do: without views that only kernels read."""
-        steps: list[Step | Take | Drop] = []
+        actions: list[Action | Take | Drop] = []
         there: set[int] = set()  # tensors that are not the caller's
-        for i, step in enumerate(self.steps):
+        for i, action in enumerate(self.actions):
             new = [n for n in self.made if n in needed and self.born[n] == i]
-            steps += [Take(n, self.made[n]) for n in new]
+            actions += [Take(n, self.made[n]) for n in new]
             there |= {*new}
-            if not isinstance(step, View) or step.out in needed:
-                steps.append(step)
-                there |= set() if isinstance(step, Launch) else {step.out}
-            over = [n for n in there if last[self.place[n][0]] == i]
-            steps += [Drop(over)] if over else []
-        new = [n for n in self.made if n in needed and self.born[n] == len(self.steps)]
-        return [*steps, *(Take(n, self.made[n]) for n in new)]
+            if not isinstance(action, Alias) or action.out in needed:
+                actions.append(action)
+                there |= set() if isinstance(action, Launch) else {action.out}
+            over = [n for n in there if last[self.place[n].root] == i]
+            actions += [Drop(over)] if over else []
+        new = [n for n in self.made if n in needed and self.born[n] == len(self.actions)]
+        return [*actions, *(Take(n, self.made[n]) for n in new)]

@@ -1,6 +1,8 @@
 """What a kernel's Python did in one call (recorder.py), done again without it.
 
-Memory is taken, kernels are started, and few operations of torch's own are done. What only kernels
+Tensors are numbered: a slot is such a number, and `at` and `tensors` are lists by it, of addresses
+and, where torch needs them, of tensors. Memory is taken, kernels are started, and a few operations
+of torch's own are done. What only kernels
 see lies in one piece of memory. It comes as it is, also where torch would fill it to find bugs
 (torch.utils.deterministic): nothing may be read of it that was not written.
 """
@@ -24,7 +26,7 @@ class Slot:
 
 @dataclass
 class Repeat:
-    """An operation of torch's own."""
+    """An operation of torch's own, with a Slot in the place of each tensor; out: a slot"""
 
     operation: Any
     arguments: tuple[Any, ...]
@@ -36,8 +38,8 @@ class Repeat:
         del stream
         arguments = [self._filled(each, tensors) for each in self.arguments]
         named = {name: self._filled(each, tensors) for name, each in self.named.items()}
-        found = tensors[self.out] = self.operation(*arguments, **named)
-        at[self.out] = found.data_ptr()
+        result = tensors[self.out] = self.operation(*arguments, **named)
+        at[self.out] = result.data_ptr()
 
     @staticmethod
     def _filled(argument: Any, tensors: list[Any]) -> Any:
@@ -60,6 +62,7 @@ class Memory:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Memory":
+        """That of a tensor."""
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     @property
@@ -71,14 +74,18 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """From its first element to its last."""
+        """How many bytes lie from the begin of its first element to the end of its last."""
         last = sum((n - 1) * stride for n, stride in zip(self.shape, self.stride, strict=True))
         return (last + 1) * self.dtype.itemsize
 
 
 @dataclass
-class View:
-    """A tensor in the memory of another, so many bytes beyond its first."""
+class Alias:
+    """A tensor in the memory of another.
+
+    whole: the other's slot; beyond: bytes from its first element; memory: its own shape, strides
+    and dtype; out: its slot
+    """
 
     whole: int
     beyond: int
@@ -111,8 +118,8 @@ class Take:
         """Take memory."""
         del stream
         memory = self.memory
-        found = tensors[self.out] = take(memory.shape, memory.stride, memory.dtype)
-        at[self.out] = found.data_ptr()
+        new = tensors[self.out] = take(memory.shape, memory.stride, memory.dtype)
+        at[self.out] = new.data_ptr()
 
 
 @dataclass
@@ -128,22 +135,27 @@ class Drop:
             tensors[slot] = None
 
 
-Step = Launch | Repeat | View
+Action = Launch | Repeat | Alias  # what is seen of a call
 
 
 @dataclass
 class Recording:
-    """A call to be repeated. Slots: the tensors of its arguments come first.
+    """A call to be repeated.
 
-    lent: slots in one piece of memory of `scratch` bytes, which only kernels see, and where there.
-    result: slots; alone: whether it is one tensor, no list.
+    device: the GPU's number
+    slots: how many tensors there are; those of the call's arguments come first
+    lent: (slot, bytes from the start) in one piece of memory, which only kernels see
+    scratch: the bytes of that memory
+    actions: what is done, in order
+    result: the slots of the tensors that are returned
+    alone: whether that is one tensor, not a list
     """
 
     device: int
     slots: int
     lent: list[tuple[int, int]]
     scratch: int
-    steps: list[Step | Take | Drop]
+    actions: list[Action | Take | Drop]
     result: list[int]
     alone: bool
 
@@ -161,8 +173,8 @@ class Recording:
             for slot, beyond in self.lent:
                 at[slot] = start + beyond
         stream = current_stream(self.device)
-        for step in self.steps:
-            step(at, tensors, stream)
+        for action in self.actions:
+            action(at, tensors, stream)
         if self.alone:
             return tensors[self.result[0]]
         return [tensors[slot] for slot in self.result]

@@ -21,6 +21,7 @@ class _At:
         self.at = at
 
     def data_ptr(self) -> int:
+        """The address, as a tensor's."""
         return self.at
 
 
@@ -33,12 +34,22 @@ class Launch:
         self.compiled = compiled  # without it Triton may unload what `run` starts
         self.run, before, self.maps = _way(compiled)
         self.arguments: list[Any] = [*grid, *before]
-        self.pointers: list[tuple[int, int, int]] = []  # place, slot, bytes on from there
-        self.descriptors: list[tuple[int, int, int, Any, Any]] = []  # and one like it, and its map
+        # plain tuples, because each call takes them apart: the argument's position, the slot that
+        # has its memory, bytes from there; of a descriptor one like it, and what makes its map
+        self.pointers: list[tuple[int, int, int]] = []
+        self.descriptors: list[tuple[int, int, int, Any, Any]] = []
         self.known: dict[tuple[int, int], Any] = {}
 
+    @property
+    def slots(self) -> set[int]:
+        """The slots whose memory it needs."""
+        return {slot for _, slot, *_ in (*self.pointers, *self.descriptors)}
+
     def takes(self, argument: Any, number: int, place: tuple[int, int] | None) -> None:
-        """The kernel's next argument; place: of a tensor or what describes one, slot and beyond."""
+        """The kernel's next argument, which is `number` in its order.
+
+        place: (slot, bytes from its start) of a tensor or of what describes one; else None
+        """
         at = len(self.arguments)
         self.arguments.append(argument if place is None else None)
         if place is None:
@@ -60,20 +71,20 @@ class Launch:
         for place, slot, beyond in self.pointers:
             arguments[place] = at[slot] + beyond
         for place, slot, beyond, like, make in self.descriptors:
-            found = self.known.get((place, at[slot]))
-            arguments[place] = found or self._moved(place, at[slot], beyond, like, make)
+            moved = self.known.get((place, at[slot]))
+            arguments[place] = moved or self._moved(place, at[slot], beyond, like, make)
         self.run(*arguments)
 
     def _moved(self, place: int, start: int, beyond: int, like: Any, make: Any) -> Any:
         """A descriptor like another, of memory elsewhere."""
         if len(self.known) >= _MOST:
             self.known.clear()
-        found = copy(like)
-        found.base = _At(start + beyond)
+        moved = copy(like)
+        moved.base = _At(start + beyond)
         if make:
-            found = make(found)[0]
-        self.known[place, start] = found
-        return found
+            moved = make(moved)[0]
+        self.known[place, start] = moved
+        return moved
 
 
 def _way(compiled: Any) -> tuple[Any, list[Any], dict[int, Any]]:

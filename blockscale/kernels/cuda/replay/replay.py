@@ -6,7 +6,7 @@ kernel's Python may decide by, and it may decide by nothing else:
 * shapes and dtypes of tensors, the GPU they are on, and every argument that is no tensor;
 * what never changes in a process: the GPU's properties, Triton's and torch's versions, variables of
   the environment that are read once;
-* the tables of launch choices (`tune`), which call `forget`;
+* the tables of launch choices (tables.py), which call `forget`;
 * what `also` says, such as variables that are read each time.
 
 What it must not: numbers in tensors, flags of torch, other tensors than its arguments. The recorder
@@ -71,12 +71,12 @@ class Replayed:
                 else:
                     return self.run(*arguments)
         key, known = tuple(kind), self.known
-        found = known.get(key)
-        if type(found) is Recording and not listening():
-            return found(given, at)
-        if found is _ONCE:
+        recording = known.get(key)
+        if type(recording) is Recording and not listening():
+            return recording(given, at)
+        if recording is _ONCE:
             return self._recorded(known, key, arguments, given)
-        if found is None:
+        if recording is None:
             if len(known) >= _MOST:
                 known.clear()
             known[key] = _ONCE

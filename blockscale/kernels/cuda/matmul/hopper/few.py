@@ -1,14 +1,35 @@
-"""Device code of linear layers with few rows: codes go from memory to registers, and nowhere else.
+"""Device code of the way "few": codes go from memory to registers, and nowhere else.
 
 A thread reads 16 bytes of a row, four words that lie together, of the rows that the tensor core
 wants of it. Which code meets which of the 16 columns of a product is free as long as x comes in the
-same order (linear_few.ordered): so codes are decoded where they arrive, two of one word at a time,
-and neither shared memory nor a barrier stands between loads and products.
+same order (order.for_few): so codes are decoded where they arrive, two of one word at a time, and
+neither shared memory nor a barrier stands between loads and products.
+The terms: the glossary in matmul/__init__.py.
+
+Legend of `multiply`
+x: bfloat16 [codes / 32, rows, 32], as order.for_few leaves it, with zeros beyond k
+weight: int32 [n, words], rows weight_stride words apart
+scale: as it is stored, [blocks of rows, scale_count], rows scale_stride apart; zero: int32,
+    likewise, or None
+factors: float32 [n] or [1] of the outputs, factor_stride apart, or None
+x_row: float32 [rows] or None; bias: [n] or None
+out: [rows, n], or float32 partial sums [programs along k, rows, n]
+R: the weight's Reading; DTYPES: what its PTX gives, bfloat16 for each code of a word
+BM, BN: rows of x and outputs of a program
+STEPS: turns of UNROLL times 16 words that one program sums up
+WHOLE: whether the steps of all programs are the words exactly
+LAST: whether a program's sums are all there are, and become the result. Else x_row and bias are
+    None, and `out` takes partial sums
+Grid: tiles of outputs, tiles of rows, programs along k.
 """
+
+from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+
+from blockscale.kernels.cuda.matmul.finish import times_outputs, write
 
 STEP: gl.constexpr = gl.constexpr(16)  # words along k: what a product of the tensor core takes
 
@@ -22,11 +43,11 @@ def bits(values, rank, at):
 @gluon.constexpr_function
 def powers(first, last):
     """first, 2 first, 4 first … below last."""
-    found = []
+    each = []
     while first < last:
-        found.append(first)
+        each.append(first)
         first *= 2
-    return found
+    return each
 
 
 @gluon.constexpr_function
@@ -61,7 +82,7 @@ def x_layout(bm, count, warps):
 
 @gluon.jit
 def x_places(x, rows, pm, BM: gl.constexpr, COUNT: gl.constexpr):
-    """Pointers [BM, 4, COUNT / 8, 8] to the first step of x as linear_few.ordered leaves it: each
+    """Pointers [BM, 4, COUNT / 8, 8] to the first step of x as order.for_few leaves it: each
     of COUNT / 8 loads of a warp, 16 bytes a thread, lies together."""
     X: gl.constexpr = x_layout(BM, COUNT, gl.num_warps())
     ROW: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, X)))
@@ -86,24 +107,24 @@ def sums_layout(warps):
 def columns(x, COUNT: gl.constexpr):
     """[k, rows, COUNT] -> COUNT tensors [k, rows]."""
     if COUNT == 1:
-        found = (x.reshape([x.shape[0], x.shape[1]]),)
+        each = (x.reshape([x.shape[0], x.shape[1]]),)
     else:
         a, b = gl.split(x.reshape([x.shape[0], x.shape[1], 2, COUNT // 2]).permute(0, 1, 3, 2))
-        found = columns(a, COUNT // 2) + columns(b, COUNT // 2)
-    return found
+        each = columns(a, COUNT // 2) + columns(b, COUNT // 2)
+    return each
 
 
 @gluon.jit
 def factor(stored, R: gl.constexpr, FAST: gl.constexpr):
     """Stored scales of blocks -> bfloat16, exact."""
     if R.fold == "floats":
-        found = stored.to(gl.bfloat16)
+        by = stored.to(gl.bfloat16)
     else:
         PTX: gl.constexpr = R.pairs.fast_scale if FAST else R.decode_scale
-        found = gl.inline_asm_elementwise(
+        by = gl.inline_asm_elementwise(
             PTX, "=r,=r,r", [stored], dtype=gl.bfloat16, is_pure=True, pack=4
         )
-    return found
+    return by
 
 
 @gluon.jit
@@ -122,45 +143,86 @@ def decoded(word, stored, offset, R: gl.constexpr, DTYPES: gl.constexpr, FAST: g
     )
 
 
-@gluon.jit
-def beside(scale, zero, own, block, k0, scale_count, R: gl.constexpr, WHOLE: gl.constexpr):
-    """What is stored beside the words from k0 on, 0 for what is not: scales [outputs, blocks] that
-    codes are multiplied by, those [outputs] of their sums, and zero points [outputs, 1].
+class Memory(NamedTuple):
+    """What lies beside the weight's words in memory.
+
+    scale, zero: as they are stored; zero None where there is none
+    words, scale_count: of a row
     """
+
+    scale: gl.tensor
+    zero: gl.tensor
+    words: gl.tensor
+    scale_count: gl.tensor
+
+
+class Places(NamedTuple):
+    """Where a program's first step lies, and what of it.
+
+    weight: pointers [outputs, blocks, words] to its words; word: which of the step those are
+    in_sums, in_codes: where the outputs' scales and zero points are, in the layout of the sums
+        [outputs] and in that of the codes [outputs, blocks]
+    block: which blocks of the step the latter are
+    """
+
+    weight: gl.tensor
+    word: gl.tensor
+    in_sums: gl.tensor
+    in_codes: gl.tensor
+    block: gl.tensor
+
+
+class Beside(NamedTuple):
+    """What is stored beside the words of a turn, one of each for each 16 words; 0 where there is
+    none.
+
+    stored: scales [outputs, blocks] that codes are multiplied by
+    by: scales [outputs] that their sums are multiplied by
+    offset: zero points [outputs, 1]
+    """
+
+    stored: tuple
+    by: tuple
+    offset: tuple
+
+
+@gluon.jit
+def beside(memory, places, k0, R: gl.constexpr, WHOLE: gl.constexpr):
+    """What is stored beside 16 words from k0 on, as in Beside."""
     first = k0 // R.words if R.words > 0 else 0
     stored, by, offset = 0, 0, 0
     if R.fold != "" and WHOLE:
-        stored = gl.load(scale + own[1] + first)
+        stored = gl.load(memory.scale + places.in_codes + first)
     elif R.fold != "":
-        present = (block < scale_count - first).expand_dims(0)
-        stored = gl.load(scale + own[1] + first, mask=present, other=0)
+        present = (places.block < memory.scale_count - first).expand_dims(0)
+        stored = gl.load(memory.scale + places.in_codes + first, mask=present, other=0)
     if R.per_block:
-        first = gl.minimum(first, scale_count - 1)
-        by = gl.load(scale + own[0] + first)
+        first = gl.minimum(first, memory.scale_count - 1)
+        by = gl.load(memory.scale + places.in_sums + first)
     if R.zero:
-        offset = gl.load(zero + own[1] + first)
+        offset = gl.load(memory.zero + places.in_codes + first)
     return stored, by, offset
 
 
 @gluon.jit
-def fetched(
-    at_w, scale, zero, own, word, block, k0, words, scale_count,
-    R: gl.constexpr, UNROLL: gl.constexpr, WHOLE: gl.constexpr,
-):  # fmt: skip
-    """UNROLL times 16 words from k0 on, zeros where there are none, with what lies beside them."""
-    found, scales = (), ()
+def fetched(memory, places, k0, R: gl.constexpr, UNROLL: gl.constexpr, WHOLE: gl.constexpr):
+    """UNROLL times 16 words from k0 on, zeros where there are none, and what is Beside them."""
+    words, scales, factors, offsets = (), (), (), ()
     for u in gl.static_range(UNROLL):
         at = k0 + u * STEP
         if WHOLE:
-            tile = gl.load(at_w + at, eviction_policy="evict_first")  # x is to stay
+            tile = gl.load(places.weight + at, eviction_policy="evict_first")  # x is to stay
         else:
+            there = places.word < memory.words - at
             tile = gl.load(
-                at_w + at, mask=word < words - at, other=0, eviction_policy="evict_first"
-            )
-        found = found + (tile,)  # type: ignore[assignment]  # noqa: RUF005
-        side = beside(scale, zero, own, block, at, scale_count, R, WHOLE)
-        scales = scales + (side,)  # type: ignore[assignment]  # noqa: RUF005
-    return found, scales
+                places.weight + at, mask=there, other=0, eviction_policy="evict_first"
+            )  # fmt: skip
+        words = words + (tile,)  # type: ignore[assignment]  # noqa: RUF005
+        stored, by, offset = beside(memory, places, at, R, WHOLE)
+        scales = scales + (stored,)  # type: ignore[assignment]  # noqa: RUF005
+        factors = factors + (by,)  # type: ignore[assignment]  # noqa: RUF005
+        offsets = offsets + (offset,)  # type: ignore[assignment]  # noqa: RUF005
+    return words, Beside(scales, factors, offsets)
 
 
 @gluon.jit
@@ -174,9 +236,9 @@ def fence(x):
 
 @gluon.jit
 def products(
-    pairs, values, found, R: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, SUMS: gl.constexpr
+    pairs, values, sums, R: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, SUMS: gl.constexpr
 ):
-    """`found` + sums [outputs, rows] of decoded codes times x [rows, 16 * planes] in order."""
+    """`sums` + those [outputs, rows] of decoded codes times x [rows, 16 * planes] in order."""
     COUNT: gl.constexpr = R.planes
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
@@ -184,69 +246,63 @@ def products(
     meets = columns(values.reshape([STEP, BM, COUNT]), COUNT)
     for i in gl.static_range(COUNT):
         a = pairs[i].reshape([BN, 4, 2, 2]).permute(0, 2, 1, 3).reshape([BN, STEP])
-        found = mma_v2(
+        sums = mma_v2(
             gl.convert_layout(a, LEFT, assert_trivial=True),
-            gl.convert_layout(meets[i], RIGHT, assert_trivial=True), found,
+            gl.convert_layout(meets[i], RIGHT, assert_trivial=True), sums,
         )  # fmt: skip
-    return found
+    return sums
 
 
 @gluon.jit
 def turned(
-    at_x, x_step, now, side, sums, most, R: gl.constexpr, DTYPES: gl.constexpr, BM: gl.constexpr,
+    at_x, x_step, words, side, sums, most, R: gl.constexpr, DTYPES: gl.constexpr, BM: gl.constexpr,
     BN: gl.constexpr, UNROLL: gl.constexpr, FAST: gl.constexpr,
 ):  # fmt: skip
     """`sums` with the products of what was fetched, and the largest stored scales met."""
     SUMS: gl.constexpr = sums_layout(gl.num_warps())
-    found = gl.zeros([BN, BM], gl.float32, SUMS)
+    part = gl.zeros([BN, BM], gl.float32, SUMS)
     for u in gl.static_range(UNROLL):
-        stored, by, offset = side[u]
-        pairs = decoded(now[u], stored, offset, R, DTYPES, FAST)
+        pairs = decoded(words[u], side.stored[u], side.offset[u], R, DTYPES, FAST)
         values = gl.load(at_x + u * STEP * x_step)
-        found = products(pairs, values, found, R, BM, BN, SUMS)
+        part = products(pairs, values, part, R, BM, BN, SUMS)
         if R.per_block:
-            sums += found * by.to(gl.float32).expand_dims(1)
-            found = gl.zeros([BN, BM], gl.float32, SUMS)
+            sums += part * side.by[u].to(gl.float32).expand_dims(1)
+            part = gl.zeros([BN, BM], gl.float32, SUMS)
         if FAST:
-            most = gl.maximum(most, stored.to(gl.int32))
+            most = gl.maximum(most, side.stored[u].to(gl.int32))
     if not R.per_block:
-        sums += found
+        sums += part
     return sums, most
 
 
 @gluon.jit
 def swept(
-    at_x, x_step, at_w, scale, zero, own, word, block, k0, words, scale_count,
-    R: gl.constexpr, DTYPES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
-    UNROLL: gl.constexpr, STEPS: gl.constexpr, WHOLE: gl.constexpr, FAST: gl.constexpr,
+    at_x, x_step, memory, places, k0, R: gl.constexpr, DTYPES: gl.constexpr, BM: gl.constexpr,
+    BN: gl.constexpr, UNROLL: gl.constexpr, STEPS: gl.constexpr, WHOLE: gl.constexpr,
+    FAST: gl.constexpr,
 ):  # fmt: skip
     """Sums [outputs, rows] of the words from k0 on, and the largest stored scales met.
 
     What the next turn needs is asked for before this one's is decoded.
     """
     sums = gl.zeros([BN, BM], gl.float32, sums_layout(gl.num_warps()))
-    now, side = fetched(
-        at_w, scale, zero, own, word, block, k0, words, scale_count, R, UNROLL, WHOLE
-    )
-    most = side[0][0].to(gl.int32) if FAST else 0
+    words, side = fetched(memory, places, k0, R, UNROLL, WHOLE)
+    most = side.stored[0].to(gl.int32) if FAST else 0
     for step in range(STEPS):
         at = at_x + k0 * x_step
         k0 += UNROLL * STEP * (step + 1 < STEPS)
-        then, after = fetched(
-            at_w, scale, zero, own, word, block, k0, words, scale_count, R, UNROLL, WHOLE
-        )
+        next_words, next_side = fetched(memory, places, k0, R, UNROLL, WHOLE)
         fence(step)
-        sums, most = turned(at, x_step, now, side, sums, most, R, DTYPES, BM, BN, UNROLL, FAST)
-        now, side = then, after
+        sums, most = turned(at, x_step, words, side, sums, most, R, DTYPES, BM, BN, UNROLL, FAST)
+        words, side = next_words, next_side
     return sums, most
 
 
 @gluon.jit
-def places(
+def places_of(
     weight, n, weight_stride, scale_stride, pn, R: gl.constexpr, BN: gl.constexpr
 ):  # fmt: skip
-    """Where a program's first words and scales lie: pointers, and offsets of the scales of sums and
-    of codes; which words of a step and which blocks those are; and its rows of the weight."""
+    """Places of the program of the pn-th tile of outputs, and its rows of the weight."""
     NW: gl.constexpr = gl.num_warps()
     EACH: gl.constexpr = min(R.words, STEP) if R.words > 0 else STEP
     WORDS: gl.constexpr = words_layout(BN, NW, EACH)
@@ -257,74 +313,58 @@ def places(
     inside = gl.arange(0, EACH, gl.SliceLayout(0, gl.SliceLayout(1, WORDS)))
     word = block.expand_dims(0).expand_dims(2) * EACH + inside.expand_dims(0).expand_dims(1)
     at_w = weight + (rn * weight_stride).expand_dims(1).expand_dims(2) + word
-    in_row = (of_blocks(rn, R) * scale_stride).expand_dims(1) + block.expand_dims(0)
+    in_codes = (of_blocks(rn, R) * scale_stride).expand_dims(1) + block.expand_dims(0)
     down = pn * BN + gl.arange(0, BN, gl.SliceLayout(1, sums_layout(NW)))
     rs = gl.minimum(down, n - 1).to(gl.int64)
-    return at_w, (of_blocks(rs, R) * scale_stride, in_row), word, block, rs
+    return Places(at_w, word, of_blocks(rs, R) * scale_stride, in_codes, block), rs
 
 
 @gluon.jit(do_not_specialize=["rows"])
 def multiply(
-    x, weight, scale, zero, row, x_row, bias, out,
-    rows, n, words, weight_stride, scale_stride, scale_count, row_stride,
+    x, weight, scale, zero, factors, x_row, bias, out,
+    rows, n, words, weight_stride, scale_stride, scale_count, factor_stride,
     R: gl.constexpr, DTYPES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
     UNROLL: gl.constexpr, STEPS: gl.constexpr, WHOLE: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
-    """x in order (linear_few.ordered), words [n, words] -> out, as linear_tile.multiply.
-
-    STEPS: turns of UNROLL times 16 words that one program sums up. Several programs along k need
-        LAST = False
-    WHOLE: the steps of all programs are the words exactly; x has zeros where they are not
-    """
+    """x @ weight.T of codes that are decoded as memory delivers them; see the legend above."""
     FAST: gl.constexpr = R.pairs.limit > 0
     pn, pm, part = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     at_x, x_step = x_places(x, rows, pm, BM, 4 * R.planes), rows * R.planes  # of a word
-    at_w, own, word, block, rs = places(weight, n, weight_stride, scale_stride, pn, R, BN)
+    memory = Memory(scale, zero, words, scale_count)
+    places, rs = places_of(weight, n, weight_stride, scale_stride, pn, R, BN)
     k0 = part * (STEPS * UNROLL * STEP)
     sums, most = swept(
-        at_x, x_step, at_w, scale, zero, own, word, block, k0, words, scale_count,
-        R, DTYPES, BM, BN, UNROLL, STEPS, WHOLE, FAST,
-    )  # fmt: skip
+        at_x, x_step, memory, places, k0, R, DTYPES, BM, BN, UNROLL, STEPS, WHOLE, FAST
+    )
     if FAST:
         if gl.max(gl.max(most, 1), 0) > R.pairs.limit:
             sums, _ = swept(
-                at_x, x_step, at_w, scale, zero, own, word, block, k0, words, scale_count,
-                R, DTYPES, BM, BN, UNROLL, STEPS, WHOLE, False,
-            )  # fmt: skip
+                at_x, x_step, memory, places, k0, R, DTYPES, BM, BN, UNROLL, STEPS, WHOLE, False
+            )
     sums *= R.lift
-    if row is not None:
-        sums *= gl.load(row + rs * row_stride).expand_dims(1)
-    write(sums, x_row, bias, out, pm, pn, rows, n, part, BM, BN, LAST)
+    sums = times_outputs(sums, factors, rs, factor_stride)
+    written(sums, x_row, bias, out, pm, pn, rows, n, part, BM, BN, LAST)
 
 
 @gluon.jit
 def of_blocks(rn, R: gl.constexpr):
     """Rows of the weight -> rows of its scales."""
     if R.height == 1:
-        found = rn
+        block = rn
     elif R.height == 0:
-        found = rn * 0
+        block = rn * 0
     else:
-        found = rn // R.height
-    return found
+        block = rn // R.height
+    return block
 
 
 @gluon.jit
-def write(
+def written(
     sums, x_row, bias, out, pm, pn, rows, n, part,
     BM: gl.constexpr, BN: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
-    """As linear_tile.write."""
+    """Sums [outputs, rows] of the tile pn, pm -> out, as finish.write says."""
     SUMS: gl.constexpr = sums_layout(gl.num_warps())
-    rn = (pn * BN + gl.arange(0, BN, gl.SliceLayout(1, SUMS))).expand_dims(1)
-    rm = (pm * BM + gl.arange(0, BM, gl.SliceLayout(0, SUMS))).expand_dims(0)
-    mask = (rm < rows) & (rn < n)
-    index = rm.to(gl.int64) * n + rn
-    if LAST:
-        if x_row is not None:
-            sums *= gl.load(x_row + rm, mask=rm < rows, other=0.0)
-        if bias is not None:
-            sums += gl.load(bias + rn, mask=rn < n, other=0.0).to(gl.float32)
-        gl.store(out + index, sums.to(out.dtype.element_ty), mask=mask)
-    else:
-        gl.store(out + part * rows.to(gl.int64) * n + index, sums, mask=mask)
+    rn = pn * BN + gl.arange(0, BN, gl.SliceLayout(1, SUMS))
+    rm = pm * BM + gl.arange(0, BM, gl.SliceLayout(0, SUMS))
+    write(sums, x_row, bias, out, rm, rn, rows, n, part, LAST)

@@ -1,0 +1,50 @@
+// What a register tile of an integer linear layer works on: a few rows of x times a panel of 32
+// outputs. tile_vnni.h and tile_madd.h compute it.
+#pragma once
+
+#include "../../linear.h"
+#include "../simd/bits.h"
+
+namespace blockscale::BLOCKSCALE_ISA {
+namespace {
+
+// Whose scales change along k: nobody's, the weight's, or perhaps both.
+enum class Blocks { none, weight, both };
+
+#if defined(__AVX512VNNI__)
+using Code = int8_t;  // of x, as the dot products read it
+#else
+using Code = int16_t;
+#endif
+
+struct Tile {
+    const uint8_t* weight;  // the panel's codes
+    const float* scales;    // the panel's [weight blocks][32]
+    const int32_t* zeros;   // the same, or null
+    const Code* x;          // [chunk][row][16]
+    const int32_t* starts;  // [row][block] minus the sum of x; without `zeros`, times the zero point
+    const float* x_scales;  // [row][x_blocks]
+    int64_t x_blocks;
+    int64_t chunks, block_chunks, blocks;  // along k
+    int64_t weight_every, x_every;         // blocks that share a scale of the weight, of x
+    const float* bias;                     // [32]
+    float* y;
+    int64_t y_stride;
+    const char* ahead;    // what later tiles read first: those by vpdpbusd fetch it into L2,
+    int64_t ahead_lines;  // so many lines for each chunk
+};
+
+inline int32_t load_32(const void* at) {
+    int32_t value;
+    memcpy(&value, at, 4);
+    return value;
+}
+
+inline int64_t load_64(const void* at) {
+    int64_t value;
+    memcpy(&value, at, 8);
+    return value;
+}
+
+}  // namespace
+}  // namespace blockscale::BLOCKSCALE_ISA

@@ -1,0 +1,195 @@
+// How a tensor is cut into units of work, and how their statistics become scales. The words for the
+// parts of a tensor (unit, strip, piece, band) are those of src/README.md.
+#pragma once
+
+#include "../simd/array.h"
+#include "../simd/environment.h"
+#include "chunk.h"
+#include "means.h"
+
+namespace blockscale::BLOCKSCALE_ISA {
+namespace {
+
+// Rows whose blocks divide them, one after another, are one long row: short rows cost no calls.
+inline Grid flattened(const Grid& g) {
+    bool own_row = g.block_rows == 1 && g.block_planes == 1;
+    if (g.planes * g.rows == 1 || !own_row || g.columns % g.block_columns) return g;
+    return {1, 1, g.size(), 1, 1, g.block_columns};
+}
+
+struct Plan {
+    Grid grid;
+    int64_t strip;   // columns of a unit
+    int64_t piece;   // those of a strip that pass through all stages while they are in L1
+    int64_t strips;  // units side by side in a row
+    int64_t rows;    // of a unit: those of a block if it is cached, else a part of them
+    int64_t parts;   // units below one another in the rows of a block
+    bool cached;     // a unit holds all of each of its blocks
+    bool threads_pay;
+
+    // Rows of blocks.
+    int64_t bands() const { return ceil_div(grid.rows, grid.block_rows); }
+    // With blocks over all planes, a cached unit spans them, and others lie in one.
+    int64_t planes() const { return cached ? grid.scale_planes() : grid.planes; }
+    int64_t units() const { return planes() * bands() * parts * strips; }
+
+    // Elements from what is read to what is asked for. A unit of many rows is read twice, and while that
+    // happens the next one is fetched.
+    int64_t ahead() const {
+        if (piece < strip) return 4 * piece;
+        return strips > 1 ? strip : strip * grid.block_rows;
+    }
+
+    // Planes of a unit: [r.plane, r.plane + unit_planes()).
+    int64_t unit_planes() const { return cached ? grid.planes / grid.scale_planes() : 1; }
+
+    Rectangle unit(int64_t i) const {
+        int64_t column = i % strips * strip, rest = i / strips;
+        int64_t part = rest % parts, band = rest / parts % bands(), plane = rest / parts / bands();
+        int64_t row = band * grid.block_rows + part * rows;
+        int64_t end = smaller(smaller((band + 1) * grid.block_rows, grid.rows), row + rows);
+        return {plane * unit_planes(), row, larger(end - row, 0), column,
+                smaller(strip, grid.columns - column)};
+    }
+
+    // The index of the first block of a unit in the stored scale.
+    int64_t block(const Rectangle& r) const {
+        int64_t plane = grid.block_planes == grid.planes ? 0 : r.plane;
+        return (plane * grid.scale_rows() + r.row / grid.block_rows) * grid.scale_columns() +
+               r.column / grid.block_columns;
+    }
+
+    // How many blocks it touches.
+    int64_t blocks(const Rectangle& r) const {
+        return (r.column + r.columns - 1) / grid.block_columns - r.column / grid.block_columns + 1;
+    }
+};
+
+// Columns per unit: at most `limit`, cut between bytes and between blocks where those are smaller.
+inline int64_t strip_of(const Grid& g, int64_t limit) {
+    if (g.columns <= limit) return g.columns;
+    int64_t step = g.block_columns > limit ? 8 : 8 / gcd(8, g.block_columns) * g.block_columns;
+    return larger(limit / step, 1) * step;
+}
+
+// waits: a unit takes the time that its memory takes.
+inline Plan make_plan(const Grid& full, bool choosing, bool waits = false) {
+    Grid g = flattened(full);
+    Plan p{.grid = g, .strip = 0, .piece = 0, .strips = 0, .rows = 1, .parts = 1, .cached = false,
+           .threads_pay = full.size() >= kSmall};
+    int64_t block_rows = smaller(g.block_rows, g.rows);
+    int64_t height = block_rows * g.block_planes;  // of a cached unit
+    int64_t narrow = smaller(g.columns, larger(g.block_columns, 64));
+    p.cached = choosing && height * narrow <= 8 * kUnit;
+    // Short pieces of many rows are slow to fetch: rather units that fill half of L2.
+    int64_t wide = height > 1 ? smaller(2048, 8 * kUnit / height) : 0;
+    p.strip = strip_of(g, p.cached ? larger(larger(kUnit / height, wide), narrow) : kUnit);
+    // Blocks that are few to a piece are no reason for pieces, unless memory is waited for.
+    int64_t piece = larger(waits ? kPiece : 2 * kPiece, narrow);
+    bool whole = height > 1 || (!waits && narrow >= 128);
+    p.piece = whole ? p.strip : smaller(p.strip, strip_of(g, piece));
+    p.strips = ceil_div(g.columns, p.strip);
+    // Statistics of parts of a block are merged one part at a time, and each unit loads its scales:
+    // few and large ones.
+    int64_t part = larger(kUnit, g.size() / 64);
+    p.rows = p.cached ? g.block_rows : smaller(g.block_rows, larger(part / p.strip, 1));
+    p.parts = p.cached ? 1 : ceil_div(g.block_rows, p.rows);
+    return p;
+}
+
+// The index of the outer scale of each inner one.
+struct OuterIndex {
+    explicit OuterIndex(const Grid& inner) : grid(inner), single(inner.blocks() == 1) {}
+
+    int64_t operator()(int64_t i) const {
+        if (single) return 0;
+        int64_t column = i % grid.columns, row = i / grid.columns % grid.rows;
+        int64_t plane = grid.block_planes == grid.planes ? 0 : i / grid.columns / grid.rows;
+        return (plane * grid.scale_rows() + row / grid.block_rows) * grid.scale_columns() +
+               column / grid.block_columns;
+    }
+
+    const Grid& grid;
+    bool single;
+};
+
+// Call body(unit) for each, on as many threads as pay.
+template <class Body>
+inline void for_units(int64_t units, int threads, bool pays, Body body) {
+    if (threads <= 1 || units == 1 || !pays) {
+        FullPrecision guard;
+        for (int64_t i = 0; i < units; ++i) body(i);
+        fence();
+        return;
+    }
+    int64_t grain = larger(1, units / (threads * 32));
+#pragma omp parallel num_threads(threads)
+    {
+        FullPrecision guard;
+#pragma omp for schedule(dynamic, grain)
+        for (int64_t i = 0; i < units; ++i) body(i);
+        fence();
+    }
+}
+
+// Room for the statistics of n blocks.
+struct StatisticsBuffer {
+    StatisticsBuffer(const Spec& spec, int64_t n)
+        : ranged(takes_values(spec.statistic)), meant(summing_passes(spec.statistic) > 0),
+          high(n), low(ranged ? n : 1), odd(n), sum(meant ? n : 1),
+          count(meant ? n : 1) {}
+
+    Statistics view() {
+        return {high, ranged ? low.get() : nullptr, odd, meant ? sum.get() : nullptr,
+                meant ? count.get() : nullptr};
+    }
+
+    bool ranged, meant;
+    Array<int32_t> high, low;
+    Array<uint8_t> odd;
+    Array<int64_t> sum, count;
+};
+
+inline void merge(const Statistics& from, int64_t n, const Statistics& to) {
+    for (int64_t i = 0; i < n; ++i) {
+        if (from.high[i] > to.high[i]) to.high[i] = from.high[i];
+        if (to.low && from.low[i] < to.low[i]) to.low[i] = from.low[i];
+        to.odd[i] |= from.odd[i];
+    }
+}
+
+inline float from_ordered(int32_t bits) { return from_bits(ordered(bits)); }
+
+// t_i = floor(|x_i| * 2^(30 - e)) for a block whose largest magnitude has these bits (section 3.2).
+inline Shift shift_of(int32_t magnitude, int32_t* exponent) {
+    int32_t fraction;
+    split(magnitude ? from_bits(magnitude) : 1.0f, exponent, &fraction);
+    if (*exponent < -126) *exponent = -126;
+    int32_t shift = 30 - *exponent;  // exact in one product or two
+    int32_t first = shift > 127 ? 127 : shift;
+    return {pow2(first), pow2(shift - first)};
+}
+
+inline float mean_of(int64_t sum, int64_t count, int32_t exponent) {
+    float n = static_cast<float>(count > 1 ? count : 1);
+    return static_cast<float>(sum) / n * 0x1p-30f * pow2(exponent);
+}
+
+// Statistics -> numerators, in place: float32 in `high` (and the other end of the range in `low`).
+inline void to_numerators(const Spec& spec, const Statistics& s, int64_t n) {
+    float* high = reinterpret_cast<float*>(s.high);
+    float* low = reinterpret_cast<float*>(s.low);
+    for (int64_t i = 0; i < n; ++i) {
+        if (!s.low) continue;  // the bits of a magnitude are that float
+        float above = from_ordered(s.high[i]), below = from_ordered(s.low[i]);
+        if (spec.asym) {
+            float range = above - below;
+            above = range > kFltMax ? kFltMax : range;
+        }
+        high[i] = above;
+        low[i] = below;
+    }
+}
+
+}  // namespace
+}  // namespace blockscale::BLOCKSCALE_ISA

@@ -1,0 +1,278 @@
+// What a block's scale is chosen from (numerics.md, 3.1 and 3.2), over a rectangle of elements.
+// All of it is integer arithmetic on the bits of float32, so no order of reduction changes a bit.
+#pragma once
+
+#include "halves.h"
+
+namespace blockscale::BLOCKSCALE_ISA {
+namespace {
+
+// float32 as integers in the same order (-0 below 0): bits of the negative ones flipped.
+inline int32_t ordered(int32_t bits) { return bits ^ ((bits >> 31) & INT32_MAX); }
+
+constexpr int32_t kNegativeInfinity = static_cast<int32_t>(0xFF800000u) ^ INT32_MAX;
+
+// A part of one plane whose rows lie in one row of blocks.
+struct Rectangle {
+    int64_t plane, row, rows, column, columns;
+};
+
+// One entry for each block that a rectangle touches, in the order of the stored scale.
+struct Statistics {
+    int32_t* high;  // ordered(): the largest value, or the bits of the largest magnitude
+    int32_t* low;   // ordered(): the smallest value; null if only magnitudes count
+    uint8_t* odd;   // 1 where the block holds a NaN or an infinity, else 0
+    int64_t* sum;   // of the t_i of section 3.2; null without means
+    int64_t* count;
+
+    Statistics at(int64_t i) const {
+        return {high + i, low ? low + i : nullptr, odd + i, sum ? sum + i : nullptr,
+                count ? count + i : nullptr};
+    }
+};
+
+inline void reset(const Statistics& s, int64_t n) {
+    memset(s.high, 0, n * sizeof(int32_t));
+    if (s.low) memset(s.low, 0, n * sizeof(int32_t));
+}
+
+// MASKED leaves NaN and infinities out, which the plain loops only let through to the result.
+template <bool MASKED>
+inline int32_t magnitude_bits(float x) {
+    int32_t bits = to_bits(x) & INT32_MAX;
+    return MASKED && bits >= kInfinity ? 0 : bits;
+}
+
+template <bool MASKED>
+inline int32_t value_bits(float x) {
+    int32_t bits = to_bits(x);
+    return ordered(MASKED && (bits & INT32_MAX) >= kInfinity ? 0 : bits);
+}
+
+template <bool MASKED>
+inline void run_magnitude(const float* x, int64_t n, int32_t* high) {
+    int32_t found = *high;
+    for (int64_t i = 0; i < n; ++i) {
+        int32_t bits = magnitude_bits<MASKED>(x[i]);
+        found = bits > found ? bits : found;
+    }
+    *high = found;
+}
+
+template <bool MASKED>
+inline void run_range(const float* x, int64_t n, int32_t* high, int32_t* low) {
+    int32_t above = *high, below = *low;
+    for (int64_t i = 0; i < n; ++i) {
+        int32_t bits = value_bits<MASKED>(x[i]);
+        above = bits > above ? bits : above;
+        below = bits < below ? bits : below;
+    }
+    *high = above;
+    *low = below;
+}
+
+#if defined(__AVX512F__)
+// Sixteen blocks of N elements at a time.
+template <int N, bool MASKED, bool RANGE>
+inline void sixteen_runs(const float* x, const Statistics& s) {
+    __m512i above[16], below[16];
+    for (int b = 0; b < 16; ++b) {
+        __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
+        for (int i = 0; i < N; i += 16) {
+            __m512i bits = _mm512_loadu_si512(x + b * N + i);
+            __m512i size = _mm512_and_si512(bits, _mm512_set1_epi32(INT32_MAX));
+            if constexpr (MASKED) {
+                __mmask16 finite = _mm512_cmplt_epi32_mask(size, _mm512_set1_epi32(kInfinity));
+                bits = _mm512_maskz_mov_epi32(finite, bits);
+                size = _mm512_maskz_mov_epi32(finite, size);
+            }
+            if constexpr (RANGE) {
+                bits = _mm512_xor_si512(
+                    bits, _mm512_and_si512(_mm512_srai_epi32(bits, 31), _mm512_set1_epi32(INT32_MAX)));
+                high = _mm512_max_epi32(high, bits);
+                low = _mm512_min_epi32(low, bits);
+            } else {
+                high = _mm512_max_epi32(high, size);
+            }
+        }
+        above[b] = high;
+        if constexpr (RANGE) below[b] = low;
+    }
+    _mm512_storeu_si512(s.high,
+                        _mm512_max_epi32(_mm512_loadu_si512(s.high), reduce16<true>(above)));
+    if constexpr (RANGE)
+        _mm512_storeu_si512(s.low,
+                            _mm512_min_epi32(_mm512_loadu_si512(s.low), reduce16<false>(below)));
+}
+#endif
+
+// As many blocks of N as there are sixteen of; returns how many.
+template <int N, bool MASKED>
+inline int64_t many_runs(const float* x, int64_t blocks, const Statistics& s) {
+    int64_t b = 0;
+#if defined(__AVX512F__)
+    for (; N <= 64 && b + 16 <= blocks; b += 16)
+        s.low ? sixteen_runs<N, MASKED, true>(x + b * N, s.at(b))
+              : sixteen_runs<N, MASKED, false>(x + b * N, s.at(b));
+#else
+    (void)x, (void)blocks, (void)s;
+#endif
+    return b;
+}
+
+// Whole blocks of N, a constant: no loop control, and the reductions of neighbours overlap.
+template <int N, bool MASKED>
+inline void runs_of(const float* x, int64_t blocks, const Statistics& s) {
+    for (int64_t b = many_runs<N, MASKED>(x, blocks, s); b < blocks; ++b) {
+        if (s.low) {
+            run_range<MASKED>(x + b * N, N, s.high + b, s.low + b);
+        } else {
+            run_magnitude<MASKED>(x + b * N, N, s.high + b);
+        }
+    }
+}
+
+inline int64_t index_of(const Grid& g, int64_t plane, int64_t row, int64_t column) {
+    return (plane * g.rows + row) * g.columns + column;
+}
+
+// Asks for n numbers that are read soon: rows of a strip lie apart, which no hardware foresees.
+inline void fetch(const void* x, Dtype dtype, int64_t first, int64_t n) {
+    const char* from = static_cast<const char*>(x) + first * dtype_bytes(dtype);
+    for (int64_t i = 0; i < n * dtype_bytes(dtype); i += 64) __builtin_prefetch(from + i);
+}
+
+// One result per column; two rows at a time, which may be the same one.
+template <bool MASKED>
+inline void add_rows(const float* x, const float* y, int64_t n, int32_t* __restrict high,
+                     int32_t* __restrict low) {
+    if (low) {
+        for (int64_t i = 0; i < n; ++i) {
+            int32_t a = value_bits<MASKED>(x[i]), b = value_bits<MASKED>(y[i]);
+            int32_t above = a > b ? a : b, below = a < b ? a : b;
+            high[i] = above > high[i] ? above : high[i];
+            low[i] = below < low[i] ? below : low[i];
+        }
+    } else {
+        for (int64_t i = 0; i < n; ++i) {
+            int32_t a = magnitude_bits<MASKED>(x[i]), b = magnitude_bits<MASKED>(y[i]);
+            int32_t above = a > b ? a : b;
+            high[i] = above > high[i] ? above : high[i];
+        }
+    }
+}
+
+// Rows [row, row + 2) of a rectangle, or its last one, from `column` on; and asks for the next two.
+template <bool MASKED>
+inline void add_two_rows(const Grid& g, const void* x, Dtype dtype, const Rectangle& r, int64_t row,
+                         int64_t column, int64_t n, int32_t* high, int32_t* low) {
+    alignas(64) float buffer[2][kChunk];
+    int64_t end = r.row + r.rows, second = row + 1 < end ? row + 1 : row;
+    int64_t first = index_of(g, r.plane, row, column);
+    for (int64_t next = row + 2; next < row + 4 && next < end; ++next)
+        fetch(x, dtype, first + (next - row) * g.columns, n);
+    add_rows<MASKED>(widen(x, dtype, first, n, buffer[0]),
+                     widen(x, dtype, first + (second - row) * g.columns, n, buffer[1]), n, high,
+                     low);
+}
+
+template <bool MASKED>
+inline void row_statistics(const Grid& g, const float* x, int64_t column, int64_t n,
+                           const Statistics& s) {
+    int64_t size = g.block_columns, whole = n / size;
+    if (column % size == 0 && (size == 16 || size == 32 || size == 64 || size == 128)) {
+        switch (size) {
+            case 16: runs_of<16, MASKED>(x, whole, s); break;
+            case 32: runs_of<32, MASKED>(x, whole, s); break;
+            case 64: runs_of<64, MASKED>(x, whole, s); break;
+            case 128: runs_of<128, MASKED>(x, whole, s); break;
+        }
+        x += whole * size, column += whole * size, n -= whole * size;
+        if (n == 0) return;
+        return row_statistics<MASKED>({g.planes, g.rows, g.columns, g.block_planes, g.block_rows, n},
+                                      x, 0, n, s.at(whole));
+    }
+    for_blocks(column, n, size, [&](int64_t i, int64_t length, int64_t block) {
+        if (s.low) {
+            run_range<MASKED>(x + i, length, s.high + block, s.low + block);
+        } else {
+            run_magnitude<MASKED>(x + i, length, s.high + block);
+        }
+    });
+}
+
+// The results of columns -> those of their blocks.
+inline void fold_lanes(const Grid& g, int64_t column, int64_t n, const int32_t* high,
+                       const int32_t* low, const Statistics& s) {
+    if (!s.low) {  // bits of magnitudes are floats again
+        alignas(64) float sizes[kChunk];
+        memcpy(sizes, high, n * sizeof(float));
+        return row_statistics<false>(g, sizes, column, n, s);
+    }
+    for_blocks(column, n, g.block_columns, [&](int64_t i, int64_t length, int64_t b) {
+        int32_t above = s.high[b], below = s.low[b];
+        for (int64_t k = i; k < i + length; ++k) above = high[k] > above ? high[k] : above;
+        for (int64_t k = i; k < i + length; ++k) below = low[k] < below ? low[k] : below;
+        s.high[b] = above;
+        s.low[b] = below;
+    });
+}
+
+// Blocks of one column: row after row, as they lie in memory.
+template <bool MASKED>
+inline void add_columns(const Grid& g, const void* x, Dtype dtype, const Rectangle& r,
+                        const Statistics& s) {
+    for (int64_t row = r.row; row < r.row + r.rows; row += 2) {
+        for (int64_t c = 0; c < r.columns; c += kChunk)
+            add_two_rows<MASKED>(g, x, dtype, r, row, r.column + c, smaller(kChunk, r.columns - c),
+                                 s.high + c, s.low ? s.low + c : nullptr);
+    }
+}
+
+// Adds a rectangle to the statistics of its blocks.
+template <bool MASKED>
+inline void add_rectangle(const Grid& g, const void* x, Dtype dtype, const Rectangle& r,
+                          const Statistics& s, int64_t ahead) {
+    if (g.block_columns == 1) return add_columns<MASKED>(g, x, dtype, r, s);
+    alignas(64) float buffer[kChunk];
+    alignas(64) int32_t high[kChunk], low[kChunk];
+    for (int64_t c = 0; c < r.columns; c += kChunk) {
+        int64_t n = smaller(kChunk, r.columns - c), column = r.column + c;
+        int64_t block = column / g.block_columns - r.column / g.block_columns;
+        if (r.rows == 1) {
+            int64_t first = index_of(g, r.plane, r.row, column);
+            if (ahead) fetch(x, dtype, first + ahead, n);
+#if defined(__AVX512BW__)
+            if (!MASKED && !s.low && dtype != Dtype::fp32) {
+                const uint16_t* from = static_cast<const uint16_t*>(x) + first;
+                int32_t* to = s.high + block;
+                dtype == Dtype::bf16
+                    ? half_statistics<Dtype::bf16>(from, column, n, g.block_columns, to)
+                    : half_statistics<Dtype::fp16>(from, column, n, g.block_columns, to);
+                continue;
+            }
+#endif
+            row_statistics<MASKED>(g, widen(x, dtype, first, n, buffer), column, n, s.at(block));
+            continue;
+        }
+        memset(high, 0, n * sizeof(int32_t));
+        if (s.low) memset(low, 0, n * sizeof(int32_t));
+        for (int64_t row = r.row; row < r.row + r.rows; row += 2)
+            add_two_rows<MASKED>(g, x, dtype, r, row, column, n, high, s.low ? low : nullptr);
+        fold_lanes(g, column, n, high, low, s.at(block));
+    }
+}
+
+// Notes which of n blocks let a NaN or an infinity through to their result; whether any did.
+inline bool find_odd(const Statistics& s, int64_t n) {
+    int32_t above = 0, below = 0;
+    for (int64_t i = 0; i < n; ++i) above = s.high[i] > above ? s.high[i] : above;
+    for (int64_t i = 0; s.low && i < n; ++i) below = s.low[i] < below ? s.low[i] : below;
+    if (above < kInfinity && below > kNegativeInfinity) return false;
+    for (int64_t i = 0; i < n; ++i)
+        s.odd[i] = s.high[i] >= kInfinity || (s.low && s.low[i] <= kNegativeInfinity);
+    return true;
+}
+
+}  // namespace
+}  // namespace blockscale::BLOCKSCALE_ISA

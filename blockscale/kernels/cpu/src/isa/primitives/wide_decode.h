@@ -1,0 +1,115 @@
+// Minifloats decoded by the float16 converter, for AVX-512: their exponent and mantissa put where
+// float16 has its own read as the value times 2^(bias - 15), subnormals included.
+#pragma once
+
+#include "decode.h"
+#include "wide.h"
+
+#if defined(__AVX512F__)
+
+namespace blockscale::BLOCKSCALE_ISA {
+namespace {
+
+// Whether any of n codes is reserved (NaN or infinity), which the shift below would misread.
+inline bool any_reserved(const Element& e, const uint8_t* codes, int64_t n) {
+    int mask = (1 << (e.bits - 1)) - 1;
+    if (e.max_code >= mask) return false;
+    __m512i magnitude = _mm512_set1_epi8(static_cast<char>(mask));
+    __m512i largest = _mm512_set1_epi8(static_cast<char>(e.max_code));
+    __mmask64 found = 0;
+    for (int64_t i = 0; i < n; i += 64) {
+        __mmask64 valid = n - i >= 64 ? ~__mmask64(0) : (__mmask64(1) << (n - i)) - 1;
+        __m512i code = _mm512_and_si512(_mm512_maskz_loadu_epi8(valid, codes + i), magnitude);
+        found |= _mm512_cmpgt_epu8_mask(code, largest);
+    }
+    return found != 0;
+}
+
+struct WideDecoder {
+    explicit WideDecoder(const Spec& spec)
+        : magnitude(_mm256_set1_epi16((1 << (spec.element.bits - 1)) - 1)),
+          left(_mm_cvtsi32_si128(10 - spec.element.mantissa_bits)),
+          sign_left(_mm_cvtsi32_si128(16 - spec.element.bits)),
+          rebias(_mm512_set1_ps(from_bits((127 + 15 - spec.element.bias) << 23))),
+          tabled(spec.element.bits <= 4 && !spec.asym),
+          integers(spec.element.family == Family::integer), asym(spec.asym),
+          drop(_mm_cvtsi32_si128(spec.element.is_signed ? 32 - spec.element.bits : 0)) {
+        alignas(64) float values[16] = {};
+        uint8_t patterns[16];
+        for (int i = 0; i < 16; ++i) patterns[i] = i;
+        if (tabled) decode(spec, patterns, nullptr, 1 << spec.element.bits, values);
+        table = _mm512_load_ps(values);
+    }
+
+    BLOCKSCALE_INLINE __m512 operator()(const uint8_t* codes, int64_t i, __mmask16 mask,
+                                        const Lanes& lanes) const {
+        const __m128i* from = reinterpret_cast<const __m128i*>(codes + i);
+        __m128i bytes = mask == 0xFFFF ? _mm_loadu_si128(from) : _mm_maskz_loadu_epi8(mask, from);
+        if (tabled) return _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(bytes), table);
+        if (integers) {
+            __m512i wide = _mm512_cvtepu8_epi32(bytes);
+            wide = _mm512_sra_epi32(_mm512_sll_epi32(wide, drop), drop);
+            if (asym) wide = _mm512_sub_epi32(wide, lanes.zero);
+            return _mm512_cvtepi32_ps(wide);
+        }
+        __m256i code = _mm256_cvtepu8_epi16(bytes);
+        __m256i half = _mm256_sll_epi16(_mm256_and_si256(code, magnitude), left);
+        __m256i sign = _mm256_sll_epi16(code, sign_left);  // the bit arrives at 15, others above are cut
+        half = _mm256_ternarylogic_epi32(half, sign, _mm256_set1_epi16(INT16_MIN), 0xF8);
+        return _mm512_mul_ps(_mm512_cvtph_ps(half), rebias);
+    }
+
+    __m256i magnitude;
+    __m128i left, sign_left;
+    __m512 rebias, table;
+    bool tabled, integers, asym;
+    __m128i drop;
+};
+
+// Whether WideDecoder serves n patterns of blocks of `size`.
+inline bool wide_decodes(const Spec& spec, int64_t size, const uint8_t* codes, int64_t n) {
+    const Element& e = spec.element;
+    if (size != 1 && size < 16) return false;
+    if (e.bits <= 4 && !spec.asym) return true;
+    switch (e.family) {
+        case Family::integer: return e.bits <= 8;
+        // In a float16 the largest exponent means infinity or NaN, in an element perhaps a number.
+        case Family::minifloat:
+            return e.mantissa_bits >= 1 && e.bias <= 15 && e.max_code >> e.mantissa_bits < 31 &&
+                   !any_reserved(e, codes, n);
+        case Family::binary: return false;  // of one bit: the table above serves it
+    }
+    __builtin_unreachable();
+}
+
+// stream: see stream16.
+template <Dtype D>
+void decode_loop(const Spec& spec, const LaneSource source, const uint8_t* codes, int64_t column,
+                 int64_t n, int64_t size, bool stream, void* to) {
+    const WideDecoder decode(spec);
+    auto quad = [&]<bool ALIKE>(int64_t i, auto lanes_at) BLOCKSCALE_INLINE_LAMBDA {
+        __m512 y[4];
+        for (int j = 0; j < 4; ++j) {
+            Lanes lanes = lanes_at(j);
+            y[j] = _mm512_mul_ps(decode(codes, i + 16 * j, 0xFFFF, lanes), lanes.step);
+        }
+        store64<D>(to, i, y, stream);
+    };
+    auto rest = [&](int64_t i, __mmask16 mask, Lanes lanes) BLOCKSCALE_INLINE_LAMBDA {
+        store16<D>(to, i, mask, _mm512_mul_ps(decode(codes, i, mask, lanes), lanes.step));
+    };
+    for_quads(source, column, n, size, quad, rest);
+}
+
+// Patterns [n] times their steps into `to` [n].
+inline void wide_decode(const Spec& spec, const uint8_t* codes, int64_t column, int64_t n,
+                        int64_t size, const LaneSource source, bool stream, void* to, Dtype dtype) {
+    with_dtype(dtype, [&]<Dtype D>() {
+        decode_loop<D>(spec, source, codes, column, n, size, stream, to);
+    });
+}
+
+}  // namespace
+}  // namespace blockscale::BLOCKSCALE_ISA
+
+#endif

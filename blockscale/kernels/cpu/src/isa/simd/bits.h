@@ -1,0 +1,53 @@
+// The bits of float32, and small arithmetic on sizes. Every file of isa/ begins here.
+//
+// All of isa/ is compiled once for each instruction set, so nothing in it may come from a header whose
+// inline code the linker could take from another instruction set: no std:: templates.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "../../spec.h"
+
+// Loops that keep a dozen constants in registers, which a call in them would spill.
+#define BLOCKSCALE_INLINE inline __attribute__((always_inline))
+#define BLOCKSCALE_INLINE_LAMBDA __attribute__((always_inline))
+
+namespace blockscale::BLOCKSCALE_ISA {
+namespace {
+
+constexpr int32_t kInfinity = 0x7F800000;
+constexpr float kFltMax = 3.402823466e38f;
+constexpr float kFltMin = 1.175494351e-38f;
+constexpr float kMagic = 12582912.0f;   // 1.5 * 2^23: adding it rounds |t| < 2^22 to an integer
+
+inline float from_bits(int32_t bits) {
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+inline int32_t to_bits(float value) {
+    int32_t bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline int64_t gcd(int64_t a, int64_t b) {
+    while (b) {
+        int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+}  // namespace
+}  // namespace blockscale::BLOCKSCALE_ISA

@@ -1,0 +1,149 @@
+"""Which way a product is computed: measured where a table knows, else by a rule.
+
+The ways, each in the file of its name:
+
+"few"      codes are decoded as memory delivers them, on a Hopper
+"fused"    codes are decoded beside a Hopper's tensor cores
+"tile"     codes are decoded in registers, on any GPU
+"dense"    codes are decoded to memory, and the library multiplies
+"blocks"   codes are decoded to memory, and the sums of blocks get scales
+"codes"    codes meet codes (codes.py); "library": likewise, by the library
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from blockscale.kernels.cuda import tables
+from blockscale.kernels.cuda.matmul import blocks, codes, dense, few, fused, fused_work, tile
+from blockscale.kernels.cuda.matmul.call import Call
+from blockscale.kernels.cuda.matmul.reading import Reading
+
+Settings = (
+    few.FewSettings
+    | fused_work.FusedSettings
+    | tile.TileSettings
+    | dense.DenseSettings
+    | blocks.BlocksSettings
+    | codes.CodesSettings
+    | codes.LibrarySettings
+)
+
+
+class Way(NamedTuple):
+    """One way to multiply.
+
+    settings: their type, which reads and writes a table's numbers
+    run: (x, weight, its spelling, what codes.py or reading.py say of it, ends, settings, dtype)
+        -> [rows, n]
+    fits: whether a weight allows settings, for ways that decode the weight under conditions
+    """
+
+    settings: Any
+    run: Callable[..., Tensor]
+    fits: Callable[[Call, Reading, Any], bool] | None = None
+
+
+WAYS = {
+    "few": Way(few.FewSettings, few.few, few.fits),
+    "fused": Way(fused_work.FusedSettings, fused.fused, fused.fits),
+    "tile": Way(tile.TileSettings, tile.tile, tile.fits),
+    "dense": Way(dense.DenseSettings, dense.dense),
+    "blocks": Way(blocks.BlocksSettings, blocks.blocks, blocks.fits),
+    "codes": Way(codes.CodesSettings, codes.codes),
+    "library": Way(codes.LibrarySettings, codes.codes),
+}
+
+
+class Choice(NamedTuple):
+    """A way, by its name in WAYS, and its settings."""
+
+    way: str
+    settings: Settings
+
+    def entry(self) -> list[Any]:
+        """What a table has of it."""
+        return [self.way, *self.settings.entry()]
+
+
+def read(entry: Sequence[Any]) -> Choice:
+    """The choice of a table's entry. Raises ValueError if it names no way."""
+    name, *numbers = entry
+    if name not in WAYS:
+        raise ValueError(
+            f"a table of launch choices names the way {name!r}: expected one of {', '.join(WAYS)}; "
+            "delete the table that BLOCKSCALE_TUNE_CACHE names"
+        )
+    return Choice(name, WAYS[name].settings.read(numbers))
+
+
+def choose(call: Call, r: Reading | None, device: str) -> Choice:
+    """The measured choice for the nearest shape, if a table has one that fits, else the rule's.
+
+    r: how the weight is read, None where codes meet codes; device: the GPU's name
+    """
+    measured = tables.lookup(call.what, call.fmt, (call.rows, call.n, call.k), device)
+    if measured is not None:
+        choice = read(measured)
+        if fits(choice, call, r):
+            return choice
+    return rule(call, r)
+
+
+def fits(choice: Choice, call: Call, r: Reading | None) -> bool:
+    """Whether the GPU and the blocks of the weight allow the choice."""
+    condition = WAYS[choice.way].fits
+    return r is None or condition is None or condition(call, r, choice.settings)
+
+
+def rule(call: Call, r: Reading | None) -> Choice:
+    """What is taken where nothing was measured."""
+    if call.what == "fp8":
+        return Choice("library", codes.LibrarySettings())
+    if call.what == "int8":
+        return Choice("codes", codes.usual(call))
+    assert r is not None
+    if call.fused and few.best(call, r):
+        return Choice("few", few.usual(call, r))
+    if call.fused and fused_work.takes(r) and call.rows > 32 and (call.rows < 2048 or r.per_block):
+        return Choice("fused", fused.usual(call, r))
+    if call.rows > 1024 or not tile.in_registers(r):
+        return _through_memory(call, r)
+    return Choice("tile", tile.usual(call, r))
+
+
+def _through_memory(call: Call, r: Reading) -> Choice:
+    """What decodes the weight to memory."""
+    if r.per_block:
+        return Choice("blocks", blocks.usual(call, r))
+    return Choice("dense", dense.DenseSettings())
+
+
+def to_measure(call: Call, r: Reading | None) -> list[Choice]:
+    """What `tune` measures for a call, of whose weight `r` is None where codes meet codes."""
+    if call.what == "fp8":
+        return [Choice("library", codes.LibrarySettings()), *_of("codes", codes.to_measure(call))]
+    if call.what == "int8":
+        return _of("codes", codes.to_measure(call))
+    assert r is not None
+    choices = []
+    if call.fused and fused_work.takes(r):
+        choices = _of("fused", fused.to_measure(call, r))
+        if call.rows >= 64:  # where nothing else was ever faster but, for many rows, the library
+            return choices + (_memory_to_measure(call, r)[:1] if call.rows >= 1024 else [])
+    if call.rows >= 64 or not tile.in_registers(r):
+        choices += _memory_to_measure(call, r)
+    return [*choices, *_of("few", few.to_measure(call, r)), *_of("tile", tile.to_measure(call, r))]
+
+
+def _memory_to_measure(call: Call, r: Reading) -> list[Choice]:
+    """What `tune` measures of the ways that decode the weight to memory."""
+    if r.per_block:
+        return _of("blocks", blocks.to_measure(call, r))
+    return _of("dense", dense.TO_MEASURE)
+
+
+def _of(way: str, settings: Sequence[Settings]) -> list[Choice]:
+    """Choices of one way."""
+    return [Choice(way, each) for each in settings]

@@ -1,0 +1,159 @@
+"""The ways "codes" and "library": codes times codes, int8 and float8 on their own tensor cores.
+
+Both sides have one scale a row, which meets the sums. "library" is torch._scaled_mm, of float8.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from blockscale.core import reference
+from blockscale.core.block import WHOLE
+from blockscale.core.parse import parse
+from blockscale.core.reference import QParams
+from blockscale.kernels.cuda import interpreting
+from blockscale.kernels.cuda.matmul import codes_kernel
+from blockscale.kernels.cuda.matmul.call import Call, columns, worth_measuring
+from blockscale.kernels.cuda.matmul.finish import Ends
+from blockscale.kernels.cuda.matmul.input import Codes
+from blockscale.kernels.cuda.matmul.weight import Weight
+from blockscale.kernels.cuda.replay.direct import cdiv, direct
+
+_FLOAT8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+_LARGEST_SUM = 2**31 // (128 * 128)  # products of two int8 that an int32 holds
+
+
+class CodesSettings(NamedTuple):
+    """rows, outputs, codes: of x, of the weight and of each of their rows in a tile
+    warps, stages: of a program: its warps, and the steps along k whose loads are under way
+    """
+
+    rows: int
+    outputs: int
+    codes: int
+    warps: int
+    stages: int
+
+    @classmethod
+    def read(cls, numbers: Sequence[int]) -> "CodesSettings":
+        """The settings of a table's entry."""
+        return cls(*columns(numbers)[:5])
+
+    def entry(self) -> tuple[int, ...]:
+        """The numbers that a table has of them."""
+        return (*self, 1, 1)
+
+
+class LibrarySettings(NamedTuple):
+    """The library chooses for itself."""
+
+    @classmethod
+    def read(cls, numbers: Sequence[int]) -> "LibrarySettings":
+        """The settings of a table's entry, which has no numbers that count."""
+        del numbers
+        return cls()
+
+    def entry(self) -> tuple[int, ...]:
+        """The numbers that a table has of them: none."""
+        return ()
+
+
+_FEW_ROWS, _MORE_ROWS = CodesSettings(16, 128, 256, 4, 3), CodesSettings(64, 128, 128, 4, 4)
+_UNTAKEN = CodesSettings(128, 128, 128, 8, 3)  # of products that the library does not take
+_TO_MEASURE = (CodesSettings(16, 64, 256, 4, 3), CodesSettings(16, 128, 128, 4, 4), _FEW_ROWS,
+               CodesSettings(32, 64, 128, 4, 4), _MORE_ROWS, CodesSettings(64, 64, 128, 4, 4),
+               _UNTAKEN, CodesSettings(128, 128, 128, 4, 3), CodesSettings(128, 256, 128, 8, 3),
+               CodesSettings(256, 128, 128, 8, 3), CodesSettings(128, 256, 64, 8, 4),
+               CodesSettings(256, 128, 64, 8, 4))  # fmt: skip
+
+
+def usual(call: Call) -> CodesSettings:
+    """What is taken where nothing was measured."""
+    return _FEW_ROWS if call.rows <= 16 else _MORE_ROWS
+
+
+def to_measure(call: Call) -> list[CodesSettings]:
+    """What `tune` measures for a call."""
+    return [settings for settings in _TO_MEASURE if worth_measuring(settings.rows, call)]
+
+
+def pair(fmt: str, element: str, k: int, dtype: torch.dtype) -> str:
+    """How codes of x [rows, k] of this element meet the weight's: "int8", "fp8", or "" if not.
+
+    The weight has one scale a row, too. dtype: of the result; sums of float8 products have fewer
+    bits than a float32 shows (docs/numerics.md, section 7).
+    """
+    form = parse(fmt)
+    height, width = form.block.sizes_for(2)
+    if form.asym or (width != WHOLE and width < k) or height not in (1, WHOLE):
+        return ""
+    if form.element.name == element == "int8":
+        return "int8" if k < _LARGEST_SUM else ""
+    both = {form.element.name, element}
+    if dtype is torch.float32 or float8_sums() == "exact":
+        return ""  # as bfloat16, summed in float32: docs/cuda_linear.md
+    return "fp8" if both <= set(_FLOAT8) and both != {"e5m2"} else ""
+
+
+def float8_sums() -> str | None:
+    """What the environment says of them: "exact" or nothing."""
+    return os.environ.get("BLOCKSCALE_FLOAT8_SUMS")
+
+
+def codes(
+    x: Codes,
+    weight: Weight,
+    fmt: str,
+    ends: Ends,
+    settings: CodesSettings | LibrarySettings,
+    dtype: torch.dtype,
+) -> Tensor:
+    """x @ weight.T -> [rows, n] of dtype, of codes of 8 bits with one scale a row on both sides."""
+    form = parse(fmt)
+    steps = reference.step_of(QParams(weight.scale, weight.outer), form).reshape(-1)
+    left, right = x.packed, weight.codes
+    if form.element.name in _FLOAT8:
+        left, right = left.view(_FLOAT8[x.element]), right.view(_FLOAT8[form.element.name])
+    if isinstance(settings, LibrarySettings):
+        if _library_takes(right, ends, dtype):
+            return _library(left, right, steps, ends, dtype)
+        settings = _UNTAKEN
+    return _products(left, right, steps, ends, settings, dtype)
+
+
+def _library_takes(weight: Tensor, ends: Ends, dtype: torch.dtype) -> bool:
+    n, k = weight.shape
+    biased = ends.bias is None or ends.bias.dtype is dtype
+    return not n % 16 and not k % 16 and dtype is torch.bfloat16 and biased and not interpreting()
+
+
+def _library(x: Tensor, weight: Tensor, steps: Tensor, ends: Ends, dtype: torch.dtype) -> Tensor:
+    """cuBLAS: sums of float8 products on a Hopper keep about 14 bits (docs/cuda_linear.md)."""
+    n = weight.shape[0]
+    assert ends.x_row is not None
+    return torch._scaled_mm(
+        x, weight.t(), ends.x_row[:, None], steps.expand(n).contiguous()[None, :],
+        bias=ends.bias, out_dtype=dtype, use_fast_accum=True,
+    )  # fmt: skip
+
+
+def _products(
+    x: Tensor, weight: Tensor, steps: Tensor, ends: Ends, settings: CodesSettings,
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """By codes_kernel.py. steps: float32 [n] or [1], the factors of the outputs."""
+    (rows, k), n = x.shape, weight.shape[0]
+    y = torch.empty((rows, n), dtype=dtype, device=x.device)
+    grid = (cdiv(rows, settings.rows) * cdiv(n, settings.outputs),)
+    direct(codes_kernel.multiply_codes)[grid](
+        x, weight, ends.x_row, steps, None, ends.bias, y,
+        rows, n, k, x.stride(0), weight.stride(0), int(steps.numel() > 1), 0,
+        KIND="int8" if x.dtype is torch.int8 else "float8",
+        BM=settings.rows, BN=settings.outputs, BK=settings.codes,
+        STEPS=cdiv(k, settings.codes), BLOCK=0, INNER=1, WHOLE=k % settings.codes == 0,
+        num_warps=settings.warps, num_stages=settings.stages,
+    )  # fmt: skip
+    return y

@@ -1,0 +1,57 @@
+"""Whether the kernels of this folder can run: they are written in Gluon, which Triton calls
+experimental, so they are used with the versions of Triton that they were tested with."""
+
+import os
+import warnings
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+
+from blockscale.kernels.cuda import interpreting
+
+TESTED = ("3.6",)  # versions of Triton
+
+
+@cache
+def unusable(device: int) -> str | None:
+    """Why the kernels for Hopper cannot run on this GPU, or None if they can.
+
+    BLOCKSCALE_GLUON=1 lets a Triton run them that they were not tested with, 0 none. Raises
+    ValueError for other texts.
+    """
+    wish = os.environ.get("BLOCKSCALE_GLUON", "")
+    if wish not in ("", "0", "1"):
+        raise ValueError(
+            f"BLOCKSCALE_GLUON is {wish!r}: 1 runs the kernels for Hopper with any Triton, 0 with "
+            "none; without it they run with the versions that they were tested with"
+        )
+    if interpreting():
+        return "Triton's interpreter does not run Gluon"
+    major, minor = torch.cuda.get_device_capability(device)
+    if major != 9:
+        return f"compute capability {major}.{minor} is not 9.0"
+    if wish == "0":
+        return "BLOCKSCALE_GLUON is 0"
+    version = ".".join(triton.__version__.split(".")[:2])
+    if version in TESTED or wish == "1":
+        return None
+    reason = f"Triton {version} is not among those they were tested with: {', '.join(TESTED)}"
+    warnings.warn(
+        f"blockscale's kernels for Hopper are left out: {reason}. Linear layers take slower ways; "
+        "BLOCKSCALE_GLUON=1 uses the kernels all the same, 0 silences this",
+        stacklevel=2,
+    )
+    return reason
+
+
+def readable(codes: Tensor) -> bool:
+    """Whether the copy engine can read codes [n, bytes]: rows begin at multiples of 16 bytes."""
+    at = codes.data_ptr() | codes.stride(0) * codes.itemsize
+    return codes.stride(-1) == 1 and at % 16 == 0
+
+
+def can_run(codes: Tensor) -> bool:
+    """Whether the kernels can run on these codes [n, bytes], where they are."""
+    return codes.is_cuda and unusable(codes.device.index or 0) is None and readable(codes)

@@ -1,0 +1,210 @@
+"""The kernel that encodes: it chooses scales or reads them, and writes codes, values or gradients.
+
+Triton compiles it once for each pair of a spec.Spec and a tiling.Tile. `dtype` is that of what it
+reads. Words and shapes are explained in blockscale/kernels/cuda/device/__init__.py.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from blockscale.kernels.cuda.device.codes import (
+    code_of,
+    codes_of_pairs,
+    passes,
+    spread_scaling,
+    value_of,
+)
+from blockscale.kernels.cuda.device.division import (
+    Scaling,
+    all_ordinary,
+    clamps_first,
+    divisor,
+    has_ordinary_branch,
+    tells_quotients_from_zero,
+    uses_markstein,
+)
+from blockscale.kernels.cuda.device.lanes import read, takes_pairs
+from blockscale.kernels.cuda.device.numerics import EXPONENT, float_of, narrow, widen
+from blockscale.kernels.cuda.device.powers import counts_binades, turning_points
+from blockscale.kernels.cuda.device.random_numbers import draw
+from blockscale.kernels.cuda.device.scale import (
+    Scale,
+    choose_step,
+    load_scale,
+    narrow_scale,
+    ordinary_step,
+    outer_scale,
+    step_of,
+    zero_point,
+)
+from blockscale.kernels.cuda.device.signs import compares
+from blockscale.kernels.cuda.primitives.extremes import extremes, far_from_zero
+from blockscale.kernels.cuda.primitives.ranges import ranges
+from blockscale.kernels.cuda.primitives.writing import write_codes, write_pairs, write_signs
+
+
+class Target(NamedTuple):
+    """Where results go, beside what they are made with.
+
+    at: int64 [rows, columns], the index of each element; of each pair where a program takes pairs
+    mask: bool, which of them exist
+    out: a pointer to codes or values, or None for "scale" alone
+    gradient: a pointer to the gradient, where tile.result is "gradient"
+    seed: a pointer to the seed, where rounding is stochastic
+    extents: a tiling.Extents
+    """
+
+    at: Any
+    mask: Any
+    out: Any
+    gradient: Any
+    seed: Any
+    extents: Any
+
+
+class Units(NamedTuple):
+    """Where chosen scales go: [units] of one tile.
+
+    index: int64, where in memory; present: bool, which units exist
+    scale, zero: pointers to scales and zero points, the latter None where the format has none
+    outer: float32, the outer scale, or 1.0 where the format has none
+    """
+
+    index: Any
+    present: Any
+    scale: Any
+    zero: Any
+    outer: Any
+
+
+@triton.jit
+def encode_tile(
+    x_at, out, extra, scale, outer, zero, seed, outer_count, extents,
+    spec: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    """Choose scales (tile.chooses) or read them, and write what tile.result says.
+
+    x_at: float32, bfloat16 or float16 [batch, m, k], contiguous
+    out: uint8, int8 or int16, packed codes or one a byte; or the dtype of x, values or gradients
+    extra: the gradient, of x's shape; or int32 [1], the bits of the largest numerator, from which
+           the outer scale is chosen; else None
+    scale: the stored scales of all blocks
+    outer: float32, an outer scale for each block, or one for all; None with one level
+    zero: int32, the zero points of all blocks; None where the format has none
+    seed: int64 [1] or [2], of stochastic rounding; else None
+    outer_count: how many outer scales there are
+    extents: a tiling.Extents
+    """
+    dtype: tl.constexpr = x_at.dtype.element_ty
+    as_read: tl.constexpr = tile.in_pairs if takes_pairs(dtype, tile) else tile
+    seen = read(x_at, extents, tile)
+    target = Target(seen.at, seen.mask, out, extra, seed, extents)
+    if tile.chooses:
+        above = 1.0
+        if spec.scale == "two_level":
+            above = outer_scale(float_of(tl.load(extra)), spec)
+            tl.store(outer, above, mask=tl.program_id(0) == 0)
+        found = extremes(seen.x, dtype, spec, as_read)
+        units = Units(seen.index, seen.present, scale, zero, above)
+        if has_ordinary_branch(dtype, spec, tile):
+            ordinary = all_ordinary(found.top, above, spec)
+            if (
+                uses_markstein(spec)
+                and tells_quotients_from_zero(spec)
+                and not compares(True, spec, tile)
+            ):
+                ordinary = ordinary & far_from_zero(seen.x, found.top, dtype, spec)
+            if ordinary:
+                encode_blocks(seen.x, found, units, target, True, dtype, spec, tile)
+            else:  # read again: registers for what is seldom needed would cost other programs
+                again = tl.load(seen.source, mask=seen.mask, other=0)
+                encode_blocks(again, found, units, target, False, dtype, spec, tile)
+        else:
+            encode_blocks(seen.x, found, units, target, False, dtype, spec, tile)
+    else:
+        given = load_scale(
+            scale, outer, zero, seen.index, seen.present, seen.index % outer_count, spec
+        )
+        encode_with(seen.x, given, target, False, dtype, spec, tile)
+
+
+@triton.jit
+def encode_blocks(
+    x, found, units, target, ordinary: tl.constexpr, dtype: tl.constexpr, spec: tl.constexpr,
+    tile: tl.constexpr,
+):  # fmt: skip
+    """Choose the scales of whole blocks from their Extremes, and encode."""
+    as_read: tl.constexpr = tile.in_pairs if takes_pairs(dtype, tile) else tile
+    chosen = choose_scale(x, found, target.mask, units, ordinary, dtype, spec, as_read)
+    encode_with(x, chosen, target, ordinary, dtype, spec, tile)
+
+
+@triton.jit
+def choose_scale(
+    x, found, mask, units, ordinary: tl.constexpr, dtype: tl.constexpr, spec: tl.constexpr,
+    tile: tl.constexpr,
+):  # fmt: skip
+    """Blocks' Extremes -> their scale.Scale, which is written if tile.keeps.
+
+    x, mask: of a lanes.Read; tile: counts as x does
+    """
+    low, high = ranges(x, found, mask, ordinary, dtype, spec, tile)
+    poisoned = found.top >= EXPONENT
+    if ordinary:
+        poisoned = False
+    stored = choose_step(low, high, poisoned, units.outer, ordinary, spec)
+    if ordinary:
+        step = ordinary_step(stored, units.outer, spec)
+    else:
+        step = step_of(stored, units.outer, spec)
+    zero = 0
+    if spec.asym:
+        zero = zero_point(low, step, spec)
+    if tile.keeps:
+        at = units.scale + units.index
+        tl.store(at, narrow_scale(stored, units.scale.dtype.element_ty), mask=units.present)
+        if spec.asym:
+            tl.store(units.zero + units.index, zero, mask=units.present)
+    by = step
+    if ordinary and uses_markstein(spec):
+        by = tl.where(found.top == 0, 1.0, step)  # nothing but zeros, counted in any steps
+    return Scale(stored, step, units.outer, zero, by)
+
+
+@triton.jit
+def encode_with(
+    x, scale, target, ordinary: tl.constexpr, dtype: tl.constexpr, spec: tl.constexpr,
+    tile: tl.constexpr,
+):  # fmt: skip
+    """Write what tile.result says of x, with the Scale of each unit."""
+    out, at, mask = target.out, target.at, target.mask
+    if compares(ordinary, spec, tile):
+        write_signs(target, x, scale.step, dtype, spec, tile)
+    elif tile.result != "scale":
+        bounded: tl.constexpr = clamps_first(spec, tile.result)
+        scaling = divisor(scale, bounded, ordinary, spec)
+        if counts_binades(ordinary, spec):
+            element: tl.constexpr = spec.element
+            first, second = turning_points(scale.divisor, element)
+            scaling = Scaling(first, second, scaling.by, scaling.step, scaling.zero)
+        u, u_2 = 0.0, 0.0
+        if spec.rounding == "stochastic" and tile.result != "gradient":
+            u, u_2 = draw(x, at, target.seed, takes_pairs(dtype, tile), tile)
+        if takes_pairs(dtype, tile):
+            word = codes_of_pairs(x, scaling, u, u_2, ordinary, dtype, spec, tile)
+            write_pairs(target, word, spec, tile)
+        else:
+            scaling = spread_scaling(scaling, spec, tile)
+            if tile.result == "gradient":
+                passed = tl.load(target.gradient + at, mask=mask, other=0.0)
+                passed = tl.where(passes(widen(x), scaling, spec), passed, 0.0)
+                tl.store(out + at, passed, mask=mask)
+            elif tile.result == "values":
+                value = value_of(widen(x), scaling, u, ordinary, spec)
+                tl.store(out + at, narrow(value, out.dtype.element_ty), mask=mask)
+            else:
+                tl.static_assert(tile.result == "codes", "unknown result")
+                code = code_of(widen(x), scaling, u, ordinary, spec)
+                write_codes(target, code, spec, tile)

@@ -1,0 +1,126 @@
+"""A format as numbers: what kernels of every backend branch on and compute with.
+
+This is the only place that turns a Format into what a kernel takes. Elements say their own part
+(`Element.numbers`). An element that does not, or whose family a backend does not name, has no
+kernels: its ops run on the reference.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from blockscale.core.element import ElementNumbers
+from blockscale.core.format import Format
+from blockscale.core.parse import parse
+from blockscale.core.scale import FloatScale, PowerOfTwo, TwoLevel
+
+
+@dataclass(frozen=True)
+class FormatNumbers:
+    """A format without its block (docs/numerics.md, sections 1 to 3). Hashable.
+
+    statistic: what a block's scale is chosen from: "magnitude", "high", "range", "mean" or
+        "mean_above" (3.1, 3.2)
+    scale: how it is stored: "fp32", "fp16", "bf16", "pow2", "e8m0" or "two_level"
+    nearest: that rule of a power-of-two scale, in the place of `threshold`, T of 3.4
+    emax, levels: of L, which the numerator is divided by
+    fraction_bits: f of 1.3
+    full: the quotient of 3.1 that has a divisor for each sign, element.low and element.high
+    asym: a zero point besides the scale
+    recip: multiply by the reciprocal of the scale
+    poisons: a non-finite value makes its whole block NaN
+    rounding: one of blockscale.core.rounding.ROUNDINGS
+    inner: the element that scales of two levels are codes of, with outer_levels = L * Lc (3.5)
+    """
+
+    element: ElementNumbers
+    statistic: str
+    scale: str
+    nearest: bool
+    threshold: int
+    emax: int
+    levels: float
+    fraction_bits: int
+    full: bool
+    asym: bool
+    recip: bool
+    poisons: bool
+    rounding: str
+    inner: ElementNumbers | None
+    outer_levels: float
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """The families of elements that a kernel has to know."""
+        both = (self.element, self.inner)
+        return tuple(element.family for element in both if element is not None)
+
+
+def lower(fmt: Format | str) -> FormatNumbers | None:
+    """The numbers of a format, its name or its spelling.
+
+    None if its element or its scales' element does not lower itself (`Element.numbers`).
+    Raises ValueError for a spelling that `parse` does not know.
+    """
+    return _lower(fmt if isinstance(fmt, str) else fmt.spelling)
+
+
+@cache
+def _lower(spelling: str) -> FormatNumbers | None:
+    fmt = parse(spelling)
+    scale = fmt.scale
+    element, inner = fmt.element.numbers(fmt.wide), None
+    outer_levels = 0.0
+    if isinstance(scale, TwoLevel):
+        inner = scale.inner.element.numbers(False)
+        outer_levels = fmt.levels.value * scale.inner.element.max
+    if element is None or (inner is None and isinstance(scale, TwoLevel)):
+        return None
+    rule = scale.rule if isinstance(scale, PowerOfTwo) else ""
+    full = fmt.span == "full" and isinstance(scale, FloatScale)
+    return FormatNumbers(
+        element=element,
+        statistic="range" if fmt.asym or full else element.statistic,
+        scale="two_level" if isinstance(scale, TwoLevel) else str(scale).partition("/")[0],
+        nearest=rule == "nearest",
+        threshold=fmt.levels.threshold(rule) if rule and rule != "nearest" else 0,
+        emax=fmt.levels.emax,
+        levels=fmt.levels.value,
+        fraction_bits=fmt.fraction_bits,
+        full=full,
+        asym=fmt.asym,
+        recip=fmt.recip,
+        poisons=scale.poisons,
+        rounding=fmt.rounding,
+        inner=inner,
+        outer_levels=outer_levels,
+    )
+
+
+def lowered(fmt: Format | str) -> FormatNumbers:
+    """The numbers of a format that `supports_families` admitted.
+
+    Raises TypeError where `lower` gives None.
+    """
+    numbers = lower(fmt)
+    if numbers is None:
+        raise TypeError(f"no kernel knows the elements of {fmt}: ops run them on the reference")
+    return numbers
+
+
+def supports_families(families: Collection[str]) -> Callable[[Sequence[Format]], bool]:
+    """What a kernel's `supports` asks of the formats of a call, all of them.
+
+    True only where every element, that of a scale's own format included, is of one of these
+    families. What a backend does not name it does not run: the reference does.
+    """
+    known = frozenset(families)
+
+    def supported(formats: Sequence[Format]) -> bool:
+        for fmt in formats:
+            numbers = lower(fmt)
+            if numbers is None or not known.issuperset(numbers.families):
+                return False
+        return True
+
+    return supported

@@ -1,0 +1,186 @@
+"""The tensors of a call as kernels of every backend take them: what fits a format, and new memory.
+
+`device` is the one that a call runs on; None stands for the CPU, whose calls are short, so that
+asking a tensor whether it lies there has to cost little.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockscale.core.block import Block
+from blockscale.core.format import Format
+from blockscale.core.pack import packed_dtype, packed_size
+from blockscale.core.reference import QParams
+from blockscale.core.scale import TwoLevel
+
+Device = torch.device | None
+Shape = Callable[[Sequence[int]], tuple[int, ...]]
+
+
+class Storage:
+    """How tensors of a format lie in memory (docs/numerics.md, section 6).
+
+    bits:         of one code
+    bytewise:     codes are stored as they are, not packed
+    drawn:        rounding needs a seed
+    scale_shape:  the shape of a tensor -> that of its stored scale; raises ValueError if the block
+                  does not fit
+    outer_shape:  the shape of a stored scale -> that of its own scale; None without two levels
+    """
+
+    scale_shape: Shape
+    outer_shape: Shape | None
+
+    def __init__(self, fmt: Format):
+        self.format = fmt
+        self.bits = fmt.bits
+        self.bytewise = fmt.bits in (8, 16)
+        self.asym = fmt.asym
+        self.drawn = fmt.rounding == "stochastic"
+        self.packed_dtype = packed_dtype(fmt.element)
+        self._packed_size = lru_cache(1024)(partial(packed_size, fmt.element))
+        self.scale_dtype = fmt.scale.dtype
+        self.scale_shape = _cached_shape(fmt.block)
+        self.outer_shape = None
+        if isinstance(fmt.scale, TwoLevel):
+            self.outer_shape = _cached_shape(fmt.scale.inner.block)
+
+    def new_parts(self, shape: Sequence[int], device: Device = None) -> QParams:
+        """Memory for the scale of a tensor of `shape`, uninitialized."""
+        shape = self.scale_shape(shape)
+        scale = new(shape, self.scale_dtype, device)
+        outer = None
+        if self.outer_shape is not None:
+            outer = new(self.outer_shape(shape), torch.float32, device)
+        zero_point = new(shape, torch.int32, device) if self.asym else None
+        return QParams(scale, outer, zero_point)
+
+    def new_packed(self, shape: Sequence[int], device: Device = None) -> Tensor:
+        """Memory for the packed codes of a tensor of `shape`, uninitialized."""
+        return new(self.packed_shape(shape), self.packed_dtype, device)
+
+    def new_patterns(self, shape: Sequence[int], device: Device = None) -> Tensor:
+        """Memory for codes [*shape] before they are packed, one an entry: uint8 or int16."""
+        return new(shape, torch.uint8 if self.bits <= 8 else torch.int16, device)
+
+    def packed_shape(self, shape: Sequence[int]) -> Sequence[int]:
+        """The shape of the packed codes of a tensor of `shape`."""
+        shape = shape if len(shape) else (1,)
+        if self.bytewise:
+            return shape
+        return (*shape[:-1], self._packed_size(shape[-1]))
+
+    def checked_codes(
+        self, packed: Tensor, shape: tuple[int, ...], device: Device = None
+    ) -> Tensor:
+        """Packed codes of a tensor of `shape`, in order. Raises ValueError if they are not that."""
+        expected = self.packed_shape(shape)
+        there = packed.is_cpu if device is None else packed.device == device
+        if there and packed.dtype is self.packed_dtype and packed.shape == expected:
+            return in_order(packed)
+        raise ValueError(
+            f"{self.format}: codes of shape {shape} are packed as {self.packed_dtype} of shape "
+            f"{expected} on {_place(device)}, found {packed.dtype} of shape "
+            f"{tuple(packed.shape)} on {packed.device}"
+        )
+
+    def checked_parts(
+        self,
+        shape: Sequence[int],
+        scale: Tensor,
+        zero_point: Tensor | None,
+        outer: Tensor | None,
+        device: Device = None,
+    ) -> QParams:
+        """A caller's scale for a tensor of `shape`, in order. Raises ValueError if it misfits."""
+        expected = self.scale_shape(shape)
+        if self.asym != (zero_point is not None) or (self.outer_shape is None) != (outer is None):
+            given = QParams(scale, outer, zero_point)
+            raise ValueError(f"{self.format}: expected {self._parts(expected)}, found {given}")
+        scale = self._checked(scale, self.scale_dtype, expected, device)
+        if self.outer_shape is not None:
+            assert outer is not None
+            outer = self._checked(outer, torch.float32, self.outer_shape(expected), device)
+        if zero_point is not None:
+            zero_point = self._checked(zero_point, torch.int32, expected, device)
+        return QParams(scale, outer, zero_point)
+
+    def checked_seed(self, seed: Tensor | None, *, anywhere: bool = False) -> Tensor | None:
+        """The seed of stochastic rounding, int64 [] or [2], or None where none is needed.
+
+        It lies on the CPU, or `anywhere`. Raises ValueError if it is missing or something else.
+        """
+        if not self.drawn:
+            return None
+        if seed is None:
+            raise ValueError(f"{self.format}: stochastic rounding needs a seed")
+        away = not anywhere and not seed.is_cpu
+        if seed.dtype != torch.int64 or seed.numel() not in (1, 2) or away:
+            raise ValueError(
+                f"a seed is int64 of shape [] or [2]{'' if anywhere else ' on the CPU'}, not "
+                f"{seed.dtype} {tuple(seed.shape)} on {seed.device}"
+            )
+        return seed
+
+    def _checked(
+        self, part: Tensor, dtype: torch.dtype, shape: tuple[int, ...], device: Device
+    ) -> Tensor:
+        there = part.is_cpu if device is None else part.device == device
+        if there and part.dtype is dtype and part.shape == shape:
+            return in_order(part)
+        raise ValueError(
+            f"{self.format}: expected {dtype} of shape {tuple(shape)} on {_place(device)}, found "
+            f"{part.dtype} of shape {tuple(part.shape)} on {part.device}"
+        )
+
+    def _parts(self, shape: Sequence[int]) -> str:
+        parts = ["a scale"] + ["an outer scale"] * (self.outer_shape is not None)
+        return ", ".join(parts + ["a zero point"] * self.asym) + f" for blocks {tuple(shape)}"
+
+
+def _cached_shape(block: Block) -> Shape:
+    shape: Any = lru_cache(1024)(block.scale_shape)  # torch.Size has a hash
+    return shape
+
+
+def _place(device: Device) -> str:
+    return "the CPU" if device is None else str(device)
+
+
+def listed(parts: QParams) -> list[Tensor]:
+    """The parts that there are, in the order scale, outer, zero point: what ops return."""
+    return [part for part in parts if part is not None]
+
+
+def new(shape: Sequence[int], dtype: torch.dtype, device: Device = None) -> Tensor:
+    """Memory for a tensor [*shape], uninitialized."""
+    if device is None and shape:
+        return torch.empty(*shape, dtype=dtype)  # half the time of `torch.empty(shape, …)`
+    if device is None:
+        return torch.empty((), dtype=dtype)
+    return torch.empty(tuple(shape), dtype=dtype, device=device)
+
+
+def in_order(x: Tensor, alignment: int = 0) -> Tensor:
+    """x, contiguous and at a multiple of `alignment` bytes; 0 stands for the size of its elements.
+
+    x itself where it is that already, else a copy.
+    """
+    if not x.is_contiguous():
+        return x.contiguous()
+    return x if x.data_ptr() % (alignment or x.itemsize) == 0 else x.clone()
+
+
+def strided_like(x: Tensor, values: Tensor) -> Tensor:
+    """`values`, which are contiguous and of x's shape, with the strides of torch.empty_like(x).
+
+    Those are what a graph was told of the result of an op that returns values like x.
+    """
+    if x.is_contiguous():
+        return values
+    expected = torch.empty_like(x)
+    return values if values.stride() == expected.stride() else expected.copy_(values)

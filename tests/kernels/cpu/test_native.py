@@ -1,0 +1,136 @@
+"""The structs that C++ takes a format as: every field by its name, none missing, none unknown."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+
+from blockscale.core.element import ElementNumbers
+from blockscale.core.rounding import ROUNDINGS
+from blockscale.kernels.cpu import _native
+from blockscale.kernels.cpu.native import DTYPES, addresses, floats, native, seed_words
+from blockscale.kernels.numbers import FormatNumbers, lowered
+
+TWO_LEVELS = lowered("e2m1:group16:e4m3")
+
+
+def named(numbers: ElementNumbers | FormatNumbers) -> dict[str, Any]:
+    return {field.name: getattr(numbers, field.name) for field in fields(numbers)}
+
+
+def made(kind: str, **changes: Any) -> Any:
+    """An Element or a Spec of the numbers above, but for these fields."""
+    if kind == "Element":
+        return _native.Element(**(named(TWO_LEVELS.element) | changes))
+    assert TWO_LEVELS.inner is not None
+    parts = {
+        "element": _native.Element(**named(TWO_LEVELS.element)),
+        "inner": _native.Element(**named(TWO_LEVELS.inner)),
+    }
+    return _native.Spec(**(named(TWO_LEVELS) | parts | changes))
+
+
+@pytest.mark.parametrize("kind", ["Element", "Spec"])
+def test_every_field_is_needed(kind: str) -> None:
+    assert made(kind) is not None
+    numbers = TWO_LEVELS.element if kind == "Element" else TWO_LEVELS
+    for field in fields(numbers):
+        given = {name: value for name, value in named(numbers).items() if name != field.name}
+        given |= {"element": made("Element")} if "element" in given else {}
+        given |= {"inner": None} if "inner" in given else {}
+        with pytest.raises(ValueError, match=f"{kind}: field '{field.name}' is missing"):
+            getattr(_native, kind)(**given)
+
+
+@pytest.mark.parametrize("kind", ["Element", "Spec"])
+def test_no_field_is_unknown(kind: str) -> None:
+    with pytest.raises(ValueError, match=f"{kind}: there is no field 'codebook'"):
+        made(kind, codebook=[1.0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        ("Element", "bits", "four"),
+        ("Element", "bits", 1.5),
+        ("Element", "signed", 1),
+        ("Element", "low", None),
+        ("Element", "nan", 2**40),
+        ("Spec", "full", 0),
+        ("Spec", "levels", "6"),
+        ("Spec", "element", TWO_LEVELS.element),
+        ("Spec", "inner", TWO_LEVELS.inner),
+    ],
+)
+def test_another_type(kind: str, field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"{kind}: field '{field}' cannot be "):
+        made(kind, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "known"),
+    [
+        ("Element", "family", "integer, minifloat, binary"),
+        ("Element", "statistic", "magnitude, high, range, mean, mean_above"),
+        ("Spec", "statistic", "magnitude, high, range, mean, mean_above"),
+        ("Spec", "scale", "fp32, fp16, bf16, pow2, e8m0, two_level"),
+        ("Spec", "rounding", ", ".join(ROUNDINGS)),
+    ],
+)
+def test_names_that_no_kernel_knows(kind: str, field: str, known: str) -> None:
+    for name in ("codebook", 0, None):
+        with pytest.raises(ValueError, match=f"field '{field}': no {name!r}; there are {known}"):
+            made(kind, **{field: name})
+    for name in known.split(", "):
+        assert made(kind, **{field: name}) is not None
+
+
+def test_an_inner_format_needs_inner_numbers() -> None:
+    inner = native("e4m3:tensor:fp32").handle
+    block = [-1, 16]
+    assert _native.NativeFormat(made("Spec"), block, 1, inner) is not None
+    for spec, given in ((made("Spec"), None), (made("Spec", inner=None), inner)):
+        with pytest.raises(ValueError, match="a format has `inner` where its numbers have it"):
+            _native.NativeFormat(spec, block, 1, given)
+
+
+def test_numbers_of_another_format_give_its_codes() -> None:
+    """The struct is what kernels compute by, not the format's name."""
+    x = torch.tensor([[-8.0, 3.0, 7.0, 0.5]])
+    parts = native("int4:tensor:fp32").new_parts(x.shape)
+    codes = torch.empty((1, 2), dtype=torch.uint8)
+    found = []
+    for low in (-7.0, -8.0):
+        numbers = lowered("int4:tensor:fp32")
+        element = _native.Element(**named(replace(numbers.element, low=low)))
+        spec = _native.Spec(**(named(numbers) | {"element": element}))
+        handle = _native.NativeFormat(spec, [], 0, None)
+        parts.scale.fill_(1.0)
+        _native.quantize(
+            handle, x.shape, x.data_ptr(), DTYPES[x.dtype], addresses(parts), codes.data_ptr(),
+            True, 0, 0, 1,
+        )  # fmt: skip
+        found.append(codes.flatten().tolist())
+    assert found == [[9 | 3 << 4, 7 | 0 << 4], [8 | 3 << 4, 7 | 0 << 4]]
+
+
+def test_floats() -> None:
+    for dtype, number in DTYPES.items():
+        x = torch.zeros(2, 3, dtype=dtype)
+        values, kind = floats(x)
+        assert values is x and kind == number
+    assert floats(torch.zeros(3, 2).t())[0].is_contiguous()
+    with pytest.raises(ValueError, match="expected a tensor on the CPU, found one on meta"):
+        floats(torch.zeros(2, device="meta"))
+    with pytest.raises(TypeError):
+        floats(torch.zeros(2, dtype=torch.float64))
+
+
+def test_seed_words() -> None:
+    plain, drawn = native("int8:token:fp32"), native("int8:token:fp32:stochastic")
+    assert seed_words(plain, None) == (0, 0)
+    assert seed_words(drawn, torch.tensor(5)) == (5, 0)
+    assert seed_words(drawn, torch.tensor([-5, 7])) == (-5, 7)
+    with pytest.raises(ValueError, match="stochastic rounding needs a seed"):
+        seed_words(drawn, None)

@@ -1,0 +1,89 @@
+"""Inputs at which rounding and random numbers turn over: codes are the reference's."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from blockscale.core.parse import parse
+from blockscale.core.reference import QParams
+from tests.kernels.cpu.equal import wrong
+from tests.kernels.cpu.test_primitives import ELEMENTS, ROUNDINGS
+
+FLT_MAX = torch.finfo(torch.float32).max
+ODD = [0.0, -0.0, 2.0**-149, -(2.0**-149), 2.0**-126, FLT_MAX, -FLT_MAX]
+ODD += [math.inf, -math.inf, math.nan, 3e38, -1e-40, 2.0**22, 2.0**23 + 1, 2.0**24, -(2.0**31)]
+WIDE = [f"{sign}int{b}" for sign in ("", "u") for b in range(7, 17)]
+SMALL = [element for element in ELEMENTS if element not in WIDE]
+
+
+def edges(element: str) -> Tensor:
+    """Values of the element, midpoints between them, one float32 beside each, and odd ones."""
+    of = parse(f"{element}:tensor:fp32").element
+    patterns = torch.arange(2**of.bits, dtype=torch.int32)
+    patterns = patterns.to(torch.uint8) if of.bits <= 8 else patterns
+    values = of.decode(of.from_bits(patterns)).double()
+    values = values[values.isfinite()].unique()
+    top = values[-1]
+    middle = (values[1:] + values[:-1]) / 2
+    beyond = torch.tensor([top * 1.03125, top + 0.5, top + 1, top * 1.5, top * 2]).double()
+    x = torch.cat([values, middle, beyond, -beyond]).float()
+    up = x.nextafter(torch.tensor(math.inf))
+    down = x.nextafter(torch.tensor(-math.inf))
+    return torch.cat([x, up, down, torch.tensor(ODD)])
+
+
+def check_rounding(element: str, scale: float, rounding: str) -> None:
+    fmt = f"{element}:tensor:fp32" + rounding
+    given = QParams(torch.full((1,), scale))
+    x = edges(element) * scale
+    assert wrong(x, fmt, torch.tensor([5, 0]), qparams=given) == []
+
+
+@pytest.mark.parametrize("element", SMALL)
+def test_every_midpoint(element: str) -> None:
+    for rounding in ("", *ROUNDINGS):
+        if not (rounding and element == "binary"):
+            check_rounding(element, 1.0, rounding and f":{rounding}")
+
+
+@pytest.mark.parametrize("element", ["int8", "e4m3", "e2m1", "ternary", "log8", "uint16"])
+@pytest.mark.parametrize("scale", [2.0**-126, 3 * 2.0**-140, 2.0**100])
+def test_midpoints_of_very_small_and_large_steps(element: str, scale: float) -> None:
+    check_rounding(element, scale, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounding", ["", *ROUNDINGS])
+@pytest.mark.parametrize("element", ["int8", "uint8", "int16", "uint16", "int12"])
+def test_every_midpoint_of_wide_integers(element: str, rounding: str) -> None:
+    check_rounding(element, 1.0, rounding and f":{rounding}")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "fmt", ["e4m3:token:fp32", "int8:channel0:fp16:asym", "e2m1:group16:e4m3", "int4:tensor:fp32"]
+)
+def test_every_16_bit_input(fmt: str, dtype: torch.dtype) -> None:
+    x = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(dtype).reshape(64, 1024)
+    assert wrong(x, fmt) == []
+    assert wrong(x.nan_to_num(0, 0, 0), fmt) == []
+
+
+SEEDS = [(0, 0), (-1, 1), (2**32, 2), (2**63 - 1, 3), (-(2**63), 2**32 - 5), (7, 2**34 - 70)]
+
+
+@pytest.mark.parametrize("seed", [*SEEDS, (7, 2**34 - 1), (3, 2**62)], ids=str)
+def test_random_numbers(seed: tuple[int, int]) -> None:
+    """Around 2^34 elements the counter's second word begins; chunks start anywhere in a block."""
+    x = torch.randn(3, 4099)
+    for fmt in ("int8:token:fp32:stochastic", "e2m1:group7:e8m0/floor:stochastic"):
+        assert wrong(x, fmt, torch.tensor(seed)) == []
+
+
+@pytest.mark.parametrize(
+    "seed", [torch.tensor([7, 99, 3, 5])[::2], torch.tensor(5).expand(2), torch.tensor([9])]
+)
+def test_seeds_in_any_memory(seed: Tensor) -> None:
+    assert wrong(torch.randn(4, 40), "int8:token:fp32:stochastic", seed) == []

@@ -1,0 +1,65 @@
+"""The rooms of the C++: who may include whom, and how large files and folders are."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import blockscale.kernels.cpu as cpu
+
+SRC = Path(cpu.__file__).parent / "src"
+ROOMS = ("simd", "primitives", "linear")  # each may include itself and those before it
+FILES = sorted(path for path in SRC.rglob("*") if path.suffix in (".cpp", ".h"))
+
+
+def included(path: Path) -> list[Path]:
+    """The files of src/ that one includes, but for what the build generates."""
+    names = re.findall(r'^#include "([^"]+)"', path.read_text(), re.M)
+    return [(path.parent / name).resolve() for name in names if name != "build.h"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SRC).as_posix())
+def test_one_file(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 400
+    inside = path.is_relative_to(SRC / "isa")
+    for other in included(path):
+        assert other.exists(), other
+        if not other.is_relative_to(SRC / "isa"):
+            continue
+        assert inside, f"{other} is compiled for one instruction set; only isa/ may include it"
+        room, whose = path.parent.name, other.parent.name
+        assert ROOMS.index(whose) <= ROOMS.index(room), f"{room} includes {whose}"
+
+
+def test_folders_hold_few_files() -> None:
+    assert sorted(path.name for path in (SRC / "isa").iterdir()) == sorted(ROOMS)
+    for folder in (SRC, *(SRC / "isa" / room for room in ROOMS)):
+        assert 0 < len([path for path in folder.iterdir() if path.is_file()]) <= 20, folder
+
+
+def test_no_cycle() -> None:
+    """No file includes itself by way of others."""
+
+    def reached(path: Path, above: tuple[Path, ...]) -> None:
+        assert path not in above, " -> ".join(each.name for each in (*above, path))
+        for other in included(path):
+            reached(other, (*above, path))
+
+    for path in FILES:
+        reached(path, ())
+
+
+def test_what_is_compiled_for_each_set_has_no_code_of_the_standard_library() -> None:
+    """The linker keeps one copy of an inline function, perhaps another instruction set's."""
+    for path in FILES:
+        if path.is_relative_to(SRC / "isa"):
+            headers = re.findall(r"^#include <([^>]+)>", path.read_text(), re.M)
+            assert set(headers) <= {"cstdint", "cstring", "cstdlib", "immintrin.h"}, path
+
+
+def test_every_enumeration_is_switched_over_in_full() -> None:
+    """Without `default`, -Werror=switch refuses a case that nobody has said the meaning of."""
+    assert "-Werror=switch" in cpu._native.build()["flags"]
+    for path in FILES:
+        code = re.sub(r"//.*", "", path.read_text())
+        assert not re.search(r"\bdefault\s*:", code), path

@@ -1,0 +1,35 @@
+"""Products in float64, as numerics.md means them, and how far a result is from one."""
+
+import torch
+from torch import Tensor
+
+from blockscale.core.operand import Operand, Quantizer
+from blockscale.core.parse import parse
+from blockscale.ops import primitives as P
+from blockscale.ops.linear import quantized_input
+from blockscale.ops.op import OPS
+
+ROUNDS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+NOTHING = (None, None, None)
+
+
+def stored(w: Tensor, fmt: str) -> tuple:
+    codes, *rest = P.choose_quantize.reference(w, fmt, None)
+    scale, outer, zero_point = P.from_list(rest, parse(fmt))
+    return codes, scale, zero_point, outer
+
+
+def excess(y: Tensor, x: Tensor, weight: tuple, fmt: str, input_fmt: str = "", **more) -> float:
+    """How many times the tolerance y is off: at most 1 is right. NaN must be where it belongs."""
+    bias, given = more.get("bias"), more.get("given", NOTHING)
+    values = quantized_input(x, Quantizer(*given, input_fmt)).double()
+    dense = P.dequantize.reference(Operand(*weight, fmt, x.shape[-1]), torch.float32).double()
+    offset = torch.zeros(dense.shape[0]).double() if bias is None else bias.double()
+    exact = values @ dense.T + offset
+    assert (y.dtype, y.shape) == (x.dtype, exact.shape)
+    assert torch.equal(y.isnan(), exact.isnan())
+    size = values.abs() @ dense.abs().T + offset.abs()
+    bound = OPS["linear"].ulps * 2.0**-24 * size
+    bound += ROUNDS[x.dtype] * (exact.abs() + bound) + torch.finfo(x.dtype).tiny * ROUNDS[x.dtype]
+    misses = ((y.double() - exact).abs() / bound).nan_to_num(0.0, posinf=0.0)
+    return misses.max().item() if misses.numel() else 0.0
