@@ -1,14 +1,11 @@
-"""An op called from Python skips the dispatcher only where nothing listens there, and a call that
-the dispatcher sends to autograd is only passed on where no gradient is wanted."""
+"""An op called from Python skips the dispatcher only where nothing listens there."""
 
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from blockscale.core.operand import Quantizer
-from blockscale.ops import gradient
 from blockscale.ops import op as module
 from blockscale.ops.primitives import fake_quantize
 
@@ -96,59 +93,3 @@ def test_fake_tensors_and_graphs() -> None:
         assert call(mode.from_tensor(X)).shape == X.shape
     compiled = torch.compile(call, fullgraph=True, backend="eager")
     assert torch.equal(compiled(X), call(X))
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether autograd was asked for more than to pass the call on, call by call."""
-    answers: list[bool] = []
-    nothing_asked = gradient.nothing_asked
-
-    def watched(keys: object, args: tuple[object, ...]) -> bool:
-        answers.append(not nothing_asked(keys, args))
-        return not answers[-1]
-
-    monkeypatch.setattr(gradient, "nothing_asked", watched)
-    return answers
-
-
-def dispatch(x: Tensor) -> Tensor:
-    return torch.ops.blockscale.fake_quantize(x, None, None, None, "mxfp8", None)
-
-
-def test_a_plain_call_is_passed_on(asked: list[bool]) -> None:
-    expected = call(X)
-    assert torch.equal(dispatch(X), expected)
-    with torch.no_grad():
-        assert torch.equal(dispatch(X.clone().requires_grad_()), expected)
-    assert asked == [False] * 2
-
-
-def test_a_gradient_is_not(asked: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    x = X.clone().requires_grad_()
-    dispatch(x).sum().backward()
-    assert x.grad is not None and x.grad.count_nonzero() > 0
-    assert asked[0]
-    monkeypatch.setattr(forward_ad, "_current_level", 0)  # as within forward_ad.dual_level()
-    dispatch(X)
-    assert asked[-1]
-
-
-def test_what_has_no_memory_of_its_own_is_not(asked: list[bool]) -> None:
-    assert torch.equal(dispatch(torch._neg_view(X)), call(-X))
-    assert torch.equal(dispatch(torch._efficientzerotensor(X.shape)), torch.zeros_like(X))
-    assert asked == [True, True]
-    with pytest.raises(RuntimeError, match="functorch"):
-        torch.func.grad(lambda x: dispatch(x).sum())(X)
-
-
-def test_a_subclass_is_passed_on_if_it_asks_nothing(asked: list[bool]) -> None:
-    class Sub(Tensor):
-        pass
-
-    x = X.as_subclass(Sub).requires_grad_()
-    dispatch(x).sum().backward()
-    assert x.grad is not None
-    assert asked[0]
-    assert torch.equal(dispatch(X.as_subclass(Sub)), call(X))
-    assert not asked[-1]
