@@ -98,7 +98,6 @@ def encode_tile(
     extents: a tiling.Extents
     """
     dtype: tl.constexpr = x_at.dtype.element_ty
-    as_read: tl.constexpr = tile.in_pairs if takes_pairs(dtype, tile) else tile
     seen = read(x_at, extents, tile)
     target = Target(seen.at, seen.mask, out, extra, seed, extents)
     if tile.chooses:
@@ -106,28 +105,37 @@ def encode_tile(
         if spec.scale == "two_level":
             above = outer_scale(float_of(tl.load(extra)), spec)
             tl.store(outer, above, mask=tl.program_id(0) == 0)
-        found = extremes(seen.x, dtype, spec, as_read)
         units = Units(seen.index, seen.present, scale, zero, above)
-        if has_ordinary_branch(dtype, spec, tile):
-            ordinary = all_ordinary(found.top, above, spec)
-            if (
-                uses_markstein(spec)
-                and tells_quotients_from_zero(spec)
-                and not compares(True, spec, tile)
-            ):
-                ordinary = ordinary & far_from_zero(seen.x, found.top, dtype, spec)
-            if ordinary:
-                encode_blocks(seen.x, found, units, target, True, dtype, spec, tile)
-            else:  # read again: registers for what is seldom needed would cost other programs
-                again = tl.load(seen.source, mask=seen.mask, other=0)
-                encode_blocks(again, found, units, target, False, dtype, spec, tile)
-        else:
-            encode_blocks(seen.x, found, units, target, False, dtype, spec, tile)
+        encode_choosing(seen, units, target, dtype, spec, tile)
     else:
         given = load_scale(
             scale, outer, zero, seen.index, seen.present, seen.index % outer_count, spec
         )
         encode_with(seen.x, given, target, False, dtype, spec, tile)
+
+
+@triton.jit
+def encode_choosing(
+    seen, units, target, dtype: tl.constexpr, spec: tl.constexpr, tile: tl.constexpr
+):
+    """Choose the scales of a lanes.Read, in a branch of its own where all blocks are ordinary."""
+    as_read: tl.constexpr = tile.in_pairs if takes_pairs(dtype, tile) else tile
+    found = extremes(seen.x, dtype, spec, as_read)
+    if has_ordinary_branch(dtype, spec, tile):
+        ordinary = all_ordinary(found.top, units.outer, spec)
+        if (
+            uses_markstein(spec)
+            and tells_quotients_from_zero(spec)
+            and not compares(True, spec, tile)
+        ):
+            ordinary = ordinary & far_from_zero(seen.x, found.top, dtype, spec)
+        if ordinary:
+            encode_blocks(seen.x, found, units, target, True, dtype, spec, tile)
+        else:  # read again: registers for what is seldom needed would cost other programs
+            again = tl.load(seen.source, mask=seen.mask, other=0)
+            encode_blocks(again, found, units, target, False, dtype, spec, tile)
+    else:
+        encode_blocks(seen.x, found, units, target, False, dtype, spec, tile)
 
 
 @triton.jit
