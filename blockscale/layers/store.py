@@ -1,6 +1,7 @@
 """What quantized layers are made of: a weight's codes, and an input's or output's quantizer."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
