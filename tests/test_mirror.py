@@ -1,0 +1,43 @@
+"""The tests of blockscale/A/b.py lie in tests/A/test_b.py, so that a stranger finds them."""
+
+import pathlib
+
+ROOT = pathlib.Path(__file__).parents[1]
+LEAST = 0.85  # of all modules
+
+# module -> why it has no test of its own, and what tests it
+WITHOUT: dict[str, str] = {}
+
+
+def modules() -> list[str]:
+    """Every module but the folders' own __init__.py, as a path below blockscale/."""
+    files = (ROOT / "blockscale").rglob("*.py")
+    names = (f.relative_to(ROOT / "blockscale").as_posix() for f in files)
+    return sorted(name for name in names if not name.endswith(("__init__.py", "__main__.py")))
+
+
+def mirrored(module: str) -> pathlib.Path:
+    """blockscale/`module` -> the file of its tests."""
+    path = pathlib.PurePath(module)
+    return ROOT / "tests" / path.parent / f"test_{path.name}"
+
+
+def test_every_module_has_a_test_or_a_reason() -> None:
+    missing = [m for m in modules() if not mirrored(m).is_file() and m not in WITHOUT]
+    assert not missing, missing
+
+
+def test_reasons_are_needed_and_say_something() -> None:
+    assert set(WITHOUT) <= set(modules())
+    assert not [m for m in WITHOUT if mirrored(m).is_file()]
+    assert all(len(reason.split()) >= 4 for reason in WITHOUT.values())
+
+
+def test_most_modules_have_a_test() -> None:
+    have = [m for m in modules() if mirrored(m).is_file()]
+    assert len(have) >= LEAST * len(modules()), f"{len(have)} of {len(modules())}"
+
+
+def test_a_test_holds_tests() -> None:
+    files = [mirrored(m) for m in modules() if mirrored(m).is_file()]
+    assert not [f for f in files if "def test_" not in f.read_text()]
