@@ -6,7 +6,17 @@ ROOT = pathlib.Path(__file__).parents[1]
 LEAST = 0.85  # of all modules
 
 # module -> why it has no test of its own, and what tests it
-WITHOUT: dict[str, str] = {}
+_FEW = "Gluon, which only a Hopper runs: tests/gpu/test_linear_few.py"
+_FUSED = "Gluon, which only a Hopper runs: tests/gpu/test_linear_fused.py"
+WITHOUT: dict[str, str] = {
+    "kernels/cuda/matmul/hopper/few.py": _FEW,
+    "kernels/cuda/matmul/hopper/few_six_bits.py": _FEW,
+    "kernels/cuda/matmul/hopper/few_small_blocks.py": _FEW,
+    "kernels/cuda/matmul/hopper/fused.py": _FUSED,
+    "kernels/cuda/matmul/hopper/fused_operands.py": _FUSED,
+    "kernels/cuda/matmul/hopper/fused_six_bits.py": _FUSED,
+    "kernels/cuda/matmul/hopper/fused_slots.py": _FUSED,
+}
 
 
 def modules() -> list[str]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from blockscale.calibrate.layer_rows import PIECE
-from blockscale.core.precision import float32_inside
+from blockscale.core.arithmetic.precision import float32_inside
 
 SAMPLE = 256  # rows that InputStats.sample keeps
 

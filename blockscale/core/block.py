@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockscale.core.means import in_units, mean_of, unit_exponent
+from blockscale.core.arithmetic.means import in_units, mean_of, unit_exponent
 
 WHOLE = 0  # a block size: all of this dimension
 SPELLINGS = "tensor, channelA, token, groupN, groupN@A, tileRxC"

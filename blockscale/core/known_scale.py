@@ -8,7 +8,7 @@ rules are the same; here they start from what is known already.
 from torch import Tensor
 
 from blockscale.core import reference, zero_point
-from blockscale.core.bits import FLT_MAX, divide
+from blockscale.core.arithmetic.bits import FLT_MAX, divide
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams, Ranges
 from blockscale.core.scale import PowerOfTwo, TwoLevel

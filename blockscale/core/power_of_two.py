@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blockscale.core.bits import FLT_MIN
+from blockscale.core.arithmetic.bits import FLT_MIN
 from blockscale.core.format import Format
 from blockscale.core.scale import Levels, PowerOfTwo
 

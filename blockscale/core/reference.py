@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blockscale.core import philox, zero_point
-from blockscale.core.bits import FLT_MAX, divide
+from blockscale.core import zero_point
+from blockscale.core.arithmetic import philox
+from blockscale.core.arithmetic.bits import FLT_MAX, divide
 from blockscale.core.block import Blocks
 from blockscale.core.format import Format
 from blockscale.core.rounding import Round, rounding

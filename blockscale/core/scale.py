@@ -14,7 +14,15 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from blockscale.core.bits import FLT_MAX, FLT_MIN, FLT_SMALLEST, divide, exponent, mantissa, pow2
+from blockscale.core.arithmetic.bits import (
+    FLT_MAX,
+    FLT_MIN,
+    FLT_SMALLEST,
+    divide,
+    exponent,
+    mantissa,
+    pow2,
+)
 from blockscale.core.block import Block, Blocks
 from blockscale.core.element import Element
 from blockscale.core.rounding import nearest_even

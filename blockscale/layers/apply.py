@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from blockscale.core import reference
+from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.format import Format
 from blockscale.core.layout import to_stored
 from blockscale.core.ledger import Entry, Ledger
-from blockscale.core.philox import named_seed
 from blockscale.core.recipe import Recipe
 from blockscale.layers.before import Before
 from blockscale.layers.kinds import quantized_class

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from blockscale.core.arithmetic.precision import float32_inside
 from blockscale.core.layout import from_stored
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
-from blockscale.core.precision import float32_inside
 from blockscale.ops.gradient import differentiable
 from blockscale.ops.linear import quantized_input
 from blockscale.ops.op import op

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockscale.core import reference
+from blockscale.core.arithmetic.precision import float32_inside
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
-from blockscale.core.precision import float32_inside
 from blockscale.ops.gradient import differentiable
 from blockscale.ops.op import op
 from blockscale.ops.primitives import dequantize, straight_through

@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from blockscale.calibrate import observers
+from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.format import Format
 from blockscale.core.ledger import Entry, Ledger
-from blockscale.core.philox import named_seed
 from blockscale.core.recipe import PARTS, Recipe
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.ledger import ledger_of

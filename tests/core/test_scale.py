@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from blockscale.core import reference as R
-from blockscale.core.bits import exponent, mantissa, pow2
+from blockscale.core.arithmetic.bits import exponent, mantissa, pow2
 from blockscale.core.parse import parse
 from tests import exact
 from tests.oracle import Oracle

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from blockscale.calibrate.algorithms.output_error import OutputError
+from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.format import Format
-from blockscale.core.philox import named_seed
 from blockscale.layers.before import Before, Rotate, random_signs
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from blockscale.calibrate.algorithms.block_scales import (
     widened,
 )
 from blockscale.core import reference
-from blockscale.core.bits import FLT_MAX
+from blockscale.core.arithmetic.bits import FLT_MAX
 from blockscale.core.format import Format
 from blockscale.core.known_scale import nearest_scale
 from blockscale.core.reference import QParams

@@ -22,7 +22,7 @@ from blockscale.calibrate.algorithms.block_scales import (
 )
 from blockscale.calibrate.algorithms.gram import importance_of
 from blockscale.core import reference
-from blockscale.core.bits import FLT_MAX
+from blockscale.core.arithmetic.bits import FLT_MAX
 from blockscale.core.elements.minifloat import Minifloat
 from blockscale.core.format import Format
 from blockscale.core.known_scale import nearest_scale

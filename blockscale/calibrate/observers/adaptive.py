@@ -10,7 +10,7 @@ from torch import Tensor
 
 from blockscale.calibrate.observer import Observer, is_mean
 from blockscale.calibrate.observers import Spec, make
-from blockscale.core import philox
+from blockscale.core.arithmetic import philox
 from blockscale.core.format import Format
 from blockscale.core.operand import quantizer
 from blockscale.ops import primitives

@@ -1,7 +1,7 @@
 """Write one safetensors file of a run, tensor by tensor."""
 
+from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.parse import parse
-from blockscale.core.philox import named_seed
 from blockscale.core.progress import Progress
 from blockscale.files.directory.plan import DirectoryPlan, ShardPlan, TensorPlan, stamp
 from blockscale.files.directory.workspace import Workspace

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from blockscale.core.arithmetic.means import in_units, mean_of, unit_exponent
 from blockscale.core.block import WHOLE, Block, Blocks
-from blockscale.core.means import in_units, mean_of, unit_exponent
 from blockscale.files.slabs.cutting import Region
 
 

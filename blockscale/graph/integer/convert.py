@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from blockscale.core.bits import pow2
+from blockscale.core.arithmetic.bits import pow2
 from blockscale.graph.integer.builder import Sum
 from blockscale.graph.integer.layers import sums
 from blockscale.graph.integer.translate import translate

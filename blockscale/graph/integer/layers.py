@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from blockscale.core.bits import exponent
+from blockscale.core.arithmetic.bits import exponent
 from blockscale.core.elements.binary import Binary
 from blockscale.core.elements.integer import Integer
 from blockscale.core.elements.ternary import Ternary

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from blockscale.core.bits import pow2
+from blockscale.core.arithmetic.bits import pow2
 from blockscale.core.format import Format
 from blockscale.graph.integer.arithmetic import (
     add_aligned,

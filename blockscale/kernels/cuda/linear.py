@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from blockscale.core.arithmetic.precision import float32_inside
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
 from blockscale.core.parse import parse
-from blockscale.core.precision import float32_inside
 from blockscale.core.scale import TwoLevel
 from blockscale.kernels.cuda import interpreting
 from blockscale.kernels.cuda.dequantize import dequantize

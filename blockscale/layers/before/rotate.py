@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from blockscale.core import philox
+from blockscale.core.arithmetic import philox
 from blockscale.layers.before.before import Before, BufferSpecs
 from blockscale.ops.seed import seed_tensor
 

@@ -13,8 +13,8 @@ from blockscale.calibrate.algorithms.awq import AWQ
 from blockscale.calibrate.algorithms.hadamard import Hadamard
 from blockscale.calibrate.algorithms.smoothquant import SmoothQuant
 from blockscale.calibrate.calibrate import calibrate
+from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.parse import parse
-from blockscale.core.philox import named_seed
 from blockscale.layers.before import random_signs
 from tests.calibrate.algorithms.transforms import error, outlying, stats_of
 

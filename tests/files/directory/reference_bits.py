@@ -4,9 +4,9 @@ import torch
 from safetensors.torch import load_file
 
 from blockscale.core import reference
+from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.layout import to_stored
 from blockscale.core.pack import pack
-from blockscale.core.philox import named_seed
 
 
 def expected(name, tensor, layout, fmt, seed=0):

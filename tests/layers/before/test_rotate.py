@@ -7,7 +7,7 @@ from scipy.linalg import hadamard
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.core import philox
+from blockscale.core.arithmetic import philox
 from blockscale.layers.before import Before, Rotate, random_signs
 from tests.layers.before.kinds import (
     K,

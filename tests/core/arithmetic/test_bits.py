@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from blockscale.core.bits import (
+from blockscale.core.arithmetic.bits import (
     FLT_MAX,
     FLT_MIN,
     FLT_SMALLEST,

@@ -7,7 +7,7 @@ magnitude of its block. Sums of whole numbers are exact, so a block may be summe
 import torch
 from torch import Tensor
 
-from blockscale.core.bits import exponent, pow2
+from blockscale.core.arithmetic.bits import exponent, pow2
 
 
 def unit_exponent(largest: Tensor) -> Tensor:

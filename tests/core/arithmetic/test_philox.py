@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from blockscale.core import reference as R
+from blockscale.core.arithmetic.philox import named_seed, philox, uniform
 from blockscale.core.parse import parse
-from blockscale.core.philox import named_seed, philox, uniform
 from tests import exact
 
 CPU = torch.device("cpu")

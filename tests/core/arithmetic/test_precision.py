@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blockscale.core.precision import float32_inside
+from blockscale.core.arithmetic.precision import float32_inside
 
 
 def product(x: Tensor) -> Tensor:
