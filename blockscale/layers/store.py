@@ -109,6 +109,7 @@ class QInput(Scaled):
         super().__init__()
         self.format = fmt
         self.fmt = str(fmt)
+        self._dynamic = Quantizer(None, None, None, self.fmt)  # made once: it holds no tensor
         self.set_parts(None, None, None)
 
     @property
@@ -147,8 +148,11 @@ class QInput(Scaled):
 
     def of(self, x: Tensor) -> Quantizer:
         """How x [...] is quantized now, as ops take it; draws a seed where the format needs one."""
-        seed = seed_tensor(None, x.device) if self.format.rounding == "stochastic" else None
-        return Quantizer(*self.for_rank(x.ndim), self.fmt, seed)
+        if self.format.rounding == "stochastic":
+            return Quantizer(*self.for_rank(x.ndim), self.fmt, seed_tensor(None, x.device))
+        if self._buffers["scale"] is None:
+            return self._dynamic
+        return Quantizer(*self.for_rank(x.ndim), self.fmt)
 
     def for_rank(self, rank: int) -> Parts:
         """The parts, shaped for a tensor of `rank`; None where dynamic."""

@@ -9,14 +9,12 @@ from torch.autograd import forward_ad
 
 _TENSORS = frozenset((Tensor, nn.Parameter))
 _VALUES = frozenset((type(None), str, int, float, bool, list, torch.dtype))
-_LISTENING = (  # as long as each of these says no, nobody is
-    torch.compiler.is_compiling,
-    torch._C._len_torch_dispatch_stack,
-    torch._C._functorch.peek_interpreter_stack,
-    torch._C._is_torch_function_mode_enabled,
-    torch._C._autograd._profiler_enabled,
-    torch._C._get_tracing_state,
-)
+_is_compiling = torch.compiler.is_compiling
+_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
+_function_modes = torch._C._is_torch_function_mode_enabled
+_profiler = torch._C._autograd._profiler_enabled
+_tracing = torch._C._get_tracing_state
 _keys_of = torch._C._dispatch_keys
 _plain: set[int] = set()  # dispatch keys that were seen to be those of plain tensors, or fewer
 
@@ -26,10 +24,15 @@ def alone(args: tuple[Any, ...]) -> bool:
 
     It takes 5 µs for that, half of a call on a small tensor.
     """
-    for listening in _LISTENING:
-        if listening():
-            return False
-    if forward_ad._current_level >= 0:
+    if (
+        _is_compiling()
+        or _modes()
+        or _transforms()
+        or _function_modes()
+        or _profiler()
+        or _tracing()
+        or forward_ad._current_level >= 0
+    ):
         return False
     grad = torch.is_grad_enabled()
     for arg in args:

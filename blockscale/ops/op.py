@@ -25,6 +25,7 @@ class Op:
     """A registered op: callable as its reference is, with operands; it runs as a torch op.
 
     signature: what the torch op takes in the place of operands
+    defaults: of the op's own arguments
     flatten: makes the torch op's arguments of the op's own
     overload: the torch op
     run: the kernel or, where there is none, the reference
@@ -35,15 +36,18 @@ class Op:
     name: str
     reference: Callable[..., Any]
     signature: Signature
-    flatten: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+    defaults: tuple[Any, ...]
+    flatten: Callable[..., tuple[Any, ...]]
     overload: Any
     ulps: int
     run: Callable[..., Any]
 
     def __call__(self, *args: Any) -> Any:
         """Call the torch op, or what it would end in, where nothing else is listening."""
-        args += self.signature.defaults[len(args) :]
-        flat = self.flatten(args)
+        defaults = self.defaults
+        if len(args) < len(defaults):
+            args += defaults[len(args) :]
+        flat = self.flatten(*args)
         return self.run(*args) if alone(flat) else self.overload(*flat)
 
 
@@ -83,7 +87,7 @@ def op(
         fake = _on_one_device(name, takes, shape or reference)
         torch.library.register_fake(f"blockscale::{name}", fake, lib=LIBRARY)
         overload = getattr(torch.ops.blockscale, name).default
-        OPS[name] = Op(name, reference, takes, takes.flatten(), overload, ulps, run)
+        OPS[name] = Op(name, reference, takes, takes.defaults, takes.flatten(), overload, ulps, run)
         return OPS[name]
 
     return define

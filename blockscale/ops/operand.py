@@ -60,24 +60,20 @@ class Signature:
         flat += tuple([parameter.default for parameter in self.flat[len(flat) :]])
         return tuple([make(flat) for make in self._makes])
 
-    def flatten(self) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-        """What makes flat arguments of the op's own."""
-        operands = [(i, width) for i, width in enumerate(self.widths) if width is not None]
-        if not operands:
-            return lambda args: args
-        if len(operands) == 1:  # without a loop it takes half of the time
-            ((at, width),) = operands
-            return lambda args: (*args[:at], *args[at][:width], *args[at + 1 :])
-        return self._flatten
+    def flatten(self) -> Callable[..., tuple[Any, ...]]:
+        """What makes flat arguments of the op's own, all of them.
 
-    def _flatten(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        flat: list[Any] = []
-        for width, arg in zip(self.widths, args, strict=False):
-            if width is None:
-                flat.append(arg)
-            else:
-                flat += arg[:width]
-        return tuple(flat)
+        It is written out for each op, as dataclasses write their methods: a loop takes 1 µs.
+        """
+        names = [f"a{i}" for i in range(len(self.widths))]
+        parts = [
+            name if width is None else f"*{name}[:{width}]"
+            for name, width in zip(names, self.widths, strict=True)
+        ]
+        made: Callable[..., tuple[Any, ...]] = eval(
+            f"lambda {', '.join(names)}: ({', '.join(parts)},)"
+        )
+        return made
 
     def spellings(self) -> Callable[[tuple[Any, ...]], tuple[str, ...]]:
         """What reads the spelling of each format among the op's own arguments, perhaps empty."""

@@ -178,6 +178,4 @@ def test_what_cannot_be_reached_is_refused_each_time():
         f(a)
     for _ in range(3):
         with pytest.raises(ValueError, match="expected a tensor on a CUDA device"):
-            registry.KERNELS["linear", "cuda"][-1].run(
-                a.cpu(), *f[0].weight.operands, f[0].bias, f[0].weight.fmt, None, None, None, ""
-            )
+            registry.KERNELS["linear", "cuda"][-1].run(a.cpu(), f[0].weight.operand, f[0].bias)

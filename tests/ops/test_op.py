@@ -32,7 +32,7 @@ def test_schema_and_fake(fmt: str, dtype: torch.dtype) -> None:
         for args in many:
             wanted = leaf(args) if name in GRADIENTS else args
             utils = ("test_schema", "test_faketensor", "test_autograd_registration")
-            flat = OPS[name].flatten(wanted)
+            flat = OPS[name].flatten(*wanted)
             torch.library.opcheck(OPS[name].overload, flat, test_utils=utils)
             with bs.use("reference"):  # tests/kernels compares kernels, some within a tolerance
                 assert bits(OPS[name](*args)) == bits(OPS[name].reference(*args)), name
@@ -48,14 +48,14 @@ REST = [(op, fmt) for op in sorted(OPS) for fmt in FORMATS if (op, fmt) not in O
 def test_opcheck(name: str, fmt: str) -> None:
     for args in samples(fmt)[name]:
         wanted = leaf(args) if name in GRADIENTS else args
-        torch.library.opcheck(OPS[name].overload, OPS[name].flatten(wanted))
+        torch.library.opcheck(OPS[name].overload, OPS[name].flatten(*wanted))
 
 
 def check_compile(name: str, fmt: str, backend: str) -> None:
     for args in samples(fmt)[name]:
         torch._dynamo.reset()
         op = OPS[name]
-        flat = op.flatten(args)
+        flat = op.flatten(*args)
         overload = op.overload
         run = torch.compile(lambda *a, op=overload: op(*a), fullgraph=True, backend=backend)
         assert bits(run(*flat)) == bits(op(*args))

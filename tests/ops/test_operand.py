@@ -57,7 +57,7 @@ def test_there_and_back(fmt: str) -> None:
     for name, many in samples(fmt).items():
         takes = OPS[name].signature
         for args in many:
-            flat = OPS[name].flatten(args)
+            flat = OPS[name].flatten(*args)
             assert len(flat) == len(takes.flat)
             for got, wanted in zip(takes.bind(flat), args, strict=True):
                 assert type(got) is type(wanted)
@@ -72,7 +72,7 @@ def test_arguments_that_are_left_out_have_their_defaults() -> None:
     made = samples("int8:token:fp32")["linear"][0]
     short, full = OPS["linear"](*made[:2]), OPS["linear"](*made)
     assert bits(short) == bits(full)
-    flat = OPS["linear"].flatten(made)
+    flat = OPS["linear"].flatten(*made)
     assert bits(OPS["linear"].overload(*flat[:-1])) == bits(full)  # without the seed
 
 

@@ -86,7 +86,7 @@ def _as_integers(
         scale = native(by.fmt).checked_parts(x.shape, scale, by.zero_point, by.outer).scale
         by = Quantizer(scale.reshape(1, 1, 1), None, None, by.fmt)
     ready = prepared(weight)
-    offset = float_bias(bias, shape[0])
+    offset = None if bias is None else float_bias(bias, shape[0])
     y = torch.empty((x.shape[0], prod(sizes), shape[0]), dtype=x.dtype)
     at = 0
     for patches in _patches(x, sizes, kernel_size, settings):

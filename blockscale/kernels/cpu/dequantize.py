@@ -14,7 +14,7 @@ from blockscale.kernels.registry import kernel
 def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
     """As ops.primitives.dequantize; other dtypes than the three are cast from float32."""
     n = native(packed.fmt)
-    shape = packed.shape
+    shape = (*packed.codes.shape[:-1], packed.size) if packed.scale.ndim else ()
     stored = n.checked_codes(packed.codes, shape)
     parts = n.checked_parts(shape, packed.scale, packed.zero_point, packed.outer)
     kind = DTYPES.get(dtype, 0)

@@ -24,14 +24,14 @@ def linear(
 ) -> Tensor:
     """As ops.linear.linear."""
     x, dtype = floats(x)
-    n, shape = weight.codes.shape[0], x.shape
-    y = new((*shape[:-1], n), x.dtype)
-    offset = float_bias(bias, n)
+    n, (*rows, k) = weight.codes.shape[0], x.shape
+    y = new((*rows, n), x.dtype)
+    offset = None if bias is None else float_bias(bias, n)
     count = y.numel()
-    if not count or not shape[-1]:
+    if not count or not k:
         return y.zero_() if offset is None else y.copy_(offset)
-    if shape[-1] != weight.size:
-        raise ValueError(f"expected x of shape [..., {weight.size}], found {tuple(shape)}")
+    if k != weight.size:
+        raise ValueError(f"expected x of shape [..., {weight.size}], found {tuple(x.shape)}")
     ready = prepared(weight)
     if input.fmt:
         block = row_block(input.fmt, x.ndim)
@@ -43,10 +43,10 @@ def linear(
     return y
 
 
-def float_bias(bias: Tensor | None, n: int) -> Tensor | None:
+def float_bias(bias: Tensor, n: int) -> Tensor:
     """The bias [n] as the kernels add it."""
-    if bias is None or (bias.dtype is torch.float32 and bias.shape == (n,)):
-        return None if bias is None else in_order(bias)
+    if bias.dtype is torch.float32 and bias.shape == (n,):
+        return in_order(bias)
     return in_order(bias.to(torch.float32).expand(n))
 
 

@@ -70,6 +70,8 @@ def floats(x: Tensor) -> tuple[Tensor, int]:
     if kind is None:
         reference.widen(x)
         raise AssertionError("the reference takes a dtype that the kernels do not")
+    if x.is_contiguous() and x.data_ptr() % x.itemsize == 0:  # nearly always: a call less
+        return x, kind
     return in_order(x), kind
 
 
