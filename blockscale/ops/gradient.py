@@ -26,7 +26,7 @@ def differentiable(target: Op, backward: Callable[..., dict[str, Tensor | None]]
         flat = tuple(next(saved) if each is None else each[0] for each in ctx.others)
         wanted = {n for n, need in zip(names, ctx.needs_input_grad, strict=False) if need}
         with as_chosen(ctx.choice):
-            gradients_of = backward(*gradients, wanted, *target.signature.bind(flat))
+            gradients_of = backward(*gradients, wanted, *target.signature.bind(*flat))
         return tuple(gradients_of.get(name) for name in names[: len(flat)])
 
     try:
@@ -42,7 +42,7 @@ def differentiable(target: Op, backward: Callable[..., dict[str, Tensor | None]]
 
     def kernel(keys: Any, *flat: Any) -> Any:
         if nothing_asked(keys, flat):
-            return target.run(*target.signature.bind(flat))
+            return target.run(*target.signature.bind(*flat))
         return watched(keys, *flat)
 
     LIBRARY.impl(target.name, kernel, "Autograd", with_keyset=True)

@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
+from blockscale.core.operand import Operand
 from blockscale.kernels.registry import find
 from blockscale.ops.dispatch import alone
 from blockscale.ops.operand import Signature, signature
@@ -77,7 +78,7 @@ def op(
         run = _runner(name, reference, takes)
 
         def run_flat(*flat: Any) -> Any:
-            return run(*takes.bind(flat))
+            return run(*takes.bind(*flat))
 
         LIBRARY.define(
             name + takes.schema(get_type_hints(reference)["return"]),
@@ -87,7 +88,7 @@ def op(
         fake = _on_one_device(name, takes, shape or reference)
         torch.library.register_fake(f"blockscale::{name}", fake, lib=LIBRARY)
         overload = getattr(torch.ops.blockscale, name).default
-        OPS[name] = Op(name, reference, takes, takes.defaults, takes.flatten(), overload, ulps, run)
+        OPS[name] = Op(name, reference, takes, takes.defaults, takes.flatten, overload, ulps, run)
         return OPS[name]
 
     return define
@@ -95,11 +96,12 @@ def op(
 
 def _runner(name: str, reference: Callable[..., Any], takes: Signature) -> Callable[..., Any]:
     """What runs the kernel of the op's arguments or, where there is none, the reference."""
-    spellings, operand_first = takes.spellings(), takes.widths[0] is not None
+    spellings = takes.spellings
+    operand_first = next(iter(get_type_hints(reference).values())) is Operand
 
     def run(*args: Any) -> Any:
         first = args[0].codes if operand_first else args[0]
-        kernel = find(name, spellings(args), first.device.type, args)
+        kernel = find(name, spellings(*args), first.device.type, args)
         return reference(*args) if kernel is None else kernel.run(*args)
 
     return run
@@ -115,6 +117,6 @@ def _on_one_device(name: str, takes: Signature, shape: Callable[..., Any]) -> Ca
         devices = {tensor.device.type for tensor in tensors}
         if "meta" in devices and len(devices) > 1:
             raise ValueError(f"blockscale::{name}: its tensors are on {', '.join(sorted(devices))}")
-        return shape(*takes.bind(flat))
+        return shape(*takes.bind(*flat))
 
     return checked

@@ -10,10 +10,9 @@ with its name. A plain `fmt: str` is the spelling of a format as well.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from inspect import Parameter
-from operator import itemgetter
 from typing import Any, get_type_hints
 
 import torch
@@ -21,25 +20,26 @@ from torch import Tensor
 
 from blockscale.core.operand import Operand, Quantizer
 
-Make = Callable[[tuple[Any, ...]], Any]  # flat arguments -> one of the op's own
+Tuples = Callable[..., tuple[Any, ...]]
+SizeOf = Callable[..., int]
 
 
 @dataclass(frozen=True)
 class Signature:
     """An op's parameters, and the flat arguments of its torch op.
 
-    own:      the op's parameters, by name
-    flat:     the torch op's
-    widths:   for each of the op's parameters, how many fields of it the torch op takes; None where
-              it is no operand
-    defaults: for each of the op's parameters, Parameter.empty where it has none
+    flat:      the torch op's parameters
+    defaults:  of the op's own parameters, Parameter.empty where one has none
+    bind:      flat arguments, but for those at the end that have their defaults -> the op's own
+    flatten:   the op's own arguments, all of them -> flat
+    spellings: the op's own arguments -> the spelling of each format among them; some may be empty
     """
 
-    own: dict[str, Parameter]
     flat: tuple[Parameter, ...]
-    widths: tuple[int | None, ...]
     defaults: tuple[Any, ...]
-    _makes: tuple[Make, ...]
+    bind: Tuples
+    flatten: Tuples
+    spellings: Tuples
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,69 +55,46 @@ class Signature:
         prototype.__signature__ = signed  # type: ignore[attr-defined]
         return torch.library.infer_schema(prototype, mutates_args=())
 
-    def bind(self, flat: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Flat arguments, without those at the end that have their defaults -> the op's own."""
-        flat += tuple([parameter.default for parameter in self.flat[len(flat) :]])
-        return tuple([make(flat) for make in self._makes])
 
-    def flatten(self) -> Callable[..., tuple[Any, ...]]:
-        """What makes flat arguments of the op's own, all of them.
-
-        It is written out for each op, as dataclasses write their methods: a loop takes 1 µs.
-        """
-        names = [f"a{i}" for i in range(len(self.widths))]
-        parts = [
-            name if width is None else f"*{name}[:{width}]"
-            for name, width in zip(names, self.widths, strict=True)
-        ]
-        made: Callable[..., tuple[Any, ...]] = eval(
-            f"lambda {', '.join(names)}: ({', '.join(parts)},)"
-        )
-        return made
-
-    def spellings(self) -> Callable[[tuple[Any, ...]], tuple[str, ...]]:
-        """What reads the spelling of each format among the op's own arguments, perhaps empty."""
-        named = zip(self.own, self.widths, strict=True)
-        of = [
-            (i, width is not None)
-            for i, (name, width) in enumerate(named)
-            if width is not None or name == "fmt"
-        ]
-        if len(of) == 1:  # nearly all ops: without a loop it takes a third of the time
-            ((i, operand),) = of
-            return (lambda args: (args[i].fmt,)) if operand else (lambda args: (args[i],))
-        return lambda args: tuple([args[i].fmt if operand else args[i] for i, operand in of])
-
-
-def signature(reference: Callable[..., Any], size_of: Callable[..., int] | None) -> Signature:
+def signature(reference: Callable[..., Any], size_of: SizeOf | None) -> Signature:
     """The Signature of the op that `reference` defines.
 
     size_of: gives an Operand's size, from the flat arguments of its parameters' names, where the
         torch op does not take the size itself.
     """
     hints = get_type_hints(reference)
-    own = dict(inspect.signature(reference).parameters)
+    own = inspect.signature(reference).parameters
     flat: list[Parameter] = []
-    widths: list[int | None] = []
+    made, taken, spelled = [], [], []  # text, for each of the op's parameters
+    second = False
     for name, parameter in own.items():
         kind = hints[name]
         if kind not in (Operand, Quantizer):
             flat.append(parameter.replace(annotation=kind))
-            widths.append(None)
+            made.append(name)
+            taken.append(name)
+            spelled += [name] * (name == "fmt")
             continue
-        second = any(width is not None for width in widths)
         fields = _fields(kind, name, f"{name}_" if second else "", sized=size_of is None)
         flat += fields
-        widths.append(len(fields))
-    required = True
-    for i, parameter in reversed([*enumerate(flat)]):  # torch wants defaults at the end only
-        required = parameter.default is Parameter.empty
-        if required:
-            flat[:i] = [each.replace(default=Parameter.empty) for each in flat[:i]]
-            break
-    makes = _makes([hints[name] for name in own], widths, [each.name for each in flat], size_of)
+        second = True
+        values = [field.name for field in fields]
+        if kind is Operand and size_of is not None:
+            values.append(f"_size_of({', '.join(inspect.signature(size_of).parameters)})")
+        made.append(f"_{kind.__name__}({', '.join(values)})")
+        taken.append(f"*{name}[:{len(fields)}]")
+        spelled.append(f"{name}.fmt")
+    flat = _late_defaults(flat)
+    scope = {"_Operand": Operand, "_Quantizer": Quantizer, "_size_of": size_of}
     defaults = tuple(parameter.default for parameter in own.values())
-    return Signature(own, tuple(flat), tuple(widths), defaults, makes)
+    bare = [parameter.replace(default=Parameter.empty) for parameter in own.values()]
+    return Signature(
+        tuple(flat),
+        defaults,
+        _function(flat, made, scope),
+        _function(bare, taken, scope),
+        _function(bare, spelled, scope),
+    )
 
 
 def _fields(kind: type, name: str, prefix: str, sized: bool) -> list[Parameter]:
@@ -135,39 +112,25 @@ def _fields(kind: type, name: str, prefix: str, sized: bool) -> list[Parameter]:
     return [Parameter(prefix + n, plain, annotation=t) for n, t in types.items()] + [last]
 
 
-def _makes(
-    kinds: list[type],
-    widths: list[int | None],
-    names: list[str],
-    size_of: Callable[..., int] | None,
-) -> tuple[Make, ...]:
-    """For each of the op's parameters, what makes it of the flat arguments."""
-    makes: list[Make] = []
-    at = 0
-    for kind, width in zip(kinds, widths, strict=True):
-        start, stop = at, at + (width or 1)
-        at = stop
-        if width is None:
-            makes.append(itemgetter(start))
-        elif kind is Operand and size_of is not None:
-            asked = [names.index(name) for name in inspect.signature(size_of).parameters]
-            makes.append(_sized(start, stop, size_of, asked))
-        else:
-            makes.append(_whole(kind, start, stop))
-    return tuple(makes)
+def _late_defaults(parameters: list[Parameter]) -> list[Parameter]:
+    """The same without defaults before parameters that have none: torch refuses those."""
+    required = [i for i, each in enumerate(parameters) if each.default is Parameter.empty]
+    last = max(required, default=-1)
+    return [each.replace(default=Parameter.empty) for each in parameters[:last]] + parameters[last:]
 
 
-def _whole(kind: type, start: int, stop: int) -> Make:
-    """Makes an operand whose fields are all among the flat arguments."""
-    return lambda flat: kind(*flat[start:stop])
+def _function(
+    parameters: Iterable[Parameter], values: Iterable[str], scope: dict[str, Any]
+) -> Tuples:
+    """The function of these parameters that returns a tuple of these expressions.
 
-
-def _sized(start: int, stop: int, size_of: Callable[..., int], asked: list[int]) -> Make:
-    """Makes an Operand whose size other arguments tell."""
-
-    def make(flat: tuple[Any, ...]) -> Operand:
-        size = size_of(*[flat[i] for i in asked])
-        codes, scale, zero_point, outer, fmt = flat[start:stop]
-        return Operand(codes, scale, zero_point, outer, fmt, size)
-
-    return make
+    It is made as text, as dataclasses make their methods: calls on small tensors take 5 µs, of
+    which a loop over parameters would be one.
+    """
+    named = list(parameters)
+    scope = scope | {f"_default_{p.name}": p.default for p in named}
+    written = ", ".join(
+        p.name if p.default is Parameter.empty else f"{p.name}=_default_{p.name}" for p in named
+    )
+    made: Tuples = eval(f"lambda {written}: ({''.join(f'{value}, ' for value in values)})", scope)
+    return made

@@ -60,7 +60,7 @@ def test_every_op_asks_for_a_kernel_of_its_own_name() -> None:
             with use("reference"):
                 assert bits(result) == bits(OPS[name](*args))
             assert len(asked) == len(ran) == 1, name
-            spelled = OPS[name].signature.spellings()(full := complete(name, args))
+            spelled = OPS[name].signature.spellings(*(full := complete(name, args)))
             assert asked[0][0] == tuple(parse(each) for each in spelled if each)
             assert set(asked[0][0]) == {parse(FMT)}
             for seen in (asked[0][1], ran[0]):

@@ -46,10 +46,10 @@ def test_names_and_defaults() -> None:
 def test_sizes_come_from_other_arguments_where_the_torch_op_has_none() -> None:
     x, codes = torch.zeros(2, 12), torch.zeros(5, 6)
     flat = (x, codes, codes, None, None, "int4", None, None, None, None, "")
-    _, weight, bias, by = signature(linear, lambda x: x.shape[-1]).bind(flat)
+    _, weight, bias, by = signature(linear, lambda x: x.shape[-1]).bind(*flat)
     assert (weight.size, weight.fmt, bias, by) == (12, "int4", None, UNQUANTIZED)
     takes = signature(conv, lambda shape: prod(shape[1:]))
-    assert takes.bind((x, codes, codes, None, None, "int4", [5, 3, 2, 2]))[1].size == 12
+    assert takes.bind(x, codes, codes, None, None, "int4", [5, 3, 2, 2])[1].size == 12
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -59,13 +59,13 @@ def test_there_and_back(fmt: str) -> None:
         for args in many:
             flat = OPS[name].flatten(*args)
             assert len(flat) == len(takes.flat)
-            for got, wanted in zip(takes.bind(flat), args, strict=True):
+            for got, wanted in zip(takes.bind(*flat), args, strict=True):
                 assert type(got) is type(wanted)
                 if isinstance(wanted, tuple):
                     assert all(a is b or a == b for a, b in zip(got, wanted, strict=True))
                 else:
                     assert got is wanted or got == wanted
-            assert set(takes.spellings()(args)) <= {fmt, ""}
+            assert set(takes.spellings(*args)) <= {fmt, ""}
 
 
 def test_arguments_that_are_left_out_have_their_defaults() -> None:
