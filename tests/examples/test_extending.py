@@ -29,8 +29,11 @@ USES = {
         """,
     "element": """
         x = torch.tensor([[-1.0, -0.5, -0.25, 0.0, 0.2, 0.26, 0.75, 1.0]])
-        with bs.use("reference"):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             q = bs.quantize(x, "levels5:group8:fp32")
+            words = "no cpu kernel runs choose_quantize for levels5:group8:fp32 on these tensors"
+            assert [str(each.message).startswith(words) for each in caught] == [True]
             assert q.codes.tolist() == [[0, 1, 2, 2, 2, 3, 4, 4]]  # ties to even: -0.5, 1.5 steps
             assert q.dequantize().tolist() == [[-1.0, -0.5, 0.0, 0.0, 0.0, 0.5, 1.0, 1.0]]
             assert q.packed.shape == (1, 3)  # three bits each
