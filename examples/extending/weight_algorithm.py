@@ -8,9 +8,9 @@
 
 from typing import ClassVar
 
-from blockscale.calibrate.algorithms.candidates import widened
 from torch import Tensor
 
+from blockscale.calibrate.algorithms.block_scales import widened
 from blockscale.core.format import Format
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
