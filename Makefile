@@ -1,7 +1,7 @@
 # Every target makes the environment it needs (.venv, exact versions from requirements/) by itself.
 #
 #     make test PYTHON=python3.12          another Python (3.11 or later)
-#     make test ARGS="-n 2 tests/core"     more arguments for pytest (also for slow and bench)
+#     make test ARGS="-n 0 tests/core"     more arguments for pytest (also for slow and bench)
 
 PYTHON ?= python3
 ARGS ?=
@@ -35,7 +35,7 @@ demo: .venv/.native ## the tour: a real model, quantized and measured
 	@HF_HUB_OFFLINE=1 $(BIN)/blockscale demo $(ARGS)
 
 test: .venv/.test .venv/.native .venv/.triton ## the fast tests (minutes)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 $(ARGS)
 
 slow: .venv/.test .venv/.native .venv/.triton ## the exhaustive tests
 	@$(BIN)/python -m pytest -m slow -n 2 $(ARGS) || [ $$? -eq 5 ] # 5: there are none
