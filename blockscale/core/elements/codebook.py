@@ -38,7 +38,8 @@ class Codebook(Element):
     """A table of values by code; a number becomes the code of the nearest value.
 
     table: float32 numbers, of which none is there twice; 0 and -0 are two, and a number with a
-        minus sign that is nearest to both becomes -0. Codes from len(table) on mean NaN and are not written.
+        minus sign that is nearest to both becomes -0. Codes from len(table) on mean NaN and are
+        not written.
     ties: what a number halfway between two values becomes: "down" the smaller, "up" the larger,
         "zero" the one nearer to 0, and of v and -v the positive one
     """
