@@ -11,19 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blockscale.core.arithmetic.bits import FLT_MIN
 from blockscale.core.format import Format
-from blockscale.core.scale import Levels, PowerOfTwo
+from blockscale.core.scale import PowerOfTwo
 
 NEAREST = PowerOfTwo("nearest", byte=False)
-LARGEST = 2.0**127
-_FRACTION = (1 << 52) - 1  # the fraction bits of a float64
-_SQRT2 = 0x6A09E667F3BCC  # those of the float64 just below the square root of 2
-_ROOT = 1 + _SQRT2 / 2**52  # that float64
+_ROOT = 1.414213562373095  # the float64 just below the square root of 2
 _BOUNDS = {  # the powers of two that a scale of this dtype can be (docs/numerics.md, 1.3)
-    torch.float32: (FLT_MIN, LARGEST),
-    torch.float64: (FLT_MIN, LARGEST),
-    torch.bfloat16: (FLT_MIN, LARGEST),
+    torch.float32: (2.0**-126, 2.0**127),
+    torch.float64: (2.0**-126, 2.0**127),
+    torch.bfloat16: (2.0**-126, 2.0**127),
     torch.float16: (2.0**-24, 2.0**15),
 }
 
@@ -69,21 +65,19 @@ def round_to_power_of_2(scale: Value) -> Value:
 
 
 def nearest_power(scale: Tensor) -> Tensor:
-    """`round_to_power_of_2` of a tensor [...] of a dtype that it takes, with no look at values."""
-    low, high = _BOUNDS[scale.dtype]
-    magnitude = scale.abs()
-    if scale.dtype == torch.float64:
-        # from the bits, as all are normal now: the C++ that torch 2.13's Inductor makes of frexp
-        # does not compile for vectors of float64
-        bits = magnitude.clamp(low, high).view(torch.int64)
-        up = (bits & _FRACTION) > _SQRT2
-        rounded = (((bits >> 52) + up) << 52).view(torch.float64)
-    else:
-        finite = magnitude.to(torch.float32).nan_to_num(0.0, LARGEST)
-        rounded = NEAREST.store(finite, Levels(1.0, 0), 0)
-    rounded = rounded.clamp(low, high).to(scale.dtype)
-    signed = torch.where(scale < 0, -rounded, rounded)  # not copysign: -0.0 counts as 0
-    return torch.where(scale.isnan(), scale, signed)
+    """`round_to_power_of_2` of a tensor [...] of a dtype that it takes.
+
+    It looks at no value, and is written in what TorchScript knows, for compat's observers.
+    """
+    low, high = 2.0**-126, 2.0**127
+    if scale.dtype == torch.float16:
+        low, high = 2.0**-24, 2.0**15
+    within = scale.abs().to(torch.float64).clamp(low, high)  # exact from every dtype; NaN stays
+    fraction = torch.frexp(within)[0]  # in [1/2, 1)
+    above = within / fraction  # the next power of two, exact: only the fraction goes
+    nearest = torch.where(fraction > 0.7071067811865475, above, above / 2)  # half of _ROOT
+    nearest = nearest.clamp(max=high)
+    return torch.where(scale < 0, -nearest, nearest).to(scale.dtype)  # -0.0 counts as 0
 
 
 def _nearest_power_of_number(scale: float, low: float, high: float) -> float:
