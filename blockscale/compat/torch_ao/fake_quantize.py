@@ -1,5 +1,6 @@
 """torch.ao's fake quantizers, whose observers take `power_of_2_scale` among their arguments."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -28,14 +29,14 @@ class InTurn:
 
     if TYPE_CHECKING:
         activation_post_process: nn.Module
-        _in_turn: Any
-        _fused: Any
+        _in_turn: Callable[[Tensor], Tensor]
+        _fused: Callable[[Tensor], Tensor]
 
     def forward(self, X: Tensor) -> Tensor:  # noqa: N803 - torch.ao's name
         """X [...] float -> its values after a round trip."""
         if getattr(self.activation_post_process, "power_of_2_scale", False):
-            return self._in_turn(X)  # type: ignore[no-any-return]
-        return self._fused(X)  # type: ignore[no-any-return]
+            return self._in_turn(X)
+        return self._fused(X)
 
 
 class FusedMovingAvgObsFakeQuantize(InTurn, ao.FusedMovingAvgObsFakeQuantize):

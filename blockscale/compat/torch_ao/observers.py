@@ -59,9 +59,10 @@ class PowerOfTwoScale:
         """torch.ao's scale and zero point; or the nearest power of two, and the zero point for it.
 
         The power is the one that `to_format`'s Format chooses for the same range, unless it is
-        below torch.ao's `eps`. So a symmetric range of -128 ... 127 is cut into steps of amax / 127,
-        and not 127.5, as by torch.ao in float: that is another power for 0.6 % of ranges.
-        """  # This is TorchScript, too.
+        below torch.ao's `eps`. So a symmetric range of -128 ... 127 is cut into steps of amax /
+        127, and not 127.5, as by torch.ao in float: that is another power for 0.6 % of ranges.
+        """
+        # what TorchScript knows, too
         scale, zero_point = self._float_qparams(min_val, max_val)
         unseen = min_val.numel() == 0 or bool((min_val > max_val).any())
         if not self.power_of_2_scale or unseen:

@@ -72,7 +72,7 @@ def test_what_cannot_round_is_an_error_and_no_silence() -> None:
     assert power_of_2(Own, enabled=False) is Own
     assert power_of_2(OwnOfOurs)().power_of_2_scale
     for other in (Own, Own.with_args(), ao.MinMaxObserver(), lambda: None, nn.Linear):
-        with pytest.raises(ValueError, match=r"only the observers and fake quantizers of torch\.ao"):
+        with pytest.raises(ValueError, match="only the observers and fake quantizers of"):
             power_of_2(other)
     with pytest.raises(ValueError, match=r"only torch\.ao's observers can round"):
         power_of_2(ao.FakeQuantize.with_args(observer=Own))
