@@ -1,12 +1,14 @@
 """torch.ao's fake quantizers, whose observers take `power_of_2_scale` among their arguments."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.ao import quantization as ao
 
 from blockscale.compat.torch_ao.observers import MovingAverageMinMaxObserver, method
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class FakeQuantize(ao.FakeQuantize):
