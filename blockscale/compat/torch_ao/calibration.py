@@ -1,5 +1,6 @@
 """prepare and convert, as torch.ao's: observe a model by its configuration, then quantize it."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from blockscale.qat.layers import QATLayer
 _KEPT = "_observed"  # where a prepared model keeps what `convert` needs, as `qat` keeps its ledger
 
 
-def prepare(
+def prepare(  # noqa: PLR0913 - the first three are the call, the rest are options
     model: nn.Module,
     config: Any = None,
     example_inputs: Any = None,
@@ -33,8 +34,9 @@ def prepare(
     outputs: bool = False,
     observer: observers.Spec | None = None,
     strict: bool = False,
+    inplace: bool = True,
 ) -> nn.Module:
-    """A float model -> observed in place, by a torch.ao QConfig or QConfigMapping; returns it.
+    """A float model -> observed, by a torch.ao QConfig or QConfigMapping; returns it.
 
     Run it on data then, in float, and `convert` it. bs.calibrate does all that in one call.
 
@@ -43,10 +45,12 @@ def prepare(
     outputs: as in `to_recipe`. observer: by default the one that the configuration's activations
         name, see `to_observer`. Dynamic activations stay dynamic, and are not observed.
     strict: raise SkippedError if something that the configuration covers cannot be quantized.
+    inplace: False prepares a copy, which torch.ao's does by default.
 
     Raises ValueError for what cannot be translated, before anything changes.
     """
     del example_inputs
+    model = model if inplace else copy.deepcopy(model)
     if _KEPT in vars(model) or any(isinstance(module, QATLayer) for module in model.modules()):
         raise ValueError("the model is already prepared: convert it, or prepare a float model")
     mapping = _attributes(model) if config is None else to_mapping(config)
@@ -55,27 +59,24 @@ def prepare(
     plans = plans_for(model, recipe)
     check(plans, list(plan_others(model, plans, recipe)), recipe, strict=strict)
     dynamic = {name for name, _, qconfig in decided(mapping, model) if _is_dynamic(qconfig)}
-    looks = [
-        look
-        for plan in plans
-        if isinstance(plan, Plan) and not dynamic.intersection(plan.names)
-        for look in _looks(plan, spec)
-    ]
+    quantized = [p for p in plans if isinstance(p, Plan) and not dynamic.intersection(p.names)]
+    looks = [look for plan in quantized for look in _looks(plan, spec)]
     for look in looks:
         look.start(model.get_submodule(look.name))
     vars(model)[_KEPT] = _Observed(recipe, looks)
     return model
 
 
-def convert(model: nn.Module) -> nn.Module:
-    """A model after `prepare` and data, or after `prepare_qat` and training -> quantized, in place.
+def convert(model: nn.Module, *, inplace: bool = True) -> nn.Module:
+    """A model after `prepare` and data, or after `prepare_qat` and training -> quantized.
 
-    Returns it. Of one that was trained it is bs.convert. What could not be quantized is named in
-    one warning; `bs.qat.ledger(model)` says what became of every layer.
+    Returns it, or with inplace=False a quantized copy. Of one that was trained it is bs.convert.
+    What could not be quantized is named in one warning; `bs.qat.ledger(model)` says what became of every layer.
 
     Raises ValueError, before anything is changed, for a model that is not prepared and for a layer
     whose observer has seen no data.
     """
+    model = model if inplace else copy.deepcopy(model)
     observed: _Observed | None = vars(model).get(_KEPT)
     if observed is None:
         if not any(isinstance(module, QATLayer) for module in model.modules()):

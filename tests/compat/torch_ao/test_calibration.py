@@ -99,6 +99,16 @@ def test_a_copy_is_prepared_by_itself() -> None:
     assert torch.equal(convert(shown(other, data))(data[0]), model(data[0]))
 
 
+def test_copies_as_torch_ao_s() -> None:
+    data, model = images(), net()
+    prepared = shown(prepare(model, STATIC, inplace=False), data)
+    quantized = convert(prepared, inplace=False)
+    assert "_observed" not in vars(model)
+    assert type(model[0]) is type(prepared[0]) is nn.Conv2d
+    assert torch.equal(prepared(data[0]), model(data[0]))
+    assert torch.equal(convert(prepared)(data[0]), quantized(data[0]))
+
+
 def test_attributes_of_torch_ao_s_eager_mode() -> None:
     model = net()
     model.qconfig = STATIC
