@@ -71,7 +71,8 @@ def convert(model: nn.Module, *, inplace: bool = True) -> nn.Module:
     """A model after `prepare` and data, or after `prepare_qat` and training -> quantized.
 
     Returns it, or with inplace=False a quantized copy. Of one that was trained it is bs.convert.
-    What could not be quantized is named in one warning; `bs.qat.ledger(model)` says what became of every layer.
+    What could not be quantized is named in one warning; `bs.qat.ledger(model)` says what became of
+    every layer.
 
     Raises ValueError, before anything is changed, for a model that is not prepared and for a layer
     whose observer has seen no data.
