@@ -74,7 +74,7 @@ def spellings(draw, rank: int) -> str:
     if kind.integer:
         spans += ["asym", "asym"]
     if kind.integer and kind.signed:
-        spans += ["full"] + ["half"] * (scale in SCALE_RANGE)
+        spans += ["full"] + ["half"] * (scale in SCALE_RANGE or scale.endswith("/nearest"))
     options = [draw(st.sampled_from(spans))]
     if "/" not in scale:
         options.append(draw(st.sampled_from(["", "recip"])))

@@ -97,11 +97,9 @@ def with_power_of_2_scale(fmt: Format) -> Format:
     """The same format under a float32 scale that is a power of two, `pow2/nearest`.
 
     A zero point is chosen from the rounded scale, as from any. `recip` goes, since division by a
-    power of two is exact; `half`, a rule about float scales, becomes `full`, which has its codes
-    (-128 ... 127). A two-level scale becomes one power of two a block. Formats that have a
+    power of two is exact. A two-level scale becomes one power of two a block. Formats that have a
     power-of-two scale, `pow2` or `e8m0`, stay as they are.
     """
     if isinstance(fmt.scale, PowerOfTwo):
         return fmt
-    span = "full" if fmt.span == "half" else fmt.span
-    return replace(fmt, scale=NEAREST, recip=False, span=span)
+    return replace(fmt, scale=NEAREST, recip=False)

@@ -228,7 +228,7 @@ def test_siblings_of_every_format() -> None:
 def test_siblings_by_name() -> None:
     for fmt, expected in (
         ("int8:channel0:fp32", "int8:channel0:pow2/nearest"),
-        ("int8:tensor:fp32:half:recip", "int8:tensor:pow2/nearest:full"),
+        ("int8:tensor:fp32:half:recip", "int8:tensor:pow2/nearest:half"),
         ("uint8:tensor:bf16:asym:recip", "uint8:tensor:pow2/nearest:asym"),
         ("e2m1:group16:e4m3", "e2m1:group16:pow2/nearest"),
         ("int8:group64:e8m0/floor", "int8:group64:e8m0/floor"),

@@ -59,8 +59,7 @@ class PowerOfTwoScale:
         """torch.ao's scale and zero point; or the nearest power of two, and the zero point for it.
 
         The power is the one that `to_format`'s Format chooses for the same range, unless it is
-        below torch.ao's `eps`. So a symmetric range of -128 ... 127 is cut into steps of amax /
-        127, and not 127.5, as by torch.ao in float: that is another power for 0.6 % of ranges.
+        below torch.ao's `eps`, and the one nearest to torch.ao's own scale.
         """
         # what TorchScript knows, too
         scale, zero_point = self._float_qparams(min_val, max_val)
@@ -72,13 +71,13 @@ class PowerOfTwoScale:
             self.qscheme == torch.per_tensor_symmetric
             or self.qscheme == torch.per_channel_symmetric
         )
-        steps = self.quant_max - self.quant_min
+        steps = float(self.quant_max - self.quant_min)
         if symmetric:
-            reach, steps = torch.max(-low, high), steps // 2
+            reach, steps = torch.max(-low, high), steps / 2
         else:
             reach = (high - low).clamp(max=3.4028234663852886e38)
         # by a tensor, as torch divides by a number on CUDA by multiplying with its reciprocal
-        quotient = torch.max(reach / torch.full_like(reach, float(steps)), self.eps)
+        quotient = torch.max(reach / torch.full_like(reach, steps), self.eps)
         scale = nearest_power(quotient).to(scale.dtype).reshape(scale.shape)
         if symmetric:
             return scale, zero_point

@@ -78,8 +78,8 @@ def largest_magnitudes(levels: tuple[float, ...]) -> list[float]:
 
 @pytest.mark.parametrize("arguments", [arguments for arguments, _ in FORMATS])
 def test_one_power_for_one_range(arguments: dict[str, Any]) -> None:
-    """The format takes the observer's scale and zero point, whatever the range: around 127.5 times
-    a threshold, where torch.ao's float scale would be on its other side, as everywhere."""
+    """The format takes the observer's scale and zero point, whatever the range: also where 127 and
+    127.5 levels lie on different sides of a threshold."""
     kind = {**arguments, "qscheme": BY_CHANNEL[arguments["qscheme"]]}
     observer = PerChannelMinMaxObserver(**kind, power_of_2_scale=True)
     steps = float(observer.quant_max - observer.quant_min)
@@ -97,25 +97,15 @@ def test_one_power_for_one_range(arguments: dict[str, Any]) -> None:
         assert torch.equal(zero_point[within], zero.flatten()[within].to(zero_point.dtype))
 
 
-def test_half_becomes_full_under_powers_of_two() -> None:
-    """amax / 127 is rounded, not amax / 127.5: for a few ranges the latter gives another power."""
-    observer = MinMaxObserver(**given(torch.qint8, SYMMETRIC), power_of_2_scale=True)
-    assert str(to_format(observer)) == "int8:tensor:pow2/nearest:full"
-    differs = []
-    for value in torch.linspace(1, 2, 2001).tolist():
-        ours, theirs = (
-            MinMaxObserver(**given(torch.qint8, SYMMETRIC), power_of_2_scale=on)
-            for on in (True, False)
-        )
-        scale, float_scale = (
-            observer(torch.tensor([value])) is None or observer.calculate_qparams()[0]
-            for observer in (ours, theirs)
-        )
-        ratio = (scale / bs.round_to_power_of_2(float_scale)).item()
-        assert ratio in (1.0, 2.0)
-        differs += [value] * (ratio == 2)
-    assert 1 <= len(differs) <= 12  # of 2001: about 0.4 %
-    assert all(2**0.5 * 127 < 128 * value < 2**0.5 * 127.5 for value in differs)
+@pytest.mark.parametrize("arguments", [arguments for arguments, _ in FORMATS])
+def test_the_power_is_nearest_to_torch_ao_s_scale(arguments: dict[str, Any]) -> None:
+    for value in torch.linspace(1, 2, 601).tolist():
+        found = []
+        for power_of_2_scale in (True, False):
+            observer = MinMaxObserver(**arguments, power_of_2_scale=power_of_2_scale)
+            observer(torch.tensor([value]))
+            found.append(observer.calculate_qparams()[0])
+        assert found[0] == bs.round_to_power_of_2(found[1])
 
 
 FLOAT_ZERO = torch.per_channel_affine_float_qparams
