@@ -62,8 +62,11 @@ class Format:
             self._refuse("a type of zero points needs asym")
         if self.span and (not integer or not self.element.signed or self.asym):
             self._refuse(f"{self.span} needs a signed integer element without asym")
-        if self.span in ("half", "signed") and not float_scale:
-            self._refuse(f"{self.span} needs an fp32, fp16 or bf16 scale")
+        nearest = isinstance(self.scale, PowerOfTwo) and self.scale.rule == "nearest"
+        if self.span == "half" and not (float_scale or nearest):
+            self._refuse("half needs an fp32, fp16 or bf16 scale, or a power of two by nearest")
+        if self.span == "signed" and not float_scale:
+            self._refuse("signed needs an fp32, fp16 or bf16 scale")
         if self.recip and isinstance(self.scale, PowerOfTwo):
             self._refuse("recip changes nothing under a power-of-two scale: leave it out")
         if isinstance(self.scale, TwoLevel):

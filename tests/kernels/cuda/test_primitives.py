@@ -20,7 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 FEW = [
     "mxfp4", "mxfp6", "mxfp8", "mxfp8_e5m2", "mxint8", "nvfp4", "binary", "int8:group32:fp32",
-    "ternary:group32:e8m0/floor", "int4:tile4x16:bf16:half", "e2m3:group8@0:fp32:recip", "log4",
+    "ternary:group32:e8m0/floor", "int4:tile4x16:bf16:half", "int8:token:pow2/nearest:half",
+    "int5:group16:e8m0/nearest:half", "e2m3:group8@0:fp32:recip", "log4",
     "int8_pow2", "uint4:token:fp16:asym", "int2:channel1:fp32:full", "int6:group7:e8m0/tosa",
     "int8:token:fp32:stochastic", "e2m1:group32@0:(uint4:channel0:fp32):nearest_away",
     "int8:group16:fp32:up", "e3m2:group16:fp32:down", "int12:group16:e4m3:toward_zero",
