@@ -14,10 +14,12 @@ from blockscale.core.layout import to_stored
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.layers.before import Before
+from blockscale.layers.bias import quantize_bias, without_dynamic
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.ledger import ledger_of
-from blockscale.layers.plan import Decision, Plan, plan_layers, plan_others
+from blockscale.layers.others import plan_others
+from blockscale.layers.plan import Decision, Plan, plan_layers
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Scales, Supplied, supplied
 from blockscale.ops.quantize import quantize
@@ -84,6 +86,7 @@ def apply(
 
     Raises SkippedError, before anything is changed, if strict asks for it.
     """
+    plans = without_dynamic(plans, lambda plan: places[plan.name].input is not None)
     others = list(plan_others(model, plans, recipe))
     check(plans, others, recipe, strict=strict)
     weights: dict[int, QWeight] = {}
@@ -137,6 +140,7 @@ def _build(
             setattr(layer, part, quantizer.to(plan.parameter.device))
     if place.before is not None:
         layer.set_before(place.before)
+    notes += _quantize_bias(plan, layer, seed)
     layer.take_place_of(plan.module)
     unused = plan.scheme.input is not None and layer.input is None
     reasons = ["shares the codes of a tied layer"] * (not plan.owns_weight)
@@ -148,6 +152,7 @@ def _build(
         output="" if layer.output is None else layer.output.fmt,
         reason="; ".join(reasons),
         details=place.told,
+        bias="" if layer.quantized_bias is None else layer.quantized_bias.fmt,
         notes=tuple(notes),
         bytes_after=plan.bytes_beside + _nbytes(layer, plan.owns_weight),
     )
@@ -157,7 +162,17 @@ def _build(
 def _nbytes(layer: QLayer, owns_weight: bool) -> int:
     """Bytes of a layer's codes, unless they are another's, and of what is before it."""
     beside = 0 if layer.before is None else layer.before.nbytes
+    beside += 0 if layer.quantized_bias is None else layer.quantized_bias.nbytes
     return beside + (layer.weight.nbytes if owns_weight else 0)
+
+
+def _quantize_bias(plan: Plan, layer: QLayer, seed: int | None) -> list[str]:
+    """The layer's bias in codes, if it is to be, and what a user should know about it."""
+    if not plan.quantizes_bias:
+        return []
+    assert plan.scheme.bias is not None
+    own = None if seed is None else named_seed(seed, f"{plan.name}.bias")
+    return quantize_bias(layer, plan.scheme.bias, own)
 
 
 def _weight(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWeight, list[str]]:

@@ -9,19 +9,25 @@ It is decided in this order, and what is decided does not change any more:
    the candidates is a `Plan` now, and what was refused is `Left`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
+from blockscale.core.bias import SumInteger
 from blockscale.core.format import Format
 from blockscale.core.layout import stored_shape
 from blockscale.core.ledger import Entry, Status
 from blockscale.core.recipe import Recipe, Scheme
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
-from blockscale.layers.reasons import looks_like_a_layer, why_not_layer, why_not_weight
+from blockscale.layers.reasons import (
+    looks_like_a_layer,
+    why_not_bias,
+    why_not_layer,
+    why_not_weight,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,10 +53,11 @@ class Left:
 class Plan(Left):
     """A layer that is to be quantized, and into what.
 
-    scheme: the formats of its weight, input and output; format: the weight's
+    scheme: the formats of its weight, input, output and bias; format: the weight's
     kind: the class of the quantized layer
     parameter: the float weight
     tied: whether another layer has the same weight
+    bias_left: why its bias stays in float though the scheme has a format for it, perhaps empty
     """
 
     scheme: Scheme
@@ -58,11 +65,24 @@ class Plan(Left):
     kind: type[QLayer]
     parameter: Tensor
     tied: bool
+    bias_left: str = ""
+
+    @property
+    def sums_bias(self) -> bool:
+        """Whether its bias is to become integers in steps of its sums."""
+        return self.quantizes_bias and isinstance(self.scheme.bias, SumInteger)
+
+    @property
+    def quantizes_bias(self) -> bool:
+        """Whether its bias is to be quantized."""
+        has = self.module._parameters.get("bias") is not None
+        return has and self.scheme.bias is not None and not self.bias_left
 
     @property
     def bytes_beside(self) -> int:
-        """Bytes of what it owns besides the weight."""
-        return sum(p.nbytes for p in self.owned if p is not self.parameter)
+        """Bytes of what it owns and keeps in float."""
+        bias = self.module._parameters.get("bias") if self.quantizes_bias else None
+        return sum(p.nbytes for p in self.owned if p is not self.parameter and p is not bias)
 
     @property
     def owns_weight(self) -> bool:
@@ -125,7 +145,8 @@ def _decide(
     model: nn.Module, recipe: Recipe, module: nn.Module, names: tuple[str, ...]
 ) -> _Candidate | _Refused:
     """What becomes of one layer, whatever it shares with others."""
-    decisions = [recipe.decide(name) for name in names]
+    decided = [(recipe.decide(name), recipe.bias_of(name)) for name in names]
+    decisions = [(replace(each, bias=bias), pattern) for (each, pattern), bias in decided]
     scheme, pattern = decisions[0]
     if isinstance(module, QLayer):
         return _Refused("kept", "already quantized")
@@ -138,7 +159,8 @@ def _decide(
         why = f"pattern {pattern!r} of the recipe" if pattern else "the recipe is empty"
         return _Refused("kept", why)
     if scheme.weight is None:
-        return _Refused("skipped", "its input and output are quantized only along with its weight")
+        told = "its input, output and bias are quantized only along with its weight"
+        return _Refused("skipped", told)
     kind, weight = quantized_class(module), _weight_of(module)
     reason = why_not_layer(model, module, names, kind)
     if reason is None and kind is not None:
@@ -208,7 +230,9 @@ def _with_parameters(
         entry = replace(entry, bytes_before=size, bytes_after=size)
         verdict = verdicts[module]
         if isinstance(verdict, _Candidate):
-            yield Plan(names, module, tuple(owned), entry, *verdict, module in tied)
+            stored = stored_shape(verdict.parameter.shape, verdict.kind.layout)
+            left = why_not_bias(module._parameters.get("bias"), verdict.scheme, stored)
+            yield Plan(names, module, tuple(owned), entry, *verdict, module in tied, left)
         else:
             entry = replace(entry, status=verdict.status, reason=verdict.reason)
             yield Left(names, module, tuple(owned), entry)
@@ -216,24 +240,3 @@ def _with_parameters(
 
 def _numel(parameter: Tensor) -> int:
     return 0 if nn.parameter.is_lazy(parameter) else parameter.numel()
-
-
-def plan_others(model: nn.Module, plans: Iterable[Decision], recipe: Recipe) -> Iterator[Entry]:
-    """An entry for each parameter that belongs to no layer of the decisions."""
-    counted = {id(p) for plan in plans for p in plan.owned}
-    for name, parameter in model.named_parameters():
-        if id(parameter) in counted or nn.parameter.is_lazy(parameter):
-            continue
-        owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
-        size = parameter.nbytes
-        entry = Entry(name, f"parameter of {owner}", "kept", elements=parameter.numel())
-        entry = replace(entry, bytes_before=size, bytes_after=size)
-        scheme, pattern = recipe.decide(name)
-        if parameter.ndim < 2:
-            yield replace(entry, reason="a vector, such as a norm's weight or a bias")
-        elif not scheme.weight:
-            why = f"pattern {pattern!r} of the recipe" if pattern else "no weight format"
-            yield replace(entry, reason=why)
-        else:
-            reason = f"{owner} uses it directly, not through a layer that can hold codes"
-            yield replace(entry, status="skipped", reason=reason)

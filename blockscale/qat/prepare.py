@@ -14,7 +14,8 @@ from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import PARTS, Recipe
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.ledger import ledger_of
-from blockscale.layers.plan import Decision, Plan, plan_layers, plan_others
+from blockscale.layers.others import plan_others
+from blockscale.layers.plan import Decision, Plan, plan_layers
 from blockscale.qat import learned
 from blockscale.qat.folding import Pairs, find_pairs
 from blockscale.qat.layers import QATLayer, trained
