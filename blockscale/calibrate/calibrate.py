@@ -24,8 +24,7 @@ from blockscale.core.ledger import Ledger
 from blockscale.core.progress import Progress
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import apply, check, plans_for
-from blockscale.layers.others import plan_others
-from blockscale.layers.plan import Decision, Plan
+from blockscale.layers.plan import Decision, Plan, plan_others
 
 
 def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are options

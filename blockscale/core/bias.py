@@ -53,6 +53,14 @@ class SumInteger:
             return torch.int32
         return torch.int8 if self.bits <= 8 else torch.int16
 
+    def parts(self, shape: tuple[int, ...]) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """{part: (dtype, shape)} of what a bias of `shape` is stored as. Raises ValueError for a
+        tensor that is no vector.
+        """
+        if len(shape) != 1:
+            raise ValueError(f"{self} is for a bias [n], not for {shape}")
+        return {"codes": (self.code_dtype, shape), "scale": (torch.float32, shape)}
+
     def encode(self, bias: Tensor, steps: Tensor) -> Tensor:
         """bias [n], steps [n] float32 -> codes [n]: clamp(round_half_even(fl(bias / step))).
 

@@ -14,12 +14,11 @@ from blockscale.core.layout import to_stored
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.layers.before import Before
-from blockscale.layers.bias import quantize_bias, without_dynamic
+from blockscale.layers.bias import notes_on_bias, quantize_bias, without_dynamic
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.ledger import ledger_of
-from blockscale.layers.others import plan_others
-from blockscale.layers.plan import Decision, Plan, plan_layers
+from blockscale.layers.plan import Decision, Plan, plan_layers, plan_others
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Scales, Supplied, supplied
 from blockscale.ops.quantize import quantize
@@ -140,7 +139,10 @@ def _build(
             setattr(layer, part, quantizer.to(plan.parameter.device))
     if place.before is not None:
         layer.set_before(place.before)
-    notes += _quantize_bias(plan, layer, seed)
+    if plan.quantizes_bias and plan.scheme.bias is not None:
+        notes += notes_on_bias(layer, plan.scheme.bias)
+        own = None if seed is None else named_seed(seed, f"{plan.name}.bias")
+        quantize_bias(layer, plan.scheme.bias, own)
     layer.take_place_of(plan.module)
     unused = plan.scheme.input is not None and layer.input is None
     reasons = ["shares the codes of a tied layer"] * (not plan.owns_weight)
@@ -164,15 +166,6 @@ def _nbytes(layer: QLayer, owns_weight: bool) -> int:
     beside = 0 if layer.before is None else layer.before.nbytes
     beside += 0 if layer.quantized_bias is None else layer.quantized_bias.nbytes
     return beside + (layer.weight.nbytes if owns_weight else 0)
-
-
-def _quantize_bias(plan: Plan, layer: QLayer, seed: int | None) -> list[str]:
-    """The layer's bias in codes, if it is to be, and what a user should know about it."""
-    if not plan.quantizes_bias:
-        return []
-    assert plan.scheme.bias is not None
-    own = None if seed is None else named_seed(seed, f"{plan.name}.bias")
-    return quantize_bias(layer, plan.scheme.bias, own)
 
 
 def _weight(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWeight, list[str]]:

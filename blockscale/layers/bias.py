@@ -30,43 +30,60 @@ def without_dynamic(
     ]
 
 
-def quantize_bias(layer: QLayer, fmt: BiasFormat, seed: int | None = None) -> list[str]:
-    """Put the codes of a layer's float bias in its place; what a user should know of them.
+def quantize_bias(layer: QLayer, fmt: BiasFormat, seed: int | None = None) -> None:
+    """Put the codes of a layer's float bias in its place.
 
     fmt: for a SumInteger the layer needs a static input of one scale, and its final weight.
     seed: for a format that rounds stochastically.
-
-    Raises ValueError for a layer without a float bias.
     """
-    bias = layer._parameters.get("bias")
-    if bias is None:
-        raise ValueError(f"a {type(layer).__name__} without a float bias cannot quantize it")
-    bias = bias.detach()
-    notes = []
+    bias = _float_bias(layer)
+    if isinstance(fmt, Format):
+        layer.set_bias(QWeight.quantize(bias, fmt, seed=seed))
+        return
+    steps = steps_of_sums(layer)
+    layer.set_bias(QBias(fmt.encode(bias, steps), steps, fmt, bias.dtype))
+
+
+def notes_on_bias(layer: QLayer, fmt: BiasFormat) -> list[str]:
+    """What a user should know of a float bias that `quantize_bias` is to quantize."""
+    bias, notes = _float_bias(layer), []
     if odd := int((~bias.isfinite()).sum()):
         notes.append(f"{odd} of {bias.numel()} biases are NaN or infinite")
     if isinstance(fmt, Format):
-        layer.bias = QWeight.quantize(bias, fmt, seed=seed)
         return notes
-    steps = steps_of_sums(layer)
-    if beyond := int((bias.isfinite() & ~fmt.in_range(bias, steps)).sum()):
+    if beyond := int((bias.isfinite() & ~fmt.in_range(bias, steps_of_sums(layer))).sum()):
         notes.append(
-            f"{beyond} of {bias.numel()} biases are more steps of input times weight than "
-            f"{fmt} holds, and saturate: use larger scales, or leave this bias in float"
+            f"{beyond} of {bias.numel()} biases are more steps of input times weight than {fmt} "
+            f"holds, and saturate: use larger scales, or leave this bias in float"
         )
-    layer.bias = QBias(fmt.encode(bias, steps), steps, fmt, bias.dtype)
     return notes
 
 
+def _float_bias(layer: QLayer) -> Tensor:
+    bias = layer._parameters["bias"]
+    assert bias is not None
+    return bias.detach()
+
+
 def steps_of_sums(layer: QLayer) -> Tensor:
-    """The step of each output's sum [n] float32: the static input's times the weight's."""
-    weight = layer.weight.tensor
-    rows = weight.shape[0]
+    """The step of each output's sum [n] float32: the static input's times the weight's.
+
+    Raises ValueError for a dynamic input.
+    """
     if layer.input is None or not layer.input.static:
         raise ValueError(f"{type(layer).__name__}: {DYNAMIC}")
-    dead = (weight.dequantize() == 0).flatten(1).all(1)
-    steps = step_of(weight.qparams, weight.format).reshape(-1).expand(rows)
-    return sum_steps(step_of_input(layer.input), live_steps(steps, dead))
+    weight = layer.weight.tensor
+    steps = steps_of_outputs(weight.dequantize(), weight.qparams, weight.format)
+    return sum_steps(step_of_input(layer.input), steps)
+
+
+def steps_of_outputs(values: Tensor, qparams: QParams, fmt: Format) -> Tensor:
+    """A weight's values [n, k], and the stored scale that they have -> the step of each output [n].
+
+    Outputs whose weights are all 0 have the step of others (core.bias.live_steps).
+    """
+    steps = step_of(qparams, fmt).reshape(-1).expand(values.shape[0])
+    return live_steps(steps, (values == 0).all(1))
 
 
 def step_of_input(quantizer: QInput) -> Tensor:

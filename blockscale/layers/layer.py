@@ -107,14 +107,20 @@ class QLayer(nn.Module):
     @property
     def quantized_bias(self) -> QBias | QWeight | None:
         """The bias if it holds codes, else None."""
-        bias: Any = self._modules.get("bias")
+        bias: QBias | QWeight | None = self._modules.get("bias")  # type: ignore[assignment]
         return bias
+
+    def set_bias(self, bias: QBias | QWeight) -> None:
+        """Hold a quantized bias in the place of the float one."""
+        self._parameters.pop("bias", None)
+        self.bias = bias
 
     def added_bias(self) -> Tensor | None:
         """The bias [n] that the layer adds: a quantized one as its values, in float32."""
         parameters = self._parameters  # not as attributes: see QLinear.forward
         if "bias" in parameters:
-            return parameters["bias"]
+            plain: Tensor | None = parameters["bias"]
+            return plain
         bias: Any = self._modules["bias"]
         values: Tensor = bias.dequantize(torch.float32)
         return values

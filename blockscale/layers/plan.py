@@ -2,16 +2,16 @@
 
 It is decided in this order, and what is decided does not change any more:
 
-1. `_decide`: each layer by itself is a `_Candidate`, which can be quantized, or `_Refused`.
-2. `_settle_ties`: candidates that share a weight with something that is not quantized in the same
+1. `_decide`: each layer by itself is a `Candidate`, which can be quantized, or `Refused`.
+2. `settle_ties`: candidates that share a weight with something that is not quantized in the same
    format are refused as well.
 3. `_with_parameters`: every parameter is counted for the first layer that has it. What is left of
    the candidates is a `Plan` now, and what was refused is `Left`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from torch import Tensor, nn
 
@@ -27,6 +27,15 @@ from blockscale.layers.reasons import (
     why_not_bias,
     why_not_layer,
     why_not_weight,
+)
+from blockscale.layers.ties import (
+    Candidate,
+    Names,
+    Refused,
+    Verdicts,
+    settle_ties,
+    shared_weights,
+    weight_of,
 )
 
 
@@ -58,6 +67,7 @@ class Plan(Left):
     parameter: the float weight
     tied: whether another layer has the same weight
     bias_left: why its bias stays in float though the scheme has a format for it, perhaps empty
+    gets_bias: whether it will have a bias, also if it has none so far
     """
 
     scheme: Scheme
@@ -66,6 +76,12 @@ class Plan(Left):
     parameter: Tensor
     tied: bool
     bias_left: str = ""
+    gets_bias: bool = False
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """The shape of the weight as it is stored."""
+        return stored_shape(self.parameter.shape, self.kind.layout)
 
     @property
     def sums_bias(self) -> bool:
@@ -75,7 +91,7 @@ class Plan(Left):
     @property
     def quantizes_bias(self) -> bool:
         """Whether its bias is to be quantized."""
-        has = self.module._parameters.get("bias") is not None
+        has = self.gets_bias or self.module._parameters.get("bias") is not None
         return has and self.scheme.bias is not None and not self.bias_left
 
     @property
@@ -93,7 +109,7 @@ class Plan(Left):
         """The size of the dimension along which the layer's "input" or "output" is quantized."""
         if part == "input" or not self.kind.takes_input:  # a table gives rows of its weight
             return self.kind.features(self.module)
-        return stored_shape(self.parameter.shape, self.kind.layout)[0]
+        return self.stored[0]
 
     def left(self, status: Status, reason: str) -> Left:
         """The same layer, left as it is for this reason."""
@@ -102,26 +118,6 @@ class Plan(Left):
 
 
 Decision: TypeAlias = Plan | Left
-
-
-class _Refused(NamedTuple):
-    """Why a layer stays as it is."""
-
-    status: Status
-    reason: str
-
-
-class _Candidate(NamedTuple):
-    """A layer that can be quantized, as far as it alone is concerned."""
-
-    scheme: Scheme
-    format: Format
-    kind: type[QLayer]
-    parameter: Tensor
-
-
-_Names: TypeAlias = Mapping[nn.Module, tuple[str, ...]]
-_Verdicts: TypeAlias = dict[nn.Module, _Candidate | _Refused]
 
 
 def plan_layers(model: nn.Module, recipe: Recipe) -> list[Decision]:
@@ -135,88 +131,43 @@ def plan_layers(model: nn.Module, recipe: Recipe) -> list[Decision]:
             places.setdefault(module, []).append(name)
     layers = {module: tuple(names) for module, names in places.items()}
     verdicts = {module: _decide(model, recipe, module, layers[module]) for module in layers}
-    shared = _shared(layers)
-    _settle_ties(model, layers, shared, verdicts)
+    shared = shared_weights(layers)
+    settle_ties(model, layers, shared, verdicts)
     tied = {module for sharing in shared.values() if len(sharing) > 1 for module in sharing}
     return list(_with_parameters(layers, verdicts, tied))
 
 
 def _decide(
     model: nn.Module, recipe: Recipe, module: nn.Module, names: tuple[str, ...]
-) -> _Candidate | _Refused:
+) -> Candidate | Refused:
     """What becomes of one layer, whatever it shares with others."""
     decided = [(recipe.decide(name), recipe.bias_of(name)) for name in names]
     decisions = [(replace(each, bias=bias), pattern) for (each, pattern), bias in decided]
     scheme, pattern = decisions[0]
     if isinstance(module, QLayer):
-        return _Refused("kept", "already quantized")
+        return Refused("kept", "already quantized")
     if any(other != scheme for other, _ in decisions):
         shared = ", ".join(names)
-        return _Refused(
+        return Refused(
             "skipped", f"{shared} are one layer, which the recipe treats in several ways"
         )
     if not scheme:
         why = f"pattern {pattern!r} of the recipe" if pattern else "the recipe is empty"
-        return _Refused("kept", why)
+        return Refused("kept", why)
     if scheme.weight is None:
         told = "its input, output and bias are quantized only along with its weight"
-        return _Refused("skipped", told)
-    kind, weight = quantized_class(module), _weight_of(module)
+        return Refused("skipped", told)
+    kind, weight = quantized_class(module), weight_of(module)
     reason = why_not_layer(model, module, names, kind)
     if reason is None and kind is not None:
         reason = why_not_weight(weight, kind.layout, scheme.weight)
     if reason is not None:
-        return _Refused("skipped", reason)
+        return Refused("skipped", reason)
     assert kind is not None and weight is not None  # or there would be a reason
-    return _Candidate(scheme, scheme.weight, kind, weight)
+    return Candidate(scheme, scheme.weight, kind, weight)
 
 
-def _weight_of(module: nn.Module) -> Tensor | None:
-    """The parameter `weight` of a float layer that could be replaced."""
-    replaced = not isinstance(module, QLayer) and quantized_class(module) is not None
-    return module._parameters.get("weight") if replaced else None
-
-
-def _shared(layers: _Names) -> dict[int, list[nn.Module]]:
-    """{id of a weight: the layers that have it}."""
-    shared: dict[int, list[nn.Module]] = {}
-    for module in layers:
-        if (weight := _weight_of(module)) is not None:
-            shared.setdefault(id(weight), []).append(module)
-    return shared
-
-
-def _settle_ties(
-    model: nn.Module, layers: _Names, shared: dict[int, list[nn.Module]], verdicts: _Verdicts
-) -> None:
-    """Refuse candidates whose weight something else uses that does not get the same codes."""
-    holders: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        holders.setdefault(id(parameter), []).append(name)
-    for key, sharing in shared.items():
-        ours = {f"{name}.weight" for module in sharing for name in layers[module]}
-        others = [name for name in holders.get(key, ()) if name not in ours]
-        if not others and _one_format([verdicts[module] for module in sharing]):
-            continue
-        for module in sharing:
-            if isinstance(verdicts[module], _Candidate):
-                ties = others + [layers[other][0] for other in sharing if other is not module]
-                told = f"its weight is tied to {', '.join(ties)}, which cannot share its codes"
-                verdicts[module] = _Refused("skipped", told)
-
-
-def _one_format(verdicts: Sequence[_Candidate | _Refused]) -> bool:
-    """Whether layers can share codes: all are candidates, in one format and layout."""
-    wanted = {
-        (str(each.format), each.kind.layout) if isinstance(each, _Candidate) else None
-        for each in verdicts
-    }
-    return len(wanted) == 1 and None not in wanted
-
-
-def _with_parameters(
-    layers: _Names, verdicts: _Verdicts, tied: set[nn.Module]
-) -> Iterator[Decision]:
+def _with_parameters(layers: Names, verdicts: Verdicts, tied: set[nn.Module]) -> Iterator[Decision]:
     """The decisions, each parameter counted for the first layer that has it."""
     counted: set[int] = set()
     for module, names in layers.items():
@@ -229,7 +180,7 @@ def _with_parameters(
         entry = Entry(names[0], type(module).__name__, "quantized", elements=elements)
         entry = replace(entry, bytes_before=size, bytes_after=size)
         verdict = verdicts[module]
-        if isinstance(verdict, _Candidate):
+        if isinstance(verdict, Candidate):
             stored = stored_shape(verdict.parameter.shape, verdict.kind.layout)
             left = why_not_bias(module._parameters.get("bias"), verdict.scheme, stored)
             yield Plan(names, module, tuple(owned), entry, *verdict, module in tied, left)
@@ -240,3 +191,24 @@ def _with_parameters(
 
 def _numel(parameter: Tensor) -> int:
     return 0 if nn.parameter.is_lazy(parameter) else parameter.numel()
+
+
+def plan_others(model: nn.Module, plans: Iterable[Decision], recipe: Recipe) -> Iterator[Entry]:
+    """An entry for each parameter that belongs to no layer of the decisions."""
+    counted = {id(p) for plan in plans for p in plan.owned}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in counted or nn.parameter.is_lazy(parameter):
+            continue
+        owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
+        size = parameter.nbytes
+        entry = Entry(name, f"parameter of {owner}", "kept", elements=parameter.numel())
+        entry = replace(entry, bytes_before=size, bytes_after=size)
+        scheme, pattern = recipe.decide(name)
+        if parameter.ndim < 2:
+            yield replace(entry, reason="a vector, such as a norm's weight or a bias")
+        elif not scheme.weight:
+            why = f"pattern {pattern!r} of the recipe" if pattern else "no weight format"
+            yield replace(entry, reason=why)
+        else:
+            reason = f"{owner} uses it directly, not through a layer that can hold codes"
+            yield replace(entry, status="skipped", reason=reason)

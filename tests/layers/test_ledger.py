@@ -6,8 +6,7 @@ from torch import nn
 
 from blockscale.core.recipe import Recipe
 from blockscale.layers.ledger import ledger_of
-from blockscale.layers.others import plan_others
-from blockscale.layers.plan import Plan, plan_layers
+from blockscale.layers.plan import Plan, plan_layers, plan_others
 
 
 def model() -> nn.Module:

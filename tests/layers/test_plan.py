@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.layers.plan import Left, Plan, plan_layers
+from blockscale.layers.plan import Left, Plan, plan_layers, plan_others
 from blockscale.layers.store import QWeight
 from tests.layers.models import (
     quantized,
@@ -71,43 +71,24 @@ def test_what_is_left_says_why_and_keeps_its_parameters() -> None:
     assert plan.entry.status == "quantized"
 
 
-@pytest.mark.parametrize(
-    ("recipe", "statuses", "told"),
-    [
-        (bs.Recipe("int8"), ["quantized"] * 3, ""),
-        (
-            bs.Recipe("int8", rules={"head": "int4"}),
-            ["skipped", "skipped", "quantized"],
-            "its weight is tied to head, which cannot share its codes",
-        ),
-        (
-            bs.Recipe("int8", skip=["head"]),
-            ["skipped", "kept", "quantized"],
-            "its weight is tied to head, which cannot share its codes",
-        ),
-    ],
-)
-def test_tied_weights_share_codes_or_stay(
-    recipe: bs.Recipe, statuses: list[str], told: str
-) -> None:
-    plans = plan_layers(Tied(), recipe)
-    assert [plan.entry.status for plan in plans] == statuses
-    assert plans[0].entry.reason == told
-
-
-def test_a_weight_that_something_else_uses_stays() -> None:
-    class Raw(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-            self.own = self.layer.weight
-
-    [left] = plan_layers(Raw(), bs.Recipe("int8"))
-    assert left.entry.reason == "its weight is tied to own, which cannot share its codes"
-
-
 def test_one_layer_under_two_names_that_a_recipe_tells_apart() -> None:
     layer = nn.Linear(4, 4)
     [left] = plan_layers(nn.Sequential(layer, layer), bs.Recipe("int8", skip=["1"]))
     assert left.names == ("0", "1")
     assert left.entry.reason == "0, 1 are one layer, which the recipe treats in several ways"
+
+
+def test_parameters_of_no_layer() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
+    model.register_parameter("free", nn.Parameter(torch.ones(3, 3)))
+    model.register_parameter("kept", nn.Parameter(torch.ones(3, 3)))
+    recipe = bs.Recipe("int8", skip=["kept"])
+    entries = {e.name: e for e in plan_others(model, plan_layers(model, recipe), recipe)}
+    assert list(entries) == ["free", "kept", "1.weight", "1.bias"]
+    assert entries["free"].status == "skipped"
+    assert "uses it directly" in entries["free"].reason
+    assert (entries["kept"].status, entries["kept"].reason) == (
+        "kept", "pattern 'kept' of the recipe"
+    )  # fmt: skip
+    assert entries["1.weight"].reason.startswith("a vector")
+    assert (entries["free"].elements, entries["free"].bytes_before) == (9, 36)
