@@ -62,7 +62,7 @@ class SumInteger:
         return {"codes": (self.code_dtype, shape), "scale": (torch.float32, shape)}
 
     def encode(self, bias: Tensor, steps: Tensor) -> Tensor:
-        """bias [n], steps [n] float32 -> codes [n]: clamp(round_half_even(fl(bias / step))).
+        """bias [n], steps [n] float32 -> codes [n]: clamp(round_half_even(fl64(bias / step))).
 
         NaN gives 0, infinity saturates. Raises TypeError for a dtype that float32 cannot hold.
         """
@@ -72,7 +72,7 @@ class SumInteger:
 
     def decode(self, codes: Tensor, steps: Tensor) -> Tensor:
         """codes [n], steps [n] -> values [n] float32: fl(fl(code) * step)."""
-        return codes.to(torch.float32) * steps
+        return codes * steps  # torch makes float32 of the codes first; one op, at every call
 
     def in_range(self, bias: Tensor, steps: Tensor) -> Tensor:
         """Where `encode` neither saturates nor meets a NaN, so that a gradient passes: bool [n]."""
@@ -145,5 +145,7 @@ def sum_steps(input_step: Tensor, weight_steps: Tensor) -> Tensor:
 
 
 def _rounded(bias: Tensor, steps: Tensor) -> Tensor:
-    """round_half_even(fl(bias / step)) in float64, which holds every int32 and its neighbours."""
-    return (widen(bias) / steps).to(torch.float64).round()
+    """round_half_even(fl64(bias / step)), float64 as its quotient: float32 has no room for 32 bits,
+    and would make ties of what is none.
+    """
+    return (widen(bias).to(torch.float64) / steps.to(torch.float64)).round()

@@ -9,8 +9,8 @@ The safetensors metadata holds `blockscale`, this JSON, and `blockscale_sha256`,
      "layers": {layer: {"input": spelling, "output": spelling, "before": spelling}},
      "aliases": {name: name it is tied to}}
 
-`shape` and `dtype` are those of the float tensor; `layout` is one of core.layout.LAYOUTS. A bias can
-be a quantized tensor, too, also in `int32:sums` (core.bias), with a scale for each code. `layers`
+`shape` and `dtype` are those of the float tensor; `layout` is one of core.layout.LAYOUTS. A bias
+can be a quantized tensor, too, also in `int32:sums` (core.bias), a scale for each code. `layers`
 has an entry for each layer whose input or output is quantized, or transformed before that
 (`blockscale.layers.before`); a static scale of it is stored as `layer.input.scale`, like a
 weight's, and what a transform holds as `layer.before.factor` or `layer.before.signs`.

@@ -124,7 +124,9 @@ class QBias(Buffers):
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """The bias [n] that its layer adds, by default in the dtype that the float bias had."""
         part: dict[str, Any] = self._buffers
-        return self.kind.decode(part["codes"], part["scale"]).to(dtype or self.dtype)
+        values = self.kind.decode(part["codes"], part["scale"])
+        dtype = dtype or self.dtype
+        return values if dtype is torch.float32 else values.to(dtype)
 
     def extra_repr(self) -> str:
         return f"'{self.fmt}', shape={tuple(self.shape)}"
