@@ -1,6 +1,5 @@
 """Biases in training: the bits of the converted layer, straight-through gradients, folding."""
 
-import copy
 import warnings
 from typing import Any
 
@@ -244,17 +243,6 @@ def test_what_is_settled() -> None:
     assert {n: p.quantizes_bias for n, p in kept.items()} == {"0": False, "3": True, "7": True}
     assert [p.gets_bias for p in kept.values()] == [False, True, False]
     assert "chooses a scale" in kept["0"].bias_left
-
-
-@pytest.mark.slow
-def test_compiled_without_a_graph_break() -> None:
-    torch.compiler.reset()
-    model = prepared(learn="steps")
-    train(model, IMAGES[:1])
-    bs.qat.switch(model, observe=False, freeze_norms=True)
-    other = copy.deepcopy(model)
-    run = torch.compile(model, backend="aot_eager", fullgraph=True)
-    assert train(run, IMAGES) == train(other, IMAGES)
 
 
 def test_autocast_keeps_biases_in_float32() -> None:
