@@ -64,10 +64,10 @@ def test_around_every_tie_the_nearest_is_taken(
     """Below 2^29 a quotient in binary64 rounds as the exact one: nothing becomes a tie."""
     exact = (whole + Fraction(half, 2)) * Fraction(step)
     bias = np.float32(nearest(exact))
+    if abs(bias) >= FLT_MAX:  # it has no neighbour there
+        return
     for _ in range(abs(aside)):
         bias = np.nextafter(bias, np.float32(math.copysign(math.inf, aside)))
-    if not np.isfinite(bias):
-        return
     found = SumInteger(32).encode(tensor([float(bias)]), tensor([step])).item()
     quotient = Fraction(float(bias)) / Fraction(step)
     if abs(quotient) < 2**29:

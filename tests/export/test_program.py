@@ -10,6 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import blockscale as bs
+from tests.layers.test_bias import IMAGES, network
 
 ROOT = Path(__file__).parents[2]
 FRESH = """
@@ -130,26 +131,19 @@ def test_a_model_of_integers(tmp_path):
 
 
 @pytest.mark.parametrize("bias", ["int32", "mxfp8"])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_quantized_biases(bias, tmp_path):
     """The file holds their codes, and what it adds are the values that the model adds."""
-    torch.manual_seed(0)
-    model, tokens = gpt2(), {"input_ids": torch.randint(50, (2, 7))}
-    for name, parameter in model.named_parameters():
-        if name.endswith(".bias"):
-            torch.nn.init.normal_(parameter)
-    rules = {"wte": "int8_channel", "wpe": "int8_channel"}
-    recipe = bs.Recipe("int8_channel", input="int8", bias=bias, rules=rules)
-    ledger = bs.calibrate(model, [tokens], recipe, strict=True, progress=False)
-    assert sum(bool(entry.bias) for entry in ledger) == 2 * 4
-    bs.export.program(model, tmp_path / "model.pt2", tokens, dynamic_batch=True)
-    more = {"input_ids": torch.randint(50, (5, 7))}
-    assert read_by_another(tmp_path, model, tokens, more)
+    model = network().eval()
+    recipe = bs.Recipe("int8_channel", input="int8", bias=bias)
+    bs.calibrate(model, [IMAGES], recipe, strict=True, progress=False)
+    bs.export.program(model, tmp_path / "model.pt2", IMAGES, dynamic_batch=True)
+    assert read_by_another(tmp_path, model, IMAGES, IMAGES[:3] * 2)
     state = torch.export.load(tmp_path / "model.pt2").state_dict
-    codes = model.h[0].mlp.c_fc.bias.codes
-    assert torch.equal(state["h.0.mlp.c_fc.bias.codes"], codes)
-    assert codes.dtype == (torch.int32 if bias == "int32" else torch.uint8)
-    assert "h.0.mlp.c_fc.bias" not in state
+    for layer in "0578":
+        codes = model[int(layer)].bias.codes
+        assert torch.equal(state[f"{layer}.bias.codes"], codes)
+        assert codes.dtype == (torch.int32 if bias == "int32" else torch.uint8)
+        assert f"{layer}.bias" not in state
 
 
 def test_a_program(tmp_path):
