@@ -6,7 +6,7 @@ import torch
 
 from blockscale.core.format import Format
 from blockscale.core.pack import packed_dtype, packed_size
-from blockscale.core.scale import TwoLevel
+from blockscale.core.scales.two_level import TwoLevel
 
 Shape = tuple[int, ...]
 

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.block import Blocks, read_block
+from blockscale.core.block import read_block
+from blockscale.core.blocks import Blocks
 from blockscale.core.format import Format
 from blockscale.core.operand import Quantizer
-from blockscale.core.scale import FLOAT_SCALES, TwoLevel
+from blockscale.core.scale import FLOAT_SCALES
+from blockscale.core.scales.two_level import TwoLevel
 from blockscale.ops import primitives
 
 

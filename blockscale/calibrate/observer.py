@@ -7,7 +7,7 @@ from torch import Tensor
 
 from blockscale.calibrate.merging import MergeableStatistics
 from blockscale.core import reference
-from blockscale.core.block import Blocks
+from blockscale.core.blocks import Blocks
 from blockscale.core.element import Element
 from blockscale.core.format import Format
 from blockscale.core.parse import parse

@@ -101,11 +101,10 @@ class Session:
         if not observer.finite:
             return
         try:
-            scale, outer, zero_point = observer.qparams()
+            parts = observer.qparams()._asdict()
         except ValueError as error:
             raise ValueError(f"the {part} of {name}: {error}") from error
         quantizer = QInput(observer.format)
-        parts = {"scale": scale, "outer": outer, "zero_point": zero_point}
         quantizer.restore({key: value for key, value in parts.items() if value is not None})
         setattr(self.places[name], part, quantizer)
         more = observer.describe().partition("; ")[2]  # such as which of several it followed

@@ -8,16 +8,15 @@ per token, [8, 2] in groups of 32. A last block may be partial; then the Format'
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from math import prod
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from blockscale.core.arithmetic.means import in_units, mean_of, unit_exponent
-
 WHOLE = 0  # a block size: all of this dimension
-SPELLINGS = "tensor, channelA, token, groupN, groupN@A, tileRxC"
+SPELLINGS = (
+    "tensor, channelA, token, groupN, groupN@A, tileRxC, blockAxBxC of any rank (`*` is a whole "
+    "dimension), flatN, flatN@0"
+)
 
 
 @dataclass(frozen=True)
@@ -25,11 +24,17 @@ class Block:
     """Block sizes by dimension, of which only those that are not `rest` are listed.
 
     `sizes` holds (dimension, size); every other dimension has size `rest`, 1 or WHOLE.
+    flat: of `flatN`, how many elements of the flattened tensor share a scale, whatever its rows;
+        else 0
+    strided: of `flatN@0`, the elements of a block lie far apart: those of block j are j,
+        j + count, j + 2 count, …, where count is the number of blocks
     """
 
     name: str
     sizes: tuple[tuple[int, int], ...] = ()
     rest: int = 1
+    flat: int = 0
+    strided: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -40,7 +45,16 @@ class Block:
         return self.name in ("tensor", "channel-1")
 
     def sizes_for(self, rank: int) -> tuple[int, ...]:
-        """The block's size along each of `rank` dimensions; WHOLE is all of one."""
+        """The block's size along each of `rank` dimensions; WHOLE is all of one.
+
+        Raises ValueError for dimensions that are not there, and for a block over the flattened
+        tensor, which has no size along any.
+        """
+        if self.flat:
+            raise ValueError(
+                f"blocks of {self.name!r} run over the flattened tensor and have no size along a "
+                f"dimension: use 'group{self.flat}' where blocks need to stay within rows"
+            )
         sizes = [self.rest] * rank
         for dim, size in self.sizes:
             if not -rank <= dim < rank:
@@ -53,10 +67,28 @@ class Block:
 
     def scale_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of the scale of a tensor of `shape`."""
+        if self.flat:
+            return self._flat_shape(shape)
         return divided(shape, self.sizes_for(len(shape)))
+
+    def _flat_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        if not shape:
+            raise ValueError(f"block {self.name!r} needs a tensor with a dimension: use 'tensor'")
+        size = prod(shape)
+        if self.strided and size % self.flat:
+            raise ValueError(
+                f"block {self.name!r} divides the tensor, but {tuple(shape)} has {size} elements: "
+                f"pad it, or use 'flat{self.flat}', whose last block may be partial"
+            )
+        return (*[1] * (len(shape) - 1), (size + self.flat - 1) // self.flat)
 
     def expand(self, scale: Tensor, shape: Sequence[int]) -> Tensor:
         """Scale [...] -> a tensor that broadcasts to `shape`, each scale over its block."""
+        if self.strided:
+            return scale.reshape(1, -1).expand(self.flat, -1).reshape(tuple(shape))
+        if self.flat:
+            every = scale.reshape(-1).repeat_interleave(self.flat)
+            return every[: prod(shape)].reshape(tuple(shape))
         for dim, size in enumerate(self.sizes_for(len(shape))):
             if size > 1:
                 scale = scale.repeat_interleave(size, dim).narrow(dim, 0, shape[dim])
@@ -85,81 +117,43 @@ def read_block(name: str) -> Block:
     if tile := re.fullmatch(r"tile([1-9][0-9]*)x([1-9][0-9]*)", name):
         rows, columns = int(tile[1]), int(tile[2])
         return Block(f"tile{rows}x{columns}", ((-2, rows), (-1, columns)))
-    raise ValueError(f"no block {name!r}; there are {SPELLINGS} (N, R, C at least 1)")
+    if flat := re.fullmatch(r"flat([1-9][0-9]*)(@0)?", name):
+        return Block(f"flat{int(flat[1])}{flat[2] or ''}", (), 1, int(flat[1]), bool(flat[2]))
+    if sizes := re.fullmatch(r"block((?:[1-9][0-9]*|\*)(?:x(?:[1-9][0-9]*|\*))*)", name):
+        return _block(sizes[1].split("x"))
+    raise ValueError(f"no block {name!r}; there are {SPELLINGS} (N, R, C, A, B at least 1)")
 
 
-class Blocks:
-    """A tensor cut into blocks: what their scales are chosen from, one number for each block.
+def _block(sizes: list[str]) -> Block:
+    """`blockAxBxC`: sizes along the last dimensions. One block has one name: the shortest."""
+    while len(sizes) > 1 and sizes[0] == "1":
+        sizes = sizes[1:]  # as it is in all dimensions before
+    if len(sizes) == 1:
+        return read_block("token" if sizes == ["*"] else f"group{sizes[0]}")
+    if len(sizes) == 2 and "*" not in sizes:
+        return read_block(f"tile{'x'.join(sizes)}")
+    numbers = [WHOLE if size == "*" else int(size) for size in sizes]
+    dims = range(-len(sizes), 0)
+    return Block(f"block{'x'.join(sizes)}", tuple(zip(dims, numbers, strict=True)))
 
-    NaN and infinities are left out of everything but `poisoned`, which says where they are.
+
+def block_of(shape: Sequence[int], scale: Sequence[int]) -> Block:
+    """The block whose scale of a tensor of `shape` has the shape `scale`, which divides it.
+
+    Raises ValueError if it does not divide: then a block's size is not known.
     """
-
-    def __init__(self, x: Tensor, block: Block):
-        """x [...] float32."""
-        self.shape = block.scale_shape(x.shape)
-        self._sizes = block.sizes_for(x.ndim)
-        self._x = x
-        self._empty = x.numel() == 0
-
-    def _split(self, x: Tensor) -> Tensor:
-        """[n...] -> [count, size, count, size, ...], padded with zeros (False)."""
-        padding: list[int] = []
-        for n, size in zip(reversed(x.shape), reversed(self._sizes), strict=True):
-            padding += [0, -n % size if size > 1 else 0]
-        if any(size > 1 for size in self._sizes):
-            x = F.pad(x, padding)
-        split: list[int] = []
-        for n, size in zip(x.shape, self._sizes, strict=True):
-            split += [1, n] if size == WHOLE else [n // size, size]
-        return x.reshape(split)
-
-    @cached_property
-    def _dims(self) -> tuple[int, ...]:
-        return tuple(range(1, 2 * len(self._sizes), 2))
-
-    @cached_property
-    def _finite(self) -> Tensor:
-        return self._split(self._x.isfinite())
-
-    @cached_property
-    def _values(self) -> Tensor:
-        return self._split(torch.where(self._x.isfinite(), self._x, 0.0))
-
-    def _zeros(self) -> Tensor:
-        return self._x.new_zeros(self.shape)
-
-    def range(self) -> tuple[Tensor, Tensor]:
-        """The smallest and largest finite value of each block, widened to hold 0."""
-        if self._empty:
-            return self._zeros(), self._zeros()
-        low = self._values.amin(self._dims).clamp(max=0.0)
-        high = self._values.amax(self._dims).clamp(min=0.0)
-        return low.reshape(self.shape), high.reshape(self.shape)
-
-    def poisoned(self) -> Tensor:
-        """Whether each block holds a NaN or an infinity."""
-        if self._empty:
-            return self._zeros().to(torch.bool)
-        odd = self._split(~self._x.isfinite())
-        return odd.to(torch.uint8).amax(self._dims).to(torch.bool).reshape(self.shape)
-
-    def mean_magnitude(self, above: Tensor | None = None) -> Tensor:
-        """The mean of |x| in each block, over |x| > `above` if given: one per block.
-
-        Summed as integers, so that no order of summation changes the bits (docs/numerics.md, 3.2).
-        """
-        if self._empty:
-            return self._zeros()
-        size = self._values.abs()
-        chosen = self._finite
-        if above is not None:
-            chosen = chosen & (size > self._per_block(above))
-        largest = size.amax(self._dims, keepdim=True)
-        power = unit_exponent(largest)
-        total = torch.where(chosen, in_units(size, power), 0).sum(self._dims)
-        count = chosen.sum(self._dims)
-        return mean_of(total, count, power.reshape(total.shape)).reshape(self.shape)
-
-    def _per_block(self, scale: Tensor) -> Tensor:
-        """One number per block, shaped to broadcast with the split tensor."""
-        return scale.reshape([part for count in self.shape for part in (count, 1)])
+    if len(scale) != len(shape) or any(
+        count < 1 or n % count for n, count in zip(shape, scale, strict=True)
+    ):
+        raise ValueError(
+            f"a scale of shape {tuple(scale)} does not divide a tensor of shape {tuple(shape)} "
+            f"into blocks"
+        )
+    if all(count == 1 for count in scale):
+        return read_block("tensor")
+    sizes = [n // count for n, count in zip(shape, scale, strict=True)]
+    whole = [count == 1 and n != 1 for n, count in zip(shape, scale, strict=True)]
+    if sum(whole) == len(shape) - 1 and sizes[whole.index(False)] == 1:
+        return read_block(f"channel{whole.index(False)}")
+    named = ["*" if all_of_it else str(size) for size, all_of_it in zip(sizes, whole, strict=True)]
+    return _block(named)

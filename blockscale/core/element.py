@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.core.block import Blocks
+from blockscale.core.blocks import Blocks
 from blockscale.core.rounding import Round
 
 
@@ -21,7 +21,8 @@ class ElementNumbers:
     """All that a kernel has to know of an element to encode and decode it.
 
     family: how codes are computed, a name that each backend knows or does not know: "integer" (the
-        code is the value), "minifloat" (sign, exponent, mantissa) or "binary" (the code is a sign)
+        code is the value), "minifloat" (sign, exponent, mantissa), "binary" (the code is a sign)
+        or "codebook" (the code is a place in a table)
     bits, signed: of one code
     low, high: the smallest and largest code of an integer, of other families the extreme values
     smallest_normal: the smallest positive value that has the element's full precision
@@ -31,6 +32,10 @@ class ElementNumbers:
     mbits, bias: of a minifloat, its mantissa bits and what is subtracted from its exponent
     max_code: of a minifloat, the largest magnitude code that is a number
     nan, infinity: the magnitude codes that mean NaN and infinity, or -1
+    values: of a codebook, the value of each of the 2^bits codes; NaN where a code means nothing
+    order: of a codebook, its codes by value
+    thresholds: of a codebook, float32: y becomes order[how many of them are below y], where -0 is
+        below 0
     """
 
     family: str
@@ -45,6 +50,9 @@ class ElementNumbers:
     max_code: int = 0
     nan: int = -1
     infinity: int = -1
+    values: tuple[float, ...] = ()
+    order: tuple[int, ...] = ()
+    thresholds: tuple[float, ...] = ()
 
 
 class Element(ABC):
@@ -100,6 +108,11 @@ class Element(ABC):
         Only then do the options `asym` (a zero point), `full` and `half` have a meaning.
         """
         return False
+
+    @property
+    def ranged(self) -> bool:
+        """Whether a block's scale is chosen from its range, and not from a mean (`magnitude`)."""
+        return True
 
     def limits(self, wide: bool) -> tuple[float, float]:
         """The smallest and the largest value.

@@ -1,13 +1,18 @@
 """A number format: blocks of small elements that share a scale. A value, with one spelling."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TypeAlias
 
+import torch
+
 from blockscale.core.block import Block
 from blockscale.core.element import Element
 from blockscale.core.rounding import ROUNDINGS
-from blockscale.core.scale import FloatScale, Levels, PowerOfTwo, TwoLevel
+from blockscale.core.scale import FLOAT_SCALES, GIVEN, FloatScale, Levels, PowerOfTwo
+from blockscale.core.scales.offset import Offset  # noqa: TC001 - evaluated by dataclasses.fields
+from blockscale.core.scales.two_level import TwoLevel
 
 Scale: TypeAlias = "FloatScale | PowerOfTwo | TwoLevel[Format]"
 
@@ -21,11 +26,14 @@ class Format:
     element:  what one stored number can be
     block:    which elements share a scale
     scale:    how that scale is stored
-    asym:     an integer zero point besides the scale
+    asym:     a zero point besides the scale, an integer or a number of the type `zero`
     span:     which codes of a signed integer are used, here of int8: "" (-127 ... 127), "full"
-              (-128 too) or "half" (-128 too, and the scale is amax / 127.5, as torchao's)
+              (-128 too), "half" (-128 too, and the scale is amax / 127.5, as torchao's) or
+              "signed" (-128 too, which is the code of the largest magnitude: the scale has a sign)
     recip:    multiply by the reciprocal of the scale instead of dividing (torchao)
     rounding: one of blockscale.core.rounding.ROUNDINGS
+    zero:     the type of a zero point that is no integer; None for int32
+    offset:   a number added to the values of each block: x ≈ code * step + offset
     """
 
     element: Element
@@ -35,6 +43,8 @@ class Format:
     span: str = ""
     recip: bool = False
     rounding: str = "nearest_even"
+    zero: FloatScale | None = None
+    offset: "Offset[Format] | None" = None
     spelling: str = field(init=False, compare=False)  # str(self), which ops and graphs carry
 
     def __post_init__(self) -> None:
@@ -48,25 +58,40 @@ class Format:
             self._refuse(f"{self.element.name} {how}, so a rounding has no meaning")
         if self.asym and not integer:
             self._refuse("asym (a zero point) needs an integer element")
+        if self.zero is not None and not self.asym:
+            self._refuse("a type of zero points needs asym")
         if self.span and (not integer or not self.element.signed or self.asym):
             self._refuse(f"{self.span} needs a signed integer element without asym")
-        if self.span == "half" and not float_scale:
-            self._refuse("half needs an fp32, fp16 or bf16 scale")
+        if self.span in ("half", "signed") and not float_scale:
+            self._refuse(f"{self.span} needs an fp32, fp16 or bf16 scale")
         if self.recip and isinstance(self.scale, PowerOfTwo):
             self._refuse("recip changes nothing under a power-of-two scale: leave it out")
         if isinstance(self.scale, TwoLevel):
-            self._check_inner(self.scale.inner)
+            self._check_inner("the scale", self.scale.inner)
+        if self.offset is not None:
+            self._check_offset(self.offset)
 
-    def _check_inner(self, inner: "Format") -> None:
-        plain = Format(inner.element, inner.block, inner.scale)
-        if inner != plain or str(inner.scale) != "fp32":
-            self._refuse(f"the scale's own format must be plain and under fp32, not {inner}")
-        if inner.element.signed and inner.element.nan_code is None:
+    def _check_inner(self, of: str, inner: "Format") -> None:
+        """Refuse a format that cannot be that of scales or offsets."""
+        plain = Format(inner.element, inner.block, inner.scale, offset=inner.offset)
+        if inner != plain or not isinstance(inner.scale, FloatScale):
             self._refuse(
-                "a scale's element is unsigned (uintB) or a minifloat with NaN (e4m3, e5m2)"
+                f"{of}'s own format must be plain and under fp32, fp16 or bf16, not {inner}"
             )
+        if not inner.element.ranged:
+            self._refuse(f"{of}'s element cannot be {inner.element.name}, which stores means")
         if inner.element.bits > 8:
-            self._refuse(f"a scale's element has at most 8 bits, not {inner.element.bits}")
+            self._refuse(f"{of}'s element has at most 8 bits, not {inner.element.bits}")
+        if inner.offset is not None and (inner.offset.inner or of != "the scale"):
+            self._refuse(f"{of}'s own format cannot have the {inner.offset}")
+
+    def _check_offset(self, offset: "Offset[Format]") -> None:
+        if self.asym or self.span:
+            self._refuse("an offset takes the place of a zero point: leave asym and spans out")
+        if not self.element.ranged:
+            self._refuse(f"{self.element.name} has means for scales, so an offset has no meaning")
+        if offset.inner is not None:
+            self._check_inner("the offset", offset.inner)
 
     def _refuse(self, reason: str) -> None:
         raise ValueError(f"{self}: {reason}")
@@ -81,7 +106,11 @@ class Format:
         return self.spelling
 
     def _spell(self) -> str:
-        options = ["asym"] * self.asym + [self.span] * bool(self.span) + ["recip"] * self.recip
+        options = [f"asym({self.zero})" if self.zero else "asym"] * self.asym
+        options += [self.span] * bool(self.span) + ["recip"] * self.recip
+        if self.offset is not None:
+            same = self.offset.block is None and self.offset.type == self.own_type
+            options.append("offset" if same else str(self.offset))
         options += [self.rounding] * (self.rounding != "nearest_even")
         return ":".join([self.element.name, str(self.block), str(self.scale), *options])
 
@@ -89,9 +118,49 @@ class Format:
         return f"Format('{self}')"
 
     @property
+    def own_type(self) -> FloatScale:
+        """The type of offsets where none is named: that of a float scale, else fp32."""
+        return self.scale if isinstance(self.scale, FloatScale) else FLOAT_SCALES["fp32"]
+
+    @property
     def wide(self) -> bool:
         """Whether codes reach down to -2^(bits-1)."""
-        return self.asym or bool(self.span)
+        return self.asym or bool(self.span) or self.offset is not None
+
+    @property
+    def two_sided(self) -> bool:
+        """Whether a float scale has a divisor for either end of a range (docs/numerics.md, 3.1)."""
+        if self.asym or self.offset is not None:
+            return False
+        low, high = self.element.limits(False)
+        return self.span == "full" or (self.element.signed and low != -high)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What is stored beside codes: names of QParams' fields, in their order."""
+        scale, offset = self.scale, self.offset
+        two = isinstance(scale, TwoLevel)
+        there = {
+            "scale": True,
+            "outer": two,
+            "zero_point": self.asym,
+            "offset": offset is not None,
+            "offset_outer": offset is not None and offset.inner is not None,
+            "scale_offset": isinstance(scale, TwoLevel) and scale.inner.offset is not None,
+        }
+        return tuple(name for name, has in there.items() if has)
+
+    @property
+    def unchosen(self) -> str | None:
+        """Why scales or offsets of this format are given and not chosen from a tensor, or None."""
+        scale, offset = self.scale, self.offset
+        if isinstance(scale, PowerOfTwo) and scale.rule == GIVEN:
+            return f"its scale {scale} is given, not chosen"
+        if isinstance(scale, TwoLevel) and scale.inner.offset is not None:
+            return "the offset of its scales is given, not chosen"
+        if offset is not None and offset.block is not None:
+            return f"its {offset}, which blocks share, is given, not chosen"
+        return None
 
     @property
     def fraction_bits(self) -> int:
@@ -102,8 +171,9 @@ class Format:
     @property
     def levels(self) -> Levels:
         """What the numerator is divided by (docs/numerics.md, 3.1)."""
-        if self.asym:
-            return Levels(2.0**self.element.bits - 1, self.element.bits - 1)
+        if self.asym or self.offset is not None:
+            low, high = self.element.limits(self.wide)
+            return Levels.of(high - low)
         return Levels(self.element.max + 0.5 * (self.span == "half"), self.element.mbits)
 
     @property
@@ -111,10 +181,32 @@ class Format:
         """Stored bits of one code, without its share of the scale."""
         return self.element.bits
 
+    def stored(self, shape: Sequence[int]) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """{part: (dtype, shape)} of what stands beside the codes of a tensor of `shape`.
+
+        Raises ValueError if a block does not fit the shape.
+        """
+        scale, offset = self.scale, self.offset
+        blocks = self.block.scale_shape(shape)
+        there = {"scale": (scale.dtype, blocks)}
+        if isinstance(scale, TwoLevel):
+            inner = scale.inner
+            there["outer"] = inner.scale.dtype, inner.block.scale_shape(blocks)
+            if inner.offset is not None:
+                own = inner.offset.block or inner.block
+                there["scale_offset"] = inner.offset.dtype, own.scale_shape(blocks)
+        if self.asym:
+            there["zero_point"] = self.zero.dtype if self.zero else torch.int32, blocks
+        if offset is not None:
+            own_blocks = (offset.block or self.block).scale_shape(shape)
+            there["offset"] = offset.dtype, own_blocks
+            if (levels := offset.inner) is not None:
+                outer = levels.block.scale_shape(own_blocks)
+                there["offset_outer"] = levels.scale.dtype, outer
+        return {part: there[part] for part in self.parts}
+
     def bits_per_element(self, shape: tuple[int, ...]) -> float:
         """Stored bits of a tensor of `shape` with its scales and zero points, per element."""
-        scale_shape = self.block.scale_shape(shape)
-        overhead = prod(scale_shape) * (self.scale.bits + 32 * self.asym)
-        if isinstance(self.scale, TwoLevel):
-            overhead += 32 * prod(self.scale.inner.block.scale_shape(scale_shape))
+        parts = self.stored(shape).values()
+        overhead = sum(8 * dtype.itemsize * prod(own) for dtype, own in parts)
         return self.bits + overhead / max(prod(shape), 1)

@@ -7,11 +7,12 @@ rules are the same; here they start from what is known already.
 
 from torch import Tensor
 
-from blockscale.core import reference, zero_point
+from blockscale.core import reference
 from blockscale.core.arithmetic.bits import FLT_MAX, divide
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams, Ranges
-from blockscale.core.scale import PowerOfTwo, TwoLevel
+from blockscale.core.scale import PowerOfTwo
+from blockscale.core.scales.two_level import TwoLevel
 
 
 def qparams_beside(ranges: Ranges, outer: Tensor | None, fmt: Format) -> QParams:
@@ -25,11 +26,7 @@ def qparams_beside(ranges: Ranges, outer: Tensor | None, fmt: Format) -> QParams
     assert isinstance(fmt.scale, TwoLevel)
     quotient = divide(reference.numerator(ranges.low, ranges.high, fmt), fmt.levels.value)
     scale = fmt.scale.poison(_inner_codes(quotient, outer, fmt.scale), ranges.poisoned)
-    qparams = QParams(scale, outer)
-    if not fmt.asym:
-        return qparams
-    step = reference.step_of(qparams, fmt)
-    return qparams._replace(zero_point=zero_point.choose(ranges.low, step, fmt))
+    return reference.with_zero(ranges.low, QParams(scale, outer), fmt)
 
 
 def nearest_scale(step: Tensor, outer: Tensor | None, fmt: Format) -> Tensor:
@@ -51,4 +48,4 @@ def nearest_scale(step: Tensor, outer: Tensor | None, fmt: Format) -> Tensor:
 
 def _inner_codes(step: Tensor, outer: Tensor, scale: TwoLevel[Format]) -> Tensor:
     """Wanted steps and their outer scales -> inner codes."""
-    return scale.encode(step / scale.inner.block.expand(outer, step.shape))
+    return scale.encode(scale.in_outer(step, outer))

@@ -3,6 +3,7 @@
 Plain tuples, because they are made at every call; a torch op sees their parts (blockscale.ops.op).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -21,6 +22,7 @@ class Operand(NamedTuple):
     outer:      the scale's own scale, where the format has two levels
     fmt:        the spelling of the format that says what they mean
     size:       codes in a row of the last dimension, which packing hides
+    more:       further parts that the format has, in the order of Format.parts; None without any
     """
 
     codes: Tensor
@@ -29,6 +31,7 @@ class Operand(NamedTuple):
     outer: Tensor | None
     fmt: str
     size: int
+    more: Sequence[Tensor] | None = None
 
     @property
     def format(self) -> Format:
@@ -37,8 +40,10 @@ class Operand(NamedTuple):
 
     @property
     def qparams(self) -> QParams:
-        """Scale, outer scale and zero point, as the reference takes them."""
-        return QParams(self.scale, self.outer, self.zero_point)
+        """All parts beside the codes, as the reference takes them."""
+        if not self.more:
+            return QParams(self.scale, self.outer, self.zero_point)
+        return whole(self.scale, self.outer, self.zero_point, self.more, self.fmt)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -49,7 +54,7 @@ class Operand(NamedTuple):
 class Quantizer(NamedTuple):
     """How a float tensor becomes codes.
 
-    scale, zero_point, outer: as in Operand; without a scale, each tensor chooses its own
+    scale, zero_point, outer, more: as in Operand; without a scale, each tensor chooses its own
     fmt:  the spelling of the format; empty where the tensor stays as it is
     seed: int64 [] or [2] (seed, index of the first element), for stochastic rounding
     """
@@ -59,6 +64,7 @@ class Quantizer(NamedTuple):
     outer: Tensor | None
     fmt: str
     seed: Tensor | None = None
+    more: Sequence[Tensor] | None = None
 
     @property
     def format(self) -> Format:
@@ -67,17 +73,61 @@ class Quantizer(NamedTuple):
 
     @property
     def qparams(self) -> QParams | None:
-        """Scale, outer scale and zero point, as the reference takes them; None without a scale."""
+        """All parts beside the codes, as the reference takes them; None without a scale."""
         if self.scale is None:
             return None
-        return QParams(self.scale, self.outer, self.zero_point)
+        return whole(self.scale, self.outer, self.zero_point, self.more or (), self.fmt)
+
+
+def part_names(fmt: str) -> tuple[str, ...]:
+    """Format.parts of a spelling. Not traced: a graph takes the names for constants."""
+    return parse(fmt).parts
+
+
+part_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+FIRST = ("scale", "outer", "zero_point")  # what operands name themselves; the rest is `more`
+
+
+def whole(
+    scale: Tensor,
+    outer: Tensor | None,
+    zero_point: Tensor | None,
+    more: Sequence[Tensor],
+    fmt: str,
+) -> QParams:
+    """The parts of an operand as one. Raises ValueError if `more` is not what the format has."""
+    names = [name for name in part_names(fmt) if name not in FIRST]
+    if len(names) != len(more):
+        raise ValueError(
+            f"{fmt}: expected {len(names)} further parts ({', '.join(names) or 'none'}), "
+            f"found {len(more)}"
+        )
+    return QParams(scale, outer, zero_point, **dict(zip(names, more, strict=True)))
+
+
+def further(qparams: QParams) -> list[Tensor] | None:
+    """What an operand's `more` holds of these parts: None without any."""
+    if qparams[3:] == _NONE:
+        return None
+    return [part for part in qparams[3:] if part is not None]
+
+
+_NONE = (None,) * (len(QParams._fields) - 3)
+
+
+def operand(codes: Tensor, qparams: QParams, fmt: Format | str, size: int) -> Operand:
+    """Packed codes and what stands beside them, as ops take them."""
+    scale, outer, zero_point = qparams[:3]
+    return Operand(codes, scale, zero_point, outer, str(fmt), size, further(qparams))
 
 
 def quantizer(qparams: QParams | None, fmt: Format | str, seed: Tensor | None = None) -> Quantizer:
     """A format and, if given, the scale in it, as ops take them."""
     if qparams is None:
         return Quantizer(None, None, None, str(fmt), seed)
-    return Quantizer(qparams.scale, qparams.zero_point, qparams.outer, str(fmt), seed)
+    scale, outer, zero_point = qparams[:3]
+    return Quantizer(scale, zero_point, outer, str(fmt), seed, further(qparams))
 
 
 UNQUANTIZED = Quantizer(None, None, None, "")

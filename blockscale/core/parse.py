@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from dataclasses import replace
 from functools import cache
 
 from blockscale.core.block import read_block
@@ -9,10 +10,13 @@ from blockscale.core.catalog import CATALOG
 from blockscale.core.elements import read_element
 from blockscale.core.format import Format, Scale
 from blockscale.core.rounding import ROUNDINGS
-from blockscale.core.scale import FLOAT_SCALES, RULES, SHORT_INNER, PowerOfTwo, TwoLevel
+from blockscale.core.scale import FLOAT_SCALES, GIVEN, RULES, FloatScale, PowerOfTwo
+from blockscale.core.scales.offset import Offset
+from blockscale.core.scales.two_level import SHORT_INNER, TwoLevel
 
 _GRAMMAR = "element:block:scale[:option...], e.g. e2m1:group32:e8m0/floor"
-_OPTIONS = ("asym", "full", "half", "recip", *ROUNDINGS)
+SPANS = ("full", "half", "signed")
+_OPTIONS = ("asym", *SPANS, "recip", "offset", *ROUNDINGS)
 _HARDWARE_ROUNDINGS = {"N": "nearest_even", "U": "up", "D": "down", "S": "stochastic"}
 
 
@@ -61,43 +65,88 @@ def _parse(text: str) -> Format:
 
 def spell(text: str) -> Format:
     """The format spelled out in full as `text`. Raises ValueError about the part that is wrong."""
-    parts = re.findall(r"\([^()]*\)|[^:()]+", text)
-    if ":".join(parts) != text or len(parts) < 3:
+    parts = _split(text)
+    if len(parts) < 3 or not all(parts):
         raise ValueError(f"a format is spelled {_GRAMMAR}")
     element, block, scale, *options = parts
-    for option in options:
-        if option not in _OPTIONS:
-            raise ValueError(f"no option {option!r}; there are {', '.join(_OPTIONS)}")
-    spans = [option for option in options if option in ("full", "half")]
-    roundings = [option for option in options if option in ROUNDINGS]
-    if len(set(options)) < len(options) or len(spans) > 1 or len(roundings) > 1:
+    named = dict(_option(option) for option in options)
+    spans = [option for option in named if option in SPANS]
+    roundings = [option for option in named if option in ROUNDINGS]
+    if len(named) < len(options) or len(spans) > 1 or len(roundings) > 1:
         raise ValueError(f"options {':'.join(options)} repeat or contradict each other")
-    return Format(
+    without = Format(
         read_element(element),
         read_block(block),
         _read_scale(scale),
-        "asym" in options,
+        "asym" in named,
         spans[0] if spans else "",
-        "recip" in options,
+        "recip" in named,
         roundings[0] if roundings else "nearest_even",
+        _float_type(named["asym"]) if named.get("asym") else None,
     )
+    if "offset" not in named:
+        return without
+    return replace(without, offset=_read_offset(named["offset"], without))
+
+
+def _split(text: str) -> list[str]:
+    """The parts of a spelling: between colons that are not inside of parentheses."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if depth < 0:
+            raise ValueError(f"a parenthesis is closed that was not opened: {text!r}")
+        if character == ":" and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    if depth:
+        raise ValueError(f"a parenthesis is not closed: {text!r}")
+    return parts
+
+
+def _option(text: str) -> tuple[str, str]:
+    """An option, and what stands in parentheses behind it."""
+    name, opened, inside = text.partition("(")
+    if name not in _OPTIONS or (opened and (name not in ("asym", "offset") or inside[-1:] != ")")):
+        raise ValueError(f"no option {text!r}; there are {', '.join(_OPTIONS)}")
+    if opened and inside == ")":
+        raise ValueError(f"option {text!r}: a type is missing between the parentheses")
+    return name, inside[:-1]
+
+
+def _float_type(text: str) -> FloatScale:
+    if text not in FLOAT_SCALES:
+        raise ValueError(f"no type {text!r}; there are {', '.join(FLOAT_SCALES)}")
+    return FLOAT_SCALES[text]
+
+
+def _read_offset(text: str, fmt: Format) -> Offset[Format]:
+    """`offset`, `offset(TYPE)`, `offset(BLOCK:TYPE)` or `offset(FORMAT)`."""
+    parts = _split(text)
+    if len(parts) > 2:
+        return Offset(spell(text))
+    block = read_block(parts[0]) if len(parts) == 2 else None
+    return Offset(_float_type(parts[-1]) if text else fmt.own_type, block)
 
 
 def _read_scale(text: str) -> Scale:
     if text in FLOAT_SCALES:
         return FLOAT_SCALES[text]
-    if text in SHORT_INNER:
-        return TwoLevel(spell(f"{text}:tensor:fp32"))
-    if text.startswith("("):
-        return TwoLevel(spell(text[1:-1]))
+    levels, slash, rule = text.rpartition("/") if text.endswith("/inv") else (text, "", "")
+    if levels in SHORT_INNER:
+        return TwoLevel(spell(f"{levels}:tensor:fp32"), bool(slash))
+    if levels.startswith("(") and levels.endswith(")"):
+        return TwoLevel(spell(levels[1:-1]), bool(slash))
     kind, slash, rule = text.partition("/")
     if kind not in ("e8m0", "pow2"):
-        kinds = f"{', '.join(FLOAT_SCALES)}, e4m3, e5m2, e8m0[/RULE], pow2/RULE, (FORMAT)"
+        kinds = f"{', '.join(FLOAT_SCALES)}, e4m3, e5m2, e8m0[/RULE], pow2/RULE, (FORMAT)[/inv]"
         raise ValueError(f"no scale {text!r}; there are {kinds}")
     if kind == "e8m0" and not slash:
         rule = "floor"  # OCP MX 1.0, section 6.3
-    if rule not in RULES:
-        raise ValueError(f"scale {text!r}: no rule {rule!r}; there are {', '.join(RULES)}")
+    if rule not in (*RULES, GIVEN):
+        known = ", ".join((*RULES, GIVEN))
+        raise ValueError(f"scale {text!r}: no rule {rule!r}; there are {known}")
     return PowerOfTwo(rule, kind == "e8m0")
 
 

@@ -11,10 +11,11 @@ from torch import Tensor
 from blockscale.core import zero_point
 from blockscale.core.arithmetic import philox
 from blockscale.core.arithmetic.bits import FLT_MAX, divide
-from blockscale.core.block import Blocks
+from blockscale.core.blocks import Blocks
 from blockscale.core.format import Format
 from blockscale.core.rounding import Round, rounding
-from blockscale.core.scale import FloatScale, PowerOfTwo, TwoLevel
+from blockscale.core.scale import FloatScale, PowerOfTwo
+from blockscale.core.scales.two_level import TwoLevel
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -22,23 +23,31 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 class QParams(NamedTuple):
     """What stands beside the codes of a tensor.
 
+    Which of them a format has is said by `Format.parts`; the others are None.
+
     scale: as it is stored, of the tensor's rank (blockscale.core.block): floats, or uint8 for e8m0
         and for scales of two levels
-    outer: the float32 scales of a scale of two levels; None for all others
-    zero_point: int32 [scale's shape] for asym; None for all others
+    outer: the scales of a scale of two levels, floats
+    zero_point: [scale's shape] for asym, int32 or floats
+    offset: of each block, floats, or uint8 where they are codes
+    offset_outer: the scales of such codes, floats
+    scale_offset: what is added to the scales of a scale of two levels, floats
     """
 
     scale: Tensor
     outer: Tensor | None = None
     zero_point: Tensor | None = None
+    offset: Tensor | None = None
+    offset_outer: Tensor | None = None
+    scale_offset: Tensor | None = None
 
 
 class Ranges(NamedTuple):
     """What the scale of each block is chosen from; all three have the scale's shape.
 
-    low: float32, the smallest finite value of the block, at most 0
-    high: float32, the largest, at least 0; for binary and ternary the mean that becomes the scale,
-        and low is its negative
+    low: float32, the smallest finite value of the block, at most 0 unless the format has an offset
+    high: float32, the largest, likewise at least 0; for binary and ternary the mean that becomes
+        the scale, and low is its negative
     poisoned: bool, whether the block holds a NaN or an infinity and the scale can say so
     """
 
@@ -74,7 +83,7 @@ def ranges(x: Tensor, fmt: Format) -> Ranges:
 
 def extremes(blocks: Blocks, fmt: Format) -> Ranges:
     """The smallest and largest finite value of each block, also where its scale is a mean (3.1)."""
-    low, high = blocks.range()
+    low, high = blocks.range(bare=fmt.offset is not None)
     poisoned = blocks.poisoned() if fmt.scale.poisons else torch.zeros_like(low, dtype=torch.bool)
     return Ranges(low, high, poisoned)
 
@@ -86,15 +95,28 @@ def with_means(ranges: Ranges, blocks: Blocks, fmt: Format) -> Ranges:
 
 
 def qparams_from_range(low: Tensor, high: Tensor, poisoned: Tensor, fmt: Format) -> QParams:
-    """Each block's range, low <= 0 <= high [scale's shape] float32 -> its scale and zero point.
+    """Each block's range [scale's shape], as in `Ranges` -> its scale and what goes with it.
 
     poisoned: bool [scale's shape], blocks with a NaN or an infinity. Observers call this too.
+    Raises ValueError for a format whose scales or offsets are not chosen from ranges.
     """
+    if fmt.unchosen:
+        raise ValueError(f"{fmt}: {fmt.unchosen}: pass what a file or another library gave")
+    if fmt.offset is not None and fmt.offset.inner and not fmt.offset.inner.element.signed:
+        low = low.clamp(max=0.0)  # such offsets are at most 0
     scale, outer = _store(low, high, fmt, poisoned)
-    if not fmt.asym:
-        return QParams(scale, outer)
-    step = step_of(QParams(scale, outer), fmt)
-    return QParams(scale, outer, zero_point.choose(low, step, fmt))
+    return with_zero(low, QParams(scale, outer), fmt)
+
+
+def with_zero(low: Tensor, qparams: QParams, fmt: Format) -> QParams:
+    """Each block's smallest value and its scale -> the same with a zero point or an offset."""
+    if fmt.asym:
+        step = step_of(qparams, fmt)
+        return qparams._replace(zero_point=zero_point.choose(low, step, fmt))
+    if fmt.offset is not None:
+        offset, outer = fmt.offset.store(zero_point.offset(low, step_of(qparams, fmt), fmt))
+        return qparams._replace(offset=offset, offset_outer=outer)
+    return qparams
 
 
 def numerator(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
@@ -102,7 +124,7 @@ def numerator(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
 
     The step times the element's largest value is to reach it (docs/numerics.md, 3.1).
     """
-    if fmt.asym:
+    if fmt.asym or fmt.offset is not None:
         return (high - low).clamp(max=FLT_MAX)
     return torch.maximum(-low, high) if fmt.element.signed else high
 
@@ -112,7 +134,8 @@ def _store(
 ) -> tuple[Tensor, Tensor | None]:
     a, scale = numerator(low, high, fmt), fmt.scale
     if isinstance(scale, FloatScale):
-        return scale.store(_quotient(low, high, fmt)), None
+        quotient = _quotient(low, high, fmt)
+        return (scale.store_signed if fmt.span == "signed" else scale.store)(quotient), None
     if isinstance(scale, PowerOfTwo):
         stored = scale.store(a, fmt.levels, fmt.fraction_bits)
         return (torch.where(poisoned, 255, stored) if scale.byte else stored), None
@@ -122,8 +145,10 @@ def _store(
 
 def _quotient(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
     """a / L, what a float scale rounds (3.3)."""
-    if fmt.span == "full":
-        lowest, highest = fmt.element.limits(fmt.wide)
+    lowest, highest = fmt.element.limits(fmt.wide)
+    if fmt.span == "signed":
+        return divide(torch.where(high >= -low, high, low), lowest)
+    if fmt.two_sided:
         return torch.maximum(divide(high, highest), divide(low, lowest))
     return divide(numerator(low, high, fmt), fmt.levels.value)
 
@@ -135,22 +160,38 @@ def step_of(qparams: QParams, fmt: Format) -> Tensor:
         return scale.step(qparams.scale, fmt.fraction_bits)
     if isinstance(scale, TwoLevel):
         assert qparams.outer is not None
-        return scale.step(qparams.scale, qparams.outer)
+        inner, offset = scale.inner, qparams.scale_offset
+        if inner.offset is not None and offset is not None:
+            value = inner.offset.value(offset, None)
+            offset = (inner.offset.block or inner.block).expand(value, qparams.scale.shape)
+        return scale.step(qparams.scale, qparams.outer, offset)
     return scale.step(qparams.scale)
 
 
 def in_steps(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
     """x [...] -> y [...] float32: how many steps of its block each element is (section 4)."""
     x = widen(x)
+    offset = zero_point.expand_offset(qparams.offset, qparams.offset_outer, fmt, x.shape)
+    if offset is not None:
+        x = x - offset
     if not fmt.recip:
         return x / fmt.block.expand(step_of(qparams, fmt), x.shape)
-    if isinstance(fmt.scale, TwoLevel):
+    scale = fmt.scale
+    if isinstance(scale, TwoLevel) and scale.inner.offset is None and not scale.reciprocal:
         assert qparams.outer is not None
-        outer = fmt.scale.inner.block.expand(qparams.outer, qparams.scale.shape)
-        inverse = outer.reciprocal() / fmt.scale.values(qparams.scale)
+        outer = scale.inner.block.expand(qparams.outer.to(torch.float32), qparams.scale.shape)
+        inverse = outer.reciprocal() / scale.values(qparams.scale)
     else:
         inverse = step_of(qparams, fmt).reciprocal()
-    return x * fmt.block.expand(inverse.clamp(max=FLT_MAX), x.shape)
+    return x * fmt.block.expand(inverse.clamp(-FLT_MAX, FLT_MAX), x.shape)
+
+
+def _points(y: Tensor, qparams: QParams, fmt: Format) -> tuple[Tensor, Tensor | None]:
+    """y of section 4 -> what `Element.encode` takes: y, and an integer zero point."""
+    zero = zero_point.expand(qparams.zero_point, fmt, y.shape)
+    if fmt.zero is None or zero is None:
+        return y, zero
+    return torch.where(y.isnan(), 0.0, y) + zero, None  # added before rounding: it is no integer
 
 
 def quantize(x: Tensor, qparams: QParams, fmt: Format, seed: Tensor | None = None) -> Tensor:
@@ -158,7 +199,7 @@ def quantize(x: Tensor, qparams: QParams, fmt: Format, seed: Tensor | None = Non
 
     seed: int64 [] or [2] (seed, index of the first element), for stochastic rounding.
     """
-    y = in_steps(x, qparams, fmt)
+    y, zero = _points(in_steps(x, qparams, fmt), qparams, fmt)
 
     def uniform() -> Tensor:
         if seed is None:
@@ -166,9 +207,7 @@ def quantize(x: Tensor, qparams: QParams, fmt: Format, seed: Tensor | None = Non
         return philox.uniform(x.shape, seed, x.device)
 
     mode = rounding(fmt.rounding, uniform)
-    return fmt.element.encode(
-        y, mode, zero_point.expand(qparams.zero_point, fmt, x.shape), fmt.wide
-    )
+    return fmt.element.encode(y, mode, zero, fmt.wide)
 
 
 def dequantize(codes: Tensor, qparams: QParams, fmt: Format, dtype: torch.dtype) -> Tensor:
@@ -177,7 +216,9 @@ def dequantize(codes: Tensor, qparams: QParams, fmt: Format, dtype: torch.dtype)
     zero = zero_point.expand(qparams.zero_point, fmt, codes.shape)
     if zero is not None:
         values = values - zero
-    return (values * fmt.block.expand(step_of(qparams, fmt), codes.shape)).to(dtype)
+    values = values * fmt.block.expand(step_of(qparams, fmt), codes.shape)
+    offset = zero_point.expand_offset(qparams.offset, qparams.offset_outer, fmt, codes.shape)
+    return (values if offset is None else values + offset).to(dtype)
 
 
 def fake_quantize(x: Tensor, qparams: QParams, fmt: Format, seed: Tensor | None = None) -> Tensor:
@@ -190,10 +231,8 @@ def in_range(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
     mode: Round = rounding(
         fmt.rounding if fmt.rounding != "stochastic" else "nearest_even", x.new_empty
     )
-    y = in_steps(x, qparams, fmt)
-    return fmt.element.in_range(
-        y, mode, zero_point.expand(qparams.zero_point, fmt, x.shape), fmt.wide
-    )
+    y, zero = _points(in_steps(x, qparams, fmt), qparams, fmt)
+    return fmt.element.in_range(y, mode, zero, fmt.wide)
 
 
 def scale_saturates(low: Tensor, high: Tensor, fmt: Format) -> Tensor:

@@ -1,7 +1,8 @@
 """What a blockscale file says about itself (docs/files.md).
 
 A file is a safetensors file. A quantized tensor `name` is stored as `name.codes`, `name.scale` and,
-where its format has them, `name.outer` and `name.zero_point`; everything else is stored as it is.
+where its format has them, `name.outer`, `name.zero_point`, `name.offset`, `name.offset_outer` and
+`name.scale_offset`; everything else is stored as it is.
 The safetensors metadata holds `blockscale`, this JSON, and `blockscale_sha256`, its digest:
 
     {"version": 1,
@@ -27,13 +28,13 @@ from blockscale.core.bias import BiasFormat, SumInteger, read_bias
 from blockscale.core.layout import LAYOUTS, stored_shape
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.parse import parse
-from blockscale.core.scale import TwoLevel
+from blockscale.core.reference import QParams
 from blockscale.layers import before
 
 KEY = "blockscale"
 DIGEST = "blockscale_sha256"  # of that JSON: a damaged header could spell another format
 VERSION = 1
-PARTS = ("codes", "scale", "outer", "zero_point")
+PARTS = ("codes", *QParams._fields)
 QUANTIZERS = ("input", "output")
 
 
@@ -56,15 +57,9 @@ class TensorInfo:
         if isinstance(fmt, SumInteger):
             return fmt.parts(self.shape)
         stored = stored_shape(self.shape, self.layout)
-        scale = fmt.block.scale_shape(stored)
         row = stored or (1,)  # rank 0 is packed as one row
         codes = (*row[:-1], packed_size(fmt.element, row[-1]))
-        parts = {"codes": (packed_dtype(fmt.element), codes), "scale": (fmt.scale.dtype, scale)}
-        if isinstance(fmt.scale, TwoLevel):
-            parts["outer"] = (torch.float32, fmt.scale.inner.block.scale_shape(scale))
-        if fmt.asym:
-            parts["zero_point"] = (torch.int32, scale)
-        return parts
+        return {"codes": (packed_dtype(fmt.element), codes), **fmt.stored(stored)}
 
 
 @dataclass

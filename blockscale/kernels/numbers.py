@@ -12,7 +12,8 @@ from functools import cache
 from blockscale.core.element import ElementNumbers
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
-from blockscale.core.scale import FloatScale, PowerOfTwo, TwoLevel
+from blockscale.core.scale import RULES, FloatScale, PowerOfTwo
+from blockscale.core.scales.two_level import TwoLevel
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,12 @@ class FormatNumbers:
     poisons: a non-finite value makes its whole block NaN
     rounding: one of blockscale.core.rounding.ROUNDINGS
     inner: the element that scales of two levels are codes of, with outer_levels = L * Lc (3.5)
+    features: what few formats have, which a kernel does not know unless it says so: "offset"
+        (3.8), "float_zero" (a zero point that is no integer), "signed" (a scale chosen with the
+        sign of the largest value), "given" (one that cannot be chosen), "inner" (scales of two
+        levels beyond those of unsigned integers and minifloats under a float32), "flat" (blocks
+        over the flattened tensor) and "nd" (blocks along more than two dimensions)
+    offset: how offsets are stored: "fp32", "fp16", "bf16", or "" where a format has none
     """
 
     element: ElementNumbers
@@ -48,6 +55,8 @@ class FormatNumbers:
     rounding: str
     inner: ElementNumbers | None
     outer_levels: float
+    features: tuple[str, ...]
+    offset: str
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -73,17 +82,17 @@ def _lower(spelling: str) -> FormatNumbers | None:
     outer_levels = 0.0
     if isinstance(scale, TwoLevel):
         inner = scale.inner.element.numbers(False)
-        outer_levels = fmt.levels.value * scale.inner.element.max
+        outer_levels = fmt.levels.value * scale.largest
     if element is None or (inner is None and isinstance(scale, TwoLevel)):
         return None
     rule = scale.rule if isinstance(scale, PowerOfTwo) else ""
-    full = fmt.span == "full" and isinstance(scale, FloatScale)
+    full = fmt.two_sided and isinstance(scale, FloatScale)
     return FormatNumbers(
         element=element,
-        statistic="range" if fmt.asym or full else element.statistic,
+        statistic="range" if _ranged(fmt, full) else element.statistic,
         scale="two_level" if isinstance(scale, TwoLevel) else str(scale).partition("/")[0],
         nearest=rule == "nearest",
-        threshold=fmt.levels.threshold(rule) if rule and rule != "nearest" else 0,
+        threshold=fmt.levels.threshold(rule) if rule in RULES and rule != "nearest" else 0,
         emax=fmt.levels.emax,
         levels=fmt.levels.value,
         fraction_bits=fmt.fraction_bits,
@@ -94,7 +103,41 @@ def _lower(spelling: str) -> FormatNumbers | None:
         rounding=fmt.rounding,
         inner=inner,
         outer_levels=outer_levels,
+        features=_features(fmt),
+        offset="" if fmt.offset is None or fmt.offset.inner else str(fmt.offset.type),
     )
+
+
+def _ranged(fmt: Format, full: bool) -> bool:
+    """Whether both ends of a block's range count."""
+    return fmt.asym or full or fmt.span == "signed" or fmt.offset is not None
+
+
+def _features(fmt: Format) -> tuple[str, ...]:
+    """FormatNumbers.features of a format."""
+    scale, offset = fmt.scale, fmt.offset
+    plain_offset = offset is None or (offset.inner is None and offset.block is None)
+    has = {
+        "offset": offset is not None and plain_offset,
+        "float_zero": fmt.zero is not None,
+        "signed": fmt.span == "signed",
+        "given": fmt.unchosen is not None,
+        "inner": not plain_offset or (isinstance(scale, TwoLevel) and not _plain_levels(scale)),
+        "flat": fmt.block.flat > 0,
+        "nd": fmt.block.name.startswith("block"),
+    }
+    return tuple(name for name, there in has.items() if there)
+
+
+def _plain_levels(scale: TwoLevel[Format]) -> bool:
+    """Whether scales of two levels are of the kind that kernels have always known."""
+    inner, element = scale.inner, scale.inner.element
+    plain = str(inner.scale) == "fp32" and inner.offset is None and not scale.reciprocal
+    flat = inner.block.flat > 0 or inner.block.name.startswith("block")
+    own = element.numbers(False)
+    old = own is not None and own.family in ("integer", "minifloat")
+    known = old and (not element.signed or element.nan_code is not None)
+    return plain and known and not flat
 
 
 def lowered(fmt: Format | str) -> FormatNumbers:
@@ -108,18 +151,23 @@ def lowered(fmt: Format | str) -> FormatNumbers:
     return numbers
 
 
-def supports_families(families: Collection[str]) -> Callable[[Sequence[Format]], bool]:
+def supports_families(
+    families: Collection[str], features: Collection[str] = ()
+) -> Callable[[Sequence[Format]], bool]:
     """What a kernel's `supports` asks of the formats of a call, all of them.
 
     True only where every element, that of a scale's own format included, is of one of these
-    families. What a backend does not name it does not run: the reference does.
+    families, and a format has no other features than these (FormatNumbers.features). What a
+    backend does not name it does not run: the reference does.
     """
-    known = frozenset(families)
+    known, admitted = frozenset(families), frozenset(features)
 
     def supported(formats: Sequence[Format]) -> bool:
         for fmt in formats:
             numbers = lower(fmt)
             if numbers is None or not known.issuperset(numbers.families):
+                return False
+            if not admitted.issuperset(numbers.features):
                 return False
         return True
 

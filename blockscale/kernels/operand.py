@@ -15,7 +15,7 @@ from blockscale.core.block import Block
 from blockscale.core.format import Format
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.reference import QParams
-from blockscale.core.scale import TwoLevel
+from blockscale.core.scales.two_level import TwoLevel
 
 Device = torch.device | None
 Shape = Callable[[Sequence[int]], tuple[int, ...]]
@@ -30,6 +30,7 @@ class Storage:
     scale_shape:  the shape of a tensor -> that of its stored scale; raises ValueError if the block
                   does not fit
     outer_shape:  the shape of a stored scale -> that of its own scale; None without two levels
+    offset_dtype: of the offsets, which kernels take one for each block; None without them
     """
 
     scale_shape: Shape
@@ -44,20 +45,23 @@ class Storage:
         self.packed_dtype = packed_dtype(fmt.element)
         self._packed_size = lru_cache(1024)(partial(packed_size, fmt.element))
         self.scale_dtype = fmt.scale.dtype
+        self.offset_dtype = None if fmt.offset is None else fmt.offset.dtype
         self.scale_shape = _cached_shape(fmt.block)
         self.outer_shape = None
         if isinstance(fmt.scale, TwoLevel):
             self.outer_shape = _cached_shape(fmt.scale.inner.block)
 
     def new_parts(self, shape: Sequence[int], device: Device = None) -> QParams:
-        """Memory for the scale of a tensor of `shape`, uninitialized."""
-        shape = self.scale_shape(shape)
-        scale = new(shape, self.scale_dtype, device)
+        """Memory for the scale of a tensor of `shape` and what goes with it, uninitialized."""
+        blocks = self.scale_shape(shape)
+        scale = new(blocks, self.scale_dtype, device)
         outer = None
         if self.outer_shape is not None:
-            outer = new(self.outer_shape(shape), torch.float32, device)
-        zero_point = new(shape, torch.int32, device) if self.asym else None
-        return QParams(scale, outer, zero_point)
+            outer = new(self.outer_shape(blocks), torch.float32, device)
+        zero_point = new(blocks, torch.int32, device) if self.asym else None
+        if self.offset_dtype is None:
+            return QParams(scale, outer, zero_point)
+        return QParams(scale, outer, zero_point, new(blocks, self.offset_dtype, device))
 
     def new_packed(self, shape: Sequence[int], device: Device = None) -> Tensor:
         """Memory for the packed codes of a tensor of `shape`, uninitialized."""
@@ -95,11 +99,16 @@ class Storage:
         zero_point: Tensor | None,
         outer: Tensor | None,
         device: Device = None,
+        more: Sequence[Tensor] | None = None,
     ) -> QParams:
         """A caller's scale for a tensor of `shape`, in order. Raises ValueError if it misfits."""
         expected = self.scale_shape(shape)
-        if self.asym != (zero_point is not None) or (self.outer_shape is None) != (outer is None):
-            given = QParams(scale, outer, zero_point)
+        if (
+            self.asym != (zero_point is not None)
+            or (self.outer_shape is None) != (outer is None)
+            or (self.offset_dtype is not None) != (len(more or ()) == 1)
+        ):
+            given = (*QParams(scale, outer, zero_point), *(more or ()))
             raise ValueError(f"{self.format}: expected {self._parts(expected)}, found {given}")
         scale = self._checked(scale, self.scale_dtype, expected, device)
         if self.outer_shape is not None:
@@ -107,7 +116,10 @@ class Storage:
             outer = self._checked(outer, torch.float32, self.outer_shape(expected), device)
         if zero_point is not None:
             zero_point = self._checked(zero_point, torch.int32, expected, device)
-        return QParams(scale, outer, zero_point)
+        if self.offset_dtype is None or not more:
+            return QParams(scale, outer, zero_point)
+        offset = self._checked(more[0], self.offset_dtype, expected, device)
+        return QParams(scale, outer, zero_point, offset)
 
     def checked_seed(self, seed: Tensor | None, *, anywhere: bool = False) -> Tensor | None:
         """The seed of stochastic rounding, int64 [] or [2], or None where none is needed.
@@ -139,7 +151,8 @@ class Storage:
 
     def _parts(self, shape: Sequence[int]) -> str:
         parts = ["a scale"] + ["an outer scale"] * (self.outer_shape is not None)
-        return ", ".join(parts + ["a zero point"] * self.asym) + f" for blocks {tuple(shape)}"
+        parts += ["a zero point"] * self.asym + ["an offset"] * (self.offset_dtype is not None)
+        return f"{', '.join(parts)} for blocks {tuple(shape)}"
 
 
 def _cached_shape(block: Block) -> Shape:

@@ -12,7 +12,8 @@ from blockscale.core.layout import from_stored, to_stored
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.reference import QParams
 from blockscale.layers.buffers import Buffers
-from blockscale.ops.quantize import fake_quantize, given, quantize
+from blockscale.ops.given import given
+from blockscale.ops.quantize import fake_quantize, quantize
 from blockscale.ops.seed import seed_tensor
 from blockscale.ops.tensor import QTensor
 

@@ -20,14 +20,19 @@ def differentiable(target: Op, backward: Callable[..., dict[str, Tensor | None]]
     As torch.library.register_autograd does, but a plain call is not dispatched a second time.
     """
     names = target.signature.names
+    defaults = tuple(each.default for each in target.signature.flat)
 
     def backward_of_all(ctx: Any, *gradients: Any) -> Any:
         saved = iter(ctx.saved_tensors)
         flat = tuple(next(saved) if each is None else each[0] for each in ctx.others)
-        wanted = {n for n, need in zip(names, ctx.needs_input_grad, strict=False) if need}
+        needs = zip(names, ctx.needs_input_grad, strict=False)
+        wanted = {name for name, need in needs if need is True}  # lists of parts have a list
         with as_chosen(ctx.choice):
             gradients_of = backward(*gradients, wanted, *target.signature.bind(*flat))
-        return tuple(gradients_of.get(name) for name in names[: len(flat)])
+        return tuple(
+            [None] * len(each) if name.endswith("more") and each else gradients_of.get(name)
+            for name, each in zip(names, flat, strict=False)
+        )
 
     try:
         from torch._library import autograd  # torch's own, which another torch may not have
@@ -43,7 +48,7 @@ def differentiable(target: Op, backward: Callable[..., dict[str, Tensor | None]]
     def kernel(keys: Any, *flat: Any) -> Any:
         if nothing_asked(keys, flat):
             return target.run(*target.signature.bind(*flat))
-        return watched(keys, *flat)
+        return watched(keys, *flat, *defaults[len(flat) :])  # as many as gradients come back
 
     LIBRARY.impl(target.name, kernel, "Autograd", with_keyset=True)
 

@@ -3,14 +3,17 @@
 A parameter of an op that is an Operand or a Quantizer stands for several arguments of the torch
 op, so that graphs, exporters and sharding rules see each tensor. They are named after its fields:
 an Operand's codes have the parameter's own name, and the other fields of a second operand begin
-with its name. A plain `fmt: str` is the spelling of a format as well.
+with its name. What few formats have, the list `more`, comes last of all, so that programs that were
+saved before there was one call the op as they did. A plain `fmt: str` is the spelling of a format
+as well.
 
     linear(x, weight: Operand, bias, input: Quantizer)
-    linear(x, weight, scale, zero_point, outer, fmt, bias, input_scale, …, input_fmt, input_seed)
+    linear(x, weight, scale, zero_point, outer, fmt, bias, input_scale, …, input_fmt, input_seed,
+           more, input_more)
 """
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any, get_type_hints
@@ -51,9 +54,14 @@ class Signature:
 
         def prototype(*_: Any) -> None: ...
 
-        signed = inspect.Signature(list(self.flat), return_annotation=result)
+        plain = [p for p in self.flat if not _is_more(p)]
+        signed = inspect.Signature(plain, return_annotation=result)
         prototype.__signature__ = signed  # type: ignore[attr-defined]
-        return torch.library.infer_schema(prototype, mutates_args=())
+        text: str = torch.library.infer_schema(prototype, mutates_args=())
+        arguments, returned = text.rsplit(") -> ", 1)
+        for each in self.flat[len(plain) :]:  # a type that infer_schema does not know
+            arguments += f", Tensor[]? {each.name}=None"
+        return f"{arguments}) -> {returned}"
 
 
 def signature(reference: Callable[..., Any], size_of: SizeOf | None) -> Signature:
@@ -66,6 +74,8 @@ def signature(reference: Callable[..., Any], size_of: SizeOf | None) -> Signatur
     own = inspect.signature(reference).parameters
     flat: list[Parameter] = []
     made, taken, spelled = [], [], []  # text, for each of the op's parameters
+    more: list[Parameter] = []
+    last = []  # what is taken for these
     second = False
     for name, parameter in own.items():
         kind = hints[name]
@@ -76,15 +86,18 @@ def signature(reference: Callable[..., Any], size_of: SizeOf | None) -> Signatur
             spelled += [name] * (name == "fmt")
             continue
         fields = _fields(kind, name, f"{name}_" if second else "", sized=size_of is None)
+        more.append(_more(f"{name}_more" if second else "more"))
+        last.append(f"{name}.more")
         flat += fields
         second = True
         values = [field.name for field in fields]
         if kind is Operand and size_of is not None:
             values.append(f"_size_of({', '.join(inspect.signature(size_of).parameters)})")
+        values.append(more[-1].name)
         made.append(f"_{kind.__name__}({', '.join(values)})")
         taken.append(f"*{name}[:{len(fields)}]")
         spelled.append(f"{name}.fmt")
-    flat = _late_defaults(flat)
+    flat = _late_defaults(flat) + more
     scope = {"_Operand": Operand, "_Quantizer": Quantizer, "_size_of": size_of}
     defaults = tuple(parameter.default for parameter in own.values())
     bare = [parameter.replace(default=Parameter.empty) for parameter in own.values()]
@@ -92,7 +105,7 @@ def signature(reference: Callable[..., Any], size_of: SizeOf | None) -> Signatur
         tuple(flat),
         defaults,
         _function(flat, made, scope),
-        _function(bare, taken, scope),
+        _function(bare, taken + last, scope),
         _function(bare, spelled, scope),
     )
 
@@ -110,6 +123,15 @@ def _fields(kind: type, name: str, prefix: str, sized: bool) -> list[Parameter]:
     types = dict.fromkeys(("scale", "zero_point", "outer"), Tensor | None) | {"fmt": str}
     last = Parameter(f"{prefix}seed", plain, annotation=Tensor | None, default=None)
     return [Parameter(prefix + n, plain, annotation=t) for n, t in types.items()] + [last]
+
+
+def _more(name: str) -> Parameter:
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    return Parameter(name, kind, annotation=Sequence[Tensor] | None, default=None)
+
+
+def _is_more(parameter: Parameter) -> bool:
+    return parameter.annotation == Sequence[Tensor] | None
 
 
 def _late_defaults(parameters: list[Parameter]) -> list[Parameter]:

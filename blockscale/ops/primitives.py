@@ -9,7 +9,7 @@ from torch import Tensor
 from blockscale.core import pack as packing
 from blockscale.core import reference
 from blockscale.core.format import Format
-from blockscale.core.operand import Operand, Quantizer
+from blockscale.core.operand import Operand, Quantizer, part_names
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.ops import shapes
@@ -18,20 +18,18 @@ from blockscale.ops.op import op
 
 
 def to_list(qparams: QParams) -> list[Tensor]:
-    """The parts that a format has, in the order scale, outer, zero_point."""
+    """The parts that a format has, in the order of Format.parts."""
     return [part for part in qparams if part is not None]
 
 
 def from_list(parts: list[Tensor], fmt: Format) -> QParams:
     """What `to_list` made, read back."""
-    scale, *rest = parts
-    zero_point = rest.pop() if fmt.asym else None
-    return QParams(scale, rest[0] if rest else None, zero_point)
+    return QParams(**dict(zip(part_names(fmt.spelling), parts, strict=True)))
 
 
 @op(shape=shapes.choose_qparams)
 def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
-    """x [...] -> [scale, outer scale (two levels only), zero point (asym only)]."""
+    """x [...] -> [scale, and what else the format has, in the order of Format.parts]."""
     return to_list(reference.choose_qparams(x, parse(fmt)))
 
 

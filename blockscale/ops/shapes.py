@@ -10,7 +10,6 @@ from blockscale.core.format import Format
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.parse import parse
-from blockscale.core.scale import TwoLevel
 
 
 def packed(x: Tensor, fmt: Format) -> Tensor:
@@ -21,16 +20,9 @@ def packed(x: Tensor, fmt: Format) -> Tensor:
 
 
 def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
-    """[scale, outer scale (two levels only), zero point (asym only)], empty."""
+    """[scale, and what else the format has], empty."""
     form = parse(fmt)
-    shape = form.block.scale_shape(x.shape)
-    found = [x.new_empty(shape, dtype=form.scale.dtype)]
-    if isinstance(form.scale, TwoLevel):
-        outer = form.scale.inner.block.scale_shape(shape)
-        found.append(x.new_empty(outer, dtype=torch.float32))
-    if form.asym:
-        found.append(x.new_empty(shape, dtype=torch.int32))
-    return found
+    return [x.new_empty(shape, dtype=dtype) for dtype, shape in form.stored(x.shape).values()]
 
 
 def quantize(x: Tensor, by: Quantizer) -> Tensor:

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from blockscale.core.format import Format
-from blockscale.core.operand import Operand
+from blockscale.core.operand import Operand, operand
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
-from blockscale.core.scale import TwoLevel
+from blockscale.core.scales.two_level import TwoLevel
 from blockscale.ops import primitives
 
 
@@ -39,8 +39,7 @@ class QTensor:
     @property
     def operand(self) -> Operand:
         """The same as ops take it."""
-        scale, outer, zero_point = self.qparams
-        return Operand(self.packed, scale, zero_point, outer, self.format.spelling, self.size)
+        return operand(self.packed, self.qparams, self.format.spelling, self.size)
 
     @property
     def codes(self) -> Tensor:
@@ -51,18 +50,26 @@ class QTensor:
     @property
     def scale(self) -> "Tensor | QTensor":
         """The stored scale, of the tensor's rank; a QTensor where the format has two levels."""
-        stored, outer, _ = self.qparams
+        stored, outer = self.qparams[:2]
         if not isinstance(self.format.scale, TwoLevel):
             return stored
         assert outer is not None
-        inner = self.format.scale.inner
-        size = stored.shape[-1] if stored.ndim else 1
-        return QTensor(primitives.pack(stored, str(inner)), QParams(outer), inner, size)
+        parts = QParams(outer, offset=self.qparams.scale_offset)
+        return _of_codes(stored, parts, self.format.scale.inner)
 
     @property
     def zero_point(self) -> Tensor | None:
-        """The zero points, int32 of the scale's shape, or None where the format is symmetric."""
+        """The zero points [scale's shape], int32 or floats; None where the format has none."""
         return self.qparams.zero_point
+
+    @property
+    def offset(self) -> "Tensor | QTensor | None":
+        """The offset of each block; a QTensor where it is quantized, None where there is none."""
+        stored, outer = self.qparams.offset, self.qparams.offset_outer
+        offset = self.format.offset
+        if offset is None or offset.inner is None or stored is None or outer is None:
+            return stored
+        return _of_codes(stored, QParams(outer), offset.inner)
 
     @property
     def device(self) -> torch.device:
@@ -97,6 +104,13 @@ class QTensor:
         return f"QTensor('{self.format}', shape={tuple(self.shape)}, {self.nbytes} bytes{place})"
 
 
+def _of_codes(stored: Tensor, parts: QParams, fmt: Format) -> QTensor:
+    """Scales or offsets, whose codes are stored a byte each, as a QTensor."""
+    codes = fmt.element.from_bits(stored)
+    size = stored.shape[-1] if stored.ndim else 1
+    return QTensor(primitives.pack(codes, str(fmt)), parts, fmt, size)
+
+
 def restore(context: str, parts: list[Tensor]) -> QTensor:
     """A QTensor from its size and format, "SIZE FORMAT", and its tensors."""
     size, _, text = context.partition(" ")
@@ -128,7 +142,7 @@ torch.serialization.add_safe_globals([restore])  # torch.load reads a QTensor wi
 
 
 def from_parts(fmt: Format, size: int, parts: dict[str, Tensor]) -> QTensor:
-    """A QTensor from what a file or module stores: codes (packed), scale, outer, zero_point."""
+    """A QTensor from what a file or module stores: codes (packed), and Format.parts."""
     codes = parts["codes"]
     if codes.dtype != packed_dtype(fmt.element) or codes.shape[-1] != packed_size(
         fmt.element, size
@@ -137,8 +151,7 @@ def from_parts(fmt: Format, size: int, parts: dict[str, Tensor]) -> QTensor:
             f"{fmt}: rows of {size} codes are stored as {dtype_name(packed_dtype(fmt.element))} "
             f"[..., {packed_size(fmt.element, size)}], not {describe(codes)}"
         )
-    qparams = QParams(parts["scale"], parts.get("outer"), parts.get("zero_point"))
-    return QTensor(codes, qparams, fmt, size)
+    return QTensor(codes, QParams(**{name: parts[name] for name in fmt.parts}), fmt, size)
 
 
 def describe(value: object) -> str:

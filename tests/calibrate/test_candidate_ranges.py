@@ -6,7 +6,7 @@ import torch
 import blockscale as bs
 from blockscale.calibrate.candidate_ranges import pinned, round_trips
 from blockscale.core import reference
-from blockscale.core.block import Blocks
+from blockscale.core.blocks import Blocks
 
 FORMATS = [
     "int4:token:fp32", "uint4:token:fp16:asym", "e2m1:token:e8m0/floor", "int8:token:pow2/ceil",

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockscale.core.block import Blocks, read_block
+from blockscale.core.block import read_block
+from blockscale.core.blocks import Blocks
 from tests.exact import block_of, layout, mean_magnitude
 from tests.strategies import ODD, SHAPES, blocks
 

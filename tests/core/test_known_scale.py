@@ -14,7 +14,7 @@ from blockscale.core.block import read_block
 from blockscale.core.format import Format
 from blockscale.core.known_scale import nearest_scale, qparams_beside
 from blockscale.core.reference import QParams
-from blockscale.core.scale import TwoLevel
+from blockscale.core.scales.two_level import TwoLevel
 from tests import strategies
 
 FORMATS = [

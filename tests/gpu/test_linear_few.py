@@ -42,7 +42,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 def stored(n: int, k: int, fmt: str, size: float = 1.0) -> Weight:
     w = torch.randn(n, k, generator=torch.Generator().manual_seed(0)).cuda() * size
     codes, *rest = P.choose_quantize.reference(w, fmt, None)
-    scale, outer, zero_point = P.from_list(rest, parse(fmt))
+    scale, outer, zero_point = P.from_list(rest, parse(fmt))[:3]
     return Weight(codes, scale, zero_point, outer)
 
 

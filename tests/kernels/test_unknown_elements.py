@@ -37,7 +37,7 @@ def stored(x: Tensor, fmt: str) -> Operand:
     """x in a format, by the reference."""
     with bs.use("reference"):
         packed, *parts = P.choose_quantize(x, fmt, None)
-    scale, outer, zero = P.from_list(parts, parse(fmt))
+    scale, outer, zero = P.from_list(parts, parse(fmt))[:3]
     return Operand(packed, scale, zero, outer, fmt, x.shape[-1])
 
 

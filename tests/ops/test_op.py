@@ -84,7 +84,7 @@ class Everything(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         packed, *parts = P.choose_quantize(x, self.fmt, None)
-        scale, outer, zero = P.from_list(parts, self.form)
+        scale, outer, zero = P.from_list(parts, self.form)[:3]
         weight = Operand(packed, scale, zero, outer, self.fmt, K)
         values = P.dequantize(weight, torch.float32)
         y = P.fake_quantize(x, Quantizer(None, None, None, self.fmt, None))

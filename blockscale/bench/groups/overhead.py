@@ -63,7 +63,7 @@ def _quantize(x: Tensor, fmt: str) -> Calls:
 
 def _dequantize(x: Tensor, fmt: str) -> Calls:
     q, op = bs.quantize(x, fmt), torch.ops.blockscale.dequantize
-    scale, outer, zero_point = q.qparams
+    scale, outer, zero_point = q.qparams[:3]
     theirs = torch.quantize_per_tensor_dynamic(x, torch.qint8, False)
     return (
         q.dequantize,

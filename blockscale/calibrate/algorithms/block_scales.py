@@ -18,7 +18,7 @@ from blockscale.core.format import Format
 from blockscale.core.known_scale import qparams_beside
 from blockscale.core.operand import quantizer
 from blockscale.core.reference import QParams, Ranges
-from blockscale.core.scale import TwoLevel
+from blockscale.core.scales.two_level import TwoLevel
 from blockscale.ops import primitives
 from blockscale.ops.tensor import QTensor
 

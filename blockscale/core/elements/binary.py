@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blockscale.core.block import Blocks
+from blockscale.core.blocks import Blocks
 from blockscale.core.element import Element, ElementNumbers
 from blockscale.core.rounding import Round
 
@@ -51,6 +51,10 @@ class Binary(Element):
     def in_range(self, y: Tensor, rounding: Round, zero_point: Tensor | None, wide: bool) -> Tensor:
         del rounding, zero_point, wide
         return y.abs() <= 1  # BinaryNet's clipped gradient (Hubara et al., 2016)
+
+    @property
+    def ranged(self) -> bool:
+        return False
 
     def magnitude(self, blocks: Blocks) -> Tensor:
         return blocks.mean_magnitude()

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from blockscale.core.block import Blocks
+from blockscale.core.blocks import Blocks
 from blockscale.core.element import Element, ElementNumbers
 from blockscale.core.elements.integer import Integer
 
@@ -36,6 +36,10 @@ class Ternary(Integer):
         """-1 and 1, whatever the options of a format say."""
         del wide
         return -1.0, 1.0
+
+    @property
+    def ranged(self) -> bool:
+        return False
 
     def magnitude(self, blocks: Blocks) -> Tensor:
         threshold = blocks.mean_magnitude() * _THRESHOLD

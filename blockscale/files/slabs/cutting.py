@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from blockscale.core.block import WHOLE, Block
 from blockscale.core.format import Format
-from blockscale.core.scale import TwoLevel
+from blockscale.core.scales.two_level import TwoLevel
 
 SLAB = 1 << 17  # elements; temporaries of the reference take up to 150 bytes for each
 

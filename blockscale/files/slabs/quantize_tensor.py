@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.block import WHOLE, Blocks
+from blockscale.core.block import WHOLE
+from blockscale.core.blocks import Blocks
 from blockscale.core.format import Format
 from blockscale.core.operand import quantizer
 from blockscale.core.reference import QParams, Ranges

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from blockscale.core.arithmetic.means import in_units, mean_of, unit_exponent
-from blockscale.core.block import WHOLE, Block, Blocks
+from blockscale.core.block import WHOLE, Block
+from blockscale.core.blocks import Blocks
 from blockscale.files.slabs.cutting import Region
 
 

@@ -13,7 +13,7 @@ from blockscale.core.element import ElementNumbers
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
-from blockscale.core.scale import TwoLevel
+from blockscale.core.scales.two_level import TwoLevel
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.numbers import FormatNumbers, lowered, supports_families
 from blockscale.kernels.operand import Storage, in_order
@@ -21,6 +21,7 @@ from blockscale.kernels.registry import ByFormats
 
 FAMILIES = ("integer", "minifloat", "binary")  # of elements: `Family` of src/spec.h
 known = ByFormats(supports_families(FAMILIES))  # and every dtype, shape and layout
+UNKNOWN = ("features", "offset", "values", "order", "thresholds")  # to the C++, so far
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 Parts = tuple[int, int, int]  # addresses of scale, outer, zero point; 0 for none
@@ -51,7 +52,7 @@ def native(spelling: str) -> Native:
 
 def addresses(parts: QParams) -> Parts:
     """Where the parts lie; whoever calls keeps them alive."""
-    scale, outer, zero_point = parts
+    scale, outer, zero_point = parts[:3]
     return (
         scale.data_ptr(),
         0 if outer is None else outer.data_ptr(),
@@ -94,4 +95,8 @@ def _spec(numbers: FormatNumbers) -> Any:
 
 def _named(numbers: FormatNumbers | ElementNumbers) -> dict[str, Any]:
     """The fields of a dataclass by name."""
-    return {field.name: getattr(numbers, field.name) for field in fields(numbers)}
+    return {
+        field.name: getattr(numbers, field.name)
+        for field in fields(numbers)
+        if field.name not in UNKNOWN
+    }

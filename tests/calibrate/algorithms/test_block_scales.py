@@ -6,7 +6,7 @@ import torch
 import blockscale as bs
 from blockscale.calibrate.algorithms import block_scales
 from blockscale.calibrate.algorithms.mse import best_scales
-from blockscale.core.block import Blocks
+from blockscale.core.blocks import Blocks
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def int_error(x, scale, zero, low, high):
 
 
 def error_of(observer, x):
-    scale, outer, zero = observer.qparams()
+    scale, outer, zero = observer.qparams()[:3]
     fmt = observer.format
     y = reference.fake_quantize(x, reference.QParams(scale, outer, zero), fmt)
     return float((y.double() - x.double()).square().mean())

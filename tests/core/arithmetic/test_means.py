@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from blockscale.core.arithmetic.means import in_units, mean_of, unit_exponent
-from blockscale.core.block import Blocks, read_block
+from blockscale.core.block import read_block
+from blockscale.core.blocks import Blocks
 
 EDGES = [
     0.0, 2.0**-149, 3 * 2.0**-149, 2.0**-126, 2.0**-126 - 2.0**-149, 0.99999994, 1.0, 1.0000001,

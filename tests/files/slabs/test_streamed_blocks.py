@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from blockscale.core.block import WHOLE, Blocks, read_block
+from blockscale.core.block import WHOLE, read_block
+from blockscale.core.blocks import Blocks
 from blockscale.files.slabs.streamed_blocks import StreamedBlocks
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.core.operand import Operand, Quantizer
+from blockscale.core.operand import Quantizer, operand, quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
@@ -43,21 +43,17 @@ def choosing(x: Tensor, fmt: str, seed: Tensor | None) -> Results:
 
 def encoding(x: Tensor, fmt: str, qparams: QParams, seed: Tensor | None) -> Results:
     """What the ops make of x with a given scale."""
-    scale, outer, zero = qparams
     return {
-        "quantize": P.quantize(x, Quantizer(scale, zero, outer, fmt, seed)),
-        "fake_quantize given": P.fake_quantize(x, Quantizer(scale, zero, outer, fmt, seed)),
-        "straight_through given": P.straight_through(
-            slope(x), x, Quantizer(scale, zero, outer, fmt)
-        ),
+        "quantize": P.quantize(x, quantizer(qparams, fmt, seed)),
+        "fake_quantize given": P.fake_quantize(x, quantizer(qparams, fmt, seed)),
+        "straight_through given": P.straight_through(slope(x), x, quantizer(qparams, fmt)),
     }
 
 
 def decoding(packed: Tensor, fmt: str, qparams: QParams, size: int, rank: int) -> Results:
     """What the ops make of packed codes."""
-    scale, outer, zero = qparams
     found = {
-        f"dequantize {dtype}": P.dequantize(Operand(packed, scale, zero, outer, fmt, size), dtype)
+        f"dequantize {dtype}": P.dequantize(operand(packed, qparams, fmt, size), dtype)
         for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     }
     if rank:

@@ -24,7 +24,7 @@ def table(fmt: str, rows: int, size: int, seed: int = 1) -> Operand:
     form, draw = parse(fmt), torch.tensor([1, 2])
     with bs.use("reference"):
         packed, *parts = P.choose_quantize(rough((rows, size), seed), fmt, draw)
-    scale, outer, zero = P.from_list(parts, form)
+    scale, outer, zero = P.from_list(parts, form)[:3]
     return Operand(packed, scale, zero, outer, fmt, size)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.core.operand import Operand, Quantizer
+from blockscale.core.operand import Quantizer, operand, quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.ops import primitives as P
@@ -28,16 +28,13 @@ def slope(x: Tensor) -> Tensor:
 
 def encoding(x: Tensor, fmt: str, given: QParams, seed: Tensor | None) -> Results:
     """What the ops make of x, with a scale of its own and with a given one."""
-    scale, outer, zero = given
     found = {f"choose_qparams {i}": t for i, t in enumerate(P.choose_qparams(x, fmt))}
     found |= {f"choose_quantize {i}": t for i, t in enumerate(P.choose_quantize(x, fmt, seed))}
     found["fake_quantize"] = P.fake_quantize(x, Quantizer(None, None, None, fmt, seed))
     found["straight_through"] = P.straight_through(slope(x), x, Quantizer(None, None, None, fmt))
-    found["quantize"] = P.quantize(x, Quantizer(scale, zero, outer, fmt, seed))
-    found["fake_quantize given"] = P.fake_quantize(x, Quantizer(scale, zero, outer, fmt, seed))
-    found["straight_through given"] = P.straight_through(
-        slope(x), x, Quantizer(scale, zero, outer, fmt)
-    )
+    found["quantize"] = P.quantize(x, quantizer(given, fmt, seed))
+    found["fake_quantize given"] = P.fake_quantize(x, quantizer(given, fmt, seed))
+    found["straight_through given"] = P.straight_through(slope(x), x, quantizer(given, fmt))
     return found
 
 
@@ -45,8 +42,7 @@ def decoding(
     packed: Tensor, codes: Tensor | None, fmt: str, given: QParams, size: int, dtype: torch.dtype
 ) -> Results:
     """What the ops make of packed codes; codes: unpacked ones, if there are dimensions."""
-    scale, outer, zero = given
-    found = {"dequantize": P.dequantize(Operand(packed, scale, zero, outer, fmt, size), dtype)}
+    found = {"dequantize": P.dequantize(operand(packed, given, fmt, size), dtype)}
     if codes is not None:
         found["unpack"] = P.unpack(packed, fmt, size)
         found["pack"] = P.pack(codes, fmt)

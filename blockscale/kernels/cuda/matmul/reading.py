@@ -9,7 +9,8 @@ from blockscale.core.block import WHOLE
 from blockscale.core.element import ElementNumbers
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
-from blockscale.core.scale import FloatScale, PowerOfTwo, TwoLevel
+from blockscale.core.scale import FloatScale, PowerOfTwo
+from blockscale.core.scales.two_level import TwoLevel
 from blockscale.kernels.cuda.matmul import ptx
 from blockscale.kernels.cuda.matmul.ptx_pairs import NO_PAIRS, Pairs, pairs, six
 from blockscale.kernels.cuda.spec import Spec, spec

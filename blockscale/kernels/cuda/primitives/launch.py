@@ -93,6 +93,6 @@ def encode(
     parts: the scales, given or memory for them; None where they are chosen and not kept
     seed: of `form.seed_numbers`
     """
-    scale, outer, zero = parts or (None, None, None)
+    scale, outer, zero = parts[:3] if parts else (None, None, None)
     outer_count = outer.numel() if outer is not None else 1
     launch(encoding.encode_tile, planned, x, x, out, extra, scale, outer, zero, seed, outer_count)

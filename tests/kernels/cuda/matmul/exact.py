@@ -15,7 +15,7 @@ NOTHING = (None, None, None)
 
 def stored(w: Tensor, fmt: str) -> tuple:
     codes, *rest = P.choose_quantize.reference(w, fmt, None)
-    scale, outer, zero_point = P.from_list(rest, parse(fmt))
+    scale, outer, zero_point = P.from_list(rest, parse(fmt))[:3]
     return codes, scale, zero_point, outer
 
 

@@ -1,0 +1,1 @@
+"""Scales and offsets that are quantized themselves: levels below the first one."""

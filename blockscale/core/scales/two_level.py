@@ -1,0 +1,135 @@
+"""Scales of two levels: codes of a small format that has a scale of its own (numerics.md, 3.5)."""
+
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from blockscale.core.arithmetic.bits import FLT_MAX, FLT_SMALLEST, divide
+from blockscale.core.block import Block
+from blockscale.core.blocks import Blocks
+from blockscale.core.element import Element
+from blockscale.core.rounding import nearest_even
+from blockscale.core.scale import FloatScale, Levels
+
+SHORT_INNER = ("e4m3", "e5m2")  # `e4m3` is short for `(e4m3:tensor:fp32)`
+
+
+class InnerFormat(Protocol):
+    """What a TwoLevel needs to know of the format of its scales. `Format` has it."""
+
+    @property
+    def element(self) -> Element:
+        """What one stored scale can be."""
+
+    @property
+    def block(self) -> Block:
+        """Which scales share an outer scale."""
+
+    @property
+    def scale(self) -> Any:
+        """How an outer scale is stored: a FloatScale."""
+
+
+Inner = TypeVar("Inner", bound=InnerFormat)
+
+
+@dataclass(frozen=True)
+class TwoLevel(Generic[Inner]):
+    """Scales of blocks that are themselves quantized, as NVFP4's e4m3 under one float32 (3.5).
+
+    inner: the format of the scales. The stored scales are its codes, one a byte, and they have a
+        scale themselves: the outer scale, one float for each block of scales
+    reciprocal: the outer scale is stored as its reciprocal, and codes are divided by it
+    """
+
+    inner: Inner
+    reciprocal: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the stored scale: a byte a code, so that the scale's shape is the layout."""
+        return torch.uint8
+
+    @property
+    def bits(self) -> int:
+        """Stored bits of one inner scale."""
+        return 8
+
+    @property
+    def poisons(self) -> bool:
+        """Whether a NaN or an infinity makes its whole block NaN: if a scale's code can be NaN."""
+        return self.inner.element.nan_code is not None
+
+    def __str__(self) -> str:
+        plain = str(self.inner)
+        element, rest = plain.split(":", 1)
+        short = rest == "tensor:fp32" and element in SHORT_INNER
+        return (element if short else f"({plain})") + "/inv" * self.reciprocal
+
+    @property
+    def largest(self) -> float:
+        """Lc, the largest value of the scales' own element."""
+        return self.inner.element.limits(False)[1]
+
+    @property
+    def outer_type(self) -> FloatScale:
+        """How outer scales are stored."""
+        assert isinstance(self.inner.scale, FloatScale)
+        return self.inner.scale
+
+    def ratio(self, a: Tensor, levels: Levels, poisoned: Tensor) -> tuple[Tensor, Tensor]:
+        """The numerator a [...] float32 -> the scales before they are encoded, and the outer scale.
+
+        The scales are [...] float32 in steps of the outer scale; the outer scale has one float
+        for each block of scales. poisoned: bool [...], which blocks hold a NaN or an infinity; the
+        outer scale is chosen without them.
+        """
+        block = self.inner.block
+        largest = Blocks(torch.where(poisoned, 0.0, a), block).range()[1]
+        # one division by the product, as torchao does (448 * 6 = 2688)
+        divisor = torch.full((), levels.value * self.largest, dtype=a.dtype, device=a.device)
+        # abs: -0, which torch may find for the largest of zeros, has a negative reciprocal
+        quotient = divisor / largest.abs() if self.reciprocal else largest / divisor
+        outer = self.outer_type.store(quotient)
+        return self.in_outer(divide(a, levels.value), outer), outer
+
+    def in_outer(self, step: Tensor, outer: Tensor) -> Tensor:
+        """Wanted steps [...] float32 -> the same in units of their outer scale."""
+        each = self.inner.block.expand(outer.to(torch.float32), step.shape)
+        return step * each if self.reciprocal else step / each
+
+    def store(self, a: Tensor, levels: Levels, poisoned: Tensor) -> tuple[Tensor, Tensor]:
+        """The numerator a [...] float32 -> the stored scale [...], codes, and the outer scale."""
+        ratio, outer = self.ratio(a, levels, poisoned)
+        return self.encode(ratio), outer
+
+    def encode(self, ratio: Tensor) -> Tensor:
+        """Block scales in units of their outer scale [...] float32 -> inner codes [...]."""
+        element = self.inner.element
+        ratio = ratio.clamp(element.smallest_normal, self.largest)
+        return element.to_bits(element.encode(ratio, nearest_even, None, False))
+
+    def poison(self, codes: Tensor, poisoned: Tensor) -> Tensor:
+        """Inner codes [...] -> the NaN code where a block is poisoned, if there is such a code."""
+        nan_code = self.inner.element.nan_code
+        return codes if nan_code is None else torch.where(poisoned, nan_code, codes)
+
+    def values(self, codes: Tensor) -> Tensor:
+        """The stored scale [...], codes -> their values [...] float32, without the outer scale."""
+        return self.inner.element.decode(self.inner.element.from_bits(codes))
+
+    def step(self, codes: Tensor, outer: Tensor, offset: Tensor | None = None) -> Tensor:
+        """The stored scale [...] and the outer scale -> the step [...] float32.
+
+        It is never infinite, and 0 only where a code or an outer scale is.
+        offset: of the scales, [...] or what broadcasts, where their format has one
+        """
+        value = self.values(codes)
+        each = self.inner.block.expand(outer.to(torch.float32), codes.shape)
+        step = value / each if self.reciprocal else each * value
+        size = step.abs().clamp(FLT_SMALLEST, FLT_MAX)
+        zero = (value == 0) | ((each == 0) & (not self.reciprocal))
+        step = torch.where(zero, step, size.copysign(step))
+        return step if offset is None else step + offset
