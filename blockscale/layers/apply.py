@@ -14,6 +14,7 @@ from blockscale.core.layout import to_stored
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.layers.before import Before
+from blockscale.layers.bias import notes_on_bias, quantize_bias, without_dynamic
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.ledger import ledger_of
@@ -85,6 +86,7 @@ def apply(
 
     Raises SkippedError, before anything is changed, if strict asks for it.
     """
+    plans = without_dynamic(plans, lambda plan: places[plan.name].input is not None)
     others = list(plan_others(model, plans, recipe))
     check(plans, others, recipe, strict=strict)
     weights: dict[int, QWeight] = {}
@@ -138,6 +140,10 @@ def _build(
             setattr(layer, part, quantizer.to(plan.parameter.device))
     if place.before is not None:
         layer.set_before(place.before)
+    if plan.quantizes_bias and plan.scheme.bias is not None:
+        notes += notes_on_bias(layer, plan.scheme.bias)
+        own = None if seed is None else named_seed(seed, f"{plan.name}.bias")
+        quantize_bias(layer, plan.scheme.bias, own)
     layer.take_place_of(plan.module)
     unused = plan.scheme.input is not None and layer.input is None
     reasons = ["shares the codes of a tied layer"] * (not plan.owns_weight)
@@ -149,6 +155,7 @@ def _build(
         output="" if layer.output is None else layer.output.fmt,
         reason="; ".join(reasons),
         details=place.told,
+        bias="" if layer.quantized_bias is None else layer.quantized_bias.fmt,
         notes=tuple(notes),
         bytes_after=plan.bytes_beside + _nbytes(layer, plan.owns_weight),
     )
@@ -158,6 +165,7 @@ def _build(
 def _nbytes(layer: QLayer, owns_weight: bool) -> int:
     """Bytes of a layer's codes, unless they are another's, and of what is before it."""
     beside = 0 if layer.before is None else layer.before.nbytes
+    beside += 0 if layer.quantized_bias is None else layer.quantized_bias.nbytes
     return beside + (layer.weight.nbytes if owns_weight else 0)
 
 

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from blockscale.core import reference
+from blockscale.core.bias import why_no_sums
 from blockscale.core.format import Format
 from blockscale.core.layout import stored_shape
+from blockscale.core.recipe import Scheme
 from blockscale.layers.layer import QLayer
 
 # Layers that hold weights but that nothing here replaces; subclasses of those it replaces, too.
@@ -51,11 +53,31 @@ def why_not_weight(weight: Tensor | None, layout: str, fmt: Format) -> str | Non
         return "its weight is computed (weight_norm, pruning, parametrization): remove that first"
     if weight.device.type == "meta":
         return "its weight holds no data (meta device): load the weights first"
-    if weight.dtype not in reference.FLOATS:
-        dtype = str(weight.dtype).removeprefix("torch.")
-        return f"its weight is {dtype}; formats take float32, bfloat16, float16"
-    try:
-        fmt.block.scale_shape(stored_shape(weight.shape, layout))
-    except ValueError as error:
-        return str(error)
+    return _why_not_tensor(weight, "weight", stored_shape(weight.shape, layout), fmt)
+
+
+def why_not_bias(bias: Tensor | None, scheme: Scheme, stored: Sequence[int]) -> str:
+    """Why a layer's bias cannot get the scheme's format; empty if it can, or there is none.
+
+    stored: the shape [n, k] of the layer's weight as it is stored
+    """
+    if bias is None or scheme.bias is None or scheme.weight is None:
+        return ""
+    if isinstance(scheme.bias, Format):
+        return _why_not_tensor(bias, "bias", tuple(bias.shape), scheme.bias) or ""
+    reason = why_no_sums(scheme.input, scheme.weight, stored)
+    return reason or _why_not_tensor(bias, "bias") or ""
+
+
+def _why_not_tensor(
+    tensor: Tensor, called: str, stored: tuple[int, ...] = (), fmt: Format | None = None
+) -> str | None:
+    if tensor.dtype not in reference.FLOATS:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return f"its {called} is {dtype}; formats take float32, bfloat16, float16"
+    if fmt is not None:
+        try:
+            fmt.block.scale_shape(stored)
+        except ValueError as error:
+            return str(error)
     return None

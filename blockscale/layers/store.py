@@ -1,11 +1,12 @@
-"""What quantized layers are made of: a weight's codes, and an input's or output's quantizer."""
+"""What quantized layers are made of: the codes of a weight and a bias, and the quantizers of an
+input and an output."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from blockscale.core.bias import SumInteger
 from blockscale.core.format import Format
 from blockscale.core.layout import from_stored, to_stored
 from blockscale.core.operand import Operand, Quantizer
@@ -37,19 +38,14 @@ class Scaled(Buffers):
 
 
 class QWeight(Scaled):
-    """A quantized weight: buffers `codes` (packed), `scale`, `zero_point`, `outer`.
+    """A quantized weight: buffers `codes` (packed), `scale`, `zero_point`, `outer`. Or a bias whose
+    format has a scale of its own.
 
     format, shape, dtype: what it is in, and of the float weight; layout: blockscale.core.layout.
     """
 
     codes: Tensor
     dtype: torch.dtype
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QWeight":
-        # the float weight would have changed its dtype here: remember it
-        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.codes.device)).dtype
-        super()._apply(fn, recurse)
-        return self
 
     def __init__(self, q: QTensor, shape: tuple[int, ...], dtype: torch.dtype, layout: str):
         super().__init__()
@@ -97,6 +93,41 @@ class QWeight(Scaled):
         """The float weight as its layer had it, by default in the dtype it had."""
         values = self.tensor.dequantize(dtype or self.dtype)
         return from_stored(values, self.layout, self.shape)
+
+    def extra_repr(self) -> str:
+        return f"'{self.fmt}', shape={tuple(self.shape)}"
+
+
+class QBias(Buffers):
+    """A bias [n] in integers of its layer's sums: buffers `codes` [n], and `scale` [n] float32, the
+    steps of the sums. It means codes * scale; the scale is kept beside the codes because that of
+    outputs whose weights are all zero cannot be known from the layer (core.bias.live_steps).
+
+    kind, shape, dtype: what it is in, and of the float bias
+    """
+
+    codes: Tensor
+    scale: Tensor
+    dtype: torch.dtype
+
+    def __init__(self, codes: Tensor, scale: Tensor, kind: SumInteger, dtype: torch.dtype):
+        super().__init__()
+        self.kind, self.fmt, self.layout = kind, str(kind), "plain"
+        self.shape, self.dtype = codes.shape, dtype
+        self.register_buffer("codes", codes)
+        self.register_buffer("scale", scale)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers."""
+        return self.codes.nbytes + self.scale.nbytes
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The bias [n] that its layer adds, by default in the dtype that the float bias had."""
+        part: dict[str, Any] = self._buffers
+        values = self.kind.decode(part["codes"], part["scale"])
+        dtype = dtype or self.dtype
+        return values if dtype is torch.float32 else values.to(dtype)
 
     def extra_repr(self) -> str:
         return f"'{self.fmt}', shape={tuple(self.shape)}"

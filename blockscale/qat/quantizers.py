@@ -10,6 +10,7 @@ from blockscale.core.format import Format
 from blockscale.core.layout import stored_shape, to_stored
 from blockscale.core.operand import quantizer
 from blockscale.core.reference import QParams, qparams_from_range
+from blockscale.layers.bias import steps_of_outputs
 from blockscale.layers.store import QInput, QWeight
 from blockscale.ops import primitives
 from blockscale.ops.quantize import fake_quantize
@@ -64,6 +65,21 @@ class WeightQuantizer(nn.Module):
         codes = primitives.quantize(stored, quantizer(qparams, self.format, drawn))
         q = QTensor(codes, qparams, self.format, stored.shape[-1])
         return QWeight(q, tuple(weight.shape), weight.dtype, self.layout)
+
+    @torch.no_grad()
+    def steps(self, weight: Tensor) -> Tensor:
+        """The float weight [shape] -> the step of each output [n], as the quantized layer has it.
+
+        For formats with one step for each output. Draws no random numbers.
+        """
+        self.start(weight)
+        stored, fmt = self._stored(weight.detach()).to(torch.float32), self.format.deterministic
+        if self.learned is None:
+            qparams = primitives.from_list(primitives.choose_qparams(stored, str(fmt)), fmt)
+        else:
+            qparams = self.learned.qparams()
+        values = primitives.fake_quantize(stored, quantizer(qparams, fmt))
+        return steps_of_outputs(values, qparams, fmt)
 
     def _seed(self) -> int | None:
         return self.seed if self.format.rounding == "stochastic" else None

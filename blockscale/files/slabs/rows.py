@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from blockscale.core.bias import SumInteger, read_bias
 from blockscale.core.layout import from_stored, stored_shape, to_stored
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
@@ -126,6 +127,22 @@ class OtherLayoutRows:
         return self._values[slab.start : slab.stop]
 
 
+class BiasRows:
+    """A bias in steps of its layer's sums: a vector, which is one slab."""
+
+    blocks: tuple[Sizes, ...] = ()
+
+    def __init__(self, parts: Mapping[str, tuple[Reader, str]], info: TensorInfo, kind: SumInteger):
+        self._parts, self._kind = (parts["codes"], parts["scale"]), kind
+        self.shape = info.shape
+
+    def read(self, cuts: Cuts, slab: Slab) -> Tensor:
+        """All of it in float32."""
+        del cuts, slab
+        codes, scale = (reader.tensor(name) for reader, name in self._parts)
+        return self._kind.decode(codes, scale)
+
+
 class OpenStoredModel(ExitStack):
     """A stored model whose files are opened when they are first asked for, and closed together."""
 
@@ -142,6 +159,9 @@ class OpenStoredModel(ExitStack):
         parts = self._source.parts_of(name)
         before = self._source.before(name.removesuffix(".weight"))
         readers = {part: (self._reader(n), n) for part, n in parts.items()}
+        kind = read_bias(info.format)
+        if isinstance(kind, SumInteger):
+            return BiasRows(readers, info, kind)
         rows = QuantizedRows(readers, info, before)
         return rows if layout == info.layout else OtherLayoutRows(rows, info, layout)
 
