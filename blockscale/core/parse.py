@@ -19,7 +19,10 @@ SPANS = ("full", "half", "signed")
 _OPTIONS = ("asym", *SPANS, "recip", "offset", *ROUNDINGS)
 # as dmx-compressor writes them: {size} or {size,dimension}, (symmetry and rounding)
 _BRACES = r"\{(?P<size>[0-9]+)(?:,(?P<dim>-?[0-9]+))?\}"
-_HARDWARE_BFP = rf"BFP\[(?P<bits>[0-9]+)\|(?P<exponent>[0-9]+)\]{_BRACES}(?:\((?P<span>[SN_]?)(?P<mode>[NUDS])\))?"
+_HARDWARE_BFP = (
+    rf"BFP\[(?P<bits>[0-9]+)\|(?P<exponent>[0-9]+)\]{_BRACES}"
+    r"(?:\((?P<span>[SN_]?)(?P<mode>[NUDS])\))?"
+)
 _HARDWARE_MX = (
     rf"MX(?:FP(?P<bits>[0-9]+)\[E(?P<e>[0-9]+)M(?P<m>[0-9]+)\]|INT(?P<integer>[0-9]+)){_BRACES}"
 )

@@ -67,11 +67,11 @@ def test_canonical_spellings_read_back(spelling: str) -> None:
 @QUICK
 @given(st.integers(0, 4).flatmap(spellings), st.randoms(use_true_random=False))
 def test_options_come_in_any_order(spelling: str, random) -> None:
-    *head, options = [":".join(split(spelling)[:3]), split(spelling)[3:]]
+    head, options = split(spelling)[:3], split(spelling)[3:]
     if not set(options) & set(ROUNDINGS) and not spelling.startswith("binary"):
         options.append("nearest_even")
     random.shuffle(options)
-    assert str(parse(":".join([head, *options]))) == spelling
+    assert str(parse(":".join([*head, *options]))) == spelling
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,6 @@ GRAMMAR = "a format is spelled element:block:scale[:option...], e.g. e2m1:group3
 ELEMENTS = ("binary", "int2 … int16", "uint1 … uint16", "log2 … log8", "eXmY", "ternary")
 BLOCKS = ("tensor", "channelA", "token", "groupN", "groupN@A", "tileRxC")
 SCALES = ("fp32, fp16, bf16", "e4m3, e5m2", "e8m0[/RULE]", "pow2/RULE", "(FORMAT)")
-INNER = "unsigned (uintB) or a minifloat with NaN"
 PLAIN = "must be plain and under fp32"
 
 # What is wrong -> what the message says besides the spelling itself.
@@ -141,7 +140,7 @@ WRONG = {
     "int8:tensor:fp32)": ("a parenthesis is closed that was not opened",),
     "int8:tensor:(uint8:tensor:fp32": ("a parenthesis is not closed",),
     "int8:tensor:(fp32)": (GRAMMAR,),
-    "e4m3:tensor:((uint8:tensor:fp32):tensor:fp32)": (GRAMMAR,),
+    "e4m3:tensor:((uint8:tensor:fp32):tensor:fp32)": ("no element '(uint8:tensor:fp32)'",),
     "e4m3:tensor:(uint8:tensor:(uint8:tensor:fp32))": (PLAIN, "not uint8:tensor:"),
     "int17:tensor:fp32": ("no element 'int17'", *ELEMENTS),
     "int1:tensor:fp32": ("no element 'int1'", *ELEMENTS),
@@ -161,7 +160,7 @@ WRONG = {
     "int8:tensor:e8m0/round": ("no rule 'round'", *RULES),
     "int8:tensor:fp32:rne": (
         "no option 'rne'",
-        "asym, full, half, signed, recip, offset",
+        "asym, full, half, signed, recip",
         *ROUNDINGS,
     ),
     "int8:tensor:fp32:full:half": ("options full:half repeat or contradict",),
