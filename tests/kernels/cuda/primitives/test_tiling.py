@@ -28,14 +28,26 @@ CASES = [
     ("tensor", (3, 50)), ("token", (5, 40)), ("group16", (3, 64)), ("group7", (4, 30)),
     ("channel0", (6, 5, 4)), ("channel1", (6, 5, 4)), ("channel-1", (3, 7, 10)),
     ("group4@0", (11, 6)), ("tile4x16", (10, 40)), ("tile2x3", (2, 5, 8)), ("group8", (9,)),
+    ("block2x*", (5, 7)), ("block*x3", (4, 8)), ("block1x2x3x3", (3, 4, 3, 3)),  # merge to fewer
+    ("block2x1x3", (5, 2, 4)), ("block*x*x*", (2, 3, 5)), ("block9x9x9", (1, 1, 1)),
+    ("block3x3x2x1", (7, 6, 5, 4)), ("block3x3x2x1", (4, 3, 2, 3)), ("block2x4x8", (6, 8, 32)),
+    ("block2x3x7", (5, 7, 20)), ("block*x1x*", (3, 4, 6)), ("block2x*x4", (3, 5, 8)),
+    ("block2x5x4x3", (2, 3, 7, 5, 6)), ("block2x2x2x2x2", (3, 3, 3, 3, 3)),
+    ("block4x4x40", (9, 4, 90)), ("block2x2x1", (4, 6, 33)), ("block3x2x16", (3, 4, 64)),
+    ("block2x2x2x2x2x2x2", (2, 3, 2, 3, 2, 3, 3)),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(
+    ("whole", "elements", "unit"),
+    [(False, 64, 32), (False, 64, 256), (True, 64, 32), (True, 512, 32)],
+)
 @pytest.mark.parametrize(("block", "shape"), CASES)
-def test_each_element_has_its_blocks_scale(block: str, shape: tuple[int, ...], whole: bool) -> None:
+def test_each_element_has_its_blocks_scale(
+    block: str, shape: tuple[int, ...], whole: bool, elements: int, unit: int
+) -> None:
     blocks = parse(f"int8:{block}:fp32").block
-    laid = tiling(blocks_of(shape, blocks), 64, whole=whole, unit=32)
+    laid = tiling(blocks_of(shape, blocks), elements, whole=whole, unit=unit)
     if laid is None:
         assert whole
         assert block == "channel1"  # whose blocks lie apart
