@@ -120,14 +120,13 @@ def blocks_of(shape: Sequence[int], block: Block) -> Blocks:
 
 def _any_sizes(shape: tuple[int, ...], sizes: tuple[int, ...]) -> Blocks:
     """Of a tensor whose dimensions are merged (kernels.blocks), in blocks of `sizes`."""
-    *before, (k, bk) = [(1, 1), *zip(shape, sizes, strict=True)][-max(len(shape), 1) :]
-    if len(before) == 2 and before[0][1] == 1:
-        (batch, _), (m, bm) = before
-        return Blocks(batch, m, k, bm, bk)
-    if len(before) < 2:
-        m, bm = before[0] if before else (1, 1)
-        return Blocks(1, m, k, bm, bk)
+    *before, (k, bk) = list(zip(shape, sizes, strict=True)) or [(1, 1)]
     m, bm = prod(n for n, _ in before), prod(size for _, size in before)
+    if len(before) < 2:
+        return Blocks(1, m, k, bm, bk)
+    (n, size), (last, of_last) = before[0], before[-1]
+    if len(before) == 2 and size == 1:
+        return Blocks(n, last, k, of_last, bk)
     return Blocks(1, m, k, bm, bk, before=tuple(reversed(before)))
 
 
@@ -265,7 +264,9 @@ def _boxes(at: Blocks, elements: int, um: int, uk: int, one: Tile) -> Tiling:
     units = prod(counts) * nk * rk
     several = min(max(1, elements // (one.rows * one.part)), _padded(units))
     full = uk == one.part and at.bk % uk == 0 and at.k % at.bk == 0
-    beside = gcd(several, nk * rk) if full else 0  # units that lie side by side, none of them partial
+    beside = (
+        gcd(several, nk * rk) if full else 0
+    )  # units that lie side by side, none of them partial
     even = beside * one.part >= min(several * one.part, 64)
     several = beside if even else several
     fits = several if one.part == 1 else gcd(at.bk, uk)
