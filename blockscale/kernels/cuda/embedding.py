@@ -9,15 +9,14 @@ from blockscale.core.scales.two_level import TwoLevel
 from blockscale.kernels.cuda.dequantize import dequantize
 from blockscale.kernels.cuda.primitives.form import form
 from blockscale.kernels.cuda.replay.replay import replayed
-from blockscale.kernels.cuda.spec import FAMILIES
-from blockscale.kernels.numbers import supports_families
+from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.registry import ByFormats, Formats, kernel
 
 
 def by_rows(formats: Formats) -> bool:
     """Whether each row has scales of its own, or all rows have the same, of known elements."""
     (fmt,) = formats
-    if not supports_families(FAMILIES)(formats):
+    if not known(formats, ()):
         return False
     if isinstance(fmt.scale, TwoLevel) and fmt.scale.inner.block.name != "tensor":
         return False

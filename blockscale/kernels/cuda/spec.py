@@ -8,7 +8,8 @@ from blockscale.kernels.numbers import FormatNumbers, lowered, supports_families
 from blockscale.kernels.registry import ByFormats
 
 FAMILIES = ("integer", "minifloat", "binary")  # of elements, that device code knows
-known = ByFormats(supports_families(FAMILIES))  # and every dtype, shape and layout
+FEATURES = ("nd",)  # FormatNumbers.features, that it knows
+known = ByFormats(supports_families(FAMILIES, FEATURES))  # and every dtype, shape and layout
 
 
 @dataclass(frozen=True)

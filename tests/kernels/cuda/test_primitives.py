@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.core.test_against_rationals import cases
 from tests.gpu.test_cuda_reference import SPELLINGS, hard_inputs
+from tests.kernels.cuda.boxes import boxes
 from tests.kernels.cuda.equal import DTYPES, wrong
 
 # numpy, in which the interpreter computes, tells of infinities and NaN
@@ -69,5 +70,51 @@ def test_the_whole_grammar(case: tuple[str, Tensor, int, int]) -> None:
 @LONG
 @given(cases())
 def test_the_whole_grammar_at_length(case: tuple[str, Tensor, int, int]) -> None:
+    fmt, x, seed, first = case
+    assert wrong(x, fmt, torch.tensor([seed, first])) == []
+
+
+@pytest.mark.parametrize(
+    ("fmt", "shape"),
+    [
+        ("int4:block3x3x2x1:fp32", (4, 5, 3, 4)), ("e2m1:block1x2x3x3:e8m0/floor", (3, 4, 3, 3)),
+        ("uint4:block2x2x8:fp16:asym", (3, 5, 24)), ("ternary:block2x3x8:fp32", (4, 7, 24)),
+        ("binary:block2x2x2:e4m3", (4, 6, 10)), ("int8:block2x*x4:fp32:stochastic", (3, 4, 10)),
+        ("int6:block*x1x*:bf16", (3, 4, 5)), ("e4m3:block2x2x2x2:e8m0/even", (2, 3, 4, 3, 5)),
+        ("int4:block2x3x4:(uint4:channel0:fp32)", (4, 5, 12)), ("int12:block*x4:fp32", (5, 10)),
+    ],
+)  # fmt: skip
+def test_boxes(fmt: str, shape: tuple[int, ...]) -> None:
+    """Blocks along several dimensions, in each dtype; then with numbers that are not finite."""
+    torch.manual_seed(0)
+    for dtype in DTYPES:
+        x = torch.randn(shape).to(dtype)
+        assert wrong(x, fmt) == [], dtype
+        x.view(-1)[1], x.view(-1)[-1] = torch.nan, -torch.inf
+        assert wrong(x, fmt) == [], dtype
+
+
+def test_boxes_too_large_for_a_program() -> None:
+    """Their scales are chosen in several passes over memory, or by the reference from means."""
+    x = torch.randn(33, 40, 48)
+    for fmt in (
+        "int8:block32x32x40:fp32",
+        "uint4:block33x*x32:e4m3:asym",
+        "binary:block*x32x48:fp32",
+    ):
+        assert wrong(x, fmt) == [], fmt
+
+
+@QUICK
+@given(boxes())
+def test_the_whole_grammar_in_boxes(case: tuple[str, Tensor, int, int]) -> None:
+    fmt, x, seed, first = case
+    assert wrong(x, fmt, torch.tensor([seed, first])) == []
+
+
+@pytest.mark.slow
+@LONG
+@given(boxes())
+def test_the_whole_grammar_in_boxes_at_length(case: tuple[str, Tensor, int, int]) -> None:
     fmt, x, seed, first = case
     assert wrong(x, fmt, torch.tensor([seed, first])) == []
