@@ -7,7 +7,7 @@ from functools import cache, cached_property
 from blockscale.kernels.numbers import FormatNumbers, lowered, supports_families
 from blockscale.kernels.registry import ByFormats
 
-FAMILIES = ("integer", "minifloat", "binary")  # of elements, that device code knows
+FAMILIES = ("integer", "minifloat", "binary", "codebook")  # of elements, that device code knows
 known = ByFormats(supports_families(FAMILIES))  # and every dtype, shape and layout
 
 

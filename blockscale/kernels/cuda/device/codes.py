@@ -70,7 +70,7 @@ def spread_scaling_pairs(scaling, spec: tl.constexpr, tile: tl.constexpr):
 
 @triton.jit
 def steps_of(x, scaling, ordinary: tl.constexpr, result: tl.constexpr, spec: tl.constexpr):
-    """Elements -> them in steps, of integers without NaN, and the limits of what they may be.
+    """Elements -> them in steps, of integers and codebooks without NaN, and the limits of what they may be.
 
     result: "codes" or "values"
     """
@@ -81,7 +81,8 @@ def steps_of(x, scaling, ordinary: tl.constexpr, result: tl.constexpr, spec: tl.
         y = bounded_steps(x, scaling, low, high)
     else:
         y = in_steps(x, scaling, spec)
-    if spec.element.family == "integer" and not ordinary:
+    family: tl.constexpr = spec.element.family
+    if (family == "integer" or family == "codebook") and not ordinary:
         y = tl.where(y == y, y, 0.0)
     return y, low, high
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from blockscale.kernels.cuda.device.element import decode
+from blockscale.kernels.cuda.device.lookup import is_plain
 from blockscale.kernels.cuda.device.numerics import (
     EXPONENT,
     FLT_MAX_BITS,
@@ -54,9 +55,16 @@ def divides_exactly(spec):
 
 @triton.constexpr_function
 def tells_small_quotients_apart(spec):
-    """Whether the codes of log8, or the rounding, tell quotients below 2^-64 from one another."""
-    log8 = spec.element.family == "minifloat" and spec.element.bias + spec.element.mbits > 63
-    return log8 or tells_quotients_from_zero(spec)
+    """Whether the codes, or the rounding, tell quotients below 2^-64 from one another."""
+    return has_small_values(spec.element) or tells_quotients_from_zero(spec)
+
+
+@triton.constexpr_function
+def has_small_values(element):
+    """Whether codes tell quotients below 2^-64 from one another: of log8, and of some tables."""
+    if element.family == "codebook":
+        return not is_plain(element)
+    return element.family == "minifloat" and element.bias + element.mbits > 63
 
 
 @triton.constexpr_function
@@ -69,9 +77,8 @@ def tells_quotients_from_zero(spec):
 def uses_markstein(spec):
     """Whether ordinary blocks are divided by Markstein's method, without special cases."""
     divided = spec.scale in ("fp32", "bf16", "pow2", "two_level") and not spec.recip
-    log8 = spec.element.family == "minifloat" and spec.element.bias + spec.element.mbits > 63
     two = spec.scale == "two_level" and tells_quotients_from_zero(spec)
-    return divided and not log8 and not two
+    return divided and not has_small_values(spec.element) and not two
 
 
 @triton.constexpr_function
@@ -242,7 +249,8 @@ def in_steps(x, scaling, spec: tl.constexpr):
             x = x * scaling.second
         near = x * first
         y = tl.fma(tl.fma(near, 0.0 - by, x), first, near)
-        if spec.element.family == "minifloat":  # the remainder of -0 is +0
+        family: tl.constexpr = spec.element.family
+        if family == "minifloat" or family == "codebook":  # the remainder of -0 is +0
             y = float_of(bits_of(y) | (bits_of(near) & -0x80000000))
         y = tl.where(tl.abs(near) < 1048576.0, y, near)
     return y
