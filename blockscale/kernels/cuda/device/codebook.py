@@ -7,7 +7,7 @@ shuffle looks an entry up for 32 numbers. lookup.py says how codes are looked fo
 import triton
 import triton.language as tl
 
-from blockscale.kernels.cuda.device import lookup as tables
+from blockscale.kernels.cuda.device.lookup import Lookup
 from blockscale.kernels.cuda.device.numerics import INTERPRETED, MAGIC, bits_of, float_of
 
 SIGN: tl.constexpr = tl.constexpr(-0x80000000)
@@ -15,8 +15,8 @@ SIGN: tl.constexpr = tl.constexpr(-0x80000000)
 
 @triton.constexpr_function
 def looked_up(element):
-    """The lookup.Lookup of an element."""
-    return tables.lookup(element)
+    """The lookup.Tables of an element."""
+    return Lookup(element).how
 
 
 @triton.constexpr_function
@@ -28,29 +28,19 @@ def least_value(element):
 @triton.constexpr_function
 def entry(element, name, i):
     """The i-th entry of a table, int32."""
-    return tables.lookup(element).table(name)[i]
+    return Lookup(element).how.table(name)[i]
 
 
 @triton.constexpr_function
 def register_of(element, name, part):
-    """PTX that makes a register of 32 entries (lookup.held)."""
-    some = tables.lookup(element).table(name)[part * tables.LANES : (part + 1) * tables.LANES]
-    return tables.held(some)
+    """PTX that makes a register of 32 entries (lookup.Tables)."""
+    return Lookup(element).how.ptx(name, part)
 
 
 @triton.constexpr_function
 def count(element, name):
     """How many entries a table has."""
-    return len(tables.lookup(element).table(name))
-
-
-@triton.constexpr_function
-def is_in_order(element):
-    """Whether a searched place is the code itself."""
-    words = tables.lookup(element).table("order")
-    codes = b"".join((word & 0xFFFFFFFF).to_bytes(4, "little") for word in words)
-    size = len(tables.lookup(element).table("value"))
-    return all(code == i for i, code in enumerate(codes[: min(size, len(codes))]))
+    return len(Lookup(element).how.table(name))
 
 
 @triton.jit
@@ -126,7 +116,7 @@ def searched(y, element: tl.constexpr):
         above = bits > limit if how.signed_zeros else y > float_of(limit)
         node = 2 * node + above.to(tl.int32)
     place = node - (1 << how.steps)
-    if is_in_order(element):
+    if how.in_order:
         code = place
     else:
         words: tl.constexpr = count(element, "order")

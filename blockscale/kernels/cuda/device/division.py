@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from blockscale.kernels.cuda.device.element import decode
-from blockscale.kernels.cuda.device.lookup import is_plain
+from blockscale.kernels.cuda.device.lookup import Lookup
 from blockscale.kernels.cuda.device.numerics import (
     EXPONENT,
     FLT_MAX_BITS,
@@ -63,7 +63,7 @@ def tells_small_quotients_apart(spec):
 def has_small_values(element):
     """Whether codes tell quotients below 2^-64 from one another: of log8, and of some tables."""
     if element.family == "codebook":
-        return not is_plain(element)
+        return not Lookup(element).how.plain
     return element.family == "minifloat" and element.bias + element.mbits > 63
 
 

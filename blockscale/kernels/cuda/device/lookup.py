@@ -17,8 +17,8 @@ _MARGIN = 2.0**-8  # of a bucket's width, how far from its ends a threshold lies
 
 
 @dataclass(frozen=True)
-class Lookup:
-    """The tables of a codebook.
+class Tables:
+    """What is looked up of a codebook.
 
     mirrored: the upper half of the codes has the negatives of the lower half's values, which are
         not below 0: then the rest is of magnitudes, and a sign is the upper bit of a code
@@ -26,6 +26,8 @@ class Lookup:
     slope, start: of buckets: y is in bucket round(31 clamp(slope y + start, 0, 1)); 0 and 0 where
         codes are searched
     steps: comparisons of a search
+    plain: quotients may be computed as for integers (docs/cuda.md): values lie around 1, and
+        quotients below 2^-64 have the code of 0 or of -0
     tables: of each name, its entries as int32: "threshold", one for each bucket, or of each node
         of a search, which begins at node 1 and goes on at 2 n or 2 n + 1; "place", of each bucket
         the code below its threshold, and 256 times the one above; "order", four codes an entry;
@@ -37,15 +39,36 @@ class Lookup:
     slope: float
     start: float
     steps: int
+    plain: bool
     tables: tuple[tuple[str, tuple[int, ...]], ...]
 
     def table(self, name: str) -> tuple[int, ...]:
         """The entries of the table of this name."""
         return dict(self.tables)[name]
 
+    def ptx(self, name: str, part: int) -> str:
+        """What gives each lane of a warp its own of a table's 32 entries from 32 * part on."""
+        return _held(self.table(name)[part * LANES : (part + 1) * LANES])
+
+    @property
+    def in_order(self) -> bool:
+        """Whether a searched place is the code itself."""
+        codes = b"".join(struct.pack("<i", word) for word in self.table("order"))
+        return all(code == i for i, code in enumerate(codes[: len(self.table("value"))]))
+
+
+class Lookup:
+    """How codes of one codebook are looked for. A class: device code may not call host functions.
+
+    how: its Tables
+    """
+
+    def __init__(self, element: ElementNumbers) -> None:
+        self.how = tables_of(element)
+
 
 @cache
-def lookup(element: ElementNumbers) -> Lookup:
+def tables_of(element: ElementNumbers) -> Tables:
     """The tables of an element of the family "codebook"."""
     values, order, thresholds = element.values, element.order, element.thresholds
     mirrored = _mirrored(values)
@@ -65,7 +88,8 @@ def lookup(element: ElementNumbers) -> Lookup:
             "order": _fours(order, steps),
         }
     found["value"] = tuple(_bits(value) for value in values)
-    return Lookup(mirrored, signed_zeros, *line, steps, tuple(found.items()))
+    plain = _is_plain(element)
+    return Tables(mirrored, signed_zeros, *line, steps, plain, tuple(found.items()))
 
 
 def _mirrored(values: tuple[float, ...]) -> bool:
@@ -136,9 +160,8 @@ def _bits(value: float) -> int:
     return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
 
-def is_plain(element: ElementNumbers) -> bool:
-    """Whether quotients may be computed as for integers (docs/cuda.md): values lie around 1, and
-    quotients below 2^-64 have the code of 0 or of -0."""
+def _is_plain(element: ElementNumbers) -> bool:
+    """As Tables.plain."""
     sizes = [abs(t) for t in element.thresholds if t]
     low, high = -element.low, element.high
     largest = max(low, high)
@@ -147,7 +170,7 @@ def is_plain(element: ElementNumbers) -> bool:
     return near and largest <= 2.0**16 and min(sizes, default=1.0) >= 2.0**-50
 
 
-def held(entries: tuple[int, ...]) -> str:
+def _held(entries: tuple[int, ...]) -> str:
     """PTX: each lane of a warp gets its own of up to 32 entries, which repeat beyond the last.
 
     $0 is the entry, $1 is not used. A tree of selections by the bits of the lane's number.
