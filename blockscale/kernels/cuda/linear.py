@@ -48,7 +48,7 @@ def linear(
     n, k = weight.codes.shape[0], x.shape[-1]
     if k != weight.size:
         raise ValueError(f"expected x of shape [..., {weight.size}], found {tuple(x.shape)}")
-    w = _checked(Weight(*weight[:4]), fmt, k)
+    w = _checked(Weight(*weight[:4], weight.more), fmt, k)
     bias = None if bias is None else bias.expand(n).contiguous()
     shape = (*x.shape[:-1], n)
     if not x.numel() or not n:
@@ -67,9 +67,10 @@ def _checked(weight: Weight, fmt: str, k: int) -> Weight:
     stored = form(fmt)
     shape = (weight.codes.shape[0], k)
     codes = stored.checked_codes(weight.codes, shape)
-    parts = weight[1:]
-    stored.given_parts(codes, shape, *parts)
-    return Weight(codes, *(None if part is None else part.contiguous() for part in parts))  # type: ignore[arg-type]
+    parts, more = weight[1:4], weight.more
+    stored.given_parts(codes, shape, *parts, more)
+    more = more and [part.contiguous() for part in more]
+    return Weight(codes, *(None if part is None else part.contiguous() for part in parts), more)  # type: ignore[arg-type]
 
 
 def multiplied(
@@ -116,7 +117,7 @@ def weighted(
 
 def _in_float32(x: Values, w: Weight, fmt: str, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Elements of more than 8 bits, scales of a few elements: everything in float32."""
-    weight = dequantize(Operand(*w, fmt, x.x.shape[-1]), torch.float32)
+    weight = dequantize(Operand(*w[:4], fmt, x.x.shape[-1], w.more), torch.float32)
     values = x.x.to(torch.float32)
     if x.row is not None:
         values = values * x.row[:, None]

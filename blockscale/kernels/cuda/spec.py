@@ -8,7 +8,8 @@ from blockscale.kernels.numbers import FormatNumbers, lowered, supports_families
 from blockscale.kernels.registry import ByFormats
 
 FAMILIES = ("integer", "minifloat", "binary", "codebook")  # of elements, that device code knows
-known = ByFormats(supports_families(FAMILIES))  # and every dtype, shape and layout
+FEATURES = ("offset",)  # of FormatNumbers.features, that device code knows
+known = ByFormats(supports_families(FAMILIES, FEATURES))  # and every dtype, shape and layout
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class Scaling(NamedTuple):
     by: float32, the divisor
     step: float32, what codes are multiplied by
     zero: int32, the zero point, or 0 where the format has none
+    offset: float32, what is subtracted from x first, or 0.0 where the format has none
     """
 
     first: Any
@@ -44,6 +45,7 @@ class Scaling(NamedTuple):
     by: Any
     step: Any
     zero: Any
+    offset: Any
 
 
 @triton.constexpr_function
@@ -75,8 +77,11 @@ def tells_quotients_from_zero(spec):
 
 @triton.constexpr_function
 def uses_markstein(spec):
-    """Whether ordinary blocks are divided by Markstein's method, without special cases."""
-    divided = spec.scale in ("fp32", "bf16", "pow2", "two_level") and not spec.recip
+    """Whether ordinary blocks are divided by Markstein's method, without special cases.
+
+    Not where blocks have offsets: their largest magnitude says nothing of their steps.
+    """
+    divided = not spec.offset and spec.scale in ("fp32", "bf16", "pow2", "two_level") and not spec.recip
     two = spec.scale == "two_level" and tells_quotients_from_zero(spec)
     return divided and not has_small_values(spec.element) and not two
 
@@ -189,11 +194,12 @@ def divisor(scale, bounded: tl.constexpr, ordinary: tl.constexpr, spec: tl.const
             inverse = reciprocal(step)
         largest = constant(inverse, FLT_MAX_BITS)
         first = tl.where(inverse > largest, largest, inverse)
+        first = tl.where(first < 0.0 - largest, 0.0 - largest, first)
     elif ordinary and uses_markstein(spec):
         first = reciprocal(by)
     elif not divides_exactly(spec):
         first, second, by = any_divisor(step, bounded, spec)
-    return Scaling(first, second, by, scale.step, scale.zero)
+    return Scaling(first, second, by, scale.step, scale.zero, scale.offset)
 
 
 @triton.jit

@@ -80,7 +80,7 @@ def reading(spelling: str, k: int) -> Reading | None:
     """How to read rows of k codes, or None where neither codes nor what their scales make of them
     are bfloat16, or blocks with scales of their own are too small."""
     fmt = parse(spelling)
-    if not is_bfloat16(fmt):
+    if not is_bfloat16(fmt) or fmt.offset is not None:
         return None
     height, width = fmt.block.sizes_for(2)
     width = 0 if width == WHOLE or width >= k else width
