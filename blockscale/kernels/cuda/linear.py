@@ -48,29 +48,37 @@ def linear(
     n, k = weight.codes.shape[0], x.shape[-1]
     if k != weight.size:
         raise ValueError(f"expected x of shape [..., {weight.size}], found {tuple(x.shape)}")
-    w = _checked(Weight(*weight[:4], weight.more), fmt, k)
+    w = _checked(weight, k)
     bias = None if bias is None else bias.expand(n).contiguous()
     shape = (*x.shape[:-1], n)
     if not x.numel() or not n:
         y = x.new_zeros(shape)
         return y if bias is None else y.copy_(bias)
     with guard(x):
-        return multiplied(read(x, input), w, fmt, bias, x.dtype).reshape(shape)
+        left = read(x, input)
+        if w.more:  # parts that no way to multiply knows
+            left = left.values() if isinstance(left, Codes) else left
+            return _in_float32(left, w, bias, x.dtype).reshape(shape)
+        return multiplied(left, Weight(*w[:4]), fmt, bias, x.dtype).reshape(shape)
 
 
-def _checked(weight: Weight, fmt: str, k: int) -> Weight:
+def _checked(weight: Operand, k: int) -> Operand:
     """The weight in order. Raises ValueError if its parts do not fit the format."""
     if weight.codes.ndim != 2:
         raise ValueError(
-            f"{fmt}: a linear weight's codes are [n, k], not {tuple(weight.codes.shape)}"
+            f"{weight.fmt}: a linear weight's codes are [n, k], not {tuple(weight.codes.shape)}"
         )
-    stored = form(fmt)
+    stored = form(weight.fmt)
     shape = (weight.codes.shape[0], k)
     codes = stored.checked_codes(weight.codes, shape)
-    parts, more = weight[1:4], weight.more
-    stored.given_parts(codes, shape, *parts, more)
-    more = more and [part.contiguous() for part in more]
-    return Weight(codes, *(None if part is None else part.contiguous() for part in parts), more)  # type: ignore[arg-type]
+    scale, zero_point, outer = weight.scale, weight.zero_point, weight.outer
+    stored.given_parts(codes, shape, scale, zero_point, outer, weight.more)
+    return weight._replace(
+        codes=codes,
+        scale=scale.contiguous(),
+        zero_point=None if zero_point is None else zero_point.contiguous(),
+        outer=None if outer is None else outer.contiguous(),
+    )
 
 
 def multiplied(
@@ -105,7 +113,7 @@ def weighted(
     (rows, k), n = x.x.shape, w.codes.shape[0]
     r = reading(fmt, k)
     if r is None or (not r.width and isinstance(parse(fmt).scale, TwoLevel)):
-        return _in_float32(x, w, fmt, bias, dtype)
+        return _in_float32(x, Operand(*w, fmt, k), bias, dtype)
     if r.planes and as_words(w.codes) is None:
         r = through_memory(r)
     if choice is None:
@@ -131,9 +139,9 @@ def _times_row(x: Values, by: float) -> Tensor:
     return x.row * by
 
 
-def _in_float32(x: Values, w: Weight, fmt: str, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _in_float32(x: Values, w: Operand, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Elements of more than 8 bits, scales of a few elements: everything in float32."""
-    weight = dequantize(Operand(*w[:4], fmt, x.x.shape[-1], w.more), torch.float32)
+    weight = dequantize(w, torch.float32)
     values = x.x.to(torch.float32)
     if x.row is not None:
         values = values * x.row[:, None]

@@ -77,11 +77,11 @@ def tells_quotients_from_zero(spec):
 
 @triton.constexpr_function
 def uses_markstein(spec):
-    """Whether ordinary blocks are divided by Markstein's method, without special cases.
-
-    Not where blocks have offsets: their largest magnitude says nothing of their steps.
-    """
-    divided = not spec.offset and spec.scale in ("fp32", "bf16", "pow2", "two_level") and not spec.recip
+    """Whether ordinary blocks are divided by Markstein's method, without special cases."""
+    if spec.offset:
+        kinds = ("fp32", "fp16", "bf16") if not tells_quotients_from_zero(spec) else ()
+        return spec.scale in kinds and not (spec.recip or has_small_values(spec.element))
+    divided = spec.scale in ("fp32", "bf16", "pow2", "two_level") and not spec.recip
     two = spec.scale == "two_level" and tells_quotients_from_zero(spec)
     return divided and not has_small_values(spec.element) and not two
 
@@ -103,7 +103,7 @@ def has_ordinary_branch(dtype, spec, tile):
 def never_saturates(spec):
     """Whether no ordinary quotient rounds to more than the largest integer."""
     element = spec.element
-    symmetric = element.family == "integer" and element.signed and not spec.asym
+    symmetric = element.family == "integer" and element.signed and not (spec.asym or spec.offset)
     exact = spec.scale == "fp32" or (spec.scale == "bf16" and element.bits <= 8)
     own = spec.full or (spec.statistic == "magnitude" and spec.levels == element.high)
     return symmetric and exact and own and uses_markstein(spec) and spec.rounding == "nearest_even"

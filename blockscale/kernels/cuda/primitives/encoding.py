@@ -41,7 +41,7 @@ from blockscale.kernels.cuda.device.scale import (
     zero_point,
 )
 from blockscale.kernels.cuda.device.signs import compares
-from blockscale.kernels.cuda.primitives.extremes import extremes, far_from_zero
+from blockscale.kernels.cuda.primitives.extremes import all_wide, extremes, far_from_zero
 from blockscale.kernels.cuda.primitives.ranges import ranges
 from blockscale.kernels.cuda.primitives.writing import write_codes, write_pairs, write_signs
 
@@ -126,7 +126,10 @@ def encode_choosing(
     as_read: tl.constexpr = tile.in_pairs if takes_pairs(dtype, tile) else tile
     found = extremes(seen.x, seen.mask, dtype, spec, as_read)
     if has_ordinary_branch(dtype, spec, tile):
-        ordinary = all_ordinary(found.top, units.outer, spec)
+        if spec.offset != "" and uses_markstein(spec):
+            ordinary = all_wide(found, spec)
+        else:
+            ordinary = all_ordinary(found.top, units.outer, spec)
         if (
             uses_markstein(spec)
             and tells_quotients_from_zero(spec)
@@ -186,7 +189,7 @@ def choose_scale(
             at = units.offset + units.index
             tl.store(at, narrow(offset, units.offset.dtype.element_ty), mask=units.present)
     by = step
-    if ordinary and uses_markstein(spec):
+    if ordinary and uses_markstein(spec) and spec.offset == "":
         by = tl.where(found.top == 0, 1.0, step)  # nothing but zeros, counted in any steps
     return Scale(stored, step, units.outer, zero, offset, by)
 

@@ -16,6 +16,7 @@ from blockscale.kernels.cuda.device.tile import reduced
 
 SIGN: tl.constexpr = tl.constexpr(-0x80000000)
 NOTHING: tl.constexpr = tl.constexpr(-0x80000000)  # less than all `ordered` ones
+LARGE: tl.constexpr = tl.constexpr(0x5D800000)  # the bits of 2^60
 ONE: tl.constexpr = tl.constexpr(0x00800000)  # of an exponent
 
 
@@ -111,6 +112,16 @@ def as_range(high, low, spec: tl.constexpr):
     else:
         largest, smallest = float_of(high), 0.0 - float_of(low)
     return smallest, largest
+
+
+@triton.jit
+def all_wide(found, spec: tl.constexpr):
+    """Of blocks with offsets: whether all of a program's are ordinary, because what they range over
+    is neither small nor, as their numbers, large. found: Extremes"""
+    low, high = as_range(found.high, found.low, spec)
+    least: tl.constexpr = spec.least
+    far = (found.top > LARGE) | (bits_of(high - low) < least)
+    return tl.max(far.to(tl.int32)) == 0
 
 
 @triton.jit
