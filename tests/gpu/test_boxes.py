@@ -134,3 +134,18 @@ def test_more_elements_than_int32_counts() -> None:
     assert torch.equal(q.scale[-2:], tail.scale)
     values = q.dequantize(torch.bfloat16)
     assert torch.equal(values[-8:], tail.dequantize(torch.bfloat16))
+
+
+@pytest.mark.parametrize("fmt", ["int8:block4x8x16:fp32", "int4:block3x3x8:fp32"])
+@pytest.mark.parametrize("shape", [(16, 32, 256), (13, 35, 248)])
+def test_neighbours_move_together(fmt: str, shape: tuple[int, ...]) -> None:
+    """One instruction loads 16 bytes, also where blocks are partial: what the compiler is told of
+    boxes has reached it."""
+    from blockscale.kernels.cuda.primitives.encoding import encode_tile
+    from blockscale.kernels.cuda.replay.direct import direct
+
+    kernel = direct(encode_tile)
+    kernel.compiled.clear()
+    P.fake_quantize(torch.randn(shape, device="cuda"), Quantizer(None, None, None, fmt, None))
+    ((compiled, _),) = kernel.compiled.values()
+    assert "ld.global.v4.b32" in compiled.asm["ptx"]

@@ -183,7 +183,7 @@ def _before_k(tile: tl.constexpr, extents, strip, rest, carry, base, width: tl.c
     for d in tl.static_range(dimensions(tile)):
         size = extents.b[d]
         row, above, i = _digit(above, i, size)
-        block, rest, carry = _digit(rest, carry, extents.count[d])
+        block, rest, carry = _digit(rest, carry, extents.blocks[d])
         if ends_early(tile, d):
             limit = extents.n[d] - block * size
             if not tile.even:

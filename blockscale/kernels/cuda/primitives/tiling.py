@@ -170,8 +170,8 @@ class BoxExtents(NamedTuple):
 
     units: of the whole tensor that have the same rows of their blocks
     across: how many programs those are
-    n, b, count: of each dimension before k, the last one first, its size, that of a block, and how
-                 many blocks there are along it
+    n, b, blocks: of each dimension before k, the last one first, its size, that of a block, and
+                  how many blocks there are along it
     k, bm, bk, um, uk, rk, nk: as in Extents; bm is the product of b
     """
 
@@ -179,7 +179,7 @@ class BoxExtents(NamedTuple):
     across: int
     n: tuple[int, ...]
     b: tuple[int, ...]
-    count: tuple[int, ...]
+    blocks: tuple[int, ...]
     k: int
     bm: int
     bk: int
@@ -276,7 +276,7 @@ def _boxes(at: Blocks, elements: int, um: int, uk: int, one: Tile) -> Tiling:
         partial=tuple(size % of_block != 0 for size, of_block in at.before),
     )
     extents = BoxExtents(
-        units=units, across=_ceil(units, several), n=n, b=b, count=counts, k=at.k, bm=at.bm,
+        units=units, across=_ceil(units, several), n=n, b=b, blocks=counts, k=at.k, bm=at.bm,
         bk=at.bk, um=um, uk=uk, rk=rk, nk=nk,
     )  # fmt: skip
     return Tiling(tile, _ceil(at.bm, um) * extents.across, extents)
