@@ -49,7 +49,9 @@ def excess(y, x, weight, fmt, input_fmt, bias, ulps=None):
     return ((y.double() - exact).abs() / bound).max().item()
 
 
-@pytest.mark.parametrize("fmt", [*CATALOG.values(), "int4:group32:fp32", "int8:group128:fp32", *BOXES])
+@pytest.mark.parametrize(
+    "fmt", [*CATALOG.values(), "int4:group32:fp32", "int8:group128:fp32", *BOXES]
+)
 def test_every_format(fmt):
     n, k = 200, 576
     weight = stored(n, k, fmt)

@@ -126,54 +126,78 @@ def _digit(rest, more, size):
 
 
 @triton.jit
+def _columns_of_boxes(tile: tl.constexpr, width: tl.constexpr):
+    """Of each column the unit, counted in the tile, and the column's place in that unit.
+
+    Where units lie side by side, they count as one.
+    """
+    wide: tl.constexpr = max(tile.part // width, 1)
+    c = tl.arange(0, tile.columns // width)
+    unit, place = c // wide, c % wide
+    if tile.part == 1:  # `width` units in a column
+        unit = c * width
+    if tile.even:
+        unit, place = tl.zeros([], tl.int32), c
+    return unit, place
+
+
+@triton.jit
 def _units_in_boxes(tile: tl.constexpr, extents, width: tl.constexpr):
     many: tl.constexpr = tile.columns // tile.part
-    wide: tl.constexpr = max(tile.part // width, 1)  # columns of a unit
-    whole: tl.constexpr = tile.vector
     vector: tl.constexpr = max(tile.vector // width, 1)
     program = tl.program_id(0) + 0 * extents.units  # as many bits as these numbers need
     strip, first = program // extents.across, program % extents.across * many
-    there, c = extents.units - first, tl.arange(0, tile.columns // width)
-    unit, w = c // wide, c % wide
-    if tile.part == 1:
-        unit = c * width
-    if tile.even:  # its units lie side by side
-        unit, w = tl.zeros([], tl.int32), c
-    within = w * width
+    there = extents.units - first
+    unit, place = _columns_of_boxes(tile, width)
     part, rest, carry = _digit(first, unit, extents.rk)
     block, rest, carry = _digit(rest, carry, extents.nk)
-    base = block.to(tl.int64) * extents.bk + part * extents.uk
-    here = part * extents.uk + within
-    exists = (unit < there) & (within < extents.uk) & (here < extents.bk)
-    exists = tl.max_constancy(exists & (base + within < extents.k), [vector])
-    i, above = tl.arange(0, tile.rows), (strip + 0 * extents.bm) * extents.um
-    rows, left = (i < extents.um) & (i < extents.bm - above), i
-    mask = rows[:, None] & exists[None, :]
+    base, beyond = block.to(tl.int64) * extents.bk + part * extents.uk, place * width
+    exists = place >= 0
+    if not tile.even:
+        exists = (unit < there) & (beyond < extents.uk) & (part * extents.uk + beyond < extents.bk)
+        exists = tl.max_constancy(exists & (base + beyond < extents.k), [vector])
+    start, j, mask = _before_k(tile, extents, strip, rest, carry, base, width)
+    if tile.part > 1 or tile.even:
+        j = j + place
+    count = tl.arange(0, many)
+    index = (first + count) // extents.rk
+    return Place(start, j, mask & exists[None, :], index, count < there)
+
+
+@triton.jit
+def _before_k(tile: tl.constexpr, extents, strip, rest, carry, base, width: tl.constexpr):
+    """Where rows of boxes begin, int64 [rows]; where the units of columns do, in `width` elements;
+    and which rows exist, bool [rows, columns], or [rows, 1] where all columns have the same.
+
+    The compiler is told what holds of them here, because a caller's word for them would be lost.
+
+    strip: which of the parts that the rows of a box have
+    rest, carry: of the units' indices, without their places along k; base: of these, in elements
+    """
+    whole: tl.constexpr = tile.vector
+    vector: tl.constexpr = max(tile.vector // width, 1)
+    i = tl.arange(0, tile.rows)
+    above = (strip + 0 * extents.bm) * extents.um
+    mask = ((i < extents.um) & (i < extents.bm - above))[:, None]
     start, stride = 0 * i.to(tl.int64), tl.zeros([], tl.int64) + extents.k
     for d in tl.static_range(dimensions(tile)):
         size = extents.b[d]
-        place, above, left = _digit(above, left, size)
-        block, rest, carry = _digit(rest, carry, extents.count[d])
+        row, above, i = _digit(above, i, size)
+        block, rest, carry = _digit(rest, carry, extents.blocks[d])
         if ends_early(tile, d):
             limit = extents.n[d] - block * size
-            if tile.even:
-                rows = rows & (place < limit)
-            else:
-                mask = mask & (place[:, None] < tl.max_constancy(limit, [vector])[None, :])
-        start += place * stride
+            if not tile.even:
+                limit = tl.max_constancy(limit, [vector])[None, :]
+            mask = mask & (row[:, None] < limit)
+        start += row * stride
         base += block * (size * stride)
         stride *= extents.n[d]
-    start = tl.multiple_of(start, [whole])
-    if tile.even:
-        mask = rows[:, None] & (c >= 0)[None, :]
     if width > 1:
         base = base // width
-    if tile.part > 1 or tile.even:
-        j = tl.multiple_of(base, [vector]) + w
-    else:
-        j = tl.max_contiguous(tl.multiple_of(base, [vector]), [vector])
-    index = (first + tl.arange(0, many)) // extents.rk
-    return Place(start, j, mask, index, tl.arange(0, many) < there)
+    base = tl.multiple_of(base, [vector])
+    if tile.part == 1 and not tile.even:
+        base = tl.max_contiguous(base, [vector])
+    return tl.multiple_of(start, [whole]), base, mask
 
 
 @triton.jit

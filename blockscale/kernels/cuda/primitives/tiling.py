@@ -29,8 +29,6 @@ class Tile:
     even:    units follow one another, full ones but for the last
     vector:  a power of two that divides where units begin and end
     modulus: whether several batches share scales
-    partial: of boxes, for each dimension before k, the last one first: whether its last blocks are
-             partial; () for other blocks
     side:    neighbours that a thread takes at most; 0: as many as one instruction moves
     packs:   codes are packed as they are written, or unpacked as they are read
     chooses: the kernel chooses scales
@@ -41,6 +39,8 @@ class Tile:
     quads:   four neighbours may share a counter of random numbers
     pairs:   neighbours of 16 bits are taken two and two
     narrowing: how pairs of ordinary blocks become codes without being split
+    partial: of boxes, for each dimension before k, the last one first: whether its last blocks are
+             partial; () for other blocks
     """
 
     kind: str
@@ -50,7 +50,6 @@ class Tile:
     even: bool
     vector: int
     modulus: bool
-    partial: tuple[bool, ...] = ()
     side: int = 0
     packs: bool = False
     chooses: bool = False
@@ -60,6 +59,7 @@ class Tile:
     quads: bool = False
     pairs: bool = False
     narrowing: Narrowing = NO_NARROWING
+    partial: tuple[bool, ...] = ()
 
     @cached_property
     def _hash(self) -> int:
@@ -170,8 +170,8 @@ class BoxExtents(NamedTuple):
 
     units: of the whole tensor that have the same rows of their blocks
     across: how many programs those are
-    n, b, count: of each dimension before k, the last one first, its size, that of a block, and how
-                 many blocks there are along it
+    n, b, blocks: of each dimension before k, the last one first, its size, that of a block, and
+                  how many blocks there are along it
     k, bm, bk, um, uk, rk, nk: as in Extents; bm is the product of b
     """
 
@@ -179,7 +179,7 @@ class BoxExtents(NamedTuple):
     across: int
     n: tuple[int, ...]
     b: tuple[int, ...]
-    count: tuple[int, ...]
+    blocks: tuple[int, ...]
     k: int
     bm: int
     bk: int
@@ -242,12 +242,12 @@ def _tiles(at: Blocks, elements: int, whole: bool, unit: int) -> Tiling:
     side = max(2, min(8, 64 // rows)) if part == 1 else min(part, max(4, min(8, 64 // rows)))
     kind = "column" if part == 1 else "rectangle"
     if at.before:
-        return _boxes(at, elements, um, uk, Tile(kind, rows, part, part, False, 1, False, (), side))
+        return _boxes(at, elements, um, uk, Tile(kind, rows, part, part, False, 1, False, side))
     rm, rk = _ceil(at.bm, um), _ceil(at.bk, uk)
     nm, nk = _ceil(at.m, at.bm), _ceil(at.k, at.bk)
     count = min(max(1, elements // (rows * part)), _padded(nk * rk))
     even = at.bk % part == 0 and uk == part and (rk == 1 or at.k == at.bk)
-    tile = Tile(kind, rows, count * part, part, even, 1, False, (), side)
+    tile = Tile(kind, rows, count * part, part, even, 1, False, side)
     across = _ceil(nk * rk, count)
     extents = Extents(
         units=0, m=at.m, k=at.k, bm=at.bm, bk=at.bk, um=um, uk=uk, rm=rm, rk=rk, across=across,
@@ -264,9 +264,7 @@ def _boxes(at: Blocks, elements: int, um: int, uk: int, one: Tile) -> Tiling:
     units = prod(counts) * nk * rk
     several = min(max(1, elements // (one.rows * one.part)), _padded(units))
     full = uk == one.part and at.bk % uk == 0 and at.k % at.bk == 0
-    beside = (
-        gcd(several, nk * rk) if full else 0
-    )  # units that lie side by side, none of them partial
+    beside = gcd(several, nk * rk) if full else 0  # in memory, and never in two rows of units
     even = beside * one.part >= min(several * one.part, 64)
     several = beside if even else several
     fits = several if one.part == 1 else gcd(at.bk, uk)
@@ -278,7 +276,7 @@ def _boxes(at: Blocks, elements: int, um: int, uk: int, one: Tile) -> Tiling:
         partial=tuple(size % of_block != 0 for size, of_block in at.before),
     )
     extents = BoxExtents(
-        units=units, across=_ceil(units, several), n=n, b=b, count=counts, k=at.k, bm=at.bm,
+        units=units, across=_ceil(units, several), n=n, b=b, blocks=counts, k=at.k, bm=at.bm,
         bk=at.bk, um=um, uk=uk, rk=rk, nk=nk,
     )  # fmt: skip
     return Tiling(tile, _ceil(at.bm, um) * extents.across, extents)
