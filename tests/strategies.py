@@ -103,7 +103,8 @@ def spellings(draw, rank: int) -> str:
     if kind.integer:
         spans += ["asym", "asym", f"asym({draw(st.sampled_from(list(SCALE_RANGE)))})"]
     if kind.integer and kind.signed:
-        spans += ["full"] + ["half", "signed"] * (scale in SCALE_RANGE)
+        halves = scale in SCALE_RANGE or scale.endswith("/nearest")
+        spans += ["full"] + ["half"] * halves + ["signed"] * (scale in SCALE_RANGE)
     options = [draw(st.sampled_from(spans))]
     if "/" not in scale.removesuffix("/inv"):
         options.append(draw(st.sampled_from(["", "recip"])))

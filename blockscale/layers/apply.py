@@ -19,6 +19,7 @@ from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.ledger import ledger_of
 from blockscale.layers.plan import Decision, Plan, plan_layers, plan_others
+from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Scales, Supplied, supplied
 from blockscale.ops.quantize import quantize
@@ -177,9 +178,11 @@ def _weight(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWeight, lis
     if odd := int((~stored.isfinite()).sum()):
         notes.append(f"{odd} of {stored.numel()} weights are NaN or infinite")
     if place.weight is not None:
+        notes += lost_signs("weight", stored, fmt)
         return QWeight(place.weight.to(parameter.device), shape, parameter.dtype, layout), notes
     if place.before is not None:
         stored = place.before.to(parameter.device).to_weight(stored.to(torch.float32))
+    notes += lost_signs("weight", stored, fmt)
     q = quantize(stored, fmt, seed=seed)
     low, high, _ = reference.ranges(stored, fmt)
     if clipped := int(reference.scale_saturates(low, high, fmt).sum()):

@@ -20,6 +20,7 @@ from blockscale.core.format import Format
 from blockscale.core.layout import stored_shape
 from blockscale.core.ledger import Entry, Status
 from blockscale.core.recipe import Recipe, Scheme
+from blockscale.layers.axes import check_axes
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.reasons import (
@@ -124,6 +125,7 @@ def plan_layers(model: nn.Module, recipe: Recipe) -> list[Decision]:
     """A Plan for each layer that is to be quantized, and a Left for each other one, in order.
 
     Other layers are those that look as if they could be quantized, and those that are already.
+    Raises ValueError for a convolution's input or output in blocks along the image.
     """
     places: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -134,7 +136,11 @@ def plan_layers(model: nn.Module, recipe: Recipe) -> list[Decision]:
     shared = shared_weights(layers)
     settle_ties(model, layers, shared, verdicts)
     tied = {module for sharing in shared.values() if len(sharing) > 1 for module in sharing}
-    return list(_with_parameters(layers, verdicts, tied))
+    decisions = list(_with_parameters(layers, verdicts, tied))
+    for plan in decisions:
+        if isinstance(plan, Plan):
+            check_axes(plan.name, plan.scheme, plan.kind.layout, plan.parameter.ndim)
+    return decisions
 
 
 def _decide(

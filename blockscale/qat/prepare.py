@@ -15,6 +15,7 @@ from blockscale.core.recipe import Recipe
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.ledger import ledger_of
 from blockscale.layers.plan import Decision, Plan, plan_layers, plan_others
+from blockscale.layers.signs import lost_signs
 from blockscale.qat import learned
 from blockscale.qat.bias import BiasQuantizer, settled
 from blockscale.qat.folding import Pairs, find_pairs
@@ -226,7 +227,8 @@ def _entry(entry: Entry, layer: QATLayer, norm: str | None, learning: Learning, 
         part: "" if quantizer is None else str(quantizer.format)
         for part, quantizer in quantizers.items()
     }
-    notes = [note] * bool(note) + [
+    notes = lost_signs("weight", layer.float_weight(), layer.quantizers().weight.format)
+    notes += [note] * bool(note) + [
         f"the scale of its {part} is not learned: {reason}"
         for part, quantizer in quantizers.items()
         if quantizer is not None and learning[part]

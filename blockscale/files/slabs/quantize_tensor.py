@@ -27,6 +27,7 @@ from blockscale.files.slabs import cutting
 from blockscale.files.slabs.cutting import Cuts, Region, Sizes, Slab
 from blockscale.files.slabs.pool import Map
 from blockscale.files.slabs.streamed_blocks import StreamedBlocks
+from blockscale.layers.signs import lost_signs
 from blockscale.ops import primitives
 
 _LARGE = 4  # slabs this many times too large are not held several at a time
@@ -54,6 +55,7 @@ class Done(NamedTuple):
     odd: int = 0  # NaN and infinite weights
     clipped: int = 0  # scales that their format cannot hold
     scales: int = 0
+    signs: tuple[str, ...] = ()  # a note, where values below 0 are lost
 
 
 class TensorQuantizer:
@@ -71,6 +73,7 @@ class TensorQuantizer:
         """read: slabs of a tensor of `shape`; seed: of stochastic rounding; elements: of a slab."""
         self._read, self._fmt, self._seed, self._map = read, fmt, seed, run
         self._odd = self._clipped = self._scales = 0
+        self._signs: tuple[str, ...] = ()
         elements = cutting.SLAB if elements is None else elements
         if fmt.rounding == "stochastic":
             elements = max(elements // _STOCHASTIC, 1)
@@ -86,6 +89,7 @@ class TensorQuantizer:
             self._odd += done.odd
             self._clipped += done.clipped
             self._scales += done.scales
+            self._signs = self._signs or done.signs
             yield from done.pieces
 
     @property
@@ -97,7 +101,7 @@ class TensorQuantizer:
         if self._clipped:
             which = f"{self._clipped} of {self._scales} scales"
             notes.append(f"{which} are outside the range of {self._fmt.scale}")
-        return tuple(notes)
+        return (*notes, *self._signs)
 
     def _passes(self) -> Iterator[Done]:
         cuts = self._cuts
@@ -187,7 +191,8 @@ class TensorQuantizer:
         if count is not None:
             clipped, scale = clipped[:count], scale[:count]
             zero_point = None if zero_point is None else zero_point[:count]
-        done = Done((), clipped=int(clipped.sum()), scales=clipped.numel())
+        signs = tuple(lost_signs("weight", ranges.low, self._fmt))
+        done = Done((), clipped=int(clipped.sum()), scales=clipped.numel(), signs=signs)
         return QParams(scale, outer, zero_point), done
 
     def _scale_pieces(self, qparams: QParams, slab: Slab) -> Iterator[Piece]:

@@ -46,7 +46,8 @@ def spelling(i: int, element: str, block: str) -> str:
     if "int" in element:
         spans += ["asym"]
     if element.startswith("int"):
-        spans += ["full"] + ["half"] * (scale in ("fp32", "fp16", "bf16"))
+        halves = scale in ("fp32", "fp16", "bf16") or scale.endswith("/nearest")
+        spans += ["full"] + ["half"] * halves
     options = [spans[i // 3 % len(spans)]]
     options += ["recip"] * ("/" not in scale and i // 5 % 2)
     options += [("", *ROUNDINGS)[i // 2 % 6]] * (element != "binary")

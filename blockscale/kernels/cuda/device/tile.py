@@ -7,6 +7,10 @@ takes a tile [rows, columns] of it, which consists of units. `tile` is a primiti
     tile.kind "row"        one unit a row of the tile, along k; bm = 1
     tile.kind "column"     one unit a column of the tile, along m; bk = 1
     tile.kind "rectangle"  columns / part units side by side, each [rows, part]
+
+Blocks that are boxes lie over several dimensions before k (`tile.partial` has an entry for each):
+the rows of a "column" or "rectangle" are then all places of a block along these, and its units
+follow one another in the order of their scales.
 """
 
 from typing import Any, NamedTuple
@@ -37,6 +41,8 @@ def locate(tile: tl.constexpr, extents, width: tl.constexpr):
     """This program's Place in the tensor; `width` neighbouring elements make a column."""
     if tile.kind == "row":
         place = _units_in_rows(tile, extents, width)
+    elif dimensions(tile) > 0:
+        place = _units_in_boxes(tile, extents, width)
     else:
         tl.static_assert(tile.kind == "column" or tile.kind == "rectangle", "unknown kind of tile")
         place = _units_in_columns(tile, extents, width)
@@ -94,6 +100,80 @@ def _units_in_columns(tile: tl.constexpr, extents, width: tl.constexpr):
     rows = (i < um) & (part * um + i < bm) & (row < m)
     mask = rows[:, None] & exists[None, :]
     return Place(start, j, mask, index, present)
+
+
+@triton.constexpr_function
+def dimensions(tile):
+    """How many dimensions before k boxes have; 0 where blocks are none."""
+    return len(tile.partial)
+
+
+@triton.constexpr_function
+def ends_early(tile, dimension):
+    """Whether the last boxes along a dimension before k are partial."""
+    return tile.partial[dimension]
+
+
+@triton.jit
+def _digit(rest, more, size):
+    """The last digit of rest + more to the base `size`, and the rests of both without it.
+
+    rest: a number; more: int32 [...]. Only the number is divided in 64 bits, where it has so many.
+    """
+    size = tl.zeros([], tl.int32) + size
+    last = (rest % size).to(size.dtype) + more
+    return last % size, rest // size, last // size
+
+
+@triton.jit
+def _units_in_boxes(tile: tl.constexpr, extents, width: tl.constexpr):
+    many: tl.constexpr = tile.columns // tile.part
+    wide: tl.constexpr = max(tile.part // width, 1)  # columns of a unit
+    whole: tl.constexpr = tile.vector
+    vector: tl.constexpr = max(tile.vector // width, 1)
+    program = tl.program_id(0) + 0 * extents.units  # as many bits as these numbers need
+    strip, first = program // extents.across, program % extents.across * many
+    there, c = extents.units - first, tl.arange(0, tile.columns // width)
+    unit, w = c // wide, c % wide
+    if tile.part == 1:
+        unit = c * width
+    if tile.even:  # its units lie side by side
+        unit, w = tl.zeros([], tl.int32), c
+    within = w * width
+    part, rest, carry = _digit(first, unit, extents.rk)
+    block, rest, carry = _digit(rest, carry, extents.nk)
+    base = block.to(tl.int64) * extents.bk + part * extents.uk
+    here = part * extents.uk + within
+    exists = (unit < there) & (within < extents.uk) & (here < extents.bk)
+    exists = tl.max_constancy(exists & (base + within < extents.k), [vector])
+    i, above = tl.arange(0, tile.rows), (strip + 0 * extents.bm) * extents.um
+    rows, left = (i < extents.um) & (i < extents.bm - above), i
+    mask = rows[:, None] & exists[None, :]
+    start, stride = 0 * i.to(tl.int64), tl.zeros([], tl.int64) + extents.k
+    for d in tl.static_range(dimensions(tile)):
+        size = extents.b[d]
+        place, above, left = _digit(above, left, size)
+        block, rest, carry = _digit(rest, carry, extents.count[d])
+        if ends_early(tile, d):
+            limit = extents.n[d] - block * size
+            if tile.even:
+                rows = rows & (place < limit)
+            else:
+                mask = mask & (place[:, None] < tl.max_constancy(limit, [vector])[None, :])
+        start += place * stride
+        base += block * (size * stride)
+        stride *= extents.n[d]
+    start = tl.multiple_of(start, [whole])
+    if tile.even:
+        mask = rows[:, None] & (c >= 0)[None, :]
+    if width > 1:
+        base = base // width
+    if tile.part > 1 or tile.even:
+        j = tl.multiple_of(base, [vector]) + w
+    else:
+        j = tl.max_contiguous(tl.multiple_of(base, [vector]), [vector])
+    index = (first + tl.arange(0, many)) // extents.rk
+    return Place(start, j, mask, index, tl.arange(0, many) < there)
 
 
 @triton.jit

@@ -1,5 +1,6 @@
 """A quantized weight as the ways to multiply take it: as words, with factors of its outputs."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,12 +17,14 @@ class Weight(NamedTuple):
 
     codes: packed, [n, bytes], or [n, k] where a code fills whole bytes
     scale, zero_point: one for each block; outer: of scales that have scales of their own
+    more: further parts that the format has, as an Operand has them
     """
 
     codes: Tensor
     scale: Tensor
     zero_point: Tensor | None
     outer: Tensor | None
+    more: Sequence[Tensor] | None = None
 
 
 def as_words(codes: Tensor) -> Tensor | None:
