@@ -9,11 +9,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from blockscale.core.bias import BiasFormat, BiasLike, read_bias
+from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 
 FormatLike = str | Format | None
+BiasFormat = Format | SumInteger
+BiasLike = str | Format | SumInteger | None
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,26 @@ def _check(pattern: str) -> None:
             re.compile(pattern[3:])
         except re.error as error:
             raise ValueError(f"pattern {pattern!r} is not a regular expression: {error}") from None
+
+
+def read_bias(text: str | Format | SumInteger) -> BiasFormat:
+    """`int32:sums`, `int32` for short, or any format, which has a scale of its own.
+
+    Raises ValueError that says what there is, TypeError for no text.
+    """
+    if isinstance(text, SumInteger):
+        return text
+    if isinstance(text, str):
+        spelled = re.fullmatch(r"int([1-9][0-9]*):sums", text.strip())
+        if spelled or text.strip() == "int32":
+            return SumInteger(int(spelled[1]) if spelled else 32)
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(
+            f"bias: {error}; a bias can also be 'int32', short for 'int32:sums': integers in steps "
+            f"of input times weight"
+        ) from None
 
 
 def _read(part: str, text: BiasLike) -> BiasFormat | None:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.core.bias import SumInteger, read_bias
+from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.layout import from_stored, stored_shape, to_stored
 from blockscale.core.parse import parse
-from blockscale.core.recipe import Scheme
+from blockscale.core.recipe import Scheme, read_bias
 from blockscale.files.match import (
     Matches,
     match_floats,

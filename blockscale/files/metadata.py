@@ -11,8 +11,8 @@ The safetensors metadata holds `blockscale`, this JSON, and `blockscale_sha256`,
      "aliases": {name: name it is tied to}}
 
 `shape` and `dtype` are those of the float tensor; `layout` is one of core.layout.LAYOUTS. A bias
-can be a quantized tensor, too, also in `int32:sums` (core.bias), a scale for each code. `layers`
-has an entry for each layer whose input or output is quantized, or transformed before that
+can be a quantized tensor, too, also in `int32:sums` (core.arithmetic.sums), a scale for each code.
+`layers` has an entry for each layer whose input or output is quantized, or transformed before that
 (`blockscale.layers.before`); a static scale of it is stored as `layer.input.scale`, like a
 weight's, and what a transform holds as `layer.before.factor` or `layer.before.signs`.
 """
@@ -24,10 +24,11 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
-from blockscale.core.bias import BiasFormat, SumInteger, read_bias
+from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.layout import LAYOUTS, stored_shape
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.parse import parse
+from blockscale.core.recipe import BiasFormat, read_bias
 from blockscale.core.reference import QParams
 from blockscale.layers import before
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from blockscale.core.bias import BiasFormat, live_steps, sum_steps
+from blockscale.core.arithmetic.sums import live_steps, sum_steps
 from blockscale.core.format import Format
+from blockscale.core.recipe import BiasFormat
 from blockscale.core.reference import QParams, step_of
 from blockscale.layers.layer import QLayer
 from blockscale.layers.plan import Decision, Plan
@@ -80,7 +81,7 @@ def steps_of_sums(layer: QLayer) -> Tensor:
 def steps_of_outputs(values: Tensor, qparams: QParams, fmt: Format) -> Tensor:
     """A weight's values [n, k], and the stored scale that they have -> the step of each output [n].
 
-    Outputs whose weights are all 0 have the step of others (core.bias.live_steps).
+    Outputs whose weights are all 0 have the step of others (core.arithmetic.sums.live_steps).
     """
     steps = step_of(qparams, fmt).reshape(-1).expand(values.shape[0])
     return live_steps(steps, (values == 0).all(1))

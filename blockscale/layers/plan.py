@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from torch import Tensor, nn
 
-from blockscale.core.bias import SumInteger
+from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.format import Format
 from blockscale.core.layout import stored_shape
 from blockscale.core.ledger import Entry, Status

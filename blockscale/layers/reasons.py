@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from blockscale.core import reference
-from blockscale.core.bias import why_no_sums
+from blockscale.core.elements.binary import Binary
+from blockscale.core.elements.integer import Integer
+from blockscale.core.elements.ternary import Ternary
 from blockscale.core.format import Format
 from blockscale.core.layout import stored_shape
 from blockscale.core.recipe import Scheme
@@ -64,6 +66,8 @@ def why_not_bias(bias: Tensor | None, scheme: Scheme, stored: Sequence[int]) -> 
     if bias is None or scheme.bias is None or scheme.weight is None:
         return ""
     if isinstance(scheme.bias, Format):
+        if scheme.bias.unchosen:
+            return f"its format is {scheme.bias}: {scheme.bias.unchosen}"
         return _why_not_tensor(bias, "bias", tuple(bias.shape), scheme.bias) or ""
     reason = why_no_sums(scheme.input, scheme.weight, stored)
     return reason or _why_not_tensor(bias, "bias") or ""
@@ -80,4 +84,33 @@ def _why_not_tensor(
             fmt.block.scale_shape(stored)
         except ValueError as error:
             return str(error)
+    return None
+
+
+def why_no_sums(taken: Format | None, weight: Format, shape: Sequence[int]) -> str | None:
+    """Why sums of products of these formats have no step for each output; None if they have.
+
+    taken: of the layer's input; shape: of its stored weight, [n, k].
+    """
+    if taken is None:
+        return "its input has no format, so its sums no step: give it one like 'int8:tensor:fp32'"
+    for part, fmt in (("input", taken), ("weight", weight)):
+        if reason := why_no_integers(fmt):
+            return f"its {part} is {fmt}, {reason}"
+    several = "one output's sum would have several steps: use the block"
+    if taken.block.name != "tensor":
+        return f"its input is {taken}, {several} 'tensor'"
+    if weight.block.scale_shape(tuple(shape)) not in ((1, 1), (shape[0], 1)):
+        return f"its weight is {weight}, {several} 'channel0' or 'tensor'"
+    return None
+
+
+def why_no_integers(fmt: Format) -> str | None:
+    """Why values of this format are no integers in steps of their block; None if they are."""
+    if not isinstance(fmt.element, Integer | Ternary | Binary):
+        return "whose codes are no integers to add up: use integers"
+    if fmt.zero is not None:
+        return f"whose zero points of type {fmt.zero} are no integers: use 'asym'"
+    if fmt.offset is not None:
+        return "whose offsets are no steps: use 'asym'"
     return None

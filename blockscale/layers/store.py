@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.core.bias import SumInteger
+from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.format import Format
 from blockscale.core.layout import from_stored, to_stored
 from blockscale.core.operand import Operand, Quantizer
@@ -101,7 +101,7 @@ class QWeight(Scaled):
 class QBias(Buffers):
     """A bias [n] in integers of its layer's sums: buffers `codes` [n], and `scale` [n] float32, the
     steps of the sums. It means codes * scale; the scale is kept beside the codes because that of
-    outputs whose weights are all zero cannot be known from the layer (core.bias.live_steps).
+    outputs whose weights are all zero says nothing (core.arithmetic.sums.live_steps).
 
     kind, shape, dtype: what it is in, and of the float bias
     """

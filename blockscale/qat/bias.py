@@ -6,7 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from blockscale.core.bias import BiasFormat, SumInteger
+from blockscale.core.arithmetic.sums import SumInteger
+from blockscale.core.recipe import BiasFormat
 from blockscale.layers.bias import without_dynamic
 from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.reasons import why_not_bias

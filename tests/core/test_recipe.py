@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockscale.core.bias import SumInteger
+from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.catalog import CATALOG
 from blockscale.core.parse import parse
-from blockscale.core.recipe import Recipe, Scheme, matches
+from blockscale.core.recipe import Recipe, Scheme, matches, read_bias
 
 NONE = Scheme()
 QUICK = settings(max_examples=200)
@@ -231,3 +231,41 @@ def test_a_recipe_is_a_value() -> None:
         recipe.weight = None  # type: ignore[misc]
     assert Recipe().to_dict() == {}
     assert not Recipe().default
+
+
+@pytest.mark.parametrize(
+    ("text", "spelled"),
+    [
+        ("int32", "int32:sums"),
+        (" int32 ", "int32:sums"),
+        ("int32:sums", "int32:sums"),
+        ("int16:sums", "int16:sums"),
+        ("int2:sums", "int2:sums"),
+        (SumInteger(24), "int24:sums"),
+        ("int8", "int8:tensor:fp32"),
+        ("int16", "int16:tensor:fp32"),  # a name means in every part what it means in a weight
+        ("e4m3:channel0:fp32", "e4m3:channel0:fp32"),
+        (parse("mxfp8"), "e4m3:group32:e8m0/floor"),
+    ],
+)
+def test_spellings(text, spelled: str) -> None:
+    assert str(read_bias(text)) == spelled
+    assert read_bias(spelled) == read_bias(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("bf16", r"bias: no format 'bf16': .*; a bias can also be 'int32', short for 'int32:sums'"),
+        ("int64", "bias: no format 'int64'"),
+        ("int33:sums", "int33:sums: a bias has 2 to 32 bits"),
+        ("int1:sums", "int1:sums: a bias has 2 to 32 bits"),
+        ("uint8:sums", "bias: 'uint8:sums'"),
+        ("int32:tensor:fp32", "bias: 'int32:tensor:fp32'"),
+    ],
+)
+def test_spellings_that_are_none(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        read_bias(text)
+    with pytest.raises(TypeError, match="not int"):
+        read_bias(32)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.core.bias import SumInteger
+from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.layers.bias import (
     notes_on_bias,
     quantize_bias,
@@ -23,7 +23,7 @@ from blockscale.layers.bias import (
 from blockscale.layers.plan import Plan, plan_layers
 from blockscale.layers.store import QBias, QWeight
 from blockscale.ops.linear import linear
-from tests.core.test_bias import code_of
+from tests.core.arithmetic.test_sums import code_of
 from tests.exact import multiply, nearest
 from tests.layers.models import bits, unchanged
 from tests.qat.models import Conv1D

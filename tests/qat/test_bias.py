@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import blockscale as bs
-from blockscale.core.bias import SumInteger
+from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.layers.plan import Plan, plan_layers
 from blockscale.layers.store import QBias, QWeight
 from blockscale.qat.bias import BiasQuantizer, settled

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any, NamedTuple
 
-from blockscale.core.bias import BiasFormat, SumInteger
+from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.layout import stored_shape
 from blockscale.core.ledger import Status
-from blockscale.core.recipe import Scheme
+from blockscale.core.recipe import BiasFormat, Scheme
 from blockscale.core.reference import FLOATS
 from blockscale.files.header import StoredTensor
 
@@ -93,6 +93,8 @@ def why_not_vector(tensor: StoredTensor, fmt: BiasFormat) -> str | None:
         return f"{told}; formats take float32, bfloat16, float16"
     if len(tensor.shape) != 1 or not prod(tensor.shape):
         return f"{tensor.shape} is no bias of a layer"
+    if fmt.unchosen:
+        return f"its format is {fmt}: {fmt.unchosen}"
     try:
         fmt.block.scale_shape(tensor.shape)
     except ValueError as error:

@@ -9,9 +9,8 @@ from os.path import normpath
 from pathlib import Path
 from typing import Any
 
-from blockscale.core.bias import BiasFormat
 from blockscale.core.ledger import Entry, Ledger, Status
-from blockscale.core.recipe import Recipe, Scheme
+from blockscale.core.recipe import BiasFormat, Recipe, Scheme
 from blockscale.files.directory.eligibility import has_conv1d, judge, why_not_vector
 from blockscale.files.directory.model_files import ModelFiles, find_files
 from blockscale.files.header import StoredTensor, lay_out, sized

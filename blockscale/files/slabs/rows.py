@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from blockscale.core.bias import SumInteger, read_bias
+from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.layout import from_stored, stored_shape, to_stored
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
+from blockscale.core.recipe import read_bias
 from blockscale.files.metadata import TensorInfo
 from blockscale.files.slabs.cutting import Cuts, Region, Sizes, Slab, block_sizes
 from blockscale.files.stored_model import StoredModel

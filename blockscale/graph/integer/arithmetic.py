@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockscale.core.arithmetic.bits import pow2
-from blockscale.core.bias import SumInteger
+from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.elements.integer import Integer
 from blockscale.core.format import Format
 from blockscale.core.rounding import DETERMINISTIC

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.core.arithmetic.bits import exponent, pow2
-from blockscale.core.bias import live_steps
-from blockscale.core.elements.binary import Binary
+from blockscale.core.arithmetic.sums import live_steps
 from blockscale.core.elements.integer import Integer
-from blockscale.core.elements.ternary import Ternary
 from blockscale.core.format import Format
 from blockscale.core.layout import from_stored
 from blockscale.core.reference import QParams, step_of
@@ -25,6 +23,7 @@ from blockscale.graph.integer.steps import ConvSettings, IntegerConv, IntegerLin
 from blockscale.layers.conv import QConv
 from blockscale.layers.layer import QLayer
 from blockscale.layers.linear import QLinear
+from blockscale.layers.reasons import why_no_integers
 from blockscale.layers.store import QBias, QInput
 
 _LOWEST, _HIGHEST = -149, 103  # float32 holds 2^-149, and 2^24 steps of 2^103
@@ -78,6 +77,8 @@ def of_quantizer(quantizer: QInput | None, what: str) -> Fixed:
         raise NotIntegerError(
             f"{what} is {fmt}, which no shift gives: use integers without stochastic rounding"
         )
+    if reason := why_no_integers(fmt):
+        raise NotIntegerError(f"{what} is {fmt}, {reason}")
     _check_scale(fmt, what)
     if not quantizer.static:
         raise NotIntegerError(
@@ -115,8 +116,8 @@ def _weight(layer: QLayer, what: str) -> tuple[Tensor, Tensor]:
     """Codes of the weight in its stored layout [n, k], int8 or int16, and exponents [n] int32."""
     q = layer.weight.tensor
     fmt, zero_point = q.format, q.zero_point
-    if not isinstance(fmt.element, Integer | Ternary | Binary):
-        raise NotIntegerError(f"{what} is {fmt}: its codes are not integers")
+    if reason := why_no_integers(fmt):
+        raise NotIntegerError(f"{what} is {fmt}, {reason}")
     _check_scale(fmt, what)
     scale, rows = q.qparams.scale, q.shape[0]
     if scale.numel() not in (1, rows) or scale.shape[-1] != 1:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from blockscale.core.bias import sum_steps
+from blockscale.core.arithmetic.sums import sum_steps
 from blockscale.core.recipe import Scheme
 from blockscale.layers.bias import quantize_bias, step_of_input
 from blockscale.layers.layer import QLayer

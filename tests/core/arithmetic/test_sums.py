@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import blockscale as bs
-from blockscale.core.bias import SumInteger, live_steps, read_bias, sum_steps, why_no_sums
+from blockscale.core.arithmetic.sums import SumInteger, live_steps, sum_steps
 from tests.exact import FLT_MAX, multiply, nearest
 
 RECORDED = Path(__file__).parent / "data" / "onnxruntime_bias.json"
@@ -97,8 +95,6 @@ def test_narrow_biases_are_widened(dtype: torch.dtype) -> None:
     step = torch.rand(100) + 0.001
     found = SumInteger(32).encode(bias, step)
     assert torch.equal(found, SumInteger(32).encode(bias.float(), step))
-    with pytest.raises(TypeError, match="expected float32, bfloat16 or float16, found float64"):
-        SumInteger(32).encode(bias.double(), step)
 
 
 def test_onnxruntime_gives_these_codes() -> None:
@@ -153,73 +149,6 @@ def test_outputs_of_zeros_take_the_step_of_others() -> None:
     assert odd[1:].tolist() == [0.25, 0.25]
     assert odd[0].isnan()
     assert live_steps(torch.empty(0), torch.empty(0).bool()).shape == (0,)
-
-
-@pytest.mark.parametrize(
-    ("text", "spelled"),
-    [
-        ("int32", "int32:sums"),
-        (" int32 ", "int32:sums"),
-        ("int32:sums", "int32:sums"),
-        ("int16:sums", "int16:sums"),
-        ("int2:sums", "int2:sums"),
-        (SumInteger(24), "int24:sums"),
-        ("int8", "int8:tensor:fp32"),
-        ("int16", "int16:tensor:fp32"),  # a name means in every part what it means in a weight
-        ("e4m3:channel0:fp32", "e4m3:channel0:fp32"),
-        (bs.parse("mxfp8"), "e4m3:group32:e8m0/floor"),
-    ],
-)
-def test_spellings(text, spelled: str) -> None:
-    assert str(read_bias(text)) == spelled
-    assert read_bias(spelled) == read_bias(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("bf16", r"bias: no format 'bf16': .*; a bias can also be 'int32', short for 'int32:sums'"),
-        ("int64", "bias: no format 'int64'"),
-        ("int33:sums", "int33:sums: a bias has 2 to 32 bits"),
-        ("int1:sums", "int1:sums: a bias has 2 to 32 bits"),
-        ("uint8:sums", "bias: 'uint8:sums'"),
-        ("int32:tensor:fp32", "bias: 'int32:tensor:fp32'"),
-    ],
-)
-def test_spellings_that_are_none(text: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        read_bias(text)
-    with pytest.raises(TypeError, match="not int"):
-        read_bias(32)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("taken", "weight", "words"),
-    [
-        ("int8", "int8_channel", None),
-        ("uint8", "int4:tensor:fp16", None),  # zero points are the sums' business
-        ("int16:tensor:pow2/nearest", "ternary", None),
-        ("int8", "binary", None),
-        ("int8", "int4:group12:fp32", None),  # one group is the whole row
-        ("int8", "uint4:channel0:(uint8:tensor:fp32):asym", None),
-        (None, "int8", "its input has no format, so its sums no step: give it one like 'int8:te"),
-        ("fp8", "int8", "its input is e4m3:tensor:fp32, whose codes are no integers to add up"),
-        ("int8", "mxfp4", "its weight is e2m1:group32:e8m0/floor, whose codes are no integers"),
-        ("int8", "log4", "its weight is log4:channel0:fp32, whose codes are no integers"),
-        ("int8_token", "int8", r"input is int8:token:fp32, one output's .* use the block 'tensor'"),
-        ("int8:channel-1:fp32", "int8", "use the block 'tensor'"),
-        ("int8", "int4:group4:fp32", r"weight is int4:group4:fp32, .* 'channel0' or 'tensor'"),
-        ("int8", "int8:channel1:fp32", "use the block 'channel0' or 'tensor'"),
-    ],
-)
-def test_which_sums_have_steps(taken: str | None, weight: str, words: str | None) -> None:
-    reason = why_no_sums(taken and bs.parse(taken), bs.parse(weight), (5, 12))
-    if words is None:
-        assert reason is None
-    else:
-        assert reason is not None
-
-        assert re.search(words, reason), reason
 
 
 def test_how_it_is_stored() -> None:

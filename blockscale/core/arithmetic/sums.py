@@ -1,25 +1,15 @@
-"""What a layer's bias can be: integers that its sums of products can add, or a format of its own.
+"""Integers that sums of products of codes can add: a layer's bias (docs/numerics.md, 7.1).
 
-docs/numerics.md, section 7.1. In integer hardware a layer adds up products of codes, each worth
-input step x weight step, and its bias has to come in that unit (Jacob et al. 2018, arXiv
-1712.05877, section 2.4, equation 11).
+In integer hardware a layer adds up products of codes, each worth input step x weight step, and its
+bias has to come in that unit (Jacob et al. 2018, arXiv 1712.05877, section 2.4, equation 11).
 """
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from blockscale.core.arithmetic.bits import FLT_MAX, FLT_SMALLEST
-from blockscale.core.elements.binary import Binary
-from blockscale.core.elements.integer import Integer
-from blockscale.core.elements.ternary import Ternary
-from blockscale.core.format import Format
-from blockscale.core.parse import parse
-from blockscale.core.reference import widen
 
 _DEAD = 2.0**-7  # the step of weights that are all zero: that of int8 weights up to 1
 
@@ -64,7 +54,7 @@ class SumInteger:
     def encode(self, bias: Tensor, steps: Tensor) -> Tensor:
         """bias [n], steps [n] float32 -> codes [n]: clamp(round_half_even(fl64(bias / step))).
 
-        NaN gives 0, infinity saturates. Raises TypeError for a dtype that float32 cannot hold.
+        bias: float32, bfloat16 or float16. NaN gives 0, infinity saturates.
         """
         rounded = _rounded(bias, steps)
         whole = torch.where(rounded.isnan(), 0.0, rounded).clamp(-self.largest, self.largest)
@@ -77,48 +67,6 @@ class SumInteger:
     def in_range(self, bias: Tensor, steps: Tensor) -> Tensor:
         """Where `encode` neither saturates nor meets a NaN, so that a gradient passes: bool [n]."""
         return _rounded(bias, steps).abs() <= self.largest  # NaN is not
-
-
-BiasFormat: TypeAlias = Format | SumInteger
-BiasLike: TypeAlias = str | Format | SumInteger | None
-
-
-def read_bias(text: str | Format | SumInteger) -> BiasFormat:
-    """`int32:sums`, `int32` for short, or any format, which has a scale of its own.
-
-    Raises ValueError that says what there is, TypeError for no text.
-    """
-    if isinstance(text, SumInteger):
-        return text
-    if isinstance(text, str):
-        spelled = re.fullmatch(r"int([1-9][0-9]*):sums", text.strip())
-        if spelled or text.strip() == "int32":
-            return SumInteger(int(spelled[1]) if spelled else 32)
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise ValueError(
-            f"bias: {error}; a bias can also be 'int32', short for 'int32:sums': integers in steps "
-            f"of input times weight"
-        ) from None
-
-
-def why_no_sums(taken: Format | None, weight: Format, shape: Sequence[int]) -> str | None:
-    """Why sums of products of these formats have no step for each output; None if they have.
-
-    taken: of the layer's input; shape: of its stored weight, [n, k].
-    """
-    if taken is None:
-        return "its input has no format, so its sums no step: give it one like 'int8:tensor:fp32'"
-    for part, fmt in (("input", taken), ("weight", weight)):
-        if not isinstance(fmt.element, Integer | Ternary | Binary):
-            return f"its {part} is {fmt}, whose codes are no integers to add up: use integers"
-    several = "one output's sum would have several steps: use the block"
-    if taken.block.name != "tensor":
-        return f"its input is {taken}, {several} 'tensor'"
-    if weight.block.scale_shape(tuple(shape)) not in ((1, 1), (shape[0], 1)):
-        return f"its weight is {weight}, {several} 'channel0' or 'tensor'"
-    return None
 
 
 def live_steps(steps: Tensor, dead: Tensor) -> Tensor:
@@ -148,4 +96,4 @@ def _rounded(bias: Tensor, steps: Tensor) -> Tensor:
     """round_half_even(fl64(bias / step)), float64 as its quotient: float32 has no room for 32 bits,
     and would make ties of what is none.
     """
-    return (widen(bias).to(torch.float64) / steps.to(torch.float64)).round()
+    return (bias.to(torch.float64) / steps.to(torch.float64)).round()
