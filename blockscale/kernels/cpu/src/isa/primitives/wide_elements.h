@@ -2,6 +2,7 @@
 // of 16, or the values of those codes.
 #pragma once
 
+#include "../simd/table.h"
 #include "wide.h"
 
 #if defined(__AVX512F__)
@@ -31,6 +32,7 @@ BLOCKSCALE_INLINE __m512 by_chance(__m512 t, __m512 u) {
 struct WideIntegers {
     template <Dtype>
     static constexpr bool kOfWords = false;
+    static constexpr bool kDraws = true;  // may round by chance
 
     explicit WideIntegers(const Spec& spec)
         : low(_mm512_set1_ps(spec.element.low)), high(_mm512_set1_ps(spec.element.high)),
@@ -102,6 +104,7 @@ struct WideIntegers {
 struct WideMinifloats {
     template <Dtype>
     static constexpr bool kOfWords = false;
+    static constexpr bool kDraws = true;  // may round by chance
 
     // finite: there is no NaN among the numbers to come.
     WideMinifloats(const Spec& spec, bool finite) : finite(finite) {
@@ -214,10 +217,90 @@ struct WideMinifloats {
     __m128i right, sign_right, word_right;
 };
 
+// Places in a table. SMALL: of up to 16 values, which registers hold all of.
+template <bool SMALL>
+struct WideCodebook {
+    template <Dtype>
+    static constexpr bool kOfWords = false;
+    static constexpr bool kDraws = false;
+
+    explicit WideCodebook(const Codebook& book)
+        : book(book), steps(SMALL ? 4 : book.steps), last(_mm512_load_si512(book.thresholds)),
+          third(from_entry(1)), second(from_entry(3)), first(_mm512_set1_epi32(book.thresholds[7])),
+          codes16(_mm512_load_si512(book.codes)), ranked16(_mm512_load_ps(book.ranked)) {
+        bytes16 = _mm512_broadcast_i32x4(_mm512_cvtepi32_epi8(codes16));
+    }
+
+    // The 15 thresholds from entry i on.
+    BLOCKSCALE_INLINE __m512i from_entry(int i) const {
+        const __m512i places =
+            _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+        return _mm512_permutexvar_epi32(_mm512_add_epi32(places, _mm512_set1_epi32(i)), last);
+    }
+
+    // See Codebook: 4 steps among 15 thresholds, and more among those of each step.
+    BLOCKSCALE_INLINE __m512i ranks(__m512 y) const {
+        __m512i bits = _mm512_castps_si512(  // NaN to 0
+            _mm512_fixupimm_ps(y, y, _mm512_set1_epi32(0x11111188), 0));
+        __m512i value = _mm512_ternarylogic_epi32(  // ordered(): bits ^ (sign & INT32_MAX)
+            bits, _mm512_srai_epi32(bits, 31), _mm512_set1_epi32(INT32_MAX), 0x78);
+        __m512i rank = _mm512_maskz_mov_epi32(_mm512_cmpgt_epi32_mask(value, first),
+                                              _mm512_set1_epi32(8));
+        auto step = [&](__m512i thresholds, int bit) BLOCKSCALE_INLINE_LAMBDA {
+            __mmask16 above =
+                _mm512_cmpgt_epi32_mask(value, _mm512_permutexvar_epi32(rank, thresholds));
+            rank = _mm512_mask_or_epi32(rank, above, rank, _mm512_set1_epi32(bit));
+        };
+        step(second, 4);
+        step(third, 2);
+        step(last, 1);
+        if constexpr (SMALL) return rank;
+        for (int s = 4; s < steps; ++s) {
+            __m512i middle = look_up(book.thresholds + (1 << s), s, rank);
+            __mmask16 above = _mm512_cmpgt_epi32_mask(value, middle);
+            rank = _mm512_add_epi32(rank, rank);
+            rank = _mm512_mask_or_epi32(rank, above, rank, _mm512_set1_epi32(1));
+        }
+        return rank;
+    }
+
+    template <bool DRAWN>
+    BLOCKSCALE_INLINE __m512i bytes(const __m512* y, const __m512i*, const __m512*) const {
+        __m512i rank[4];
+        for (int j = 0; j < 4; ++j) rank[j] = ranks(y[j]);
+        __m512i front = _mm512_packs_epi32(rank[0], rank[1]);
+        __m512i back = _mm512_packs_epi32(rank[2], rank[3]);
+        if constexpr (SMALL)
+            return _mm512_shuffle_epi8(bytes16, in_order(_mm512_packus_epi16(front, back)));
+        return in_order(_mm512_packus_epi16(look_up_words(book.words, steps, front),
+                                            look_up_words(book.words, steps, back)));
+    }
+
+    template <bool DRAWN>
+    BLOCKSCALE_INLINE __m512i codes(__m512 y, const Lanes&, __m512) const {
+        if constexpr (SMALL) return _mm512_permutexvar_epi32(ranks(y), codes16);
+        return look_up(book.codes, steps, ranks(y));
+    }
+
+    template <bool DRAWN>
+    BLOCKSCALE_INLINE __m512 values(__m512 y, const Lanes&, __m512) const {
+        if constexpr (SMALL) return _mm512_permutexvar_ps(ranks(y), ranked16);
+        return _mm512_castsi512_ps(look_up(book.ranked, steps, ranks(y)));
+    }
+
+    const Codebook& book;
+    int steps;
+    __m512i last, third, second, first;  // the thresholds that the fourth step meets, the third …
+    __m512i codes16;
+    __m512 ranked16;
+    __m512i bytes16;
+};
+
 // 0 below 0, else 1: y decides, not x, which may be so small that y is -0.
 struct WideSigns {
     template <Dtype>
     static constexpr bool kOfWords = false;
+    static constexpr bool kDraws = false;
 
     static BLOCKSCALE_INLINE __mmask16 below(__m512 y) {
         return _mm512_cmp_ps_mask(y, _mm512_setzero_ps(), _CMP_LT_OQ);
