@@ -207,6 +207,17 @@ inline void dequantize_chunk(const Task& t, const Chunk& c, const BlockScales& s
 }
 
 #if defined(__AVX512F__)
+// Run f with what makes the elements of a codebook.
+template <class F>
+inline void with_places(const Spec& spec, bool finite, F f) {
+    const Codebook& book = *spec.element.book;
+    if (book.cells.serve && book.cells.mirrored) return f([&] { return WideCells<true>(book, finite); });
+    if (book.cells.serve) return f([&] { return WideCells<false>(book, finite); });
+    if (book.steps == 4) return f([&] { return WideCodebook<4>(book); });
+    if (book.steps == 6) return f([&] { return WideCodebook<6>(book); });
+    f([&] { return WideCodebook<8>(book); });
+}
+
 // The stages from x on, fused. False if this is for the plain loops.
 inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
     if (t.job != Job::codes && t.job != Job::values) return false;
@@ -225,16 +236,13 @@ inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
     auto integers = [&] { return WideIntegers(spec); };
     auto minifloats = [&] { return WideMinifloats(spec, t.finite); };
     auto signs = [] { return WideSigns(); };
-    auto few_places = [&] { return WideCodebook<true>(*spec.element.book); };
-    auto places = [&] { return WideCodebook<false>(*spec.element.book); };
-    bool small = spec.element.bits <= 4;
     if (t.job == Job::codes) {
         alignas(64) uint8_t codes[2 * kChunk + 64];
         auto tabled = [&] { return WideTable(spec, *t.table, t.of_words); };
         switch (family) {
             case Family::binary: wide_codes<1>(signs, w, codes); break;
             case Family::codebook:
-                small ? wide_codes<1>(few_places, w, codes) : wide_codes<1>(places, w, codes);
+                with_places(spec, t.finite, [&](auto places) { wide_codes<1>(places, w, codes); });
                 break;
             case Family::minifloat:
                 t.table && t.finite ? wide_codes<1>(tabled, w, codes)
@@ -254,7 +262,7 @@ inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
         case Family::minifloat: wide_values(minifloats, w, out); break;
         case Family::binary: wide_values(signs, w, out); break;
         case Family::codebook:
-            small ? wide_values(few_places, w, out) : wide_values(places, w, out);
+            with_places(spec, t.finite, [&](auto places) { wide_values(places, w, out); });
             break;
     }
     if (out != to) stream_out(to, values, c.n * bytes);

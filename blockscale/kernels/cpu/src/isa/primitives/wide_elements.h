@@ -217,19 +217,17 @@ struct WideMinifloats {
     __m128i right, sign_right, word_right;
 };
 
-// Places in a table. SMALL: of up to 16 values, which registers hold all of.
-template <bool SMALL>
+// Places in a table that is searched in STEPS steps.
+template <int STEPS>
 struct WideCodebook {
     template <Dtype>
     static constexpr bool kOfWords = false;
     static constexpr bool kDraws = false;
 
     explicit WideCodebook(const Codebook& book)
-        : book(book), steps(SMALL ? 4 : book.steps), last(_mm512_load_si512(book.thresholds)),
-          third(from_entry(1)), second(from_entry(3)), first(_mm512_set1_epi32(book.thresholds[7])),
-          codes16(_mm512_load_si512(book.codes)), ranked16(_mm512_load_ps(book.ranked)) {
-        bytes16 = _mm512_broadcast_i32x4(_mm512_cvtepi32_epi8(codes16));
-    }
+        : book(book), last(_mm512_load_si512(book.thresholds)), third(from_entry(1)),
+          second(from_entry(3)), first(_mm512_set1_epi32(book.thresholds[7])),
+          bytes16(_mm512_broadcast_i32x4(_mm512_cvtepi32_epi8(_mm512_load_si512(book.codes)))) {}
 
     // The 15 thresholds from entry i on.
     BLOCKSCALE_INLINE __m512i from_entry(int i) const {
@@ -254,8 +252,8 @@ struct WideCodebook {
         step(second, 4);
         step(third, 2);
         step(last, 1);
-        if constexpr (SMALL) return rank;
-        for (int s = 4; s < steps; ++s) {
+#pragma GCC unroll 4
+        for (int s = 4; s < STEPS; ++s) {
             __m512i middle = look_up(book.thresholds + (1 << s), s, rank);
             __mmask16 above = _mm512_cmpgt_epi32_mask(value, middle);
             rank = _mm512_add_epi32(rank, rank);
@@ -270,30 +268,105 @@ struct WideCodebook {
         for (int j = 0; j < 4; ++j) rank[j] = ranks(y[j]);
         __m512i front = _mm512_packs_epi32(rank[0], rank[1]);
         __m512i back = _mm512_packs_epi32(rank[2], rank[3]);
-        if constexpr (SMALL)
+        if constexpr (STEPS == 4)
             return _mm512_shuffle_epi8(bytes16, in_order(_mm512_packus_epi16(front, back)));
-        return in_order(_mm512_packus_epi16(look_up_words(book.words, steps, front),
-                                            look_up_words(book.words, steps, back)));
+        return in_order(_mm512_packus_epi16(look_up_words(book.words, STEPS, front),
+                                            look_up_words(book.words, STEPS, back)));
     }
 
     template <bool DRAWN>
     BLOCKSCALE_INLINE __m512i codes(__m512 y, const Lanes&, __m512) const {
-        if constexpr (SMALL) return _mm512_permutexvar_epi32(ranks(y), codes16);
-        return look_up(book.codes, steps, ranks(y));
+        return look_up(book.codes, STEPS, ranks(y));
     }
 
     template <bool DRAWN>
     BLOCKSCALE_INLINE __m512 values(__m512 y, const Lanes&, __m512) const {
-        if constexpr (SMALL) return _mm512_permutexvar_ps(ranks(y), ranked16);
-        return _mm512_castsi512_ps(look_up(book.ranked, steps, ranks(y)));
+        return _mm512_castsi512_ps(look_up(book.ranked, STEPS, ranks(y)));
     }
 
     const Codebook& book;
-    int steps;
     __m512i last, third, second, first;  // the thresholds that the fourth step meets, the third …
-    __m512i codes16;
-    __m512 ranked16;
-    __m512i bytes16;
+    __m512i bytes16;                     // codes by rank
+};
+
+// Places in a table by its cells. finite: there is no NaN among the numbers to come.
+template <bool MIRRORED>
+struct WideCells : WideCodebook<4> {
+    WideCells(const Codebook& book, bool finite)
+        : WideCodebook<4>(book), finite(finite), bound(_mm512_set1_ps(book.cells.bound)),
+          slope(_mm512_set1_ps(book.cells.slope)), magic(_mm512_set1_ps(kMagic)),
+          threshold{_mm512_load_ps(book.cells.thresholds), _mm512_load_ps(book.cells.thresholds + 16)},
+          below{_mm512_load_ps(book.cells.below), _mm512_load_ps(book.cells.below + 16)},
+          above{_mm512_load_ps(book.cells.above), _mm512_load_ps(book.cells.above + 16)},
+          cell_ranks(_mm512_load_si512(book.cells.ranks)),
+          cell_codes(_mm512_broadcast_i32x4(
+              _mm_load_si128(reinterpret_cast<const __m128i*>(book.cells.codes)))) {
+        alignas(64) int16_t word[32];
+        for (int i = 0; i < 32; ++i) word[i] = static_cast<int16_t>(2 * i);
+        even_words = _mm512_load_si512(word);
+        sign = _mm512_set1_epi8(static_cast<char>(1 << (sign_bit(book) & 7)));
+    }
+
+    static int sign_bit(const Codebook& book) {  // of a mirrored table's codes
+        int highest = 0;
+        for (int i = 0; i < 16; ++i) highest = book.codes[i] > highest ? book.codes[i] : highest;
+        return 31 - __builtin_clz(highest | 1);
+    }
+
+    // NaN to 0.
+    BLOCKSCALE_INLINE __m512 number(__m512 y) const {
+        return finite ? y : _mm512_fixupimm_ps(y, y, _mm512_set1_epi32(0x11111188), 0);
+    }
+
+    // The cell of a number, as an index in the low bits, and whether it is above its threshold.
+    BLOCKSCALE_INLINE __m512i cell_of(__m512 y, __mmask16* over) const {
+        // The smaller of |y| and the bound, with y's sign or without any.
+        __m512 z = _mm512_range_ps(y, bound, MIRRORED ? 0b1010 : 0b0010);
+        __m512i cell = _mm512_castps_si512(_mm512_fmadd_ps(z, slope, magic));
+        __m512 limit = _mm512_permutex2var_ps(threshold[0], cell, threshold[1]);
+        *over = _mm512_cmp_ps_mask(z, limit, _CMP_GT_OQ);
+        return cell;
+    }
+
+    static BLOCKSCALE_INLINE __mmask64 together(const __mmask16* masks) {
+        __mmask32 front = _mm512_kunpackw(masks[1], masks[0]);
+        return _mm512_kunpackd(_mm512_kunpackw(masks[3], masks[2]), front);
+    }
+
+    template <bool DRAWN>
+    BLOCKSCALE_INLINE __m512i bytes(const __m512* y, const __m512i*, const __m512*) const {
+        __m512i cell[4], half[2];
+        __mmask16 over[4], minus[4];
+        for (int j = 0; j < 4; ++j) {
+            __m512 z = number(y[j]);
+            cell[j] = cell_of(z, over + j);
+            minus[j] = _mm512_movepi32_mask(_mm512_castps_si512(z));
+        }
+        for (int j = 0; j < 2; ++j) {
+            __m512i words = _mm512_permutex2var_epi16(cell[2 * j], even_words, cell[2 * j + 1]);
+            half[j] = _mm512_permutexvar_epi16(words, cell_ranks);
+        }
+        __m512i rank = _mm512_permutexvar_epi64(_mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0),
+                                                _mm512_packus_epi16(half[0], half[1]));
+        rank = _mm512_mask_add_epi8(rank, together(over), rank, _mm512_set1_epi8(1));
+        __m512i code = _mm512_shuffle_epi8(cell_codes, rank);
+        if constexpr (!MIRRORED) return code;
+        return _mm512_mask_add_epi8(code, together(minus), code, sign);
+    }
+
+    template <bool DRAWN>
+    BLOCKSCALE_INLINE __m512 values(__m512 y, const Lanes&, __m512) const {
+        y = number(y);
+        __mmask16 over;
+        __m512i cell = cell_of(y, &over);
+        __m512 value = _mm512_permutex2var_ps(below[0], cell, below[1]);
+        value = _mm512_mask_mov_ps(value, over, _mm512_permutex2var_ps(above[0], cell, above[1]));
+        return MIRRORED ? with_sign_of(value, y) : value;
+    }
+
+    bool finite;
+    __m512 bound, slope, magic, threshold[2], below[2], above[2];
+    __m512i cell_ranks, cell_codes, even_words, sign;
 };
 
 // 0 below 0, else 1: y decides, not x, which may be so small that y is -0.
