@@ -31,9 +31,7 @@ def _make(weight: Operand) -> _Ready:
         raise ValueError(f"{n.format}: a linear weight's codes are [n, k], not {codes.shape}")
     shape = (codes.shape[0], weight.size)
     ordered = n.checked_codes(codes, shape)
-    parts = n.checked_parts(
-        shape, weight.scale, weight.zero_point, weight.outer, more=weight.more
-    )
+    parts = n.checked_parts(shape, weight.scale, weight.zero_point, weight.outer, more=weight.more)
     made = _native.LinearWeight(n.handle, *shape, ordered.data_ptr(), addresses(parts))
     originals = {id(part) for part in tensors(weight)}
     given = (ordered, *parts)

@@ -66,6 +66,7 @@ void fill_cells(const std::vector<float>& values, const std::vector<int>& order,
 void make_cells(int bits, const std::vector<float>& values, const std::vector<int>& order,
                 const std::vector<float>& thresholds, Cells& cells) {
     if (order.size() > 16) return;
+    cells.sign = 1 << (bits - 1);
     cells.mirrored = is_mirrored(bits, values, order, thresholds);
     size_t half = order.size() / 2;
     if (cells.mirrored && half > 1)

@@ -15,7 +15,8 @@ struct Cells {
     static constexpr int kCount = 32;
 
     bool serve;     // else nothing below has a meaning
-    bool mirrored;  // of each value v and code c there are -v and c with its highest bit set, too
+    bool mirrored;  // of each value v and code c there are -v and c | sign, too
+    int sign;
     float bound, slope;
     alignas(64) float thresholds[kCount];  // infinity in a cell without
     alignas(64) uint16_t ranks[kCount];    // up to the threshold; above it is the next one

@@ -264,14 +264,27 @@ inline void store_offsets(const Spec& spec, const float* low, const float* steps
     float* singles = static_cast<float*>(stored) + first;
     uint16_t* halves = static_cast<uint16_t*>(stored) + first;
     float most_bfloat = from_bits(0x7F7F0000);
-    for (int64_t i = 0; i < n; ++i) {
-        float found = low[i] - steps[i] * spec.element.low + 0.0f;
-        found = found == found ? found : 0.0f;
+    alignas(64) float found[256];
+    for (int64_t from = 0; from < n; from += 256, singles += 256, halves += 256) {
+        int64_t count = smaller(256, n - from);
+        for (int64_t i = 0; i < count; ++i) {
+            float offset = low[from + i] - steps[from + i] * spec.element.low + 0.0f;
+            found[i] = offset == offset ? offset : 0.0f;
+        }
         switch (spec.offset) {
-            case Offset::none: break;
-            case Offset::fp32: singles[i] = clamp(found, -kFltMax, kFltMax); break;
-            case Offset::fp16: halves[i] = to_half(clamp(found, -65504.0f, 65504.0f)); break;
-            case Offset::bf16: halves[i] = to_bfloat(clamp(found, -most_bfloat, most_bfloat)); break;
+            case Offset::none: return;
+            case Offset::fp32:
+                for (int64_t i = 0; i < count; ++i) singles[i] = clamp(found[i], -kFltMax, kFltMax);
+                break;
+            case Offset::fp16:
+                for (int64_t i = 0; i < count; ++i) found[i] = clamp(found[i], -65504.0f, 65504.0f);
+                narrow(found, Dtype::fp16, count, halves);
+                break;
+            case Offset::bf16:
+                for (int64_t i = 0; i < count; ++i)
+                    found[i] = clamp(found[i], -most_bfloat, most_bfloat);
+                narrow(found, Dtype::bf16, count, halves);
+                break;
         }
     }
 }

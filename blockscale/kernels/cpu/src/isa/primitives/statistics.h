@@ -90,8 +90,7 @@ inline void sixteen_runs(const float* x, const Statistics& s) {
             if constexpr (MASKED)
                 finite = _mm512_cmplt_epi32_mask(size, _mm512_set1_epi32(kInfinity));
             if constexpr (RANGE) {
-                bits = _mm512_xor_si512(
-                    bits, _mm512_and_si512(_mm512_srai_epi32(bits, 31), _mm512_set1_epi32(INT32_MAX)));
+                bits = ordered16(bits);
                 high = _mm512_mask_max_epi32(high, finite, high, bits);
                 low = _mm512_mask_min_epi32(low, finite, low, bits);
             } else {
@@ -247,9 +246,15 @@ inline void add_rectangle(const Grid& g, const void* x, Dtype dtype, const Recta
             int64_t first = index_of(g, r.plane, r.row, column);
             if (ahead) fetch(x, dtype, first + ahead, n);
 #if defined(__AVX512BW__)
-            if (!MASKED && !s.low && dtype != Dtype::fp32) {
+            if (!MASKED && dtype != Dtype::fp32) {
                 const uint16_t* from = static_cast<const uint16_t*>(x) + first;
                 int32_t* to = s.high + block;
+                if (s.low) {
+                    dtype == Dtype::bf16
+                        ? half_ranges<Dtype::bf16>(from, column, n, g.block_columns, to, s.low + block)
+                        : half_ranges<Dtype::fp16>(from, column, n, g.block_columns, to, s.low + block);
+                    continue;
+                }
                 dtype == Dtype::bf16
                     ? half_statistics<Dtype::bf16>(from, column, n, g.block_columns, to)
                     : half_statistics<Dtype::fp16>(from, column, n, g.block_columns, to);

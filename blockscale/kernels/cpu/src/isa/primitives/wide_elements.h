@@ -304,13 +304,7 @@ struct WideCells : WideCodebook<4> {
         alignas(64) int16_t word[32];
         for (int i = 0; i < 32; ++i) word[i] = static_cast<int16_t>(2 * i);
         even_words = _mm512_load_si512(word);
-        sign = _mm512_set1_epi8(static_cast<char>(1 << (sign_bit(book) & 7)));
-    }
-
-    static int sign_bit(const Codebook& book) {  // of a mirrored table's codes
-        int highest = 0;
-        for (int i = 0; i < 16; ++i) highest = book.codes[i] > highest ? book.codes[i] : highest;
-        return 31 - __builtin_clz(highest | 1);
+        sign = _mm512_set1_epi8(static_cast<char>(book.cells.sign));
     }
 
     // NaN to 0.
