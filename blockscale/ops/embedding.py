@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core import pack as packing
-from blockscale.core import reference
+from blockscale.core import reference, zero_point
 from blockscale.core.block import WHOLE
 from blockscale.core.operand import Operand
 from blockscale.ops.gradient import not_differentiable
@@ -32,8 +32,12 @@ def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
     values = form.element.decode(codes)
     if weight.zero_point is not None:
         values = values - per_element(weight.zero_point.to(torch.float32))
-    step = reference.step_of(weight.qparams, form)
-    return (values * per_element(step)).to(dtype).reshape(*indices.shape, size)
+    qparams, table = weight.qparams, torch.Size((weight.codes.shape[0], size))
+    values = values * per_element(reference.step_of(qparams, form))
+    offset = zero_point.expand_offset(qparams.offset, qparams.offset_outer, form, table)
+    if offset is not None:
+        values = values + offset.expand(table).index_select(0, rows)
+    return values.to(dtype).reshape(*indices.shape, size)
 
 
 not_differentiable(embedding, "its codes are fixed; train the float model with fake quantization")
