@@ -20,7 +20,8 @@ from blockscale.kernels.operand import Storage, in_order
 from blockscale.kernels.registry import ByFormats
 
 FAMILIES = ("integer", "minifloat", "binary")  # of elements: `Family` of src/spec.h
-known = ByFormats(supports_families(FAMILIES))  # and every dtype, shape and layout
+FEATURES = ("nd",)
+known = ByFormats(supports_families(FAMILIES, FEATURES))  # and every dtype, shape and layout
 UNKNOWN = ("features", "offset", "values", "order", "thresholds")  # to the C++, so far
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
