@@ -16,8 +16,8 @@ struct Dimension {
 // into strips of `strip` columns with `blocks` scales each, all of them cut alike (the last one is a
 // part of the others).
 struct Interleaved {
-    const int32_t* block;  // [strip]: the scale of each column, counted from the strip's first
-    int64_t strip, blocks;
+    const int32_t* block;  // [strip / each]: the scales of so many columns, from the strip's first on
+    int64_t strip, blocks, each;
     int64_t line, run;     // blocks within a strip are runs of so many columns in lines of so many
 };
 
@@ -72,7 +72,7 @@ struct Grid {
     int64_t scale_column(int64_t column) const {
         if (!interleaved) return column / block_columns;
         const Interleaved& in = *interleaved;
-        return column / in.strip * in.blocks + in.block[column % in.strip];
+        return column / in.strip * in.blocks + in.block[column % in.strip / in.each];
     }
 };
 

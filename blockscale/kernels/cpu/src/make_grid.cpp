@@ -7,7 +7,7 @@ namespace blockscale {
 
 namespace {
 
-constexpr int64_t kShort = 1024;      // rows of fewer columns are lengthened where blocks allow
+constexpr int64_t kShort = 400;       // rows of fewer columns are lengthened where blocks allow
 constexpr int64_t kLongest = 8192;    // columns of a strip of interleaved blocks
 constexpr int64_t kElements = 16384;  // of a unit, roughly (kUnit of isa/primitives/blocks.h)
 constexpr int64_t kVector = 16;       // blocks of fewer columns cost more than scales of single ones
@@ -60,6 +60,16 @@ bool plain(const Dimensions& all) {
     return all.size() == 3 && (all[0].block == 1 || all[0].block == all[0].size);
 }
 
+// Whether registers hold too few columns that share a scale (wide_serves of isa/primitives/wide.h).
+bool narrow(int64_t block) { return block > 1 && block < kVector && block != kVector / 2; }
+
+// Whether blocks of several rows would be taken in short pieces.
+bool short_pieces(const Dimensions& all) {
+    bool own_row = true;
+    for (size_t i = 0; i + 1 < all.size(); ++i) own_row &= all[i].block == 1;
+    return !own_row && (all.back().size < kShort / 4 || narrow(all.back().block));
+}
+
 Grid plain_grid(Dimensions all) {
     all.insert(all.begin(), 3 - all.size(), {1, 1});
     return {all[0].size, all[1].size, all[2].size, all[0].block, all[1].block, all[2].block};
@@ -81,7 +91,8 @@ struct Columns {
 // Short rows of the tensor are taken together, as long as all of their blocks are few.
 Columns columns_of(const Dimensions& all) {
     Columns found(all, 1);
-    for (size_t count = 2; count <= all.size() && found.size < kShort; ++count) {
+    int64_t enough = all.back().block == 1 ? kShort / 4 : kShort;
+    for (size_t count = 2; count <= all.size() && found.size < enough; ++count) {
         Columns more(all, count);
         if (more.step > kLongest) break;
         found = more;
@@ -93,9 +104,12 @@ Columns columns_of(const Dimensions& all) {
 void interleave(const Columns& columns, int64_t height, OwnedGrid& to) {
     int64_t wanted = std::clamp<int64_t>(kElements / height, 1024, kLongest);
     int64_t strip = std::min(columns.size, std::max<int64_t>(wanted / columns.step, 1) * columns.step);
-    to.block_of_column.resize(strip);
-    for (int64_t i = 0; i < strip; ++i) {
-        int64_t block = 0, left = i, step = 1;
+    const Dimension& last = columns.dims.back();
+    bool whole = columns.dims.size() > 1 && last.size % last.block == 0;
+    int64_t run = whole && !narrow(last.block) ? last.block : 1;
+    to.block_of_column.resize((strip + run - 1) / run);
+    for (size_t i = 0; i < to.block_of_column.size(); ++i) {
+        int64_t block = 0, left = i * run, step = 1;
         for (size_t d = columns.dims.size(); d-- > 0;) {
             const Dimension& each = columns.dims[d];
             block += (d ? left % each.size : left) / each.block * step;
@@ -103,9 +117,8 @@ void interleave(const Columns& columns, int64_t height, OwnedGrid& to) {
         }
         to.block_of_column[i] = static_cast<int32_t>(block);
     }
-    const Dimension& last = columns.dims.back();
     int64_t blocks = (strip + columns.period - 1) / columns.period * columns.period_blocks;
-    to.interleaved.push_back({to.block_of_column.data(), strip, blocks,
+    to.interleaved.push_back({to.block_of_column.data(), strip, blocks, run,
                               columns.dims.size() > 1 ? last.size : strip, last.block});
     to.grid.interleaved = to.interleaved.data();
     to.grid.period_blocks = columns.period_blocks;
@@ -129,8 +142,7 @@ OwnedGrid general(Dimensions all) {
     }
     g.outer = all.empty() ? nullptr : made.outer.data();
     g.outers = static_cast<int>(all.size());
-    bool small = columns.period > 1 && columns.period < kVector;
-    if (columns.dims.size() > 1 || small) interleave(columns, g.block_planes * g.block_rows, made);
+    if (columns.dims.size() > 1 || narrow(columns.period)) interleave(columns, g.block_planes * g.block_rows, made);
     return made;
 }
 
@@ -139,7 +151,7 @@ OwnedGrid general(Dimensions all) {
 OwnedGrid make_grid(const std::vector<int64_t>& shape, const std::vector<int64_t>& sizes) {
     Dimensions all = listed(shape, sizes), few = merged(all, alike);
     OwnedGrid made;  // without blocks where there are no elements
-    if (plain(few)) {
+    if (plain(few) && !short_pieces(few)) {
         made.grid = plain_grid(few);
     } else if (std::none_of(all.begin(), all.end(), [](Dimension each) { return each.size == 0; })) {
         return general(merged(all, joins));

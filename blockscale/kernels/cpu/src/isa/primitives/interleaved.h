@@ -13,50 +13,60 @@ BLOCKSCALE_INLINE void for_runs(const Interleaved& in, int64_t n, Body body) {
     for (int64_t line = 0; line < n; line += in.line) {
         int64_t end = smaller(line + in.line, n);
         for (int64_t i = line; i < end; i += in.run)
-            body(i, smaller(in.run, end - i), in.block[i]);
+            body(i, smaller(in.run, end - i), in.block[i / in.each]);
     }
 }
 
 constexpr int64_t kLongRun = 8;  // runs of that many columns are worth a loop each
 
-// The results of n columns -> those of their blocks.
-inline void fold_columns(const Interleaved& in, int64_t n, const int32_t* high, const int32_t* low,
-                         const Statistics& s) {
-    if (in.run < kLongRun) {
-        for (int64_t i = 0; i < n; ++i) {
-            int32_t* found = s.high + in.block[i];
-            *found = high[i] > *found ? high[i] : *found;
-        }
-        for (int64_t i = 0; s.low && i < n; ++i) {
-            int32_t* found = s.low + in.block[i];
-            *found = low[i] < *found ? low[i] : *found;
-        }
-        return;
-    }
-    for_runs(in, n, [&](int64_t first, int64_t length, int64_t block) {
-        int32_t found = s.high[block];
-        for (int64_t i = first; i < first + length; ++i) found = high[i] > found ? high[i] : found;
-        s.high[block] = found;
-    });
-    if (!s.low) return;
-    for_runs(in, n, [&](int64_t first, int64_t length, int64_t block) {
-        int32_t found = s.low[block];
-        for (int64_t i = first; i < first + length; ++i) found = low[i] < found ? low[i] : found;
-        s.low[block] = found;
-    });
-}
-
-// The largest and smallest of each column of a strip, over all that is added.
+// The largest and smallest of each of n columns or runs, over all that is added.
 struct ColumnStatistics {
-    ColumnStatistics(int64_t columns, bool ranged)
-        : high(columns), low(ranged ? columns : 1), view{high, ranged ? low.get() : nullptr, nullptr,
-                                                         nullptr, nullptr} {
-        reset(view, columns);
+    ColumnStatistics(int64_t n, bool ranged)
+        : high(n), low(ranged ? n : 1),
+          view{high, ranged ? low.get() : nullptr, nullptr, nullptr, nullptr} {
+        reset(view, n);
     }
 
     Array<int32_t> high, low;
     Statistics view;
 };
+
+// Results of n columns or runs, one after another -> those of their blocks.
+inline void fold_each(const int32_t* block, int64_t n, const Statistics& from, const Statistics& s) {
+    for (int64_t i = 0; i < n; ++i) {
+        int32_t* found = s.high + block[i];
+        *found = from.high[i] > *found ? from.high[i] : *found;
+    }
+    for (int64_t i = 0; s.low && i < n; ++i) {
+        int32_t* found = s.low + block[i];
+        *found = from.low[i] < *found ? from.low[i] : *found;
+    }
+}
+
+// The results of n columns -> those of their blocks.
+inline void fold_columns(const Interleaved& in, int64_t n, const Statistics& from,
+                         const Statistics& s) {
+    if (in.run < kLongRun) return fold_each(in.block, n, from, s);
+    if (in.each > 1) {
+        Grid row{1, 1, n, 1, 1, in.each};
+        ColumnStatistics runs(n / in.each, s.low);
+        int64_t step = kChunk / in.each * in.each;
+        for (int64_t c = 0; c < n; c += step)
+            fold_lanes(row, c, smaller(step, n - c), from.high + c, s.low ? from.low + c : nullptr,
+                       runs.view.at(c / in.each));
+        return fold_each(in.block, n / in.each, runs.view, s);
+    }
+    for_runs(in, n, [&](int64_t first, int64_t length, int64_t block) {
+        int32_t above = s.high[block], below = 0;
+        const int32_t *high = from.high + first, *low = from.low + first;
+        for (int64_t i = 0; i < length; ++i) above = high[i] > above ? high[i] : above;
+        s.high[block] = above;
+        if (!s.low) return;
+        below = s.low[block];
+        for (int64_t i = 0; i < length; ++i) below = low[i] < below ? low[i] : below;
+        s.low[block] = below;
+    });
+}
 
 // The sums of add_sums over a rectangle that is a strip wide.
 template <bool MASKED>
@@ -69,18 +79,18 @@ inline void add_interleaved_sums(const Grid& g, const void* x, Dtype dtype, cons
             int64_t n = smaller(kChunk, r.columns - c);
             const float* values = widen(x, dtype, index_of(g, r.plane, row, r.column + c), n, buffer);
             for (int64_t i = 0; i < n; ++i) {
-                int64_t b = blocks[c + i];
+                int64_t b = blocks[(c + i) / g.interleaved->each];
                 run_sum<MASKED>(values + i, 1, shifts[b], above[b], s.sum + b, s.count + b);
             }
         }
     }
 }
 
-// One number of each block -> of each of n columns.
+// One number of each block -> of each column, or of each run where `each` is one.
 template <class T>
 inline void spread(const Interleaved& in, int64_t n, const T* from, T* __restrict to) {
-    if (in.run < kLongRun) {
-        for (int64_t i = 0; i < n; ++i) to[i] = from[in.block[i]];
+    if (in.run < kLongRun || in.each > 1) {
+        for (int64_t i = 0; i < n / in.each; ++i) to[i] = from[in.block[i]];
         return;
     }
     for_runs(in, n, [&](int64_t first, int64_t length, int64_t block) {

@@ -61,7 +61,7 @@ bool unit_statistics(const Source& from, const Plan& p, const Rectangle& unit, c
             p.for_unit_planes(unit, [&](const Rectangle& r) {
                 add_columns<MASKED>(p.grid, from.x, from.dtype, r, columns.view);
             });
-            return fold_columns(*in, unit.columns, columns.high, columns.low, s);
+            return fold_columns(*in, unit.columns, columns.view, s);
         }
         p.for_unit_planes(unit, [&](const Rectangle& r) {
             add_rectangle<MASKED>(p.grid, from.x, from.dtype, r, s, from.ahead);
@@ -213,7 +213,7 @@ bool choose_all(const Source& source, const Layout& layout, QParams to) {
 // The scales of blocks that lie interleaved, for each of the n columns of a strip.
 struct ColumnScales {
     ColumnScales(const Interleaved& in, int64_t n, const BlockScales& s)
-        : steps(n), factors(n), zero_points(n) {
+        : steps(n / in.each), factors(n / in.each), zero_points(n / in.each) {
         float* by = s.factors.by == s.steps ? steps.get() : factors.get();
         spread(in, n, s.steps, steps.get());
         if (s.factors.by && s.factors.by != s.steps) spread(in, n, s.factors.by, by);
@@ -234,12 +234,12 @@ void run_unit(Task& t, const Plan& p, const Layout& layout, const Rectangle& uni
     if (t.job != Job::dequantized)
         by = block_factors(t.spec, layout, scales, at, n, steps, factors);
     BlockScales s{steps, by, t.spec.asym ? scales.zero_point + at : nullptr};
+    t.of_words = t.table && by.multiply && t.dtype == Dtype::bf16 && t.table->serves_bits(by.by, n);
     if (const Interleaved* in = p.grid.interleaved) {
         ColumnScales each(*in, unit.columns, s);
-        t.grid.block_columns = 1;
+        t.grid.block_columns = in->each;
         return p.for_unit_planes(unit, [&](const Rectangle& r) { run_rectangle(t, r, each.view); });
     }
-    t.of_words = t.table && by.multiply && t.dtype == Dtype::bf16 && t.table->serves_bits(by.by, n);
     p.for_unit_planes(unit, [&](const Rectangle& r) { run_rectangle(t, r, s); });
 }
 
