@@ -93,7 +93,7 @@ LinearWeight::LinearWeight(std::shared_ptr<NativeFormat> format, int64_t n, int6
                            const void* codes, QParams scale)
     : format_(std::move(format)), scale_(scale) {
     const Spec& spec = format_->spec();
-    Layout layout = format_->matrix(n, k);
+    OwnedLayout layout = format_->matrix(n, k);
     int64_t blocks = layout.grid.blocks();
     scale_bytes_ = blocks * scale_size(spec.scale);
     steps_.assign(blocks + kSpare / 4, 0.0f);

@@ -102,6 +102,8 @@ struct Chunk {
 inline const float* expand_zero_points(const Grid& g, const int32_t* zero_points, const Chunk& c,
                                        float* z) {
     if (!zero_points) return nullptr;
+    for (int64_t i = 0; g.block_columns == 1 && i < c.n; ++i) z[i] = static_cast<float>(zero_points[i]);
+    if (g.block_columns == 1) return z;
     for_blocks(c.column, c.n, g.block_columns, [&](int64_t i, int64_t length, int64_t block) {
         float value = static_cast<float>(zero_points[block]);
         for (int64_t k = i; k < i + length; ++k) z[k] = value;
@@ -185,13 +187,13 @@ inline const uint8_t* load_patterns(const Task& t, const Chunk& c, uint8_t* buff
     return buffer;
 }
 
-inline void dequantize_chunk(const Task& t, const Chunk& c, const BlockScales& s, const float* z) {
+inline void dequantize_chunk(const Task& t, const Chunk& c, const BlockScales& s) {
     alignas(64) uint8_t buffer[2 * kChunk + 64];
-    alignas(64) float values[kChunk];
+    alignas(64) float values[kChunk], z_buffer[kChunk];
     const uint8_t* codes = load_patterns(t, c, buffer);
 #if defined(__AVX512F__)
     int64_t size = t.grid.block_columns;
-    if (wide_decodes(t.spec, size, codes, c.n)) {
+    if (wide_decodes(t.spec, c.column, size, codes, c.n)) {
         int64_t bytes = dtype_bytes(t.dtype);
         char* to = static_cast<char*>(t.to) + c.first * bytes;
         bool direct = t.stream && on_lines(to, c.column, size);
@@ -202,6 +204,7 @@ inline void dequantize_chunk(const Task& t, const Chunk& c, const BlockScales& s
         return;
     }
 #endif
+    const float* z = expand_zero_points(t.grid, s.zero_points, c, z_buffer);
     decode(t.spec, codes, z, c.n, values);
     store_values(t, c, values, s);
 }
@@ -221,7 +224,7 @@ inline void with_places(const Spec& spec, bool finite, F f) {
 // The stages from x on, fused. False if this is for the plain loops.
 inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
     if (t.job != Job::codes && t.job != Job::values) return false;
-    if (!wide_serves(t.spec, t.grid.block_columns)) return false;
+    if (!wide_serves(t.spec, c.column, t.grid.block_columns)) return false;
     alignas(64) float u[kChunk], values[kChunk];
     bool drawn = t.spec.rounding == Rounding::stochastic;
     if (drawn) uniform(t.seed, c.first, c.n, u);
@@ -271,12 +274,12 @@ inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
 #endif
 
 inline void run_chunk(const Task& t, const Chunk& c, const BlockScales& s) {
+    if (t.job == Job::dequantized) return dequantize_chunk(t, c, s);
 #if defined(__AVX512F__)
     if (run_wide(t, c, s)) return;
 #endif
     alignas(64) float buffer[kChunk], moved[kChunk], y[kChunk], z_buffer[kChunk];
     const float* z = expand_zero_points(t.grid, s.zero_points, c, z_buffer);
-    if (t.job == Job::dequantized) return dequantize_chunk(t, c, s, z);
     const float* x = widen(t.x, t.dtype, c.first, c.n, buffer);
     int64_t size = t.grid.block_columns;
     if (s.offsets) {

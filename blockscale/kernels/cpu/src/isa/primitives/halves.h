@@ -41,6 +41,25 @@ inline __m512i reduce16(const __m512i* v) {
                          _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xDD)));
 }
 
+// 128 numbers -> the largest (smallest) of each eight, in order.
+template <bool LARGEST>
+inline __m512i reduce_eights(const int32_t* x) {
+    __m512i quarter[4], eighth[2];
+    for (int i = 0; i < 4; ++i) {
+        __m512i a = _mm512_loadu_si512(x + 32 * i), b = _mm512_loadu_si512(x + 32 * i + 16);
+        quarter[i] =
+            pick<LARGEST>(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xDD));
+    }
+    for (int i = 0; i < 2; ++i)
+        eighth[i] = pick<LARGEST>(_mm512_unpacklo_epi64(quarter[2 * i], quarter[2 * i + 1]),
+                                  _mm512_unpackhi_epi64(quarter[2 * i], quarter[2 * i + 1]));
+    __m512 a = _mm512_castsi512_ps(eighth[0]), b = _mm512_castsi512_ps(eighth[1]);
+    __m512i across = pick<LARGEST>(_mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88)),
+                                   _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xDD)));
+    const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+    return _mm512_permutexvar_epi32(order, across);
+}
+
 // The magnitudes of 16-bit numbers are compared as such, 32 at a time, and only the largest of each
 // block becomes a float.
 BLOCKSCALE_INLINE __m512i half_magnitudes(const uint16_t* x) {

@@ -76,7 +76,7 @@ void decode_rows(const Spec& spec, const Grid& g, const void* packed, const floa
             float* to = values + (row - from) * stride + c;
 #if defined(__AVX512F__)
             const uint8_t* bytes = static_cast<const uint8_t*>(patterns);
-            if (wide_decodes(spec, g.block_columns, bytes, n)) {
+            if (wide_decodes(spec, column, g.block_columns, bytes, n)) {
                 LaneSource source{steps + block, steps + block,
                                   zero_points ? zero_points + block : nullptr,
                                   offsets ? offsets + block : nullptr};

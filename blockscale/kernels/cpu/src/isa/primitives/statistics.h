@@ -204,9 +204,32 @@ inline void row_statistics(const Grid& g, const float* x, int64_t column, int64_
     });
 }
 
+// The largest (smallest) of each eight of n numbers and what is found so far.
+template <bool LARGEST>
+inline void fold_eights(const int32_t* x, int64_t n, int32_t* found) {
+    int64_t i = 0;
+#if defined(__AVX512F__)
+    for (; i + 128 <= n; i += 128) {
+        __m512i* to = reinterpret_cast<__m512i*>(found + i / 8);
+        _mm512_storeu_si512(to, pick<LARGEST>(_mm512_loadu_si512(to), reduce_eights<LARGEST>(x + i)));
+    }
+#endif
+    for (; i < n; i += 8) {
+        int32_t best = found[i / 8];
+        for (int64_t k = i; k < smaller(i + 8, n); ++k)
+            best = (LARGEST ? x[k] > best : x[k] < best) ? x[k] : best;
+        found[i / 8] = best;
+    }
+}
+
 // The results of columns -> those of their blocks.
 inline void fold_lanes(const Grid& g, int64_t column, int64_t n, const int32_t* high,
                        const int32_t* low, const Statistics& s) {
+    if (g.block_columns == 8 && column % 8 == 0) {
+        fold_eights<true>(high, n, s.high);
+        if (s.low) fold_eights<false>(low, n, s.low);
+        return;
+    }
     if (!s.low) {  // bits of magnitudes are floats again
         alignas(64) float sizes[kChunk];
         memcpy(sizes, high, n * sizeof(float));

@@ -29,6 +29,16 @@ struct LaneSource {
                 zeros ? _mm512_set1_epi32(zeros[b]) : _mm512_setzero_si512(),
                 offsets ? _mm512_set1_ps(offsets[b]) : _mm512_setzero_ps()};
     }
+    // Blocks b and b + 1 of eight elements each; only the first where there are no more elements.
+    BLOCKSCALE_INLINE Lanes pair(int64_t b, int64_t elements) const {
+        Lanes lanes = block(b);
+        if (elements <= 8) return lanes;
+        Lanes next = block(b + 1);
+        lanes.factor = _mm512_mask_mov_ps(lanes.factor, 0xFF00, next.factor);
+        lanes.step = _mm512_mask_mov_ps(lanes.step, 0xFF00, next.step);
+        lanes.zero = _mm512_mask_mov_epi32(lanes.zero, 0xFF00, next.zero);
+        return lanes;
+    }
     BLOCKSCALE_INLINE Lanes each(int64_t i, __mmask16 m) const {
         const float* z = reinterpret_cast<const float*>(zeros);
         return {load_floats(factors + i, m), load_floats(steps + i, m),
@@ -45,6 +55,10 @@ BLOCKSCALE_INLINE void for_lanes(const LaneSource source, int64_t column,
         int64_t i = 0;
         for (; i + 16 <= n; i += 16) body(i, 0xFFFF, source.each(i, 0xFFFF));
         if (i < n) body(i, lanes_of(n - i), source.each(i, lanes_of(n - i)));
+        return;
+    }
+    if (size == 8) {
+        for (int64_t i = 0; i < n; i += 16) body(i, lanes_of(n - i), source.pair(i / 8, n - i));
         return;
     }
     if ((size == 16 || size == 32) && column % size == 0) {
@@ -82,6 +96,14 @@ BLOCKSCALE_INLINE void for_quads(const LaneSource source, int64_t column, int64_
                 return source.each(i + 16 * j, 0xFFFF);
             });
         for (; i < n; i += 16) rest(i, lanes_of(n - i), source.each(i, lanes_of(n - i)));
+        return;
+    }
+    if (size == 8) {
+        for (; i + 64 <= n; i += 64)
+            quad.template operator()<false>(i, [&](int j) BLOCKSCALE_INLINE_LAMBDA {
+                return source.pair(i / 8 + 2 * j, 16);
+            });
+        for (; i < n; i += 16) rest(i, lanes_of(n - i), source.pair(i / 8, n - i));
         return;
     }
     if ((size == 16 || size == 32) && column % size == 0) {
@@ -147,7 +169,7 @@ struct WideChunk {
 // Whether a chunk's vectors begin on whole lines of the output, which then may go around the caches
 // from registers.
 inline bool on_lines(const void* to, int64_t column, int64_t size) {
-    int64_t step = size == 1 ? 1 : size == 16 ? 16 : 32;
+    int64_t step = size == 1 ? 1 : size == 8 ? 8 : size == 16 ? 16 : 32;
     return size % step == 0 && column % step == 0 && reinterpret_cast<uintptr_t>(to) % 64 == 0;
 }
 
@@ -264,10 +286,10 @@ void wide_values(Make make, const WideChunk& c, void* to) {
     });
 }
 
-// Whether the functions above serve this format and chunk.
-inline bool wide_serves(const Spec& spec, int64_t size) {
+// Whether the functions above serve this format and a chunk from `column` on.
+inline bool wide_serves(const Spec& spec, int64_t column, int64_t size) {
     bool rounds = spec.rounding == Rounding::nearest_even || spec.rounding == Rounding::stochastic;
-    return rounds && (size == 1 || size >= 16);
+    return rounds && (size == 1 || size >= 16 || (size == 8 && column % 8 == 0));
 }
 
 }  // namespace

@@ -72,10 +72,11 @@ struct WideDecoder {
     __m128i drop;
 };
 
-// Whether WideDecoder serves n patterns of blocks of `size`.
-inline bool wide_decodes(const Spec& spec, int64_t size, const uint8_t* codes, int64_t n) {
+// Whether WideDecoder serves n patterns of blocks of `size`, from `column` on.
+inline bool wide_decodes(const Spec& spec, int64_t column, int64_t size, const uint8_t* codes,
+                         int64_t n) {
     const Element& e = spec.element;
-    if (size != 1 && size < 16) return false;
+    if (size < 16 && size != 1 && (size != 8 || column % 8)) return false;
     if (e.bits <= 4 && !spec.asym) return true;
     switch (e.family) {
         case Family::integer: return e.bits <= 8;
