@@ -62,7 +62,8 @@ def given(
     expected = _expected(str(fmt), shape)
     for name in ("zero_point", "offset"):
         if (parts.get(name) is None) == (name in expected):
-            raise ValueError(f"{fmt}: {'needs' if name in expected else 'has no'} {_a(name)}")
+            what = f"needs {_a(name)}" if name in expected else f"has no {name}"
+            raise ValueError(f"{fmt}: {what}")
     found = {
         name: _checked(fmt, shape, name, parts.get(name), dtype, own)
         for name, (dtype, own) in expected.items()

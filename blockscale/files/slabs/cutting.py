@@ -4,12 +4,12 @@ A slab is some rows of dimension 0 as stored. Where one such row is itself too m
 of a stack may be, it is some rows of dimension 1 of one matrix. Either way its bytes lie together.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from math import lcm, prod
 from typing import NamedTuple
 
-from blockscale.core.block import WHOLE, Block
+from blockscale.core.block import WHOLE, Block, read_block
 from blockscale.core.format import Format
 from blockscale.core.scales.two_level import TwoLevel
 
@@ -83,13 +83,65 @@ def cut(shape: tuple[int, ...], blocks: Iterable[Sizes], elements: int) -> Cuts:
     return Cuts(shape, dim, max(rows // unit, 1) * unit)
 
 
-def block_sizes(fmt: Format, rank: int) -> tuple[Sizes, Sizes]:
-    """Of what shares a scale, and of what shares an outer scale (the same where there is none)."""
-    scale = fmt.block.sizes_for(rank)
-    if not isinstance(fmt.scale, TwoLevel):
-        return scale, scale
-    inner = fmt.scale.inner.block.sizes_for(rank)
-    return scale, tuple(a * b for a, b in zip(scale, inner, strict=True))  # WHOLE is 0: it stays
+def block_sizes(fmt: Format, rank: int) -> dict[str, Sizes]:
+    """{part: sizes of what shares one entry of it}, of all that stands beside the codes.
+
+    For formats that can be cut (`can_be_cut`).
+    """
+    own, scale, offset = fmt.block.sizes_for(rank), fmt.scale, fmt.offset
+    sizes = {"scale": own, "zero_point": own}
+    if isinstance(scale, TwoLevel):
+        inner = scale.inner
+        sizes["outer"] = _above(own, inner.block)
+        if inner.offset is not None:
+            sizes["scale_offset"] = _above(own, inner.offset.block or inner.block)
+    if offset is not None:
+        sizes["offset"] = (offset.block or fmt.block).sizes_for(rank)
+        if offset.inner is not None:
+            sizes["offset_outer"] = _above(sizes["offset"], offset.inner.block)
+    return {part: sizes[part] for part in fmt.parts}
+
+
+def _above(sizes: Sizes, block: Block) -> Sizes:
+    """Elements that share an entry where those of `sizes` share one, and these in blocks again."""
+    counts = block.sizes_for(len(sizes))
+    return tuple(a * b for a, b in zip(sizes, counts, strict=True))  # WHOLE is 0: it stays
+
+
+def _blocks(fmt: Format) -> Iterator[Block]:
+    """Of elements, of scales and of offsets."""
+    yield fmt.block
+    if isinstance(fmt.scale, TwoLevel):
+        inner = fmt.scale.inner
+        yield inner.block
+        if inner.offset is not None and inner.offset.block is not None:
+            yield inner.offset.block
+    if fmt.offset is not None:
+        if fmt.offset.block is not None:
+            yield fmt.offset.block
+        if fmt.offset.inner is not None:
+            yield fmt.offset.inner.block
+
+
+def can_be_cut(fmt: Format) -> bool:
+    """Whether a slab of a tensor has scales of its own: blocks have sizes along its dimensions."""
+    return not any(block.flat for block in _blocks(fmt))
+
+
+def within_rows(fmt: Format, shape: tuple[int, ...]) -> Format:
+    """The same, its flat blocks as groups or tiles where those hold the same elements in one order.
+
+    So they do where a row holds whole blocks, or a block whole rows of a matrix.
+    """
+    flat, last = fmt.block.flat, shape[-1] if shape else 1
+    alone = [each.name for each in _blocks(fmt)][1:] in ([], ["tensor"])
+    if not flat or fmt.block.strided or not last or not alone:
+        return fmt
+    if len(shape) == 1 or last % flat == 0:
+        return replace(fmt, block=read_block(f"group{flat}"))
+    if len(shape) == 2 and flat % last == 0:
+        return replace(fmt, block=read_block(f"tile{flat // last}x{last}"))
+    return fmt
 
 
 def flat_shape(shape: tuple[int, ...], fmt: Format) -> tuple[int, ...]:
@@ -97,10 +149,9 @@ def flat_shape(shape: tuple[int, ...], fmt: Format) -> tuple[int, ...]:
 
     So a stack of matrices in groups along the last dimension goes row by row, not matrix by matrix.
     """
-    blocks = [fmt.block]
-    if isinstance(fmt.scale, TwoLevel):
-        blocks.append(fmt.scale.inner.block)
-    if len(shape) < 3 or not all(_ignores_leading(block, len(shape)) for block in blocks):
+    if len(shape) < 3 or not can_be_cut(fmt):
+        return shape
+    if not all(_ignores_leading(block, len(shape)) for block in _blocks(fmt)):
         return shape
     return (prod(shape[:-1]), shape[-1])
 
