@@ -55,7 +55,7 @@ def why_not_weight(weight: Tensor | None, layout: str, fmt: Format) -> str | Non
         dtype = str(weight.dtype).removeprefix("torch.")
         return f"its weight is {dtype}; formats take float32, bfloat16, float16"
     try:
-        fmt.block.scale_shape(stored_shape(weight.shape, layout))
+        fmt.stored(stored_shape(weight.shape, layout))
     except ValueError as error:
         return str(error)
     return None

@@ -50,7 +50,8 @@ class Scaled(Buffers):
 
 
 class QWeight(Scaled):
-    """A quantized weight: buffers `codes` (packed), `scale`, `zero_point`, `outer` and further parts.
+    """A quantized weight: buffers `codes` (packed), `scale`, `zero_point`, `outer`, further
+    parts.
 
     format, shape, dtype: what it is in, and of the float weight; layout: blockscale.core.layout.
     """

@@ -23,13 +23,16 @@ def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
     rows, qparams = indices.reshape(-1), weight.qparams
     shape = (*indices.shape, size)
     if form.block.flat or (form.offset is not None and (form.offset.block or form.block).flat):
-        return dequantize.reference(weight, dtype).index_select(0, rows).reshape(shape)
+        table: Tensor = dequantize.reference(weight, dtype)
+        return table.index_select(0, rows).reshape(shape)
     codes = packing.unpack(weight.codes.index_select(0, rows), form.element, (rows.shape[0], size))
 
     def per_element(parts: Tensor, block: Block) -> Tensor:
         """A number for each block -> one that broadcasts with the chosen rows."""
         height, width = block.sizes_for(2)
-        chosen = parts.index_select(0, torch.zeros_like(rows) if height == WHOLE else rows // height)
+        chosen = parts.index_select(
+            0, torch.zeros_like(rows) if height == WHOLE else rows // height
+        )
         return chosen.repeat_interleave(width, 1)[:, :size] if width > 1 else chosen
 
     values = form.element.decode(codes)

@@ -15,6 +15,7 @@ from blockscale.core.recipe import PARTS, Recipe
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.ledger import ledger_of
 from blockscale.layers.plan import Decision, Plan, plan_layers, plan_others
+from blockscale.layers.supplied import Supplied, refuse_unchosen
 from blockscale.qat import learned
 from blockscale.qat.folding import Pairs, find_pairs
 from blockscale.qat.layers import QATLayer, trained
@@ -52,6 +53,8 @@ def prepare_qat(
     if strict:
         ledger_of(decisions, others, recipe).raise_if_skipped()
     plans = [each for each in decisions if isinstance(each, Plan)]
+    for plan in plans:
+        refuse_unchosen(plan, Supplied())
     pairs, note = find_pairs(model, fuse)
     pairs = _foldable(model, plans, pairs, given=not isinstance(fuse, str))
     quantizers = _quantizers(plans, learning, observer)

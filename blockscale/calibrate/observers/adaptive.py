@@ -16,6 +16,7 @@ from blockscale.core.operand import quantizer
 from blockscale.ops import primitives
 
 RANGES = ("min_max", "percentile", "entropy", "mse")
+BARE = ("min_max", "percentile", "mse")  # with an offset
 MEANS = ("mean", "mse")
 EVERY = 17  # the row of so many that is held back; a prime, so that every feature has its turn
 CAPACITY = 2**14  # elements held back at most
@@ -52,7 +53,8 @@ class Adaptive(Observer):
                 f"{self.fmt}: 'adaptive' holds rows back, so it needs the block 'tensor' or "
                 f"'channel-1': take another observer, such as 'mse'"
             )
-        tried = tried or (MEANS if is_mean(self.format) else RANGES)
+        ranges = BARE if self._bare else RANGES
+        tried = tried or (MEANS if is_mean(self.format) else ranges)
         if len(tried) < 2:
             raise ValueError(f"'adaptive' chooses among two observers or more, found {tried}")
         self.tried = [spec if isinstance(spec, str) else repr(spec) for spec in tried]

@@ -4,12 +4,13 @@ A slab is some rows of dimension 0 as stored. Where one such row is itself too m
 of a stack may be, it is some rows of dimension 1 of one matrix. Either way its bytes lie together.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from math import lcm, prod
 from typing import NamedTuple
 
-from blockscale.core.block import WHOLE, Block, read_block
+from blockscale.core.block import WHOLE, Block
+from blockscale.core.flat import blocks_of
 from blockscale.core.format import Format
 from blockscale.core.scales.two_level import TwoLevel
 
@@ -108,40 +109,9 @@ def _above(sizes: Sizes, block: Block) -> Sizes:
     return tuple(a * b for a, b in zip(sizes, counts, strict=True))  # WHOLE is 0: it stays
 
 
-def _blocks(fmt: Format) -> Iterator[Block]:
-    """Of elements, of scales and of offsets."""
-    yield fmt.block
-    if isinstance(fmt.scale, TwoLevel):
-        inner = fmt.scale.inner
-        yield inner.block
-        if inner.offset is not None and inner.offset.block is not None:
-            yield inner.offset.block
-    if fmt.offset is not None:
-        if fmt.offset.block is not None:
-            yield fmt.offset.block
-        if fmt.offset.inner is not None:
-            yield fmt.offset.inner.block
-
-
 def can_be_cut(fmt: Format) -> bool:
     """Whether a slab of a tensor has scales of its own: blocks have sizes along its dimensions."""
-    return not any(block.flat for block in _blocks(fmt))
-
-
-def within_rows(fmt: Format, shape: tuple[int, ...]) -> Format:
-    """The same, its flat blocks as groups or tiles where those hold the same elements in one order.
-
-    So they do where a row holds whole blocks, or a block whole rows of a matrix.
-    """
-    flat, last = fmt.block.flat, shape[-1] if shape else 1
-    alone = [each.name for each in _blocks(fmt)][1:] in ([], ["tensor"])
-    if not flat or fmt.block.strided or not last or not alone:
-        return fmt
-    if len(shape) == 1 or last % flat == 0:
-        return replace(fmt, block=read_block(f"group{flat}"))
-    if len(shape) == 2 and flat % last == 0:
-        return replace(fmt, block=read_block(f"tile{flat // last}x{last}"))
-    return fmt
+    return not any(block.flat for block in blocks_of(fmt))
 
 
 def flat_shape(shape: tuple[int, ...], fmt: Format) -> tuple[int, ...]:
@@ -151,7 +121,7 @@ def flat_shape(shape: tuple[int, ...], fmt: Format) -> tuple[int, ...]:
     """
     if len(shape) < 3 or not can_be_cut(fmt):
         return shape
-    if not all(_ignores_leading(block, len(shape)) for block in _blocks(fmt)):
+    if not all(_ignores_leading(block, len(shape)) for block in blocks_of(fmt)):
         return shape
     return (prod(shape[:-1]), shape[-1])
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from blockscale.core import reference
 from blockscale.core.block import WHOLE
 from blockscale.core.blocks import Blocks
+from blockscale.core.flat import within_rows
 from blockscale.core.format import Format
 from blockscale.core.operand import quantizer
 from blockscale.core.reference import QParams, Ranges
@@ -72,7 +73,7 @@ class TensorQuantizer:
         run: Map = map,
     ):
         """read: slabs of a tensor of `shape`; seed: of stochastic rounding; elements: of a slab."""
-        fmt = cutting.within_rows(fmt, shape)
+        fmt = within_rows(fmt, shape)
         self._read, self._fmt, self._seed, self._map = read, fmt, seed, run
         self._odd = self._clipped = self._scales = 0
         elements = cutting.SLAB if elements is None else elements
@@ -165,10 +166,10 @@ class TensorQuantizer:
 
     def _all_ranges(self) -> Ranges:
         """The ranges of the whole tensor."""
-        blocks = self._fmt.block.scale_shape(self._shape)
+        shape = self._fmt.block.scale_shape(self._shape)
         end = torch.inf if self._bare else 0.0
-        low, high = torch.full(blocks, end), torch.full(blocks, -end)
-        poisoned = torch.zeros(blocks, dtype=torch.bool)
+        low, high = torch.full(shape, end), torch.full(shape, -end)
+        poisoned = torch.zeros(shape, dtype=torch.bool)
         for region, own in self._each(self._own_ranges):
             low[region] = torch.minimum(low[region], own.low)
             high[region] = torch.maximum(high[region], own.high)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from blockscale.core.flat import within_rows
 from blockscale.core.layout import from_stored, stored_shape, to_stored
 from blockscale.core.operand import operand
 from blockscale.core.parse import parse
@@ -19,7 +20,6 @@ from blockscale.files.slabs.cutting import (
     Slab,
     block_sizes,
     can_be_cut,
-    within_rows,
 )
 from blockscale.files.stored_model import StoredModel
 from blockscale.files.stream import Reader
