@@ -11,7 +11,7 @@ kernels of the format that is left:
     int8:group32:e8m0/given                                        int8:group32:e8m0/floor
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from math import gcd, prod
@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from blockscale.core import reference
+from blockscale.core.arithmetic.bits import FLT_MAX, FLT_MIN
 from blockscale.core.block import WHOLE, Block, read_block
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand, Quantizer, operand, quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
-from blockscale.core.scale import FLOAT_SCALES, GIVEN, PowerOfTwo
+from blockscale.core.scale import FLOAT_SCALES, GIVEN, FloatScale, PowerOfTwo
 from blockscale.core.scales.offset import Offset
 from blockscale.core.scales.two_level import TwoLevel
 from blockscale.kernels.numbers import plain_levels
@@ -115,12 +116,11 @@ def restated_parts(qparams: QParams, fmt: Format, plain: Format, shape: Sequence
     blocks are those of `in_rows`."""
     parts = {"scale": qparams.scale, "zero_point": qparams.zero_point}
     if plain.scale != fmt.scale and not isinstance(fmt.scale, PowerOfTwo):
-        parts["scale"] = reference.step_of(qparams, fmt)
+        parts["scale"] = _steps(qparams, fmt)
     if fmt.offset is not None and qparams.offset is not None:
         parts["offset"] = qparams.offset
         if plain.offset != fmt.offset:
-            values = fmt.offset.value(qparams.offset, qparams.offset_outer)
-            parts["offset"] = _per_block(values, fmt, qparams.scale.shape)
+            parts["offset"] = _per_block(_offsets(qparams, fmt), fmt, qparams.scale.shape)
     if fmt.block.flat:
         parts = {name: _regrouped(part, fmt.block, plain.block, shape) for name, part in parts.items()}
     return QParams(**parts)  # type: ignore[arg-type]
@@ -177,40 +177,112 @@ def restated_quantizer(
     return quantizer(parts, plain, by.seed)
 
 
-def chosen(x: Tensor, fmt: Format) -> QParams:
-    """x [...] -> the scales that the reference chooses, from ranges that are found faster."""
-    ranges = _ranges(x, fmt)
+def _steps(qparams: QParams, fmt: Format) -> Tensor:
+    """As reference.step_of, for scales of two levels: by a table of values, in fewer passes."""
+    scale = fmt.scale
+    assert isinstance(scale, TwoLevel) and qparams.outer is not None
+    offset, inner = qparams.scale_offset, scale.inner
+    plain = offset is None or (offset.numel() == 1 and isinstance(_offset_type(inner), FloatScale))
+    split = in_blocks(qparams.scale.shape, inner.block)
+    if split is None or not plain or not qparams.scale.numel():
+        return reference.step_of(qparams, fmt)
+    values = _values(qparams.scale, inner).reshape(split)
+    outer = qparams.outer.to(torch.float32).reshape(_one_each(split))
+    steps = values / outer if scale.reciprocal else outer * values
+    low, high = torch.aminmax(steps.abs())
+    if not bool((low > 0) & (high <= FLT_MAX)):  # what is clamped, 0 or NaN
+        return reference.step_of(qparams, fmt)
+    if offset is not None:
+        steps = steps + offset.to(torch.float32).reshape(())
+    return steps.reshape(qparams.scale.shape)
+
+
+def _offset_type(inner: Format) -> object:
+    return None if inner.offset is None else inner.offset.type
+
+
+def _offsets(qparams: QParams, fmt: Format) -> Tensor:
+    """The offsets [as stored] float32, as Offset.value, in fewer passes."""
+    assert fmt.offset is not None and qparams.offset is not None
+    inner, outer, codes = fmt.offset.inner, qparams.offset_outer, qparams.offset
+    split = None if inner is None else in_blocks(codes.shape, inner.block)
+    if inner is None or outer is None or split is None:
+        return fmt.offset.value(codes, outer)
+    values = _values(codes, inner).reshape(split)
+    return (values * outer.to(torch.float32).reshape(_one_each(split))).reshape(codes.shape)
+
+
+def _values(codes: Tensor, inner: Format) -> Tensor:
+    """Codes, one a byte -> their values float32."""
+    element = inner.element
+    every = torch.arange(2**element.bits, dtype=torch.uint8, device=codes.device)
+    table = element.decode(element.from_bits(every))
+    return table.index_select(0, codes.reshape(-1).to(torch.int32))
+
+
+def in_blocks(shape: Sequence[int], block: Block) -> list[int] | None:
+    """How a tensor of `shape` is seen in blocks, [count, size, count, size, ...]; None where the
+    last ones are partial."""
+    if block.strided:
+        return [1, block.flat, prod(shape) // block.flat, 1]
+    if block.flat:
+        count, rest = divmod(prod(shape), block.flat)
+        return None if rest else [count, block.flat]
+    split: list[int] = []
+    for n, size in zip(shape, block.sizes_for(len(shape)), strict=True):
+        if size != WHOLE and n % size:
+            return None
+        split += [1, n] if size == WHOLE else [n // size, size]
+    return split
+
+
+def _one_each(split: Sequence[int]) -> list[int]:
+    """The shape of one number for each block, to broadcast with what `in_blocks` gave."""
+    return [n if i % 2 == 0 else 1 for i, n in enumerate(split)]
+
+
+Extremes = Callable[[Tensor, Format], Tensor]  # as `chosen` takes it
+
+
+def chosen(x: Tensor, fmt: Format, scale_of: Extremes) -> QParams:
+    """x [...] -> the scales that the reference chooses, from ranges that kernels find.
+
+    scale_of: gives the scale of x in a format, by a kernel
+    """
+    ranges = _ranges(x, fmt, scale_of)
     if ranges is None:
         return reference.choose_qparams(x, fmt)
     return reference.qparams_from_range(*ranges, fmt)
 
 
-def _ranges(x: Tensor, fmt: Format) -> reference.Ranges | None:
-    """As reference.ranges, of blocks that divide a tensor of finite numbers; else None."""
+def _ranges(x: Tensor, fmt: Format, scale_of: Extremes) -> reference.Ranges | None:
+    """As reference.ranges, where kernels can tell; else None.
+
+    The fp32 scale of a format whose largest value is 1 is the largest magnitude of a block (int2)
+    or its largest number (uint1), but where that is below 2^-126, which is the least they tell.
+    """
     shape = fmt.block.scale_shape(x.shape)  # raises if the block does not fit
     if x.dtype not in reference.FLOATS or not x.numel() or not fmt.element.ranged:
         return None
-    offset = fmt.offset
-    if offset is not None and (offset.inner is None or not offset.inner.element.integer):
-        return None  # the sign of a smallest zero shows in it, which depends on the order
+    if fmt.scale.poisons and not bool(torch.stack(torch.aminmax(x)).isfinite().all()):
+        return None
     block = fmt.block
     if block.strided:
         x, block = x.reshape(block.flat, -1), read_block("channel1")
     elif block.flat:
         x, block = x.reshape(1, -1), read_block(f"group{block.flat}")
-    split: list[int] = []
-    for n, size in zip(x.shape, block.sizes_for(x.ndim), strict=True):
-        if size != WHOLE and n % size:
-            return None
-        split += [1, n] if size == WHOLE else [n // size, size]
-    within = tuple(range(1, len(split), 2))
-    blocks = x.reshape(split)
-    low, high = (
-        reduce(blocks, within).to(torch.float32).reshape(shape)
-        for reduce in (torch.amin, torch.amax)
-    )
-    if not bool((low.isfinite() & high.isfinite()).all()):
+    unsigned, magnitude = parse(f"uint1:{block}:fp32"), parse(f"int2:{block}:fp32")
+    bare = fmt.offset is not None
+    if fmt.element.signed and not (fmt.wide or fmt.two_sided):
+        high = scale_of(x, magnitude)
+        low = -high
+    else:
+        high = scale_of(x, unsigned)
+        low = torch.zeros_like(high)
+        if fmt.asym or bare or fmt.element.signed:
+            low = -scale_of(-x, unsigned)
+    found = (high > FLT_MIN) & ((low < -FLT_MIN) | (low == 0))
+    if not bool(found.all()):  # blocks of zeros or of one sign: an end of them is not known
         return None
-    if offset is None:
-        low, high = low.clamp(max=0.0), high.clamp(min=0.0)
+    low, high = low.reshape(shape), high.reshape(shape)
     return reference.Ranges(low, high, torch.zeros_like(low, dtype=torch.bool))

@@ -33,9 +33,8 @@ def register(backend: str, fingerprint: Callable[[Tensor], int]) -> "RestatedOps
     """
     ops = RestatedOps(backend, fingerprint)
     for names, restate in (
-        (("dequantize", "embedding", "pack", "unpack"), for_decoding),
-        (("quantize", "fake_quantize", "straight_through"), for_encoding),
-        (("choose_quantize", "choose_qparams"), for_encoding),
+        (("dequantize", "embedding", "pack", "unpack", "choose_qparams"), for_decoding),
+        (("quantize", "choose_quantize", "fake_quantize", "straight_through"), for_encoding),
     ):
         for name in names:
             supports = ByFormats(ops.supporting(name, restate))
@@ -70,12 +69,11 @@ class RestatedOps:
 
         def supports(formats: Formats) -> bool:
             weight, *others = formats
-            plain = for_decoding(weight) or weight
+            restated = [for_decoding(weight), *map(for_encoding, others)]
             quantizes = all(
                 self._runs("fake_quantize", for_encoding(fmt) or fmt) for fmt in others
             )
-            restated = plain is not weight or any(for_encoding(fmt) for fmt in others)
-            return restated and quantizes and self._runs(op, plain)
+            return any(restated) and quantizes and self._runs(op, restated[0] or weight)
 
         return supports
 
@@ -133,11 +131,11 @@ class RestatedOps:
 
     def choose_qparams(self, x: Tensor, fmt: str) -> list[Tensor]:
         """As ops.primitives.choose_qparams."""
-        return listed(chosen(x, parse(fmt)))
+        return listed(self._chosen(x, parse(fmt)))
 
     def choose_quantize(self, x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
         """As ops.primitives.choose_quantize."""
-        qparams = chosen(x, parse(fmt))
+        qparams = self._chosen(x, parse(fmt))
         by = self._given(x, Quantizer(None, None, None, fmt, seed), qparams)
         return [self._run("quantize", x, by), *listed(qparams)]
 
@@ -154,11 +152,22 @@ class RestatedOps:
         kept: Tensor = self._run("straight_through", gradient, x, self._given(x, by))
         return strided_like(gradient, kept) if kept.shape == gradient.shape else kept
 
+    def _chosen(self, x: Tensor, fmt: Format) -> QParams:
+        """The scales that x chooses."""
+
+        def scale_of(x: Tensor, plain: Format) -> Tensor:
+            found = supporting("choose_qparams", self.backend, (plain.spelling,), ())
+            assert found is not None, plain
+            scales: list[Tensor] = found.run(x, plain.spelling)
+            return scales[0]
+
+        return chosen(x, fmt, scale_of)
+
     def _given(self, x: Tensor, by: Quantizer, qparams: QParams | None = None) -> Quantizer:
         """The scale of x in a format that kernels know: the given one, else the one of x."""
         plain = for_encoding(by.format)
         assert plain is not None
-        qparams = qparams or by.qparams or chosen(x, by.format)
+        qparams = qparams or by.qparams or self._chosen(x, by.format)
         return restated_quantizer(qparams, by, plain, x.shape)
 
     # --- products
