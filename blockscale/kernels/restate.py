@@ -1,8 +1,8 @@
 """Formats that no kernel knows, told as formats that kernels know: the same values to the bit.
 
-A scale of two levels is, for whoever reads it, its float32 step (docs/numerics.md, 1.3); a quantized
-offset is the float32 that it means; blocks over the flattened tensor are groups of its rows. The
-scales and offsets, which are few, go through the reference; the codes, which are many, through the
+A scale of two levels is, for whoever reads it, its float32 step (docs/numerics.md, 1.3); an offset
+that is quantized is the float32 that it means; blocks over the flattened tensor are groups of its
+rows. Scales and offsets, which are few, are computed with torch; codes, which are many, by the
 kernels of the format that is left:
 
     uint4:group32:(uint6:group8:fp16):offset(uint6:group8:fp16)    uint4:group32:fp32:offset(fp32)
@@ -122,7 +122,9 @@ def restated_parts(qparams: QParams, fmt: Format, plain: Format, shape: Sequence
         if plain.offset != fmt.offset:
             parts["offset"] = _per_block(_offsets(qparams, fmt), fmt, qparams.scale.shape)
     if fmt.block.flat:
-        parts = {name: _regrouped(part, fmt.block, plain.block, shape) for name, part in parts.items()}
+        parts = {
+            name: _regrouped(part, fmt.block, plain.block, shape) for name, part in parts.items()
+        }
     return QParams(**parts)  # type: ignore[arg-type]
 
 

@@ -70,9 +70,7 @@ class RestatedOps:
         def supports(formats: Formats) -> bool:
             weight, *others = formats
             restated = [for_decoding(weight), *map(for_encoding, others)]
-            quantizes = all(
-                self._runs("fake_quantize", for_encoding(fmt) or fmt) for fmt in others
-            )
+            quantizes = all(self._runs("fake_quantize", for_encoding(fmt) or fmt) for fmt in others)
             return any(restated) and quantizes and self._runs(op, restated[0] or weight)
 
         return supports
@@ -93,11 +91,11 @@ class RestatedOps:
 
     def dequantize(self, packed: Operand, dtype: torch.dtype) -> Tensor:
         """As ops.primitives.dequantize."""
-        return self._run("dequantize", restated_operand(packed, _decoded(packed)), dtype)  # type: ignore[no-any-return]
+        return self._run("dequantize", restated_operand(packed, _decoded(packed)), dtype)
 
     def embedding(self, weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
         """As ops.embedding.embedding."""
-        return self._run("embedding", self.weight(weight), indices, dtype)  # type: ignore[no-any-return]
+        return self._run("embedding", self.weight(weight), indices, dtype)
 
     def pack(self, codes: Tensor, fmt: str) -> Tensor:
         """As ops.primitives.pack."""
@@ -141,11 +139,11 @@ class RestatedOps:
 
     def quantize(self, x: Tensor, by: Quantizer) -> Tensor:
         """As ops.primitives.quantize."""
-        return self._run("quantize", x, self._given(x, by))  # type: ignore[no-any-return]
+        return self._run("quantize", x, self._given(x, by))
 
     def fake_quantize(self, x: Tensor, by: Quantizer) -> Tensor:
         """As ops.primitives.fake_quantize."""
-        return self._run("fake_quantize", x, self._given(x, by))  # type: ignore[no-any-return]
+        return self._run("fake_quantize", x, self._given(x, by))
 
     def straight_through(self, gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
         """As ops.primitives.straight_through."""
@@ -178,8 +176,9 @@ class RestatedOps:
         """As ops.linear.linear."""
         ready, dtype = self.weight(weight), x.dtype
         if input.fmt and for_encoding(input.format):
-            x, input = self.fake_quantize(reference.widen(x), input), UNQUANTIZED
-        return self._run("linear", x, ready, bias, input).to(dtype)  # type: ignore[no-any-return]
+            x = self.fake_quantize(reference.widen(x), input)
+            return self._run("linear", x, ready, bias, UNQUANTIZED).to(dtype)
+        return self._run("linear", x, ready, bias, input).to(dtype)
 
     def conv(
         self,
@@ -194,11 +193,12 @@ class RestatedOps:
         input: Quantizer = UNQUANTIZED,
     ) -> Tensor:
         """As ops.conv.conv."""
-        ready, dtype, settings = self.weight(weight), x.dtype, (stride, padding, dilation, groups)
+        settings = (stride, padding, dilation, groups)
+        ready, dtype, by = self.weight(weight), x.dtype, input
         if input.fmt and for_encoding(input.format):
             values = self.fake_quantize(reference.widen(x).movedim(1, -1), input)
-            x, input = values.movedim(-1, 1), UNQUANTIZED
-        return self._run("conv", x, ready, bias, shape, *settings, input).to(dtype)  # type: ignore[no-any-return]
+            x, by = values.movedim(-1, 1), UNQUANTIZED
+        return self._run("conv", x, ready, bias, shape, *settings, by).to(dtype)
 
 
 class _Kept:
@@ -234,7 +234,7 @@ def _kept(weight: Operand) -> _Kept | None:
         name: part.clone() if part is not None and _is_view(part, own) else part
         for name, part in ready.qparams._asdict().items()
     }
-    kept = _Kept(QParams(**apart), ready.fmt, weight)  # type: ignore[arg-type]
+    kept = _Kept(QParams(**apart), ready.fmt, weight)
     return kept if kept.nbytes <= weight.codes.nbytes else None
 
 

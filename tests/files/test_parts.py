@@ -1,4 +1,4 @@
-"""Files of models in formats with every part beside their codes: the same bits, whole or streamed."""
+"""Files of models in formats with every part beside their codes: the same bits, also streamed."""
 
 import warnings
 from pathlib import Path
@@ -80,6 +80,8 @@ def test_a_given_format_is_read(tmp_path: Path) -> None:
     bs.save(made, tmp_path / "model.safetensors")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        loaded = bs.load(torch.nn.Sequential(torch.nn.Linear(64, 8)), tmp_path / "model.safetensors")
+        loaded = bs.load(
+            torch.nn.Sequential(torch.nn.Linear(64, 8)), tmp_path / "model.safetensors"
+        )
     assert loaded[0].weight.fmt == fmt
     assert torch.equal(loaded[0].dequantize_weight(), q.dequantize())

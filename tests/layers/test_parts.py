@@ -29,12 +29,14 @@ def model(recipe) -> nn.Module:
 def test_a_layer_holds_what_the_tensor_function_gives(fmt: str) -> None:
     torch.manual_seed(0)
     floats = small().eval()
-    weights = {name: m.weight.detach().clone() for name, m in floats.named_modules() if name in LAYERS}
+    weights = {
+        name: m.weight.detach().clone() for name, m in floats.named_modules() if name in LAYERS
+    }
     quantized = model(fmt)
     for name in LAYERS:
         layer = quantized.get_submodule(name)
         q = bs.quantize(to_stored(weights[name], layer.layout), fmt)
-        found = {n: t for n, t in layer.weight.named_buffers()}
+        found = dict(layer.weight.named_buffers())
         assert set(found) == {"codes", *q.format.parts}
         assert bits(found) == bits({"codes": q.packed, **q.qparams._asdict()})
         stored = to_stored(layer.dequantize_weight(), layer.layout)

@@ -1,4 +1,4 @@
-"""Training in formats with offsets, codebooks and flat blocks: what is converted is what trained."""
+"""Training in formats with offsets, codebooks, flat blocks: what is converted is what trained."""
 
 import pytest
 import torch

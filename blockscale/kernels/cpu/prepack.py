@@ -40,6 +40,7 @@ def _make(weight: Operand) -> _Ready:
 
 
 def fingerprint(part: Tensor) -> int:
+    """A number that changes with a tensor's bytes."""
     whole = part.contiguous()
     value: int = _native.fingerprint(whole.data_ptr(), whole.nbytes, threads())
     return value
