@@ -81,10 +81,11 @@ def _own_reciprocal(fmt: Format) -> bool:
 def _even(fmt: Format) -> bool:
     """Whether all elements of a block have one offset: its blocks are made of whole ones."""
     own = None if fmt.offset is None else fmt.offset.block
-    if own is None or own == fmt.block:
+    if own is None or own == fmt.block or own.name == "tensor":
         return True
     if own.flat or fmt.block.flat:
-        return own.strided == fmt.block.strided is False and _divides(fmt.block.flat, own.flat)
+        both = own.flat and fmt.block.flat and not (own.strided or fmt.block.strided)
+        return bool(both) and own.flat % fmt.block.flat == 0
     dims = {dim for dim, _ in (*own.sizes, *fmt.block.sizes)}
     if any(dim >= 0 for dim in dims) and any(dim < 0 for dim in dims):
         return False  # which of them are the same depends on the rank
@@ -133,6 +134,8 @@ def _per_block(values: Tensor, fmt: Format, blocks: Sequence[int]) -> Tensor:
     own = None if fmt.offset is None else fmt.offset.block
     if own is None or own == fmt.block:
         return values
+    if own.name == "tensor":
+        return values.reshape(()).expand(tuple(blocks)).contiguous()
     if own.flat:
         each = values.reshape(-1).repeat_interleave(own.flat // fmt.block.flat)
         return each[: prod(blocks)].reshape(tuple(blocks))

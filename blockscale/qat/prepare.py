@@ -53,8 +53,6 @@ def prepare_qat(
     if strict:
         ledger_of(decisions, others, recipe).raise_if_skipped()
     plans = [each for each in decisions if isinstance(each, Plan)]
-    for plan in plans:
-        refuse_unchosen(plan, Supplied())
     pairs, note = find_pairs(model, fuse)
     pairs = _foldable(model, plans, pairs, given=not isinstance(fuse, str))
     quantizers = _quantizers(plans, learning, observer)
@@ -162,11 +160,13 @@ def _quantizers(
 ) -> dict[str, Quantizers]:
     """{layer: its quantizers}; layers that share a weight share its quantizer.
 
-    Raises ValueError, with the layer's name, for an observer that does not fit.
+    Raises ValueError, with the layer's name, for an observer that does not fit, and for formats
+    whose scales are not chosen.
     """
     weights: dict[int, WeightQuantizer] = {}
     quantizers: dict[str, Quantizers] = {}
     for plan in plans:
+        refuse_unchosen(plan, Supplied())
         if id(plan.parameter) not in weights:
             weights[id(plan.parameter)] = _of_weight(plan, learning["weight"])
         features = trained(plan.module).features(plan.module)

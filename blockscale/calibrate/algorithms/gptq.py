@@ -14,8 +14,8 @@ from blockscale.calibrate.algorithms import gram as grams
 from blockscale.calibrate.algorithms.block_scales import widened
 from blockscale.calibrate.algorithms.columns import Columns
 from blockscale.calibrate.algorithms.mse import MSE
-from blockscale.core.flat import in_blocks_of, within_rows
 from blockscale.core.format import Format
+from blockscale.ops.flat import in_blocks_of, within_rows
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
 

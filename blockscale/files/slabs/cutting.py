@@ -10,9 +10,9 @@ from math import lcm, prod
 from typing import NamedTuple
 
 from blockscale.core.block import WHOLE, Block
-from blockscale.core.flat import blocks_of
 from blockscale.core.format import Format
 from blockscale.core.scales.two_level import TwoLevel
+from blockscale.ops.flat import blocks_of
 
 SLAB = 1 << 17  # elements; temporaries of the reference take up to 150 bytes for each
 

@@ -23,7 +23,6 @@ from torch import Tensor
 from blockscale.core import reference
 from blockscale.core.block import WHOLE
 from blockscale.core.blocks import Blocks
-from blockscale.core.flat import within_rows
 from blockscale.core.format import Format
 from blockscale.core.operand import quantizer
 from blockscale.core.reference import QParams, Ranges
@@ -32,6 +31,7 @@ from blockscale.files.slabs.cutting import Cuts, Region, Sizes, Slab
 from blockscale.files.slabs.pool import Map
 from blockscale.files.slabs.streamed_blocks import StreamedBlocks
 from blockscale.ops import primitives
+from blockscale.ops.flat import within_rows
 
 _LARGE = 4  # slabs this many times too large are not held several at a time
 _STOCHASTIC = 4  # times the memory: Philox computes in int64

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from blockscale.core.flat import within_rows
 from blockscale.core.layout import from_stored, stored_shape, to_stored
 from blockscale.core.operand import operand
 from blockscale.core.parse import parse
@@ -25,6 +24,7 @@ from blockscale.files.stored_model import StoredModel
 from blockscale.files.stream import Reader
 from blockscale.layers.before import Before
 from blockscale.ops import primitives
+from blockscale.ops.flat import within_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
