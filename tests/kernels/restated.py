@@ -43,7 +43,7 @@ UNCHOSEN = (
     "uint4:group8:fp16:offset(block2x16:fp32)",
     "nf4:flat8:fp32:offset(flat16:fp16)",
     "int8:flat8:fp16:offset(tensor:fp32)",
-    "int8:tile2x4:fp16:offset(token:bf16)",
+    "int8:tile2x4:fp16:offset(block4x*:bf16)",
     "uint8:group8@0:(uint8:tensor:fp32:offset(tensor:fp32)):offset(int8:tensor:fp32)",
 )
 ODD = (0.0, -0.0, 1.0, -1.0, 2.0**-149, -(2.0**-140), 2.0**-126, 3e38, 0.3, torch.nan, torch.inf)

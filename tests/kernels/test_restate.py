@@ -1,5 +1,7 @@
 """What exotic formats are restated as, and that their steps and offsets keep every bit."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -92,8 +94,6 @@ def test_steps_and_offsets_are_the_references(fmt: str, odd: bool) -> None:
 
 @pytest.mark.parametrize("fmt", [*FORMATS, *UNCHOSEN])
 def test_restated_parts_give_the_same_values(fmt: str) -> None:
-    from dataclasses import replace
-
     form = parse(fmt)
     for shape in ((8, 96), (4, 40), (3, 4, 64), (5, 20)):
         plain = for_decoding(form)
