@@ -56,6 +56,20 @@ def runs(backend: str, op: str, fmt: str) -> bool:
     return supporting(op, backend, (fmt,), ()) is not None
 
 
+def shapes(fmt: str) -> list[tuple[int, ...]]:
+    """Those of SHAPES that have the dimensions which its blocks name."""
+    fitting = [shape for shape in SHAPES if _fits(fmt, shape)]
+    assert len(fitting) >= 5
+    return fitting
+
+
+def _fits(fmt: str, shape: tuple[int, ...]) -> bool:
+    try:
+        return bool(parse(fmt).stored(shape))
+    except ValueError:
+        return False
+
+
 def given(fmt: str, shape: tuple[int, ...], seed: int, odd: bool) -> QParams:
     """Scales and what goes with them as a file might have them: of any sign, `odd` or ordinary."""
     form, generator = parse(fmt), torch.Generator().manual_seed(seed)

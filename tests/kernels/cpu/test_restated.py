@@ -12,7 +12,7 @@ from blockscale.core.operand import quantizer
 from blockscale.kernels.cpu.restated import OPS
 from blockscale.ops import primitives as P
 from tests.kernels.cpu.equal import decoding, differing, encoding, settings, wrong
-from tests.kernels.restated import FORMATS, SHAPES, UNCHOSEN, awkward, given, runs
+from tests.kernels.restated import FORMATS, UNCHOSEN, awkward, given, runs, shapes
 
 WITHOUT = ("int8:group8:(nf4:group4:fp32):recip", "int4:group8:(uint6:group4:fp16):recip")
 
@@ -21,7 +21,7 @@ WITHOUT = ("int8:group8:(nf4:group4:fp32):recip", "int4:group8:(uint6:group4:fp1
 def test_every_primitive_has_the_references_bits(fmt: str) -> None:
     if not runs("cpu", "quantize", fmt):
         return  # kernels of its element or offset are not here
-    for shape in SHAPES:
+    for shape in shapes(fmt):
         for x in (torch.randn(shape), torch.rand(shape) + 1, awkward(shape)):
             for dtype in (torch.float32, torch.bfloat16):
                 assert not wrong(x.to(dtype), fmt), (shape, dtype)
@@ -37,7 +37,7 @@ def test_given_scales_may_be_anything(fmt: str, odd: bool) -> None:
         return
     if fmt.endswith(":recip") and (odd or "/inv" in fmt):
         pytest.skip("the CPU's kernels do not clamp the reciprocal of -0 (numerics.md, 4)")
-    for shape in SHAPES:
+    for shape in shapes(fmt):
         for seed in range(4):
             qparams, x = given(fmt, shape, seed, odd), awkward(shape, seed)
             with bs.use("reference"):
