@@ -42,7 +42,8 @@ def quantize_(
     recipe: a Recipe; a Format, name or spelling quantizes weights only; a path of a JSON file.
     strict: raise SkippedError, before anything is changed, if something that the recipe covers
         cannot be quantized or a pattern matches nothing. Otherwise one warning names them.
-    input_scales, output_scales: {layer: stored scale, or (scale, zero point)}, for static ones.
+    input_scales, output_scales: {layer: stored scale, or (scale, zero point), or (scale, zero
+        point, offset)}, for static ones.
     weights: {layer: its weight's codes, in the stored layout (blockscale.core.layout)}.
     before: {layer: a Before module}, what its input goes through first; its weight is quantized
         after `to_weight`, unless it is in `weights`.

@@ -81,7 +81,7 @@ def _why_not_tensor(
         return f"its {called} is {dtype}; formats take float32, bfloat16, float16"
     if fmt is not None:
         try:
-            fmt.block.scale_shape(stored)
+            fmt.stored(stored)
         except ValueError as error:
             return str(error)
     return None

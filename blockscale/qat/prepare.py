@@ -16,6 +16,7 @@ from blockscale.layers.kinds import quantized_class
 from blockscale.layers.ledger import ledger_of
 from blockscale.layers.plan import Decision, Plan, plan_layers, plan_others
 from blockscale.layers.signs import lost_signs
+from blockscale.layers.supplied import Supplied, refuse_unchosen
 from blockscale.qat import learned
 from blockscale.qat.bias import BiasQuantizer, settled
 from blockscale.qat.folding import Pairs, find_pairs
@@ -167,11 +168,13 @@ def _quantizers(
 ) -> dict[str, Quantizers]:
     """{layer: its quantizers}; layers that share a weight share its quantizer.
 
-    Raises ValueError, with the layer's name, for an observer that does not fit.
+    Raises ValueError, with the layer's name, for an observer that does not fit, and for formats
+    whose scales are not chosen.
     """
     weights: dict[int, WeightQuantizer] = {}
     quantizers: dict[str, Quantizers] = {}
     for plan in plans:
+        refuse_unchosen(plan, Supplied())
         if id(plan.parameter) not in weights:
             weights[id(plan.parameter)] = _of_weight(plan, learning["weight"])
         features = trained(plan.module).features(plan.module)

@@ -136,12 +136,12 @@ class ActivationQuantizer(nn.Module):
         wide = x.to(torch.float32)
         if not self.ready:
             self._start(wide.detach())
-        scale, _, outer = self._holding(self.learned.qparams()).for_rank(x.ndim)
-        assert scale is not None
+        qparams = self._holding(self.learned.qparams()).for_rank(x.ndim)
+        assert qparams is not None
         samples = x.shape[0] if x.ndim > 1 else 1  # N is a sample's number of features (LSQ)
-        shared = x.numel() / max(samples * scale.numel(), 1)
+        shared = x.numel() / max(samples * qparams.scale.numel(), 1)
         drawn = seed_tensor(None, x.device) if self.format.rounding == "stochastic" else None
-        values: Tensor = self.learned(wide, QParams(scale, outer), shared, drawn)
+        values: Tensor = self.learned(wide, qparams, shared, drawn)
         return values.to(x.dtype)
 
     def _start(self, x: Tensor) -> None:
@@ -167,12 +167,12 @@ class ActivationQuantizer(nn.Module):
 
     def _holding(self, qparams: QParams) -> QInput:
         quantizer = QInput(self.format)
-        quantizer.set_parts(qparams.scale, qparams.zero_point, qparams.outer)
+        quantizer.set_parts(qparams)
         return quantizer
 
     def _store(self, qparams: QParams) -> None:
         # new tensors, not copies into the old ones: those are saved for backward passes
-        self.stored.set_parts(qparams.scale, qparams.zero_point, qparams.outer)
+        self.stored.set_parts(qparams)
 
     def extra_repr(self) -> str:
         return f"'{self.format}', {'static' if self.static else 'dynamic'}"

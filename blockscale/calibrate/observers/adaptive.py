@@ -13,6 +13,7 @@ from blockscale.calibrate.observers import Spec, make
 from blockscale.core.format import Format
 
 RANGES = ("min_max", "percentile", "entropy", "mse")
+BARE = ("min_max", "percentile", "mse")  # with an offset
 MEANS = ("mean", "mse")
 _OLD = ("rows", "held", "priority")  # of states of release 0.1.0, which held a sample back
 
@@ -39,7 +40,8 @@ class Adaptive(Observer):
 
     def __init__(self, fmt: str | Format, tried: Sequence[Spec] = ()):
         super().__init__(fmt)
-        tried = tried or (MEANS if is_mean(self.format) else RANGES)
+        ranges = BARE if self._bare else RANGES
+        tried = tried or (MEANS if is_mean(self.format) else ranges)
         if len(tried) < 2:
             raise ValueError(f"'adaptive' chooses among two observers or more, found {tried}")
         self.tried = [spec if isinstance(spec, str) else repr(spec) for spec in tried]

@@ -14,7 +14,7 @@ class Percentile(KeptValues):
     """Clips what lies outside `percentile` % of the values.
 
     For symmetric formats it is the percentile of |x|; for unsigned elements without a zero point
-    that of x; with a zero point (asym) half of what is clipped is at either end.
+    that of x; with a zero point (asym) or an offset half of what is clipped is at either end.
 
     Up to 65536 finite elements it is exact, numpy.percentile's linear interpolation. Beyond that it
     is read from a histogram: off by at most a bin, 2^-8 of the value or 2^-15 of the largest.
@@ -34,6 +34,8 @@ class Percentile(KeptValues):
 
     def _choose(self) -> tuple[Tensor, Tensor]:
         tail = (100.0 - self.percentile) / 100.0
+        if self._bare:
+            return self._quantile(tail / 2), self._quantile(1 - tail / 2)
         if self.format.asym:
             return self._quantile(tail / 2).clamp(max=0.0), self._quantile(1 - tail / 2).clamp(0.0)
         if not self.format.element.signed:

@@ -78,7 +78,7 @@ def judge(
     if kind in _UNKNOWN:
         return Eligibility(kind, "skipped", reason=_UNKNOWN[kind])
     try:
-        scheme.weight.block.scale_shape(stored_shape(tensor.shape, layout))
+        scheme.weight.stored(stored_shape(tensor.shape, layout))
     except ValueError as error:
         return Eligibility(kind, "skipped", reason=str(error))
     return Eligibility(kind, "quantized", layout)

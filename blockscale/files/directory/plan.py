@@ -87,7 +87,8 @@ def stamp(path: Path) -> tuple[int, int]:
 def make_plan(source: Path, recipe: Recipe, seed: int) -> DirectoryPlan:
     """Decide about every tensor of the model in `source`.
 
-    Raises FileError for a directory that cannot be used, ValueError if nothing would be quantized.
+    Raises FileError for a directory that cannot be used, ValueError if nothing would be quantized,
+    and for a format whose scales are not chosen (Format.unchosen).
     """
     files = find_files(source)
     conv1d = has_conv1d(files.config)
@@ -155,6 +156,9 @@ def _decide(
     entry = _entry(name, kind, status, source, reason)
     if status != "quantized":
         return entry, None
+    assert scheme.weight is not None
+    if why := scheme.weight.unchosen:
+        raise ValueError(f"{name} cannot be quantized in {scheme.weight}: {why}")
     dtype = str(source.torch_dtype).removeprefix("torch.")
     info = TensorInfo(str(scheme.weight), source.shape, dtype, layout)
     size = sum(sized(*part).nbytes for part in info.parts().values())

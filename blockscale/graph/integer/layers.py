@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from blockscale.core.arithmetic.bits import exponent, pow2
+from blockscale.core.arithmetic.bits import exponent, mantissa, pow2
 from blockscale.core.arithmetic.sums import live_steps
 from blockscale.core.elements.integer import Integer
 from blockscale.core.format import Format
@@ -102,6 +102,10 @@ def _check_scale(fmt: Format, what: str) -> None:
             f"{what} is {fmt}: requantizing by a shift needs a power-of-two scale, "
             f"pow2/RULE or e8m0/RULE, not {fmt.scale}"
         )
+    if fmt.offset is not None or fmt.zero is not None:
+        raise NotIntegerError(
+            f"{what} is {fmt}: a float is added to its codes, which no integer is: use 'asym'"
+        )
 
 
 def _steps(qparams: QParams, fmt: Format, what: str) -> Tensor:
@@ -109,6 +113,8 @@ def _steps(qparams: QParams, fmt: Format, what: str) -> Tensor:
     steps = step_of(qparams, fmt)
     if not bool(steps.isfinite().all()):
         raise NotIntegerError(f"{what} has a scale that is NaN: it was chosen from NaN or infinity")
+    if not bool(((steps > 0) & (mantissa(steps) == 0)).all()):
+        raise NotIntegerError(f"{what} was given a scale that is no power of two")
     return steps
 
 

@@ -30,7 +30,6 @@ from blockscale.kernels.cuda.device.numerics import (
     widen,
 )
 
-
 SIGN: tl.constexpr = tl.constexpr(-0x80000000)
 
 
