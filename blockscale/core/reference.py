@@ -134,8 +134,8 @@ def _store(
 ) -> tuple[Tensor, Tensor | None]:
     a, scale = numerator(low, high, fmt), fmt.scale
     if isinstance(scale, FloatScale):
-        quotient = _quotient(low, high, fmt)
-        return (scale.store_signed if fmt.span == "signed" else scale.store)(quotient), None
+        raw = quotient(low, high, fmt)
+        return (scale.store_signed if fmt.span == "signed" else scale.store)(raw), None
     if isinstance(scale, PowerOfTwo):
         stored = scale.store(a, fmt.levels, fmt.fraction_bits)
         return (torch.where(poisoned, 255, stored) if scale.byte else stored), None
@@ -143,8 +143,8 @@ def _store(
     return scale.poison(codes, poisoned), outer
 
 
-def _quotient(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
-    """a / L, what a float scale rounds (3.3)."""
+def quotient(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
+    """The range of each block -> a / L [scale's shape], what a float scale rounds (3.3)."""
     lowest, highest = fmt.element.limits(fmt.wide)
     if fmt.span == "signed":
         return divide(torch.where(high >= -low, high, low), lowest)
@@ -242,7 +242,7 @@ def scale_saturates(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
     """
     a, scale = numerator(low, high, fmt), fmt.scale
     if isinstance(scale, FloatScale):
-        raw = _quotient(low, high, fmt)
+        raw = quotient(low, high, fmt)
         return (a > 0) & ((raw > scale.high) | (raw < scale.low))
     if isinstance(scale, PowerOfTwo):
         power = scale.power(torch.where(a > 0, a, 1.0), fmt.levels) + fmt.fraction_bits
