@@ -119,7 +119,8 @@ def _expected(fmt: str, shape: tuple[int, ...]) -> Stored:
     if torch.compiler.is_compiling() or {*map(type, shape)} != {int}:  # symbols have no hash
         stored: Stored = {}
         for name, (dtype, of, sizes) in _layout(fmt, len(shape)).items():
-            stored[name] = dtype, divided(stored[of][1] if of else shape, sizes)
+            own = shape if not of else stored[of][1]
+            stored[name] = dtype, sizes if name == "book" else divided(own, sizes)
         return stored
     return _known(fmt, shape)
 
@@ -151,6 +152,8 @@ def _layout(fmt: str, rank: int) -> dict[str, tuple[torch.dtype, str, tuple[int,
         if form.offset.inner is not None:
             sizes = form.offset.inner.block.sizes_for(rank)
             found["offset_outer"] = dtypes["offset_outer"], "offset", sizes
+    if form.element.learned:
+        found["book"] = dtypes["book"], "", (2**form.bits,)  # not of blocks: its own size
     return found
 
 
