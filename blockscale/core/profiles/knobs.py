@@ -103,6 +103,8 @@ class Profile:
             self._refuse(f"scales and codes of {fmt} are not chosen by rules like these")
         if not fmt.element.ranged or fmt.offset or fmt.zero:
             self._refuse(f"no rules are known for scales, zero points and offsets of {fmt}")
+        if fmt.span == "signed" or fmt.recip:
+            self._refuse(f"{fmt}: say it by sign='largest' or reciprocal=True, not in the format")
         if self.search == "half_up_add" and not fmt.element.integer:
             self._refuse("half_up_add is for integers")
         if self.search == "first_nearest" and fmt.element.bits > 8:

@@ -49,6 +49,8 @@ def test_without_rules_it_is_the_contract() -> None:
         ("e2m1:group32:e8m0/given", {"search": "first_nearest"}, "not chosen by rules like these"),
         ("int4:group32:fp16:stochastic", {"least": 0.0}, "not chosen by rules like these"),
         ("uint4:group32:fp16:offset", {"least": 0.0}, "no rules are known for scales"),
+        ("int8:group32:fp16:recip", {"least": 0.0}, "or reciprocal=True, not in the format"),
+        ("int8:group32:fp16:signed", {"least": 0.0}, "say it by sign='largest'"),
         ("ternary", {"least": 0.0}, "no rules are known for scales"),
     ],
 )
