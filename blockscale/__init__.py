@@ -14,6 +14,8 @@ from blockscale.core.ledger import SkippedError as SkippedError
 from blockscale.core.parse import formats as formats
 from blockscale.core.parse import parse as parse
 from blockscale.core.power_of_two import round_to_power_of_2 as round_to_power_of_2
+from blockscale.core.profiles import Profile as Profile
+from blockscale.core.profiles import profile as profile
 from blockscale.core.recipe import Recipe as Recipe
 from blockscale.files.directory.quantize_directory import quantize_directory as quantize_directory
 from blockscale.files.load import load as load

@@ -114,6 +114,11 @@ class Element(ABC):
         """Whether a block's scale is chosen from its range, and not from a mean (`magnitude`)."""
         return True
 
+    @property
+    def learned(self) -> bool:
+        """Whether its values are learned from each tensor and stored beside the codes."""
+        return False
+
     def limits(self, wide: bool) -> tuple[float, float]:
         """The smallest and the largest value.
 

@@ -86,6 +86,8 @@ class Format:
             )
         if not inner.element.ranged:
             self._refuse(f"{of}'s element cannot be {inner.element.name}, which stores means")
+        if inner.element.learned:
+            self._refuse(f"{of}'s element cannot be {inner.element.name}, which needs a table")
         if inner.element.bits > 8:
             self._refuse(f"{of}'s element has at most 8 bits, not {inner.element.bits}")
         if inner.offset is not None and (inner.offset.inner or of != "the scale"):
@@ -153,6 +155,7 @@ class Format:
             "offset": offset is not None,
             "offset_outer": offset is not None and offset.inner is not None,
             "scale_offset": isinstance(scale, TwoLevel) and scale.inner.offset is not None,
+            "book": self.element.learned,
         }
         return tuple(name for name, has in there.items() if has)
 
@@ -209,6 +212,7 @@ class Format:
             if (levels := offset.inner) is not None:
                 outer = levels.block.scale_shape(own_blocks)
                 there["offset_outer"] = levels.scale.dtype, outer
+        there["book"] = torch.float32, (2**self.bits,)
         return {part: there[part] for part in self.parts}
 
     def bits_per_element(self, shape: tuple[int, ...]) -> float:

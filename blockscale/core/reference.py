@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from blockscale.core import zero_point
-from blockscale.core.arithmetic import philox
+from blockscale.core.arithmetic import clusters, philox
 from blockscale.core.arithmetic.bits import FLT_MAX, divide
 from blockscale.core.blocks import Blocks
+from blockscale.core.elements.learned_codebook import element_of
 from blockscale.core.format import Format
 from blockscale.core.rounding import Round, rounding
 from blockscale.core.scale import FloatScale, PowerOfTwo
@@ -32,6 +33,7 @@ class QParams(NamedTuple):
     offset: of each block, floats, or uint8 where they are codes
     offset_outer: the scales of such codes, floats
     scale_offset: what is added to the scales of a scale of two levels, floats
+    book: float32 [2^bits], the values of a learned codebook by code
     """
 
     scale: Tensor
@@ -40,6 +42,7 @@ class QParams(NamedTuple):
     offset: Tensor | None = None
     offset_outer: Tensor | None = None
     scale_offset: Tensor | None = None
+    book: Tensor | None = None
 
 
 class Ranges(NamedTuple):
@@ -68,7 +71,11 @@ def widen(x: Tensor) -> Tensor:
 
 def choose_qparams(x: Tensor, fmt: Format) -> QParams:
     """x [...] -> the scale (and zero point) of each block (docs/numerics.md, section 3)."""
-    return qparams_from_range(*ranges(x, fmt), fmt)
+    if not fmt.element.learned:
+        return qparams_from_range(*ranges(x, fmt), fmt)
+    qparams = _of_ranges(*ranges(x, fmt), fmt)
+    book = clusters.learn(in_steps(x, qparams, fmt), 2**fmt.bits)
+    return qparams._replace(book=book.to(x.device))
 
 
 def ranges(x: Tensor, fmt: Format) -> Ranges:
@@ -98,8 +105,14 @@ def qparams_from_range(low: Tensor, high: Tensor, poisoned: Tensor, fmt: Format)
     """Each block's range [scale's shape], as in `Ranges` -> its scale and what goes with it.
 
     poisoned: bool [scale's shape], blocks with a NaN or an infinity. Observers call this too.
-    Raises ValueError for a format whose scales or offsets are not chosen from ranges.
+    Raises ValueError for a format whose scales, offsets or values are not chosen from ranges.
     """
+    if fmt.element.learned:
+        raise ValueError(f"{fmt}: {fmt.element.name} is learned from a whole tensor, not a range")
+    return _of_ranges(low, high, poisoned, fmt)
+
+
+def _of_ranges(low: Tensor, high: Tensor, poisoned: Tensor, fmt: Format) -> QParams:
     if fmt.unchosen:
         raise ValueError(f"{fmt}: {fmt.unchosen}: pass what a file or another library gave")
     if fmt.offset is not None and fmt.offset.inner and not fmt.offset.inner.element.signed:
@@ -134,8 +147,8 @@ def _store(
 ) -> tuple[Tensor, Tensor | None]:
     a, scale = numerator(low, high, fmt), fmt.scale
     if isinstance(scale, FloatScale):
-        quotient = _quotient(low, high, fmt)
-        return (scale.store_signed if fmt.span == "signed" else scale.store)(quotient), None
+        raw = quotient(low, high, fmt)
+        return (scale.store_signed if fmt.span == "signed" else scale.store)(raw), None
     if isinstance(scale, PowerOfTwo):
         stored = scale.store(a, fmt.levels, fmt.fraction_bits)
         return (torch.where(poisoned, 255, stored) if scale.byte else stored), None
@@ -143,8 +156,8 @@ def _store(
     return scale.poison(codes, poisoned), outer
 
 
-def _quotient(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
-    """a / L, what a float scale rounds (3.3)."""
+def quotient(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
+    """The range of each block -> a / L [scale's shape], what a float scale rounds (3.3)."""
     lowest, highest = fmt.element.limits(fmt.wide)
     if fmt.span == "signed":
         return divide(torch.where(high >= -low, high, low), lowest)
@@ -207,12 +220,12 @@ def quantize(x: Tensor, qparams: QParams, fmt: Format, seed: Tensor | None = Non
         return philox.uniform(x.shape, seed, x.device)
 
     mode = rounding(fmt.rounding, uniform)
-    return fmt.element.encode(y, mode, zero, fmt.wide)
+    return element_of(fmt.element, qparams.book).encode(y, mode, zero, fmt.wide)
 
 
 def dequantize(codes: Tensor, qparams: QParams, fmt: Format, dtype: torch.dtype) -> Tensor:
     """codes [...] -> values [...] of `dtype` (docs/numerics.md, section 5)."""
-    values = fmt.element.decode(codes)
+    values = element_of(fmt.element, qparams.book).decode(codes)
     zero = zero_point.expand(qparams.zero_point, fmt, codes.shape)
     if zero is not None:
         values = values - zero
@@ -232,7 +245,7 @@ def in_range(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
         fmt.rounding if fmt.rounding != "stochastic" else "nearest_even", x.new_empty
     )
     y, zero = _points(in_steps(x, qparams, fmt), qparams, fmt)
-    return fmt.element.in_range(y, mode, zero, fmt.wide)
+    return element_of(fmt.element, qparams.book).in_range(y, mode, zero, fmt.wide)
 
 
 def scale_saturates(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
@@ -242,7 +255,7 @@ def scale_saturates(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
     """
     a, scale = numerator(low, high, fmt), fmt.scale
     if isinstance(scale, FloatScale):
-        raw = _quotient(low, high, fmt).abs()
+        raw = quotient(low, high, fmt).abs()
         return (a > 0) & ((raw > scale.high) | (raw < scale.low))
     if isinstance(scale, PowerOfTwo):
         power = scale.power(torch.where(a > 0, a, 1.0), fmt.levels) + fmt.fraction_bits

@@ -131,7 +131,7 @@ def _more(name: str) -> Parameter:
 
 
 def _is_more(parameter: Parameter) -> bool:
-    return parameter.annotation == Sequence[Tensor] | None
+    return bool(parameter.annotation == Sequence[Tensor] | None)
 
 
 def _late_defaults(parameters: list[Parameter]) -> list[Parameter]:

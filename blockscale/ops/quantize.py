@@ -4,7 +4,10 @@ from torch import Tensor
 
 from blockscale.core.format import Format
 from blockscale.core.operand import quantizer
+from blockscale.core.pack import pack
 from blockscale.core.parse import parse
+from blockscale.core.profiles import Profile
+from blockscale.core.profiles import quantize as profiles
 from blockscale.ops import primitives
 from blockscale.ops.given import given, laid_out
 from blockscale.ops.seed import Seed, seed_tensor
@@ -23,7 +26,7 @@ def choose_qparams(x: Tensor, fmt: str | Format) -> "tuple[Tensor | QTensor, Ten
 
 def quantize(
     x: Tensor,
-    fmt: str | Format,
+    fmt: str | Format | Profile,
     scale: "Tensor | QTensor | None" = None,
     zero_point: Tensor | None = None,
     seed: Seed = None,
@@ -32,6 +35,8 @@ def quantize(
 ) -> QTensor:
     """x [...] in `fmt`; x chooses the scale unless one is given (as stored, see QTensor.scale).
 
+    fmt: a format or its spelling; or a profile (bs.profile), which chooses scale and codes as its
+        producer does: then none is given.
     scale: one of the format's own blocks; or of one element, which is that of the whole tensor; or
         of x's rank with sizes that divide x's: the result's format then has the blocks that these
         are. It may have any sign and be 0 (docs/numerics.md, 1.3).
@@ -40,6 +45,10 @@ def quantize(
         int64 tensor, or None for one from torch's default generator.
     Raises TypeError for dtypes, ValueError for formats, blocks and scales that do not fit.
     """
+    if isinstance(fmt, Profile):
+        if not fmt.contract:
+            return _by_profile(x, fmt, scale, zero_point, offset)
+        fmt = fmt.format
     form = parse(fmt)
     text = form.spelling
     _check_tensor(x)
@@ -53,6 +62,15 @@ def quantize(
         form = laid_out(form, shape, scale)
         qparams = given(form, shape, scale, zero_point, offset)
         packed = primitives.quantize(x, quantizer(qparams, form.spelling, _seed(form, seed, x)))
+    return QTensor(packed, qparams, form, x.shape[-1] if x.ndim else 1)
+
+
+def _by_profile(x: Tensor, profile: Profile, *given: object) -> QTensor:
+    _check_tensor(x)
+    if any(part is not None for part in given):
+        raise ValueError(f"profile {profile}: it chooses the scale, so none is given")
+    codes, qparams, form = profiles.quantize(x.detach(), profile)
+    packed = pack(codes, form.element).contiguous()
     return QTensor(packed, qparams, form, x.shape[-1] if x.ndim else 1)
 
 

@@ -60,6 +60,16 @@ USES = {
         assert torch.equal(model[0].input.scale, observer.qparams().scale)
         expect(ValueError, "above 0 and at most 1", bs.observers.make, "trimmed:2", "int8")
         """,
+    "profile": """
+        profile = bs.profile("acme.int8:group4", "2")
+        x = torch.tensor([[1.0, 0.999, -0.5, 0.1]])
+        q = bs.quantize(x, profile)
+        assert str(q.format) == "int8:group4:fp16"
+        assert q.codes.tolist() == [[127, 126, -63, 12]]
+        assert q.scale.item() == torch.tensor(1 / 127).half().item()
+        expect(ValueError, "there are 2.1", bs.profile, "acme.int8", "3")
+        expect(ValueError, "acme.int8", bs.profile, "acme.int4")
+        """,
     "weight_algorithm": """
         weight = torch.randn(8, 64)
         weight[0, 0] = 8.0  # all the others share its scale
@@ -166,6 +176,7 @@ GENERIC = {
     "named_format": ["tests/cli/commands/test_formats.py", "tests/bench/test_traffic.py"],
     "element": ["tests/core/elements/test_*.py"],
     "observer": ["tests/calibrate/observers/test_[de]*.py"],
+    "profile": ["tests/core/profiles/test_every_profile.py"],
     "weight_algorithm": ["tests/calibrate/algorithms/test_[er]*.py"],
     "exporter": ["tests/export/test_targets.py"],
     "command": ["tests/cli/test_app.py"],
@@ -213,6 +224,18 @@ TESTS = {
             def test_five_levels():
                 values = read_element("levels5").decode(torch.arange(5, dtype=torch.uint8))
                 assert values.tolist() == [-2.0, -1.0, 0.0, 1.0, 2.0]
+            """,
+    },
+    "profile": {
+        "tests/core/profiles/producers/test_acme.py": """
+            import torch
+
+            import blockscale as bs
+
+
+            def test_codes_are_cut():
+                q = bs.quantize(torch.tensor([[127.0, 1.9, -1.9]]), bs.profile("acme.int8"))
+                assert q.codes.tolist() == [[127, 1, -1]]
             """,
     },
     "op": {

@@ -41,7 +41,7 @@ VALUES = [
 class Codebook(Element):
     """The nearest of VALUES."""
 
-    name = "book4"
+    name = "made4"
     bits = 4
     max = 1.0
     smallest = 0.05
@@ -74,7 +74,7 @@ class Doubled(Integer):
 
 
 UNKNOWN: dict[str, Element] = {
-    "book4": Codebook(),
+    "made4": Codebook(),
     "twice4": Doubled(),
     "utwice4": Doubled(signed=False),  # may be a scale's element, too
 }
@@ -83,7 +83,7 @@ UNKNOWN: dict[str, Element] = {
 @contextmanager
 def registered() -> Iterator[None]:
     """Make the elements known to `parse`, as a file in core/elements/ would."""
-    family = SimpleNamespace(read=UNKNOWN.get, SPELLINGS="book4, twice4, utwice4")
+    family = SimpleNamespace(read=UNKNOWN.get, SPELLINGS="made4, twice4, utwice4")
     elements.FAMILIES.append(family)
     try:
         yield

@@ -87,9 +87,9 @@ def test_named_formats_are_known_by_every_spelling() -> None:
 @pytest.mark.parametrize(
     "spelling",
     [
-        "book4:tensor:fp32",
+        "made4:tensor:fp32",
         "twice4:group32:e8m0/floor",
-        "book4:group16:e4m3",
+        "made4:group16:e4m3",
         "int4:group16:(utwice4:tensor:fp32)",
     ],
 )
@@ -122,7 +122,7 @@ def test_families() -> None:
     assert supports_families(["integer", "minifloat"])([mixed, binary]) is False
 
 
-@pytest.mark.parametrize("spelling", ["book4:tensor:fp32", "int4:group16:(utwice4:tensor:fp32)"])
+@pytest.mark.parametrize("spelling", ["made4:tensor:fp32", "int4:group16:(utwice4:tensor:fp32)"])
 def test_no_family_is_no_support(spelling: str) -> None:
     supports = supports_families(["integer", "minifloat", "binary", "codebook"])
     assert supports([parse(spelling)]) is False

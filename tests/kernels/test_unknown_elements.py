@@ -19,7 +19,7 @@ from tests.kernels.codebook import registered
 from tests.kernels.same import same
 
 # an own family, a subclass of a known one, and scales whose own codes are unknown
-FORMATS = ("book4:group16:fp32", "twice4:token:bf16", "int4:group16:(utwice4:tensor:fp32)")
+FORMATS = ("made4:group16:fp32", "twice4:token:bf16", "int4:group16:(utwice4:tensor:fp32)")
 KNOWN = "int8:token:fp32"
 BACKENDS = ("cpu", "cuda")  # without a GPU, Triton's interpreter runs the latter
 

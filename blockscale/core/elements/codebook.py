@@ -97,7 +97,8 @@ class Codebook(Element):
     @property
     def values(self) -> tuple[float, ...]:
         """The value of every code of `bits` bits."""
-        return self.table + (math.nan,) * (2**self.bits - len(self.table))
+        unused = 2**self.bits - len(self.table)
+        return (*self.table, *([math.nan] * unused))
 
     def encode(self, y: Tensor, rounding: Round, zero_point: Tensor | None, wide: bool) -> Tensor:
         del rounding, zero_point, wide

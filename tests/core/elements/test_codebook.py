@@ -70,8 +70,10 @@ class Table:
 
     def encode(self, y: float, *_: Any) -> int:
         y = 0.0 if math.isnan(y) else max(min(y, 2.0**127), -(2.0**127))
-        distances = [abs(Fraction(y) - v) for v in self.table]
-        near = [c for c in self.codes if distances[c] == min(distances)]
+        exactly = Fraction(y)
+        distances = [abs(exactly - v) for v in self.table]
+        least = min(distances)
+        near = [c for c in self.codes if distances[c] == least]
         if self.negative_zero in near and len(near) == 2 and not any(self.table[c] for c in near):
             minus = math.copysign(1, y) < 0
             return next(c for c in near if (c == self.negative_zero) == minus)

@@ -66,5 +66,5 @@ def test_the_hash_is_of_all_fields_and_kept() -> None:
 
 
 def test_an_element_without_numbers_is_an_error() -> None:
-    with registered(), pytest.raises(TypeError, match="no kernel knows the elements of book4"):
-        spec("book4:tensor:fp32")
+    with registered(), pytest.raises(TypeError, match="no kernel knows the elements of made4"):
+        spec("made4:tensor:fp32")

@@ -1,0 +1,50 @@
+"""Profiles: how producers choose scales and codes, by name. See blockscale.core.profiles.knobs."""
+
+import difflib
+from functools import cache
+
+from blockscale.core.discover import import_all
+from blockscale.core.profiles import producers
+from blockscale.core.profiles.knobs import Profile as Profile
+
+
+def profile(name: str, version: str | None = None) -> Profile:
+    """The profile of that name, `torchao.int8`, or with another block, `torchao.int8:tensor`.
+
+    version: the producer's, "0.18.0" or its beginning, "0.18"; None for the newest that is known.
+    Raises ValueError for names, versions and blocks that there are not, with those that there are.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a profile is asked for by its name, not by a {type(name).__name__}")
+    plain, colon, block = name.partition(":")
+    known = _known()
+    if plain not in known:
+        close = difflib.get_close_matches(plain, known, 3, 0.6)
+        hint = f"did you mean {', '.join(close)}? " if close else ""
+        raise ValueError(f"no profile {plain!r}: {hint}there are {', '.join(known)}")
+    found = [each for each in known[plain] if version is None or _is(each.version, version)]
+    if not found:
+        versions = ", ".join(each.version or "no other than None" for each in known[plain])
+        raise ValueError(f"no version {version!r} of profile {plain}; there are {versions}")
+    return found[0].with_block(block) if colon else found[0]
+
+
+def names() -> tuple[str, ...]:
+    """The names of all profiles, in the order of producers."""
+    return tuple(_known())
+
+
+def _is(version: str, wanted: str) -> bool:
+    return version == wanted or version.startswith(f"{wanted}.")
+
+
+@cache
+def _known() -> dict[str, list[Profile]]:
+    known: dict[str, list[Profile]] = {}
+    for module in import_all(producers.__name__, producers.__path__):
+        own = module.__name__.rpartition(".")[2]
+        for each in module.PROFILES:
+            if not each.name.startswith(f"{own}."):
+                raise ValueError(f"profile {each.name}: names in {own}.py begin with {own!r}.")
+            known.setdefault(each.name, []).append(each)
+    return known

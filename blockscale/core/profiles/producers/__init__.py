@@ -1,0 +1,5 @@
+"""Producers whose rules are known, one a file of this folder, found by its name. A file defines
+
+PROFILES  its profiles, all versions of them: the newest of a name first. Their names begin with
+          the file's own, `torchao.int8`.
+"""

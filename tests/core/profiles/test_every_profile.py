@@ -1,0 +1,92 @@
+"""All profiles there are, found by their files: names, errors, and what each result is."""
+
+import math
+import pathlib
+
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.core import profiles
+from blockscale.core.reference import FLOATS
+from blockscale.ops import primitives
+from tests.core.profiles.inputs import KINDS
+
+TESTS = pathlib.Path(__file__).parent / "producers"
+
+
+def test_names_are_the_producers_own() -> None:
+    folder = pathlib.Path(profiles.producers.__file__).parent
+    own = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert {name.partition(".")[0] for name in profiles.names()} == own
+    for name in own:
+        assert (TESTS / f"test_{name}.py").is_file()
+
+
+@pytest.mark.parametrize("name", profiles.names())
+def test_the_result_is_an_ordinary_tensor_of_its_format(name: str) -> None:
+    profile = bs.profile(name)
+    assert profile.name == name and bs.profile(name, profile.version) == profile
+    for dtype in FLOATS:
+        x = KINDS["normal"]().to(dtype)
+        q = bs.quantize(x, profile)
+        fmt = profile.result(dtype)
+        assert q.format == fmt and q.shape == x.shape
+        parts = zip(fmt.parts, primitives.to_list(q.qparams), strict=True)
+        found = {name: (part.dtype, tuple(part.shape)) for name, part in parts}
+        assert found == fmt.stored(tuple(x.shape))
+        errors = [
+            float((each.dequantize() - x.float()).norm()) for each in (q, bs.quantize(x, fmt))
+        ]
+        assert errors[0] <= 2.1 * errors[1]  # cutting digits off doubles the error
+
+
+@pytest.mark.parametrize("name", profiles.names())
+def test_shapes_at_the_edge(name: str) -> None:
+    profile = bs.profile(name)
+    for shape in [(0, 128), (1, 128), (2, 3, 128)]:
+        q = bs.quantize(torch.randn(shape), profile)
+        assert tuple(q.shape) == shape
+        assert bool(q.dequantize().isfinite().all())
+    x = torch.randn(4, 256)[:, ::2]  # not contiguous
+    assert torch.equal(bs.quantize(x, profile).packed, bs.quantize(x.contiguous(), profile).packed)
+    with pytest.raises(TypeError, match="expected float32, bfloat16 or float16, found float64"):
+        bs.quantize(x.double(), profile)
+
+
+@pytest.mark.parametrize("name", profiles.names())
+def test_values_that_are_not_finite_are_the_contracts(name: str) -> None:
+    profile = bs.profile(name)
+    x = torch.randn(4, 128)
+    x[0, 3], x[1, 40], x[2, 100] = math.nan, math.inf, -math.inf
+    found, plain = bs.quantize(x, profile), bs.quantize(x, profile.format)
+    assert torch.equal(found.dequantize().isnan(), plain.dequantize().isnan())
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "reason"),
+    [
+        ("torchao.int9", None, r"no profile 'torchao.int9': did you mean .*; there|torchao.int8"),
+        ("nobody", None, r"no profile 'nobody': there are blockscale.int8, .*torchao.nvfp4"),
+        ("torchao.int8", "0.1", r"no version '0.1' of profile torchao.int8; there are 0.18.0"),
+        ("blockscale.int8", "1", r"no version '1' .*; there are no other than None"),
+    ],
+)
+def test_unknown_names_and_versions(name: str, version: str | None, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        bs.profile(name, version)
+
+
+def test_versions_by_their_beginning() -> None:
+    assert bs.profile("torchao.int8", "0.18") == bs.profile("torchao.int8", "0.18.0")
+    assert bs.profile("torchao.int8", "0") == bs.profile("torchao.int8")
+
+
+def test_no_name_no_profile() -> None:
+    with pytest.raises(TypeError, match="asked for by its name, not by a int"):
+        bs.profile(8)  # type: ignore[arg-type]
+
+
+def test_a_profile_takes_no_scale() -> None:
+    with pytest.raises(ValueError, match=r"profile torchao\.int8: it chooses the scale"):
+        bs.quantize(torch.randn(2, 32), bs.profile("torchao.int8"), torch.ones(2, 1))

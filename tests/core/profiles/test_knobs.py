@@ -1,0 +1,83 @@
+"""What a profile is: a frozen value whose rules fit its format."""
+
+import dataclasses
+import pickle
+
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.core.parse import parse
+from blockscale.core.profiles.knobs import Profile
+
+
+def made(spelling: str = "int8:group32:fp16", **rules: object) -> Profile:
+    return Profile(name="mine.int8", version="1", format=parse(spelling), **rules)  # type: ignore[arg-type]
+
+
+def test_a_frozen_value() -> None:
+    profile = bs.profile("torchao.int8")
+    assert profile == bs.profile("torchao.int8") == pickle.loads(pickle.dumps(profile))
+    assert hash(profile) == hash(bs.profile("torchao.int8"))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        profile.levels = 127.0  # type: ignore[misc]
+
+
+def test_every_rule_is_documented() -> None:
+    text = Profile.__doc__ or ""
+    for each in dataclasses.fields(Profile):
+        assert f"    {each.name}:" in text, each.name
+
+
+def test_without_rules_it_is_the_contract() -> None:
+    assert made().contract
+    assert not made(search="nearest_away").contract
+    assert not bs.profile("torchao.int8").contract
+
+
+@pytest.mark.parametrize(
+    ("spelling", "rules", "reason"),
+    [
+        ("int8", {"search": "nearest"}, "no search 'nearest'; there are format, nearest_even"),
+        ("int8", {"scale_arithmetic": "bf16"}, "no scale_arithmetic 'bf16'; there are fp32, input"),
+        ("int8", {"least": "eps"}, "no least 'eps'"),
+        ("mxfp4", {"levels": 6.0}, "levels is for float scales, not e8m0/floor"),
+        ("int8", {"smallest_divisor": 1.0}, "smallest_divisor is for e8m0 scales, not fp32"),
+        ("int8", {"outer": 1.0}, "outer is for two-level scales, not fp32"),
+        ("mxfp4", {"search": "half_up_add"}, "half_up_add is for integers"),
+        ("int16", {"search": "first_nearest"}, "at most 256 values"),
+        ("e2m1:group32:e8m0/given", {"search": "first_nearest"}, "not chosen by rules like these"),
+        ("int4:group32:fp16:stochastic", {"least": 0.0}, "not chosen by rules like these"),
+        ("uint4:group32:fp16:offset", {"least": 0.0}, "no rules are known for scales"),
+        ("int8:group32:fp16:recip", {"least": 0.0}, "or reciprocal=True, not in the format"),
+        ("int8:group32:fp16:signed", {"least": 0.0}, "say it by sign='largest'"),
+        ("ternary", {"least": 0.0}, "no rules are known for scales"),
+    ],
+)
+def test_rules_that_do_not_fit(spelling: str, rules: dict[str, object], reason: str) -> None:
+    with pytest.raises(ValueError, match=f"^profile mine.int8: .*{reason}"):
+        made(spelling, **rules)
+
+
+def test_another_block_is_part_of_the_name() -> None:
+    profile = bs.profile("torchao.intx4:group64")
+    assert (profile.name, str(profile.format)) == (
+        "torchao.intx4:group64",
+        "int4:group64:fp32:full",
+    )
+    assert profile.with_block("group32").format == bs.profile("torchao.intx4").format
+    assert bs.profile("torchao.intx4:group32") == bs.profile("torchao.intx4")
+    assert profile.with_block("group64") is profile
+    with pytest.raises(ValueError, match=r"its block is group16, it has no other, not group32"):
+        bs.profile("torchao.nvfp4:group32")
+    with pytest.raises(ValueError, match=r"its block is group32, it also has group, not tensor"):
+        bs.profile("torchao.mxfp8:tensor")
+    with pytest.raises(ValueError, match="no block 'rows'"):
+        bs.profile("torchao.int8:rows")
+
+
+def test_the_format_of_a_dtype() -> None:
+    intx, int8 = bs.profile("torchao.intx4"), bs.profile("torchao.int8")
+    assert str(intx.result(torch.bfloat16)) == "int4:group32:bf16:full"
+    assert str(intx.result(torch.float32)) == str(intx.format) == "int4:group32:fp32:full"
+    assert int8.result(torch.bfloat16) == int8.format
