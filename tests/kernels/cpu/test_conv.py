@@ -7,7 +7,11 @@ import torch
 from torch import nn
 
 import blockscale as bs
+from blockscale.core.operand import Quantizer, operand
+from blockscale.core.parse import parse
 from blockscale.kernels.cpu import conv as kernel
+from blockscale.ops import primitives as P
+from blockscale.ops.conv import conv
 from blockscale.ops.op import OPS
 
 # channels, outputs, kernel, stride, padding, dilation, groups, size
@@ -22,7 +26,7 @@ SHAPES = (
     (32, 8, 9, 1, 4, 1, 1, (5,)),
 )
 WEIGHTS = ("int8_channel", "int4:group32:fp32", "mxint8", "mxfp4", "uint4:group16:fp32:asym")
-MORE = ("nf4:group16:fp32", "uint4:group16:fp16:offset", "log8f3:token:fp32")
+MORE = ("nf4:group16:fp32", "log8f3:token:fp32")
 INPUTS = (None, "int8", "int8_token", "mxint8", "int8:group16:fp32", "uint8", "mxfp8")
 
 
@@ -85,3 +89,20 @@ def test_given_scale_and_batches_of_patches(monkeypatch: pytest.MonkeyPatch) -> 
     check(model, x.contiguous(memory_format=torch.channels_last))
     check(model, x[:0])
     check(model, x[:, :, :1])
+
+
+@pytest.mark.parametrize("input_fmt", ["", "int8:tensor:fp32", "int8:token:fp32"])
+def test_weights_with_offsets(input_fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integer arithmetic gives way, whatever x is."""
+    monkeypatch.setattr(kernel, "_OUTPUTS", 1)
+    fmt, shape = "uint4:group16:fp16:offset", [20, 8, 3]
+    with bs.use("reference"):
+        packed, *parts = P.choose_quantize(torch.randn(20, 24), fmt, None)
+        weight = operand(packed, P.from_list(parts, parse(fmt)), fmt, 24)
+    arguments = torch.randn(2, 8, 11), weight, torch.randn(20), shape, [1], [1], [1], 1
+    given = Quantizer(None, None, None, input_fmt)
+    with bs.use("reference"):
+        expected = conv(*arguments, given)
+    with bs.use("cpu"):
+        y = conv(*arguments, given)
+    assert (y - expected).abs().max() <= 1e-5 * expected.abs().max()

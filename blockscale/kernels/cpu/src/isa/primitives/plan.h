@@ -177,8 +177,6 @@ inline void merge(const Statistics& from, int64_t n, const Statistics& to) {
     }
 }
 
-inline float from_ordered(int32_t bits) { return from_bits(ordered(bits)); }
-
 // t_i = floor(|x_i| * 2^(30 - e)) for a block whose largest magnitude has these bits (section 3.2).
 inline Shift shift_of(int32_t magnitude, int32_t* exponent) {
     int32_t fraction;
@@ -196,18 +194,15 @@ inline float mean_of(int64_t sum, int64_t count, int32_t exponent) {
 
 // Statistics -> numerators, in place: float32 in `high` (and the other end of the range in `low`).
 inline void to_numerators(const Spec& spec, const Statistics& s, int64_t n) {
-    float* high = reinterpret_cast<float*>(s.high);
-    float* low = reinterpret_cast<float*>(s.low);
+    if (!s.low) return;  // the bits of a magnitude are that float
+    bool ranged = spec.asym || s.bare;
+    int32_t *__restrict high = s.high, *__restrict low = s.low;
     for (int64_t i = 0; i < n; ++i) {
-        if (!s.low) continue;  // the bits of a magnitude are that float
-        bool empty = s.bare && s.low[i] > s.high[i];  // of finite values
-        float above = empty ? 0.0f : from_ordered(s.high[i]);
-        float below = empty ? 0.0f : from_ordered(s.low[i]);
-        if (spec.asym || s.bare) {
-            float range = above - below;
-            above = range > kFltMax ? kFltMax : range;
-        }
-        high[i] = above;
+        bool empty = low[i] > high[i];  // of finite values
+        int32_t above = empty ? 0 : ordered(high[i]), below = empty ? 0 : ordered(low[i]);
+        float range = from_bits(above) - from_bits(below);
+        range = range > kFltMax ? kFltMax : range;
+        high[i] = ranged ? to_bits(range) : above;
         low[i] = below;
     }
 }

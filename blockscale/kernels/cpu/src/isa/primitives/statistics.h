@@ -30,7 +30,7 @@ struct Statistics {
 };
 
 // What the results of n columns or blocks begin with; low may be null.
-inline void reset(bool bare, int64_t n, int32_t* high, int32_t* low) {
+inline void reset(bool bare, int64_t n, int32_t* __restrict high, int32_t* __restrict low) {
     if (!bare) {
         memset(high, 0, n * sizeof(int32_t));
         if (low) memset(low, 0, n * sizeof(int32_t));
@@ -108,12 +108,12 @@ inline void sixteen_runs(const float* x, const Statistics& s) {
 }
 #endif
 
-// As many blocks of N as there are sixteen of; returns how many.
+// As many blocks of N as there are sixteen of, where that is faster; returns how many.
 template <int N, bool MASKED>
 inline int64_t many_runs(const float* x, int64_t blocks, const Statistics& s) {
     int64_t b = 0;
 #if defined(__AVX512F__)
-    for (; N <= 64 && b + 16 <= blocks; b += 16)
+    for (; N <= (s.low ? 32 : 64) && b + 16 <= blocks; b += 16)
         s.low ? sixteen_runs<N, MASKED, true>(x + b * N, s.at(b))
               : sixteen_runs<N, MASKED, false>(x + b * N, s.at(b));
 #else
