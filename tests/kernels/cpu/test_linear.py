@@ -25,6 +25,7 @@ WEIGHTS = (
     *("int8:tile16x32:fp32", "int5:group48:fp32:full", "int8:channel1:fp32", "e3m4:group32:fp32"),
     *("uint8:group64:fp32", "int8:group16:(uint8:tensor:fp32)", "e2m1:group16:(e4m3:token:fp32)"),
     *("uint8:group32:fp32:asym", "log4:group32:e8m0/ceil", "e4m3:group16:e5m2", "e7m0:token:fp32"),
+    *("int8:block*x32:fp32", "int4:block*x8:fp16:asym"),
     *("uint3:token:fp32:asym", "int8:group20:fp32", "e3m0:group64:pow2/even", "uint8:group16:bf16"),
 )
 INPUTS = (

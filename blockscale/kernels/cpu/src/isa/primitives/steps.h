@@ -6,15 +6,26 @@
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {
 
+// Multiplies the values of n inner scales from `first` on by their outer scales.
+inline void times_outer(const Grid& inner, const float* outers, int64_t first, int64_t n,
+                        float* __restrict values) {
+    OuterIndex outer(inner);
+    if (outer.single) {
+        float only = outers[0];
+        for (int64_t i = 0; i < n; ++i) values[i] = only * values[i];
+    } else {
+        for (int64_t i = 0; i < n; ++i) values[i] = outers[outer(first + i)] * values[i];
+    }
+}
+
 // The steps of n neighbouring blocks from `first` on (section 1.3).
 void table_steps(const Spec& spec, const Layout& layout, QParams from, int64_t first, int64_t n,
                  float* steps) {
     if (spec.scale != ScaleKind::two_level) return load_steps(spec, from.scale, first, n, steps);
     decode(*spec.inner, static_cast<const uint8_t*>(from.scale) + first, nullptr, n, steps);
-    OuterIndex outer(layout.inner);
-    float only = from.outer[0];
+    times_outer(layout.inner, from.outer, first, n, steps);
     for (int64_t i = 0; i < n; ++i) {
-        float step = (outer.single ? only : from.outer[outer(first + i)]) * steps[i];
+        float step = steps[i];
         step = step < 0x1p-149f ? 0x1p-149f : step;  // NaN stays
         steps[i] = step > kFltMax ? kFltMax : step;
     }
