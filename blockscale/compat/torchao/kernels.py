@@ -138,7 +138,9 @@ def _coding(
     return _spelled(f"int{bits + 1}", shape, counts, options) if low == -high and not zero else None
 
 
-def _spelled(element: str, shape: Sequence[int], counts: Sequence[int], options) -> str:
+def _spelled(
+    element: str, shape: Sequence[int], counts: Sequence[int], options: Sequence[str]
+) -> str:
     return ":".join([element, str(block_of(shape, counts)), "fp32", *options])
 
 

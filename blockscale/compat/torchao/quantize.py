@@ -50,22 +50,12 @@ def quantize_affine(
     split = split_blocks(input.shape, block_size)
     domain = read_member(ZeroPointDomain, zero_point_domain)
     scale, zero_point = _spread(split, scale.detach(), zero_point, domain)
-    stored = stored_in(output_dtype)
+    codes = None
     if domain is not ZeroPointDomain.FLOAT:
-        found = kernels.quantized(input.detach(), split, scale, zero_point, (low, high))
-        if found is not None:
-            return found.to(stored)
-    x = input.detach().reshape(split.view)
-    if domain is ZeroPointDomain.FLOAT:
-        to_least = scale * ((high + low + 1) / 2)
-        least = -to_least if zero_point is None else zero_point - to_least
-        codes = ((x - least) / scale).round()
-    else:
-        codes = (x * (1.0 / scale)).round()
-        if zero_point is not None:
-            codes = codes + zero_point
-    check_reaches(codes.dtype, low, high)
-    return codes.clamp(low, high).reshape(input.shape).to(stored)
+        codes = kernels.quantized(input.detach(), split, scale, zero_point, (low, high))
+    if codes is None:
+        codes = _quantized(input.detach(), split, scale, zero_point, (low, high), domain)
+    return codes.to(stored_in(output_dtype))
 
 
 def dequantize_affine(
@@ -94,22 +84,60 @@ def dequantize_affine(
     split = split_blocks(input.shape, block_size)
     domain = read_member(ZeroPointDomain, zero_point_domain)
     scale, zero_point = _spread(split, scale, zero_point, domain)
+    values = None
     if domain is not ZeroPointDomain.FLOAT:
-        found = kernels.dequantized(input, split, scale, zero_point, output_dtype)
-        if found is not None:
-            return found
-    codes = input.reshape(split.view)
+        values = kernels.dequantized(input, split, scale, zero_point, output_dtype)
+    if values is None:
+        values = _dequantized(input, split, scale, zero_point, (low, high), domain, output_dtype)
+    return values
+
+
+def _quantized(
+    x: Tensor,
+    split: Split,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    limits: tuple[float, float],
+    domain: ZeroPointDomain,
+) -> Tensor:
+    """The codes of x [...] in the dtype that they are computed in."""
+    low, high = limits
+    blocks = x.reshape(split.view)
     if domain is ZeroPointDomain.FLOAT:
-        values = (codes.to(torch.float32) - (high + low + 1) / 2).to(output_dtype)
-        values = (values * scale).to(output_dtype)
-        if zero_point is not None:
-            values = (values + zero_point).to(output_dtype)
+        to_least = scale * ((high + low + 1) / 2)
+        least = -to_least if zero_point is None else zero_point - to_least
+        codes = ((blocks - least) / scale).round()
     else:
-        values = codes.to(output_dtype)
+        codes = (blocks * (1.0 / scale)).round()
         if zero_point is not None:
-            values = values - zero_point.to(output_dtype)
-        values = (values * scale).to(output_dtype)
-    return values.reshape(input.shape)
+            codes = codes + zero_point
+    check_reaches(codes.dtype, low, high)
+    return codes.clamp(low, high).reshape(x.shape)
+
+
+def _dequantized(
+    codes: Tensor,
+    split: Split,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    limits: tuple[float, float],
+    domain: ZeroPointDomain,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The values of codes [...] in `dtype`."""
+    low, high = limits
+    blocks = codes.reshape(split.view)
+    if domain is ZeroPointDomain.FLOAT:
+        values = (blocks.to(torch.float32) - (high + low + 1) / 2).to(dtype)
+        values = (values * scale).to(dtype)
+        if zero_point is not None:
+            values = (values + zero_point).to(dtype)
+    else:
+        values = blocks.to(dtype)
+        if zero_point is not None:
+            values = values - zero_point.to(dtype)
+        values = (values * scale).to(dtype)
+    return values.reshape(codes.shape)
 
 
 def _spread(

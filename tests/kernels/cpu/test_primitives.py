@@ -37,6 +37,7 @@ BLOCKS = (
     *(f"group{n}@0" for n in SIZES),
     *("tensor", "token", "channel0", "channel1", "channel-1", "channel-2"),
     *("tile1x7", "tile3x16", "tile5x5", "tile16x33", "tile33x1", "tile100x100", "tile7x200"),
+    *("tile3x8", "block*x16"),
 )
 SHAPES = (
     *((41, 203), (203, 41), (33, 64), (1, 500), (500, 1), (8, 2049), (16, 5), (3, 3)),

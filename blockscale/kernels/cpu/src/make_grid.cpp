@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace blockscale {
 
 namespace {
 
 constexpr int64_t kShort = 400;       // rows of fewer columns are lengthened where blocks allow
+constexpr int64_t kShortest = 64;     // below this even where a grid needs nothing else
 constexpr int64_t kLongest = 8192;    // columns of a strip of interleaved blocks
 constexpr int64_t kElements = 16384;  // of a unit, roughly (kUnit of isa/primitives/blocks.h)
 constexpr int64_t kVector = 16;       // blocks of fewer columns cost more than scales of single ones
@@ -25,11 +27,14 @@ Dimensions listed(const std::vector<int64_t>& shape, const std::vector<int64_t>&
     return all;
 }
 
-// Neighbours that `joins(outer, inner)` says are one dimension.
-template <class Joins>
-Dimensions merged(const Dimensions& all, Joins joins) {
+// As blockscale/kernels/blocks.py says.
+bool joins(const Dimension& outer, const Dimension& inner) {
+    return inner.block == inner.size || (outer.block == 1 && inner.size % inner.block == 0);
+}
+
+// Neighbours that blocks do not tell apart as one dimension.
+Dimensions merged(const Dimensions& all) {
     Dimensions found;  // innermost first
-    found.reserve(all.size());
     for (size_t i = all.size(); i-- > 0;) {
         if (!found.empty() && joins(all[i], found.back())) {
             Dimension& inner = found.back();
@@ -43,36 +48,34 @@ Dimensions merged(const Dimensions& all, Joins joins) {
     return found;
 }
 
-// Both whole, or both of single entries.
-bool alike(const Dimension& outer, const Dimension& inner) {
-    bool whole = outer.block == outer.size && inner.block == inner.size;
-    return whole || (outer.block == 1 && inner.block == 1);
-}
-
-// As blockscale/kernels/blocks.py says.
-bool joins(const Dimension& outer, const Dimension& inner) {
-    return inner.block == inner.size || (outer.block == 1 && inner.size % inner.block == 0);
-}
-
-// Up to three dimensions, of which the first is not cut into blocks of several planes.
-bool plain(const Dimensions& all) {
-    if (all.size() < 3) return true;
-    return all.size() == 3 && (all[0].block == 1 || all[0].block == all[0].size);
-}
-
 // Whether registers hold too few columns that share a scale (wide_serves of isa/primitives/wide.h).
 bool narrow(int64_t block) { return block > 1 && block < kVector && block != kVector / 2; }
 
-// Whether blocks of several rows would be taken in short pieces.
-bool short_pieces(const Dimensions& all) {
-    bool own_row = true;
-    for (size_t i = 0; i + 1 < all.size(); ++i) own_row &= all[i].block == 1;
-    return !own_row && (all.back().size < kShort / 4 || narrow(all.back().block));
-}
-
-Grid plain_grid(Dimensions all) {
-    all.insert(all.begin(), 3 - all.size(), {1, 1});
-    return {all[0].size, all[1].size, all[2].size, all[0].block, all[1].block, all[2].block};
+// Three dimensions without anything beside them, if that is enough: neighbours of whole blocks, or of
+// blocks of single entries, are one, and no block has several planes but not all. Such a grid is made
+// at every call of most formats, so this asks for no memory.
+bool plain(const std::vector<int64_t>& shape, const std::vector<int64_t>& sizes, Grid& to) {
+    Dimension found[3] = {{1, 1}, {1, 1}, {1, 1}};  // innermost first
+    int used = 0;
+    for (size_t i = shape.size(); i-- > 0;) {
+        int64_t size = shape[i], block = sizes[i] == 0 ? size : std::min(sizes[i], size);
+        if (size == 1) continue;
+        Dimension* inner = used ? found + used - 1 : nullptr;
+        if (inner && block == size && inner->block == inner->size) {
+            inner->block *= size, inner->size *= size;
+        } else if (inner && block == 1 && inner->block == 1) {
+            inner->size *= size;
+        } else if (used == 3) {
+            return false;
+        } else {
+            found[used++] = {size, block};
+        }
+    }
+    auto [columns, rows, planes] = found;
+    to = {planes.size, rows.size, columns.size, planes.block, rows.block, columns.block};
+    bool own_row = rows.block == 1 && planes.block == 1;
+    bool slow = !own_row && (columns.size < kShortest || narrow(columns.block));
+    return !slow && (planes.block == 1 || planes.block == planes.size);
 }
 
 // The last dimensions of `all`, `count` of them, as the columns of a grid.
@@ -101,7 +104,7 @@ Columns columns_of(const Dimensions& all) {
 }
 
 // The scale of each column of a strip.
-void interleave(const Columns& columns, int64_t height, OwnedGrid& to) {
+void interleave(const Columns& columns, int64_t height, GridParts& to, Grid& grid) {
     int64_t wanted = std::clamp<int64_t>(kElements / height, 1024, kLongest);
     int64_t strip = std::min(columns.size, std::max<int64_t>(wanted / columns.step, 1) * columns.step);
     const Dimension& last = columns.dims.back();
@@ -118,10 +121,11 @@ void interleave(const Columns& columns, int64_t height, OwnedGrid& to) {
         to.block_of_column[i] = static_cast<int32_t>(block);
     }
     int64_t blocks = (strip + columns.period - 1) / columns.period * columns.period_blocks;
-    to.interleaved.push_back({to.block_of_column.data(), strip, blocks, run,
-                              columns.dims.size() > 1 ? last.size : strip, last.block});
-    to.grid.interleaved = to.interleaved.data();
-    to.grid.period_blocks = columns.period_blocks;
+    to.interleaved = {.block = to.block_of_column.data(), .strip = strip, .blocks = blocks,
+                      .each = run, .line = columns.dims.size() > 1 ? last.size : strip,
+                      .run = last.block};
+    grid.interleaved = &to.interleaved;
+    grid.period_blocks = columns.period_blocks;
 }
 
 OwnedGrid general(Dimensions all) {
@@ -132,31 +136,30 @@ OwnedGrid general(Dimensions all) {
         rows = all.back();
         all.pop_back();
     }
-    OwnedGrid made;
-    made.outer = all;
+    OwnedGrid made{.grid = kNoBlocks, .parts = std::make_unique<GridParts>()};
+    GridParts& parts = *made.parts;
     Grid& g = made.grid;
     g = {1, rows.size, columns.size, 1, rows.block, columns.period};
     for (const Dimension& each : all) {
         g.planes *= each.size;
         g.block_planes *= each.block;
     }
-    g.outer = all.empty() ? nullptr : made.outer.data();
     g.outers = static_cast<int>(all.size());
-    if (columns.dims.size() > 1 || narrow(columns.period)) interleave(columns, g.block_planes * g.block_rows, made);
+    parts.outer = std::move(all);
+    g.outer = g.outers ? parts.outer.data() : nullptr;
+    if (columns.dims.size() > 1 || narrow(columns.period))
+        interleave(columns, g.block_planes * g.block_rows, parts, g);
     return made;
 }
 
 }  // namespace
 
 OwnedGrid make_grid(const std::vector<int64_t>& shape, const std::vector<int64_t>& sizes) {
-    Dimensions all = listed(shape, sizes), few = merged(all, alike);
     OwnedGrid made;  // without blocks where there are no elements
-    if (plain(few) && !short_pieces(few)) {
-        made.grid = plain_grid(few);
-    } else if (std::none_of(all.begin(), all.end(), [](Dimension each) { return each.size == 0; })) {
-        return general(merged(all, joins));
-    }
-    return made;
+    if (plain(shape, sizes, made.grid)) return made;
+    for (int64_t size : shape)
+        if (size == 0) return OwnedGrid();
+    return general(merged(listed(shape, sizes)));
 }
 
 }  // namespace blockscale

@@ -1,21 +1,24 @@
 // From a tensor of any rank in blocks of any sizes to a grid.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "grid.h"
 
 namespace blockscale {
 
-// A grid and what it refers to; it may be moved, but not copied.
-struct OwnedGrid {
-    OwnedGrid() = default;
-    OwnedGrid(OwnedGrid&&) = default;
-
-    Grid grid = kNoBlocks;
+// What a grid refers to.
+struct GridParts {
     std::vector<Dimension> outer;
     std::vector<int32_t> block_of_column;
-    std::vector<Interleaved> interleaved;  // one or none: it stays where it is when this moves
+    Interleaved interleaved;
+};
+
+// A grid and what it refers to, null for most.
+struct OwnedGrid {
+    Grid grid = kNoBlocks;
+    std::unique_ptr<GridParts> parts;
 };
 
 // `shape` in blocks of `sizes` (0: the whole dimension) as a grid: neighbouring dimensions that

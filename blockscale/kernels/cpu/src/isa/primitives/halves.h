@@ -66,6 +66,19 @@ BLOCKSCALE_INLINE __m512i half_magnitudes(const uint16_t* x) {
     return _mm512_and_si512(_mm512_loadu_si512(x), _mm512_set1_epi16(INT16_MAX));
 }
 
+// The larger of the magnitudes of x, y and what is found, of each of n columns.
+inline void half_rows(const uint16_t* x, const uint16_t* y, int64_t n, uint16_t* found) {
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        __m512i larger = _mm512_max_epu16(half_magnitudes(x + i), half_magnitudes(y + i));
+        _mm512_storeu_si512(found + i, _mm512_max_epu16(larger, _mm512_loadu_si512(found + i)));
+    }
+    for (; i < n; ++i) {
+        uint16_t a = x[i] & INT16_MAX, b = y[i] & INT16_MAX, larger = a > b ? a : b;
+        found[i] = larger > found[i] ? larger : found[i];
+    }
+}
+
 // The larger of each two neighbours, in 32-bit lanes.
 BLOCKSCALE_INLINE __m512i larger_of_two(__m512i magnitudes) {
     __m512i larger = _mm512_max_epu16(magnitudes, _mm512_srli_epi32(magnitudes, 16));

@@ -179,6 +179,25 @@ inline void add_two_rows(const Grid& g, const void* x, Dtype dtype, const Rectan
                      low);
 }
 
+#if defined(__AVX512BW__)
+// The largest magnitudes of n columns of a rectangle of 16-bit numbers, as floats in `buffer`.
+inline void half_columns(const Grid& g, const void* x, Dtype dtype, const Rectangle& r,
+                         int64_t column, int64_t n, float* buffer) {
+    alignas(64) uint16_t found[kChunk];
+    memset(found, 0, n * sizeof(uint16_t));
+    int64_t end = r.row + r.rows;
+    for (int64_t row = r.row; row < end; row += 2) {
+        int64_t first = index_of(g, r.plane, row, column), next = row + 1 < end ? g.columns : 0;
+        for (int64_t ahead = row + 2; ahead < row + 4 && ahead < end; ++ahead)
+            fetch(x, dtype, first + (ahead - row) * g.columns, n);
+        const uint16_t* from = static_cast<const uint16_t*>(x) + first;
+        half_rows(from, from + next, n, found);
+    }
+    const float* sizes = widen(found, dtype, 0, n, buffer);
+    if (sizes != buffer) memcpy(buffer, sizes, n * sizeof(float));
+}
+#endif
+
 template <bool MASKED>
 inline void row_statistics(const Grid& g, const float* x, int64_t column, int64_t n,
                            const Statistics& s) {
@@ -248,6 +267,17 @@ inline void fold_lanes(const Grid& g, int64_t column, int64_t n, const int32_t* 
 template <bool MASKED>
 inline void add_columns(const Grid& g, const void* x, Dtype dtype, const Rectangle& r,
                         const Statistics& s) {
+#if defined(__AVX512BW__)
+    if (!MASKED && !s.low && dtype != Dtype::fp32 && r.rows > 1) {
+        for (int64_t c = 0; c < r.columns; c += kChunk) {
+            alignas(64) float sizes[kChunk];
+            int64_t n = smaller(kChunk, r.columns - c);
+            half_columns(g, x, dtype, r, r.column + c, n, sizes);
+            add_rows<false>(sizes, sizes, n, s.high + c, nullptr);
+        }
+        return;
+    }
+#endif
     for (int64_t row = r.row; row < r.row + r.rows; row += 2) {
         for (int64_t c = 0; c < r.columns; c += kChunk)
             add_two_rows<MASKED>(g, x, dtype, r, row, r.column + c, smaller(kChunk, r.columns - c),
@@ -287,6 +317,14 @@ inline void add_rectangle(const Grid& g, const void* x, Dtype dtype, const Recta
             row_statistics<MASKED>(g, widen(x, dtype, first, n, buffer), column, n, s.at(block));
             continue;
         }
+#if defined(__AVX512BW__)
+        if (!MASKED && !s.low && dtype != Dtype::fp32) {
+            half_columns(g, x, dtype, r, column, n, buffer);
+            memcpy(high, buffer, n * sizeof(int32_t));
+            fold_lanes(g, column, n, high, nullptr, s.at(block));
+            continue;
+        }
+#endif
         reset(s.bare, n, high, s.low ? low : nullptr);
         for (int64_t row = r.row; row < r.row + r.rows; row += 2)
             add_two_rows<MASKED>(g, x, dtype, r, row, column, n, high, s.low ? low : nullptr);
