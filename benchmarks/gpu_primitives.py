@@ -22,16 +22,18 @@ from blockscale.ops import primitives as P
 
 N = 16384
 SIDES = (N, N)
+SIDES_3 = (512, 512, N * N // 512**2)
 CHOOSE = [
     "mxfp8", "mxfp4", "mxfp6", "mxfp6_e2m3", "mxint8", "nvfp4", "bfp8", "int8:group128:fp32",
     "int4", "int8_token", "int8:group32@0:fp32", "e2m1:group32@0:e8m0/floor", "int8:tile16x32:fp32",
     "e4m3:tile128x128:fp32", "int8_channel", "int8", "uint4", "int8:group64:fp32:stochastic",
-    "e2m1:group32:e8m0/floor:stochastic", "ternary", "binary", "log4",
+    "e2m1:group32:e8m0/floor:stochastic", "ternary", "binary", "log4", "int8:block4x8x16:fp32",
+    "int4:block4x4x8:fp32",
 ]  # fmt: skip
 GIVEN = ["mxfp8", "mxfp4", "int8:group128:fp32", "int8", "int8_token", "mxfp6"]
 BOTH = [
     "mxfp8", "mxfp4", "int8:group128:fp32", "int8_token", "mxfp6", "nvfp4", "ternary", "binary",
-    "log4",
+    "log4", "int8:block4x8x16:fp32", "int4:block4x4x8:fp32",
 ]  # fmt: skip
 SETTINGS = [(1024, 2), (2048, 2), (2048, 4), (4096, 4), (8192, 4), (4096, 8), (8192, 8), (16384, 8)]
 
@@ -56,25 +58,33 @@ def moved(*tensors: Tensor) -> int:
     return sum(t.nbytes for t in tensors)
 
 
+def shaped(x: Tensor, fmt: str) -> Tensor:
+    """x as a tensor of three dimensions for a block over so many."""
+    return x.view(SIDES_3) if "block" in fmt else x
+
+
 def cases(dtypes: list[torch.dtype]) -> Iterator[tuple[str, Callable[[], object], int]]:
     """(name, what to run, bytes it must move)."""
     for dtype in dtypes:
-        x = torch.randn(SIDES, device="cuda", dtype=dtype)
+        every = torch.randn(SIDES, device="cuda", dtype=dtype)
         kind = str(dtype).removeprefix("torch.")
         for fmt in CHOOSE:
+            x = shaped(every, fmt)
             seed = torch.tensor(7, device="cuda") if "stochastic" in fmt else None
             quantized = P.choose_quantize(x, fmt, seed)
             run = lambda x=x, fmt=fmt, seed=seed: P.choose_quantize(x, fmt, seed)  # noqa: E731
             yield f"quantize {fmt} {kind}", run, moved(x, *quantized)
         for fmt in GIVEN:
+            x = every
             packed, *parts = P.choose_quantize(x, fmt, None)
             by = Quantizer(parts[0], None, None, fmt)
             run = lambda x=x, by=by: P.quantize(x, by)  # noqa: E731
             yield f"given {fmt} {kind}", run, moved(x, packed, *parts)
         for fmt in BOTH:
+            x = shaped(every, fmt)
             packed, *parts = P.choose_quantize(x, fmt, None)
             outer = parts[1] if len(parts) > 1 else None
-            stored = Operand(packed, parts[0], None, outer, fmt, N)
+            stored = Operand(packed, parts[0], None, outer, fmt, x.shape[-1])
             yield (
                 f"dequantize {fmt} {kind}",
                 lambda stored=stored, dtype=dtype: P.dequantize(stored, dtype),

@@ -8,7 +8,7 @@ takes a tile [rows, columns] of it, which consists of units. `tile` is a primiti
     tile.kind "column"     one unit a column of the tile, along m; bk = 1
     tile.kind "rectangle"  columns / part units side by side, each [rows, part]
 
-Blocks that are boxes lie over several dimensions before k (`tile.partial` has an entry for each):
+Blocks that are boxes lie over any number of dimensions before k (`tile.box` has an entry for each):
 the rows of a "column" or "rectangle" are then all places of a block along these, and its units
 follow one another in the order of their scales.
 """
@@ -41,7 +41,7 @@ def locate(tile: tl.constexpr, extents, width: tl.constexpr):
     """This program's Place in the tensor; `width` neighbouring elements make a column."""
     if tile.kind == "row":
         place = _units_in_rows(tile, extents, width)
-    elif dimensions(tile) > 0:
+    elif has_boxes(tile):
         place = _units_in_boxes(tile, extents, width)
     else:
         tl.static_assert(tile.kind == "column" or tile.kind == "rectangle", "unknown kind of tile")
@@ -103,26 +103,34 @@ def _units_in_columns(tile: tl.constexpr, extents, width: tl.constexpr):
 
 
 @triton.constexpr_function
+def has_boxes(tile):
+    """Whether blocks are boxes."""
+    return tile.box is not None
+
+
+@triton.constexpr_function
 def dimensions(tile):
-    """How many dimensions before k boxes have; 0 where blocks are none."""
-    return len(tile.partial)
+    """How many dimensions before k boxes have."""
+    return len(tile.box)
+
+
+@triton.constexpr_function
+def side_of(tile, dimension):
+    """How far boxes reach along a dimension before k, or 0 where only its extent says so."""
+    return tile.box[dimension][0]
 
 
 @triton.constexpr_function
 def ends_early(tile, dimension):
     """Whether the last boxes along a dimension before k are partial."""
-    return tile.partial[dimension]
+    return tile.box[dimension][1]
 
 
 @triton.jit
-def _digit(rest, more, size):
-    """The last digit of rest + more to the base `size`, and the rests of both without it.
-
-    rest: a number; more: int32 [...]. Only the number is divided in 64 bits, where it has so many.
-    """
-    size = tl.zeros([], tl.int32) + size
-    last = (rest % size).to(size.dtype) + more
-    return last % size, rest // size, last // size
+def _divided(v, size):
+    """Whole numbers, at least 0 -> their quotients and remainders."""
+    quotient = v // size
+    return quotient, v - quotient * size
 
 
 @triton.jit
@@ -145,51 +153,59 @@ def _columns_of_boxes(tile: tl.constexpr, width: tl.constexpr):
 def _units_in_boxes(tile: tl.constexpr, extents, width: tl.constexpr):
     many: tl.constexpr = tile.columns // tile.part
     vector: tl.constexpr = max(tile.vector // width, 1)
-    program = tl.program_id(0) + 0 * extents.units  # as many bits as these numbers need
-    strip, first = program // extents.across, program % extents.across * many
+    # as many bits as these numbers need: divisions that loads wait for are slow in 64
+    group, strip = _divided(tl.program_id(0) + 0 * extents.units, extents.rm)
+    first = group * many
     there = extents.units - first
     unit, place = _columns_of_boxes(tile, width)
-    part, rest, carry = _digit(first, unit, extents.rk)
-    block, rest, carry = _digit(rest, carry, extents.nk)
+    rest, part = _divided(first + unit, extents.rk)
+    block = rest
+    if dimensions(tile) > 0:
+        rest, block = _divided(rest, extents.nk)
     base, beyond = block.to(tl.int64) * extents.bk + part * extents.uk, place * width
     exists = place >= 0
     if not tile.even:
         exists = (unit < there) & (beyond < extents.uk) & (part * extents.uk + beyond < extents.bk)
         exists = tl.max_constancy(exists & (base + beyond < extents.k), [vector])
-    start, j, mask = _before_k(tile, extents, strip, rest, carry, base, width)
+    start, j, mask = _before_k(tile, extents, strip, rest, base, width)
     if tile.part > 1 or tile.even:
         j = j + place
     count = tl.arange(0, many)
-    index = (first + count) // extents.rk
+    index = (first.to(tl.int64) + count) // extents.rk
     return Place(start, j, mask & exists[None, :], index, count < there)
 
 
 @triton.jit
-def _before_k(tile: tl.constexpr, extents, strip, rest, carry, base, width: tl.constexpr):
+def _before_k(tile: tl.constexpr, extents, strip, rest, base, width: tl.constexpr):
     """Where rows of boxes begin, int64 [rows]; where the units of columns do, in `width` elements;
     and which rows exist, bool [rows, columns], or [rows, 1] where all columns have the same.
 
     The compiler is told what holds of them here, because a caller's word for them would be lost.
 
     strip: which of the parts that the rows of a box have
-    rest, carry: of the units' indices, without their places along k; base: of these, in elements
+    rest: the blocks of columns or units, counted without k; base: their places along k
     """
     whole: tl.constexpr = tile.vector
     vector: tl.constexpr = max(tile.vector // width, 1)
     i = tl.arange(0, tile.rows)
     above = (strip + 0 * extents.bm) * extents.um
     mask = ((i < extents.um) & (i < extents.bm - above))[:, None]
+    row = above + i
     start, stride = 0 * i.to(tl.int64), tl.zeros([], tl.int64) + extents.k
     for d in tl.static_range(dimensions(tile)):
         size = extents.b[d]
-        row, above, i = _digit(above, i, size)
-        block, rest, carry = _digit(rest, carry, extents.blocks[d])
+        if side_of(tile, d) > 0:  # a constant: no division
+            size = side_of(tile, d)
+        place, block = row, rest
+        if d < dimensions(tile) - 1:
+            row, place = _divided(row, size)
+            rest, block = _divided(rest, extents.blocks[d])
         if ends_early(tile, d):
             limit = extents.n[d] - block * size
             if not tile.even:
                 limit = tl.max_constancy(limit, [vector])[None, :]
-            mask = mask & (row[:, None] < limit)
-        start += row * stride
+            mask = mask & (place[:, None] < limit)
+        start += place * stride
         base += block * (size * stride)
         stride *= extents.n[d]
     if width > 1:

@@ -17,6 +17,7 @@ from blockscale.kernels.blocks import merged
 from blockscale.kernels.cuda.device.lanes_asm import NO_NARROWING, Narrowing
 
 LARGEST = 32768  # elements of a block that one program holds in registers
+SMALL = 512  # elements of a unit of one row of which a program takes several
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,9 @@ class Tile:
     quads:   four neighbours may share a counter of random numbers
     pairs:   neighbours of 16 bits are taken two and two
     narrowing: how pairs of ordinary blocks become codes without being split
-    partial: of boxes, for each dimension before k, the last one first: whether its last blocks are
-             partial; () for other blocks
+    box:     for each dimension before k, the last one first, the size of a block, or 0 where it is
+             that of the dimension, and whether last blocks are partial; None where blocks are no
+             boxes
     """
 
     kind: str
@@ -59,7 +61,7 @@ class Tile:
     quads: bool = False
     pairs: bool = False
     narrowing: Narrowing = NO_NARROWING
-    partial: tuple[bool, ...] = ()
+    box: tuple[tuple[int, bool], ...] | None = None
 
     @cached_property
     def _hash(self) -> int:
@@ -81,7 +83,7 @@ class Blocks:
 
     modulus: rows of scales, where batches share them; else 0
     before:  of boxes, (size, size of a block) of each dimension before k, the last one first: then
-             m and bm are the products of these; else ()
+             m and bm are the products of these; else None
     """
 
     batch: int
@@ -90,7 +92,7 @@ class Blocks:
     bm: int
     bk: int
     modulus: int = 0
-    before: tuple[tuple[int, int], ...] = ()
+    before: tuple[tuple[int, int], ...] | None = None
 
 
 def blocks_of(shape: Sequence[int], block: Block) -> Blocks:
@@ -122,12 +124,14 @@ def _any_sizes(shape: tuple[int, ...], sizes: tuple[int, ...]) -> Blocks:
     """Of a tensor whose dimensions are merged (kernels.blocks), in blocks of `sizes`."""
     *before, (k, bk) = list(zip(shape, sizes, strict=True)) or [(1, 1)]
     m, bm = prod(n for n, _ in before), prod(size for _, size in before)
-    if len(before) < 2:
-        return Blocks(1, m, k, bm, bk)
+    boxes = Blocks(1, m, k, bm, bk, before=tuple(reversed(before)))
+    if bm == 1:  # small units of awkward sizes are boxes of one row
+        follow = k % bk == 0 and bk & (bk - 1) == 0
+        return Blocks(1, m, k, 1, bk) if follow or bk > SMALL else boxes
     (n, size), (last, of_last) = before[0], before[-1]
-    if len(before) == 2 and size == 1:
-        return Blocks(n, last, k, of_last, bk)
-    return Blocks(1, m, k, bm, bk, before=tuple(reversed(before)))
+    if len(before) == 1:
+        return Blocks(1, m, k, bm, bk)
+    return Blocks(n, last, k, of_last, bk) if len(before) == 2 and size == 1 else boxes
 
 
 def _channel(shape: Sequence[int], dim: int) -> Blocks:
@@ -169,14 +173,12 @@ class BoxExtents(NamedTuple):
     """The sizes that kernels take with a Tile of boxes.
 
     units: of the whole tensor that have the same rows of their blocks
-    across: how many programs those are
     n, b, blocks: of each dimension before k, the last one first, its size, that of a block, and
                   how many blocks there are along it
-    k, bm, bk, um, uk, rk, nk: as in Extents; bm is the product of b
+    k, bm, bk, um, uk, rm, rk, nk: as in Extents; bm is the product of b
     """
 
     units: int
-    across: int
     n: tuple[int, ...]
     b: tuple[int, ...]
     blocks: tuple[int, ...]
@@ -185,6 +187,7 @@ class BoxExtents(NamedTuple):
     bk: int
     um: int
     uk: int
+    rm: int
     rk: int
     nk: int
 
@@ -205,7 +208,7 @@ def tiling(at: Blocks, elements: int, *, whole: bool, unit: int = 1024) -> Tilin
     """
     if whole and (at.modulus or _padded(at.bm) * _padded(at.bk) > LARGEST):
         return None
-    if at.bm == 1:
+    if at.bm == 1 and at.before is None:
         return _rows(at, elements, at.bk if whole else min(at.bk, _fitting(at.bk, unit)))
     return _tiles(at, elements, whole, unit)
 
@@ -241,7 +244,7 @@ def _tiles(at: Blocks, elements: int, whole: bool, unit: int) -> Tiling:
     rows, part = _padded(um), _padded(uk)
     side = max(2, min(8, 64 // rows)) if part == 1 else min(part, max(4, min(8, 64 // rows)))
     kind = "column" if part == 1 else "rectangle"
-    if at.before:
+    if at.before is not None:
         return _boxes(at, elements, um, uk, Tile(kind, rows, part, part, False, 1, False, side))
     rm, rk = _ceil(at.bm, um), _ceil(at.bk, uk)
     nm, nk = _ceil(at.m, at.bm), _ceil(at.k, at.bk)
@@ -258,9 +261,9 @@ def _tiles(at: Blocks, elements: int, whole: bool, unit: int) -> Tiling:
 
 def _boxes(at: Blocks, elements: int, um: int, uk: int, one: Tile) -> Tiling:
     """Units in the order of their scales. one: the Tile of one unit, of um rows and uk columns"""
-    n, b = zip(*at.before, strict=True)
-    counts = tuple(_ceil(size, of_block) for size, of_block in at.before)
-    rk, nk = _ceil(at.bk, uk), _ceil(at.k, at.bk)
+    before = at.before or ()
+    counts = [_ceil(n, size) for n, size in before]
+    rm, rk, nk = _ceil(at.bm, um), _ceil(at.bk, uk), _ceil(at.k, at.bk)
     units = prod(counts) * nk * rk
     several = min(max(1, elements // (one.rows * one.part)), _padded(units))
     full = uk == one.part and at.bk % uk == 0 and at.k % at.bk == 0
@@ -273,13 +276,14 @@ def _boxes(at: Blocks, elements: int, um: int, uk: int, one: Tile) -> Tiling:
         columns=several * one.part,
         even=even,
         vector=gcd(several * one.part if even else fits, at.k, 16),
-        partial=tuple(size % of_block != 0 for size, of_block in at.before),
+        box=tuple((size if size < n else 0, n % size != 0) for n, size in before),
     )
     extents = BoxExtents(
-        units=units, across=_ceil(units, several), n=n, b=b, blocks=counts, k=at.k, bm=at.bm,
-        bk=at.bk, um=um, uk=uk, rk=rk, nk=nk,
+        units=units, n=tuple(n for n, _ in before) or (1,),  # no kernel takes an empty tuple
+        b=tuple(size for _, size in before) or (1,), blocks=tuple(counts) or (1,),
+        k=at.k, bm=at.bm, bk=at.bk, um=um, uk=uk, rm=rm, rk=rk, nk=nk,
     )  # fmt: skip
-    return Tiling(tile, _ceil(at.bm, um) * extents.across, extents)
+    return Tiling(tile, rm * _ceil(units, several), extents)
 
 
 def packs(at: Blocks, tile: Tile, uk: int, bits: int, last: int) -> bool:

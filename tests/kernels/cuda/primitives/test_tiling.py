@@ -34,7 +34,8 @@ CASES = [
     ("block2x3x7", (5, 7, 20)), ("block*x1x*", (3, 4, 6)), ("block2x*x4", (3, 5, 8)),
     ("block2x5x4x3", (2, 3, 7, 5, 6)), ("block2x2x2x2x2", (3, 3, 3, 3, 3)),
     ("block4x4x40", (9, 4, 90)), ("block2x2x1", (4, 6, 33)), ("block3x2x16", (3, 4, 64)),
-    ("block2x2x2x2x2x2x2", (2, 3, 2, 3, 2, 3, 3)),
+    ("block2x2x2x2x2x2x2", (2, 3, 2, 3, 2, 3, 3)), ("block2x*x*", (5, 3, 5)),
+    ("block1x3x3x3", (4, 5, 3, 3)),
 ]  # fmt: skip
 
 
@@ -80,7 +81,7 @@ def _groups(starts, js, masks, extents, tile: tl.constexpr, width: tl.constexpr)
     [
         ("block2x4x8", (6, 8, 32)), ("block2x2x8", (3, 5, 72)), ("block2x3x16", (5, 7, 48)),
         ("block3x3x2x1", (4, 5, 3, 8)), ("block2x2x12", (4, 3, 36)), ("block3x2x40", (6, 4, 120)),
-        ("block2x2x1", (3, 4, 20)),
+        ("block2x2x1", (3, 4, 20)), ("block1x2x3x4", (3, 4, 3, 4)),
     ],
 )  # fmt: skip
 def test_neighbours_lie_as_kernels_are_told(
@@ -92,7 +93,7 @@ def test_neighbours_lie_as_kernels_are_told(
     laid = tiling(at, 256, whole=whole, unit=256)
     assert laid is not None
     tile: Any = laid.tile
-    assert tile.partial
+    assert tile.box is not None
     assert groups(at, tile, laid.extents.uk, width)
     columns, vector = tile.columns // width, max(tile.vector // width, 1)
     starts = torch.zeros(laid.programs, tile.rows, dtype=torch.int64, device=DEVICE)
@@ -113,9 +114,11 @@ def test_neighbours_lie_as_kernels_are_told(
 def test_boxes_where_dimensions_merge() -> None:
     """Blocks that lie along two dimensions once others merge are what they always were."""
     for block, shape, expected in [
-        ("block1x2x3x3", (8, 6, 3, 3), Blocks(1, 1, 432, 1, 18)),
+        ("block1x2x3x3", (8, 6, 3, 3), Blocks(1, 1, 432, 1, 18, before=())),
+        ("block1x2x4x4", (8, 6, 4, 4), Blocks(1, 1, 768, 1, 32)),
+        ("block1x2x3x3", (8, 5, 3, 3), Blocks(1, 8, 45, 1, 18, before=((8, 1),))),
         ("block4x8x*", (2, 6, 16, 9), Blocks(2, 6, 144, 4, 72)),
-        ("block2x*x*", (4, 3, 5), Blocks(1, 1, 60, 1, 30)),
+        ("block2x*x*", (4, 3, 5), Blocks(1, 1, 60, 1, 30, before=())),
         ("block4x1x8", (2, 12, 1, 32), Blocks(1, 24, 32, 4, 8)),
         ("block2x2x2", (1, 1, 1), Blocks(1, 1, 1, 1, 1)),
         ("block4x8x16", (64, 64, 64), Blocks(1, 4096, 64, 32, 16, before=((64, 8), (64, 4)))),
