@@ -108,7 +108,7 @@ def as_range(high, low, spec: tl.constexpr):
     if spec.offset != "":
         none = high == NOTHING
         largest = tl.where(none, 0.0, float_of(ordered(high)))
-        smallest = tl.where(none, 0.0, float_of(ordered(low) ^ SIGN))
+        smallest = tl.where(none, 0.0, 0.0 - float_of(ordered(low)))  # never -0
     else:
         largest, smallest = float_of(high), 0.0 - float_of(low)
     return smallest, largest
