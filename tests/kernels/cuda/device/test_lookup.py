@@ -1,4 +1,4 @@
-"""How codes of a table are looked for: every table against a search by hand, in exact arithmetic."""
+"""How codes of a table are looked for: every table against a search by hand."""
 
 import math
 import struct

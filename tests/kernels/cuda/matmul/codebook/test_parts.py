@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda.matmul.table_parts import parts_of
+from blockscale.kernels.cuda.matmul.codebook.parts import parts_of
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The PTX that looks codes up in tables, run by an interpreter of PTX: every code in every place."""
+"""The PTX that looks codes up in tables, run by an interpreter: every code in every place."""
 
 from dataclasses import replace
 
@@ -10,8 +10,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from blockscale.core.element import ElementNumbers
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.matmul import ptx, ptx_pairs
-from blockscale.kernels.cuda.matmul.ptx_table import is_table
-from blockscale.kernels.cuda.matmul.table_parts import parts_of
+from blockscale.kernels.cuda.matmul.codebook.parts import parts_of
+from blockscale.kernels.cuda.matmul.codebook.ptx import is_table
 from tests.kernels.cuda.matmul.ptx_machine import execute, halves
 
 
