@@ -140,8 +140,8 @@ def weighted(
         return run(x.x, w, fmt, r, Ends(x.row, bias), choice.settings, dtype)
     readings = (r, *r.further)
     sums = x.x.new_empty((len(readings), rows, n), dtype=torch.float32)
-    for part, one in zip(sums, readings, strict=True):
-        part.copy_(run(x.x, w, fmt, one, NO_ENDS, choice.settings, torch.float32))
+    for i, one in enumerate(readings):  # an index, not `zip`, of which there are no recordings
+        sums[i].copy_(run(x.x, w, fmt, one, NO_ENDS, choice.settings, torch.float32))
     return add_up(sums, len(readings), Ends(x.row, bias), sums.new_empty((rows, n), dtype=dtype))
 
 

@@ -114,7 +114,10 @@ def searched(y, element: tl.constexpr):
     node = tl.zeros_like(bits) + 1
     steps: tl.constexpr = how.steps
     for step in tl.static_range(steps):
-        limit = at_index(node, element, "threshold", 1 << step, 2 << step)
+        if step == 0:  # the same for all
+            limit = tl.zeros_like(bits) + entry(element, "threshold", 1)
+        else:
+            limit = at_index(node, element, "threshold", 1 << step, 2 << step)
         above = bits > limit if how.signed_zeros else y > float_of(limit)
         node = 2 * node + above.to(tl.int32)
     place = node - (1 << steps)
@@ -122,7 +125,11 @@ def searched(y, element: tl.constexpr):
         code = place
     else:
         words: tl.constexpr = count(element, "order")
-        code = at_index(place >> 2, element, "order", 0, words) >> ((place & 3) * 8)
+        if words == 1:
+            four = tl.zeros_like(place) + entry(element, "order", 0)
+        else:
+            four = at_index(place >> 2, element, "order", 0, words)
+        code = four >> ((place & 3) * 8)
     return code
 
 

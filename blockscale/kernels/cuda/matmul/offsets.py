@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -28,10 +27,11 @@ from blockscale.kernels.cuda.matmul.finish import Ends, add_up
 from blockscale.kernels.cuda.matmul.input import Values
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.kernels.cuda.matmul.weight import Weight
-from blockscale.kernels.cuda.replay.direct import cdiv, direct
+from blockscale.kernels.cuda.replay.direct import cdiv, direct, power_of_2
 from blockscale.kernels.cuda.spec import spec
 
 _COLUMNS = 256  # blocks of a program
+_FEW = 256  # rows of x up to which the second product is of our own, which recordings repeat
 Product = Callable[[Values, Weight, str, torch.dtype], Tensor]
 
 
@@ -67,17 +67,77 @@ def product(
     sums = x.x.new_empty((2, rows, n), dtype=torch.float32)
     plain = Weight(w.codes, w.scale, zero, None)
     sums[0].copy_(main(Values(x.x), plain, str(parse(other)), torch.float32))
-    with float32_inside(sums):
-        torch.mm(block_sums(x.x, k if width == WHOLE else width), rest.t(), out=sums[1])
+    of_blocks = block_sums(x.x, k if width == WHOLE else width)
+    if rows > _FEW:
+        with float32_inside(sums):
+            torch.mm(of_blocks, rest.t(), out=sums[1])
+    else:
+        of_rest(of_blocks, rest, sums[1])
     return add_up(sums, 2, Ends(x.row, bias), sums.new_empty((rows, n), dtype=dtype))
 
 
 def block_sums(x: Tensor, width: int) -> Tensor:
     """x [rows, k] -> float32 [rows, blocks of `width`]: the sum of each."""
     rows, k = x.shape
-    if k % width:
-        x = F.pad(x, (0, -k % width))
-    return x.reshape(rows, -1, width).sum(-1, dtype=torch.float32)
+    count, part = cdiv(k, width), min(power_of_2(width), 1024)
+    sums = x.new_empty((rows, count), dtype=torch.float32)
+    blocks = max(1, 2048 // part)
+    direct(sum_blocks)[(rows, cdiv(count, blocks))](
+        x, sums, k, count, x.stride(0), x.stride(1), width, PART=part, BLOCKS=blocks,
+        PARTS=cdiv(width, part),
+    )  # fmt: skip
+    return sums
+
+
+def of_rest(of_blocks: Tensor, rest: Tensor, out: Tensor) -> None:
+    """Sums of blocks [rows, count] @ rest [n, count].T -> out [rows, n], all float32."""
+    (rows, count), n = of_blocks.shape, rest.shape[0]
+    some = min(power_of_2(count), 32)
+    direct(multiply_rest)[(cdiv(n, 64), cdiv(rows, 16))](
+        of_blocks, rest, out, rows, n, count, rest.stride(0), COUNT=some,
+        STEPS=cdiv(count, some), num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def sum_blocks(
+    x, out, k, count, stride, step, width,
+    PART: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """As `block_sums`; a program has BLOCKS blocks of a row, PART elements at a time."""
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
+    sums = tl.zeros([BLOCKS], tl.float32)
+    for part in range(PARTS):
+        inside = part * PART + tl.arange(0, PART)
+        at = block[:, None] * width + inside[None, :]
+        there = (inside < width)[None, :] & (at < k)
+        sums += tl.sum(tl.load(x + row * stride + at * step, mask=there, other=0.0).to(tl.float32), 1)
+    tl.store(out + row * count + block, sums, mask=block < count)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def multiply_rest(
+    of_blocks, rest, out, rows, n, count, stride, COUNT: tl.constexpr, STEPS: tl.constexpr
+):  # fmt: skip
+    """As `of_rest`; a program has 64 outputs of 16 rows."""
+    output = tl.program_id(0) * 64 + tl.arange(0, 64)
+    row = tl.program_id(1) * 16 + tl.arange(0, 16)
+    own, mine = tl.minimum(output, n - 1).to(tl.int64), tl.minimum(row, rows - 1).to(tl.int64)
+    sums = tl.zeros([16, 64], tl.float32)
+    for step in range(STEPS):
+        at = step * COUNT + tl.arange(0, COUNT)
+        there = at < count
+        left = tl.load(
+            of_blocks + mine[:, None] * count + at[None, :], mask=there[None, :], other=0.0
+        )
+        right = tl.load(rest + own[None, :] * stride + at[:, None], mask=there[:, None], other=0.0)
+        if COUNT >= 16:
+            sums = tl.dot(left, right, sums, input_precision="ieee")
+        else:
+            sums += tl.sum(left[:, :, None] * right[None, :, :], 1)
+    place = out + row[:, None].to(tl.int64) * n + output[None, :]
+    tl.store(place, sums, mask=(row < rows)[:, None] & (output < n)[None, :])
 
 
 def recentred(w: Operand) -> tuple[Tensor, Tensor]:
