@@ -67,6 +67,7 @@ class Blocks:
             high = torch.where(self._finite, self._values, -torch.inf).amax(self._dims)
             none = low > high
             low, high = low.masked_fill(none, 0.0), high.masked_fill(none, 0.0)
+            low = low + 0.0  # of 0 and -0 in a block either may come out: the offset is +0
         else:
             low = self._values.amin(self._dims).clamp(max=0.0)
             high = self._values.amax(self._dims).clamp(min=0.0)

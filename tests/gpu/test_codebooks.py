@@ -50,10 +50,10 @@ def test_many_ordinary_blocks(fmt: str) -> None:
 
 @pytest.mark.parametrize("fmt", CODEBOOKS)
 def test_every_midpoint(fmt: str) -> None:
-    element = fmt.split(":")[0]
+    plain = f"{fmt.split(':')[0]}:tensor:fp32"
     for scale in (1.0, 3.0, -2.0, 0.0, -0.0, 2.0**-149, 3e38):
         given = QParams(torch.tensor([scale]))
-        assert wrong(midpoints(f"{element}:tensor:fp32"), f"{element}:tensor:fp32", given=given) == []
+        assert wrong(midpoints(plain), plain, given=given) == []
 
 
 @pytest.mark.parametrize("fmt", OFFSETS)

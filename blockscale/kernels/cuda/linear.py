@@ -14,6 +14,7 @@ from blockscale.core.scales.two_level import TwoLevel
 from blockscale.kernels.cuda import interpreting
 from blockscale.kernels.cuda.dequantize import dequantize
 from blockscale.kernels.cuda.matmul import choice as ways
+from blockscale.kernels.cuda.matmul import offsets
 from blockscale.kernels.cuda.matmul.call import Call
 from blockscale.kernels.cuda.matmul.choice import WAYS, Choice
 from blockscale.kernels.cuda.matmul.codes import codes, float8_sums, pair
@@ -58,7 +59,7 @@ def linear(
         left = read(x, input)
         if w.more:  # parts that no way to multiply knows
             left = left.values() if isinstance(left, Codes) else left
-            return _in_float32(left, w, bias, x.dtype).reshape(shape)
+            return _with_offsets(left, w, bias, x.dtype).reshape(shape)
         return multiplied(left, Weight(*w[:4]), fmt, bias, x.dtype).reshape(shape)
 
 
@@ -79,6 +80,18 @@ def _checked(weight: Operand, k: int) -> Operand:
         zero_point=None if zero_point is None else zero_point.contiguous(),
         outer=None if outer is None else outer.contiguous(),
     )
+
+
+def _with_offsets(x: Values, w: Operand, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """x with a weight whose blocks have offsets: [rows, n] of dtype."""
+    other = offsets.with_zero_points(w.fmt, w.size)
+    if not other:
+        return _in_float32(x, w, bias, dtype)
+
+    def main(x: Values, weight: Weight, fmt: str, dtype: torch.dtype) -> Tensor:
+        return weighted(x, weight, fmt, None, dtype)
+
+    return offsets.product(x, w, other, bias, dtype, main)
 
 
 def multiplied(
@@ -127,8 +140,8 @@ def weighted(
         return run(x.x, w, fmt, r, Ends(x.row, bias), choice.settings, dtype)
     readings = (r, *r.further)
     sums = x.x.new_empty((len(readings), rows, n), dtype=torch.float32)
-    for part, one in zip(sums, readings, strict=True):
-        part.copy_(run(x.x, w, fmt, one, NO_ENDS, choice.settings, torch.float32))
+    for i, one in enumerate(readings):  # an index, not `zip`, of which there are no recordings
+        sums[i].copy_(run(x.x, w, fmt, one, NO_ENDS, choice.settings, torch.float32))
     return add_up(sums, len(readings), Ends(x.row, bias), sums.new_empty((rows, n), dtype=dtype))
 
 

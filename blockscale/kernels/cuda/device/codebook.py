@@ -58,8 +58,9 @@ def at_index(
         for i in tl.static_range(first, last):
             found = tl.where((index & (size - 1)) == i, entry(element, name, i), found)
     else:
-        found = shuffled(index, element, name, first // 32)
-        for part in tl.static_range(first // 32 + 1, parts):
+        begin: tl.constexpr = first // 32
+        found = shuffled(index, element, name, begin)
+        for part in tl.static_range(begin + 1, parts):
             other = shuffled(index, element, name, part)
             found = tl.where((index & -32) == part * 32, other, found)
     return found
@@ -111,16 +112,24 @@ def searched(y, element: tl.constexpr):
     if how.signed_zeros:  # as integers in the order of numbers, in which -0 is below 0
         bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     node = tl.zeros_like(bits) + 1
-    for step in tl.static_range(how.steps):
-        limit = at_index(node, element, "threshold", 1 << step, 2 << step)
+    steps: tl.constexpr = how.steps
+    for step in tl.static_range(steps):
+        if step == 0:  # the same for all
+            limit = tl.zeros_like(bits) + entry(element, "threshold", 1)
+        else:
+            limit = at_index(node, element, "threshold", 1 << step, 2 << step)
         above = bits > limit if how.signed_zeros else y > float_of(limit)
         node = 2 * node + above.to(tl.int32)
-    place = node - (1 << how.steps)
+    place = node - (1 << steps)
     if how.in_order:
         code = place
     else:
         words: tl.constexpr = count(element, "order")
-        code = at_index(place >> 2, element, "order", 0, words) >> ((place & 3) * 8)
+        if words == 1:
+            four = tl.zeros_like(place) + entry(element, "order", 0)
+        else:
+            four = at_index(place >> 2, element, "order", 0, words)
+        code = four >> ((place & 3) * 8)
     return code
 
 

@@ -77,7 +77,8 @@ def spread_scaling_pairs(scaling, spec: tl.constexpr, tile: tl.constexpr):
 
 @triton.jit
 def steps_of(x, scaling, ordinary: tl.constexpr, result: tl.constexpr, spec: tl.constexpr):
-    """Elements -> them in steps, of integers and codebooks without NaN, and the limits of what they may be.
+    """Elements -> them in steps, of integers and codebooks without NaN, and the limits of
+    what they may be.
 
     result: "codes" or "values"
     """

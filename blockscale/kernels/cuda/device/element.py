@@ -161,15 +161,21 @@ def on_line(a, u, slope: tl.constexpr, start: tl.constexpr, rounding: tl.constex
 
 
 @triton.jit
+def sign_code(y, element: tl.constexpr):
+    """Numbers in steps -> codes of `binary`."""
+    tl.static_assert(element.family == "binary", UNKNOWN)
+    return tl.where(y < 0.0, 0, 1)
+
+
+@triton.jit
 def encode(
     y, source, low, high, zero, u, element: tl.constexpr, rounding: tl.constexpr,
     asym: tl.constexpr, ordinary: tl.constexpr, bounded: tl.constexpr = False,
 ):  # fmt: skip
     """Numbers in steps, of integers and codebooks without NaN -> codes.
 
-    source: int32 [...], bits whose sign is y's
+    source: int32 [...], bits whose sign is y's; zero: int32, added to codes if `asym`
     low, high: the smallest and largest code of an integer, less the zero point
-    zero: int32, added to codes if `asym`
     ordinary: of ordinary blocks, so that y has no NaN and is far below 2^22
     bounded: of integers, as `round_integer` takes it
     """
@@ -200,8 +206,7 @@ def encode(
     elif element.family == "codebook":
         code = code_of_number(y, element)
     else:
-        tl.static_assert(element.family == "binary", UNKNOWN)
-        code = tl.where(y < 0.0, 0, 1)
+        code = sign_code(y, element)
     return code
 
 

@@ -78,8 +78,8 @@ def tables_of(element: ElementNumbers) -> Tables:
         thresholds = thresholds[half:]
     zeros = {math.copysign(1, value) for value in values if value == 0}
     signed_zeros = len(zeros) > 1
-    line = (0.0, 0.0) if signed_zeros else _line(thresholds)
     steps = max(1, (len(order) - 1).bit_length())
+    line = (0.0, 0.0) if signed_zeros or steps == 1 else _line(thresholds)
     if line[0]:
         found = _bucket_tables(thresholds, order, line)
     else:

@@ -62,7 +62,8 @@ class Scale(NamedTuple):
 def choose_step(low, high, poisoned, outer, ordinary: tl.constexpr, spec: tl.constexpr):
     """Ranges of blocks -> what is stored of their scales.
 
-    low, high: float32, low <= 0 <= high, unless blocks have offsets; poisoned: bool; outer: float32, the outer scale
+    low, high: float32, low <= 0 <= high, unless blocks have offsets
+    poisoned: bool; outer: float32, the outer scale
     ordinary: for ordinary blocks, of which what underflows is less than the least inner scale
     """
     near: tl.constexpr = ordinary and uses_markstein(spec)

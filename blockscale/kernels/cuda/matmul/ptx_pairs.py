@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockscale.core.element import ElementNumbers
+from blockscale.kernels.cuda.matmul.codebook.ptx import is_table, looked_up
 from blockscale.kernels.cuda.matmul.ptx import (
     bf16,
     both,
@@ -23,7 +24,6 @@ from blockscale.kernels.cuda.matmul.ptx import (
     sign,
     times,
 )
-from blockscale.kernels.cuda.matmul.ptx_table import is_table, looked_up
 
 WORD = 32
 

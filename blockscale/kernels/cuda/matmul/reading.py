@@ -13,8 +13,8 @@ from blockscale.core.parse import parse
 from blockscale.core.scale import FloatScale, PowerOfTwo
 from blockscale.core.scales.two_level import TwoLevel
 from blockscale.kernels.cuda.matmul import ptx
+from blockscale.kernels.cuda.matmul.codebook.parts import parts_of
 from blockscale.kernels.cuda.matmul.ptx_pairs import NO_PAIRS, Pairs, pairs, six
-from blockscale.kernels.cuda.matmul.table_parts import parts_of
 from blockscale.kernels.cuda.spec import Spec, spec
 from blockscale.kernels.numbers import lower
 
@@ -41,7 +41,7 @@ class Reading:
     decode, registers, decode_scale: PTX (ptx.py) and what it takes
     pairs: the same for few rows (ptx_pairs.py)
     lift: what PTX leaves to multiply the sums by
-    further: how the other parts of a table are read, whose products are added (table_parts.py)
+    further: how the other parts of a table are read, whose products are added (codebook/parts.py)
     multiplier: what the values of the parts are too large by
     """
 
@@ -179,7 +179,8 @@ def _six(fmt: Format, k: int, fold: str, numbers: Spec) -> dict[str, Any]:
     width = fmt.block.sizes_for(2)[1]
     by_rows = width == WHOLE or width >= k
     powers = fold in ("bytes", "floats") and width % 32 == 0
-    if fmt.bits != 6 or isinstance(fmt.element, Codebook) or k % 16 or fmt.asym or not (by_rows or powers):
+    plain = not (fmt.asym or isinstance(fmt.element, Codebook))
+    if fmt.bits != 6 or k % 16 or not plain or not (by_rows or powers):
         return {}
     scale = ptx.decode_exponents(numbers.fraction_bits) if fold == "bytes" else ""
     return {"pairs": six(numbers.element, powers), "decode_scale": scale}

@@ -33,8 +33,7 @@ def decode_tile(
     outer: float32, an outer scale for each block, or one for all; None with one level
     zero: int32, the zero points of all blocks; None where the format has none
     offset: float32, bfloat16 or float16, the offsets of all blocks; None where the format has none
-    outer_count: how many outer scales there are
-    extents: a tiling.Extents
+    outer_count: how many outer scales there are; extents: a tiling.Extents
     """
     place = locate(tile, extents, 1)
     element: tl.constexpr = spec.element
@@ -49,9 +48,8 @@ def decode_tile(
         code = load_packed(packed, groups, bits, side, tile)
     else:
         code = load_ragged(packed, place.start, place.j, mask, bits, size)
-    given = load_scale(
-        scale, outer, zero, offset, index, place.present, index % outer_count, spec
-    )
+    above = index % outer_count
+    given = load_scale(scale, outer, zero, offset, index, place.present, above, spec)
     if kind is not None:
         value = code.to(kind, bitcast=True).to(tl.float32)
     else:
@@ -61,8 +59,7 @@ def decode_tile(
     value = value * spread(given.step, tile)
     if spec.offset != "":
         value = value + spread(given.offset, tile)
-    value = narrow(value, out.dtype.element_ty)
-    tl.store(out + at, value, mask=mask, cache_modifier=".cs")
+    tl.store(out + at, narrow(value, out.dtype.element_ty), mask=mask, cache_modifier=".cs")
 
 
 @triton.constexpr_function

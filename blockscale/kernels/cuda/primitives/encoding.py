@@ -209,9 +209,7 @@ def encode_with(
         if counts_binades(ordinary, spec):
             element: tl.constexpr = spec.element
             first, second = turning_points(scale.divisor, element)
-            scaling = Scaling(
-                first, second, scaling.by, scaling.step, scaling.zero, scaling.offset
-            )
+            scaling = Scaling(first, second, scaling.by, scaling.step, scaling.zero, scaling.offset)
         u, u_2 = 0.0, 0.0
         if spec.rounding == "stochastic" and tile.result != "gradient":
             u, u_2 = draw(x, at, target.seed, takes_pairs(dtype, tile), tile)

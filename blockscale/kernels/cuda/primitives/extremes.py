@@ -23,8 +23,8 @@ ONE: tl.constexpr = tl.constexpr(0x00800000)  # of an exponent
 class Extremes(NamedTuple):
     """Of each unit, int32 [units], as bits of float32 numbers that are at least 0.
 
-    Where blocks have offsets, `high` and `low` are `ordered`, and may be below 0; NOTHING where there
-    is no number.
+    Where blocks have offsets, `high` and `low` are `ordered`, and may be below 0; NOTHING where
+    there is no number.
 
     high: the largest number
     low: the smallest number, negated
@@ -108,7 +108,7 @@ def as_range(high, low, spec: tl.constexpr):
     if spec.offset != "":
         none = high == NOTHING
         largest = tl.where(none, 0.0, float_of(ordered(high)))
-        smallest = tl.where(none, 0.0, float_of(ordered(low) ^ SIGN))
+        smallest = tl.where(none, 0.0, 0.0 - float_of(ordered(low)))  # never -0
     else:
         largest, smallest = float_of(high), 0.0 - float_of(low)
     return smallest, largest

@@ -92,7 +92,7 @@ def _as_range(fmt: Form, work: Tensor) -> tuple[Tensor, Tensor]:
         return -work[1].view(torch.float32), work[0].view(torch.float32)
     ordered = work[:2] ^ ((work[:2] >> 31) & 0x7FFFFFFF)
     found = ordered.view(torch.float32).masked_fill(work[:2] == NOTHING.value, 0.0)
-    return -found[1], found[0]
+    return 0.0 - found[1], found[0]  # never -0
 
 
 def encode(

@@ -1,4 +1,4 @@
-"""PTX that looks 4-bit codes up in a table of 16 bfloat16: bytes are permuted, four codes at a time.
+"""PTX that looks 4-bit codes up in a table of 16 bfloat16, by permuting bytes.
 
 A permutation picks four of eight bytes by three bits each. So 16 bytes take two of them, and a
 third one picks by the fourth bit; the upper and the lower bytes of the values are looked up apart.

@@ -1,0 +1,1 @@
+"""Weights whose elements are tables: as sums of tables of bfloat16, which PTX looks codes up in."""

@@ -1,0 +1,168 @@
+"""Integers with offsets: a product with zero points, and one of the sums of x with what is left.
+
+    code * step + b = (code - z) * step + rest,   z = b / -step rounded,   rest = z * step + b
+
+A value is nearer to 0 than a step only where its code is z or next to it, so that neither product
+is much larger than theirs: sums of codes without zero points would cancel against those of b.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from blockscale.core.arithmetic.precision import float32_inside
+from blockscale.core.block import WHOLE
+from blockscale.core.operand import Operand
+from blockscale.core.parse import parse
+from blockscale.core.scale import FloatScale
+from blockscale.core.scales.two_level import TwoLevel
+from blockscale.kernels.cuda.device.numerics import MAGIC
+from blockscale.kernels.cuda.device.scale import load_scale
+from blockscale.kernels.cuda.matmul.finish import Ends, add_up
+from blockscale.kernels.cuda.matmul.input import Values
+from blockscale.kernels.cuda.matmul.reading import reading
+from blockscale.kernels.cuda.matmul.weight import Weight
+from blockscale.kernels.cuda.replay.direct import cdiv, direct, power_of_2
+from blockscale.kernels.cuda.spec import spec
+
+_COLUMNS = 256  # blocks of a program
+_FEW = 256  # rows of x up to which the second product is of our own, which recordings repeat
+Product = Callable[[Values, Weight, str, torch.dtype], Tensor]
+
+
+@cache
+def with_zero_points(spelling: str, k: int) -> str:
+    """The format whose product with rows of k is one part of this one's; "" where there is none.
+
+    What a code loses next to the zero point is counted in values of the largest code: few bits,
+    or steps with which these are exact.
+    """
+    form = parse(spelling)
+    if form.offset is None or not form.element.integer or isinstance(form.scale, TwoLevel):
+        return ""
+    exact = not isinstance(form.scale, FloatScale) or form.scale.name != "fp32"
+    if form.bits > (8 if exact else 4):
+        return ""
+    other = f"{form.element.name}:{form.block}:{form.scale}:asym"
+    return other if reading(str(parse(other)), k) is not None else ""
+
+
+def product(
+    x: Values, w: Operand, other: str, bias: Tensor | None, dtype: torch.dtype, main: Product
+) -> Tensor:
+    """x [rows, k] @ weight.T -> [rows, n] of dtype.
+
+    other: of `with_zero_points`; main: multiplies with a weight in that format
+    """
+    (rows, k), n = x.x.shape, w.codes.shape[0]
+    zero, rest = recentred(w)
+    height, width = w.format.block.sizes_for(2)
+    if height != 1:
+        rest = rest.repeat_interleave(n if height == WHOLE else height, 0)[:n]
+    sums = x.x.new_empty((2, rows, n), dtype=torch.float32)
+    plain = Weight(w.codes, w.scale, zero, None)
+    sums[0].copy_(main(Values(x.x), plain, str(parse(other)), torch.float32))
+    of_blocks = block_sums(x.x, k if width == WHOLE else width)
+    if rows > _FEW:
+        with float32_inside(sums):
+            torch.mm(of_blocks, rest.t(), out=sums[1])
+    else:
+        of_rest(of_blocks, rest, sums[1])
+    return add_up(sums, 2, Ends(x.row, bias), sums.new_empty((rows, n), dtype=dtype))
+
+
+def block_sums(x: Tensor, width: int) -> Tensor:
+    """x [rows, k] -> float32 [rows, blocks of `width`]: the sum of each."""
+    rows, k = x.shape
+    count, part = cdiv(k, width), min(power_of_2(width), 1024)
+    sums = x.new_empty((rows, count), dtype=torch.float32)
+    blocks = max(1, 2048 // part)
+    direct(sum_blocks)[(rows, cdiv(count, blocks))](
+        x, sums, k, count, x.stride(0), x.stride(1), width, PART=part, BLOCKS=blocks,
+        PARTS=cdiv(width, part),
+    )  # fmt: skip
+    return sums
+
+
+def of_rest(of_blocks: Tensor, rest: Tensor, out: Tensor) -> None:
+    """Sums of blocks [rows, count] @ rest [n, count].T -> out [rows, n], all float32."""
+    (rows, count), n = of_blocks.shape, rest.shape[0]
+    some = min(power_of_2(count), 32)
+    direct(multiply_rest)[(cdiv(n, 64), cdiv(rows, 16))](
+        of_blocks, rest, out, rows, n, count, rest.stride(0), COUNT=some,
+        STEPS=cdiv(count, some), num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def sum_blocks(
+    x, out, k, count, stride, step, width,
+    PART: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """As `block_sums`; a program has BLOCKS blocks of a row, PART elements at a time."""
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
+    sums = tl.zeros([BLOCKS], tl.float32)
+    for part in range(PARTS):
+        inside = part * PART + tl.arange(0, PART)
+        at = block[:, None] * width + inside[None, :]
+        there = (inside < width)[None, :] & (at < k)
+        sums += tl.sum(tl.load(x + row * stride + at * step, mask=there, other=0.0).to(tl.float32), 1)
+    tl.store(out + row * count + block, sums, mask=block < count)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def multiply_rest(
+    of_blocks, rest, out, rows, n, count, stride, COUNT: tl.constexpr, STEPS: tl.constexpr
+):  # fmt: skip
+    """As `of_rest`; a program has 64 outputs of 16 rows."""
+    output = tl.program_id(0) * 64 + tl.arange(0, 64)
+    row = tl.program_id(1) * 16 + tl.arange(0, 16)
+    own, mine = tl.minimum(output, n - 1).to(tl.int64), tl.minimum(row, rows - 1).to(tl.int64)
+    sums = tl.zeros([16, 64], tl.float32)
+    for step in range(STEPS):
+        at = step * COUNT + tl.arange(0, COUNT)
+        there = at < count
+        left = tl.load(
+            of_blocks + mine[:, None] * count + at[None, :], mask=there[None, :], other=0.0
+        )
+        right = tl.load(rest + own[None, :] * stride + at[:, None], mask=there[:, None], other=0.0)
+        if COUNT >= 16:
+            sums = tl.dot(left, right, sums, input_precision="ieee")
+        else:
+            sums += tl.sum(left[:, :, None] * right[None, :, :], 1)
+    place = out + row[:, None].to(tl.int64) * n + output[None, :]
+    tl.store(place, sums, mask=(row < rows)[:, None] & (output < n)[None, :])
+
+
+def recentred(w: Operand) -> tuple[Tensor, Tensor]:
+    """A weight with offsets -> zero points, int32, and what these leave, float32, of each block."""
+    assert w.more is not None
+    zero = torch.empty(w.scale.shape, dtype=torch.int32, device=w.scale.device)
+    rest = torch.empty(w.scale.shape, dtype=torch.float32, device=w.scale.device)
+    count = w.scale.numel()
+    run: Any = direct(recentre)[(cdiv(count, _COLUMNS),)]
+    run(
+        w.scale, w.more[0].contiguous(), zero, rest, count, spec=spec(w.fmt), columns=_COLUMNS,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+    return zero, rest
+
+
+@triton.jit
+def recentre(scale, offset, zero, rest, count, spec: tl.constexpr, columns: tl.constexpr):
+    """Stored scales and offsets [count] -> zero points, and what is left: float32."""
+    index = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, columns)
+    present = index < count
+    given = load_scale(scale, None, None, offset, index, present, index, spec)
+    near = tl.div_rn(0.0 - given.offset, given.step)
+    near = tl.where(near == near, near, 0.0)
+    near = tl.minimum(tl.maximum(near, spec.element.low), spec.element.high)
+    whole = (near + MAGIC) - MAGIC
+    tl.store(zero + index, whole.to(tl.int32), mask=present)
+    tl.store(rest + index, whole * given.step + given.offset, mask=present)
