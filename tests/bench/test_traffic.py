@@ -8,8 +8,14 @@ from blockscale.bench.groups.primitives import MORE
 from blockscale.bench.traffic import moved, reads, stored_bytes
 
 SPELLINGS = [*bs.formats(), *MORE, "int4:group32:(uint4:channel0:fp32)", "e2m1:tile2x8:bf16"]
+SPELLINGS += ["uint4:group32:fp16:offset", "uint4:group32:fp32:asym(fp16)", "nf4:flat64:fp32"]
+SPELLINGS += [
+    "uint4:group8:(uint6:group2:fp16):offset(uint6:group2:fp16)",
+    "int4:flat8:(e4m3:tensor:bf16)",
+]
 
 
+@pytest.mark.filterwarnings("ignore:no cpu kernel runs:UserWarning")
 @pytest.mark.parametrize("shape", [(3, 40), (2, 3, 33)])
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_stored_bytes_are_those_of_the_tensors(name, shape):

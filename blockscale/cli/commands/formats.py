@@ -40,9 +40,7 @@ def formats(
 
 def _facts(name: str, fmt: Format) -> dict[str, Any]:
     """What the catalogue says of a format."""
-    largest = fmt.element.max
-    if isinstance(fmt.element, Integer):
-        largest = max(abs(limit) for limit in fmt.element.limits(fmt.wide))
+    largest = max(abs(limit) for limit in fmt.element.limits(fmt.wide))
     unit = 2.0**-fmt.fraction_bits  # integers under e8m0 are fixed-point numbers below 2
     return {
         "name": name,

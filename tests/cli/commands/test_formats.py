@@ -16,6 +16,18 @@ def run(*args):
     return CliRunner().invoke(app, list(args))
 
 
+MORE = [
+    *(
+        "int5:group64:bf16:full",
+        "uint3:tensor:fp32",
+        "int4:group32:fp16:signed",
+        "log8f3:token:fp32",
+    ),
+    *("nf4:flat64:fp32", "iq4_nl:group32:fp16", "fp4:group64:fp32", "int8:group32:e8m0/given"),
+    "uint4:group32:(uint6:group8:fp16):offset(uint6:group8:fp16)",
+]
+
+
 def test_the_catalogue():
     lines = [line.split() for line in run("formats").stdout.splitlines()]
     assert lines[0] == ["name", "spelling", "largest", "smallest", "range", "dB", "bits"]
@@ -38,7 +50,7 @@ def test_the_catalogue_as_json():
     }
 
 
-@pytest.mark.parametrize("name", [*formats(), "int5:group64:bf16:full", "uint3:tensor:fp32"])
+@pytest.mark.parametrize("name", [*formats(), *MORE])
 def test_one_format(name):
     data = json.loads(run("formats", name, "--json").stdout)
     fmt = parse(name)

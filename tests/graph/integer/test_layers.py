@@ -75,3 +75,22 @@ def test_dead_channels(weight: str) -> None:
         check(model, x)
         offset = with_integer_bias(model)[0].bias - model[0].bias
         assert (offset.abs() < 2.0**-9).all()
+
+
+@pytest.mark.filterwarnings("ignore:no cpu kernel runs:UserWarning")
+def test_numbers_that_no_shift_gives() -> None:
+    for weight, inputs in (
+        ("int8:channel0:pow2/ceil:offset", INT8),
+        ("uint8:channel0:pow2/ceil:asym(fp32)", INT8),
+    ):
+        model = nn.Sequential(nn.Linear(8, 4))
+        bs.quantize_(model, bs.Recipe(weight, inputs))
+        model[0].input.set_scale(torch.tensor([1.0]))
+        with pytest.raises(NotIntegerError, match=r"weight of '0' .*a float is added to its codes"):
+            to_integer(model, torch.zeros(1, 8))
+    for scale in (0.3, -0.5, 0.0):
+        model = linear(scale=scale)
+        with pytest.raises(
+            NotIntegerError, match="input of '0' was given a scale that is no power"
+        ):
+            to_integer(model, torch.zeros(1, 8))
