@@ -8,6 +8,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from blockscale.compat.torchao import kernels
 from blockscale.compat.torchao.dtypes import (
     check_float,
     check_float_dtype,
@@ -48,6 +49,12 @@ def choose_qparams_affine(
     rule = read_rule(mapping_type, zero_point_domain, preserve_zero)
     codes = limits(target_dtype, quant_min, quant_max)
     split = split_blocks(input.shape, block_size)
+    found = kernels.chosen(input.detach(), split, rule, codes, eps)
+    if found is not None:
+        shape = split.counts if keepdim else split.outside
+        scale, zero_point = (None if part is None else part.reshape(shape) for part in found)
+        assert scale is not None
+        return _stored(scale, zero_point, rule, codes, scale_dtype, zero_point_dtype)
     # detach, not torch.no_grad: torch.export would move what that covers into a submodule
     low, high = split.ranges(input.detach(), keepdim)
     return _qparams(low, high, rule, codes, eps, scale_dtype, zero_point_dtype)
@@ -107,13 +114,31 @@ def _qparams(
         low, high = low.clamp(max=0), high.clamp(min=0)
     # The floor comes before scale_dtype: the float16 scale of a tiny float32 block may still be 0.
     scale = _raw_scale(low, high, rule.mapping, codes).clamp(min=eps)
+    if rule.domain is ZeroPointDomain.FLOAT:
+        middle = low + scale * ((codes[1] + codes[0] + 1) / 2)
+        return scale.to(scale_dtype), middle.to(_float_or(zero_point_dtype, low.dtype))
+    zero_point = None
+    if rule.mapping is MappingType.ASYMMETRIC:
+        check_reaches(low.dtype, *codes)
+        zero_point = (codes[0] - (low / scale).round()).clamp(*codes)
+    return _stored(scale, zero_point, rule, codes, scale_dtype, zero_point_dtype)
+
+
+def _stored(
+    scale: Tensor,
+    zero_point: Tensor | None,
+    rule: Rule,
+    codes: tuple[float, float],
+    scale_dtype: torch.dtype | None,
+    zero_point_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor | None]:
+    """A scale and the code of zero, which a symmetric one has in the middle, in their dtypes."""
+    scale_dtype = scale.dtype if scale_dtype is None else scale_dtype
+    check_float_dtype(scale_dtype, "scale_dtype")
     stored = scale.to(scale_dtype)
     if rule.domain is ZeroPointDomain.NONE:
         return stored, None
-    if rule.domain is ZeroPointDomain.FLOAT:
-        middle = low + scale * ((codes[1] + codes[0] + 1) / 2)
-        return stored, middle.to(_float_or(zero_point_dtype, low.dtype))
-    return stored, _integer_zero_point(low, scale, rule.mapping, codes, zero_point_dtype)
+    return stored, _integer_zero_point(zero_point, scale, codes, zero_point_dtype)
 
 
 def _raw_scale(
@@ -131,19 +156,17 @@ def _raw_scale(
 
 
 def _integer_zero_point(
-    low: Tensor,
+    zero_point: Tensor | None,
     scale: Tensor,
-    mapping: MappingType,
     codes: tuple[float, float],
     dtype: torch.dtype | None,
 ) -> Tensor:
-    """The code of zero. A symmetric one is the middle code, in scale's dtype for dtype None."""
+    """The code of zero in its dtype: dtype None is int32, or scale's for the middle code."""
     quant_min, quant_max = codes
-    if mapping is MappingType.ASYMMETRIC:
+    if zero_point is not None:
         dtype = torch.int32 if dtype is None else dtype
-        check_reaches(scale.dtype, quant_min, quant_max)
         check_holds(dtype, quant_min, quant_max)
-        return (quant_min - (low / scale).round()).clamp(quant_min, quant_max).to(dtype)
+        return zero_point.to(dtype)
     middle = int((quant_max + quant_min + 1) / 2)
     dtype = scale.dtype if dtype is None else dtype
     check_reaches(scale.dtype, middle, middle)

@@ -8,7 +8,6 @@ import torch
 from blockscale.compat.torchao.dtypes import limits
 from blockscale.compat.torchao.enums import MappingType, read_member
 from blockscale.compat.torchao.split import split_blocks
-from blockscale.core.block import SPELLINGS
 from blockscale.core.parse import parse
 
 WHOLE = -1  # in a block_size: all of this dimension
@@ -33,11 +32,15 @@ def to_format(
     """
     mapping = read_member(MappingType, mapping_type)
     low, high = limits(target_dtype, quant_min, quant_max)
-    element, options = _element(mapping, low, high)
+    element, options = element_of(mapping, low, high)
     return str(parse(":".join([element, _block(block_size, shape), "fp32", *options, "recip"])))
 
 
-def _element(mapping: MappingType, low: float, high: float) -> tuple[str, list[str]]:
+def element_of(mapping: MappingType, low: float, high: float) -> tuple[str, list[str]]:
+    """The element with codes of low ... high and the options that choose as `mapping` does.
+
+    Raises ValueError if no format has them.
+    """
     bits = int(high + 1).bit_length() - 1
     if high != 2**bits - 1 or not 1 <= bits <= 16:
         raise _no_format(f"codes {low} ... {high}", "integers of 1 to 16 bits")
@@ -74,8 +77,8 @@ def _block(block_size: Sequence[int], shape: Sequence[int] | None) -> str:
         return f"group{sizes[dim]}" + (f"@{dim}" if dim < rank - 1 else "")
     if long == [rank - 2, rank - 1] and WHOLE not in sizes:
         return f"tile{sizes[-2]}x{sizes[-1]}"
-    hint = "" if shape is not None else "; pass shape= so that -1 has a size"
-    raise _no_format(f"block_size {tuple(block_size)}", SPELLINGS + hint)
+    named = ["*" if dim not in cut else str(n) for dim, n in enumerate(sizes)]
+    return "block" + "x".join("1" if n == 1 else name for n, name in zip(sizes, named, strict=True))
 
 
 def _no_format(found: str, there_are: str) -> ValueError:

@@ -8,6 +8,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from blockscale.compat.torchao import kernels
 from blockscale.compat.torchao.dtypes import (
     check_codes,
     check_float,
@@ -49,6 +50,11 @@ def quantize_affine(
     split = split_blocks(input.shape, block_size)
     domain = read_member(ZeroPointDomain, zero_point_domain)
     scale, zero_point = _spread(split, scale.detach(), zero_point, domain)
+    stored = stored_in(output_dtype)
+    if domain is not ZeroPointDomain.FLOAT:
+        found = kernels.quantized(input.detach(), split, scale, zero_point, (low, high))
+        if found is not None:
+            return found.to(stored)
     x = input.detach().reshape(split.view)
     if domain is ZeroPointDomain.FLOAT:
         to_least = scale * ((high + low + 1) / 2)
@@ -59,7 +65,7 @@ def quantize_affine(
         if zero_point is not None:
             codes = codes + zero_point
     check_reaches(codes.dtype, low, high)
-    return codes.clamp(low, high).reshape(input.shape).to(stored_in(output_dtype))
+    return codes.clamp(low, high).reshape(input.shape).to(stored)
 
 
 def dequantize_affine(
@@ -88,6 +94,10 @@ def dequantize_affine(
     split = split_blocks(input.shape, block_size)
     domain = read_member(ZeroPointDomain, zero_point_domain)
     scale, zero_point = _spread(split, scale, zero_point, domain)
+    if domain is not ZeroPointDomain.FLOAT:
+        found = kernels.dequantized(input, split, scale, zero_point, output_dtype)
+        if found is not None:
+            return found
     codes = input.reshape(split.view)
     if domain is ZeroPointDomain.FLOAT:
         values = (codes.to(torch.float32) - (high + low + 1) / 2).to(output_dtype)

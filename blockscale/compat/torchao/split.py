@@ -20,6 +20,11 @@ class Split(NamedTuple):
     per_block: tuple[int, ...]
     counts: tuple[int, ...]
 
+    @property
+    def outside(self) -> tuple[int, ...]:
+        """`view` without the dimensions inside of blocks."""
+        return tuple(n for dim, n in enumerate(self.view) if dim not in self.inside)
+
     def ranges(self, x: Tensor, keepdim: bool) -> tuple[Tensor, Tensor]:
         """x [...] -> the smallest and the largest value of each block, [counts] with keepdim.
 

@@ -63,8 +63,6 @@ def test_format_has_torchaos_bits(mapping, block, target, limits, spelling: str)
         ((SYMMETRIC, (1, 32), torch.int1), "codes -1 ... 0"),
         ((SYMMETRIC, (1, 32), torch.int32), "integers of 1 to 16 bits"),
         ((ASYMMETRIC, (1, 32), torch.int8, -127, 127), "ASYMMETRIC with codes -127"),
-        ((SYMMETRIC, (2, 3, 32), torch.int8), "tensor, channelA"),
-        ((SYMMETRIC, (1, -1, 1), torch.int8), "pass shape="),
     ],
 )
 def test_no_format(args, message: str) -> None:
@@ -82,3 +80,8 @@ def test_blocks_of_any_rank_have_a_spelling() -> None:
     assert block((1, -1, 1), (2, 4, 64)) == "group4@1"
     assert block((1, 16, -1), (2, 32, 64)) == "tile16x64"
     assert block((1, 64), (1, 64)) == block(()) == "tensor"
+    assert block((2, 3, 32)) == block((2, 3, 32), (4, 6, 64)) == "block2x3x32"
+    assert block((3, 3, 2, 1)) == block((3, 3, 2, 1), (9, 6, 4, 5)) == "block3x3x2x1"
+    assert block((1, 2, -1, -1)) == block((1, 2, 3, 3), (8, 6, 3, 3)) == "block2x*x*"
+    assert block((1, -1, 1)) == "block*x1"
+    assert block((-1, 4, 1), (2, 8, 3)) == "block*x4x1"

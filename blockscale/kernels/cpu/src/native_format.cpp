@@ -23,8 +23,8 @@ std::vector<int64_t> NativeFormat::sizes(size_t rank) const {
     return sizes;
 }
 
-Grid NativeFormat::grid(const std::vector<int64_t>& shape) const {
-    return make_grid(shape.data(), sizes(shape.size()).data(), static_cast<int>(shape.size()));
+OwnedGrid NativeFormat::grid(const std::vector<int64_t>& shape) const {
+    return make_grid(shape, sizes(shape.size()));
 }
 
 std::vector<int64_t> NativeFormat::scale_shape(const std::vector<int64_t>& shape) const {
@@ -34,17 +34,18 @@ std::vector<int64_t> NativeFormat::scale_shape(const std::vector<int64_t>& shape
     return found;
 }
 
-Layout NativeFormat::layout(const std::vector<int64_t>& shape) const {
-    return {grid(shape), inner_ ? inner_->grid(scale_shape(shape)) : kNoBlocks};
+OwnedLayout NativeFormat::layout(const std::vector<int64_t>& shape) const {
+    return {grid(shape), inner_ ? inner_->grid(scale_shape(shape)) : OwnedGrid()};
 }
 
-Layout NativeFormat::matrix(int64_t rows, int64_t columns) const {
+OwnedLayout NativeFormat::matrix(int64_t rows, int64_t columns) const {
     std::vector<int64_t> shape{rows, columns}, block = sizes(2);
     for (int i : {0, 1}) block[i] = block[i] == 0 ? shape[i] : std::min(block[i], shape[i]);
-    Grid grid{.planes = 1, .rows = rows, .columns = columns, .block_planes = 1,
-              .block_rows = std::max<int64_t>(block[0], 1),
-              .block_columns = std::max<int64_t>(block[1], 1)};
-    return {grid, inner_ ? inner_->grid(scale_shape(shape)) : kNoBlocks};
+    OwnedGrid made;
+    made.grid = {.planes = 1, .rows = rows, .columns = columns, .block_planes = 1,
+                 .block_rows = std::max<int64_t>(block[0], 1),
+                 .block_columns = std::max<int64_t>(block[1], 1)};
+    return {std::move(made), inner_ ? inner_->grid(scale_shape(shape)) : OwnedGrid()};
 }
 
 }  // namespace blockscale

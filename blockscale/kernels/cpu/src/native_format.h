@@ -2,12 +2,21 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
-#include "grid.h"
+#include "make_grid.h"
 #include "spec.h"
 
 namespace blockscale {
+
+// A layout and what it refers to, of which the second belongs to two-level scales.
+struct OwnedLayout : Layout {
+    OwnedLayout(OwnedGrid grid, OwnedGrid of_scales)
+        : Layout{grid.grid, of_scales.grid}, kept{std::move(grid), std::move(of_scales)} {}
+
+    OwnedGrid kept[2];
+};
 
 class NativeFormat {
 public:
@@ -17,14 +26,14 @@ public:
                  std::shared_ptr<NativeFormat> inner);
 
     const Spec& spec() const { return spec_; }
-    Layout layout(const std::vector<int64_t>& shape) const;
+    OwnedLayout layout(const std::vector<int64_t>& shape) const;
     // The layout of a matrix whose rows stay rows, for kernels that take them one by one.
-    Layout matrix(int64_t rows, int64_t columns) const;
+    OwnedLayout matrix(int64_t rows, int64_t columns) const;
     std::vector<int64_t> scale_shape(const std::vector<int64_t>& shape) const;
 
 private:
     std::vector<int64_t> sizes(size_t rank) const;
-    Grid grid(const std::vector<int64_t>& shape) const;
+    OwnedGrid grid(const std::vector<int64_t>& shape) const;
 
     Spec spec_;
     std::vector<int64_t> block_;

@@ -5,14 +5,14 @@
 #include "../simd/array.h"
 #include "../simd/environment.h"
 #include "chunk.h"
-#include "means.h"
+#include "interleaved.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {
 
 // Rows whose blocks divide them, one after another, are one long row: short rows cost no calls.
 inline Grid flattened(const Grid& g) {
-    bool own_row = g.block_rows == 1 && g.block_planes == 1;
+    bool own_row = g.block_rows == 1 && g.block_planes == 1 && !g.outer && !g.interleaved;
     if (g.planes * g.rows == 1 || !own_row || g.columns % g.block_columns) return g;
     return {1, 1, g.size(), 1, 1, g.block_columns};
 }
@@ -40,27 +40,41 @@ struct Plan {
         return strips > 1 ? strip : strip * grid.block_rows;
     }
 
-    // Planes of a unit: [r.plane, r.plane + unit_planes()).
-    int64_t unit_planes() const { return cached ? grid.planes / grid.scale_planes() : 1; }
+    // Call body(rectangle) for each plane of a unit.
+    template <class Body>
+    void for_unit_planes(const Rectangle& unit, Body body) const {
+        if (!cached) return body(unit);
+        for_planes(grid, unit.plane, [&](int64_t plane) {
+            Rectangle r = unit;
+            r.plane = plane;
+            body(r);
+        });
+    }
 
     Rectangle unit(int64_t i) const {
         int64_t column = i % strips * strip, rest = i / strips;
         int64_t part = rest % parts, band = rest / parts % bands(), plane = rest / parts / bands();
         int64_t row = band * grid.block_rows + part * rows;
         int64_t end = smaller(smaller((band + 1) * grid.block_rows, grid.rows), row + rows);
-        return {plane * unit_planes(), row, larger(end - row, 0), column,
+        return {cached ? grid.first_plane(plane) : plane, row, larger(end - row, 0), column,
                 smaller(strip, grid.columns - column)};
     }
 
     // The index of the first block of a unit in the stored scale.
     int64_t block(const Rectangle& r) const {
-        int64_t plane = grid.block_planes == grid.planes ? 0 : r.plane;
-        return (plane * grid.scale_rows() + r.row / grid.block_rows) * grid.scale_columns() +
-               r.column / grid.block_columns;
+        int64_t row = grid.scale_plane(r.plane) * grid.scale_rows() + r.row / grid.block_rows;
+        return row * grid.scale_columns() + r.column / grid.block_columns * grid.period_blocks;
+    }
+
+    // How many blocks a piece touches at most.
+    int64_t most_blocks() const {
+        return grid.interleaved ? grid.interleaved->blocks
+                                : ceil_div(piece, grid.block_columns) + 1;
     }
 
     // How many blocks it touches.
     int64_t blocks(const Rectangle& r) const {
+        if (grid.interleaved) return ceil_div(r.columns, grid.block_columns) * grid.period_blocks;
         return (r.column + r.columns - 1) / grid.block_columns - r.column / grid.block_columns + 1;
     }
 };
@@ -80,13 +94,17 @@ inline Plan make_plan(const Grid& full, bool choosing, bool waits = false) {
     int64_t block_rows = smaller(g.block_rows, g.rows);
     int64_t height = block_rows * g.block_planes;  // of a cached unit
     int64_t narrow = smaller(g.columns, larger(g.block_columns, 64));
-    p.cached = choosing && height * narrow <= 8 * kUnit;
+    if (g.interleaved) narrow = g.interleaved->strip;
+    // To spread the scales of interleaved blocks over their columns pays for many rows.
+    p.cached = (choosing || g.interleaved) && height * narrow <= 8 * kUnit;
     // Short pieces of many rows are slow to fetch: rather units that fill half of L2.
     int64_t wide = height > 1 ? smaller(2048, 8 * kUnit / height) : 0;
-    p.strip = strip_of(g, p.cached ? larger(larger(kUnit / height, wide), narrow) : kUnit);
+    p.strip = g.interleaved
+                  ? narrow
+                  : strip_of(g, p.cached ? larger(larger(kUnit / height, wide), narrow) : kUnit);
     // Blocks that are few to a piece are no reason for pieces, unless memory is waited for.
     int64_t piece = larger(waits ? kPiece : 2 * kPiece, narrow);
-    bool whole = height > 1 || (!waits && narrow >= 128);
+    bool whole = height > 1 || g.interleaved || (!waits && narrow >= 128);
     p.piece = whole ? p.strip : smaller(p.strip, strip_of(g, piece));
     p.strips = ceil_div(g.columns, p.strip);
     // Statistics of parts of a block are merged one part at a time, and each unit loads its scales:
@@ -104,9 +122,9 @@ struct OuterIndex {
     int64_t operator()(int64_t i) const {
         if (single) return 0;
         int64_t column = i % grid.columns, row = i / grid.columns % grid.rows;
-        int64_t plane = grid.block_planes == grid.planes ? 0 : i / grid.columns / grid.rows;
+        int64_t plane = grid.scale_plane(i / grid.columns / grid.rows);
         return (plane * grid.scale_rows() + row / grid.block_rows) * grid.scale_columns() +
-               column / grid.block_columns;
+               grid.scale_column(column);
     }
 
     const Grid& grid;
@@ -136,15 +154,16 @@ inline void for_units(int64_t units, int threads, bool pays, Body body) {
 struct StatisticsBuffer {
     StatisticsBuffer(const Spec& spec, int64_t n)
         : ranged(takes_values(spec.statistic)), meant(summing_passes(spec.statistic) > 0),
+          bare(spec.offset != Offset::none),
           high(n), low(ranged ? n : 1), odd(n), sum(meant ? n : 1),
           count(meant ? n : 1) {}
 
     Statistics view() {
         return {high, ranged ? low.get() : nullptr, odd, meant ? sum.get() : nullptr,
-                meant ? count.get() : nullptr};
+                meant ? count.get() : nullptr, bare};
     }
 
-    bool ranged, meant;
+    bool ranged, meant, bare;
     Array<int32_t> high, low;
     Array<uint8_t> odd;
     Array<int64_t> sum, count;
@@ -181,8 +200,10 @@ inline void to_numerators(const Spec& spec, const Statistics& s, int64_t n) {
     float* low = reinterpret_cast<float*>(s.low);
     for (int64_t i = 0; i < n; ++i) {
         if (!s.low) continue;  // the bits of a magnitude are that float
-        float above = from_ordered(s.high[i]), below = from_ordered(s.low[i]);
-        if (spec.asym) {
+        bool empty = s.bare && s.low[i] > s.high[i];  // of finite values
+        float above = empty ? 0.0f : from_ordered(s.high[i]);
+        float below = empty ? 0.0f : from_ordered(s.low[i]);
+        if (spec.asym || s.bare) {
             float range = above - below;
             above = range > kFltMax ? kFltMax : range;
         }

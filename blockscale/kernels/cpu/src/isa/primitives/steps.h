@@ -14,9 +14,13 @@ void table_steps(const Spec& spec, const Layout& layout, QParams from, int64_t f
     OuterIndex outer(layout.inner);
     float only = from.outer[0];
     for (int64_t i = 0; i < n; ++i) {
-        float step = (outer.single ? only : from.outer[outer(first + i)]) * steps[i];
-        step = step < 0x1p-149f ? 0x1p-149f : step;  // NaN stays
-        steps[i] = step > kFltMax ? kFltMax : step;
+        float each = outer.single ? only : from.outer[outer(first + i)], step = each * steps[i];
+        int32_t sign = to_bits(step) & INT32_MIN;
+        float size = from_bits(to_bits(step) & INT32_MAX);
+        size = size < 0x1p-149f ? 0x1p-149f : size;  // NaN stays
+        size = size > kFltMax ? kFltMax : size;
+        bool zero = (each == 0.0f) | (steps[i] == 0.0f);
+        steps[i] = zero ? step : from_bits(to_bits(size) | sign);
     }
 }
 
@@ -27,10 +31,8 @@ Factors block_factors(const Spec& spec, const Layout& layout, QParams from, int6
         return factors_of(spec, steps, n, buffer);
     decode(*spec.inner, static_cast<const uint8_t*>(from.scale) + first, nullptr, n, buffer);
     OuterIndex outer(layout.inner);
-    for (int64_t i = 0; i < n; ++i) {
-        float inverse = 1.0f / from.outer[outer(first + i)] / buffer[i];
-        buffer[i] = inverse > kFltMax ? kFltMax : inverse;
-    }
+    for (int64_t i = 0; i < n; ++i)
+        buffer[i] = bounded(1.0f / from.outer[outer(first + i)] / buffer[i]);
     return {buffer, true};
 }
 
