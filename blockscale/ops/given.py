@@ -123,8 +123,8 @@ def _expected(fmt: str, shape: tuple[int, ...]) -> Stored:
         return _known(fmt, shape)
     stored: Stored = {}
     for name in part_names(fmt):
-        if name == "book":  # not of blocks: its own size
-            stored[name] = torch.float32, _book_shape(fmt)
+        if name == "book":  # no blocks share it out
+            stored[name] = torch.float32, (_values(fmt),)
             continue
         of = _DIVIDES.get(name)
         counts = divided(stored[of][1] if of else shape, _sizes(fmt, name, len(shape)))
@@ -145,12 +145,12 @@ def _dtype(fmt: str, name: str) -> torch.dtype:
     return _layout(form)[name][0]
 
 
-def _book_shape(fmt: str) -> tuple[int, ...]:
-    return (2 ** parse(fmt).bits,)
-
-
 def _sizes(fmt: str, name: str, rank: int) -> tuple[int, ...]:
     return _layout(parse(fmt))[name][1].sizes_for(rank)
+
+
+def _values(fmt: str) -> int:
+    return 2 ** int(parse(fmt).bits)
 
 
 def _layout(form: Format) -> dict[str, tuple[torch.dtype, Block]]:
@@ -184,5 +184,5 @@ def _with_block(fmt: str, block: str) -> str:
 
 
 # What torch.compiler.assume_constant_result does, which imports all of Dynamo.
-for _each in (_dtype, _book_shape, _sizes, _inner, _with_block):
+for _each in (_dtype, _sizes, _values, _inner, _with_block):
     setattr(_each, "_dynamo_marked_constant", True)  # noqa: B010 (no type has it)
