@@ -59,6 +59,12 @@ def nearest(v, to: str = "fp32") -> float:
     return -r if v < 0 else r
 
 
+def add(a: float, b: float) -> float:
+    if not (math.isfinite(a) and math.isfinite(b)) or a == -b:
+        return a + b
+    return nearest(Fraction(a) + Fraction(b))
+
+
 def multiply(a: float, b: float) -> float:
     if not (math.isfinite(a) and math.isfinite(b)) or 0 in (a, b):
         return a * b
@@ -116,7 +122,9 @@ def pack_row(codes: list[int], bits: int) -> list[int]:
 
 
 def layout(block: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Block sizes and the stored scale's shape."""
+    """Block sizes and the stored scale's shape; no sizes for blocks over the flattened tensor."""
+    if found := re.fullmatch(r"flat(\d+)(@0)?", block):
+        return (), (*[1] * (len(shape) - 1), -(-math.prod(shape) // int(found[1])))
     rank, whole = len(shape), [False] * len(shape)
     sizes = [1] * rank
     if block == "tensor":
@@ -127,6 +135,10 @@ def layout(block: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[i
         whole[-1] = True
     elif found := re.fullmatch(r"group(\d+)(?:@(-?\d+))?", block):
         sizes[int(found[2] or -1) % rank if rank else 0] = int(found[1])
+    elif block.startswith("block"):
+        named = block.removeprefix("block").split("x")
+        sizes[rank - len(named) :] = [1 if n == "*" else int(n) for n in named]
+        whole[rank - len(named) :] = [n == "*" for n in named]
     else:
         sizes[-2:] = [int(n) for n in re.fullmatch(r"tile(\d+)x(\d+)", block).groups()]
     sizes = [max(n, 1) if w else b for n, w, b in zip(shape, whole, sizes, strict=True)]
@@ -138,6 +150,10 @@ def layout(block: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[i
 def block_of(block: str, shape: tuple[int, ...]) -> list[int]:
     """For every element, row-major, the flat index of its block in the stored scale."""
     sizes, counts = layout(block, shape)
+    if block.startswith("flat"):
+        size = int(block.removeprefix("flat").removesuffix("@0"))
+        strided = block.endswith("@0")
+        return [i % counts[-1] if strided else i // size for i in range(math.prod(shape))]
     owners = []
     for index in itertools.product(*map(range, shape)):
         flat = 0

@@ -6,6 +6,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from blockscale.core.block import read_block
 from blockscale.core.elements import FAMILIES, read_element
 from tests.exact import FLT_MAX, RULES, SCALE_RANGE
 from tests.oracle import Oracle
@@ -34,34 +35,62 @@ ELEMENTS = st.one_of(
 )
 
 
+@st.composite
+def nd_blocks(draw, rank: int) -> str:
+    """`blockAxBxC` in its canonical spelling: what no other block says."""
+    sizes = draw(st.lists(st.sampled_from(["1", "2", "3", "*"]), min_size=2, max_size=rank))
+    while sizes[0] == "1":
+        sizes = sizes[1:] or ["*"]
+    return str(read_block("block" + "x".join(sizes)))
+
+
 def blocks(rank: int) -> st.SearchStrategy[str]:
     """Blocks that a tensor of this rank admits, in their canonical spelling."""
     found = [st.just("tensor")]
     size = st.integers(1, 7)
     if rank >= 1:
         dim = st.integers(-rank, rank - 1)
-        found += [st.just("token"), size.map("group{}".format), dim.map("channel{}".format)]
+        found += [
+            st.just("token"),
+            size.map("flat{}".format),
+            size.map("group{}".format),
+            dim.map("channel{}".format),
+        ]
         found.append(
             st.tuples(size, dim).map(lambda a: f"group{a[0]}" + (f"@{a[1]}" if a[1] != -1 else ""))
         )
     if rank >= 2:
         found.append(st.tuples(size, size).map(lambda a: f"tile{a[0]}x{a[1]}"))
+        found.append(nd_blocks(rank))
     return st.one_of(found)
 
 
 @st.composite
 def inner_formats(draw, rank: int) -> str:
-    """A scale's own format: unsigned or with a NaN code, under fp32."""
+    """A scale's own format: any element that has no means, under a float."""
     element = draw(
         st.one_of(
             st.sampled_from([f"uint{b}" for b in range(1, 9)]),
+            st.sampled_from([f"uint{b}" for b in range(1, 9)]),
             minifloats(inner=True),
+            minifloats(inner=True),
+            st.sampled_from(["int6", "int8", "log4", "nf4", "book(0.25,-3,1e-05,7)"]),
         )
     )
-    block = draw(blocks(rank))
-    if block == "tensor" and element in ("e4m3", "e5m2"):
-        return element
-    return f"({element}:{block}:fp32)"
+    block, scale = draw(blocks(rank)), draw(st.sampled_from(["fp32", "fp32", "fp16", "bf16"]))
+    inv = draw(st.sampled_from(["", "", "", "/inv"]))
+    if block == "tensor" and element in ("e4m3", "e5m2") and scale == "fp32":
+        return element + inv
+    return f"({element}:{block}:{scale}){inv}"
+
+
+@st.composite
+def offsets(draw, rank: int, scale: str) -> str:
+    """An option `offset`, in its canonical spelling."""
+    own = scale if scale in SCALE_RANGE else "fp32"
+    inner = inner_formats(rank).filter(lambda text: text.startswith("(") and "/" not in text)
+    kind = draw(st.one_of(st.sampled_from(list(SCALE_RANGE)), inner))
+    return "offset" if kind == own else f"offset({kind.strip('()') if ':' in kind else kind})"
 
 
 @st.composite
@@ -72,12 +101,15 @@ def spellings(draw, rank: int) -> str:
     scale = draw(st.one_of(st.sampled_from(list(SCALE_RANGE)), powers, inner_formats(rank)))
     spans, kind = [""], read_element(element)
     if kind.integer:
-        spans += ["asym", "asym"]
+        spans += ["asym", "asym", f"asym({draw(st.sampled_from(list(SCALE_RANGE)))})"]
     if kind.integer and kind.signed:
-        spans += ["full"] + ["half"] * (scale in SCALE_RANGE)
+        halves = scale in SCALE_RANGE or scale.endswith("/nearest")
+        spans += ["full"] + ["half"] * halves + ["signed"] * (scale in SCALE_RANGE)
     options = [draw(st.sampled_from(spans))]
-    if "/" not in scale:
+    if "/" not in scale.removesuffix("/inv"):
         options.append(draw(st.sampled_from(["", "recip"])))
+    if not options[0] and kind.ranged:
+        options.append(draw(st.one_of(st.just(""), st.just(""), offsets(rank, scale))))
     if kind.roundings_matter:
         options.append(draw(st.sampled_from(ROUNDINGS)))
     return ":".join([element, draw(blocks(rank)), scale, *filter(None, options)])

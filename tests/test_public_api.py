@@ -62,7 +62,7 @@ PARAMETERS = {
         "seed",
     ],
     "compare": ["model_float", "model_quantized", "batches", "progress", "budget"],
-    "Recipe": ["weight", "input", "output", "rules", "skip"],
+    "Recipe": ["weight", "input", "output", "rules", "skip", "bias"],
     "round_to_power_of_2": ["scale"],
     "save": ["model", "path"],
     "load": ["model", "path"],

@@ -12,15 +12,11 @@ Shape = tuple[int, ...]
 
 
 def stored_bytes(fmt: Format, shape: Shape) -> int:
-    """Codes, scales, outer scales and zero points of a tensor of `shape`, as stored."""
+    """Codes and what stands beside them (Format.parts) of a tensor of `shape`, as stored."""
     rows = shape or (1,)
     width = packed_dtype(fmt.element).itemsize
     codes = prod(rows[:-1]) * packed_size(fmt.element, rows[-1]) * width
-    scales = fmt.block.scale_shape(shape)
-    nbytes = codes + prod(scales) * fmt.scale.dtype.itemsize + 4 * prod(scales) * fmt.asym
-    if isinstance(fmt.scale, TwoLevel):
-        nbytes += 4 * prod(fmt.scale.inner.block.scale_shape(scales))
-    return nbytes
+    return codes + sum(prod(own) * dtype.itemsize for dtype, own in fmt.stored(shape).values())
 
 
 def reads(fmt: Format, shape: Shape, dtype: torch.dtype, cache: int) -> int:

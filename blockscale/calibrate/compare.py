@@ -17,7 +17,6 @@ from blockscale.calibrate.progress_bar import listener
 from blockscale.core import reference
 from blockscale.core.layout import to_stored
 from blockscale.core.progress import Progress
-from blockscale.core.reference import QParams
 from blockscale.layers.layer import QLayer
 
 
@@ -99,9 +98,8 @@ class _Layer:
         assert quantizer is not None
         x = features_last(x, layer.layout, len(layer.weight.shape))
         x = reference.widen(layer.prepared(x)).contiguous()
-        scale, zero_point, outer = quantizer.for_rank(x.ndim)
-        chosen = reference.choose_qparams(x, quantizer.format)
-        qparams = chosen if scale is None else QParams(scale, outer, zero_point)
+        given = quantizer.for_rank(x.ndim)
+        qparams = reference.choose_qparams(x, quantizer.format) if given is None else given
         add_input(sums, x, quantizer(x), qparams)
 
     def meet(self, y: Tensor) -> None:

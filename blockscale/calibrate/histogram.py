@@ -81,7 +81,8 @@ class Histogram(Observer):
         self, x: Tensor, low: Tensor, high: Tensor, finite: Tensor | None, weight: Tensor | None
     ) -> None:
         super()._update(x, low, high, finite, weight)
-        self._grow(_bits(torch.maximum(-low, high)) >> 23)
+        largest = torch.maximum(-low, high).masked_fill(low > high, 0.0)
+        self._grow(_bits(largest) >> 23)
         index = self._flat(self._index(x), finite)
         _count(self.counts, index, None)
         if self.weighted:
@@ -131,7 +132,7 @@ class Histogram(Observer):
         value[:, 0] = 0.0
         mass = (self.sums if self.weighted else self.counts).double().view(-1, self.sides, BINS)
         place = torch.arange(BINS, device=edges.device)
-        low, high = self.low.view(-1, 1), self.high.view(-1, 1)
+        low, high = (end.view(-1, 1) for end in self.seen())
         if signed and self.sides == 2:
             value = torch.cat([-value.flip(-1), value], -1)
             width = torch.cat([width.flip(-1), width], -1)

@@ -25,8 +25,8 @@ _UNKNOWN = -(2**62)
 class MergeableStatistics(Buffers):
     """Buffers in the shape of a format's scale, with the way in which each of them merges.
 
-    All start with zeros, which therefore must be what merging does not change. They keep their
-    dtype when the module is moved, and take the shapes of a state that is loaded.
+    Each starts with a number that merging does not change, mostly 0. They keep their dtype when the
+    module is moved, and take the shapes of a state that is loaded.
 
     samples, nans, infinities: int64 [], elements seen, and how many of them were not finite
     """
@@ -41,6 +41,7 @@ class MergeableStatistics(Buffers):
         self.fmt = fmt
         self._merges = dict.fromkeys(COUNTERS, "sum")
         self._fixed: dict[str, tuple[int, ...]] = {}
+        self._empty: dict[str, float] = {}  # what those start with that do not start with 0
         for counter in COUNTERS:
             self.register_buffer(counter, torch.zeros((), dtype=torch.int64))
 
@@ -81,7 +82,9 @@ class MergeableStatistics(Buffers):
         """Give every statistic the scale's shape. Raises ValueError if it has another."""
         if self.shape is None:
             for name, fixed in self._fixed.items():
-                self._buffers[name] = self.get_buffer(name).new_zeros((*shape, *fixed))
+                self._buffers[name] = self.get_buffer(name).new_full(
+                    (*shape, *fixed), self._empty.get(name, 0)
+                )
         elif self.shape != shape:
             raise ValueError(
                 f"{self.fmt}: the scale had shape {self.shape} and now has {shape}; only the "

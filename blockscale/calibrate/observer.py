@@ -20,9 +20,11 @@ class Observer(MergeableStatistics):
     Every statistic is a buffer whose size does not grow with the number of batches. NaN and
     infinities are counted and never enter a statistic.
 
-    low, high: float32 [scale's shape], the smallest finite value (at most 0) and the largest
+    low, high: float32 [scale's shape], the smallest finite value (at most 0, unless the format has
+        an offset) and the largest
 
-    Raises ValueError for binary and ternary elements where `means` is False: their scale is a mean.
+    Raises ValueError for binary and ternary elements where `means` is False: their scale is a mean;
+    and for formats whose scales are given and not chosen.
     """
 
     setting: ClassVar[str] = ""  # the argument that a spec gives after its colon
@@ -42,8 +44,13 @@ class Observer(MergeableStatistics):
                 f"{self.fmt}: the scale of a {self.format.element.name} element is a mean, not a "
                 f"range, which {self.name!r} cannot choose: take the observer 'mean' or 'mse'"
             )
+        if form.unchosen:
+            raise ValueError(f"{self.fmt}: {form.unchosen}: no observer chooses it")
         self._statistic("low", "min")
         self._statistic("high", "max")
+        self._bare = form.offset is not None  # ranges need not hold 0
+        if self._bare:
+            self._empty |= {"low": torch.inf, "high": -torch.inf}
 
     @classmethod
     def read(cls, text: str) -> dict[str, Any]:
@@ -86,10 +93,14 @@ class Observer(MergeableStatistics):
             finite = x.isfinite()
             nans = int(x.isnan().sum())
             infinities = x.numel() - int(finite.sum()) - nans
-            x = torch.where(finite, x, 0.0)
+            odd, x = x, torch.where(finite, x, 0.0)
             extremes = torch.aminmax(x)
-        low, high = self._range_of(x, extremes)
-        self._update(x, low.clamp(max=0.0), high.clamp(min=0.0), finite, weight)
+        if self._bare:
+            low, high = self._bare_range(x if finite is None else odd)
+        else:
+            low, high = self._range_of(x, extremes)
+            low, high = low.clamp(max=0.0), high.clamp(min=0.0)
+        self._update(x, low, high, finite, weight)
         self.samples += x.numel()
         self.nans += nans
         self.infinities += infinities
@@ -116,6 +127,12 @@ class Observer(MergeableStatistics):
             return x.amin(0, keepdim=True), x.amax(0, keepdim=True)
         return Blocks(x, self.format.block).range()
 
+    def _bare_range(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of any x, where ranges need not hold 0: inf and -inf without a finite value."""
+        low, high = Blocks(x, self.format.block).range(bare=True)
+        some = Blocks(x.isfinite().to(x.dtype), self.format.block).range()[1] > 0
+        return torch.where(some, low, torch.inf), torch.where(some, high, -torch.inf)
+
     def _update(
         self, x: Tensor, low: Tensor, high: Tensor, finite: Tensor | None, weight: Tensor | None
     ) -> None:
@@ -136,7 +153,12 @@ class Observer(MergeableStatistics):
 
     def _choose(self) -> tuple[Tensor, Tensor]:
         """The chosen low and high, once there is data."""
-        return self.low, self.high
+        return self.seen()
+
+    def seen(self) -> tuple[Tensor, Tensor]:
+        """The smallest and largest value of each block [scale's shape]; 0 where it saw nothing."""
+        none = self.low > self.high
+        return self.low.masked_fill(none, 0.0), self.high.masked_fill(none, 0.0)
 
     def qparams(self) -> QParams:
         """The stored scale, its outer scale and the zero point. Raises as `range`."""

@@ -14,6 +14,7 @@ from blockscale.calibrate.layer_rows import rows_of, seen_by
 from blockscale.calibrate.observers import Observer, Spec, make
 from blockscale.core.layout import stored_shape
 from blockscale.layers.plan import Decision, Plan
+from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QInput
 from blockscale.layers.supplied import supplied
 
@@ -100,6 +101,7 @@ class Session:
             )
         if not observer.finite:
             return
+        self.notes[name] += lost_signs(part, observer.low, observer.format)
         try:
             parts = observer.qparams()._asdict()
         except ValueError as error:

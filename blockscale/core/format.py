@@ -50,7 +50,6 @@ class Format:
     def __post_init__(self) -> None:
         object.__setattr__(self, "spelling", self._spell())
         integer = self.element.integer
-        float_scale = isinstance(self.scale, FloatScale)
         if self.rounding not in ROUNDINGS:
             self._refuse(f"no rounding {self.rounding!r}; there are {', '.join(ROUNDINGS)}")
         if self.rounding != "nearest_even" and not self.element.roundings_matter:
@@ -60,16 +59,23 @@ class Format:
             self._refuse("asym (a zero point) needs an integer element")
         if self.zero is not None and not self.asym:
             self._refuse("a type of zero points needs asym")
-        if self.span and (not integer or not self.element.signed or self.asym):
-            self._refuse(f"{self.span} needs a signed integer element without asym")
-        if self.span in ("half", "signed") and not float_scale:
-            self._refuse(f"{self.span} needs an fp32, fp16 or bf16 scale")
+        self._check_span()
         if self.recip and isinstance(self.scale, PowerOfTwo):
             self._refuse("recip changes nothing under a power-of-two scale: leave it out")
         if isinstance(self.scale, TwoLevel):
             self._check_inner("the scale", self.scale.inner)
         if self.offset is not None:
             self._check_offset(self.offset)
+
+    def _check_span(self) -> None:
+        integer, float_scale = self.element.integer, isinstance(self.scale, FloatScale)
+        if self.span and (not integer or not self.element.signed or self.asym):
+            self._refuse(f"{self.span} needs a signed integer element without asym")
+        nearest = isinstance(self.scale, PowerOfTwo) and self.scale.rule == "nearest"
+        if self.span == "half" and not (float_scale or nearest):
+            self._refuse("half needs an fp32, fp16 or bf16 scale, or a power of two by nearest")
+        if self.span == "signed" and not float_scale:
+            self._refuse("signed needs an fp32, fp16 or bf16 scale")
 
     def _check_inner(self, of: str, inner: "Format") -> None:
         """Refuse a format that cannot be that of scales or offsets."""

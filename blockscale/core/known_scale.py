@@ -43,7 +43,7 @@ def nearest_scale(step: Tensor, outer: Tensor | None, fmt: Format) -> Tensor:
         nearest = PowerOfTwo("nearest", fmt.scale.byte)
         numerator = (step * fmt.levels.value).clamp(max=FLT_MAX)
         return nearest.store(numerator, fmt.levels, fmt.fraction_bits)
-    return fmt.scale.store(step)
+    return (fmt.scale.store_signed if fmt.span == "signed" else fmt.scale.store)(step)
 
 
 def _inner_codes(step: Tensor, outer: Tensor, scale: TwoLevel[Format]) -> Tensor:

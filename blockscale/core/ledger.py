@@ -33,11 +33,12 @@ class Entry:
     bytes_before: int = 0
     bytes_after: int = 0
     details: str = ""  # how it was quantized, e.g. with scales from which observer
+    bias: str = ""
 
     @property
     def formats(self) -> str:
         """The formats in one short text."""
-        parts = {"": self.weight, "input ": self.input, "output ": self.output}
+        parts = {"": self.weight, "input ": self.input, "output ": self.output, "bias ": self.bias}
         return ", ".join(label + text for label, text in parts.items() if text)
 
     @property

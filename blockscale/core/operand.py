@@ -79,6 +79,13 @@ class Quantizer(NamedTuple):
         return whole(self.scale, self.outer, self.zero_point, self.more or (), self.fmt)
 
 
+def part_names(fmt: str) -> tuple[str, ...]:
+    """Format.parts of a spelling. Not traced: a graph takes the names for constants."""
+    return parse(fmt).parts
+
+
+part_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
 FIRST = ("scale", "outer", "zero_point")  # what operands name themselves; the rest is `more`
 
 
@@ -90,7 +97,7 @@ def whole(
     fmt: str,
 ) -> QParams:
     """The parts of an operand as one. Raises ValueError if `more` is not what the format has."""
-    names = [name for name in parse(fmt).parts if name not in FIRST]
+    names = [name for name in part_names(fmt) if name not in FIRST]
     if len(names) != len(more):
         raise ValueError(
             f"{fmt}: expected {len(names)} further parts ({', '.join(names) or 'none'}), "

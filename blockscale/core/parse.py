@@ -17,6 +17,15 @@ from blockscale.core.scales.two_level import SHORT_INNER, TwoLevel
 _GRAMMAR = "element:block:scale[:option...], e.g. e2m1:group32:e8m0/floor"
 SPANS = ("full", "half", "signed")
 _OPTIONS = ("asym", *SPANS, "recip", "offset", *ROUNDINGS)
+# as dmx-compressor writes them: {size} or {size,dimension}, (symmetry and rounding)
+_BRACES = r"\{(?P<size>[0-9]+)(?:,(?P<dim>-?[0-9]+))?\}"
+_HARDWARE_BFP = (
+    rf"BFP\[(?P<bits>[0-9]+)\|(?P<exponent>[0-9]+)\]{_BRACES}"
+    r"(?:\((?P<span>[SN_]?)(?P<mode>[NUDS])\))?"
+)
+_HARDWARE_MX = (
+    rf"MX(?:FP(?P<bits>[0-9]+)\[E(?P<e>[0-9]+)M(?P<m>[0-9]+)\]|INT(?P<integer>[0-9]+)){_BRACES}"
+)
 _HARDWARE_ROUNDINGS = {"N": "nearest_even", "U": "up", "D": "down", "S": "stochastic"}
 
 
@@ -47,8 +56,9 @@ def _parse(text: str) -> Format:
         return spell(CATALOG[text])
     if bfp := re.fullmatch(r"bfp([0-9]+)(?:x([1-9][0-9]*))?", text):
         return _bfp(text, int(bfp[1]), int(bfp[2] or 64))
-    if bfp := re.fullmatch(r"BFP\[([0-9]+)\|([0-9]+)\]\{([0-9]+)\}(?:\(([S_])([NUDS])\))?", text):
-        return _hardware_bfp(text, *bfp.groups())
+    for pattern, read in ((_HARDWARE_BFP, _hardware_bfp), (_HARDWARE_MX, _hardware_mx)):
+        if found := re.fullmatch(pattern, text):
+            return read(found)
     if ":" not in text:
         close = difflib.get_close_matches(text, CATALOG, 3, 0.4)
         hint = f"did you mean {', '.join(close)}? " if close else ""
@@ -66,7 +76,7 @@ def _parse(text: str) -> Format:
 def spell(text: str) -> Format:
     """The format spelled out in full as `text`. Raises ValueError about the part that is wrong."""
     parts = _split(text)
-    if len(parts) < 3 or not all(parts):
+    if len(parts) < 3 or not all(map(_well_formed, parts)):
         raise ValueError(f"a format is spelled {_GRAMMAR}")
     element, block, scale, *options = parts
     named = dict(_option(option) for option in options)
@@ -103,6 +113,11 @@ def _split(text: str) -> list[str]:
     if depth:
         raise ValueError(f"a parenthesis is not closed: {text!r}")
     return parts
+
+
+def _well_formed(part: str) -> bool:
+    """Whether there are parentheses around all of a part, or around what follows its name."""
+    return bool(re.fullmatch(r"[^()]+|[^()]*\(.*\)(/[a-z]+)?", part))
 
 
 def _option(text: str) -> tuple[str, str]:
@@ -150,23 +165,47 @@ def _read_scale(text: str) -> Scale:
     return PowerOfTwo(rule, kind == "e8m0")
 
 
-def _bfp(text: str, bits: int, size: int, options: str = "") -> Format:
+def _check_mantissa(text: str, bits: int) -> None:
     if not 2 <= bits <= 16:
         raise ValueError(f"{text!r}: a mantissa has 2 to 16 bits with its sign, not {bits}")
-    return spell(f"int{bits}:group{size}:e8m0/floor{options}")
 
 
-def _hardware_bfp(text: str, bits: str, exponent: str, size: str, span: str, mode: str) -> Format:
-    """`BFP[8|8]{64}(SN)`: mantissa bits, exponent bits, block, symmetric or not, rounding."""
-    if exponent != "8":
-        raise ValueError(f"{text!r}: a shared exponent has 8 bits, not {exponent}")
-    if int(size) < 1:
-        raise ValueError(f"{text!r}: a block has at least 1 element")
-    rounding = _HARDWARE_ROUNDINGS[mode or "N"]
-    options = (":full" if span == "_" else "") + (
-        "" if rounding == "nearest_even" else f":{rounding}"
-    )
-    return _bfp(text, int(bits), int(size), options)
+def _bfp(text: str, bits: int, size: int) -> Format:
+    _check_mantissa(text, bits)
+    return spell(f"int{bits}:group{size}:e8m0/floor")
+
+
+def _hardware_bfp(found: re.Match[str]) -> Format:
+    """`BFP[8|8]{64,-1}(SN)`: mantissa bits, exponent bits, block and its dimension, symmetric (S)
+    or not (_ or N), rounding."""
+    text = found[0]
+    if found["exponent"] != "8":
+        raise ValueError(f"{text!r}: a shared exponent has 8 bits, not {found['exponent']}")
+    rounding = _HARDWARE_ROUNDINGS[found["mode"] or "N"]
+    options = ":full" * (found["span"] in ("_", "N"))
+    options += f":{rounding}" * (rounding != "nearest_even")
+    _check_mantissa(text, int(found["bits"]))
+    return spell(f"int{found['bits']}:{_hardware_block(found)}:e8m0/floor{options}")
+
+
+def _hardware_mx(found: re.Match[str]) -> Format:
+    """`MXFP8[E4M3]{32}` and `MXINT8{32}`: bits, exponent and mantissa bits, block."""
+    text, e, m = found[0], found["e"], found["m"]
+    if found["integer"]:
+        return spell(f"int{found['integer']}:{_hardware_block(found)}:e8m0/floor")
+    bits = 1 + int(e) + int(m)
+    if bits != int(found["bits"]):
+        raise ValueError(
+            f"{text!r}: a sign, {e} exponent and {m} mantissa bits are {bits} bits, "
+            f"not {found['bits']}"
+        )
+    return spell(f"e{e}m{m}:{_hardware_block(found)}:e8m0/floor")
+
+
+def _hardware_block(found: re.Match[str]) -> str:
+    if int(found["size"]) < 1:
+        raise ValueError(f"{found[0]!r}: a block has at least 1 element")
+    return f"group{int(found['size'])}" + (f"@{found['dim']}" if found["dim"] else "")
 
 
 def formats() -> dict[str, Format]:

@@ -9,10 +9,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 
 FormatLike = str | Format | None
+BiasFormat = Format | SumInteger
+BiasLike = str | Format | SumInteger | None
 
 
 @dataclass(frozen=True)
@@ -22,29 +25,37 @@ class Scheme:
     weight: Format | None = None
     input: Format | None = None
     output: Format | None = None
+    bias: BiasFormat | None = None
 
     def __bool__(self) -> bool:
-        return any((self.weight, self.input, self.output))
+        return any((self.weight, self.input, self.output, self.bias))
 
 
 PARTS = tuple(f.name for f in fields(Scheme))
-Rule = str | Format | Mapping[str, FormatLike] | None
+Rule = str | Format | Mapping[str, BiasLike] | None
 
 
 @dataclass(frozen=True, init=False)
 class Recipe:
-    """Formats for weights, inputs and outputs, with exceptions by name.
+    """Formats for weights, inputs, outputs and biases, with exceptions by name.
 
     weight, input, output: a Format or its name or spelling; None leaves those tensors in float.
         An input or output is quantized when the layer runs: its scale is chosen from the tensor at
         hand (dynamic), unless a scale was given to quantize_ (static).
     rules: {pattern: what its layers get}. A spelling is the weight's format; a mapping with some of
-        "weight", "input", "output" changes those and keeps the rest; None leaves the layers in
-        float. The first pattern that matches decides.
+        "weight", "input", "output", "bias" changes those and keeps the rest; None leaves the layers
+        in float. The first pattern that matches decides.
     skip: patterns of layers to leave in float; they are looked at before the rules.
+    bias: "int32", or "intB:sums" with B bits, for integers that integer hardware adds to a layer's
+        sums: in steps of input times weight, so the input needs a static scale of the block
+        `tensor` and both need integers (docs/numerics.md, 7.1). "int32" is short for "int32:sums".
+        Any other name or spelling is a format with a scale of its own, as for a weight ("int16"
+        too: the integers of 16 bits in steps of the sums are "int16:sums"). None leaves biases in
+        float; layers without a bias need nothing.
 
     A pattern is a shell-style glob (`*`, `?`, `[...]`) on the layer's dotted name, or a regular
-    expression after `re:`. It also covers everything below the names it matches.
+    expression after `re:`. It also covers everything below the names it matches. For what becomes
+    of a bias, a pattern may name it as well: `skip=["lm_head.bias"]`.
 
     Raises ValueError for formats that do not parse and for unknown keys.
     """
@@ -54,6 +65,7 @@ class Recipe:
     output: Format | None = None
     rules: Mapping[str, Scheme] = field(default_factory=dict)
     skip: tuple[str, ...] = ()
+    bias: BiasFormat | None = None
 
     def __init__(
         self,
@@ -62,8 +74,10 @@ class Recipe:
         output: FormatLike = None,
         rules: Mapping[str, Rule] | None = None,
         skip: Sequence[str] = (),
+        bias: BiasLike = None,
     ):
-        default = Scheme(*(_read(text) for text in (weight, input, output)))
+        given = {"weight": weight, "input": input, "output": output, "bias": bias}
+        default = Scheme(**{part: _read(part, text) for part, text in given.items()})  # type: ignore[arg-type]
         if isinstance(skip, str):
             raise TypeError(f"skip is a list of patterns: write [{skip!r}]")
         if not isinstance(skip, list | tuple) or not all(isinstance(p, str) for p in skip):
@@ -83,12 +97,13 @@ class Recipe:
         return hash((self.default, tuple(self.rules.items()), self.skip))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Recipe, (self.weight, self.input, self.output, dict(self.rules), self.skip)
+        parts = (self.weight, self.input, self.output, dict(self.rules), self.skip, self.bias)
+        return Recipe, parts
 
     @property
     def default(self) -> Scheme:
         """What a layer gets that no pattern matches."""
-        return Scheme(self.weight, self.input, self.output)
+        return Scheme(self.weight, self.input, self.output, self.bias)
 
     def decide(self, name: str) -> tuple[Scheme, str | None]:
         """The scheme of layer `name`, empty to leave it in float, and the pattern that decided."""
@@ -100,6 +115,15 @@ class Recipe:
                 return scheme, pattern
         return self.default, None
 
+    def bias_of(self, name: str) -> BiasFormat | None:
+        """The format of layer `name`'s bias: patterns may name the layer, or the bias itself."""
+        return self.decide(f"{name}.bias")[0].bias
+
+    @property
+    def has_biases(self) -> bool:
+        """Whether any layer's bias could get a format."""
+        return any(scheme.bias for scheme in (self.default, *self.rules.values()))
+
     def unmatched(self, names: Iterable[str]) -> tuple[str, ...]:
         """The patterns that match none of these names."""
         names = list(names)
@@ -108,10 +132,19 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads back."""
-        rules = {pattern: _spell(scheme) or None for pattern, scheme in self.rules.items()}
+        rules = {pattern: self._spell(scheme) or None for pattern, scheme in self.rules.items()}
         extra = {"rules": rules, "skip": list(self.skip)}
-        default = {part: text for part, text in _spell(self.default).items() if text}
+        default = {part: text for part, text in self._spell(self.default).items() if text}
         return default | {key: value for key, value in extra.items() if value}
+
+    def _spell(self, scheme: Scheme) -> dict[str, str | None]:
+        """{"weight": spelling, ...} of every part: a rule reads back whatever the default is."""
+        if not scheme:
+            return {}
+        spelled = {part: None if fmt is None else str(fmt) for part, fmt in vars(scheme).items()}
+        if not self.has_biases:  # release 0.1.0 knows no such key, and can read it then
+            del spelled["bias"]
+        return spelled
 
     def to_json(self) -> str:
         """The recipe as JSON text."""
@@ -172,8 +205,31 @@ def _check(pattern: str) -> None:
             raise ValueError(f"pattern {pattern!r} is not a regular expression: {error}") from None
 
 
-def _read(text: FormatLike) -> Format | None:
-    return None if text is None else parse(text)
+def read_bias(text: str | Format | SumInteger) -> BiasFormat:
+    """`int32:sums`, `int32` for short, or any format, which has a scale of its own.
+
+    Raises ValueError that says what there is, TypeError for no text.
+    """
+    if isinstance(text, SumInteger):
+        return text
+    if isinstance(text, str):
+        spelled = re.fullmatch(r"int([1-9][0-9]*):sums", text.strip())
+        if spelled or text.strip() == "int32":
+            return SumInteger(int(spelled[1]) if spelled else 32)
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(
+            f"bias: {error}; a bias can also be 'int32', short for 'int32:sums': integers in steps "
+            f"of input times weight"
+        ) from None
+
+
+def _read(part: str, text: BiasLike) -> BiasFormat | None:
+    """The format of a "weight", "input", "output" or "bias"."""
+    if text is None:
+        return None
+    return read_bias(text) if part == "bias" else parse(text)  # type: ignore[arg-type]
 
 
 def _scheme(pattern: str, rule: Rule | Scheme, default: Scheme) -> Scheme:
@@ -187,11 +243,4 @@ def _scheme(pattern: str, rule: Rule | Scheme, default: Scheme) -> Scheme:
         raise TypeError(f"rule {pattern!r} is a format, an object or null, not {rule!r}")
     if unknown := sorted(set(rule) - set(PARTS)):
         raise ValueError(f"rule {pattern!r}: no key {unknown[0]!r}; there are {', '.join(PARTS)}")
-    return replace(default, **{part: _read(text) for part, text in rule.items()})
-
-
-def _spell(scheme: Scheme) -> dict[str, str | None]:
-    """{"weight": spelling, ...} of every part: a rule reads back whatever the default is."""
-    if not scheme:
-        return {}
-    return {part: None if fmt is None else str(fmt) for part, fmt in vars(scheme).items()}
+    return replace(default, **{part: _read(part, text) for part, text in rule.items()})  # type: ignore[arg-type]

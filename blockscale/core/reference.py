@@ -242,7 +242,7 @@ def scale_saturates(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
     """
     a, scale = numerator(low, high, fmt), fmt.scale
     if isinstance(scale, FloatScale):
-        raw = _quotient(low, high, fmt)
+        raw = _quotient(low, high, fmt).abs()
         return (a > 0) & ((raw > scale.high) | (raw < scale.low))
     if isinstance(scale, PowerOfTwo):
         power = scale.power(torch.where(a > 0, a, 1.0), fmt.levels) + fmt.fraction_bits

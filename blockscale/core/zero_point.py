@@ -37,7 +37,7 @@ def offset(low: Tensor, step: Tensor, fmt: Format) -> Tensor:
     low, step: as in `choose`.
     """
     lowest = fmt.element.limits(fmt.wide)[0]
-    found = low - step * lowest
+    found = low - step * lowest + 0.0  # of 0 and -0 neither is the smaller: b is never -0
     return torch.where(found.isnan(), 0.0, found)
 
 

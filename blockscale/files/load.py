@@ -1,16 +1,17 @@
 """Put what a file or directory of ours holds into a freshly built float model."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from blockscale.core.layout import from_stored, stored_shape
+from blockscale.core.arithmetic.sums import SumInteger
+from blockscale.core.layout import from_stored, stored_shape, to_stored
 from blockscale.core.parse import parse
-from blockscale.core.recipe import Scheme
+from blockscale.core.recipe import Scheme, read_bias
 from blockscale.files.match import (
     Matches,
     match_floats,
@@ -21,7 +22,8 @@ from blockscale.files.match import (
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import StoredModel, open_stored_model
 from blockscale.layers.kinds import quantized_class
-from blockscale.layers.store import QWeight
+from blockscale.layers.layer import QLayer
+from blockscale.layers.store import QBias, QWeight
 from blockscale.ops.tensor import QTensor, from_parts
 
 
@@ -38,10 +40,16 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     source = open_stored_model(path)
     refuse_quantized(model)
     shared = shared_names(model)
-    weights, dense = match_quantized(model, source, shared)
-    quantized = {each for names in (weights | dense).values() for each in names}
+    weights, biases, dense = match_quantized(model, source, shared)
+    quantized = {each for names in (weights | biases | dense).values() for each in names}
     floats = match_floats(model, source, quantized, shared)
-    changes = [_replace_layers(model, source, names, name) for name, names in weights.items()]
+    held = {
+        each: bias
+        for name, names in biases.items()
+        for bias in [_for_model(model, source, names[0], name)]
+        for each in names
+    }
+    changes = [_replace_layers(model, source, names, name, held) for name, names in weights.items()]
     changes += [_fill(model, source, name, stored) for name, stored in floats.items()]
     changes += [_fill_dense(model, source, name, each) for name in dense for each in dense[name]]
     for change in changes:
@@ -66,25 +74,55 @@ def _warn(model: nn.Module, source: StoredModel, dense: Matches) -> None:
         warnings.warn(f"blockscale: {'; '.join(told)}", stacklevel=3)
 
 
-def _read_qtensor(source: StoredModel, name: str) -> QTensor:
-    info = source.metadata.tensors[name]
+def _read(source: StoredModel, name: str) -> dict[str, Tensor]:
     parts = source.parts_of(name)
     tensors = source.read(list(parts.values()))
-    fmt = parse(info.format)
+    return {part: tensors[stored] for part, stored in parts.items()}
+
+
+def _read_qtensor(source: StoredModel, name: str) -> QTensor:
+    info = source.metadata.tensors[name]
     size = (stored_shape(info.shape, info.layout) or (1,))[-1]
-    return from_parts(fmt, size, {part: tensors[stored] for part, stored in parts.items()})
+    return from_parts(parse(info.format), size, _read(source, name))
+
+
+def _read_quantized(
+    source: StoredModel, stored: str, dtype: torch.dtype = torch.float32
+) -> QWeight | QBias:
+    """A quantized weight or bias, as a layer of this dtype holds it."""
+    info = source.metadata.tensors[stored]
+    fmt = read_bias(info.format)
+    if isinstance(fmt, SumInteger):
+        parts = _read(source, stored)
+        return QBias(parts["codes"], parts["scale"], fmt, dtype)
+    return QWeight(_read_qtensor(source, stored), info.shape, dtype, info.layout)
+
+
+def _for_model(model: nn.Module, source: StoredModel, name: str, stored: str) -> QWeight | QBias:
+    """The same, in place of the model's parameter `name`: of its dtype and on its device."""
+    owner, _, attribute = name.rpartition(".")
+    old: Tensor = getattr(model.get_submodule(owner), attribute)
+    quantized = _read_quantized(source, stored, old.dtype)
+    return quantized.to(torch.device("cpu") if old.device.type == "meta" else old.device)
 
 
 def _replace_layers(
-    model: nn.Module, source: StoredModel, names: list[str], stored: str
+    model: nn.Module,
+    source: StoredModel,
+    names: list[str],
+    stored: str,
+    biases: Mapping[str, QWeight | QBias],
 ) -> Callable[[], None]:
-    """Read a quantized weight; returns what puts its layers into the model."""
-    info = source.metadata.tensors[stored]
-    q = _read_qtensor(source, stored)
-    old = getattr(model.get_submodule(names[0].rpartition(".")[0]), "weight")  # noqa: B009
-    device = torch.device("cpu") if old.device.type == "meta" else old.device
-    weight = QWeight(q.to(device), info.shape, old.dtype, info.layout)
+    """Read a quantized weight; returns what puts its layers into the model.
+
+    biases: {the model's name of a quantized bias: what its layer is to hold}
+    """
+    weight = _for_model(model, source, names[0], stored)
+    assert isinstance(weight, QWeight)  # no other has a layer that could hold it
     layers = {name.rpartition(".")[0]: _layer(model, source, name, weight) for name in names}
+    for name, layer in layers.items():
+        if (bias := biases.get(f"{name}.bias")) is not None:
+            layer.set_bias(bias)
 
     def change() -> None:
         for name, layer in layers.items():
@@ -94,7 +132,7 @@ def _replace_layers(
     return change
 
 
-def _layer(model: nn.Module, source: StoredModel, name: str, weight: QWeight) -> nn.Module:
+def _layer(model: nn.Module, source: StoredModel, name: str, weight: QWeight) -> QLayer:
     owner = name.rpartition(".")[0]
     module: Any = model.get_submodule(owner)
     formats = {part: parse(text) for part, text in source.metadata.formats(owner).items()}
@@ -125,13 +163,15 @@ def _fill(model: nn.Module, source: StoredModel, name: str, stored: str) -> Call
 def _fill_dense(
     model: nn.Module, source: StoredModel, stored: str, name: str
 ) -> Callable[[], None]:
-    info = source.metadata.tensors[stored]
-    values = _read_qtensor(source, stored).dequantize()
+    values = _read_quantized(source, stored).dequantize()
     known = name in source.metadata.tensors or name in source.metadata.aliases
-    before = source.before((name if known else stored).rpartition(".")[0])
-    if before is not None:
-        values = before.from_weight(values)
-    return _set(model, name, from_stored(values, info.layout, info.shape))
+    owner, _, attribute = (name if known else stored).rpartition(".")
+    before = source.before(owner)
+    if before is not None and attribute == "weight":
+        info = source.metadata.tensors[stored]
+        rows = before.from_weight(to_stored(values, info.layout))
+        values = from_stored(rows, info.layout, info.shape)
+    return _set(model, name, values)
 
 
 def _set(model: nn.Module, name: str, value: Tensor) -> Callable[[], None]:

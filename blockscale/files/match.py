@@ -1,5 +1,7 @@
 """Which stored tensor goes where in a model. Everything that does not fit is refused here."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -29,16 +31,23 @@ def shared_names(model: nn.Module) -> dict[str, list[str]]:
 Matches = dict[str, list[str]]  # {stored name: the model's names for it}
 
 
+class Quantized(NamedTuple):
+    """Where quantized tensors go: weights and biases of layers that can hold codes, and others."""
+
+    weights: Matches
+    biases: Matches
+    dense: Matches
+
+
 def match_quantized(
     model: nn.Module, source: StoredModel, shared: dict[str, list[str]]
-) -> tuple[Matches, Matches]:
-    """Quantized tensors: those whose layers can hold codes, and the others.
+) -> Quantized:
+    """Where each quantized tensor goes.
 
     Raises FileError for a tensor that the model has not, or not in this shape, and where the model
     ties what the file holds apart.
     """
-    weights: Matches = {}
-    dense: Matches = {}
+    matches: Matches = {}
     taken: dict[str, str] = {}
     for name, info in source.metadata.tensors.items():
         parts = source.parts_of(name)  # raises FileError if a part is missing or odd
@@ -55,9 +64,28 @@ def match_quantized(
                 _refuse_tie(source, name, other)
             continue
         taken |= dict.fromkeys(names, name)
-        holds = all(_holds(model, each, info.layout) for each in names)
-        (weights if holds else dense)[name] = names
-    return weights, dense
+        matches[name] = names
+    return _by_place(model, source, matches)
+
+
+def _by_place(model: nn.Module, source: StoredModel, matches: Matches) -> Quantized:
+    found = Quantized({}, {}, {})
+    for name, names in matches.items():
+        layout = source.metadata.tensors[name].layout
+        if all(_holds(model, each, layout) for each in names):
+            found.weights[name] = names
+    layers = {_owner(each) for names in found.weights.values() for each in names}
+    for name, names in matches.items():
+        if name in found.weights:
+            continue
+        holds = all(each == f"{_owner(each)}.bias" and _owner(each) in layers for each in names)
+        (found.biases if holds else found.dense)[name] = names
+    return found
+
+
+def _owner(name: str) -> str:
+    """The layer of a parameter."""
+    return name.rpartition(".")[0]
 
 
 def match_floats(

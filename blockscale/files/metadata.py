@@ -10,23 +10,25 @@ The safetensors metadata holds `blockscale`, this JSON, and `blockscale_sha256`,
      "layers": {layer: {"input": spelling, "output": spelling, "before": spelling}},
      "aliases": {name: name it is tied to}}
 
-`shape` and `dtype` are those of the float tensor; `layout` is one of core.layout.LAYOUTS. `layers`
-has an entry for each layer whose input or output is quantized, or transformed before that
+`shape` and `dtype` are those of the float tensor; `layout` is one of core.layout.LAYOUTS. A bias
+can be a quantized tensor, too, also in `int32:sums` (core.arithmetic.sums), a scale for each code.
+`layers` has an entry for each layer whose input or output is quantized, or transformed before that
 (`blockscale.layers.before`); a static scale of it is stored as `layer.input.scale`, like a
 weight's, and what a transform holds as `layer.before.factor` or `layer.before.signs`.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 import torch
 
-from blockscale.core.format import Format
+from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.layout import LAYOUTS, stored_shape
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.parse import parse
+from blockscale.core.recipe import BiasFormat, read_bias
 from blockscale.core.reference import QParams
 from blockscale.layers import before
 
@@ -52,7 +54,9 @@ class TensorInfo:
 
     def parts(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """{part: (dtype, shape)} of what is stored, from the format and shape alone."""
-        fmt = parse(self.format)
+        fmt = read_bias(self.format)
+        if isinstance(fmt, SumInteger):
+            return fmt.parts(self.shape)
         stored = stored_shape(self.shape, self.layout)
         row = stored or (1,)  # rank 0 is packed as one row
         codes = (*row[:-1], packed_size(fmt.element, row[-1]))
@@ -144,7 +148,7 @@ def _tensor(name: str, data: dict[str, object]) -> TensorInfo:
         raise ValueError(
             f"tensor {name!r}: no layout {info.layout!r}; there are {', '.join(LAYOUTS)}"
         )
-    _known(f"tensor {name!r}", info.format)
+    _known(f"tensor {name!r}", info.format, read_bias if name.endswith(".bias") else parse)
     try:
         info.parts()
     except (ValueError, IndexError) as error:
@@ -175,8 +179,8 @@ def _check_layer(metadata: Metadata, name: str) -> None:
         raise ValueError(f"layer {name!r}: {error}") from None
 
 
-def _known(owner: str, text: str) -> Format:
+def _known(owner: str, text: str, read: Callable[[str], BiasFormat] = parse) -> None:
     try:
-        return parse(text)
+        read(text)
     except ValueError as error:
         raise ValueError(f"{owner}: {error}") from None

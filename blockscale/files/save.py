@@ -39,16 +39,15 @@ def describe(model: nn.Module) -> Metadata:
     for name, layer in model.named_modules(remove_duplicate=False):
         if not isinstance(layer, QLayer):
             continue
-        weight, key = layer.weight, f"{name}.weight"
-        if first.setdefault(id(weight), key) == key:
-            metadata.tensors[key] = TensorInfo(
-                weight.fmt,
-                tuple(weight.shape),
-                str(weight.dtype).removeprefix("torch."),
-                weight.layout,
-            )
-        else:
-            metadata.aliases[key] = first[id(weight)]
+        for part, held in (("weight", layer.weight), ("bias", layer.quantized_bias)):
+            if held is None:
+                continue
+            key = f"{name}.{part}"
+            if first.setdefault(id(held), key) == key:
+                dtype = str(held.dtype).removeprefix("torch.")
+                metadata.tensors[key] = TensorInfo(held.fmt, tuple(held.shape), dtype, held.layout)
+            else:
+                metadata.aliases[key] = first[id(held)]
         parts = {"input": layer.input, "output": layer.output, "before": layer.before}
         formats = {part: each.fmt for part, each in parts.items() if each is not None}
         if formats:

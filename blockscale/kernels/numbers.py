@@ -122,14 +122,14 @@ def _features(fmt: Format) -> tuple[str, ...]:
         "float_zero": fmt.zero is not None,
         "signed": fmt.span == "signed",
         "given": fmt.unchosen is not None,
-        "inner": not plain_offset or (isinstance(scale, TwoLevel) and not _plain_levels(scale)),
+        "inner": not plain_offset or (isinstance(scale, TwoLevel) and not plain_levels(scale)),
         "flat": fmt.block.flat > 0,
         "nd": fmt.block.name.startswith("block"),
     }
     return tuple(name for name, there in has.items() if there)
 
 
-def _plain_levels(scale: TwoLevel[Format]) -> bool:
+def plain_levels(scale: TwoLevel[Format]) -> bool:
     """Whether scales of two levels are of the kind that kernels have always known."""
     inner, element = scale.inner, scale.inner.element
     plain = str(inner.scale) == "fp32" and inner.offset is None and not scale.reciprocal

@@ -72,14 +72,18 @@ def backends() -> tuple[str, ...]:
 
 
 def kernel(
-    op: str, *, backend: str, supports: Supports
+    op: str, *, backend: str, supports: Supports, last: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the decorated function as `op` on `backend`; later ones are asked first."""
+    """Register the decorated function as `op` on `backend`; later ones are asked first.
+
+    last: it is asked after all others
+    """
     if backend not in backends():
         raise ValueError(f"no backend {backend!r}; there are {', '.join(backends())}")
 
     def register(run: Callable[..., Any]) -> Callable[..., Any]:
-        KERNELS.setdefault((op, backend), []).append(Kernel(op, backend, supports, run))
+        registered = KERNELS.setdefault((op, backend), [])
+        registered.insert(0 if last else len(registered), Kernel(op, backend, supports, run))
         _settled.clear()
         return run
 
@@ -167,7 +171,7 @@ def find(
     if wanted == "reference":
         return None
     if wanted != "auto" and (must or _prefers(wanted, device)):
-        kernel = _supporting(op, wanted, spellings, arguments)
+        kernel = supporting(op, wanted, spellings, arguments)
         if kernel is not None:
             return kernel
         text = f"no {wanted} kernel runs {op}{_of(spellings)}"
@@ -194,16 +198,23 @@ def _of_device(
         text = f"the slow reference runs in the place of {device} kernels: {reason}"
         _warn_once((device,), text)
         return None
-    kernel = _supporting(op, device, spellings, arguments)
+    kernel = supporting(op, device, spellings, arguments)
     if kernel is None:
         text = f"no {device} kernel runs {op}{_of(spellings)} on these tensors"
         _warn_once((op, device, *spellings), f"{text}: using the reference, which is slow")
-    elif kernel is KERNELS[op, device][-1] and type(kernel.supports) is ByFormats:
+    elif _by_formats_alone(kernel):
         _settled[op, device, spellings] = kernel
     return kernel
 
 
-def _supporting(
+def _by_formats_alone(kernel: Kernel) -> bool:
+    """Whether it and all that are asked before it look at nothing but formats."""
+    registered = KERNELS[kernel.op, kernel.backend]
+    asked = registered[registered.index(kernel) :]
+    return all(type(each.supports) is ByFormats for each in asked)
+
+
+def supporting(
     op: str, backend: str, spellings: tuple[str, ...], arguments: tuple[Any, ...]
 ) -> Kernel | None:
     """The kernel that is asked first and supports the call."""

@@ -65,7 +65,10 @@ class Residents(Generic[T]):
         """Whether it was made of these very tensors, and they have not changed since."""
         if kept.fmt != weight.fmt or kept.size != weight.size:
             return False
-        for reference, stamp, part in zip(kept.parts, kept.stamps, weight, strict=False):
+        parts = tensors(weight)
+        if len(parts) != len(kept.parts):
+            return False
+        for reference, stamp, part in zip(kept.parts, kept.stamps, parts, strict=True):
             if part is None or reference is None:
                 if part is not reference:
                     return False
@@ -81,7 +84,7 @@ class Residents(Generic[T]):
 
     def _keep(self, weight: Operand) -> T:
         key = id(weight.codes)
-        parts = weight[:4]
+        parts = tensors(weight)
         stamps = tuple(None if part is None else self._stamp(part) for part in parts)
         value = self._make(weight)
 
@@ -93,3 +96,8 @@ class Residents(Generic[T]):
         weak = tuple(None if part is None else ref(part, forget) for part in parts)
         self._kept[key] = _Kept(weak, stamps, weight.fmt, weight.size, value)
         return value
+
+
+def tensors(weight: Operand) -> tuple[Tensor | None, ...]:
+    """All tensors of a weight, in one order; None for a part that its format does not have."""
+    return weight[:4] if not weight.more else (*weight[:4], *weight.more)

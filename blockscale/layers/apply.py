@@ -14,10 +14,12 @@ from blockscale.core.layout import to_stored
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.layers.before import Before
+from blockscale.layers.bias import notes_on_bias, quantize_bias, without_dynamic
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.ledger import ledger_of
 from blockscale.layers.plan import Decision, Plan, plan_layers, plan_others
+from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Scales, Supplied, supplied
 from blockscale.ops.quantize import quantize
@@ -40,7 +42,8 @@ def quantize_(
     recipe: a Recipe; a Format, name or spelling quantizes weights only; a path of a JSON file.
     strict: raise SkippedError, before anything is changed, if something that the recipe covers
         cannot be quantized or a pattern matches nothing. Otherwise one warning names them.
-    input_scales, output_scales: {layer: stored scale, or (scale, zero point)}, for static ones.
+    input_scales, output_scales: {layer: stored scale, or (scale, zero point), or (scale, zero
+        point, offset)}, for static ones.
     weights: {layer: its weight's codes, in the stored layout (blockscale.core.layout)}.
     before: {layer: a Before module}, what its input goes through first; its weight is quantized
         after `to_weight`, unless it is in `weights`.
@@ -84,6 +87,7 @@ def apply(
 
     Raises SkippedError, before anything is changed, if strict asks for it.
     """
+    plans = without_dynamic(plans, lambda plan: places[plan.name].input is not None)
     others = list(plan_others(model, plans, recipe))
     check(plans, others, recipe, strict=strict)
     weights: dict[int, QWeight] = {}
@@ -137,6 +141,10 @@ def _build(
             setattr(layer, part, quantizer.to(plan.parameter.device))
     if place.before is not None:
         layer.set_before(place.before)
+    if plan.quantizes_bias and plan.scheme.bias is not None:
+        notes += notes_on_bias(layer, plan.scheme.bias)
+        own = None if seed is None else named_seed(seed, f"{plan.name}.bias")
+        quantize_bias(layer, plan.scheme.bias, own)
     layer.take_place_of(plan.module)
     unused = plan.scheme.input is not None and layer.input is None
     reasons = ["shares the codes of a tied layer"] * (not plan.owns_weight)
@@ -148,6 +156,7 @@ def _build(
         output="" if layer.output is None else layer.output.fmt,
         reason="; ".join(reasons),
         details=place.told,
+        bias="" if layer.quantized_bias is None else layer.quantized_bias.fmt,
         notes=tuple(notes),
         bytes_after=plan.bytes_beside + _nbytes(layer, plan.owns_weight),
     )
@@ -157,6 +166,7 @@ def _build(
 def _nbytes(layer: QLayer, owns_weight: bool) -> int:
     """Bytes of a layer's codes, unless they are another's, and of what is before it."""
     beside = 0 if layer.before is None else layer.before.nbytes
+    beside += 0 if layer.quantized_bias is None else layer.quantized_bias.nbytes
     return beside + (layer.weight.nbytes if owns_weight else 0)
 
 
@@ -169,9 +179,11 @@ def _weight(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWeight, lis
     if odd := int((~stored.isfinite()).sum()):
         notes.append(f"{odd} of {stored.numel()} weights are NaN or infinite")
     if place.weight is not None:
+        notes += lost_signs("weight", stored, fmt)
         return QWeight(place.weight.to(parameter.device), shape, parameter.dtype, layout), notes
     if place.before is not None:
         stored = place.before.to(parameter.device).to_weight(stored.to(torch.float32))
+    notes += lost_signs("weight", stored, fmt)
     q = quantize(stored, fmt, seed=seed)
     low, high, _ = reference.ranges(stored, fmt)
     if clipped := int(reference.scale_saturates(low, high, fmt).sum()):

@@ -12,9 +12,12 @@ class Buffers(nn.Module):
 
     The state holds the format's spelling, so that one in another format is refused: many formats
     have the same shapes and dtypes.
+
+    dtype: of the float tensor that the buffers stand for, which follows casts; None if of none
     """
 
     fmt: str
+    dtype: torch.dtype | None = None
 
     def get_extra_state(self) -> Tensor:
         """The spelling as bytes: a tensor, so that every file format of states can hold it."""
@@ -49,6 +52,9 @@ class Buffers(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Buffers":
         del recurse
+        if self.dtype is not None:  # the float tensor would have changed its dtype here
+            device = next(b.device for b in self._buffers.values() if b is not None)
+            self.dtype = fn(torch.empty(0, dtype=self.dtype, device=device)).dtype
         for name, buffer in self._buffers.items():
             if buffer is not None:
                 moved = fn(buffer)

@@ -59,11 +59,9 @@ class QConv(QLayer):
         if self._around:
             mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
             x = F.pad(x, self._around, mode)
-        weight = self.weight
+        weight, bias = self.weight, self.added_bias()
         settings = (list(self.stride), self._inside, list(self.dilation), self.groups)
-        y = conv(
-            x, weight.operand, self.bias, list(weight.shape), *settings, self.of_input(x)
-        )  # fmt: skip
+        y = conv(x, weight.operand, bias, list(weight.shape), *settings, self.of_input(x))
         y = self.finished(y)
         return y[0] if single else y
 

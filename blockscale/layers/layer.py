@@ -11,7 +11,7 @@ from blockscale.core.layout import from_stored, stored_shape
 from blockscale.core.operand import UNQUANTIZED, Quantizer
 from blockscale.core.recipe import Scheme
 from blockscale.layers.before import Before
-from blockscale.layers.store import QInput, QWeight
+from blockscale.layers.store import QBias, QInput, QWeight
 
 _HOOKS = (
     "_forward_hooks",
@@ -29,14 +29,15 @@ class QLayer(nn.Module):
     """A layer whose weight is a QWeight. Subclasses say which float layers they replace.
 
     `weight` holds the codes, `input` and `output` the quantizers of the layer's input and output,
-    if any. The bias stays a float parameter. `before`, if any, changes the input before it is
-    quantized; `weight` is then the weight of that changed input.
+    if any. `bias` is a float parameter, or holds codes as well, or is None. `before`, if any,
+    changes the input before it is quantized; `weight` is then the weight of that changed input.
     """
 
     layout: ClassVar[str] = "plain"
     takes_input: ClassVar[bool] = True  # False for indices
 
     weight: QWeight
+    bias: nn.Parameter | QBias | QWeight | None
     input: QInput | None
     output: QInput | None
     before: Before | None
@@ -104,10 +105,30 @@ class QLayer(nn.Module):
         return y if self.output is None else self.output(y)
 
     @property
+    def quantized_bias(self) -> QBias | QWeight | None:
+        """The bias if it holds codes, else None."""
+        bias: QBias | QWeight | None = self._modules.get("bias")  # type: ignore[assignment]
+        return bias
+
+    def set_bias(self, bias: QBias | QWeight) -> None:
+        """Hold a quantized bias in the place of the float one."""
+        self._parameters.pop("bias", None)
+        self.bias = bias
+
+    def added_bias(self) -> Tensor | None:
+        """The bias [n] that the layer adds: a quantized one as its values, in float32."""
+        parameters = self._parameters  # not as attributes: see QLinear.forward
+        if "bias" in parameters:
+            plain: Tensor | None = parameters["bias"]
+            return plain
+        bias: Any = self._modules["bias"]
+        values: Tensor = bias.dequantize(torch.float32)
+        return values
+
+    @property
     def bias_bytes(self) -> int:
         """Bytes of the bias, 0 without one."""
-        bias = self._parameters["bias"]
-        return 0 if bias is None else bias.nbytes
+        return 0 if self.bias is None else self.bias.nbytes
 
     def dequantize_weight(self, dtype: torch.dtype | None = None) -> Tensor:
         """The weight as the float layer had it, so for its own input, not for what `before` gives.

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
-from blockscale.layers.plan import Decision
+from blockscale.layers.plan import Decision, Plan
 
 
 def ledger_of(
@@ -26,12 +26,19 @@ def ledger_of(
     ]
     names = [name for decision in decisions for name in decision.names]
     names += [entry.name for entry in others]
+    if recipe.has_biases:
+        biased = [each for each in decisions if each.module._parameters.get("bias") is not None]
+        names += [f"{name}.bias" for each in biased for name in each.names]
     return Ledger([*entries, *others], recipe.unmatched(names))
 
 
 def _of_every_name(decision: Decision, entry: Entry) -> Iterator[Entry]:
-    """A layer's entry, and one for each further name that it has in the model."""
+    """A layer's entry, one for a bias that could not be quantized with it, and one for each further
+    name that the layer has in the model."""
     yield entry
+    if isinstance(decision, Plan) and decision.bias_left:
+        kind, told = f"bias of {entry.kind}", f"bias left in float: {decision.bias_left}"
+        yield Entry(f"{entry.name}.bias", kind, "skipped", reason=told)
     same = f"the same layer as {decision.name}"
     again = replace(entry, reason=same, notes=(), elements=0, bytes_before=0, bytes_after=0)
     for name in decision.names[1:]:

@@ -23,8 +23,7 @@ class QLinear(QLayer):
             raise ValueError(f"expected an input [..., {self.in_features}], found {tuple(x.shape)}")
         x = self.prepared(x)
         weight: Any = self._modules["weight"]  # as an attribute it is looked for in four places
-        bias = self._parameters["bias"]
-        y = linear(x, weight.operand, bias, self.of_input(x))
+        y = linear(x, weight.operand, self.added_bias(), self.of_input(x))
         return self.finished(y)
 
     def extra_repr(self) -> str:

@@ -2,26 +2,42 @@
 
 It is decided in this order, and what is decided does not change any more:
 
-1. `_decide`: each layer by itself is a `_Candidate`, which can be quantized, or `_Refused`.
-2. `_settle_ties`: candidates that share a weight with something that is not quantized in the same
+1. `_decide`: each layer by itself is a `Candidate`, which can be quantized, or `Refused`.
+2. `settle_ties`: candidates that share a weight with something that is not quantized in the same
    format are refused as well.
 3. `_with_parameters`: every parameter is counted for the first layer that has it. What is left of
    the candidates is a `Plan` now, and what was refused is `Left`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from torch import Tensor, nn
 
+from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.format import Format
 from blockscale.core.layout import stored_shape
 from blockscale.core.ledger import Entry, Status
 from blockscale.core.recipe import Recipe, Scheme
+from blockscale.layers.axes import check_axes
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
-from blockscale.layers.reasons import looks_like_a_layer, why_not_layer, why_not_weight
+from blockscale.layers.reasons import (
+    looks_like_a_layer,
+    why_not_bias,
+    why_not_layer,
+    why_not_weight,
+)
+from blockscale.layers.ties import (
+    Candidate,
+    Names,
+    Refused,
+    Verdicts,
+    settle_ties,
+    shared_weights,
+    weight_of,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,10 +63,12 @@ class Left:
 class Plan(Left):
     """A layer that is to be quantized, and into what.
 
-    scheme: the formats of its weight, input and output; format: the weight's
+    scheme: the formats of its weight, input, output and bias; format: the weight's
     kind: the class of the quantized layer
     parameter: the float weight
     tied: whether another layer has the same weight
+    bias_left: why its bias stays in float though the scheme has a format for it, perhaps empty
+    gets_bias: whether it will have a bias, also if it has none so far
     """
 
     scheme: Scheme
@@ -58,11 +76,30 @@ class Plan(Left):
     kind: type[QLayer]
     parameter: Tensor
     tied: bool
+    bias_left: str = ""
+    gets_bias: bool = False
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """The shape of the weight as it is stored."""
+        return stored_shape(self.parameter.shape, self.kind.layout)
+
+    @property
+    def sums_bias(self) -> bool:
+        """Whether its bias is to become integers in steps of its sums."""
+        return self.quantizes_bias and isinstance(self.scheme.bias, SumInteger)
+
+    @property
+    def quantizes_bias(self) -> bool:
+        """Whether its bias is to be quantized."""
+        has = self.gets_bias or self.module._parameters.get("bias") is not None
+        return has and self.scheme.bias is not None and not self.bias_left
 
     @property
     def bytes_beside(self) -> int:
-        """Bytes of what it owns besides the weight."""
-        return sum(p.nbytes for p in self.owned if p is not self.parameter)
+        """Bytes of what it owns and keeps in float."""
+        bias = self.module._parameters.get("bias") if self.quantizes_bias else None
+        return sum(p.nbytes for p in self.owned if p is not self.parameter and p is not bias)
 
     @property
     def owns_weight(self) -> bool:
@@ -73,7 +110,7 @@ class Plan(Left):
         """The size of the dimension along which the layer's "input" or "output" is quantized."""
         if part == "input" or not self.kind.takes_input:  # a table gives rows of its weight
             return self.kind.features(self.module)
-        return stored_shape(self.parameter.shape, self.kind.layout)[0]
+        return self.stored[0]
 
     def left(self, status: Status, reason: str) -> Left:
         """The same layer, left as it is for this reason."""
@@ -84,30 +121,11 @@ class Plan(Left):
 Decision: TypeAlias = Plan | Left
 
 
-class _Refused(NamedTuple):
-    """Why a layer stays as it is."""
-
-    status: Status
-    reason: str
-
-
-class _Candidate(NamedTuple):
-    """A layer that can be quantized, as far as it alone is concerned."""
-
-    scheme: Scheme
-    format: Format
-    kind: type[QLayer]
-    parameter: Tensor
-
-
-_Names: TypeAlias = Mapping[nn.Module, tuple[str, ...]]
-_Verdicts: TypeAlias = dict[nn.Module, _Candidate | _Refused]
-
-
 def plan_layers(model: nn.Module, recipe: Recipe) -> list[Decision]:
     """A Plan for each layer that is to be quantized, and a Left for each other one, in order.
 
     Other layers are those that look as if they could be quantized, and those that are already.
+    Raises ValueError for a convolution's input or output in blocks along the image.
     """
     places: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -115,86 +133,47 @@ def plan_layers(model: nn.Module, recipe: Recipe) -> list[Decision]:
             places.setdefault(module, []).append(name)
     layers = {module: tuple(names) for module, names in places.items()}
     verdicts = {module: _decide(model, recipe, module, layers[module]) for module in layers}
-    shared = _shared(layers)
-    _settle_ties(model, layers, shared, verdicts)
+    shared = shared_weights(layers)
+    settle_ties(model, layers, shared, verdicts)
     tied = {module for sharing in shared.values() if len(sharing) > 1 for module in sharing}
-    return list(_with_parameters(layers, verdicts, tied))
+    decisions = list(_with_parameters(layers, verdicts, tied))
+    for plan in decisions:
+        if isinstance(plan, Plan):
+            check_axes(plan.name, plan.scheme, plan.kind.layout, plan.parameter.ndim)
+    return decisions
 
 
 def _decide(
     model: nn.Module, recipe: Recipe, module: nn.Module, names: tuple[str, ...]
-) -> _Candidate | _Refused:
+) -> Candidate | Refused:
     """What becomes of one layer, whatever it shares with others."""
-    decisions = [recipe.decide(name) for name in names]
+    decided = [(recipe.decide(name), recipe.bias_of(name)) for name in names]
+    decisions = [(replace(each, bias=bias), pattern) for (each, pattern), bias in decided]
     scheme, pattern = decisions[0]
     if isinstance(module, QLayer):
-        return _Refused("kept", "already quantized")
+        return Refused("kept", "already quantized")
     if any(other != scheme for other, _ in decisions):
         shared = ", ".join(names)
-        return _Refused(
+        return Refused(
             "skipped", f"{shared} are one layer, which the recipe treats in several ways"
         )
     if not scheme:
         why = f"pattern {pattern!r} of the recipe" if pattern else "the recipe is empty"
-        return _Refused("kept", why)
+        return Refused("kept", why)
     if scheme.weight is None:
-        return _Refused("skipped", "its input and output are quantized only along with its weight")
-    kind, weight = quantized_class(module), _weight_of(module)
+        told = "its input, output and bias are quantized only along with its weight"
+        return Refused("skipped", told)
+    kind, weight = quantized_class(module), weight_of(module)
     reason = why_not_layer(model, module, names, kind)
     if reason is None and kind is not None:
         reason = why_not_weight(weight, kind.layout, scheme.weight)
     if reason is not None:
-        return _Refused("skipped", reason)
+        return Refused("skipped", reason)
     assert kind is not None and weight is not None  # or there would be a reason
-    return _Candidate(scheme, scheme.weight, kind, weight)
+    return Candidate(scheme, scheme.weight, kind, weight)
 
 
-def _weight_of(module: nn.Module) -> Tensor | None:
-    """The parameter `weight` of a float layer that could be replaced."""
-    replaced = not isinstance(module, QLayer) and quantized_class(module) is not None
-    return module._parameters.get("weight") if replaced else None
-
-
-def _shared(layers: _Names) -> dict[int, list[nn.Module]]:
-    """{id of a weight: the layers that have it}."""
-    shared: dict[int, list[nn.Module]] = {}
-    for module in layers:
-        if (weight := _weight_of(module)) is not None:
-            shared.setdefault(id(weight), []).append(module)
-    return shared
-
-
-def _settle_ties(
-    model: nn.Module, layers: _Names, shared: dict[int, list[nn.Module]], verdicts: _Verdicts
-) -> None:
-    """Refuse candidates whose weight something else uses that does not get the same codes."""
-    holders: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        holders.setdefault(id(parameter), []).append(name)
-    for key, sharing in shared.items():
-        ours = {f"{name}.weight" for module in sharing for name in layers[module]}
-        others = [name for name in holders.get(key, ()) if name not in ours]
-        if not others and _one_format([verdicts[module] for module in sharing]):
-            continue
-        for module in sharing:
-            if isinstance(verdicts[module], _Candidate):
-                ties = others + [layers[other][0] for other in sharing if other is not module]
-                told = f"its weight is tied to {', '.join(ties)}, which cannot share its codes"
-                verdicts[module] = _Refused("skipped", told)
-
-
-def _one_format(verdicts: Sequence[_Candidate | _Refused]) -> bool:
-    """Whether layers can share codes: all are candidates, in one format and layout."""
-    wanted = {
-        (str(each.format), each.kind.layout) if isinstance(each, _Candidate) else None
-        for each in verdicts
-    }
-    return len(wanted) == 1 and None not in wanted
-
-
-def _with_parameters(
-    layers: _Names, verdicts: _Verdicts, tied: set[nn.Module]
-) -> Iterator[Decision]:
+def _with_parameters(layers: Names, verdicts: Verdicts, tied: set[nn.Module]) -> Iterator[Decision]:
     """The decisions, each parameter counted for the first layer that has it."""
     counted: set[int] = set()
     for module, names in layers.items():
@@ -207,8 +186,10 @@ def _with_parameters(
         entry = Entry(names[0], type(module).__name__, "quantized", elements=elements)
         entry = replace(entry, bytes_before=size, bytes_after=size)
         verdict = verdicts[module]
-        if isinstance(verdict, _Candidate):
-            yield Plan(names, module, tuple(owned), entry, *verdict, module in tied)
+        if isinstance(verdict, Candidate):
+            stored = stored_shape(verdict.parameter.shape, verdict.kind.layout)
+            left = why_not_bias(module._parameters.get("bias"), verdict.scheme, stored)
+            yield Plan(names, module, tuple(owned), entry, *verdict, module in tied, left)
         else:
             entry = replace(entry, status=verdict.status, reason=verdict.reason)
             yield Left(names, module, tuple(owned), entry)

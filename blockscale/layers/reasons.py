@@ -5,8 +5,12 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from blockscale.core import reference
+from blockscale.core.elements.binary import Binary
+from blockscale.core.elements.integer import Integer
+from blockscale.core.elements.ternary import Ternary
 from blockscale.core.format import Format
 from blockscale.core.layout import stored_shape
+from blockscale.core.recipe import Scheme
 from blockscale.layers.layer import QLayer
 
 # Layers that hold weights but that nothing here replaces; subclasses of those it replaces, too.
@@ -51,11 +55,62 @@ def why_not_weight(weight: Tensor | None, layout: str, fmt: Format) -> str | Non
         return "its weight is computed (weight_norm, pruning, parametrization): remove that first"
     if weight.device.type == "meta":
         return "its weight holds no data (meta device): load the weights first"
-    if weight.dtype not in reference.FLOATS:
-        dtype = str(weight.dtype).removeprefix("torch.")
-        return f"its weight is {dtype}; formats take float32, bfloat16, float16"
-    try:
-        fmt.block.scale_shape(stored_shape(weight.shape, layout))
-    except ValueError as error:
-        return str(error)
+    return _why_not_tensor(weight, "weight", stored_shape(weight.shape, layout), fmt)
+
+
+def why_not_bias(bias: Tensor | None, scheme: Scheme, stored: Sequence[int]) -> str:
+    """Why a layer's bias cannot get the scheme's format; empty if it can, or there is none.
+
+    stored: the shape [n, k] of the layer's weight as it is stored
+    """
+    if bias is None or scheme.bias is None or scheme.weight is None:
+        return ""
+    if isinstance(scheme.bias, Format):
+        if scheme.bias.unchosen:
+            return f"its format is {scheme.bias}: {scheme.bias.unchosen}"
+        return _why_not_tensor(bias, "bias", tuple(bias.shape), scheme.bias) or ""
+    reason = why_no_sums(scheme.input, scheme.weight, stored)
+    return reason or _why_not_tensor(bias, "bias") or ""
+
+
+def _why_not_tensor(
+    tensor: Tensor, called: str, stored: tuple[int, ...] = (), fmt: Format | None = None
+) -> str | None:
+    if tensor.dtype not in reference.FLOATS:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return f"its {called} is {dtype}; formats take float32, bfloat16, float16"
+    if fmt is not None:
+        try:
+            fmt.stored(stored)
+        except ValueError as error:
+            return str(error)
+    return None
+
+
+def why_no_sums(taken: Format | None, weight: Format, shape: Sequence[int]) -> str | None:
+    """Why sums of products of these formats have no step for each output; None if they have.
+
+    taken: of the layer's input; shape: of its stored weight, [n, k].
+    """
+    if taken is None:
+        return "its input has no format, so its sums no step: give it one like 'int8:tensor:fp32'"
+    for part, fmt in (("input", taken), ("weight", weight)):
+        if reason := why_no_integers(fmt):
+            return f"its {part} is {fmt}, {reason}"
+    several = "one output's sum would have several steps: use the block"
+    if taken.block.name != "tensor":
+        return f"its input is {taken}, {several} 'tensor'"
+    if weight.block.scale_shape(tuple(shape)) not in ((1, 1), (shape[0], 1)):
+        return f"its weight is {weight}, {several} 'channel0' or 'tensor'"
+    return None
+
+
+def why_no_integers(fmt: Format) -> str | None:
+    """Why values of this format are no integers in steps of their block; None if they are."""
+    if not isinstance(fmt.element, Integer | Ternary | Binary):
+        return "whose codes are no integers to add up: use integers"
+    if fmt.zero is not None:
+        return f"whose zero points of type {fmt.zero} are no integers: use 'asym'"
+    if fmt.offset is not None:
+        return "whose offsets are no steps: use 'asym'"
     return None

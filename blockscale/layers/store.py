@@ -1,18 +1,20 @@
-"""What quantized layers are made of: a weight's codes, and an input's or output's quantizer."""
+"""What quantized layers are made of: the codes of a weight and a bias, and the quantizers of an
+input and an output."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.format import Format
 from blockscale.core.layout import from_stored, to_stored
-from blockscale.core.operand import Operand, Quantizer
+from blockscale.core.operand import FIRST, Operand, Quantizer, quantizer
 from blockscale.core.reference import QParams
 from blockscale.layers.buffers import Buffers
+from blockscale.ops import primitives
 from blockscale.ops.given import given
-from blockscale.ops.quantize import fake_quantize, quantize
+from blockscale.ops.quantize import quantize
 from blockscale.ops.seed import seed_tensor
 from blockscale.ops.tensor import QTensor
 
@@ -20,36 +22,43 @@ Parts = tuple[Tensor | None, Tensor | None, Tensor | None]  # scale, zero_point,
 
 
 class Scaled(Buffers):
-    """A module with the buffers `scale`, `zero_point` and `outer`; the last two may be None."""
+    """A module with the buffers `scale`, `zero_point` and `outer`, which may be None, and one for
+    each further part that its format has (Format.parts): `offset`, `offset_outer`, `scale_offset`.
+    """
 
-    def set_parts(
-        self, scale: Tensor | None, zero_point: Tensor | None, outer: Tensor | None
-    ) -> None:
+    format: Format
+
+    def set_parts(self, qparams: QParams | None) -> None:
         """Hold these tensors from now on: new buffers, nothing is copied or checked."""
-        self.register_buffer("scale", scale)
-        self.register_buffer("zero_point", zero_point)
-        self.register_buffer("outer", outer)
+        parts = {} if qparams is None else qparams._asdict()
+        self._further = [name for name in self.format.parts if name not in FIRST]
+        for name in ("scale", "zero_point", "outer", *self._further):
+            self.register_buffer(name, parts.get(name))
 
     @property
     def parts(self) -> Parts:
         """Scale, zero point and outer scale, in the order in which ops take them."""
         return self._buffers["scale"], self._buffers["zero_point"], self._buffers["outer"]
 
+    @property
+    def qparams(self) -> QParams | None:
+        """All that stands beside the codes; None without a scale."""
+        part: dict[str, Any] = self._buffers
+        if part["scale"] is None:
+            return None
+        more = {name: part[name] for name in self._further}
+        return QParams(part["scale"], part["outer"], part["zero_point"], **more)
+
 
 class QWeight(Scaled):
-    """A quantized weight: buffers `codes` (packed), `scale`, `zero_point`, `outer`.
+    """A quantized weight: buffers `codes` (packed), `scale`, `zero_point`, `outer`, further parts.
+    Or a bias whose format has a scale of its own.
 
     format, shape, dtype: what it is in, and of the float weight; layout: blockscale.core.layout.
     """
 
     codes: Tensor
     dtype: torch.dtype
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QWeight":
-        # the float weight would have changed its dtype here: remember it
-        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.codes.device)).dtype
-        super()._apply(fn, recurse)
-        return self
 
     def __init__(self, q: QTensor, shape: tuple[int, ...], dtype: torch.dtype, layout: str):
         super().__init__()
@@ -58,7 +67,7 @@ class QWeight(Scaled):
         self.fmt = str(q.format)
         self.size = q.size
         self.register_buffer("codes", q.packed)
-        self.set_parts(q.qparams.scale, q.qparams.zero_point, q.qparams.outer)
+        self.set_parts(q.qparams)
 
     @classmethod
     def quantize(
@@ -72,16 +81,18 @@ class QWeight(Scaled):
     def operand(self) -> Operand:
         """The weight as ops take it, in its stored layout."""
         part: dict[str, Any] = self._buffers
+        more = [part[name] for name in self._further] if self._further else None
         return Operand(
-            part["codes"], part["scale"], part["zero_point"], part["outer"], self.fmt, self.size
-        )
+            part["codes"], part["scale"], part["zero_point"], part["outer"], self.fmt, self.size,
+            more,
+        )  # fmt: skip
 
     @property
     def tensor(self) -> QTensor:
         """The weight as a QTensor, in its stored layout."""
-        scale, zero_point, outer = self.parts
-        assert scale is not None
-        return QTensor(self.codes, QParams(scale, outer, zero_point), self.format, self.size)
+        qparams = self.qparams
+        assert qparams is not None
+        return QTensor(self.codes, qparams, self.format, self.size)
 
     @property
     def device(self) -> torch.device:
@@ -102,6 +113,41 @@ class QWeight(Scaled):
         return f"'{self.fmt}', shape={tuple(self.shape)}"
 
 
+class QBias(Buffers):
+    """A bias [n] in integers of its layer's sums: buffers `codes` [n], and `scale` [n] float32, the
+    steps of the sums. It means codes * scale; the scale is kept beside the codes because that of
+    outputs whose weights are all zero says nothing (core.arithmetic.sums.live_steps).
+
+    kind, shape, dtype: what it is in, and of the float bias
+    """
+
+    codes: Tensor
+    scale: Tensor
+    dtype: torch.dtype
+
+    def __init__(self, codes: Tensor, scale: Tensor, kind: SumInteger, dtype: torch.dtype):
+        super().__init__()
+        self.kind, self.fmt, self.layout = kind, str(kind), "plain"
+        self.shape, self.dtype = codes.shape, dtype
+        self.register_buffer("codes", codes)
+        self.register_buffer("scale", scale)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers."""
+        return self.codes.nbytes + self.scale.nbytes
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The bias [n] that its layer adds, by default in the dtype that the float bias had."""
+        part: dict[str, Any] = self._buffers
+        values = self.kind.decode(part["codes"], part["scale"])
+        dtype = dtype or self.dtype
+        return values if dtype is torch.float32 else values.to(dtype)
+
+    def extra_repr(self) -> str:
+        return f"'{self.fmt}', shape={tuple(self.shape)}"
+
+
 class QInput(Scaled):
     """How a layer's input or output is quantized when it runs: by a scale chosen from each tensor
     (dynamic), or by a given one (static)."""
@@ -111,7 +157,7 @@ class QInput(Scaled):
         self.format = fmt
         self.fmt = str(fmt)
         self._dynamic = Quantizer(None, None, None, self.fmt)  # made once: it holds no tensor
-        self.set_parts(None, None, None)
+        self.set_parts(None)
 
     @property
     def static(self) -> bool:
@@ -123,6 +169,7 @@ class QInput(Scaled):
         scale: "Tensor | QTensor",
         zero_point: Tensor | None = None,
         features: int | None = None,
+        offset: "Tensor | QTensor | None" = None,
     ) -> None:
         """Make it static, with a stored scale as `bs.choose_qparams` gives for one input.
 
@@ -140,35 +187,31 @@ class QInput(Scaled):
         rank = len(getattr(scale, "shape", ())) or 1
         shape = getattr(scale, "shape", None) or (1,)
         dims = [1] * (rank - 1) + [1 if block == "tensor" else features or shape[-1]]
-        qparams = given(self.format, tuple(dims), scale, zero_point)
-        self.set_parts(qparams.scale, qparams.zero_point, qparams.outer)
+        self.set_parts(given(self.format, tuple(dims), scale, zero_point, offset))
 
     def restore(self, parts: dict[str, Tensor]) -> None:
         """Make it static with parts that were saved."""
-        self.set_parts(parts["scale"], parts.get("zero_point"), parts.get("outer"))
+        self.set_parts(QParams(**{name: parts[name] for name in self.format.parts}))
 
     def of(self, x: Tensor) -> Quantizer:
         """How x [...] is quantized now, as ops take it; draws a seed where the format needs one."""
         if self.format.rounding == "stochastic":
-            return Quantizer(*self.for_rank(x.ndim), self.fmt, seed_tensor(None, x.device))
+            return quantizer(self.for_rank(x.ndim), self.fmt, seed_tensor(None, x.device))
         if self._buffers["scale"] is None:
             return self._dynamic
-        return Quantizer(*self.for_rank(x.ndim), self.fmt)
+        return quantizer(self.for_rank(x.ndim), self.fmt)
 
-    def for_rank(self, rank: int) -> Parts:
-        """The parts, shaped for a tensor of `rank`; None where dynamic."""
-        if self._buffers["scale"] is None:
-            return None, None, None
-        scale, zero_point, outer = (None if p is None else _of_rank(p, rank) for p in self.parts)
-        return scale, zero_point, outer
+    def for_rank(self, rank: int) -> QParams | None:
+        """All parts, shaped for a tensor of `rank`; None where dynamic."""
+        parts = self.qparams
+        if parts is None:
+            return None
+        return QParams(*(None if part is None else _of_rank(part, rank) for part in parts))  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
         """x [...] -> what the format leaves of it, in x's dtype."""
-        scale, zero_point, outer = self.for_rank(x.ndim)
-        if scale is None or outer is None:
-            return fake_quantize(x, self.format, scale, zero_point)
-        inner = QTensor(scale, QParams(outer), self.format.scale.inner, scale.shape[-1])  # type: ignore[union-attr]
-        return fake_quantize(x, self.format, inner, zero_point)
+        values: Tensor = primitives.fake_quantize(x, self.of(x))
+        return values
 
     def extra_repr(self) -> str:
         return f"'{self.fmt}', {'static' if self.static else 'dynamic'}"

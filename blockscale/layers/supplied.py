@@ -11,7 +11,10 @@ from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.store import QInput
 from blockscale.ops.tensor import QTensor, describe
 
-Scales = Mapping[str, Tensor | QTensor | tuple[Tensor | QTensor, Tensor | None]]
+Scale = Tensor | QTensor
+Scales = Mapping[
+    str, Scale | tuple[Scale, Tensor | None] | tuple[Scale, Tensor | None, Scale | None]
+]
 
 
 @dataclass
@@ -40,7 +43,8 @@ def supplied(
 ) -> dict[str, Supplied]:
     """{first name of a layer: what is supplied for it}, every layer that is quantized.
 
-    Raises ValueError for a layer that takes no such thing, and for what does not fit it.
+    Raises ValueError for a layer that takes no such thing, for what does not fit it, and for a
+    layer with a format whose scales are given and not chosen (Format.unchosen), if they are not.
     """
     layers = [plan for plan in plans if isinstance(plan, Plan)]
     places = {plan.name: Supplied() for plan in layers}
@@ -60,7 +64,23 @@ def supplied(
                 _supply(places[plan.name], plan, option, value)
             except ValueError as error:
                 raise ValueError(f"{option}[{name!r}]: {error}") from None
+    for plan in layers:
+        refuse_unchosen(plan, places[plan.name])
     return places
+
+
+def refuse_unchosen(plan: Plan, place: Supplied) -> None:
+    """Raise ValueError if a format of this layer has scales that nothing here can choose."""
+    formats = vars(plan.scheme) | {"input": plan.scheme.input if plan.kind.takes_input else None}
+    options = {"weight": "weights", "input": "input_scales", "output": "output_scales"}
+    for part, option in options.items():
+        fmt = formats[part]
+        owned = part != "weight" or plan.owns_weight
+        if fmt is not None and fmt.unchosen and owned and getattr(place, part) is None:
+            raise ValueError(
+                f"{plan.name}: its {part} cannot be quantized in {fmt}: {fmt.unchosen}: take a "
+                f"format that chooses, or supply what a file has ({option} of bs.quantize_)"
+            )
 
 
 def _taker(layers: Sequence[Plan], option: str, name: str) -> Plan:
@@ -101,13 +121,14 @@ def _supply(place: Supplied, plan: Plan, option: str, value: object) -> None:
 
 
 def _static(plan: Plan, part: str, given: object) -> QInput:
-    """The static quantizer of a layer's "input" or "output", with a scale, or that and zero points.
+    """The static quantizer of a layer's "input" or "output": a scale, perhaps with zero points and
+    offsets.
 
     Raises ValueError for a scale that does not fit the layer.
     """
     quantizer = QInput(getattr(plan.scheme, part))
-    scale, zero_point = given if isinstance(given, tuple) else (given, None)
-    quantizer.set_scale(scale, zero_point, plan.features(part))
+    scale, zero_point, offset, *_ = (*(given if isinstance(given, tuple) else (given,)), None, None)
+    quantizer.set_scale(scale, zero_point, plan.features(part), offset)
     return quantizer
 
 

@@ -5,10 +5,11 @@ from torch import Tensor
 
 from blockscale.core import pack as packing
 from blockscale.core import reference
-from blockscale.core.block import WHOLE
+from blockscale.core.block import WHOLE, Block
 from blockscale.core.operand import Operand
 from blockscale.ops.gradient import not_differentiable
 from blockscale.ops.op import op
+from blockscale.ops.primitives import dequantize
 
 
 def _shape(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
@@ -19,21 +20,29 @@ def _shape(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
 def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
     """A table [rows, size], indices [...] of rows -> [..., size] of `dtype`."""
     form, size = weight.format, weight.size
-    rows = indices.reshape(-1)
+    rows, qparams = indices.reshape(-1), weight.qparams
+    shape = (*indices.shape, size)
+    if form.block.flat or (form.offset is not None and (form.offset.block or form.block).flat):
+        table: Tensor = dequantize.reference(weight, dtype)
+        return table.index_select(0, rows).reshape(shape)
     codes = packing.unpack(weight.codes.index_select(0, rows), form.element, (rows.shape[0], size))
-    height, width = form.block.sizes_for(2)
-    scale_rows = torch.zeros_like(rows) if height == WHOLE else rows // height
 
-    def per_element(parts: Tensor) -> Tensor:
+    def per_element(parts: Tensor, block: Block) -> Tensor:
         """A number for each block -> one that broadcasts with the chosen rows."""
-        chosen = parts.index_select(0, scale_rows)
+        height, width = block.sizes_for(2)
+        chosen = parts.index_select(
+            0, torch.zeros_like(rows) if height == WHOLE else rows // height
+        )
         return chosen.repeat_interleave(width, 1)[:, :size] if width > 1 else chosen
 
     values = form.element.decode(codes)
-    if weight.zero_point is not None:
-        values = values - per_element(weight.zero_point.to(torch.float32))
-    step = reference.step_of(weight.qparams, form)
-    return (values * per_element(step)).to(dtype).reshape(*indices.shape, size)
+    if qparams.zero_point is not None:
+        values = values - per_element(qparams.zero_point.to(torch.float32), form.block)
+    values = values * per_element(reference.step_of(qparams, form), form.block)
+    if form.offset is not None and qparams.offset is not None:
+        offset = form.offset.value(qparams.offset, qparams.offset_outer)
+        values = values + per_element(offset, form.offset.block or form.block)
+    return values.to(dtype).reshape(shape)
 
 
 not_differentiable(embedding, "its codes are fixed; train the float model with fake quantization")

@@ -6,8 +6,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from blockscale.core.block import block_of, divided, read_block
+from blockscale.core.block import Block, block_of, divided, read_block
 from blockscale.core.format import Format
+from blockscale.core.operand import part_names
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.scales.two_level import TwoLevel
@@ -62,7 +63,8 @@ def given(
     expected = _expected(str(fmt), shape)
     for name in ("zero_point", "offset"):
         if (parts.get(name) is None) == (name in expected):
-            raise ValueError(f"{fmt}: {'needs' if name in expected else 'has no'} {_a(name)}")
+            verb = f"needs {_a(name)}" if name in expected else f"has no {name}"
+            raise ValueError(f"{fmt}: {verb}")
     found = {
         name: _checked(fmt, shape, name, parts.get(name), dtype, own)
         for name, (dtype, own) in expected.items()
@@ -81,7 +83,7 @@ def _opened(
     inner = _inner(str(fmt), name)
     if inner is None:
         return part, None  # type: ignore[return-value]
-    if not isinstance(part, QTensor) or part.format != parse(inner):
+    if not isinstance(part, QTensor) or str(part.format) != inner:
         raise ValueError(f"{fmt}: its {name} is a QTensor of format {inner}, not {describe(part)}")
     return part.format.element.to_bits(part.codes), part.qparams
 
@@ -94,12 +96,12 @@ def _checked(
     dtype: torch.dtype,
     expected: tuple[int, ...],
 ) -> Tensor:
-    if not isinstance(part, Tensor):
-        raise ValueError(f"{fmt}: its {name} is a Tensor, not {describe(part)}")
-    if part.dtype == dtype and tuple(part.shape) == expected:
+    if not isinstance(part, Tensor) and name == "scale":
+        raise ValueError(f"{fmt}: its scale is a Tensor, not {describe(part)}")
+    if isinstance(part, Tensor) and part.dtype == dtype and tuple(part.shape) == expected:
         return part
-    one = all(size == 1 for size in expected)
-    if part.dtype == dtype and one and all(size == 1 for size in part.shape):
+    one = isinstance(part, Tensor) and all(size == 1 for size in (*expected, *part.shape))
+    if isinstance(part, Tensor) and part.dtype == dtype and one:
         return part.reshape(expected)
     what = "the stored scale" if name == "scale" else f"the {name}"
     raise ValueError(
@@ -112,16 +114,19 @@ def _scale_shape(fmt: Format, shape: tuple[int, ...]) -> tuple[int, ...]:
     return _expected(str(fmt), shape)["scale"][1]
 
 
+_DIVIDES = {"outer": "scale", "scale_offset": "scale", "offset_outer": "offset"}
 Stored = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 def _expected(fmt: str, shape: tuple[int, ...]) -> Stored:
-    if torch.compiler.is_compiling() or {*map(type, shape)} != {int}:  # symbols have no hash
-        stored: Stored = {}
-        for name, (dtype, of, sizes) in _layout(fmt, len(shape)).items():
-            stored[name] = dtype, divided(stored[of][1] if of else shape, sizes)
-        return stored
-    return _known(fmt, shape)
+    if not torch.compiler.is_compiling() and {*map(type, shape)} == {int}:  # symbols have no hash
+        return _known(fmt, shape)
+    stored: Stored = {}
+    for name in part_names(fmt):
+        of = _DIVIDES.get(name)
+        counts = divided(stored[of][1] if of else shape, _sizes(fmt, name, len(shape)))
+        stored[name] = _dtype(fmt, name), counts
+    return stored
 
 
 @lru_cache(1024)
@@ -129,28 +134,33 @@ def _known(fmt: str, shape: tuple[int, ...]) -> Stored:
     return parse(fmt).stored(shape)
 
 
-def _layout(fmt: str, rank: int) -> dict[str, tuple[torch.dtype, str, tuple[int, ...]]]:
-    """{part: (dtype, the part that its blocks divide, their sizes)}; "" stands for the tensor.
+# What follows is not traced: Dynamo cannot call the methods of an object that a cache made.
 
-    Not traced: Dynamo cannot call the methods of an object that a cache made.
-    """
+
+def _dtype(fmt: str, name: str) -> torch.dtype:
     form = parse(fmt)
-    own = form.block.sizes_for(rank)
-    dtypes = {name: dtype for name, (dtype, _) in form.stored((1,) * rank).items()}
-    found = {"scale": (dtypes["scale"], "", own)}
-    if isinstance(form.scale, TwoLevel):
-        inner = form.scale.inner
-        found["outer"] = dtypes["outer"], "scale", inner.block.sizes_for(rank)
+    return _layout(form)[name][0]
+
+
+def _sizes(fmt: str, name: str, rank: int) -> tuple[int, ...]:
+    return _layout(parse(fmt))[name][1].sizes_for(rank)
+
+
+def _layout(form: Format) -> dict[str, tuple[torch.dtype, Block]]:
+    """{part: its dtype, and the block that each of its entries stands for}."""
+    scale, offset = form.scale, form.offset
+    found = {"scale": (scale.dtype, form.block)}
+    if isinstance(scale, TwoLevel):
+        inner = scale.inner
+        found["outer"] = inner.scale.dtype, inner.block
         if inner.offset is not None:
-            block = inner.offset.block or inner.block
-            found["scale_offset"] = dtypes["scale_offset"], "scale", block.sizes_for(rank)
+            found["scale_offset"] = inner.offset.dtype, inner.offset.block or inner.block
     if form.asym:
-        found["zero_point"] = dtypes["zero_point"], "", own
-    if form.offset is not None:
-        found["offset"] = dtypes["offset"], "", (form.offset.block or form.block).sizes_for(rank)
-        if form.offset.inner is not None:
-            sizes = form.offset.inner.block.sizes_for(rank)
-            found["offset_outer"] = dtypes["offset_outer"], "offset", sizes
+        found["zero_point"] = form.zero.dtype if form.zero else torch.int32, form.block
+    if offset is not None:
+        found["offset"] = offset.dtype, offset.block or form.block
+        if offset.inner is not None:
+            found["offset_outer"] = offset.inner.scale.dtype, offset.inner.block
     return found
 
 
@@ -167,5 +177,5 @@ def _with_block(fmt: str, block: str) -> str:
 
 
 # What torch.compiler.assume_constant_result does, which imports all of Dynamo.
-for _each in (_layout, _inner, _with_block):
+for _each in (_dtype, _sizes, _inner, _with_block):
     setattr(_each, "_dynamo_marked_constant", True)  # noqa: B010 (no type has it)

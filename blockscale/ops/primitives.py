@@ -9,7 +9,7 @@ from torch import Tensor
 from blockscale.core import pack as packing
 from blockscale.core import reference
 from blockscale.core.format import Format
-from blockscale.core.operand import Operand, Quantizer
+from blockscale.core.operand import Operand, Quantizer, part_names
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.ops import shapes
@@ -24,7 +24,7 @@ def to_list(qparams: QParams) -> list[Tensor]:
 
 def from_list(parts: list[Tensor], fmt: Format) -> QParams:
     """What `to_list` made, read back."""
-    return QParams(**dict(zip(fmt.parts, parts, strict=True)))
+    return QParams(**dict(zip(part_names(fmt.spelling), parts, strict=True)))
 
 
 @op(shape=shapes.choose_qparams)

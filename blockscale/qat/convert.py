@@ -1,12 +1,14 @@
 """convert: turn a model that was trained with fake quantization into the quantized model."""
 
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.layers.apply import swap
+from blockscale.layers.bias import notes_on_bias
+from blockscale.layers.layer import QLayer
+from blockscale.layers.store import QWeight
 from blockscale.qat.layers import QATLayer
 from blockscale.qat.layers.conv import QATConv
 from blockscale.qat.prepare import ledger
@@ -17,7 +19,7 @@ def convert(model: nn.Module) -> nn.Module:
 
     Its outputs are those of the prepared model in evaluation without gradients, bit for bit. Batch
     norms that were folded become nn.Identity. `bs.save` and everything else works with the result;
-    `bs.qat.ledger(model)` says what each layer holds.
+    `bs.qat.ledger(model)` says what each layer holds. One warning names biases that saturate.
 
     Raises ValueError, before anything is changed, if nothing is prepared, if a static scale has
     seen no data, or for a model that is sharded or wrapped.
@@ -27,17 +29,15 @@ def convert(model: nn.Module) -> nn.Module:
         if isinstance(module, QATLayer):
             names.setdefault(module, []).append(name)
     _check(model, names)
-    weights: dict[int, Any] = {}
+    weights: dict[int, QWeight] = {}
+    noted: list[Entry] = []
     entries = {entry.name: entry for entry in ledger(model)}
     for layer, places in names.items():
         owns = id(layer.weight) not in weights
         if owns:
             weights[id(layer.weight)] = layer.quantized_weight()
         weight = weights[id(layer.weight)]
-        quantized = layer.as_quantized(weight)
-        bias = quantized._parameters["bias"]
-        if bias is not None and not isinstance(bias, nn.Parameter):
-            quantized.bias = nn.Parameter(bias)
+        quantized, notes = _quantized(layer, weight)
         quantized.take_place_of(layer)
         swap(model, dict.fromkeys(places, quantized))
         beside = quantized.bias_bytes
@@ -46,11 +46,27 @@ def convert(model: nn.Module) -> nn.Module:
             entry,
             reason=entry.reason.replace("prepared for training", "trained"),
             bytes_after=beside + (weight.nbytes if owns else 0),
+            notes=(*entry.notes, *notes),
         )
+        noted += [replace(entry, notes=notes)]
         if isinstance(layer, QATConv) and layer.norm is not None:
             _drop(model, layer.norm, entries, places[0])
     model._qat_ledger = Ledger(list(entries.values()), ledger(model).unmatched)  # type: ignore[assignment]
+    Ledger(noted).warn()
     return model
+
+
+def _quantized(layer: QATLayer, weight: QWeight) -> tuple[QLayer, tuple[str, ...]]:
+    """The quantized layer, with parameters where it has floats, and what to know of its bias."""
+    quantizer = layer.bias_quantizer
+    told = (
+        [] if quantizer is None else notes_on_bias(layer.with_float_bias(weight), quantizer.format)
+    )
+    quantized = layer.as_quantized(weight)
+    bias = quantized._parameters.get("bias")
+    if bias is not None and not isinstance(bias, nn.Parameter):
+        quantized.bias = nn.Parameter(bias)
+    return quantized, tuple(told)
 
 
 def _drop(model: nn.Module, norm: nn.Module, entries: dict[str, Entry], conv: str) -> None:

@@ -99,7 +99,7 @@ class LearnedScale(nn.Module):
         else:
             path = parameter * log(2.0)
         path = fmt.block.expand(path, x.shape)
-        scale, outer, _ = qparams
+        scale, outer = qparams[:2]  # what `why_not` leaves has no more
         values: Tensor = _FakeQuantize.apply(x, path, scale, outer, str(fmt), seed)
         return values
 
@@ -138,4 +138,8 @@ def _log2(a: Tensor) -> Tensor:
 
 def why_not(fmt: Format) -> str | None:
     """Why a scale of this format cannot be learned, or None."""
-    return "asym has a zero point, which is not learned" if fmt.asym else None
+    if fmt.asym:
+        return "asym has a zero point, which is not learned"
+    if fmt.offset is not None:
+        return "its offset is not learned"
+    return "the sign of its scale is not learned" if fmt.span == "signed" else None

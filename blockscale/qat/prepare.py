@@ -11,15 +11,19 @@ from blockscale.calibrate import observers
 from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.format import Format
 from blockscale.core.ledger import Entry, Ledger
-from blockscale.core.recipe import PARTS, Recipe
+from blockscale.core.recipe import Recipe
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.ledger import ledger_of
 from blockscale.layers.plan import Decision, Plan, plan_layers, plan_others
+from blockscale.layers.signs import lost_signs
+from blockscale.layers.supplied import Supplied, refuse_unchosen
 from blockscale.qat import learned
+from blockscale.qat.bias import BiasQuantizer, settled
 from blockscale.qat.folding import Pairs, find_pairs
 from blockscale.qat.layers import QATLayer, trained
 from blockscale.qat.quantizers import ActivationQuantizer, Quantizers, WeightQuantizer
 
+LEARNING = ("weight", "input", "output")  # parts whose scales can be learned
 Learn = str | Mapping[str, str | None] | None
 Learning = Mapping[str, str | None]  # {"weight", "input", "output": what is learned of its scale}
 
@@ -49,11 +53,11 @@ def prepare_qat(
     """
     recipe, learning = Recipe.read(recipe), _learning(learn)
     decisions, others = _decisions(model, recipe)
+    pairs, note = _foldable(model, decisions, fuse)
+    decisions = settled(decisions, pairs, lambda plan: _static(plan, learning, observer))
     if strict:
         ledger_of(decisions, others, recipe).raise_if_skipped()
     plans = [each for each in decisions if isinstance(each, Plan)]
-    pairs, note = find_pairs(model, fuse)
-    pairs = _foldable(model, plans, pairs, given=not isinstance(fuse, str))
     quantizers = _quantizers(plans, learning, observer)
     entries: dict[str, Entry] = {}
     for plan in plans:
@@ -68,7 +72,10 @@ def prepare_qat(
 
 def _prepared(model: nn.Module, plan: Plan, quantizers: Quantizers, norm: str | None) -> QATLayer:
     """The float layer of a plan, now a layer in training with the batch norm `norm` folded in."""
-    layer = trained(plan.module).replace(plan.module, plan.scheme, quantizers)
+    bias = None
+    if plan.quantizes_bias and plan.scheme.bias is not None:
+        bias = BiasQuantizer(plan.scheme.bias, named_seed(0, f"{plan.name}.bias"))
+    layer = trained(plan.module).replace(plan.module, plan.scheme, quantizers, bias)
     if norm is not None:
         layer.fold(model.get_submodule(norm))
     layer.weight_quantizer.start(layer.float_weight())
@@ -87,13 +94,13 @@ def ledger(model: nn.Module) -> Ledger:
 
 
 def _learning(learn: Learn) -> Learning:
-    parts = dict.fromkeys(PARTS, learn) if isinstance(learn, str | None) else dict(learn)
-    if unknown := [p for p in parts if p not in PARTS]:
-        raise ValueError(f"learn: no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+    parts = dict.fromkeys(LEARNING, learn) if isinstance(learn, str | None) else dict(learn)
+    if unknown := [p for p in parts if p not in LEARNING]:
+        raise ValueError(f"learn: no part {unknown[0]!r}; there are {', '.join(LEARNING)}")
     for what in parts.values():
         if what is not None and what not in learned.DOMAINS:
             raise ValueError(f"learn is None or one of {', '.join(learned.DOMAINS)}, not {what!r}")
-    return dict.fromkeys(PARTS) | parts
+    return dict.fromkeys(LEARNING) | parts
 
 
 def _decisions(model: nn.Module, recipe: Recipe) -> tuple[list[Decision], list[Entry]]:
@@ -136,9 +143,11 @@ def _why_not(plan: Plan) -> str | None:
 
 
 def _foldable(
-    model: nn.Module, plans: list[Plan], pairs: dict[str, str], given: bool
-) -> dict[str, str]:
-    """The pairs whose convolution is quantized and shares its weight with nothing."""
+    model: nn.Module, decisions: list[Decision], fuse: str | Pairs | None
+) -> tuple[dict[str, str], str]:
+    """As `find_pairs`: those whose convolution is quantized and shares its weight with nothing."""
+    pairs, note = find_pairs(model, fuse)
+    plans = [each for each in decisions if isinstance(each, Plan)]
     foldable = {}
     for conv, norm in pairs.items():
         module = model.get_submodule(conv)
@@ -148,10 +157,10 @@ def _foldable(
         )
         if plan is not None and alone:
             foldable[plan.name] = norm
-        elif given:
+        elif not isinstance(fuse, str):
             reason = "is not quantized" if plan is None else "shares its weight with another layer"
             raise ValueError(f"fuse: {conv!r} with {norm!r}: the convolution {reason}")
-    return foldable
+    return foldable, note
 
 
 def _quantizers(
@@ -159,11 +168,13 @@ def _quantizers(
 ) -> dict[str, Quantizers]:
     """{layer: its quantizers}; layers that share a weight share its quantizer.
 
-    Raises ValueError, with the layer's name, for an observer that does not fit.
+    Raises ValueError, with the layer's name, for an observer that does not fit, and for formats
+    whose scales are not chosen.
     """
     weights: dict[int, WeightQuantizer] = {}
     quantizers: dict[str, Quantizers] = {}
     for plan in plans:
+        refuse_unchosen(plan, Supplied())
         if id(plan.parameter) not in weights:
             weights[id(plan.parameter)] = _of_weight(plan, learning["weight"])
         features = trained(plan.module).features(plan.module)
@@ -203,6 +214,15 @@ def _of_activation(
     return ActivationQuantizer(fmt, features, seen, None)
 
 
+def _static(plan: Plan, learning: Learning, observer: observers.Spec | None) -> bool:
+    """Whether the input of this layer gets a static scale (as `_of_activation` makes it)."""
+    fmt = plan.scheme.input
+    if fmt is None or not fmt.block.static:
+        return False
+    learns = learning["input"] is not None and learned.why_not(fmt) is None
+    return learns or observer is not None
+
+
 def _entry(entry: Entry, layer: QATLayer, norm: str | None, learning: Learning, note: str) -> Entry:
     """What the ledger says of a layer that was prepared; `norm`: the batch norm folded into it."""
     quantizers = layer.quantizers()._asdict()
@@ -210,11 +230,14 @@ def _entry(entry: Entry, layer: QATLayer, norm: str | None, learning: Learning, 
         part: "" if quantizer is None else str(quantizer.format)
         for part, quantizer in quantizers.items()
     }
-    notes = [note] * bool(note) + [
+    notes = lost_signs("weight", layer.float_weight(), layer.quantizers().weight.format)
+    notes += [note] * bool(note) + [
         f"the scale of its {part} is not learned: {reason}"
         for part, quantizer in quantizers.items()
         if quantizer is not None and learning[part]
         if (reason := learned.why_not(quantizer.format))
     ]
+    if layer.bias_quantizer is not None:
+        formats["bias"] = str(layer.bias_quantizer.format)
     reasons = ["prepared for training"] + [f"with {norm} folded in"] * (norm is not None)
     return replace(entry, **formats, reason=", ".join(reasons), notes=tuple(notes))

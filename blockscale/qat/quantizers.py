@@ -10,6 +10,7 @@ from blockscale.core.format import Format
 from blockscale.core.layout import stored_shape, to_stored
 from blockscale.core.operand import quantizer
 from blockscale.core.reference import QParams, qparams_from_range
+from blockscale.layers.bias import steps_of_outputs
 from blockscale.layers.store import QInput, QWeight
 from blockscale.ops import primitives
 from blockscale.ops.quantize import fake_quantize
@@ -64,6 +65,21 @@ class WeightQuantizer(nn.Module):
         codes = primitives.quantize(stored, quantizer(qparams, self.format, drawn))
         q = QTensor(codes, qparams, self.format, stored.shape[-1])
         return QWeight(q, tuple(weight.shape), weight.dtype, self.layout)
+
+    @torch.no_grad()
+    def steps(self, weight: Tensor) -> Tensor:
+        """The float weight [shape] -> the step of each output [n], as the quantized layer has it.
+
+        For formats with one step for each output. Draws no random numbers.
+        """
+        self.start(weight)
+        stored, fmt = self._stored(weight.detach()).to(torch.float32), self.format.deterministic
+        if self.learned is None:
+            qparams = primitives.from_list(primitives.choose_qparams(stored, str(fmt)), fmt)
+        else:
+            qparams = self.learned.qparams()
+        values = primitives.fake_quantize(stored, quantizer(qparams, fmt))
+        return steps_of_outputs(values, qparams, fmt)
 
     def _seed(self) -> int | None:
         return self.seed if self.format.rounding == "stochastic" else None
@@ -120,12 +136,12 @@ class ActivationQuantizer(nn.Module):
         wide = x.to(torch.float32)
         if not self.ready:
             self._start(wide.detach())
-        scale, _, outer = self._holding(self.learned.qparams()).for_rank(x.ndim)
-        assert scale is not None
+        qparams = self._holding(self.learned.qparams()).for_rank(x.ndim)
+        assert qparams is not None
         samples = x.shape[0] if x.ndim > 1 else 1  # N is a sample's number of features (LSQ)
-        shared = x.numel() / max(samples * scale.numel(), 1)
+        shared = x.numel() / max(samples * qparams.scale.numel(), 1)
         drawn = seed_tensor(None, x.device) if self.format.rounding == "stochastic" else None
-        values: Tensor = self.learned(wide, QParams(scale, outer), shared, drawn)
+        values: Tensor = self.learned(wide, qparams, shared, drawn)
         return values.to(x.dtype)
 
     def _start(self, x: Tensor) -> None:
@@ -151,12 +167,12 @@ class ActivationQuantizer(nn.Module):
 
     def _holding(self, qparams: QParams) -> QInput:
         quantizer = QInput(self.format)
-        quantizer.set_parts(qparams.scale, qparams.zero_point, qparams.outer)
+        quantizer.set_parts(qparams)
         return quantizer
 
     def _store(self, qparams: QParams) -> None:
         # new tensors, not copies into the old ones: those are saved for backward passes
-        self.stored.set_parts(qparams.scale, qparams.zero_point, qparams.outer)
+        self.stored.set_parts(qparams)
 
     def extra_repr(self) -> str:
         return f"'{self.format}', {'static' if self.static else 'dynamic'}"

@@ -94,10 +94,16 @@ def test_nothing_but_nan_leaves_an_input_dynamic() -> None:
 
 
 def test_an_observer_that_cannot_choose_names_the_layer() -> None:
+    class Undecided(bs.observers.Observer):
+        name = "undecided"
+
+        def _choose(self) -> tuple[Tensor, Tensor]:
+            raise ValueError("too few")
+
     model = nn.Sequential(nn.Linear(4, 4))
     before = state_of(model)
-    with pytest.raises(ValueError, match="the input of 0: "):
-        quietly(model, [torch.randn(1, 4)], bs.Recipe("int8", CHANNEL), "adaptive")
+    with pytest.raises(ValueError, match="the input of 0: too few"):
+        quietly(model, [torch.randn(1, 4)], bs.Recipe("int8", CHANNEL), Undecided)
     assert state_of(model) == before
 
 

@@ -54,14 +54,22 @@ def check_qparams(actual: R.QParams, expected: Expected, spelling: str, shape) -
     assert bits(listed(actual.scale)) == bits(expected.scale)
     assert (actual.outer is None) == (expected.outer is None)
     if actual.outer is not None:
-        assert actual.outer.dtype == torch.float32
+        assert actual.outer.dtype == DTYPES[oracle.inner.scale]
         assert tuple(actual.outer.shape) == layout(oracle.inner.block, counts)[1]
         assert bits(listed(actual.outer)) == bits(expected.outer)
     assert (actual.zero_point is None) == (expected.zero is None)
     if actual.zero_point is not None:
-        assert actual.zero_point.dtype == torch.int32
+        assert actual.zero_point.dtype == DTYPES.get(oracle.zero_type, torch.int32)
         assert actual.zero_point.shape == actual.scale.shape
-        assert actual.zero_point.flatten().tolist() == expected.zero
+        assert bits(listed(actual.zero_point)) == bits(expected.zero)
+    assert (actual.offset is None) == (expected.offset is None)
+    if actual.offset is not None:
+        assert actual.offset.dtype == DTYPES.get(oracle.offset_type, torch.uint8)
+        assert actual.offset.shape == actual.scale.shape
+        assert bits(listed(actual.offset)) == bits(expected.offset)
+    if actual.offset_outer is not None:
+        assert actual.offset_outer.dtype == DTYPES[oracle.offset_inner.scale]
+        assert bits(listed(actual.offset_outer)) == bits(expected.offset_outer)
 
 
 def check_case(case: tuple[str, Tensor, int, int]) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from blockscale.core.catalog import CATALOG
 from blockscale.core.parse import formats, parse
 from tests.exact import ROUNDINGS, RULES
+from tests.oracle import split
 from tests.strategies import spellings
 
 QUICK = settings(max_examples=300, derandomize=True, deadline=None)
@@ -66,14 +67,11 @@ def test_canonical_spellings_read_back(spelling: str) -> None:
 @QUICK
 @given(st.integers(0, 4).flatmap(spellings), st.randoms(use_true_random=False))
 def test_options_come_in_any_order(spelling: str, random) -> None:
-    *_, scale = spelling.split(":", 2)
-    cut = scale.index(")") + 1 if ")" in scale else (scale + ":").index(":")
-    head, options = spelling[: len(spelling) - len(scale) + cut], scale[cut + 1 :].split(":")
-    options = [option for option in options if option]
+    head, options = split(spelling)[:3], split(spelling)[3:]
     if not set(options) & set(ROUNDINGS) and not spelling.startswith("binary"):
         options.append("nearest_even")
     random.shuffle(options)
-    assert str(parse(":".join([head, *options]))) == spelling
+    assert str(parse(":".join([*head, *options]))) == spelling
 
 
 @pytest.mark.parametrize(
@@ -113,6 +111,13 @@ def test_canonical_form(spelled: str, canonical: str) -> None:
         ("BFP[4|8]{16}(SS)", "int4:group16:e8m0/floor:stochastic"),
         ("BFP[8|8]{64}(_N)", "int8:group64:e8m0/floor:full"),
         ("BFP[8|8]{64}(_S)", "int8:group64:e8m0/floor:full:stochastic"),
+        ("BFP[8|8]{128}(NU)", "int8:group128:e8m0/floor:full:up"),
+        ("BFP[8|8]{128}(N)", "int8:group128:e8m0/floor"),
+        ("BFP[8|8]{64,-1}(SN)", "int8:group64:e8m0/floor"),
+        ("BFP[8|8]{64,1}(SN)", "int8:group64@1:e8m0/floor"),
+        ("MXFP8[E4M3]{32}", "e4m3:group32:e8m0/floor"),
+        ("MXFP6[E2M3]{16,1}", "e2m3:group16@1:e8m0/floor"),
+        ("MXINT8{32}", "int8:group32:e8m0/floor"),
     ],
 )
 def test_block_floating_point_shorthands(spelled: str, canonical: str) -> None:
@@ -123,7 +128,6 @@ GRAMMAR = "a format is spelled element:block:scale[:option...], e.g. e2m1:group3
 ELEMENTS = ("binary", "int2 … int16", "uint1 … uint16", "log2 … log8", "eXmY", "ternary")
 BLOCKS = ("tensor", "channelA", "token", "groupN", "groupN@A", "tileRxC")
 SCALES = ("fp32, fp16, bf16", "e4m3, e5m2", "e8m0[/RULE]", "pow2/RULE", "(FORMAT)")
-INNER = "unsigned (uintB) or a minifloat with NaN"
 PLAIN = "must be plain and under fp32"
 
 # What is wrong -> what the message says besides the spelling itself.
@@ -132,9 +136,12 @@ WRONG = {
     ":::": (GRAMMAR,),
     "int8::fp32": (GRAMMAR,),
     "int8:tensor:fp32:": (GRAMMAR,),
-    "int8:tensor:fp32(x)": (GRAMMAR,),
+    "int8:tensor:fp32(x)": ("no scale 'fp32(x)'",),
+    "int8:tensor:fp32)": ("a parenthesis is closed that was not opened",),
+    "int8:tensor:(uint8:tensor:fp32": ("a parenthesis is not closed",),
     "int8:tensor:(fp32)": (GRAMMAR,),
-    "e4m3:tensor:((uint8:tensor:fp32):tensor:fp32)": (GRAMMAR,),
+    "e4m3:tensor:((uint8:tensor:fp32):tensor:fp32)": ("no element '(uint8:tensor:fp32)'",),
+    "e4m3:tensor:(uint8:tensor:(uint8:tensor:fp32))": (PLAIN, "not uint8:tensor:"),
     "int17:tensor:fp32": ("no element 'int17'", *ELEMENTS),
     "int1:tensor:fp32": ("no element 'int1'", *ELEMENTS),
     "uint0:tensor:fp32": ("no element 'uint0'", *ELEMENTS),
@@ -151,7 +158,11 @@ WRONG = {
     "int8:tensor:pow2": ("scale 'pow2': no rule ''", *RULES),
     "int8:tensor:e8m0/": ("scale 'e8m0/': no rule ''", *RULES),
     "int8:tensor:e8m0/round": ("no rule 'round'", *RULES),
-    "int8:tensor:fp32:rne": ("no option 'rne'", "asym, full, half, recip", *ROUNDINGS),
+    "int8:tensor:fp32:rne": (
+        "no option 'rne'",
+        "asym, full, half, signed, recip",
+        *ROUNDINGS,
+    ),
     "int8:tensor:fp32:full:half": ("options full:half repeat or contradict",),
     "int8:tensor:fp32:asym:asym": ("options asym:asym repeat or contradict",),
     "int8:tensor:fp32:up:down": ("options up:down repeat or contradict",),
@@ -165,15 +176,29 @@ WRONG = {
     "int8:group4:e4m3:half": ("half needs an fp32, fp16 or bf16 scale",),
     "int8:tensor:e8m0:recip": ("recip changes nothing under a power-of-two scale: leave it out",),
     "binary:tensor:fp32:up": ("binary takes the sign, so a rounding has no meaning",),
-    "e4m3:tensor:(int8:tensor:fp32)": (INNER,),
-    "e4m3:tensor:(e2m1:tensor:fp32)": (INNER,),
+    "e4m3:tensor:(binary:tensor:fp32)": ("cannot be binary, which stores means",),
+    "e4m3:tensor:(int9:tensor:fp32)": ("at most 8 bits, not 9",),
     "e4m3:tensor:(uint9:tensor:fp32)": ("at most 8 bits, not 9",),
-    "e4m3:tensor:(uint8:tensor:fp16)": (PLAIN, "not uint8:tensor:fp16"),
+    "e4m3:tensor:(uint8:tensor:pow2/ceil)": (PLAIN, "not uint8:tensor:pow2/ceil"),
+    "int8:tensor:fp32:offset(fp8)": ("no type 'fp8'; there are fp32, fp16, bf16",),
+    "int8:tensor:fp32:offset()": ("a type is missing between the parentheses",),
+    "int8:tensor:fp32:asym:offset": ("takes the place of a zero point",),
+    "int8:tensor:fp32:full:offset": ("takes the place of a zero point",),
+    "binary:tensor:fp32:offset": ("so an offset has no meaning",),
+    "int8:tensor:fp32:recip(fp16)": ("no option 'recip(fp16)'",),
+    "e4m3:tensor:fp32:asym(fp16)": ("asym (a zero point) needs an integer element",),
+    "int8:tensor:e8m0/floor:signed": ("signed needs an fp32, fp16 or bf16 scale",),
+    "int8:tensor:fp32:offset(uint4:tensor:fp32:asym)": ("the offset's own format must be plain",),
+    "int8:tensor:e8m0/inv": ("no rule 'inv'",),
+    "int8:flat0:fp32": ("no block 'flat0'",),
+    "int8:block3x0:fp32": ("no block 'block3x0'",),
     "e4m3:tensor:(uint8:tensor:fp32:asym)": (PLAIN, "not uint8:tensor:fp32:asym"),
     "e4m3:tensor:(uint8:tensor:e4m3)": (PLAIN, "not uint8:tensor:e4m3"),
     "bfp1": ("a mantissa has 2 to 16 bits with its sign, not 1",),
     "bfp17x4": ("a mantissa has 2 to 16 bits with its sign, not 17",),
     "BFP[8|7]{64}(SN)": ("a shared exponent has 8 bits, not 7",),
+    "MXFP8[E4M2]{32}": ("are 7 bits, not 8",),
+    "MXFP8[E4M3]{0}": ("at least 1 element",),
     "BFP[8|8]{0}(SN)": ("a block has at least 1 element",),
     "BFP[1|8]{64}": ("a mantissa has 2 to 16 bits with its sign, not 1",),
 }

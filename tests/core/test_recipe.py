@@ -1,30 +1,36 @@
 """Recipes: JSON both ways, what a pattern covers, who decides, and words for every mistake."""
 
 import json
+import pickle
 import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.catalog import CATALOG
 from blockscale.core.parse import parse
-from blockscale.core.recipe import Recipe, Scheme, matches
+from blockscale.core.recipe import Recipe, Scheme, matches, read_bias
 
 NONE = Scheme()
 QUICK = settings(max_examples=200)
 
 formats = st.one_of(st.none(), st.sampled_from([*CATALOG, "int5:group7@0:bf16:stochastic"]))
+biases = st.one_of(st.sampled_from(["int32", "int16:sums", SumInteger(24)]), formats)
 words = st.sampled_from(["a", "b", "lm_head", "layers", "0", "1", "10", "[x]", "q.k"])
 names = st.lists(words, min_size=1, max_size=4).map(".".join)
 pieces = st.sampled_from(["a", "b", "layers", "lm_head", "0", "1", ".", "*", "?", "re", ":"])
 globs = st.lists(pieces, max_size=5).map("".join).filter(lambda p: not p.startswith("re:"))
 patterns = st.one_of(globs, names.map(lambda n: "re:" + re.escape(n)), st.just(r"re:(a|b)\.\d+"))
-mappings = st.dictionaries(st.sampled_from(["weight", "input", "output"]), formats)
-rules = st.dictionaries(patterns, st.one_of(formats, mappings), max_size=4)
-recipes = st.builds(
-    Recipe, formats, formats, formats, rules=rules, skip=st.lists(patterns, max_size=3)
+mappings = st.builds(
+    lambda parts, bias: parts | bias,
+    st.dictionaries(st.sampled_from(["weight", "input", "output"]), formats),
+    st.dictionaries(st.just("bias"), biases),
 )
+rules = st.dictionaries(patterns, st.one_of(formats, mappings), max_size=4)
+skips = st.lists(patterns, max_size=3)
+recipes = st.builds(Recipe, formats, formats, formats, rules=rules, skip=skips, bias=biases)
 
 
 @QUICK
@@ -93,6 +99,44 @@ def test_skip_first_then_the_first_rule() -> None:
     assert recipe.decide("other") == (Scheme(parse("int8"), parse("mxfp8")), None)
 
 
+def test_a_bias_follows_its_layer_or_is_named_itself() -> None:
+    recipe = Recipe(
+        "int8",
+        "int8",
+        bias="int32",
+        rules={"head.bias": {"bias": None}, "a": {"bias": "int8"}, "b": "int4", "*.free": None},
+        skip=["c", "*.d.bias"],
+    )
+    assert recipe.bias_of("x") == recipe.bias_of("b") == SumInteger(32)
+    assert recipe.bias_of("a") == recipe.bias_of("a.q") == parse("int8")
+    for name in ("head", "c", "c.q", "x.d", "x.free"):
+        assert recipe.bias_of(name) is None
+    assert recipe.decide("head")[0] == Scheme(parse("int8"), parse("int8"), None, SumInteger(32))
+    assert recipe.has_biases
+    assert Recipe("int8", rules={"a": {"bias": "int32"}}).has_biases
+    assert not Recipe("int8", rules={"a": {"bias": None}}).has_biases
+
+
+def test_json_without_a_bias_is_what_the_first_release_reads() -> None:
+    recipe = Recipe("int8", rules={"a": {"input": "int8"}})
+    assert recipe.to_dict()["rules"] == {
+        "a": {"weight": "int8:tensor:fp32", "input": "int8:tensor:fp32", "output": None}
+    }
+    with_bias = Recipe("int8", "int8", bias="int32", rules={"a": {"bias": None}})
+    assert with_bias.to_dict()["bias"] == "int32:sums"
+    assert with_bias.to_dict()["rules"]["a"]["bias"] is None
+    assert Recipe.from_json(with_bias.to_json()).bias_of("a") is None
+
+
+def test_positions_are_those_of_the_first_release() -> None:
+    recipe = Recipe("int8", "int8", None, {"a": None}, ["b"])
+    assert (recipe.rules["a"], recipe.skip, recipe.bias) == (NONE, ("b",), None)
+    given = Recipe("int8", "int8", bias="int32")
+    assert pickle.loads(pickle.dumps(given)) == given
+    assert hash(given) != hash(Recipe("int8", "int8"))
+    assert Recipe(**given.to_dict()) == given
+
+
 def test_a_pattern_that_was_accepted_never_fails_later() -> None:
     try:
         recipe = Recipe("int8", skip=["re:(?i)LM_HEAD"])
@@ -128,7 +172,7 @@ def test_a_dict_is_read_or_refused_as_a_dict() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"weigth": "int8"}, "no recipe key 'weigth'; there are input, output, rules, skip"),
+        ({"weigth": "int8"}, "no recipe key 'weigth'; there are bias, input, output, rules, skip"),
         ({"weight": "int99"}, "no format 'int99': did you mean"),
         ({"weight": "int8:tensor:fp33"}, "no scale 'fp33'; there are fp32"),
         ({"rules": {"a": {"wieght": "int8"}}}, "rule 'a': no key 'wieght'; there are weight"),
@@ -137,6 +181,10 @@ def test_a_dict_is_read_or_refused_as_a_dict() -> None:
         ({"rules": {"re:[": None}}, r"pattern 're:\[' is not a regular expression"),
         ({"skip": "lm_head"}, r"skip is a list of patterns: write \['lm_head'\]"),
         ({"weight": 8}, "a format is a Format or its spelling, not int"),
+        ({"weight": "int32"}, "no format 'int32'"),
+        ({"bias": "bf16"}, "bias: no format 'bf16': .*; a bias can also be 'int32', short for"),
+        ({"bias": "int40:sums"}, "int40:sums: a bias has 2 to 32 bits"),
+        ({"rules": {"a": {"bias": "int32:tensor"}}}, "bias: 'int32:tensor'"),
         ([], "a recipe is a JSON object, not list"),
         (None, "a recipe is a JSON object, not NoneType"),
     ],
@@ -183,3 +231,41 @@ def test_a_recipe_is_a_value() -> None:
         recipe.weight = None  # type: ignore[misc]
     assert Recipe().to_dict() == {}
     assert not Recipe().default
+
+
+@pytest.mark.parametrize(
+    ("text", "spelled"),
+    [
+        ("int32", "int32:sums"),
+        (" int32 ", "int32:sums"),
+        ("int32:sums", "int32:sums"),
+        ("int16:sums", "int16:sums"),
+        ("int2:sums", "int2:sums"),
+        (SumInteger(24), "int24:sums"),
+        ("int8", "int8:tensor:fp32"),
+        ("int16", "int16:tensor:fp32"),  # a name means in every part what it means in a weight
+        ("e4m3:channel0:fp32", "e4m3:channel0:fp32"),
+        (parse("mxfp8"), "e4m3:group32:e8m0/floor"),
+    ],
+)
+def test_spellings(text, spelled: str) -> None:
+    assert str(read_bias(text)) == spelled
+    assert read_bias(spelled) == read_bias(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("bf16", r"bias: no format 'bf16': .*; a bias can also be 'int32', short for 'int32:sums'"),
+        ("int64", "bias: no format 'int64'"),
+        ("int33:sums", "int33:sums: a bias has 2 to 32 bits"),
+        ("int1:sums", "int1:sums: a bias has 2 to 32 bits"),
+        ("uint8:sums", "bias: 'uint8:sums'"),
+        ("int32:tensor:fp32", "bias: 'int32:tensor:fp32'"),
+    ],
+)
+def test_spellings_that_are_none(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        read_bias(text)
+    with pytest.raises(TypeError, match="not int"):
+        read_bias(32)  # type: ignore[arg-type]

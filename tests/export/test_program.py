@@ -10,6 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import blockscale as bs
+from tests.layers.test_bias import IMAGES, network
 
 ROOT = Path(__file__).parents[2]
 FRESH = """
@@ -127,6 +128,22 @@ def test_a_model_of_integers(tmp_path):
     integer = bs.graph.to_integer(model, images).eval()
     bs.export.program(integer, tmp_path / "model.pt2", images)
     assert read_by_another(tmp_path, integer, images)
+
+
+@pytest.mark.parametrize("bias", ["int32", "mxfp8"])
+def test_quantized_biases(bias, tmp_path):
+    """The file holds their codes, and what it adds are the values that the model adds."""
+    model = network().eval()
+    recipe = bs.Recipe("int8_channel", input="int8", bias=bias)
+    bs.calibrate(model, [IMAGES], recipe, strict=True, progress=False)
+    bs.export.program(model, tmp_path / "model.pt2", IMAGES, dynamic_batch=True)
+    assert read_by_another(tmp_path, model, IMAGES, IMAGES[:3] * 2)
+    state = torch.export.load(tmp_path / "model.pt2").state_dict
+    for layer in "0578":
+        codes = model[int(layer)].bias.codes
+        assert torch.equal(state[f"{layer}.bias.codes"], codes)
+        assert codes.dtype == (torch.int32 if bias == "int32" else torch.uint8)
+        assert f"{layer}.bias" not in state
 
 
 def test_a_program(tmp_path):

@@ -26,6 +26,7 @@ INPUTS = (
     "uint8:token:fp32:asym",
     "nvfp4",
 )
+BOXES = ("int8:block8x*:fp32", "int4:block*x32:fp32", "e2m1:block*x32:e8m0/floor")
 NOTHING = (None, None, None)
 FLOAT8_ULPS = 2**15  # of 2^-24: what sums of float8 products keep (docs/cuda_linear.md)
 
@@ -48,7 +49,9 @@ def excess(y, x, weight, fmt, input_fmt, bias, ulps=None):
     return ((y.double() - exact).abs() / bound).max().item()
 
 
-@pytest.mark.parametrize("fmt", [*CATALOG.values(), "int4:group32:fp32", "int8:group128:fp32"])
+@pytest.mark.parametrize(
+    "fmt", [*CATALOG.values(), "int4:group32:fp32", "int8:group128:fp32", *BOXES]
+)
 def test_every_format(fmt):
     n, k = 200, 576
     weight = stored(n, k, fmt)

@@ -71,41 +71,6 @@ def test_what_is_left_says_why_and_keeps_its_parameters() -> None:
     assert plan.entry.status == "quantized"
 
 
-@pytest.mark.parametrize(
-    ("recipe", "statuses", "told"),
-    [
-        (bs.Recipe("int8"), ["quantized"] * 3, ""),
-        (
-            bs.Recipe("int8", rules={"head": "int4"}),
-            ["skipped", "skipped", "quantized"],
-            "its weight is tied to head, which cannot share its codes",
-        ),
-        (
-            bs.Recipe("int8", skip=["head"]),
-            ["skipped", "kept", "quantized"],
-            "its weight is tied to head, which cannot share its codes",
-        ),
-    ],
-)
-def test_tied_weights_share_codes_or_stay(
-    recipe: bs.Recipe, statuses: list[str], told: str
-) -> None:
-    plans = plan_layers(Tied(), recipe)
-    assert [plan.entry.status for plan in plans] == statuses
-    assert plans[0].entry.reason == told
-
-
-def test_a_weight_that_something_else_uses_stays() -> None:
-    class Raw(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-            self.own = self.layer.weight
-
-    [left] = plan_layers(Raw(), bs.Recipe("int8"))
-    assert left.entry.reason == "its weight is tied to own, which cannot share its codes"
-
-
 def test_one_layer_under_two_names_that_a_recipe_tells_apart() -> None:
     layer = nn.Linear(4, 4)
     [left] = plan_layers(nn.Sequential(layer, layer), bs.Recipe("int8", skip=["1"]))

@@ -1,5 +1,6 @@
 """Why a layer cannot be quantized."""
 
+import re
 import warnings
 
 import pytest
@@ -9,7 +10,14 @@ from torch import nn
 import blockscale as bs
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.linear import QLinear
-from blockscale.layers.reasons import looks_like_a_layer, why_not_layer, why_not_weight
+from blockscale.layers.reasons import (
+    looks_like_a_layer,
+    why_no_integers,
+    why_no_sums,
+    why_not_bias,
+    why_not_layer,
+    why_not_weight,
+)
 
 
 def test_lazy_modules_are_skipped_as_such() -> None:
@@ -85,3 +93,58 @@ def test_the_layout_decides_which_dimensions_there_are() -> None:
     kernel, fmt = torch.ones(4, 3, 2, 2), bs.parse("int8:channel2:fp32")
     assert why_not_weight(kernel, "plain", fmt) is None
     assert "needs dimension 2" in why_not_weight(kernel, "channels_last", fmt)  # [4, 12]
+
+
+@pytest.mark.parametrize(
+    ("taken", "weight", "words"),
+    [
+        ("int8", "int8_channel", None),
+        ("uint8", "int4:tensor:fp16", None),  # zero points are the sums' business
+        ("int16:tensor:pow2/nearest", "ternary", None),
+        ("int8", "binary", None),
+        ("int8", "int4:group12:fp32", None),  # one group is the whole row
+        ("int8", "uint4:channel0:(uint8:tensor:fp32):asym", None),
+        (None, "int8", "its input has no format, so its sums no step: give it one like 'int8:te"),
+        ("fp8", "int8", "its input is e4m3:tensor:fp32, whose codes are no integers to add up"),
+        ("int8", "mxfp4", "its weight is e2m1:group32:e8m0/floor, whose codes are no integers"),
+        (
+            "int8",
+            "uint4:channel0:fp32:asym(fp16)",
+            "whose zero points of type fp16 are no integers",
+        ),
+        (
+            "int8:tensor:fp32:offset",
+            "int8",
+            "its input is .*, whose offsets are no steps: use 'asy",
+        ),
+        ("int8", "iq4_nl:channel0:fp32", "whose codes are no integers"),
+        ("int8", "int8:flat12:fp32", "use the block 'channel0' or 'tensor'"),
+        ("int8", "int8:channel0:fp16:signed", None),
+        ("int8", "log4", "its weight is log4:channel0:fp32, whose codes are no integers"),
+        ("int8_token", "int8", r"input is int8:token:fp32, one output's .* use the block 'tensor'"),
+        ("int8:channel-1:fp32", "int8", "use the block 'tensor'"),
+        ("int8", "int4:group4:fp32", r"weight is int4:group4:fp32, .* 'channel0' or 'tensor'"),
+        ("int8", "int8:channel1:fp32", "use the block 'channel0' or 'tensor'"),
+    ],
+)
+def test_which_sums_have_steps(taken: str | None, weight: str, words: str | None) -> None:
+    reason = why_no_sums(taken and bs.parse(taken), bs.parse(weight), (5, 12))
+    if words is None:
+        assert reason is None
+    else:
+        assert reason is not None
+
+        assert re.search(words, reason), reason
+
+
+def test_biases() -> None:
+    """A format that is given and not chosen cannot be chosen for a bias either."""
+    scheme = bs.Recipe("int8", bias="int8:tensor:pow2/given").default
+    assert "its scale pow2/given is given, not chosen" in why_not_bias(
+        torch.ones(3), scheme, (3, 4)
+    )
+    assert why_not_bias(None, scheme, (3, 4)) == ""
+    plain = bs.Recipe("int8", bias="int8").default
+    assert why_not_bias(torch.ones(3), plain, (3, 4)) == ""
+    assert "float64" in why_not_bias(torch.ones(3).double(), plain, (3, 4))
+    assert why_no_integers(bs.parse("uint4:group32:fp32:asym")) is None

@@ -25,21 +25,24 @@ def test_names_and_defaults() -> None:
     assert takes.names == (
         *("x", "weight", "scale", "zero_point", "outer", "fmt", "bias"),
         *("input_scale", "input_zero_point", "input_outer", "input_fmt", "input_seed"),
+        *("more", "input_more"),  # after all that earlier releases knew
     )
     assert takes.schema(Tensor) == (
         "(Tensor x, Tensor weight, Tensor scale, Tensor? zero_point, Tensor? outer, str fmt, "
         "Tensor? bias, Tensor? input_scale, Tensor? input_zero_point, Tensor? input_outer, "
-        "str input_fmt, Tensor? input_seed=None) -> Tensor"
+        "str input_fmt, Tensor? input_seed=None, Tensor[]? more=None, Tensor[]? input_more=None) "
+        "-> Tensor"
     )
     assert signature(rows, None).schema(Tensor) == (
         "(Tensor table, Tensor scale, Tensor? zero_point, Tensor? outer, str fmt, SymInt size, "
-        "Tensor at, SymInt limit=3) -> Tensor"
+        "Tensor at, SymInt limit=3, Tensor[]? more=None) -> Tensor"
     )
     takes = signature(between, None)  # torch wants defaults at the end only
     assert takes.schema(list[Tensor]) == (
         "(Tensor x, Tensor? scale, Tensor? zero_point, Tensor? outer, str fmt, Tensor? seed, "
         "Tensor? other_scale, Tensor? other_zero_point, Tensor? other_outer, str other_fmt, "
-        "Tensor? other_seed, SymInt size) -> Tensor[]"
+        "Tensor? other_seed, SymInt size, Tensor[]? more=None, Tensor[]? other_more=None) "
+        "-> Tensor[]"
     )
 
 

@@ -16,6 +16,8 @@ RECIPES = {
     "steps": (bs.Recipe("int4:channel0:fp32", "int8", "int8"), "steps"),
     "thresholds": (bs.Recipe("int8:tensor:pow2/floor", "int8:tensor:pow2/floor"), "thresholds"),
     "static": (bs.Recipe("int8_channel", "int8"), None),
+    "biases": (bs.Recipe("int8_channel", "int8", bias="int32"), None),
+    "biases, steps": (bs.Recipe("int8_channel", "int8", bias="int32"), "steps"),
 }
 
 

@@ -52,7 +52,7 @@ def _choose_quantize(x: Tensor, fmt: str) -> Calls:
 def _quantize(x: Tensor, fmt: str) -> Calls:
     q, op = bs.quantize(x, fmt), torch.ops.blockscale.quantize
     scale, zero_point = q.scale, q.zero_point
-    stored, outer, _ = q.qparams
+    stored, outer = q.qparams[:2]
     peer = ("quantize_per_tensor", lambda: torch.quantize_per_tensor(x, *_SCALE, torch.qint8))
     return (
         lambda: bs.quantize(x, fmt, scale, zero_point),

@@ -36,6 +36,13 @@ def widened(weight: Tensor, fmt: Format, layer: str) -> Tensor:
             f"{layer}: {fmt} rounds by chance, which would undo a choice of codes: leave out "
             f"'stochastic', or quantize this layer by 'absmax'"
         )
+    if fmt.unchosen:
+        raise ValueError(f"{layer}: {fmt}: {fmt.unchosen}: no algorithm chooses it")
+    if fmt.offset is not None and fmt.offset.inner is not None:
+        raise ValueError(
+            f"{layer}: {fmt}: blocks share the scale of their offsets, so none can be searched by "
+            f"itself: quantize this layer by 'absmax', or store offsets as floats, offset(fp16)"
+        )
     wide = reference.widen(weight.detach()).contiguous()
     if odd := int((~wide.isfinite()).sum()):
         raise ValueError(
@@ -57,7 +64,7 @@ def spread(weight: Tensor, fmt: Format) -> tuple[Format, QParams, Tensor | None]
     shape = chosen.scale.shape
     outer = inner.block.expand(chosen.outer, shape).expand(shape).contiguous()
     single = replace(inner, block=read_block("group1"))
-    return replace(fmt, scale=TwoLevel(single)), chosen, outer
+    return replace(fmt, scale=TwoLevel(single, fmt.scale.reciprocal)), chosen, outer
 
 
 def choose_scales(low: Tensor, high: Tensor, fmt: Format, outer: Tensor | None) -> QParams:
@@ -83,6 +90,12 @@ def quantized(x: Tensor, qparams: QParams, fmt: Format) -> QTensor:
 
 def block_sums(x: Tensor, block: Block) -> Tensor:
     """x [n, k] -> the sum of each block [scale's shape]: the transpose of `Block.expand`."""
+    if block.flat:
+        shape = block.scale_shape(x.shape)
+        if block.strided:
+            return x.reshape(block.flat, -1).sum(0).reshape(shape)
+        flat = F.pad(x.reshape(-1), (0, -x.numel() % block.flat))
+        return flat.reshape(-1, block.flat).sum(1).reshape(shape)
     for dim, size in enumerate(block.sizes_for(x.ndim)):
         if size == WHOLE:
             x = x.sum(dim, keepdim=True)
@@ -108,7 +121,7 @@ class WholeBlocks(NamedTuple):
 
 def whole_blocks(shape: tuple[int, int], block: Block) -> Iterator[WholeBlocks]:
     """A weight [n, k] in parts that cut no block: memory stays bounded."""
-    every, sizes = slice(None), block.sizes_for(2)
+    every, sizes = slice(None), (WHOLE, WHOLE) if block.flat else block.sizes_for(2)
     dims = [dim for dim in (0, 1) if sizes[dim] != WHOLE]
     if not dims:
         yield WholeBlocks((every, every), (every, every))
@@ -141,7 +154,17 @@ def search_by_parts(x: Tensor, fmt: Format, search: Search) -> QParams:
 
 
 def put(part: QParams, whole: QParams, at: tuple[slice, slice]) -> None:
-    """Write scales and zero points of some blocks into those of all; the outer scale stays."""
-    whole.scale[at] = part.scale
-    if whole.zero_point is not None and part.zero_point is not None:
-        whole.zero_point[at] = part.zero_point
+    """Write scales, zero points and offsets of some blocks into those of all; the outer scale
+    stays."""
+    for name in ("scale", "zero_point", "offset"):
+        into, new = getattr(whole, name), getattr(part, name)
+        if into is not None and new is not None:
+            into[at] = new
+
+
+def in_steps(values: Tensor, qparams: QParams, fmt: Format) -> Tensor:
+    """Values [n, k] of weights, or the weights -> how many steps of its block each is: without the
+    offset, and in the dtype of `values`."""
+    if qparams.offset is not None:
+        values = values - fmt.block.expand(qparams.offset.to(torch.float32), values.shape)
+    return values / fmt.block.expand(reference.step_of(qparams, fmt), values.shape)

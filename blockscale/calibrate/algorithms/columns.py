@@ -54,7 +54,7 @@ class Columns:
     def round(self, column: int, x: Tensor) -> Tensor:
         """Column x [n] float32 -> its values [n] float32; its codes are kept."""
         at = self._row_block, self.block_of[column]
-        parts = (self._qparams.scale, self._outer, self._qparams.zero_point)
+        parts = self._qparams._replace(outer=self._outer)
         qparams = QParams(*(None if p is None else p[at][:, None] for p in parts))  # type: ignore[arg-type]
         codes = reference.quantize(x[:, None], qparams, self._column)
         self._codes[:, column] = codes[:, 0]

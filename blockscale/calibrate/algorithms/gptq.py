@@ -15,6 +15,7 @@ from blockscale.calibrate.algorithms.block_scales import widened
 from blockscale.calibrate.algorithms.columns import Columns
 from blockscale.calibrate.algorithms.mse import MSE
 from blockscale.core.format import Format
+from blockscale.ops.flat import in_blocks_of, within_rows
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
 
@@ -68,6 +69,8 @@ class GPTQ:
     ) -> tuple[QTensor, list[str]]:
         """As `WeightAlgorithm.quantize`; without a gram matrix nothing is fed back, with a note."""
         x = widened(weight, fmt, layer)
+        if fmt.block.flat:
+            return self._quantize_flat(x, fmt, gram, layer)
         k = x.shape[1]
         if gram is None:
             alone = (
@@ -95,6 +98,19 @@ class GPTQ:
         if error_of(fed_back, x, h) > error_of(plain, x, h):
             return plain, [*notes, "error feedback did not lower the error: rounded to nearest"]
         return fed_back, notes
+
+    def _quantize_flat(
+        self, x: Tensor, fmt: Format, gram: Tensor | None, layer: str
+    ) -> tuple[QTensor, list[str]]:
+        """The same in blocks over the flattened weight, where rows hold them whole."""
+        rows = within_rows(fmt, x.shape)
+        if rows.block.flat:
+            raise ValueError(
+                f"{layer}: {fmt}: its blocks end within rows of {x.shape[1]} columns, which gptq "
+                f"rounds one after the other: use 'mse', or groups in the place of flat blocks"
+            )
+        q, notes = self.quantize(x, rows, gram, layer)
+        return QTensor(q.packed, in_blocks_of(q.qparams, fmt, x.shape), fmt, q.size), notes
 
     def _importance(self, factor: Tensor, order: Tensor) -> Tensor | None:
         """What an error costs after later columns made up for it: 1 / U_jj^2 (its eq. 2)."""

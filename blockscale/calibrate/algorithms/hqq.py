@@ -13,6 +13,7 @@ from torch import Tensor
 from blockscale.calibrate.algorithms.block_scales import (
     block_sums,
     choose_scales,
+    in_steps,
     quantized,
     round_trip,
     search_by_parts,
@@ -24,6 +25,7 @@ from blockscale.core.arithmetic.bits import FLT_MAX
 from blockscale.core.format import Format
 from blockscale.core.known_scale import nearest_scale
 from blockscale.core.reference import QParams
+from blockscale.core.scale import FloatScale
 from blockscale.ops.tensor import QTensor
 
 
@@ -92,20 +94,27 @@ class HQQ:
     def _step(self, x: Tensor, now: QParams, fmt: Format, beta: float) -> QParams:
         """Set outliers aside, then fit the scale and the zero point to the rest in closed form."""
         step = reference.step_of(now, fmt)
-        of_each = fmt.block.expand(step, x.shape)
-        v = round_trip(x, now, fmt) / of_each  # code - zero point
-        t = x / of_each
+        v = in_steps(round_trip(x, now, fmt), now, fmt)  # code - zero point
+        t = in_steps(x, now, fmt)
         rest = t - shrink(t - v, self.p, beta)
         of_rest, of_v = (block_sums(v * each, fmt.block) for each in (rest, v))
         ratio = torch.where((of_v > 0) & (of_rest > 0), of_rest / of_v, 1.0)
         wanted = (step * ratio).clamp(max=FLT_MAX)
         fitted = now._replace(scale=nearest_scale(wanted, now.outer, fmt))
-        if now.zero_point is None:
+        if now.zero_point is None and now.offset is None:
             return fitted
         ratio = reference.step_of(fitted, fmt) / step
         count = block_sums(torch.ones_like(v), fmt.block)
         mean = block_sums(v - rest / fmt.block.expand(ratio, x.shape), fmt.block) / count
-        zero = (now.zero_point + mean.nan_to_num(0.0).round()).clamp(*fmt.element.limits(fmt.wide))
+        mean = mean.nan_to_num(0.0)
+        if fmt.offset is not None and now.offset is not None:
+            assert isinstance(fmt.offset.type, FloatScale)  # `widened` refuses others
+            moved = now.offset.to(torch.float32) - mean * step * ratio
+            return fitted._replace(offset=fmt.offset.type.store_any(moved))
+        assert now.zero_point is not None
+        if fmt.zero is not None:
+            return fitted._replace(zero_point=fmt.zero.store_any(now.zero_point.float() + mean))
+        zero = (now.zero_point + mean.round()).clamp(*fmt.element.limits(fmt.wide))
         return fitted._replace(zero_point=zero.to(torch.int32))
 
 

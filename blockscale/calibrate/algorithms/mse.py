@@ -14,6 +14,7 @@ from torch import Tensor
 from blockscale.calibrate.algorithms.block_scales import (
     block_sums,
     choose_scales,
+    in_steps,
     quantized,
     round_trip,
     search_by_parts,
@@ -102,8 +103,11 @@ def search(x: Tensor, fmt: Format, outer: Tensor | None, importance: Tensor | No
     low, high, _ = reference.ranges(x, fmt)
     best = choose_scales(low, high, fmt, outer)
     least = squared_error(x, best, fmt, importance)
+    middle = low / 2 + high / 2 if fmt.offset is not None else torch.zeros_like(low)
     for factor in factors(fmt):
-        lower, higher = ((end * factor).clamp(-FLT_MAX, FLT_MAX) for end in (low, high))
+        lower, higher = (
+            (middle + (end - middle) * factor).clamp(-FLT_MAX, FLT_MAX) for end in (low, high)
+        )
         candidate = choose_scales(lower, higher, fmt, outer)
         best, least = _better(x, _neighbours(candidate, fmt), best, least, fmt, importance)
     for _ in range(0 if isinstance(fmt.scale, PowerOfTwo) else _POLISHES):
@@ -142,14 +146,18 @@ def _neighbours(candidate: QParams, fmt: Format) -> list[QParams]:
         return [candidate]
     low, high = (int(end) for end in fmt.element.limits(fmt.wide))
     shifted = [(candidate.zero_point + shift).clamp(low, high) for shift in (0, -1, 1)]
-    return [candidate._replace(zero_point=zero) for zero in shifted]
+    of_zero = [candidate] if fmt.zero is not None else []  # a float may lie beyond the codes
+    return of_zero + [candidate._replace(zero_point=zero) for zero in shifted]
 
 
 def _polish(x: Tensor, best: QParams, fmt: Format, importance: Tensor | None) -> QParams:
     """The same codes, under the step that fits them best: <x, v> / <v, v> for values v in steps."""
     step = reference.step_of(best, fmt)
-    v = round_trip(x, best, fmt).double() / fmt.block.expand(step, x.shape)
+    v = in_steps(round_trip(x, best, fmt).double(), best, fmt)
     counted = v if importance is None else v * importance
+    if best.offset is not None:
+        x = x - fmt.block.expand(best.offset.to(torch.float32), x.shape)
     of_x, of_v = block_sums(counted * x, fmt.block), block_sums(counted * v, fmt.block)
-    fitted = torch.where((of_v > 0) & (of_x > 0), of_x / of_v, step.double())
+    fits = (of_v > 0) & (of_x * step.sign() > 0)
+    fitted = torch.where(fits, of_x / of_v, step.double())
     return best._replace(scale=nearest_scale(fitted.clamp(max=FLT_MAX).float(), best.outer, fmt))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from blockscale.calibrate import candidate_ranges
 from blockscale.calibrate.histogram import BINS, OCTAVES, Bins, Histogram
+from blockscale.core.format import Format
 
 STRIDE = 16  # bins between candidate thresholds: 16 an octave
 _LOWEST = BINS * 4 // OCTAVES  # thresholds in the highest 12 of 16 octaves
@@ -33,9 +34,19 @@ class Entropy(Histogram):
     Bin 0 holds zeros, which every such format represents exactly: it stands for itself, or a ReLU's
     output would pull T down without end. Candidates are the largest magnitude and the upper edges
     of every 16th bin in the highest 12 octaves. Of equals the largest wins.
+
+    Raises ValueError for formats with an offset, whose ranges need not hold 0.
     """
 
     name: ClassVar[str] = "entropy"
+
+    def __init__(self, fmt: str | Format):
+        super().__init__(fmt)
+        if self._bare:
+            raise ValueError(
+                f"{self.fmt}: 'entropy' looks for a threshold of magnitudes, which a range with an "
+                f"offset has not: take another observer, such as 'mse'"
+            )
 
     def _choose(self) -> tuple[Tensor, Tensor]:
         bins = self.bins()

@@ -30,6 +30,7 @@ class MovingAverage(Observer):
     def __init__(self, fmt: str | Format, constant: float = 0.01):
         super().__init__(fmt)
         self._merges |= {"low": "sum", "high": "sum"}  # of totals: see _parts
+        self._empty = {}
         if not 0 < constant <= 1:
             raise ValueError(f"constant is above 0 and at most 1, not {constant}")
         self.constant = constant
@@ -44,6 +45,8 @@ class MovingAverage(Observer):
             low, high, _ = reference.ranges(
                 x if finite is None else torch.where(finite, x, torch.nan), self.format
             )
+        none = low > high  # with an offset, blocks without a finite value
+        low, high = low.masked_fill(none, 0.0), high.masked_fill(none, 0.0)
         # lerp is exact at its ends, so that constant batches leave it alone
         first = self.finite == 0
         self.low = low if first else torch.lerp(self.low, low, self.constant)

@@ -30,7 +30,8 @@ class MSEObserver(Histogram):
         what comes without has weight 1. Sums of weights are float64, so their last bits depend on
         the order of the data. The spec is `mse:weighted`.
 
-    Under two-level scales the block that sets the outer scale keeps its range.
+    Under two-level scales the block that sets the outer scale keeps its range. With an offset,
+    ranges shrink towards their middle.
     """
 
     name: ClassVar[str] = "mse"
@@ -68,12 +69,17 @@ class MSEObserver(Histogram):
         twice = [2.0] * isinstance(self.format.scale, PowerOfTwo)
         yield [1.0, *twice, *_COARSE], (True, True)
         yield _FINE, (True, True)
-        for _ in range(2 * self.format.asym):
+        for _ in range(2 * (self.format.asym or self._bare)):
             yield _END, (False, True)
             yield _END, (True, False)
 
     def _ends(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """Fractions of what was seen -> ranges."""
+        if self._bare:
+            lowest, highest = self.seen()
+            middle = lowest / 2 + highest / 2
+            ends = (middle + (lowest - middle) * low, middle + (highest - middle) * high)
+            return ends[0].clamp(min=-FLT_MAX), ends[1].clamp(max=FLT_MAX)
         return (self.low * low).clamp(min=-FLT_MAX), (self.high * high).clamp(max=FLT_MAX)
 
     def _errors(self, bins: Bins, low: Tensor, high: Tensor) -> Tensor:

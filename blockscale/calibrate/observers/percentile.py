@@ -5,17 +5,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from blockscale.calibrate.histogram import Bins, Histogram
+from blockscale.calibrate.histogram import Bins
+from blockscale.calibrate.kept_values import KeptValues
 from blockscale.core.format import Format
 
-CAPACITY = 2**16  # elements that are kept as they are
 
-
-class Percentile(Histogram):
+class Percentile(KeptValues):
     """Clips what lies outside `percentile` % of the values.
 
     For symmetric formats it is the percentile of |x|; for unsigned elements without a zero point
-    that of x; with a zero point (asym) half of what is clipped is at either end.
+    that of x; with a zero point (asym) or an offset half of what is clipped is at either end.
 
     Up to 65536 finite elements it is exact, numpy.percentile's linear interpolation. Beyond that it
     is read from a histogram: off by at most a bin, 2^-8 of the value or 2^-15 of the largest.
@@ -25,37 +24,18 @@ class Percentile(Histogram):
 
     name: ClassVar[str] = "percentile"
     setting: ClassVar[str] = "percentile"
-
-    kept: Tensor  # float32 [n], every finite element while they fit
-    owner: Tensor  # int32 [n], its block
+    means: ClassVar[bool] = False
 
     def __init__(self, fmt: str | Format, percentile: float = 99.99):
         super().__init__(fmt)
         if not 0 < percentile <= 100:
             raise ValueError(f"a percentile is above 0 and at most 100, not {percentile}")
         self.percentile = percentile
-        self._sample("kept")
-        self._sample("owner", torch.int32)
-
-    def _update(
-        self, x: Tensor, low: Tensor, high: Tensor, finite: Tensor | None, weight: Tensor | None
-    ) -> None:
-        super()._update(x, low, high, finite, weight)
-        count = x.numel() if finite is None else int(finite.sum())
-        if self.finite + count > CAPACITY:
-            self.kept, self.owner = self.kept[:0].clone(), self.owner[:0].clone()
-            return
-        place = torch.arange(low.numel(), dtype=torch.int32, device=x.device).reshape(low.shape)
-        owner = self.format.block.expand(place, x.shape).expand(x.shape)
-        self.kept = torch.cat([self.kept, self._flat(x, finite)])
-        self.owner = torch.cat([self.owner, self._flat(owner, finite)])
-
-    def _settle(self) -> None:
-        if self.finite > CAPACITY:
-            self.kept, self.owner = self.kept[:0].clone(), self.owner[:0].clone()
 
     def _choose(self) -> tuple[Tensor, Tensor]:
         tail = (100.0 - self.percentile) / 100.0
+        if self._bare:
+            return self._quantile(tail / 2), self._quantile(1 - tail / 2)
         if self.format.asym:
             return self._quantile(tail / 2).clamp(max=0.0), self._quantile(1 - tail / 2).clamp(0.0)
         if not self.format.element.signed:
@@ -65,8 +45,7 @@ class Percentile(Histogram):
 
     def _quantile(self, q: float, signed: bool = True) -> Tensor:
         """The q-quantile of x or |x| in each block [scale's shape]; 0 where it saw nothing."""
-        exact = self.kept.numel() == self.finite
-        quantile = self._of_kept(q, signed) if exact else self._of_bins(q, signed)
+        quantile = self._of_kept(q, signed) if self.exact else self._of_bins(q, signed)
         return quantile.float().reshape(self.low.shape)
 
     def _of_kept(self, q: float, signed: bool) -> Tensor:

@@ -13,6 +13,8 @@ from torch.ao.quantization import disable_observer as disable_observer
 from torch.ao.quantization import enable_fake_quant as enable_fake_quant
 from torch.ao.quantization import enable_observer as enable_observer
 
+from blockscale.compat.torch_ao.calibration import convert as convert
+from blockscale.compat.torch_ao.calibration import prepare as prepare
 from blockscale.compat.torch_ao.fake_quantize import FakeQuantize as FakeQuantize
 from blockscale.compat.torch_ao.fake_quantize import (
     FusedMovingAvgObsFakeQuantize as FusedMovingAvgObsFakeQuantize,
@@ -30,8 +32,6 @@ from blockscale.compat.torch_ao.observers import (
     PerChannelMinMaxObserver as PerChannelMinMaxObserver,
 )
 from blockscale.compat.torch_ao.observers import PlaceholderObserver as PlaceholderObserver
-from blockscale.compat.torch_ao.prepare import prepare_qat as prepare_qat
-from blockscale.compat.torch_ao.prepare import to_observer as to_observer
 from blockscale.compat.torch_ao.qconfig import DEFAULTS, default
 from blockscale.compat.torch_ao.qconfig import get_default_qat_qconfig as get_default_qat_qconfig
 from blockscale.compat.torch_ao.qconfig import (
@@ -43,6 +43,8 @@ from blockscale.compat.torch_ao.qconfig import (
 )
 from blockscale.compat.torch_ao.qconfig import power_of_2 as power_of_2
 from blockscale.compat.torch_ao.recipe import to_recipe as to_recipe
+from blockscale.compat.torch_ao.training import prepare_qat as prepare_qat
+from blockscale.compat.torch_ao.training import to_observer as to_observer
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,14 @@
 """torch.ao's fake quantizers, whose observers take `power_of_2_scale` among their arguments."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.ao import quantization as ao
 
-from blockscale.compat.torch_ao.observers import MovingAverageMinMaxObserver
+from blockscale.compat.torch_ao.observers import MovingAverageMinMaxObserver, method
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class FakeQuantize(ao.FakeQuantize):
@@ -22,9 +25,27 @@ class FakeQuantize(ao.FakeQuantize):
         super().__init__(observer, quant_min, quant_max, is_dynamic, **observer_kwargs)
 
 
-class FusedMovingAvgObsFakeQuantize(ao.FusedMovingAvgObsFakeQuantize):
-    """As torch.ao's. With `power_of_2_scale` its two halves run one after the other, because
+class InTurn:
+    """A fused fake quantizer whose two halves run one after the other for powers of two, because
     torch's fused kernel chooses the scale inside."""
+
+    if TYPE_CHECKING:
+        activation_post_process: nn.Module
+        _in_turn: Callable[[Tensor], Tensor]
+        _fused: Callable[[Tensor], Tensor]
+
+    def forward(self, X: Tensor) -> Tensor:  # noqa: N803 - torch.ao's name
+        """X [...] float -> its values after a round trip."""
+        if getattr(self.activation_post_process, "power_of_2_scale", False):
+            return self._in_turn(X)
+        return self._fused(X)
+
+
+class FusedMovingAvgObsFakeQuantize(InTurn, ao.FusedMovingAvgObsFakeQuantize):
+    """As torch.ao's. With `power_of_2_scale` its two halves run one after the other."""
+
+    _in_turn = method(ao.FakeQuantize.forward, "_in_turn")
+    _fused = method(ao.FusedMovingAvgObsFakeQuantize.forward, "_fused")
 
     def __init__(
         self,
@@ -34,9 +55,3 @@ class FusedMovingAvgObsFakeQuantize(ao.FusedMovingAvgObsFakeQuantize):
         **observer_kwargs: Any,
     ):
         super().__init__(observer, quant_min, quant_max, **observer_kwargs)
-
-    def forward(self, X: Tensor) -> Tensor:  # noqa: N803 - torch.ao's name
-        """X [...] float -> its values after a round trip."""
-        if getattr(self.activation_post_process, "power_of_2_scale", False):
-            return ao.FakeQuantize.forward(self, X)
-        return super().forward(X)

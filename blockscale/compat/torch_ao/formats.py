@@ -29,8 +29,8 @@ def to_format(observer: nn.Module) -> Format | None:
 
     The format quantizes with torch.ao's bits: under float scales by its 127.5 rule (`half`) and
     its multiplication by a reciprocal (`recip`), except that scales may be smaller than torch.ao's
-    `eps`, 2^-23. With power_of_2_scale, `full` takes the place of `half`: amax / 127 is rounded to
-    a power of two, not amax / 127.5, which is another power for 0.6 % of ranges.
+    `eps`, 2^-23. With power_of_2_scale it is the same rule and the same range that is rounded to a
+    power of two, by the format as by our observers.
 
     Raises ValueError for what no Format says: ranges that are not those of an integer type, float
     zero points, fixed scales, float16.

@@ -1,30 +1,43 @@
 """torch.ao's observers with one option more: `power_of_2_scale`.
 
 They are torch.ao's own classes, so everything else of theirs is as it was, bit for bit, and
-torch.ao's own flows accept them.
+torch.ao's own flows and torch.jit.script accept them.
 """
 
-from typing import Any
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.ao import quantization as ao
+from torch.ao.quantization.observer import UniformQuantizationObserverBase
 
 from blockscale.core.power_of_two import nearest_power
 
-SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
+
+def method(function: Any, name: str) -> Any:
+    """A function of a class of torch.ao -> the same as another method, by a name of its own.
+
+    It stands for super(), which TorchScript does not have: that compiles methods by their names.
+    """
+    return FunctionType(
+        function.__code__, function.__globals__, name, function.__defaults__, function.__closure__
+    )
 
 
 class PowerOfTwoScale:
     """What the observers below add to torch.ao's."""
 
-    qscheme: torch.qscheme
-    quant_min: int
-    quant_max: int
+    if TYPE_CHECKING:  # at run time torch.jit.script would take them for the module's attributes
+        qscheme: torch.qscheme
+        quant_min: int
+        quant_max: int
+        eps: Tensor
+        _float_qparams: Any
 
     def __init__(self, *args: Any, power_of_2_scale: bool = False, **kwargs: Any):
-        """power_of_2_scale: round scales to the nearest power of two (bs.round_to_power_of_2) and
-        choose zero points from the rounded scales. Other arguments as torch.ao's class.
+        """power_of_2_scale: choose the nearest power of two for a scale (bs.round_to_power_of_2),
+        and zero points from that one. Other arguments as torch.ao's class.
 
         Raises ValueError with the qscheme per_channel_affine_float_qparams, whose zero points are
         floats.
@@ -37,38 +50,62 @@ class PowerOfTwoScale:
                 "use torch.per_channel_affine"
             )
 
+    def extra_repr(self) -> str:
+        """torch.ao's, and the option."""
+        theirs = super().extra_repr()  # type: ignore[misc]
+        return f"{theirs}, power_of_2_scale={self.power_of_2_scale}"
+
     def _calculate_qparams(self, min_val: Tensor, max_val: Tensor) -> tuple[Tensor, Tensor]:
-        """torch.ao's scale and zero point, and then the rounded ones."""
-        scale, zero_point = super()._calculate_qparams(min_val, max_val)  # type: ignore[misc]
-        if not self.power_of_2_scale:
-            return scale, zero_point
-        scale = nearest_power(scale)
+        """torch.ao's scale and zero point; or the nearest power of two, and the zero point for it.
+
+        The power is the one that `to_format`'s Format chooses for the same range, unless it is
+        below torch.ao's `eps`, and the one nearest to torch.ao's own scale.
+        """
+        # what TorchScript knows, too
+        scale, zero_point = self._float_qparams(min_val, max_val)
         unseen = min_val.numel() == 0 or bool((min_val > max_val).any())
-        if self.qscheme in SYMMETRIC or unseen:
+        if not self.power_of_2_scale or unseen:
             return scale, zero_point
-        steps = torch.round(min_val.clamp(max=0.0) / scale).to(zero_point.dtype)
-        return scale, torch.clamp(self.quant_min - steps, self.quant_min, self.quant_max)
+        low, high = min_val.clamp(max=0.0).float(), max_val.clamp(min=0.0).float()
+        symmetric = (
+            self.qscheme == torch.per_tensor_symmetric
+            or self.qscheme == torch.per_channel_symmetric
+        )
+        steps = float(self.quant_max - self.quant_min)
+        if symmetric:
+            reach, steps = torch.max(-low, high), steps / 2
+        else:
+            reach = (high - low).clamp(max=3.4028234663852886e38)
+        # by a tensor, as torch divides by a number on CUDA by multiplying with its reciprocal
+        quotient = torch.max(reach / torch.full_like(reach, steps), self.eps)
+        scale = nearest_power(quotient).to(scale.dtype).reshape(scale.shape)
+        if symmetric:
+            return scale, zero_point
+        first = self.quant_min - torch.round(low.reshape(scale.shape) / scale).to(zero_point.dtype)
+        return scale, torch.clamp(first, self.quant_min, self.quant_max)
 
 
-class MinMaxObserver(PowerOfTwoScale, ao.MinMaxObserver):
+class _OfTorchAO(PowerOfTwoScale):
+    _float_qparams = method(UniformQuantizationObserverBase._calculate_qparams, "_float_qparams")
+
+
+class MinMaxObserver(_OfTorchAO, ao.MinMaxObserver):
     """The smallest and largest value of a tensor so far; as torch.ao's, with power_of_2_scale."""
 
 
-class MovingAverageMinMaxObserver(PowerOfTwoScale, ao.MovingAverageMinMaxObserver):
+class MovingAverageMinMaxObserver(_OfTorchAO, ao.MovingAverageMinMaxObserver):
     """Their moving averages over batches; as torch.ao's, with power_of_2_scale."""
 
 
-class PerChannelMinMaxObserver(PowerOfTwoScale, ao.PerChannelMinMaxObserver):
+class PerChannelMinMaxObserver(_OfTorchAO, ao.PerChannelMinMaxObserver):
     """The smallest and largest value of each channel; as torch.ao's, with power_of_2_scale."""
 
 
-class MovingAveragePerChannelMinMaxObserver(
-    PowerOfTwoScale, ao.MovingAveragePerChannelMinMaxObserver
-):
+class MovingAveragePerChannelMinMaxObserver(_OfTorchAO, ao.MovingAveragePerChannelMinMaxObserver):
     """Their moving averages over batches; as torch.ao's, with power_of_2_scale."""
 
 
-class HistogramObserver(PowerOfTwoScale, ao.HistogramObserver):
+class HistogramObserver(_OfTorchAO, ao.HistogramObserver):
     """The range of least squared error in a histogram; as torch.ao's, with power_of_2_scale.
 
     The range is searched as torch.ao does, for float scales, and the scale rounded afterwards. The

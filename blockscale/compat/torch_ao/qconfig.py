@@ -1,9 +1,9 @@
 """torch.ao's ready-made constructors and QConfigs, of classes that take `power_of_2_scale`."""
 
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from torch.ao import quantization as ao
-from torch.ao.quantization.observer import _PartialWrapper
 
 from blockscale.compat.torch_ao import fake_quantize, observers
 from blockscale.core.format import Format
@@ -22,14 +22,23 @@ OURS: dict[Any, Any] = {
 }
 
 
+_CHOOSE_NOTHING = {  # torch.ao's and torchao's: nothing to be rounded
+    "FixedQParamsObserver", "FixedQParamsFakeQuantize", "ReuseInputObserver",
+    "NoopObserver", "RecordingObserver", "Identity",
+}  # fmt: skip
+
+
 def power_of_2(config: Any, enabled: bool = True) -> Any:
     """torch.ao's configuration -> the same with power-of-two scales; `config` stays as it is.
 
     config: a QConfig, a QConfigMapping, or what they hold: a class, a class with arguments
-        (`with_args`), a Format, None. What chooses no scale (a fixed one, an identity) stays.
+        (`with_args`), a Format, None. Or torchao's for PT2E, of the classes of the same names: a
+        QuantizationSpec, a QuantizationConfig, which quantizers take. What chooses no scale (a
+        fixed one, an identity, a shared or derived QuantizationSpec) stays.
     enabled: False exchanges torch.ao's classes for ours and leaves the numbers alone.
 
-    Raises ValueError for a fake quantizer whose observer is neither torch.ao's nor ours.
+    Raises ValueError for an observer or a fake quantizer that is neither torch.ao's nor torchao's
+    nor ours, and for what is no configuration.
     """
     if isinstance(config, ao.QConfigMapping):
         return _mapping(config, enabled)
@@ -37,14 +46,21 @@ def power_of_2(config: Any, enabled: bool = True) -> Any:
         return ao.QConfig(*(power_of_2(part, enabled) for part in config))
     if isinstance(config, str | Format):
         return with_power_of_2_scale(parse(config)) if enabled else config
+    if is_dataclass(config) and not isinstance(config, type):
+        return _specs(config, enabled)
     kind, arguments, calls = unwrap(config)
-    kind = OURS.get(kind, kind)
-    if kind not in OURS.values():
+    kind = _ours(kind)
+    if not _is_ours(kind):
+        if enabled and not _chooses_nothing(kind):
+            raise ValueError(
+                f"{kind}: only the observers and fake quantizers of torch.ao.quantization and "
+                f"torchao.quantization.pt2e, and subclasses of blockscale's, can round their scales"
+            )
         return config
     if "observer" in arguments:
         arguments["observer"] = power_of_2(arguments["observer"], enabled=False)
         inner = unwrap(arguments["observer"])[0]
-        if enabled and inner not in OURS.values():
+        if enabled and not _is_ours(inner):
             raise ValueError(f"{inner}: only torch.ao's observers can round their scales")
     if enabled:
         arguments["power_of_2_scale"] = True
@@ -52,11 +68,51 @@ def power_of_2(config: Any, enabled: bool = True) -> Any:
     return made.with_callable_args(**calls) if calls else made
 
 
+def _ours(kind: Any) -> Any:
+    """Our class for one of torch.ao's or torchao's; every other object as it is."""
+    if str(getattr(kind, "__module__", "")).startswith("torchao."):
+        from blockscale.compat.torch_ao import pt2e  # torchao is there, as its class is
+
+        return pt2e.OURS.get(kind, kind)
+    return OURS.get(kind, kind) if isinstance(kind, type) else kind
+
+
+def _is_ours(kind: Any) -> bool:
+    """Whether it takes power_of_2_scale: one of our classes, or a subclass of one."""
+    if not isinstance(kind, type):
+        return False
+    ours = (observers.PowerOfTwoScale, fake_quantize.FakeQuantize, fake_quantize.InTurn)
+    return issubclass(kind, ours) or kind.__module__ == "blockscale.compat.torch_ao.pt2e"
+
+
+def _chooses_nothing(kind: Any) -> bool:
+    if kind is None:
+        return True
+    return isinstance(kind, type) and any(c.__name__ in _CHOOSE_NOTHING for c in kind.__mro__)
+
+
+def _specs(config: Any, enabled: bool) -> Any:
+    """torchao's QuantizationSpec, or the specs of its QuantizationConfig and what is derived."""
+    held = {f.name: getattr(config, f.name) for f in fields(config) if f.init}
+    if "observer_or_fake_quant_ctr" in held:
+        if enabled and held.get("is_dynamic"):
+            raise ValueError(
+                "a dynamic QuantizationSpec: torchao's own operator chooses its scales at run "
+                "time, as floats: use a static one, or blockscale's recipes"
+            )
+        made = power_of_2(held["observer_or_fake_quant_ctr"], enabled)
+        return replace(config, observer_or_fake_quant_ctr=made)
+    specs = {name: spec for name, spec in held.items() if is_dataclass(spec)}
+    if not specs and not {"derived_from", "edge_or_node", "scale"} & set(held):
+        raise ValueError(f"{type(config).__name__} holds no QuantizationSpec")
+    return replace(config, **{name: _specs(spec, enabled) for name, spec in specs.items()})
+
+
 def unwrap(constructor: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """What `with_args` and `with_callable_args` wrapped: the class, its arguments, their makers."""
     arguments: dict[str, Any] = {}
     calls: dict[str, Any] = {}
-    while isinstance(constructor, _PartialWrapper):
+    while hasattr(constructor, "p") and hasattr(constructor, "callable_args"):  # a PartialWrapper
         arguments = {**constructor.p.keywords, **arguments}
         calls = {**constructor.callable_args, **calls}
         constructor = constructor.p.func

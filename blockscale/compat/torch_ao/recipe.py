@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch.nn.functional as F
@@ -33,10 +34,7 @@ def to_recipe(config: Any, model: nn.Module | None = None, *, outputs: bool = Fa
 
     Raises ValueError that names the entry that cannot be translated, TypeError for other objects.
     """
-    if config is None or isinstance(config, ao.QConfig):
-        config = ao.QConfigMapping().set_global(config)
-    if not isinstance(config, ao.QConfigMapping):
-        raise TypeError(f"expected a QConfig or a QConfigMapping, found {type(config).__name__}")
+    config = to_mapping(config)
     for kind, qconfig in config.object_type_qconfigs.items():
         if kind in _CALLS and qconfig is not None:
             raise ValueError(
@@ -48,6 +46,15 @@ def to_recipe(config: Any, model: nn.Module | None = None, *, outputs: bool = Fa
         (pattern, to_scheme(qconfig, place, outputs)) for pattern, place, qconfig in named
     ]
     return Recipe(**vars(default[1]), rules={pattern: _rule(scheme) for pattern, scheme in rules})
+
+
+def to_mapping(config: Any) -> ao.QConfigMapping:
+    """A QConfig or None for every layer, or a QConfigMapping as it is; TypeError for others."""
+    if config is None or isinstance(config, ao.QConfig):
+        return ao.QConfigMapping().set_global(config)
+    if not isinstance(config, ao.QConfigMapping):
+        raise TypeError(f"expected a QConfig or a QConfigMapping, found {type(config).__name__}")
+    return config
 
 
 def is_layer(kind: Any) -> bool:
@@ -86,15 +93,21 @@ def _by_name(mapping: ao.QConfigMapping) -> list[Entry]:
 
 def _by_layer(mapping: ao.QConfigMapping, model: nn.Module) -> list[Entry]:
     """The global QConfig, and each layer by its name, in torch.ao's order of priority."""
-    orders = _orders(model) if mapping.module_name_object_type_order_qconfigs else {}
-    entries = []
-    for name, module in model.named_modules(remove_duplicate=False):
-        if is_layer(type(module)) or quantized_class(module) is not None:
-            place, qconfig = _decide(mapping, name, type(module), orders.get(name))
-            if qconfig is not mapping.global_qconfig:
-                entries.append((name, f"{place}, layer {name!r}", qconfig))
+    entries = [
+        (name, f"{place}, layer {name!r}", qconfig)
+        for name, place, qconfig in decided(mapping, model)
+        if qconfig is not mapping.global_qconfig
+    ]
     entries.sort(key=lambda entry: -entry[0].count("."))  # a pattern covers what is below it
     return [("", "global", mapping.global_qconfig), *entries]
+
+
+def decided(mapping: ao.QConfigMapping, model: nn.Module) -> Iterator[Entry]:
+    """(name, what decided, QConfig) of each layer of a model."""
+    orders = _orders(model) if mapping.module_name_object_type_order_qconfigs else {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if is_layer(type(module)) or quantized_class(module) is not None:
+            yield (name, *_decide(mapping, name, type(module), orders.get(name)))
 
 
 def _decide(

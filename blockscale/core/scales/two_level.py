@@ -90,7 +90,8 @@ class TwoLevel(Generic[Inner]):
         largest = Blocks(torch.where(poisoned, 0.0, a), block).range()[1]
         # one division by the product, as torchao does (448 * 6 = 2688)
         divisor = torch.full((), levels.value * self.largest, dtype=a.dtype, device=a.device)
-        quotient = divisor / largest if self.reciprocal else largest / divisor
+        # abs: -0, which torch may find for the largest of zeros, has a negative reciprocal
+        quotient = divisor / largest.abs() if self.reciprocal else largest / divisor
         outer = self.outer_type.store(quotient)
         return self.in_outer(divide(a, levels.value), outer), outer
 

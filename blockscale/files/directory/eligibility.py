@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any, NamedTuple
 
+from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.layout import stored_shape
 from blockscale.core.ledger import Status
-from blockscale.core.recipe import Scheme
+from blockscale.core.recipe import BiasFormat, Scheme
 from blockscale.core.reference import FLOATS
 from blockscale.files.header import StoredTensor
 
@@ -77,10 +78,28 @@ def judge(
     if kind in _UNKNOWN:
         return Eligibility(kind, "skipped", reason=_UNKNOWN[kind])
     try:
-        scheme.weight.block.scale_shape(stored_shape(tensor.shape, layout))
+        scheme.weight.stored(stored_shape(tensor.shape, layout))
     except ValueError as error:
         return Eligibility(kind, "skipped", reason=str(error))
     return Eligibility(kind, "quantized", layout)
+
+
+def why_not_vector(tensor: StoredTensor, fmt: BiasFormat) -> str | None:
+    """Why a layer's bias cannot be quantized into this format, or None."""
+    if isinstance(fmt, SumInteger):
+        return f"{fmt} counts steps of a static input, which only bs.calibrate and training choose"
+    if tensor.torch_dtype not in FLOATS:
+        told = str(tensor.torch_dtype or tensor.dtype).removeprefix("torch.")
+        return f"{told}; formats take float32, bfloat16, float16"
+    if len(tensor.shape) != 1 or not prod(tensor.shape):
+        return f"{tensor.shape} is no bias of a layer"
+    if fmt.unchosen:
+        return f"its format is {fmt}: {fmt.unchosen}"
+    try:
+        fmt.block.scale_shape(tensor.shape)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _kind(name: str, shape: tuple[int, ...], conv1d: bool) -> tuple[str, str]:

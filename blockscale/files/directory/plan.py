@@ -9,9 +9,9 @@ from os.path import normpath
 from pathlib import Path
 from typing import Any
 
-from blockscale.core.ledger import Entry, Ledger
-from blockscale.core.recipe import Recipe, Scheme
-from blockscale.files.directory.eligibility import has_conv1d, judge
+from blockscale.core.ledger import Entry, Ledger, Status
+from blockscale.core.recipe import BiasFormat, Recipe, Scheme
+from blockscale.files.directory.eligibility import has_conv1d, judge, why_not_vector
 from blockscale.files.directory.model_files import ModelFiles, find_files
 from blockscale.files.header import StoredTensor, lay_out, sized
 from blockscale.files.metadata import KEY, VERSION, FileError, Metadata, TensorInfo
@@ -19,6 +19,7 @@ from blockscale.files.stream import Reader
 
 _TEXT = 1 << 20  # bytes for what is written besides: config, index, and the ledger's
 _TEXT_PER_TENSOR = 1 << 10
+_LAYERS = ("matrix", "convolution")  # what layers' weights seem to be, if they are called weight
 
 
 @dataclass
@@ -86,11 +87,13 @@ def stamp(path: Path) -> tuple[int, int]:
 def make_plan(source: Path, recipe: Recipe, seed: int) -> DirectoryPlan:
     """Decide about every tensor of the model in `source`.
 
-    Raises FileError for a directory that cannot be used, ValueError if nothing would be quantized.
+    Raises FileError for a directory that cannot be used, ValueError if nothing would be quantized,
+    and for a format whose scales are not chosen (Format.unchosen).
     """
     files = find_files(source)
     conv1d = has_conv1d(files.config)
-    planned = [_plan_shard(files, name, recipe, conv1d) for name in files.shards]
+    biased = _biased_layers(files, recipe, conv1d) if recipe.has_biases else set()
+    planned = [_plan_shard(files, name, recipe, conv1d, biased) for name in files.shards]
     shards = tuple(shard for shard, _ in planned)
     entries = [entry for _, of_shard in planned for entry in of_shard]
     _check_names(files, shards)
@@ -104,8 +107,21 @@ def make_plan(source: Path, recipe: Recipe, seed: int) -> DirectoryPlan:
     return DirectoryPlan(files, recipe, seed, shards, ledger, _digest(recipe, seed, shards))
 
 
+def _biased_layers(files: ModelFiles, recipe: Recipe, conv1d: bool) -> set[str]:
+    """The layers of all shards whose weight is quantized, and whose bias therefore may be."""
+    layers: set[str] = set()
+    for name in files.shards:
+        with Reader(files.root / name) as reader:
+            for each, source in reader.tensors.items():
+                layer, _, attribute = each.rpartition(".")
+                kind, status, *_ = judge(each, source, *recipe.decide(each), conv1d)
+                if (attribute, status) == ("weight", "quantized") and kind in _LAYERS:
+                    layers.add(layer)
+    return layers
+
+
 def _plan_shard(
-    files: ModelFiles, name: str, recipe: Recipe, conv1d: bool
+    files: ModelFiles, name: str, recipe: Recipe, conv1d: bool, biased: set[str]
 ) -> tuple[ShardPlan, list[Entry]]:
     path = files.root / name
     with Reader(path) as reader:
@@ -118,11 +134,15 @@ def _plan_shard(
     for each, source in sources.items():
         # a pattern covers what is below the names it matches: this name stands for the layer's too
         scheme, pattern = recipe.decide(each)
-        entry, info = _decide(each, source, scheme, pattern, conv1d)
+        layer, _, attribute = each.rpartition(".")
+        if scheme.bias is not None and attribute == "bias" and layer in biased:
+            entry, info = _decide_bias(each, source, scheme.bias)
+        else:
+            entry, info = _decide(each, source, scheme, pattern, conv1d)
         if info is not None:
             metadata.tensors[each] = info
-            if layer := _layer(entry):
-                metadata.layers[each.removesuffix(".weight")] = layer
+            if formats := _layer(entry):
+                metadata.layers[each.removesuffix(".weight")] = formats
         tensors.append(TensorPlan(each, source, info))
         entries.append(entry)
     header, placed = lay_out(_written(path, tensors), described | metadata.encode())
@@ -133,25 +153,45 @@ def _decide(
     name: str, source: StoredTensor, scheme: Scheme, pattern: str | None, conv1d: bool
 ) -> tuple[Entry, TensorInfo | None]:
     kind, status, layout, reason = judge(name, source, scheme, pattern, conv1d)
-    count = prod(source.shape)
-    entry = Entry(
-        name,
-        kind,
-        status,
-        reason=reason,
-        elements=count,
-        bytes_before=source.nbytes,
-        bytes_after=source.nbytes,
-    )
+    entry = _entry(name, kind, status, source, reason)
     if status != "quantized":
         return entry, None
+    assert scheme.weight is not None
+    if why := scheme.weight.unchosen:
+        raise ValueError(f"{name} cannot be quantized in {scheme.weight}: {why}")
     dtype = str(source.torch_dtype).removeprefix("torch.")
     info = TensorInfo(str(scheme.weight), source.shape, dtype, layout)
     size = sum(sized(*part).nbytes for part in info.parts().values())
     entry = replace(entry, weight=info.format, bytes_after=size)
-    if name.endswith(".weight") and kind in ("matrix", "convolution"):
+    if name.endswith(".weight") and kind in _LAYERS:
         entry = replace(entry, input=_spelled(scheme.input), output=_spelled(scheme.output))
     return entry, info
+
+
+def _decide_bias(
+    name: str, source: StoredTensor, fmt: BiasFormat
+) -> tuple[Entry, TensorInfo | None]:
+    """The bias of a layer whose weight is quantized."""
+    reason = why_not_vector(source, fmt)
+    if reason:
+        told = f"bias left in float: {reason}"
+        return _entry(name, "bias", "skipped", source, told), None
+    info = TensorInfo(str(fmt), source.shape, str(source.torch_dtype).removeprefix("torch."))
+    size = sum(sized(*part).nbytes for part in info.parts().values())
+    entry = _entry(name, "bias", "quantized", source)
+    return replace(entry, bias=info.format, bytes_after=size), info
+
+
+def _entry(name: str, kind: str, status: Status, source: StoredTensor, reason: str = "") -> Entry:
+    return Entry(
+        name,
+        kind,
+        status,
+        reason=reason,
+        elements=prod(source.shape),
+        bytes_before=source.nbytes,
+        bytes_after=source.nbytes,
+    )
 
 
 def _spelled(fmt: object) -> str:

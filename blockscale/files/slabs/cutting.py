@@ -12,6 +12,7 @@ from typing import NamedTuple
 from blockscale.core.block import WHOLE, Block
 from blockscale.core.format import Format
 from blockscale.core.scales.two_level import TwoLevel
+from blockscale.ops.flat import blocks_of
 
 SLAB = 1 << 17  # elements; temporaries of the reference take up to 150 bytes for each
 
@@ -83,13 +84,34 @@ def cut(shape: tuple[int, ...], blocks: Iterable[Sizes], elements: int) -> Cuts:
     return Cuts(shape, dim, max(rows // unit, 1) * unit)
 
 
-def block_sizes(fmt: Format, rank: int) -> tuple[Sizes, Sizes]:
-    """Of what shares a scale, and of what shares an outer scale (the same where there is none)."""
-    scale = fmt.block.sizes_for(rank)
-    if not isinstance(fmt.scale, TwoLevel):
-        return scale, scale
-    inner = fmt.scale.inner.block.sizes_for(rank)
-    return scale, tuple(a * b for a, b in zip(scale, inner, strict=True))  # WHOLE is 0: it stays
+def block_sizes(fmt: Format, rank: int) -> dict[str, Sizes]:
+    """{part: sizes of what shares one entry of it}, of all that stands beside the codes.
+
+    For formats that can be cut (`can_be_cut`).
+    """
+    own, scale, offset = fmt.block.sizes_for(rank), fmt.scale, fmt.offset
+    sizes = {"scale": own, "zero_point": own}
+    if isinstance(scale, TwoLevel):
+        inner = scale.inner
+        sizes["outer"] = _above(own, inner.block)
+        if inner.offset is not None:
+            sizes["scale_offset"] = _above(own, inner.offset.block or inner.block)
+    if offset is not None:
+        sizes["offset"] = (offset.block or fmt.block).sizes_for(rank)
+        if offset.inner is not None:
+            sizes["offset_outer"] = _above(sizes["offset"], offset.inner.block)
+    return {part: sizes[part] for part in fmt.parts}
+
+
+def _above(sizes: Sizes, block: Block) -> Sizes:
+    """Elements that share an entry where those of `sizes` share one, and these in blocks again."""
+    counts = block.sizes_for(len(sizes))
+    return tuple(a * b for a, b in zip(sizes, counts, strict=True))  # WHOLE is 0: it stays
+
+
+def can_be_cut(fmt: Format) -> bool:
+    """Whether a slab of a tensor has scales of its own: blocks have sizes along its dimensions."""
+    return not any(block.flat for block in blocks_of(fmt))
 
 
 def flat_shape(shape: tuple[int, ...], fmt: Format) -> tuple[int, ...]:
@@ -97,10 +119,9 @@ def flat_shape(shape: tuple[int, ...], fmt: Format) -> tuple[int, ...]:
 
     So a stack of matrices in groups along the last dimension goes row by row, not matrix by matrix.
     """
-    blocks = [fmt.block]
-    if isinstance(fmt.scale, TwoLevel):
-        blocks.append(fmt.scale.inner.block)
-    if len(shape) < 3 or not all(_ignores_leading(block, len(shape)) for block in blocks):
+    if len(shape) < 3 or not can_be_cut(fmt):
+        return shape
+    if not all(_ignores_leading(block, len(shape)) for block in blocks_of(fmt)):
         return shape
     return (prod(shape[:-1]), shape[-1])
 

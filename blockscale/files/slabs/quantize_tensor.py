@@ -6,7 +6,10 @@ Three cases, by what spans the slabs (blockscale/files/slabs/cutting.py):
     a block         a first pass merges the ranges of the slabs, and two more the sums of means
                     (binary, ternary); a last one quantizes with the scales of the whole: tensor
     an outer scale  a first pass finds the largest numerators, which alone decide the outer scale;
-                    a second one quantizes each slab beside them: nvfp4
+                    a second one quantizes each slab beside them: nvfp4. Where offsets have an outer
+                    scale, too, it takes the ranges of all blocks, as above
+
+Blocks over the flattened tensor that end within rows let nothing be cut: it is one slab.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +30,9 @@ from blockscale.files.slabs import cutting
 from blockscale.files.slabs.cutting import Cuts, Region, Sizes, Slab
 from blockscale.files.slabs.pool import Map
 from blockscale.files.slabs.streamed_blocks import StreamedBlocks
+from blockscale.layers.signs import lost_signs
 from blockscale.ops import primitives
+from blockscale.ops.flat import within_rows
 
 _LARGE = 4  # slabs this many times too large are not held several at a time
 _STOCHASTIC = 4  # times the memory: Philox computes in int64
@@ -54,6 +59,7 @@ class Done(NamedTuple):
     odd: int = 0  # NaN and infinite weights
     clipped: int = 0  # scales that their format cannot hold
     scales: int = 0
+    signs: tuple[str, ...] = ()  # a note, where values below 0 are lost
 
 
 class TensorQuantizer:
@@ -69,14 +75,21 @@ class TensorQuantizer:
         run: Map = map,
     ):
         """read: slabs of a tensor of `shape`; seed: of stochastic rounding; elements: of a slab."""
+        fmt = within_rows(fmt, shape)
         self._read, self._fmt, self._seed, self._map = read, fmt, seed, run
         self._odd = self._clipped = self._scales = 0
+        self._signs: tuple[str, ...] = ()
         elements = cutting.SLAB if elements is None else elements
         if fmt.rounding == "stochastic":
             elements = max(elements // _STOCHASTIC, 1)
         self._shape = cutting.flat_shape(shape, fmt)
-        self._scale, self._outer = cutting.block_sizes(fmt, len(self._shape))
-        self._cuts = cutting.cut(self._shape, (self._scale, self._outer), elements)
+        if cutting.can_be_cut(fmt):
+            self._sizes = cutting.block_sizes(fmt, len(self._shape))
+            self._cuts = cutting.cut(self._shape, self._sizes.values(), elements)
+        else:
+            self._sizes = dict.fromkeys(fmt.parts, (WHOLE,) * len(shape))
+            self._cuts = Cuts(shape, 0, max(shape[0] if shape else 1, 1))
+        self._scale = self._sizes["scale"]
         if self._cuts.elements > _LARGE * elements:
             self._map = map  # blocks that may not be cut: one at a time
 
@@ -86,6 +99,7 @@ class TensorQuantizer:
             self._odd += done.odd
             self._clipped += done.clipped
             self._scales += done.scales
+            self._signs = self._signs or done.signs
             yield from done.pieces
 
     @property
@@ -97,13 +111,14 @@ class TensorQuantizer:
         if self._clipped:
             which = f"{self._clipped} of {self._scales} scales"
             notes.append(f"{which} are outside the range of {self._fmt.scale}")
-        return tuple(notes)
+        return (*notes, *self._signs)
 
     def _passes(self) -> Iterator[Done]:
         cuts = self._cuts
-        if not cuts.spans(self._outer):
+        spans = {part for part, sizes in self._sizes.items() if cuts.spans(sizes)}
+        if not spans:
             yield from self._map(self._alone, cuts.slabs)
-        elif cuts.spans(self._scale) or cuts.dim:
+        elif "scale" in spans or "offset_outer" in spans or cuts.dim:
             qparams, done = self._choose(self._all_ranges())
             yield done._replace(pieces=tuple(self._scale_pieces(qparams, cuts.slabs[0])))
             yield from self._map(lambda slab: self._with_scale(slab, qparams), cuts.slabs)
@@ -125,13 +140,8 @@ class TensorQuantizer:
     def _with_scale(self, slab: Slab, qparams: QParams) -> Done:
         """A slab that takes its part of the scales of the whole tensor."""
         x = self._rows(slab)
-        region = self._cuts.region(slab, self._scale)
-        scale, outer, zero_point = qparams
-        own = QParams(
-            scale[region],
-            None if outer is None else outer[self._cuts.region(slab, self._outer)],
-            None if zero_point is None else zero_point[region],
-        )
+        regions = {part: self._cuts.region(slab, sizes) for part, sizes in self._sizes.items()}
+        own = QParams(**{part: getattr(qparams, part)[at] for part, at in regions.items()})
         return Done((self._codes(x, slab, own),), odd=_count_odd(x))
 
     def _beside(self, slab: Slab, extra: Ranges) -> Done:
@@ -153,14 +163,23 @@ class TensorQuantizer:
         a = reference.numerator(ranges.low, ranges.high, self._fmt)
         return torch.where(ranges.poisoned, 0.0, a).amax(0, keepdim=True)
 
+    @property
+    def _bare(self) -> bool:
+        """Whether ranges need not hold 0, so that a block without finite values has none."""
+        return self._fmt.offset is not None
+
     def _all_ranges(self) -> Ranges:
         """The ranges of the whole tensor."""
-        low, high = (torch.zeros(self._fmt.block.scale_shape(self._shape)) for _ in range(2))
-        poisoned = torch.zeros_like(low, dtype=torch.bool)
+        shape = self._fmt.block.scale_shape(self._shape)
+        end = torch.inf if self._bare else 0.0
+        low, high = torch.full(shape, end), torch.full(shape, -end)
+        poisoned = torch.zeros(shape, dtype=torch.bool)
         for region, own in self._each(self._own_ranges):
             low[region] = torch.minimum(low[region], own.low)
             high[region] = torch.maximum(high[region], own.high)
             poisoned[region] |= own.poisoned
+        none = low > high
+        low, high = low.masked_fill(none, 0.0), high.masked_fill(none, 0.0)
         if self._cuts.spans(self._scale):
             blocks = StreamedBlocks(torch.maximum(-low, high), self._fmt.block, self._each)
             return reference.with_means(Ranges(low, high, poisoned), blocks, self._fmt)
@@ -178,27 +197,29 @@ class TensorQuantizer:
         del region
         if not self._cuts.spans(self._scale):
             return reference.ranges(x, self._fmt)
-        return reference.extremes(Blocks(x, self._fmt.block), self._fmt)
+        found = reference.extremes(Blocks(x, self._fmt.block), self._fmt)
+        if not self._bare:
+            return found
+        some = Blocks(x.isfinite().to(x.dtype), self._fmt.block).range()[1] > 0
+        low = torch.where(some, found.low, torch.inf)
+        return Ranges(low, torch.where(some, found.high, -torch.inf), found.poisoned)
 
     def _choose(self, ranges: Ranges, count: int | None = None) -> tuple[QParams, Done]:
         """The scales of the first `count` rows of ranges, or of all, and how many do not fit."""
         clipped = reference.scale_saturates(ranges.low, ranges.high, self._fmt)
-        scale, outer, zero_point = reference.qparams_from_range(*ranges, self._fmt)
-        if count is not None:
-            clipped, scale = clipped[:count], scale[:count]
-            zero_point = None if zero_point is None else zero_point[:count]
-        done = Done((), clipped=int(clipped.sum()), scales=clipped.numel())
-        return QParams(scale, outer, zero_point), done
+        qparams = reference.qparams_from_range(*ranges, self._fmt)
+        if count is not None:  # in front of what stands for the other slabs
+            clipped = clipped[:count]
+            per_block = (part for part in self._fmt.parts if not part.endswith("outer"))
+            qparams = qparams._replace(**{p: getattr(qparams, p)[:count] for p in per_block})
+        signs = tuple(lost_signs("weight", ranges.low, self._fmt))
+        return qparams, Done((), clipped=int(clipped.sum()), scales=clipped.numel(), signs=signs)
 
     def _scale_pieces(self, qparams: QParams, slab: Slab) -> Iterator[Piece]:
-        """The scales of a slab; an outer scale that slabs share comes with the first of them."""
-        scale, outer, zero_point = qparams
-        row = self._row(slab, self._scale)
-        yield Piece("scale", row, self._flat(scale))
-        if zero_point is not None:
-            yield Piece("zero_point", row, self._flat(zero_point))
-        if outer is not None and (row == 0 or not self._cuts.spans(self._outer)):
-            yield Piece("outer", self._row(slab, self._outer), self._flat(outer))
+        """The scales of a slab; what slabs share, as an outer scale, comes with the first."""
+        for part, sizes in self._sizes.items():
+            if self._row(slab, self._scale) == 0 or not self._cuts.spans(sizes):
+                yield Piece(part, self._row(slab, sizes), self._flat(getattr(qparams, part)))
 
     def _row(self, slab: Slab, sizes: Sizes) -> int:
         """Where a slab's part of something begins that has one entry for each block of `sizes`."""

@@ -7,15 +7,26 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.layout import from_stored, stored_shape, to_stored
-from blockscale.core.operand import Operand
+from blockscale.core.operand import operand
 from blockscale.core.parse import parse
+from blockscale.core.recipe import read_bias
+from blockscale.core.reference import QParams
 from blockscale.files.metadata import TensorInfo
-from blockscale.files.slabs.cutting import Cuts, Region, Sizes, Slab, block_sizes
+from blockscale.files.slabs.cutting import (
+    Cuts,
+    Region,
+    Sizes,
+    Slab,
+    block_sizes,
+    can_be_cut,
+)
 from blockscale.files.stored_model import StoredModel
 from blockscale.files.stream import Reader
 from blockscale.layers.before import Before
 from blockscale.ops import primitives
+from blockscale.ops.flat import within_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,36 +91,41 @@ class QuantizedRows:
 
         before: what the layer's input goes through; rows are those of the original weight.
         """
-        self._parts, self._fmt, self._before = parts, parse(info.format), before
+        self._parts, self._before = parts, before
         self.shape = stored_shape(info.shape, info.layout)
-        self._scale, self._outer = block_sizes(self._fmt, len(self.shape))
-        self.blocks: tuple[Sizes, ...] = (self._scale, self._outer)
+        self._fmt = within_rows(parse(info.format), self.shape)
+        rank = len(self.shape)
+        self.whole = not can_be_cut(self._fmt)
+        self._sizes = {} if self.whole else block_sizes(self._fmt, rank)
+        self.blocks: tuple[Sizes, ...] = tuple(self._sizes.values())
 
     def read(self, cuts: Cuts, slab: Slab) -> Tensor:
-        """A slab in float32."""
-        ones = tuple(1 for _ in self.shape)
-        packed = self._part("codes", ones, cuts, slab)
-        scale = self._part("scale", self._scale, cuts, slab)
-        assert packed is not None and scale is not None
-        zero_point = self._part("zero_point", self._scale, cuts, slab)
-        outer = self._part("outer", self._outer, cuts, slab)
+        """A slab in float32; where `whole` says so, it can only be all of it."""
+        shapes = {part: shape for part, (_, shape) in self._fmt.stored(self.shape).items()}
+        parts = {
+            part: self._part(part, self._sizes.get(part, ()), shapes[part], cuts, slab)
+            for part in self._fmt.parts
+        }
+        shape = self._parts["codes"][0].tensors[self._parts["codes"][1]].shape
+        packed = self._part("codes", tuple(1 for _ in self.shape), shape, cuts, slab)
         size = self.shape[-1] if self.shape else 1
-        stored = Operand(packed, scale, zero_point, outer, str(self._fmt), size)
+        stored = operand(packed, QParams(**parts), self._fmt, size)
         values: Tensor = primitives.dequantize(stored, torch.float32)
         return values if self._before is None else self._before.from_weight(values)
 
-    def _part(self, part: str, sizes: Sizes, cuts: Cuts, slab: Slab) -> Tensor | None:
-        """What a slab needs of a part that has one entry for each block of `sizes`."""
-        if part not in self._parts:
-            return None
+    def _part(
+        self, part: str, sizes: Sizes, shape: tuple[int, ...], cuts: Cuts, slab: Slab
+    ) -> Tensor:
+        """What a slab needs of a part of `shape` that has one entry for each block of `sizes`."""
         reader, name = self._parts[part]
-        if len(self.shape) < 2:  # one slab, whose codes are packed along its rows
-            return reader.tensor(name)
-        return _read(reader, name, cuts.region(slab, sizes), reader.tensors[name].shape)
+        if len(self.shape) < 2 or self.whole:  # one slab: codes are packed along a vector's row
+            return reader.tensor(name).reshape(shape)
+        return _read(reader, name, cuts.region(slab, sizes), shape)
 
 
 class OtherLayoutRows:
-    """A quantized tensor seen in a layout that it is not stored in: dequantized as a whole."""
+    """A quantized tensor that is dequantized as a whole: seen in a layout that it is not stored in,
+    or in blocks over the flattened tensor that end within rows."""
 
     blocks: tuple[Sizes, ...] = ()
 
@@ -124,6 +140,22 @@ class OtherLayoutRows:
         if cuts.dim:
             return self._values[slab.matrix : slab.matrix + 1, slab.start : slab.stop]
         return self._values[slab.start : slab.stop]
+
+
+class BiasRows:
+    """A bias in steps of its layer's sums: a vector, which is one slab."""
+
+    blocks: tuple[Sizes, ...] = ()
+
+    def __init__(self, parts: Mapping[str, tuple[Reader, str]], info: TensorInfo, kind: SumInteger):
+        self._parts, self._kind = (parts["codes"], parts["scale"]), kind
+        self.shape = info.shape
+
+    def read(self, cuts: Cuts, slab: Slab) -> Tensor:
+        """All of it in float32."""
+        del cuts, slab
+        codes, scale = (reader.tensor(name) for reader, name in self._parts)
+        return self._kind.decode(codes, scale)
 
 
 class OpenStoredModel(ExitStack):
@@ -142,8 +174,13 @@ class OpenStoredModel(ExitStack):
         parts = self._source.parts_of(name)
         before = self._source.before(name.removesuffix(".weight"))
         readers = {part: (self._reader(n), n) for part, n in parts.items()}
+        kind = read_bias(info.format)
+        if isinstance(kind, SumInteger):
+            return BiasRows(readers, info, kind)
         rows = QuantizedRows(readers, info, before)
-        return rows if layout == info.layout else OtherLayoutRows(rows, info, layout)
+        if layout == info.layout and not rows.whole:
+            return rows
+        return OtherLayoutRows(rows, info, layout)
 
     def _reader(self, stored: str) -> Reader:
         path = self._source.files[stored]

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from blockscale.core.arithmetic.bits import pow2
+from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.elements.integer import Integer
 from blockscale.core.format import Format
 from blockscale.core.rounding import DETERMINISTIC
@@ -132,21 +134,21 @@ def largest_sum(weight: Tensor, bias: Tensor | None, largest_input: int) -> int:
 
 
 def integer_bias(bias: Tensor, exponent: Tensor) -> Tensor:
-    """bias [n] float -> round_half_even(bias * 2^-exponent) [n] int32, in units of the sums.
+    """bias [n] float -> round_half_even(bias * 2^-exponent) [n] int32, in units of the sums: the
+    codes of a recipe's `int32:sums` (docs/numerics.md, 7.1).
 
     exponent: int32, [n] or one for all.
 
     Raises ValueError where the bias is not finite or leaves int32.
     """
-    # float64 has the exponents for it: 2^-exponent may leave float32's
-    steps = torch.ldexp(bias.detach().to(torch.float64), -exponent).round()
-    if not bool((steps.abs() <= INT32_MAX).all()):  # NaN is not
-        worst = float(steps.abs().nan_to_num(torch.inf).max())
+    kind, steps = SumInteger(32), pow2(exponent.clamp(-149, 127))
+    if not bool(kind.in_range(bias.detach(), steps).all()):
+        worst = float((bias.detach() / steps).abs().nan_to_num(torch.inf).max())
         raise ValueError(
             f"the bias is {worst:.4g} steps of the sums, more than int32 holds: "
             f"use a larger input or weight scale"
         )
-    return steps.to(torch.int32)
+    return kind.encode(bias.detach(), steps)
 
 
 def sum_pool2d(x: Tensor, kernel: list[int], stride: list[int], padding: list[int]) -> Tensor:

@@ -11,6 +11,7 @@ from blockscale.graph.integer.builder import Sum
 from blockscale.graph.integer.layers import sums
 from blockscale.graph.integer.translate import translate
 from blockscale.layers.layer import QLayer
+from blockscale.layers.store import QBias
 
 
 class IntegerModel(nn.Module):
@@ -38,14 +39,16 @@ def with_integer_bias(model: nn.Module) -> nn.Module:
 
     A bias in an integer model is round_half_even(bias / step) steps of the sums that it is added
     to. This copy is the fake-quantized model with those biases, the one that `to_integer` equals
-    bit for bit. Raises as `to_integer`.
+    bit for bit. Where a recipe made the biases such integers (`bias="int32"`), the copy has the
+    model's own. Raises as `to_integer`.
     """
     model = copy.deepcopy(model)
     for name, layer in model.named_modules():
-        if isinstance(layer, QLayer) and layer._parameters["bias"] is not None:
+        if isinstance(layer, QLayer) and not isinstance(layer.bias, QBias | None):
             _, bias, fixed = sums(layer, name)
             assert bias is not None
-            layer.bias.data = bias.to(torch.float32) * pow2(fixed.exponent)
+            values = bias.to(torch.float32) * pow2(fixed.exponent)
+            layer.bias = nn.Parameter(values, requires_grad=False)
     return model
 
 

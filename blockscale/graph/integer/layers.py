@@ -5,10 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from blockscale.core.arithmetic.bits import exponent
-from blockscale.core.elements.binary import Binary
+from blockscale.core.arithmetic.bits import exponent, mantissa, pow2
+from blockscale.core.arithmetic.sums import live_steps
 from blockscale.core.elements.integer import Integer
-from blockscale.core.elements.ternary import Ternary
 from blockscale.core.format import Format
 from blockscale.core.layout import from_stored
 from blockscale.core.reference import QParams, step_of
@@ -24,10 +23,10 @@ from blockscale.graph.integer.steps import ConvSettings, IntegerConv, IntegerLin
 from blockscale.layers.conv import QConv
 from blockscale.layers.layer import QLayer
 from blockscale.layers.linear import QLinear
-from blockscale.layers.store import QInput
+from blockscale.layers.reasons import why_no_integers
+from blockscale.layers.store import QBias, QInput
 
 _LOWEST, _HIGHEST = -149, 103  # float32 holds 2^-149, and 2^24 steps of 2^103
-_DEAD = -7  # the exponent of weights that are all zero: that of int8 weights up to 1
 
 
 class NotIntegerError(ValueError):
@@ -78,6 +77,8 @@ def of_quantizer(quantizer: QInput | None, what: str) -> Fixed:
         raise NotIntegerError(
             f"{what} is {fmt}, which no shift gives: use integers without stochastic rounding"
         )
+    if reason := why_no_integers(fmt):
+        raise NotIntegerError(f"{what} is {fmt}, {reason}")
     _check_scale(fmt, what)
     if not quantizer.static:
         raise NotIntegerError(
@@ -91,7 +92,7 @@ def of_quantizer(quantizer: QInput | None, what: str) -> Fixed:
         )
     low, high = (int(limit) for limit in fmt.element.limits(fmt.wide))
     zero = 0 if zero_point is None else int(zero_point)
-    exponents = _exponents(QParams(scale, None, zero_point), fmt, what).reshape(())
+    exponents = exponent(_steps(QParams(scale, None, zero_point), fmt, what)).reshape(())
     return Fixed(exponents, zero, max(high - zero, zero - low))
 
 
@@ -101,22 +102,28 @@ def _check_scale(fmt: Format, what: str) -> None:
             f"{what} is {fmt}: requantizing by a shift needs a power-of-two scale, "
             f"pow2/RULE or e8m0/RULE, not {fmt.scale}"
         )
+    if fmt.offset is not None or fmt.zero is not None:
+        raise NotIntegerError(
+            f"{what} is {fmt}: a float is added to its codes, which no integer is: use 'asym'"
+        )
 
 
-def _exponents(qparams: QParams, fmt: Format, what: str) -> Tensor:
-    """The exponents of the steps, int32."""
+def _steps(qparams: QParams, fmt: Format, what: str) -> Tensor:
+    """The steps, powers of two."""
     steps = step_of(qparams, fmt)
     if not bool(steps.isfinite().all()):
         raise NotIntegerError(f"{what} has a scale that is NaN: it was chosen from NaN or infinity")
-    return exponent(steps)
+    if not bool(((steps > 0) & (mantissa(steps) == 0)).all()):
+        raise NotIntegerError(f"{what} was given a scale that is no power of two")
+    return steps
 
 
 def _weight(layer: QLayer, what: str) -> tuple[Tensor, Tensor]:
     """Codes of the weight in its stored layout [n, k], int8 or int16, and exponents [n] int32."""
     q = layer.weight.tensor
     fmt, zero_point = q.format, q.zero_point
-    if not isinstance(fmt.element, Integer | Ternary | Binary):
-        raise NotIntegerError(f"{what} is {fmt}: its codes are not integers")
+    if reason := why_no_integers(fmt):
+        raise NotIntegerError(f"{what} is {fmt}, {reason}")
     _check_scale(fmt, what)
     scale, rows = q.qparams.scale, q.shape[0]
     if scale.numel() not in (1, rows) or scale.shape[-1] != 1:
@@ -128,11 +135,29 @@ def _weight(layer: QLayer, what: str) -> tuple[Tensor, Tensor]:
     if zero_point is not None:
         codes = codes - zero_point.to(torch.int16)
     small = bool((codes.abs() <= 127).all())
-    exponents = _exponents(q.qparams, fmt, what).reshape(-1).expand(rows)
-    dead = (codes == 0).all(1)  # then the scale is the smallest there is, and says nothing
-    alive = exponents[~dead]
-    exponents = torch.where(dead, int(alive.max()) if alive.numel() else _DEAD, exponents)
+    steps = _steps(q.qparams, fmt, what).reshape(-1).expand(rows)
+    exponents = exponent(live_steps(steps, (codes == 0).all(1)))
     return codes.to(torch.int8) if small else codes, exponents
+
+
+def _bias(layer: QLayer, name: str, exponents: Tensor) -> Tensor | None:
+    """The bias [n] int32 in steps of 2^exponents: the codes it has, or made now."""
+    if isinstance(layer.bias, QBias):
+        if not torch.equal(layer.bias.scale, pow2(exponents.clamp(-149, 127))):
+            raise NotIntegerError(
+                f"the bias of {name!r} counts other steps than those of its input times its "
+                f"weight, which have changed since: quantize the float model again"
+            )
+        return layer.bias.codes.to(torch.int32)
+    bias = layer.added_bias()
+    if bias is None:
+        return None
+    if bias.dtype != torch.float32:
+        raise NotIntegerError(f"the bias of {name!r} is {bias.dtype}: use model.float()")
+    try:
+        return integer_bias(bias, exponents)
+    except ValueError as error:
+        raise NotIntegerError(f"{name!r}: {error}") from None
 
 
 def sums(layer: QLayer, name: str) -> tuple[Tensor, Tensor | None, Fixed]:
@@ -147,13 +172,7 @@ def sums(layer: QLayer, name: str) -> tuple[Tensor, Tensor | None, Fixed]:
     given = of_quantizer(layer.input, f"the input of {name!r}")
     codes, of_weight = _weight(layer, f"the weight of {name!r}")
     exponents = given.exponent + of_weight
-    bias = layer._parameters["bias"]
-    if bias is not None and bias.dtype != torch.float32:
-        raise NotIntegerError(f"the bias of {name!r} is {bias.dtype}: use model.float()")
-    try:
-        offset = None if bias is None else integer_bias(bias, exponents)
-    except ValueError as error:
-        raise NotIntegerError(f"{name!r}: {error}") from None
+    offset = _bias(layer, name, exponents)
     fixed = Fixed(exponents, 0, largest_sum(codes, offset, given.largest))
     return codes, offset, check_fixed(fixed, f"sums of {name!r}")
 

@@ -16,7 +16,7 @@ def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
     n = native(packed.fmt)
     shape = (*packed.codes.shape[:-1], packed.size) if packed.scale.ndim else ()
     stored = n.checked_codes(packed.codes, shape)
-    parts = n.checked_parts(shape, packed.scale, packed.zero_point, packed.outer)
+    parts = n.checked_parts(shape, packed.scale, packed.zero_point, packed.outer, more=packed.more)
     kind = DTYPES.get(dtype, 0)
     values = new(shape, dtype if dtype in DTYPES else torch.float32)
     if values.numel():

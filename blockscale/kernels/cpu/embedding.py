@@ -16,7 +16,7 @@ def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
     n, size = native(weight.fmt), weight.size
     table = (weight.codes.shape[0], size)
     codes = n.checked_codes(weight.codes, table)
-    parts = n.checked_parts(table, weight.scale, weight.zero_point, weight.outer)
+    parts = n.checked_parts(table, weight.scale, weight.zero_point, weight.outer, more=weight.more)
     if indices.dtype not in (torch.int64, torch.int32) or not indices.is_cpu:
         raise IndexError(
             f"expected int64 or int32 indices on the CPU, found {indices.dtype} on {indices.device}"

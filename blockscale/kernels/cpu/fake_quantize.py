@@ -8,6 +8,7 @@ from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.native import (
     DTYPES,
+    NO_PARTS,
     Native,
     Parts,
     addresses,
@@ -66,6 +67,6 @@ def _given(n: Native, x: Tensor, by: Quantizer) -> tuple[QParams | None, Parts]:
     """The given parts, to be kept alive, and their addresses."""
     if by.scale is None:
         n.scale_shape(x.shape)  # raises if the block does not fit
-        return None, (0, 0, 0)
-    parts = n.checked_parts(x.shape, by.scale, by.zero_point, by.outer)
+        return None, NO_PARTS
+    parts = n.checked_parts(x.shape, by.scale, by.zero_point, by.outer, more=by.more)
     return parts, addresses(parts)

@@ -19,13 +19,14 @@ from blockscale.kernels.numbers import FormatNumbers, lowered, supports_families
 from blockscale.kernels.operand import Storage, in_order
 from blockscale.kernels.registry import ByFormats
 
-FAMILIES = ("integer", "minifloat", "binary")  # of elements: `Family` of src/spec.h
-FEATURES = ("nd",)
+FAMILIES = ("integer", "minifloat", "binary", "codebook")  # of elements: `Family` of src/spec.h
+FEATURES = ("nd", "offset")  # FormatNumbers.features
 known = ByFormats(supports_families(FAMILIES, FEATURES))  # and every dtype, shape and layout
-UNKNOWN = ("features", "offset", "values", "order", "thresholds")  # to the C++, so far
+UNKNOWN = ("features",)  # to the C++: `known` is what asks for them
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
-Parts = tuple[int, int, int]  # addresses of scale, outer, zero point; 0 for none
+Parts = tuple[int, int, int, int]  # addresses of scale, outer, zero point, offset; 0 for none
+NO_PARTS = (0, 0, 0, 0)
 threads = torch.get_num_threads
 
 
@@ -53,11 +54,12 @@ def native(spelling: str) -> Native:
 
 def addresses(parts: QParams) -> Parts:
     """Where the parts lie; whoever calls keeps them alive."""
-    scale, outer, zero_point = parts[:3]
+    scale, outer, zero_point, offset = parts[:4]
     return (
         scale.data_ptr(),
         0 if outer is None else outer.data_ptr(),
         0 if zero_point is None else zero_point.data_ptr(),
+        0 if offset is None else offset.data_ptr(),
     )
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from blockscale.core.operand import Operand
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.native import addresses, native, threads
-from blockscale.kernels.resident import Residents
+from blockscale.kernels.resident import Residents, tensors
 
 
 class _Ready(NamedTuple):
@@ -31,18 +31,19 @@ def _make(weight: Operand) -> _Ready:
         raise ValueError(f"{n.format}: a linear weight's codes are [n, k], not {codes.shape}")
     shape = (codes.shape[0], weight.size)
     ordered = n.checked_codes(codes, shape)
-    parts = n.checked_parts(shape, weight.scale, weight.zero_point, weight.outer)
+    parts = n.checked_parts(shape, weight.scale, weight.zero_point, weight.outer, more=weight.more)
     made = _native.LinearWeight(n.handle, *shape, ordered.data_ptr(), addresses(parts))
-    originals = {id(part) for part in weight[:4]}
+    originals = {id(part) for part in tensors(weight)}
     given = (ordered, *parts)
     copies = tuple(part for part in given if part is not None and id(part) not in originals)
     return _Ready(made, copies)
 
 
-def _fingerprint(part: Tensor) -> int:
+def fingerprint(part: Tensor) -> int:
+    """A number that changes with a tensor's bytes."""
     whole = part.contiguous()
     value: int = _native.fingerprint(whole.data_ptr(), whole.nbytes, threads())
     return value
 
 
-_READY = Residents(_make, _fingerprint, lambda ready: bool(ready.weight.unchanged()))
+_READY = Residents(_make, fingerprint, lambda ready: bool(ready.weight.unchanged()))

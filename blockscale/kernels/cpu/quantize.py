@@ -27,7 +27,7 @@ def quantize(x: Tensor, by: Quantizer) -> Tensor:
         return choose_quantize(x, by.fmt, by.seed)[0]
     n = native(by.fmt)
     x, dtype = floats(x)
-    parts = n.checked_parts(x.shape, by.scale, by.zero_point, by.outer)
+    parts = n.checked_parts(x.shape, by.scale, by.zero_point, by.outer, more=by.more)
     if x.numel() == 0:
         return n.new_packed(x.shape)
     return _run(n, x, dtype, parts, by.seed, given=True)

@@ -21,7 +21,7 @@ def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
     f, size = form(packed.fmt), packed.size
     shape = packed.shape
     codes = f.checked_codes(packed.codes, shape)
-    parts = f.given_parts(codes, shape, packed.scale, packed.zero_point, packed.outer)
+    parts = f.given_parts(codes, shape, packed.scale, packed.zero_point, packed.outer, packed.more)
     kind = dtype if dtype in FLOATS else torch.float32
     values = torch.empty(shape, dtype=kind, device=codes.device)
     if values.numel():
@@ -30,6 +30,6 @@ def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
         count = 1 if parts.outer is None else parts.outer.numel()
         launch(
             decode_tile, planned, codes, codes, values, parts.scale, parts.outer,
-            parts.zero_point, count, size if shape else 1,
+            parts.zero_point, parts.offset, count, size if shape else 1,
         )  # fmt: skip
     return values if kind == dtype else values.to(dtype)

@@ -9,15 +9,14 @@ from blockscale.core.scales.two_level import TwoLevel
 from blockscale.kernels.cuda.dequantize import dequantize
 from blockscale.kernels.cuda.primitives.form import form
 from blockscale.kernels.cuda.replay.replay import replayed
-from blockscale.kernels.cuda.spec import FAMILIES
-from blockscale.kernels.numbers import supports_families
+from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.registry import ByFormats, Formats, kernel
 
 
 def by_rows(formats: Formats) -> bool:
     """Whether each row has scales of its own, or all rows have the same, of known elements."""
     (fmt,) = formats
-    if not supports_families(FAMILIES)(formats):
+    if not known(formats, ()):
         return False
     if isinstance(fmt.scale, TwoLevel) and fmt.scale.inner.block.name != "tensor":
         return False
@@ -31,10 +30,13 @@ def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
     f, shape = form(weight.fmt), (weight.codes.shape[0], weight.size)
     codes = f.checked_codes(weight.codes, shape)
     scale, zero_point = weight.scale, weight.zero_point
-    f.given_parts(codes, shape, scale, zero_point, weight.outer)
+    more = weight.more
+    f.given_parts(codes, shape, scale, zero_point, weight.outer, more)
     rows = indices.reshape(-1)
     if f.format.block.sizes_for(2)[0] == 1:
         scale = scale.index_select(0, rows)
         zero_point = None if zero_point is None else zero_point.index_select(0, rows)
-    chosen = weight._replace(codes=codes.index_select(0, rows), scale=scale, zero_point=zero_point)
+        more = None if more is None else [part.index_select(0, rows) for part in more]
+    codes = codes.index_select(0, rows)
+    chosen = weight._replace(codes=codes, scale=scale, zero_point=zero_point, more=more)
     return dequantize(chosen, dtype).reshape(*indices.shape, weight.size)

@@ -53,7 +53,7 @@ def _given(f: Form, x: Tensor, by: Quantizer) -> QParams | None:
     if by.scale is None:
         f.scale_shape(x.shape)  # raises if the block does not fit
         return None
-    return f.given_parts(x, x.shape, by.scale, by.zero_point, by.outer)
+    return f.given_parts(x, x.shape, by.scale, by.zero_point, by.outer, by.more)
 
 
 def _run(

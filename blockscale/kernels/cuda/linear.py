@@ -17,11 +17,11 @@ from blockscale.kernels.cuda.matmul import choice as ways
 from blockscale.kernels.cuda.matmul.call import Call
 from blockscale.kernels.cuda.matmul.choice import WAYS, Choice
 from blockscale.kernels.cuda.matmul.codes import codes, float8_sums, pair
-from blockscale.kernels.cuda.matmul.finish import Ends
+from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends, add_up
 from blockscale.kernels.cuda.matmul.hopper import available
 from blockscale.kernels.cuda.matmul.input import Codes, Values, read
 from blockscale.kernels.cuda.matmul.order import PARTS
-from blockscale.kernels.cuda.matmul.reading import reading
+from blockscale.kernels.cuda.matmul.reading import reading, through_memory
 from blockscale.kernels.cuda.matmul.weight import Weight, as_words
 from blockscale.kernels.cuda.primitives.form import floats, form
 from blockscale.kernels.cuda.primitives.launch import guard
@@ -48,28 +48,37 @@ def linear(
     n, k = weight.codes.shape[0], x.shape[-1]
     if k != weight.size:
         raise ValueError(f"expected x of shape [..., {weight.size}], found {tuple(x.shape)}")
-    w = _checked(Weight(*weight[:4]), fmt, k)
+    w = _checked(weight, k)
     bias = None if bias is None else bias.expand(n).contiguous()
     shape = (*x.shape[:-1], n)
     if not x.numel() or not n:
         y = x.new_zeros(shape)
         return y if bias is None else y.copy_(bias)
     with guard(x):
-        return multiplied(read(x, input), w, fmt, bias, x.dtype).reshape(shape)
+        left = read(x, input)
+        if w.more:  # parts that no way to multiply knows
+            left = left.values() if isinstance(left, Codes) else left
+            return _in_float32(left, w, bias, x.dtype).reshape(shape)
+        return multiplied(left, Weight(*w[:4]), fmt, bias, x.dtype).reshape(shape)
 
 
-def _checked(weight: Weight, fmt: str, k: int) -> Weight:
+def _checked(weight: Operand, k: int) -> Operand:
     """The weight in order. Raises ValueError if its parts do not fit the format."""
     if weight.codes.ndim != 2:
         raise ValueError(
-            f"{fmt}: a linear weight's codes are [n, k], not {tuple(weight.codes.shape)}"
+            f"{weight.fmt}: a linear weight's codes are [n, k], not {tuple(weight.codes.shape)}"
         )
-    stored = form(fmt)
+    stored = form(weight.fmt)
     shape = (weight.codes.shape[0], k)
     codes = stored.checked_codes(weight.codes, shape)
-    parts = weight[1:]
-    stored.given_parts(codes, shape, *parts)
-    return Weight(codes, *(None if part is None else part.contiguous() for part in parts))  # type: ignore[arg-type]
+    scale, zero_point, outer = weight.scale, weight.zero_point, weight.outer
+    stored.given_parts(codes, shape, scale, zero_point, outer, weight.more)
+    return weight._replace(
+        codes=codes,
+        scale=scale.contiguous(),
+        zero_point=None if zero_point is None else zero_point.contiguous(),
+        outer=None if outer is None else outer.contiguous(),
+    )
 
 
 def multiplied(
@@ -104,19 +113,35 @@ def weighted(
     (rows, k), n = x.x.shape, w.codes.shape[0]
     r = reading(fmt, k)
     if r is None or (not r.width and isinstance(parse(fmt).scale, TwoLevel)):
-        return _in_float32(x, w, fmt, bias, dtype)
+        return _in_float32(x, Operand(*w, fmt, k), bias, dtype)
     if r.planes and as_words(w.codes) is None:
-        r = replace(r, planes=0)
+        r = through_memory(r)
     if choice is None:
         hopper = available.can_run(w.codes)
         call = Call("weight", fmt, rows * PARTS[x.x.dtype], n, k, hopper)
         choice = ways.choose(call, r, device_name(w.codes))
-    return WAYS[choice.way].run(x.x, w, fmt, r, Ends(x.row, bias), choice.settings, dtype)
+    if r.multiplier != 1.0:
+        x = replace(x, row=_times_row(x, 1 / r.multiplier))
+    run = WAYS[choice.way].run
+    if not r.further:
+        return run(x.x, w, fmt, r, Ends(x.row, bias), choice.settings, dtype)
+    readings = (r, *r.further)
+    sums = x.x.new_empty((len(readings), rows, n), dtype=torch.float32)
+    for part, one in zip(sums, readings, strict=True):
+        part.copy_(run(x.x, w, fmt, one, NO_ENDS, choice.settings, torch.float32))
+    return add_up(sums, len(readings), Ends(x.row, bias), sums.new_empty((rows, n), dtype=dtype))
 
 
-def _in_float32(x: Values, w: Weight, fmt: str, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _times_row(x: Values, by: float) -> Tensor:
+    """The factors of the rows of x times a number."""
+    if x.row is None:
+        return torch.full((x.x.shape[0],), by, dtype=torch.float32, device=x.x.device)
+    return x.row * by
+
+
+def _in_float32(x: Values, w: Operand, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Elements of more than 8 bits, scales of a few elements: everything in float32."""
-    weight = dequantize(Operand(*w, fmt, x.x.shape[-1]), torch.float32)
+    weight = dequantize(w, torch.float32)
     values = x.x.to(torch.float32)
     if x.row is not None:
         values = values * x.row[:, None]

@@ -66,7 +66,7 @@ def _kind(f: Form) -> str:
     match element.family:
         case "integer":
             return "signed" if element.signed else "plain"
-        case "minifloat":
+        case "minifloat" | "codebook":
             return "plain"
         case "binary":
             return "binary"

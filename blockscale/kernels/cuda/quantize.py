@@ -24,7 +24,7 @@ def quantize(x: Tensor, by: Quantizer) -> Tensor:
         return choose_quantize(x, by.fmt, by.seed)[0]
     f = form(by.fmt)
     x = floats(x)
-    parts = f.given_parts(x, x.shape, by.scale, by.zero_point, by.outer)
+    parts = f.given_parts(x, x.shape, by.scale, by.zero_point, by.outer, by.more)
     return _given(f, x, parts, by.seed)
 
 

@@ -7,8 +7,9 @@ from functools import cache, cached_property
 from blockscale.kernels.numbers import FormatNumbers, lowered, supports_families
 from blockscale.kernels.registry import ByFormats
 
-FAMILIES = ("integer", "minifloat", "binary")  # of elements, that device code knows
-known = ByFormats(supports_families(FAMILIES))  # and every dtype, shape and layout
+FAMILIES = ("integer", "minifloat", "binary", "codebook")  # of elements, that device code knows
+FEATURES = ("nd", "offset")  # of FormatNumbers.features, that device code knows
+known = ByFormats(supports_families(FAMILIES, FEATURES))  # and every dtype, shape and layout
 
 
 @dataclass(frozen=True)

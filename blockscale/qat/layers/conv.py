@@ -74,9 +74,7 @@ class QATConv(QATLayer):
     def _compute(self, x: Tensor) -> Tensor:
         if self.uses_batch:
             return self._normalized(x)
-        weight, bias = self.folded()
-        y = self._convolve(x, weight, None if bias is None else bias.to(torch.float32))
-        return self._like(y, x)
+        return self._like(self._convolve(x, *self.folded()), x)
 
     def _normalized(self, x: Tensor) -> Tensor:
         """The batch norm of the convolution, whose weight is quantized as folded."""
@@ -87,12 +85,29 @@ class QATConv(QATLayer):
                 norm.running_var.to(torch.float32) + norm.eps
             )
         y = self._convolve(x, _rows(self.weight, self._factor), None)
-        plain = y / self._factor.reshape(-1, *[1] * len(self.kernel_size))
+        plain = y / self._by_channel(self._factor)
         if self.bias is not None:
-            plain = plain + self.bias.to(torch.float32).reshape(-1, *[1] * len(self.kernel_size))
+            plain = plain + self._by_channel(self.bias.to(torch.float32))
         dtype = self._like(y, x).dtype
         normalized: Tensor = norm.normalize(plain.to(dtype))
-        return normalized
+        if self.bias_quantizer is None:
+            return normalized
+        if not in_backward():
+            self._error = self._bias_error()
+        return normalized + self._by_channel(self._error).to(dtype)
+
+    def _by_channel(self, values: Tensor) -> Tensor:
+        """values [n] in a shape that broadcasts with the convolution's output."""
+        return values.reshape(-1, *[1] * len(self.kernel_size))
+
+    @torch.no_grad()
+    def _bias_error(self) -> Tensor:
+        """What quantizing adds to the folded bias [n] now, by the running statistics."""
+        weight, bias = self.folded()
+        assert bias is not None
+        values = self._added(bias, weight, fixed=True)
+        assert values is not None
+        return values - bias.to(torch.float32)
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The convolution of the quantized input and the quantized weight."""
@@ -103,8 +118,8 @@ class QATConv(QATLayer):
             x = F.pad(x, around, "constant" if self.padding_mode == "zeros" else self.padding_mode)
         values = self._input(x.movedim(1, -1)).movedim(-1, 1)
         dense = from_stored(self.weight_quantizer(weight), "channels_last", weight.shape)
-        run = _CONV[len(self.kernel_size)]
-        y: Tensor = run(values, dense, bias, self.stride, inside, self.dilation, self.groups)
+        run, added = _CONV[len(self.kernel_size)], self._added(bias, weight)
+        y: Tensor = run(values, dense, added, self.stride, inside, self.dilation, self.groups)
         return (y[0] if single else y).contiguous()
 
     def _float(self, x: Tensor) -> Tensor:
@@ -120,9 +135,9 @@ class QATConv(QATLayer):
     def float_weight(self) -> Tensor:
         return self.folded()[0]
 
-    def as_quantized(self, weight: QWeight | None = None) -> QLayer:
+    def with_float_bias(self, weight: QWeight | None = None) -> QLayer:
         """As QATLayer's, with the folded bias: a plain tensor, as a graph can make no parameter."""
-        layer = super().as_quantized(weight)
+        layer = super().with_float_bias(weight)
         if self.norm is not None:
             bias = self.folded()[1]
             assert bias is not None

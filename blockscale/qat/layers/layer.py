@@ -5,9 +5,12 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from blockscale.core.arithmetic.sums import sum_steps
 from blockscale.core.recipe import Scheme
+from blockscale.layers.bias import quantize_bias, step_of_input
 from blockscale.layers.layer import QLayer
 from blockscale.layers.store import QWeight
+from blockscale.qat.bias import BiasQuantizer
 from blockscale.qat.quantizers import ActivationQuantizer, Quantizers, WeightQuantizer
 
 _FLAGS = ("quantizing", "observing", "norm_frozen")
@@ -45,6 +48,7 @@ class QATLayer(nn.Module):
     weight_quantizer: WeightQuantizer
     input_quantizer: ActivationQuantizer | None
     output_quantizer: ActivationQuantizer | None
+    bias_quantizer: BiasQuantizer | None
 
     @classmethod
     def refuses(cls, module: Any) -> str | None:
@@ -58,14 +62,20 @@ class QATLayer(nn.Module):
         raise NotImplementedError
 
     @classmethod
-    def replace(cls, module: Any, scheme: Scheme, quantizers: Quantizers) -> Self:
+    def replace(
+        cls,
+        module: Any,
+        scheme: Scheme,
+        quantizers: Quantizers,
+        bias: BiasQuantizer | None = None,
+    ) -> Self:
         """Turn a float layer into this class; it is the same object, which is returned."""
         float_class = type(module)
         module.__class__ = cls
         module.float_class, module.scheme = float_class, scheme
         module.quantizing = module.observing = True
         module.norm_frozen = False
-        for name, quantizer in zip(_PARTS, quantizers, strict=True):
+        for name, quantizer in zip((*_PARTS, "bias_quantizer"), (*quantizers, bias), strict=True):
             module.register_module(name, quantizer)
             if quantizer is not None:
                 quantizer.train(module.training)
@@ -135,8 +145,21 @@ class QATLayer(nn.Module):
         """y in the dtype that the layer returns for x: autocast decides, else x has it."""
         return y if torch.is_autocast_enabled(x.device.type) else y.to(x.dtype)
 
-    def _float_bias(self) -> Tensor | None:
-        return None if self.bias is None else self.bias.to(torch.float32)
+    def _added(self, bias: Tensor | None, weight: Tensor, *, fixed: bool = False) -> Tensor | None:
+        """bias [n] -> the values of it that are added, float32; after the input was quantized.
+
+        weight: the float weight that is quantized; fixed: as BiasQuantizer's
+        """
+        if bias is None or self.bias_quantizer is None:
+            return None if bias is None else bias.to(torch.float32)
+
+        def steps() -> Tensor:
+            assert self.input_quantizer is not None  # or there would be no such format
+            taken = step_of_input(self.input_quantizer.deployed())
+            return sum_steps(taken, self.weight_quantizer.steps(weight))
+
+        values: Tensor = self.bias_quantizer(bias, steps, fixed=fixed)
+        return values
 
     # --- what it becomes
 
@@ -150,6 +173,13 @@ class QATLayer(nn.Module):
 
     def as_quantized(self, weight: QWeight | None = None) -> QLayer:
         """The quantized layer that this one stands for now, with `weight` if it is shared."""
+        layer = self.with_float_bias(weight)
+        if self.bias_quantizer is not None:
+            quantize_bias(layer, self.bias_quantizer.format, self.bias_quantizer.seed)
+        return layer
+
+    def with_float_bias(self, weight: QWeight | None = None) -> QLayer:
+        """The same, before its bias is quantized."""
         weight = self.quantized_weight() if weight is None else weight
         layer = self.kind.from_float(self, weight, self.scheme)
         if layer.input is not None and self.input_quantizer is not None:

@@ -20,8 +20,8 @@ class _Linear(QATLayer):
 
     def _compute(self, x: Tensor) -> Tensor:
         values = self._input(x)
-        weight = self.weight_quantizer(self.weight)
-        return self._like(F.linear(values, weight, self._float_bias()), x)
+        weight, bias = self.weight_quantizer(self.weight), self._added(self.bias, self.weight)
+        return self._like(F.linear(values, weight, bias), x)
 
 
 class QATLinear(_Linear, nn.Linear):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.calibrate.observers.percentile import CAPACITY
+from blockscale.calibrate.kept_values import CAPACITY
 
 SYMMETRIC, UNSIGNED, ASYM = "int8:{}:fp32", "uint8:{}:fp32", "uint8:{}:fp32:asym"
 

@@ -53,5 +53,4 @@ def test_formats_that_do_not_fit():
             bs.observers.make(spec, "ternary")
     with pytest.raises(ValueError, match="comes from a range, not from a mean"):
         bs.observers.make("mean", "int8")
-    with pytest.raises(ValueError, match=r"'adaptive' holds rows back.*'mse'"):
-        bs.observers.make("adaptive", "mxfp4")
+    assert len(bs.observers.make("adaptive", "mxfp4").tried) == 4

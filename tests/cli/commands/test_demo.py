@@ -1,8 +1,11 @@
 """`blockscale demo`: rows as a table and as JSON. What they measure is tested with the model."""
 
+import io
 import json
+import re
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from blockscale.cli.app import app
@@ -27,16 +30,49 @@ def _invented(monkeypatch):
     monkeypatch.setattr(demo, "Demo", Invented)
 
 
+def read(line: str) -> tuple[str, list[str]] | None:
+    """A line of the table -> (name, cells); None for headers and the rest of a long name."""
+    name, *cells = re.split(r"\s{2,}", line.strip())
+    full = len(cells) == len(demo.COLUMNS) - 1 and name != "format"
+    return (name, cells) if full else None
+
+
+def rendered(width: int) -> list[str]:
+    """Widest values in every column."""
+    rows = [Row(name, 190_900_000, 32.0, 143.1, 1.0, 1.0, 1.0, 12.5, 10.25) for name in RECIPES]
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(demo._table([ROW, *rows]))
+    return console.export_text().splitlines()
+
+
+def test_a_terminal_of_80_columns_breaks_no_word():
+    lines = rendered(80)
+    text = "\n".join(lines)
+    assert "…" not in text
+    assert max(map(len, lines)) <= 80
+    words = text.split()
+    for name in ("float32", *RECIPES):
+        assert set(name.split()) <= set(words)
+    header = [word for column in demo.COLUMNS for word in column.split()]
+    assert all(word in words for word in header)
+    assert len(lines) <= len(RECIPES) + 10  # names over three lines at most, and most on one
+    assert len([line for line in lines if line.strip().startswith("mxfp4, tosa rule")]) == 1
+
+
+def test_a_wider_one_has_a_line_for_each_row():
+    lines = rendered(100)
+    assert all(any(line.startswith(f"{name}  ") for line in lines) for name in RECIPES)
+
+
 def test_the_table(monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     result = CliRunner().invoke(app, ["demo"])
     assert result.exit_code == 0, result.output
-    rows = [line.split("│")[1:-1] for line in result.stdout.splitlines() if line.startswith("│")]
-    cells = {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows}
+    cells = dict(row for line in result.stdout.splitlines() if (row := read(line)))
     assert cells.keys() == {"float32", *RECIPES}
-    assert cells["float32"][:3] == ["90.9", "32.00", "inf dB"]
+    assert cells["float32"][:3] == ["90.9", "32.00", "inf"]
     assert cells["mxfp4"] == [
-        "12.2", "4.25", "18.7 dB", "0.9613", "0.9473", "0.9488", "0.5", "1.50",
+        "12.2", "4.25", "18.7", "0.9613", "0.9473", "0.9488", "0.5", "1.50",
     ]  # fmt: skip
     assert "layers ran on" in " ".join(result.stdout.split())
 

@@ -9,6 +9,7 @@ from torch.ao import quantization as ao
 
 from blockscale.compat import torch_ao
 from blockscale.compat.torch_ao import (
+    FakeQuantize,
     FusedMovingAvgObsFakeQuantize,
 )
 from tests.compat.torch_ao.batches import (
@@ -52,3 +53,20 @@ def test_observing_stops_and_starts() -> None:
     assert torch.equal(model[0].scale, before)
     model.apply(torch_ao.disable_fake_quant)
     assert model(torch.tensor([100.0])).item() == 100
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated")
+@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize(("kind", "given"), fakes())
+def test_torch_script(kind: type, given: dict[str, Any], enabled: bool) -> None:
+    """Compiled, they compute what they do without: with the option off, what torch.ao's do."""
+    ours = kind(**given, power_of_2_scale=enabled)
+    scripted = torch.jit.script(kind(**given, power_of_2_scale=enabled))
+    for x in batches():
+        assert torch.equal(scripted(x), ours(x))
+        same((scripted.scale, scripted.zero_point), (ours.scale, ours.zero_point))
+
+
+def test_the_option_shows() -> None:
+    assert "power_of_2_scale=True" in repr(FakeQuantize(power_of_2_scale=True))
+    assert "power_of_2_scale=False" in repr(FusedMovingAvgObsFakeQuantize())

@@ -17,6 +17,7 @@ from blockscale.compat.torch_ao import (
 )
 from tests.compat.torch_ao.configurations import (
     AFFINE,
+    BY_CHANNEL,
     CHANNELS,
     FORMATS,
     SYMMETRIC,
@@ -58,22 +59,53 @@ def test_power_of_two_formats_have_its_bits(arguments: dict[str, Any]) -> None:
         assert torch.equal(fake(x), bs.fake_quantize(x, to_format(fake)))
 
 
-def test_half_becomes_full_under_powers_of_two() -> None:
-    """amax / 127 is rounded instead of amax / 127.5: one exponent more where √2 is between them."""
-    amax = torch.linspace(1, 2, 2001)
-    ratio = []
-    for value in amax.tolist():
-        observer = MinMaxObserver(**given(torch.qint8, SYMMETRIC), power_of_2_scale=True)
-        x = torch.tensor([value])
-        observer(x)
-        assert str(to_format(observer)) == "int8:tensor:pow2/nearest:full"
-        ratio.append(
-            (bs.choose_qparams(x, to_format(observer))[0] / observer.calculate_qparams()[0]).item()
-        )
-    assert set(ratio) == {1.0, 2.0}
-    differs = [a / 127 for a, r in zip(amax.tolist(), ratio, strict=True) if r == 2]
-    assert all(s / 2**0.5 * 128 > 1 > s / 2**0.5 * 128 * 127 / 127.5 for s in differs)
-    assert 1 <= len(differs) <= 12  # of 2001: about 0.4 %
+def near(threshold: float, count: int) -> list[float]:
+    """The float32 nearest to a number, and `count` on each side of it."""
+    bits = torch.tensor(threshold, dtype=torch.float32).view(torch.int32)
+    ours = bits + torch.arange(-count, count + 1, dtype=torch.int32)
+    return ours.view(torch.float32).tolist()
+
+
+def largest_magnitudes(levels: tuple[float, ...]) -> list[float]:
+    """Through three octaves in steps of 2^-10, and every float32 around where a scale changes."""
+    found = [2.0**octave * (1 + i / 1024) for octave in (-9, 0, 5) for i in range(1024)]
+    for octave in (-10, -1, 0, 7):
+        for level in levels:
+            for power in (2.0**octave, 2.0 ** (octave + 0.5)):
+                found += near(power * level, 40)
+    return found
+
+
+@pytest.mark.parametrize("arguments", [arguments for arguments, _ in FORMATS])
+def test_one_power_for_one_range(arguments: dict[str, Any]) -> None:
+    """The format takes the observer's scale and zero point, whatever the range: also where 127 and
+    127.5 levels lie on different sides of a threshold."""
+    kind = {**arguments, "qscheme": BY_CHANNEL[arguments["qscheme"]]}
+    observer = PerChannelMinMaxObserver(**kind, power_of_2_scale=True)
+    steps = float(observer.quant_max - observer.quant_min)
+    high = torch.tensor(largest_magnitudes((steps, steps / 2, (steps - 1) / 2)))
+    low = -high * torch.tensor([0.0, 0.3, 1.0, 1.25])[torch.arange(len(high)) % 4]
+    x = torch.stack([low, high], 1)
+    observer(x)
+    scale, zero_point = observer.calculate_qparams()
+    fmt = to_format(observer)
+    expected, zero = bs.choose_qparams(x, fmt)
+    within = expected.flatten() > 2.0**-23  # below it torch.ao's eps decides
+    assert within.sum() > len(x) * 0.6
+    assert torch.equal(scale[within], expected.flatten()[within])
+    if zero is not None:
+        assert torch.equal(zero_point[within], zero.flatten()[within].to(zero_point.dtype))
+
+
+@pytest.mark.parametrize("arguments", [arguments for arguments, _ in FORMATS])
+def test_the_power_is_nearest_to_torch_ao_s_scale(arguments: dict[str, Any]) -> None:
+    for value in torch.linspace(1, 2, 601).tolist():
+        found = []
+        for power_of_2_scale in (True, False):
+            observer = MinMaxObserver(**arguments, power_of_2_scale=power_of_2_scale)
+            observer(torch.tensor([value]))
+            found.append(observer.calculate_qparams()[0])
+        assert found[0] == bs.round_to_power_of_2(found[1])
 
 
 FLOAT_ZERO = torch.per_channel_affine_float_qparams

@@ -1,6 +1,8 @@
 """Observers with power-of-two scales, compared with torch.ao itself and with rationals."""
 
+import io
 import math
+import warnings
 from fractions import Fraction
 from typing import Any
 
@@ -9,12 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.ao import quantization as ao
 
+import blockscale as bs
 from blockscale.compat.torch_ao import (
     HistogramObserver,
     MinMaxObserver,
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
     PerChannelMinMaxObserver,
+    PlaceholderObserver,
+    to_format,
 )
 from tests.compat.torch_ao.batches import (
     batches,
@@ -112,3 +117,50 @@ def test_state_is_torch_ao_s() -> None:
     ours.load_state_dict(theirs.state_dict())
     assert torch.equal(ours.max_val, theirs.max_val)
     ao.PerChannelMinMaxObserver().load_state_dict(ours.state_dict())
+
+
+def scripted(module: nn.Module, data: list[Tensor]) -> torch.jit.ScriptModule:
+    """Compiled, given the data, saved and loaded again."""
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that TorchScript is deprecated
+        made = torch.jit.script(module)
+        for x in data:
+            assert torch.equal(made(x), x)
+        torch.jit.save(made, file)
+        file.seek(0)
+        return torch.jit.load(file)
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("kind", [*PER_TENSOR, *PER_CHANNEL])
+@pytest.mark.parametrize("symmetry", ["affine", "symmetric"])
+def test_torch_script(kind: type, symmetry: str, enabled: bool) -> None:
+    """As torch.ao's own classes do, and with the same numbers as without it."""
+    scheme = "per_channel" if kind in PER_CHANNEL else "per_tensor"
+    given: dict[str, Any] = {"qscheme": getattr(torch, f"{scheme}_{symmetry}")}
+    data = batches()
+    ours = scripted(kind(power_of_2_scale=enabled, **given), data).calculate_qparams()
+    same(ours, observed(kind(power_of_2_scale=enabled, **given), data).calculate_qparams())
+    if not enabled:
+        theirs = scripted(getattr(ao, kind.__name__)(**given), data)
+        same(ours, theirs.calculate_qparams())
+
+
+def test_a_placeholder_in_torch_script() -> None:
+    scripted(PlaceholderObserver(dtype=torch.float16), batches())
+
+
+@pytest.mark.parametrize("kind", [*PER_TENSOR, *PER_CHANNEL, PlaceholderObserver])
+def test_the_option_shows(kind: type) -> None:
+    plain = repr(kind())
+    assert plain == repr(getattr(ao, kind.__name__)())[:-1] + ", power_of_2_scale=False)"
+    assert repr(kind(power_of_2_scale=True)) == plain.replace("False)", "True)")
+
+
+def test_a_range_beyond_float32() -> None:
+    """high - low overflows; the format takes the largest float for it, and so do these."""
+    x = torch.tensor([-3e38, 3e38])
+    observer = observed(MinMaxObserver(power_of_2_scale=True), [x])
+    scale, zero_point = bs.choose_qparams(x, to_format(observer))
+    same(observer.calculate_qparams(), (scale, zero_point))

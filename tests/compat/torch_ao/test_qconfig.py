@@ -59,9 +59,25 @@ def test_ready_made_ones() -> None:
     called = MinMaxObserver.with_args(dtype=torch.qint8).with_callable_args(eps=lambda: 0.25)
     assert power_of_2(called)().eps.item() == 0.25
 
-    class Own(ao.MinMaxObserver):
-        pass
 
-    assert power_of_2(Own) is Own
+class Own(ao.MinMaxObserver):
+    """A user's own, which knows no option."""
+
+
+class OwnOfOurs(MinMaxObserver):
+    """A user's own of ours."""
+
+
+def test_what_cannot_round_is_an_error_and_no_silence() -> None:
+    assert power_of_2(Own, enabled=False) is Own
+    assert power_of_2(OwnOfOurs)().power_of_2_scale
+    for other in (Own, Own.with_args(), ao.MinMaxObserver(), lambda: None, nn.Linear):
+        with pytest.raises(ValueError, match="only the observers and fake quantizers of"):
+            power_of_2(other)
     with pytest.raises(ValueError, match=r"only torch\.ao's observers can round"):
         power_of_2(ao.FakeQuantize.with_args(observer=Own))
+    for chooses_nothing in (
+        None, nn.Identity, ao.FixedQParamsObserver, ao.default_fixed_qparams_range_0to1_observer,
+        ao.NoopObserver, ao.FixedQParamsFakeQuantize, ao.ReuseInputObserver, ao.RecordingObserver,
+    ):  # fmt: skip
+        assert power_of_2(chooses_nothing) is chooses_nothing

@@ -18,12 +18,12 @@ def exact(name: str, options: frozenset[str]) -> Integer | None:
     spelled = re.fullmatch(r"(u?)int(\d+)", name)
     if spelled is None:
         return None
-    bits, asym = int(spelled[2]), "asym" in options
+    bits, asym = int(spelled[2]), bool(options & {"asym", "offset"})
     if spelled[1]:
         qmax = 2**bits - 1
         return Integer(bits, bits - 1, 0, qmax, Fraction(qmax), bits - 1)
     qmax = 2 ** (bits - 1) - 1
-    wide = bool(options & {"full", "half", "asym"})
+    wide = bool(options & {"full", "half", "signed", "asym", "offset"})
     levels = Fraction(2**bits - 1) if asym else qmax + Fraction("half" in options, 2)
     return Integer(bits, bits - 1 if asym else bits - 2, -qmax - wide, qmax, levels, bits - 2)
 

@@ -14,7 +14,7 @@ def test_slabs_are_small(name, shape):
     """However large a tensor is; a tile is 128 rows high, and cannot be less."""
     fmt = parse(name)
     shape = flat_shape(shape, fmt)
-    cuts = cut(shape, block_sizes(fmt, len(shape)), SLAB)
+    cuts = cut(shape, block_sizes(fmt, len(shape)).values(), SLAB)
     assert cuts.elements <= max(SLAB, 128 * shape[-1] * ("tile" in name))
     rows = sum(slab.stop - slab.start for slab in cuts.slabs)
     assert rows == math.prod(shape[: cuts.dim + 1])

@@ -31,7 +31,26 @@ MORE = [
     "binary:group16:e4m3",
     "ternary:tensor:fp32",
     "log4:channel0:pow2/nearest:stochastic",
+    "nf4:group8:fp32",
+    "nf4:flat10:fp32",  # whole rows of 70, not of 128
+    "fp4:flat140:fp16",  # two rows of 70
+    "iq4_nl:flat32:(uint8:tensor:fp32)",
+    "nf4:flat8:(int8:flat4:fp32)",
+    "int8:flat2@0:fp32",
+    "uint4:group32:fp16:offset",
+    "uint4:channel1:fp32:offset",
+    "int8:tensor:e8m0:offset(bf16):stochastic",
+    "uint4:group8:(uint6:group8:fp16):offset(uint6:group8:fp16)",
+    "uint4:group8:(uint6:tensor:fp16):offset(int6:tensor:fp16)",
+    "uint4:group8@0:fp32:offset(uint6:tensor:fp16)",
+    "int4:group8:(int6:group4:fp16)",
+    "e2m1:group8:e4m3/inv",
+    "uint4:group16:fp16:asym(fp16)",
+    "int4:group8:fp16:signed",
+    "int8:block2x*:fp32",
+    "log8f3:channel0:fp32",
 ]
+pytestmark = pytest.mark.filterwarnings("ignore:no cpu kernel runs:UserWarning")
 
 
 def whole(x, fmt, seed):
@@ -90,6 +109,26 @@ def test_slabs_equal_the_whole(name, shape):
     x[-1, 2] = -math.inf
     for elements in (1, 200, 700, 10**6):
         check(x, parse(name), elements)
+
+
+@pytest.mark.parametrize("name", ["uint4:tensor:fp32:offset", "int8:channel1:e8m0:offset"])
+def test_ranges_without_zero_merge(name):
+    x = torch.rand(12, 8) + torch.tensor([3.0, -5.0]).repeat(4)
+    x[:4] = math.nan  # slabs without a finite value have no range
+    check(x, parse(name), 8)
+    check(torch.full((6, 4), math.inf), parse(name), 4)
+
+
+def test_flat_blocks_that_hold_whole_rows_are_cut():
+    for name, shape, several in [
+        ("nf4:flat10:fp32", (37, 70), True),
+        ("nf4:flat140:fp32", (37, 70), True),
+        ("nf4:flat64:fp32", (37, 70), False),
+        ("nf4:flat10:fp32", (3, 5, 70), True),
+        ("nf4:flat10:(int8:flat4:fp32)", (37, 70), False),
+    ]:
+        quantizer = TensorQuantizer(lambda *_: None, shape, parse(name), 0, 70)
+        assert (len(quantizer._cuts.slabs) > 1) == several, (name, shape)
 
 
 @pytest.mark.parametrize("name", [*formats(), *MORE])

@@ -23,6 +23,10 @@ TENSORS = {
 }
 LAYOUTS = {"c_fc.weight": "transposed", "conv.weight": "channels_last", "experts": "plain"}
 FORMATS = ("int4:group8:fp32", "nvfp4", "int8:channel1:fp32:asym", "binary:tensor:fp32")
+FORMATS += ("nf4:flat4:fp32", "nf4:flat24:fp32", "nf4:flat7:fp32", "uint4:group8:fp16:asym(fp16)")
+FORMATS += ("uint4:group4:(uint6:group2:fp16):offset(uint6:group2:fp16)", "int4:flat8@0:fp32")
+FORMATS += ("uint4:group4:fp16:offset", "int4:block2x*:(int6:tensor:fp16)")
+pytestmark = pytest.mark.filterwarnings("ignore:no cpu kernel runs:UserWarning")
 
 
 def whole(rows: Rows, elements: int) -> Tensor:

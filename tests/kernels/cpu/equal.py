@@ -103,7 +103,7 @@ def wrong(
     seed = torch.tensor([7, 3]) if seed is None and form.rounding == "stochastic" else seed
     with bs.use("reference"):
         given = qparams or P.from_list(P.choose_qparams(x, fmt), form)
-        packed = P.quantize(x, Quantizer(given.scale, given.zero_point, given.outer, fmt, seed))
+        packed = P.quantize(x, quantizer(given, fmt, seed))
         expected = everything(x, fmt, packed, given, seed)
     isas = _native.isas()
     runs = [(isa, threads[0]) for isa in isas] + [(isas[-1], count) for count in threads[1:]]

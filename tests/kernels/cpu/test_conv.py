@@ -22,6 +22,7 @@ SHAPES = (
     (32, 8, 9, 1, 4, 1, 1, (5,)),
 )
 WEIGHTS = ("int8_channel", "int4:group32:fp32", "mxint8", "mxfp4", "uint4:group16:fp32:asym")
+MORE = ("nf4:group16:fp32", "uint4:group16:fp16:offset", "log8f3:token:fp32")
 INPUTS = (None, "int8", "int8_token", "mxint8", "int8:group16:fp32", "uint8", "mxfp8")
 
 
@@ -54,7 +55,7 @@ def check(model: nn.Module, x: torch.Tensor) -> None:
 @pytest.mark.parametrize("outputs", [1, 1000], ids=["patches", "torch"])
 def test_every_setting(shape: tuple, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "_OUTPUTS", outputs)
-    for i, (weight, given) in enumerate(itertools.product(WEIGHTS, INPUTS)):
+    for i, (weight, given) in enumerate(itertools.product((*WEIGHTS, *MORE), INPUTS)):
         model = layer(shape, weight, given)
         dtype = (torch.float32, torch.bfloat16, torch.float16)[i % 3]
         check(model.to(dtype), torch.randn(3, shape[0], *shape[-1]).to(dtype))

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
-from blockscale.core.operand import Operand
+from blockscale.core.operand import Operand, operand
 from blockscale.core.parse import parse
 from blockscale.kernels.cpu import _native
 from blockscale.ops import primitives as P
@@ -24,8 +24,7 @@ def table(fmt: str, rows: int, size: int, seed: int = 1) -> Operand:
     form, draw = parse(fmt), torch.tensor([1, 2])
     with bs.use("reference"):
         packed, *parts = P.choose_quantize(rough((rows, size), seed), fmt, draw)
-    scale, outer, zero = P.from_list(parts, form)[:3]
-    return Operand(packed, scale, zero, outer, fmt, size)
+    return operand(packed, P.from_list(parts, form), fmt, size)
 
 
 def wrong(stored: Operand, indices: Tensor, threads: int = 1) -> list[tuple[str, torch.dtype]]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
-from blockscale.core.operand import Operand, Quantizer
+from blockscale.core.operand import Operand, Quantizer, operand
 from blockscale.core.parse import parse
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear, quantized_input
@@ -26,6 +26,11 @@ WEIGHTS = (
     *("uint8:group64:fp32", "int8:group16:(uint8:tensor:fp32)", "e2m1:group16:(e4m3:token:fp32)"),
     *("uint8:group32:fp32:asym", "log4:group32:e8m0/ceil", "e4m3:group16:e5m2", "e7m0:token:fp32"),
     *("int8:block*x32:fp32", "int4:block*x8:fp16:asym"),
+    *("nf4:group64:fp32", "fp4:group32:e8m0/floor", "iq4_nl:group32:fp16", "log8f3:channel0:fp32"),
+    *("book(-1,-0.5,0,0.5,1):group16:fp32", "log8f3:group16:e4m3", "book(1e30,-2,3):token:fp32"),
+    *("uint4:group32:fp16:offset", "uint4:group8:fp32:offset", "int8:group64:fp32:offset"),
+    *("nf4:group64:fp32:offset", "e4m3:group32:fp32:offset", "e2m1:group32:e8m0/ceil:offset"),
+    *("log8f3:group32:fp16:offset", "uint6:token:fp32:offset", "int4:group16:e4m3:offset"),
     *("uint3:token:fp32:asym", "int8:group20:fp32", "e3m0:group64:pow2/even", "uint8:group16:bf16"),
 )
 INPUTS = (
@@ -46,17 +51,22 @@ NOTHING = (None, None, None)
 
 
 def stored(w: Tensor, fmt: str) -> tuple:
-    """Codes, scale, zero point, outer scale of a weight, as the op takes them."""
+    """Codes, scale, zero point, outer scale and more of a weight, as the op takes them."""
     codes, *rest = P.choose_quantize.reference(w, fmt, None)
-    scale, outer, zero_point = P.from_list(rest, parse(fmt))[:3]
-    return codes, scale, zero_point, outer
+    whole = operand(codes, P.from_list(rest, parse(fmt)), fmt, w.shape[-1])
+    return (*whole[:4], whole.more)
+
+
+def packed(weight: tuple, fmt: str, size: int) -> Operand:
+    """Those parts as one."""
+    return Operand(*weight[:4], fmt, size, *weight[4:])
 
 
 def excess(y: Tensor, x: Tensor, weight: tuple, fmt: str, input_fmt: str = "", **more) -> float:
     """How many times the tolerance y is off: at most 1 is right. NaN must be where it belongs."""
     bias, given = more.get("bias"), more.get("given", NOTHING)
     values = quantized_input(x, Quantizer(*given, input_fmt)).double()
-    dense = P.dequantize.reference(Operand(*weight, fmt, x.shape[-1]), torch.float32).double()
+    dense = P.dequantize.reference(packed(weight, fmt, x.shape[-1]), torch.float32).double()
     offset = torch.zeros(dense.shape[0]).double() if bias is None else bias.double()
     exact = values @ dense.T + offset
     assert (y.dtype, y.shape) == (x.dtype, exact.shape)
@@ -74,7 +84,7 @@ def run(x: Tensor, weight: tuple, fmt: str, input_fmt: str = "", **more) -> Tens
     with bs.use("cpu"):
         return linear(
             x,
-            Operand(*weight, fmt, x.shape[-1]),
+            packed(weight, fmt, x.shape[-1]),
             more.get("bias"),
             Quantizer(*more.get("given", NOTHING), input_fmt, None),
         )
@@ -160,7 +170,10 @@ def test_given_scales(isa: str, dtype: torch.dtype) -> None:
         check(x, weight, fmt, input_fmt, given=(scale, zero, outer))
 
 
-@pytest.mark.parametrize("fmt", [*CATALOG.values(), "int4:group32:fp32"])
+FAR = ("int4:group32:fp32", "nf4:group32:fp32", "uint4:group32:fp32:offset", "log8f3:token:fp32")
+
+
+@pytest.mark.parametrize("fmt", [*CATALOG.values(), *FAR])
 def test_numbers_far_from_one(fmt: str) -> None:
     """Infinite and NaN x and weights, zeros, and steps at both ends of float32."""
     base = torch.randn(6, 64)
@@ -181,13 +194,62 @@ def test_numbers_far_from_one(fmt: str) -> None:
             with bs.use("reference"):
                 expected = linear(
                     x,
-                    Operand(*weight, fmt, x.shape[-1]),
+                    packed(weight, fmt, x.shape[-1]),
                     None,
                     Quantizer(*NOTHING, input_fmt, None),
                 )
             y = run(x, weight, fmt, input_fmt)
             assert torch.equal(y.isnan(), expected.isnan()), (odd, input_fmt)
             assert torch.equal(y.isinf(), expected.isinf()), (odd, input_fmt)
+
+
+SIGNED = (
+    *("int4:group32:fp32", "int8:channel0:fp32", "e2m1:group32:fp32", "e4m3:group32:fp32"),
+    *("uint4:group32:fp32:asym", "nf4:group32:fp32", "uint4:group32:fp32:offset"),
+    *("e2m1:group16:e4m3", "int4:group16:e4m3", "log8f3:group32:fp32:offset"),
+)
+
+
+@pytest.mark.parametrize("fmt", SIGNED)
+def test_weights_with_steps_of_either_sign_and_0(isa: str, fmt: str) -> None:
+    del isa
+    codes, scale, zero, outer, more = stored(torch.randn(40, 256), fmt)
+    scale = scale.clone()
+    if scale.dtype is torch.uint8:
+        scale[::2] |= 128
+        scale[:, ::3] &= 128
+    else:
+        scale[::2] *= -1
+        scale[:, ::3] *= 0
+    for m, input_fmt in itertools.product((1, 3, 20), ("", "int8:token:fp32")):
+        weight = (codes, scale, zero, outer, more)
+        check(torch.randn(m, 256), weight, fmt, input_fmt)
+
+
+@pytest.mark.parametrize("m", [1, 30])
+def test_offsets_that_cancel(isa: str, m: int) -> None:
+    """Values that are small where step times code is not; blocks of one value have tiny steps."""
+    del isa
+    w = torch.randn(33, 256)
+    w[3], w[5, :64], w[7] = 0.0, 2.5, w[7] * 1e-6 + 1
+    for fmt in ("uint4:group32:fp32:offset", "int8:group64:fp32:offset", "e4m3:token:fp32:offset"):
+        codes, scale, zero, outer, more = stored(w, fmt)
+        codes = codes.clone()
+        codes[9:12] = 0x77
+        more = [-scale * 7]  # those of code 7 are 0
+        check(torch.randn(m, 256), (codes, scale, zero, outer, more), fmt)
+
+
+def test_an_offset_that_changes_in_place() -> None:
+    fmt, x = "uint4:group32:fp16:offset", torch.randn(3, 64)
+    weight = stored(torch.randn(8, 64), fmt)
+    with bs.use("cpu"):
+        whole = packed(weight, fmt, 64)
+        first = linear(x, whole)
+        weight[4][0].add_(1)
+        second = linear(x, whole)
+    assert not torch.equal(first, second)
+    check(x, weight, fmt)
 
 
 def test_what_does_not_fit_is_an_error() -> None:

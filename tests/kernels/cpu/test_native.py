@@ -9,14 +9,15 @@ import torch
 from blockscale.core.element import ElementNumbers
 from blockscale.core.rounding import ROUNDINGS
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.native import DTYPES, addresses, floats, native, seed_words
+from blockscale.kernels.cpu.native import DTYPES, UNKNOWN, addresses, floats, native, seed_words
 from blockscale.kernels.numbers import FormatNumbers, lowered
 
 TWO_LEVELS = lowered("e2m1:group16:e4m3")
 
 
 def named(numbers: ElementNumbers | FormatNumbers) -> dict[str, Any]:
-    return {field.name: getattr(numbers, field.name) for field in fields(numbers)}
+    names = [field.name for field in fields(numbers) if field.name not in UNKNOWN]
+    return {name: getattr(numbers, name) for name in names}
 
 
 def made(kind: str, **changes: Any) -> Any:
@@ -35,11 +36,11 @@ def made(kind: str, **changes: Any) -> Any:
 def test_every_field_is_needed(kind: str) -> None:
     assert made(kind) is not None
     numbers = TWO_LEVELS.element if kind == "Element" else TWO_LEVELS
-    for field in fields(numbers):
-        given = {name: value for name, value in named(numbers).items() if name != field.name}
+    for missing in named(numbers):
+        given = {name: value for name, value in named(numbers).items() if name != missing}
         given |= {"element": made("Element")} if "element" in given else {}
         given |= {"inner": None} if "inner" in given else {}
-        with pytest.raises(ValueError, match=f"{kind}: field '{field.name}' is missing"):
+        with pytest.raises(ValueError, match=f"{kind}: field '{missing}' is missing"):
             getattr(_native, kind)(**given)
 
 
@@ -71,19 +72,44 @@ def test_another_type(kind: str, field: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("kind", "field", "known"),
     [
-        ("Element", "family", "integer, minifloat, binary"),
+        ("Element", "family", "integer, minifloat, binary, codebook"),
         ("Element", "statistic", "magnitude, high, range, mean, mean_above"),
         ("Spec", "statistic", "magnitude, high, range, mean, mean_above"),
         ("Spec", "scale", "fp32, fp16, bf16, pow2, e8m0, two_level"),
+        ("Spec", "offset", "fp32, fp16, bf16"),
         ("Spec", "rounding", ", ".join(ROUNDINGS)),
     ],
 )
 def test_names_that_no_kernel_knows(kind: str, field: str, known: str) -> None:
-    for name in ("codebook", 0, None):
+    for name in ("ten", 0, None):
         with pytest.raises(ValueError, match=f"field '{field}': no {name!r}; there are {known}"):
             made(kind, **{field: name})
     for name in known.split(", "):
-        assert made(kind, **{field: name}) is not None
+        lists = {"values": [0.0, 1.0] * 8, "order": [0, 1], "thresholds": [0.5]}
+        more = lists if name == "codebook" else {}
+        assert made(kind, **{field: name}, **more) is not None
+
+
+BOOK = lowered("nf4:token:fp32").element
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"values": BOOK.values[:15]},
+        {"order": BOOK.order[:15]},
+        {"thresholds": BOOK.thresholds[:14]},
+        {"order": (16, *BOOK.order[1:])},
+        {"order": (-1, *BOOK.order[1:])},
+        {"bits": 3},
+        {"bits": 9},
+        {"order": (), "thresholds": ()},
+    ],
+    ids=str,
+)
+def test_lists_of_a_codebook_that_do_not_fit(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="a codebook's lists do not fit one another"):
+        _native.Element(**(named(BOOK) | changes))
 
 
 def test_an_inner_format_needs_inner_numbers() -> None:

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from blockscale.core.parse import parse
 from tests.core.test_against_rationals import cases
 from tests.gpu.test_cuda_reference import SPELLINGS, hard_inputs
 from tests.kernels.cpu.equal import wrong
@@ -20,6 +21,10 @@ ELEMENTS = (
     *(f"log{b}" for b in range(2, 9)),
     *("ternary", "binary", "e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "e4m3r3", "e1m6", "e6m1r2"),
     *("e2m0", "e7m0", "e1m1", "e3m4r9"),
+    *("nf4", "fp4", "iq4_nl", "log4f1", "log5f1", "log6f3", "log8f3", "log8f6"),
+    *("book(-1,-0.5,0,0.5,1)", "book(0,1)", "book(1,2,0,-0,-1,-2)", "book(0.25,-3,1e-05,7)"),
+    f"book({','.join(str(7 * k % 200 - 100) for k in range(200))})",
+    f"book({','.join(str(k * k) for k in range(1, 20))},-1000)",
 )
 SCALES = (
     *("fp32", "fp16", "bf16", "e4m3", "e5m2"),
@@ -47,10 +52,14 @@ def spelling(i: int, element: str, block: str) -> str:
     if "int" in element:
         spans += ["asym"]
     if element.startswith("int"):
-        spans += ["full"] + ["half"] * (scale in ("fp32", "fp16", "bf16"))
-    options = [spans[i // 3 % len(spans)]]
-    options += ["recip"] * ("/" not in scale and i // 5 % 2)
-    options += [("", *ROUNDINGS)[i // 2 % 6]] * (element != "binary")
+        halves = scale in ("fp32", "fp16", "bf16") or scale.endswith("/nearest")
+        spans += ["full"] + ["half"] * halves
+    span = spans[i // 3 % len(spans)]
+    options = [span, *["recip"] * ("/" not in scale and i // 5 % 2)]
+    offset = ("", "offset", "offset(fp16)", "offset(bf16)")[i // 7 % 4]
+    options += [offset] * (not span and element not in ("binary", "ternary"))
+    matters = parse(f"{element}:tensor:fp32").element.roundings_matter
+    options += [("", *ROUNDINGS)[i // 2 % 6]] * matters
     return ":".join([element, block, scale, *filter(None, options)])
 
 
@@ -81,16 +90,30 @@ def sample(number: int) -> tuple[str, Tensor]:
     return fmt, rough(SHAPES[pick[2] % len(SHAPES)], pick[4]).to(dtype)
 
 
-@pytest.mark.parametrize("fmt", SPELLINGS)
+MORE = (
+    *("nf4:group64:fp32", "fp4:group64:fp16", "iq4_nl:group32:fp16", "log8f3:channel0:fp32"),
+    *("book(-1,-0.5,0,0.5,1):token:fp32", f"{ELEMENTS[-2]}:group64:bf16", "nf4:group16:e4m3"),
+    *("nf4:group32:e8m0/floor", "fp4:group32:pow2/even", "log4f2:tile16x32:fp32:recip"),
+    *("uint4:group32:fp16:offset", "int4:group64:fp32:recip:offset", "nf4:group64:fp32:offset"),
+    *("e2m1:group32:e8m0/ceil:offset", "uint8:group16@0:e4m3:offset(fp16)"),
+    *(
+        "int8:tensor:fp32:offset",
+        "uint3:channel1:bf16:offset:stochastic",
+        "uint12:tile5x48:fp32:offset(bf16)",
+    ),
+)
+
+
+@pytest.mark.parametrize("fmt", [*SPELLINGS, *MORE])
 def test_hard_inputs(fmt: str) -> None:
     """In one of the three dtypes: the other two are slow."""
-    dtype = list(DTYPES.values())[SPELLINGS.index(fmt) % 3]
+    dtype = list(DTYPES.values())[[*SPELLINGS, *MORE].index(fmt) % 3]
     assert wrong(hard_inputs(dtype), fmt, threads=(1, 2)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("fmt", SPELLINGS)
+@pytest.mark.parametrize("fmt", [*SPELLINGS, *MORE])
 def test_hard_inputs_of_every_dtype(fmt: str, dtype: str) -> None:
     assert wrong(hard_inputs(DTYPES[dtype]), fmt) == []
 
@@ -144,8 +167,8 @@ def test_empty_tensors(shape: tuple[int, ...]) -> None:
     blocks = ["tensor", "token", "group4", "channel0", "channel-1"]
     blocks += ["tile2x3", "group2@0"] if len(shape) > 1 else []
     for i, block in enumerate(blocks):
-        for element in ("int8", "int4", "int12", "binary", "ternary", "e2m1"):
-            fmt = spelling(2 * i, element, block)
+        for element in ("int8", "int4", "int12", "binary", "ternary", "e2m1", "nf4", "log8f3"):
+            fmt = spelling(7 * i, element, block)
             assert wrong(torch.zeros(shape), fmt) == [], fmt
 
 

@@ -10,7 +10,7 @@ SCRIPT = """
 import ctypes, mmap
 import torch
 import blockscale as bs
-from blockscale.core.operand import Operand
+from blockscale.core.operand import operand
 from blockscale.core.parse import parse
 from blockscale.kernels.cpu import _native
 from blockscale.ops import primitives as P
@@ -38,6 +38,7 @@ for number, element in enumerate(ELEMENTS):
     block = ("group16", "token", "channel1", "group7", "tile2x5")[number % 5]
     fmt = f"{element}:{block}:{('fp32', 'bf16', 'e8m0/floor', 'e4m3')[number % 4]}"
     fmt += ":asym" if "int" in element and number % 2 else ""
+    fmt += ":offset" if "int" in element and number % 2 == 0 else ""
     for shape in [(3, 8), (5, 33), (2, 2051), (1, 24)]:
         dtype = (torch.float32, torch.bfloat16, torch.float16)[number % 3]
         x = at_the_end(rough(shape, 1).to(dtype))
@@ -48,11 +49,10 @@ for number, element in enumerate(ELEMENTS):
             arguments = x, fmt, packed, qparams, None
             expected = everything(*arguments)
         rows = at_the_end(torch.tensor([0, shape[0] - 1]))
-        scale, outer, zero = qparams[:3]
         for isa in _native.isas():
             with settings(isa, 1):
                 assert differing(everything(*arguments), expected) == [], (fmt, shape, isa)
-                embedding(Operand(packed, scale, zero, outer, fmt, shape[1]), rows, torch.float32)
+                embedding(operand(packed, qparams, fmt, shape[1]), rows, torch.float32)
 print("done")
 """
 

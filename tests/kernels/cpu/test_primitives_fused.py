@@ -29,9 +29,10 @@ def test_midpoints_under_chosen_scales(element: str) -> None:
 
 
 FEW_BITS = ("e2m1", "e1m2", "e3m0", "log4", "log3", "e2m0", "e1m1", "e2m1r1", "e4m0", "log5")
+TABLES = ("nf4", "fp4", "iq4_nl", "log4f1", "book(-1,-0.5,0,0.5,1)", "log6f3", "log8f3")
 
 
-@pytest.mark.parametrize("element", FEW_BITS)
+@pytest.mark.parametrize("element", [*FEW_BITS, *TABLES])
 @pytest.mark.parametrize("scale", ["e8m0/floor", "e8m0/even", "pow2/ceil", "fp32"])
 def test_every_bfloat16(element: str, scale: str) -> None:
     """Blocks of one binade, and blocks of all of them; the smallest and largest scales too."""
@@ -52,10 +53,14 @@ def test_lengths(size: int) -> None:
         for seed, dtype in enumerate(DTYPES.values()):
             x = rough((3, size), 10 + seed).to(dtype)
             assert wrong(x, element) == [], (element, dtype)
+            table = f"log{bits}f1:token:fp32" if bits > 3 else "book(-1,0,1):token:fp32"
+            assert wrong(x, table) == [], (table, dtype)
     for fmt in (
         "binary:token:fp32",
         "ternary:token:fp32",
         "int8:channel1:fp32",
         "e2m1:group16:e4m3",
+        "uint4:token:fp32:offset",
+        "nf4:group16:fp16:offset",
     ):
         assert wrong(rough((5, size), 1), fmt) == [], fmt

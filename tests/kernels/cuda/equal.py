@@ -70,7 +70,7 @@ def wrong(
     decodes = decodes or x.dtype
     with bs.use("reference"):
         given = given or P.from_list(P.choose_qparams(x, fmt), form)
-        packed = P.quantize(x, Quantizer(given.scale, given.zero_point, given.outer, fmt, seed))
+        packed = P.quantize(x, quantizer(given, fmt, seed))
         codes = P.unpack(packed, fmt, size) if x.ndim else None
         expected = encoding(x, fmt, given, seed)
         expected |= decoding(packed, codes, fmt, given, size, decodes)

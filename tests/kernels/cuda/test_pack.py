@@ -34,7 +34,7 @@ def test_how_a_bit_pattern_is_read_is_asked_of_its_family() -> None:
     for name, kind in kinds.items():
         assert kernels._kind(form(f"{name}:tensor:fp32")) == kind
     known = form("int4:tensor:fp32")
-    element = replace(known.spec.element, family="codebook")
+    element = replace(known.spec.element, family="unheard")
     unknown = SimpleNamespace(spec=replace(known.spec, element=element), format=known.format)
-    with pytest.raises(TypeError, match="unpacks elements of the family 'codebook'"):
+    with pytest.raises(TypeError, match="unpacks elements of the family 'unheard'"):
         kernels._kind(unknown)

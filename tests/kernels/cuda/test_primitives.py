@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.core.test_against_rationals import cases
 from tests.gpu.test_cuda_reference import SPELLINGS, hard_inputs
+from tests.kernels.cuda.boxes import boxes
 from tests.kernels.cuda.equal import DTYPES, wrong
 
 # numpy, in which the interpreter computes, tells of infinities and NaN
@@ -20,7 +21,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 FEW = [
     "mxfp4", "mxfp6", "mxfp8", "mxfp8_e5m2", "mxint8", "nvfp4", "binary", "int8:group32:fp32",
-    "ternary:group32:e8m0/floor", "int4:tile4x16:bf16:half", "e2m3:group8@0:fp32:recip", "log4",
+    "ternary:group32:e8m0/floor", "int4:tile4x16:bf16:half", "int8:token:pow2/nearest:half",
+    "int5:group16:e8m0/nearest:half", "e2m3:group8@0:fp32:recip", "log4",
     "int8_pow2", "uint4:token:fp16:asym", "int2:channel1:fp32:full", "int6:group7:e8m0/tosa",
     "int8:token:fp32:stochastic", "e2m1:group32@0:(uint4:channel0:fp32):nearest_away",
     "int8:group16:fp32:up", "e3m2:group16:fp32:down", "int12:group16:e4m3:toward_zero",
@@ -68,5 +70,51 @@ def test_the_whole_grammar(case: tuple[str, Tensor, int, int]) -> None:
 @LONG
 @given(cases())
 def test_the_whole_grammar_at_length(case: tuple[str, Tensor, int, int]) -> None:
+    fmt, x, seed, first = case
+    assert wrong(x, fmt, torch.tensor([seed, first])) == []
+
+
+@pytest.mark.parametrize(
+    ("fmt", "shape"),
+    [
+        ("int4:block3x3x2x1:fp32", (4, 5, 3, 4)), ("e2m1:block1x2x3x3:e8m0/floor", (3, 4, 3, 3)),
+        ("uint4:block2x2x8:fp16:asym", (3, 5, 24)), ("ternary:block2x3x8:fp32", (4, 7, 24)),
+        ("binary:block2x2x2:e4m3", (4, 6, 10)), ("int8:block2x*x4:fp32:stochastic", (3, 4, 10)),
+        ("int6:block*x1x*:bf16", (3, 4, 5)), ("e4m3:block2x2x2x2:e8m0/even", (2, 3, 4, 3, 5)),
+        ("int4:block2x3x4:(uint4:channel0:fp32)", (4, 5, 12)), ("int12:block*x4:fp32", (5, 10)),
+    ],
+)  # fmt: skip
+def test_boxes(fmt: str, shape: tuple[int, ...]) -> None:
+    """Blocks along several dimensions, in each dtype; then with numbers that are not finite."""
+    torch.manual_seed(0)
+    for dtype in DTYPES:
+        x = torch.randn(shape).to(dtype)
+        assert wrong(x, fmt) == [], dtype
+        x.view(-1)[1], x.view(-1)[-1] = torch.nan, -torch.inf
+        assert wrong(x, fmt) == [], dtype
+
+
+def test_boxes_too_large_for_a_program() -> None:
+    """Their scales are chosen in several passes over memory, or by the reference from means."""
+    x = torch.randn(33, 40, 48)
+    for fmt in (
+        "int8:block32x32x40:fp32",
+        "uint4:block33x*x32:e4m3:asym",
+        "binary:block*x32x48:fp32",
+    ):
+        assert wrong(x, fmt) == [], fmt
+
+
+@QUICK
+@given(boxes())
+def test_the_whole_grammar_in_boxes(case: tuple[str, Tensor, int, int]) -> None:
+    fmt, x, seed, first = case
+    assert wrong(x, fmt, torch.tensor([seed, first])) == []
+
+
+@pytest.mark.slow
+@LONG
+@given(boxes())
+def test_the_whole_grammar_in_boxes_at_length(case: tuple[str, Tensor, int, int]) -> None:
     fmt, x, seed, first = case
     assert wrong(x, fmt, torch.tensor([seed, first])) == []

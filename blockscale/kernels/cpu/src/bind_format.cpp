@@ -22,7 +22,8 @@ template <class E>
 using Names = std::vector<std::pair<const char*, E>>;
 
 Names<Family> names(Family) {
-    return {{"integer", Family::integer}, {"minifloat", Family::minifloat}, {"binary", Family::binary}};
+    return {{"integer", Family::integer}, {"minifloat", Family::minifloat},
+            {"binary", Family::binary}, {"codebook", Family::codebook}};
 }
 
 Names<Statistic> names(Statistic) {
@@ -42,6 +43,10 @@ Names<Rounding> names(Rounding) {
     return {{"nearest_even", Rounding::nearest_even}, {"nearest_away", Rounding::nearest_away},
             {"toward_zero", Rounding::toward_zero},   {"down", Rounding::down},
             {"up", Rounding::up},                     {"stochastic", Rounding::stochastic}};
+}
+
+Names<Offset> names(Offset) {
+    return {{"", Offset::none}, {"fp32", Offset::fp32}, {"fp16", Offset::fp16}, {"bf16", Offset::bf16}};
 }
 
 // A Python value as the type of a field. Throws std::invalid_argument; `where` names the field.
@@ -95,6 +100,9 @@ constexpr Field<Element> kElement[] = {
     {"max_code", set<&Element::max_code>},
     {"nan", set<&Element::nan_code>},
     {"infinity", set<&Element::infinity_code>},
+    {"values", set<&Element::values>},
+    {"order", set<&Element::order>},
+    {"thresholds", set<&Element::thresholds>},
 };
 
 constexpr Field<Spec> kSpec[] = {
@@ -113,6 +121,7 @@ constexpr Field<Spec> kSpec[] = {
     {"rounding", set<&Spec::rounding>},
     {"inner", set<&Spec::inner>},
     {"outer_levels", set<&Spec::outer_levels>},
+    {"offset", set<&Spec::offset>},
 };
 
 // All fields of a struct from keyword arguments.
@@ -144,7 +153,10 @@ void bind_format(nb::module_& m) {
     using namespace blockscale;
     nb::set_leak_warnings(false);  // formats are cached until the interpreter ends
     nb::class_<Element>(m, "Element").def("__init__", [](Element* self, const nb::kwargs& given) {
-        new (self) Element(filled("Element", kElement, given));
+        Element made = filled("Element", kElement, given);
+        if (made.family == Family::codebook)
+            made.book = make_codebook(made.bits, made.values, made.order, made.thresholds);
+        new (self) Element(std::move(made));
     });
     nb::class_<Spec>(m, "Spec").def("__init__", [](Spec* self, const nb::kwargs& given) {
         new (self) Spec(filled("Spec", kSpec, given));

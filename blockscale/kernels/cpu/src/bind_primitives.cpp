@@ -18,11 +18,11 @@ namespace {
 
 using Address = uintptr_t;  // Tensor.data_ptr(), 0 for none
 using Shape = std::vector<int64_t>;
-using Parts = std::array<Address, 3>;  // scale, outer, zero point
+using Parts = std::array<Address, 4>;  // scale, outer, zero point, offset
 
 QParams qparams(const Parts& parts) {
     return {reinterpret_cast<void*>(parts[0]), reinterpret_cast<float*>(parts[1]),
-            reinterpret_cast<int32_t*>(parts[2])};
+            reinterpret_cast<int32_t*>(parts[2]), reinterpret_cast<void*>(parts[3])};
 }
 
 void* at(Address address) { return reinterpret_cast<void*>(address); }

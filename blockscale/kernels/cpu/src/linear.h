@@ -39,14 +39,15 @@ struct IntegerInput {
     const void* scale;  // that one, as stored; null: chosen from x
 };
 
-// A weight as stored, and the step and zero point of each block of `grid` (planes = 1). Behind
-// steps, zero points and scale codes 64 bytes may be read.
+// A weight as stored, and the step, zero point and offset of each block of `grid` (planes = 1).
+// Behind steps, zero points, offsets and scale codes 64 bytes may be read.
 struct FloatWeight {
     const Spec* spec;
     Grid grid;  // rows: n, columns: k
     const uint8_t* codes;
     const float* steps;
     const int32_t* zero_points;  // null without
+    const float* offsets;        // null without
     const uint8_t* scale_codes;  // one byte a step where that says it, times `outer`; else null
     float outer;
 };

@@ -102,6 +102,10 @@ LinearWeight::LinearWeight(std::shared_ptr<NativeFormat> format, int64_t n, int6
         zero_points_.assign(blocks + kSpare / 4, 0);
         std::copy_n(scale.zero_point, blocks, zero_points_.begin());
     }
+    if (scale.offset) {
+        offsets_.assign(blocks + kSpare / 4, 0.0f);
+        isa().primitives->offsets(spec, scale.offset, blocks, offsets_.data());
+    }
     float outer = 1.0f;
     bool e8m0 = spec.scale == ScaleKind::e8m0;
     if (e8m0 || (is_e4m3(spec.inner.get()) && layout.inner.blocks() == 1)) {
@@ -115,6 +119,7 @@ LinearWeight::LinearWeight(std::shared_ptr<NativeFormat> format, int64_t n, int6
               .codes = static_cast<const uint8_t*>(codes),
               .steps = steps_.data(),
               .zero_points = scale.zero_point ? zero_points_.data() : nullptr,
+              .offsets = scale.offset ? offsets_.data() : nullptr,
               .scale_codes = scale_codes_.empty() ? nullptr : scale_codes_.data(),
               .outer = outer};
     sample_ = sample();
@@ -129,7 +134,7 @@ uint64_t LinearWeight::sample() const {
 bool LinearWeight::integers_fit(const Spec& x, int64_t x_block) const {
     const Element &w = float_.spec->element, &e = x.element;
     if (w.family != Family::integer || w.bits > 8 || e.family != Family::integer || e.bits > 8 ||
-        !e.is_signed || x.asym || x.scale == ScaleKind::two_level ||
+        !e.is_signed || x.asym || x.offset != Offset::none || float_.offsets || x.scale == ScaleKind::two_level ||
         x.rounding == Rounding::stochastic)
         return false;
     int64_t k = float_.grid.columns, block = float_.grid.block_columns;
@@ -172,7 +177,8 @@ bool LinearWeight::integers(const NativeFormat& x_format, IntegerInput x, const 
     if (x.scale) {
         Layout one{one_block(1), kNoBlocks};
         float step;
-        isa().primitives->steps(spec, one, {const_cast<void*>(x.scale), nullptr, nullptr}, &step);
+        isa().primitives->steps(spec, one, {const_cast<void*>(x.scale), nullptr, nullptr, nullptr},
+                                &step);
         if (!(step >= 0x1p-90f && step <= 0x1p90f)) return false;
     }
     {

@@ -8,14 +8,19 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
+
+#include "codebook.h"
 
 namespace blockscale {
 
-enum class Family : int { integer, minifloat, binary };  // ternary: integer; logarithmic: minifloat
+// ternary: integer; logarithmic: minifloat; fractional logarithms: codebook
+enum class Family : int { integer, minifloat, binary, codebook };
 enum class ScaleKind : int { fp32, fp16, bf16, pow2, e8m0, two_level };
 enum class Rounding : int { nearest_even, nearest_away, toward_zero, down, up, stochastic };
 enum class Statistic : int { magnitude, high, range, mean, mean_above };  // section 3.1, 3.2
 enum class Dtype : int { fp32, bf16, fp16 };  // of the float side of a primitive
+enum class Offset : int { none, fp32, fp16, bf16 };  // how a block's offset is stored
 
 struct Element {
     Family family;
@@ -29,6 +34,10 @@ struct Element {
     int max_code;        // minifloats: the magnitude code of `high`; above it lie reserved codes
     int nan_code;        // -1: there is none
     int infinity_code;   // -1: there is none; read, never written
+    std::vector<float> values;      // codebooks: by code
+    std::vector<int> order;         // codebooks: codes by value
+    std::vector<float> thresholds;  // codebooks: between neighbours of `order`
+    std::shared_ptr<const Codebook> book;  // made of these three; null for other families
 };
 
 struct Spec {
@@ -43,6 +52,7 @@ struct Spec {
     bool full;           // a range with a divisor for either side: element.low and element.high
     bool asym, recip, poisons;
     Rounding rounding;
+    Offset offset;       // section 3.8; such ranges are not widened to 0
     // Two levels: what encodes and decodes the scales' own codes, of which only the element and
     // rounding to nearest even count; null for one level. outer_levels: fl(L * Lc), section 3.5.
     std::shared_ptr<const Spec> inner;

@@ -9,6 +9,7 @@ Words that mean the same in all of it:
     outer      the scale of a two-level format's inner scales
     zero       a zero point, int32, which is added to a number in steps; 0 where the format has none
     block      the elements that share a scale; `poisoned` if one of them is NaN or infinite
+    box        a block over k and over several dimensions before it that do not merge (tile.py)
     tile       the elements of one program, [rows, columns]; and what a kernel is compiled for
                beside the format (primitives.tiling.Tile)
     unit       a part of a block that lies in one tile, and a whole block where its scale is chosen

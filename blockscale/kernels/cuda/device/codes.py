@@ -46,9 +46,12 @@ def spread_scaling(scaling, spec: tl.constexpr, tile: tl.constexpr):
     zero = scaling.zero
     if spec.asym:
         zero = spread(zero, tile)
+    offset = scaling.offset
+    if spec.offset != "":
+        offset = spread(offset, tile)
     return Scaling(
         spread(scaling.first, tile), spread(scaling.second, tile), spread(scaling.by, tile),
-        spread(scaling.step, tile), zero,
+        spread(scaling.step, tile), zero, offset,
     )  # fmt: skip
 
 
@@ -65,23 +68,30 @@ def spread_scaling_pairs(scaling, spec: tl.constexpr, tile: tl.constexpr):
     zero, zero_2 = scaling.zero, scaling.zero
     if spec.asym:
         zero, zero_2 = spread_pairs(zero, tile)
-    return Scaling(first, second, by, step, zero), Scaling(first_2, second_2, by_2, step_2, zero_2)
+    offset, offset_2 = scaling.offset, scaling.offset
+    if spec.offset != "":
+        offset, offset_2 = spread_pairs(offset, tile)
+    one = Scaling(first, second, by, step, zero, offset)
+    return one, Scaling(first_2, second_2, by_2, step_2, zero_2, offset_2)
 
 
 @triton.jit
 def steps_of(x, scaling, ordinary: tl.constexpr, result: tl.constexpr, spec: tl.constexpr):
-    """Elements -> them in steps, of integers without NaN, and the limits of what they may be.
+    """Elements -> them in steps, of integers and codebooks without NaN, and the limits of what they may be.
 
     result: "codes" or "values"
     """
     low, high = limits(scaling.zero, spec)
+    if spec.offset != "":
+        x = x - scaling.offset
     if ordinary:
         y = ordinary_steps(x, scaling, spec)
     elif clamps_first(spec, result):
         y = bounded_steps(x, scaling, low, high)
     else:
         y = in_steps(x, scaling, spec)
-    if spec.element.family == "integer" and not ordinary:
+    family: tl.constexpr = spec.element.family
+    if (family == "integer" or family == "codebook") and not ordinary:
         y = tl.where(y == y, y, 0.0)
     return y, low, high
 
@@ -92,6 +102,8 @@ def passes(x, scaling, spec: tl.constexpr):
     element: tl.constexpr = spec.element
     rounding: tl.constexpr = spec.rounding
     low, high = limits(scaling.zero, spec)
+    if spec.offset != "":
+        x = x - scaling.offset
     return inside(in_steps(x, scaling, spec), low, high, element, rounding)
 
 
@@ -105,10 +117,13 @@ def value_of(x, scaling, u, ordinary: tl.constexpr, spec: tl.constexpr):
     else:
         bounded: tl.constexpr = never_saturates(spec) if ordinary else clamps_first(spec, "values")
         y, low, high = steps_of(x, scaling, ordinary, "values", spec)
-        source = bits_of(x) if ordinary else bits_of(y)
+        source = bits_of(x) if ordinary and spec.offset == "" else bits_of(y)
         asym: tl.constexpr = spec.asym
         value = round_trip(y, source, low, high, u, element, rounding, asym, ordinary, bounded)
-    return value * scaling.step
+    value = value * scaling.step
+    if spec.offset != "":
+        value = value + scaling.offset
+    return value
 
 
 @triton.jit
@@ -122,7 +137,8 @@ def code_of(x, scaling, u, ordinary: tl.constexpr, spec: tl.constexpr):
     else:
         bounded: tl.constexpr = never_saturates(spec) if ordinary else clamps_first(spec, "codes")
         y, low, high = steps_of(x, scaling, ordinary, "codes", spec)
-        source = bits_of(x) if ordinary or spec.scale == "e8m0" else bits_of(y)  # steps: positive
+        positive: tl.constexpr = (ordinary or spec.scale == "e8m0") and spec.offset == ""
+        source = bits_of(x) if positive else bits_of(y)  # of steps
         code = encode(
             y, source, low, high, scaling.zero, u, element, rounding, asym, ordinary, bounded
         )
@@ -187,7 +203,7 @@ def nibbles_of(x, scaling, scaling_2, u, u_2, dtype: tl.constexpr, spec: tl.cons
 def makes_nibbles(ordinary, spec, tile):
     """Whether `nibbles_of` makes the codes: it puts signs to pairs of codes together."""
     short = spec.element.bits == 4 and three_binades(spec.element, spec.rounding)
-    return short and ordinary and tile.packs and not INTERPRETED.value
+    return short and ordinary and tile.packs and not (spec.offset or INTERPRETED.value)
 
 
 @triton.constexpr_function

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from blockscale.kernels.cuda.device.element import decode
+from blockscale.kernels.cuda.device.lookup import Lookup
 from blockscale.kernels.cuda.device.numerics import (
     EXPONENT,
     FLT_MAX_BITS,
@@ -36,6 +37,7 @@ class Scaling(NamedTuple):
     by: float32, the divisor
     step: float32, what codes are multiplied by
     zero: int32, the zero point, or 0 where the format has none
+    offset: float32, what is subtracted from x first, or 0.0 where the format has none
     """
 
     first: Any
@@ -43,6 +45,7 @@ class Scaling(NamedTuple):
     by: Any
     step: Any
     zero: Any
+    offset: Any
 
 
 @triton.constexpr_function
@@ -54,9 +57,16 @@ def divides_exactly(spec):
 
 @triton.constexpr_function
 def tells_small_quotients_apart(spec):
-    """Whether the codes of log8, or the rounding, tell quotients below 2^-64 from one another."""
-    log8 = spec.element.family == "minifloat" and spec.element.bias + spec.element.mbits > 63
-    return log8 or tells_quotients_from_zero(spec)
+    """Whether the codes, or the rounding, tell quotients below 2^-64 from one another."""
+    return has_small_values(spec.element) or tells_quotients_from_zero(spec)
+
+
+@triton.constexpr_function
+def has_small_values(element):
+    """Whether codes tell quotients below 2^-64 from one another: of log8, and of some tables."""
+    if element.family == "codebook":
+        return not Lookup(element).how.plain
+    return element.family == "minifloat" and element.bias + element.mbits > 63
 
 
 @triton.constexpr_function
@@ -68,10 +78,12 @@ def tells_quotients_from_zero(spec):
 @triton.constexpr_function
 def uses_markstein(spec):
     """Whether ordinary blocks are divided by Markstein's method, without special cases."""
+    if spec.offset:
+        kinds = ("fp32", "fp16", "bf16") if not tells_quotients_from_zero(spec) else ()
+        return spec.scale in kinds and not (spec.recip or has_small_values(spec.element))
     divided = spec.scale in ("fp32", "bf16", "pow2", "two_level") and not spec.recip
-    log8 = spec.element.family == "minifloat" and spec.element.bias + spec.element.mbits > 63
     two = spec.scale == "two_level" and tells_quotients_from_zero(spec)
-    return divided and not log8 and not two
+    return divided and not has_small_values(spec.element) and not two
 
 
 @triton.constexpr_function
@@ -91,7 +103,7 @@ def has_ordinary_branch(dtype, spec, tile):
 def never_saturates(spec):
     """Whether no ordinary quotient rounds to more than the largest integer."""
     element = spec.element
-    symmetric = element.family == "integer" and element.signed and not spec.asym
+    symmetric = element.family == "integer" and element.signed and not (spec.asym or spec.offset)
     exact = spec.scale == "fp32" or (spec.scale == "bf16" and element.bits <= 8)
     own = spec.full or (spec.statistic == "magnitude" and spec.levels == element.high)
     return symmetric and exact and own and uses_markstein(spec) and spec.rounding == "nearest_even"
@@ -182,11 +194,12 @@ def divisor(scale, bounded: tl.constexpr, ordinary: tl.constexpr, spec: tl.const
             inverse = reciprocal(step)
         largest = constant(inverse, FLT_MAX_BITS)
         first = tl.where(inverse > largest, largest, inverse)
+        first = tl.where(first < 0.0 - largest, 0.0 - largest, first)
     elif ordinary and uses_markstein(spec):
         first = reciprocal(by)
     elif not divides_exactly(spec):
         first, second, by = any_divisor(step, bounded, spec)
-    return Scaling(first, second, by, scale.step, scale.zero)
+    return Scaling(first, second, by, scale.step, scale.zero, scale.offset)
 
 
 @triton.jit
@@ -242,7 +255,8 @@ def in_steps(x, scaling, spec: tl.constexpr):
             x = x * scaling.second
         near = x * first
         y = tl.fma(tl.fma(near, 0.0 - by, x), first, near)
-        if spec.element.family == "minifloat":  # the remainder of -0 is +0
+        family: tl.constexpr = spec.element.family
+        if family == "minifloat" or family == "codebook":  # the remainder of -0 is +0
             y = float_of(bits_of(y) | (bits_of(near) & -0x80000000))
         y = tl.where(tl.abs(near) < 1048576.0, y, near)
     return y

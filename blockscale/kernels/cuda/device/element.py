@@ -7,6 +7,7 @@ function knows the families of spec.FAMILIES and refuses to compile for another.
 import triton
 import triton.language as tl
 
+from blockscale.kernels.cuda.device.codebook import code_of_number, least_value, value_of_code
 from blockscale.kernels.cuda.device.numerics import (
     EXPONENT,
     INTERPRETED,
@@ -164,7 +165,7 @@ def encode(
     y, source, low, high, zero, u, element: tl.constexpr, rounding: tl.constexpr,
     asym: tl.constexpr, ordinary: tl.constexpr, bounded: tl.constexpr = False,
 ):  # fmt: skip
-    """Numbers in steps, of integers without NaN -> codes.
+    """Numbers in steps, of integers and codebooks without NaN -> codes.
 
     source: int32 [...], bits whose sign is y's
     low, high: the smallest and largest code of an integer, less the zero point
@@ -196,6 +197,8 @@ def encode(
         code = code | ((source >> (32 - element.bits)) & sign)
         if not ordinary or element.nan >= 0:
             code = tl.where(y == y, code, nan)
+    elif element.family == "codebook":
+        code = code_of_number(y, element)
     else:
         tl.static_assert(element.family == "binary", UNKNOWN)
         code = tl.where(y < 0.0, 0, 1)
@@ -223,6 +226,8 @@ def round_trip(
         value = float_of(bits_of(value) | (source & SIGN))
         if not ordinary or element.nan >= 0:
             value = tl.where(y == y, value, constant(y, NAN_BITS if element.nan >= 0 else 0))
+    elif element.family == "codebook":
+        value = value_of_code(code_of_number(y, element), element)
     else:
         tl.static_assert(element.family == "binary", UNKNOWN)
         value = tl.where(y < 0.0, -1.0, 1.0)
@@ -238,6 +243,8 @@ def inside(y, low, high, element: tl.constexpr, rounding: tl.constexpr):
     elif element.family == "minifloat":
         a = tl.minimum(tl.abs(y), 4.0 * element.high)
         within = round_minifloat(a, y < 0.0, y, element, rounding)[0] <= element.high
+    elif element.family == "codebook":
+        within = (y >= least_value(element)) & (y <= element.high)
     else:
         tl.static_assert(element.family == "binary", UNKNOWN)
         within = tl.abs(y) <= 1.0
@@ -265,6 +272,8 @@ def decode(code, element: tl.constexpr):
         if element.infinity >= 0:
             bits = tl.where(size == element.infinity, EXPONENT, bits)
         value = float_of(bits | sign)
+    elif element.family == "codebook":
+        value = value_of_code(code, element)
     else:
         tl.static_assert(element.family == "binary", UNKNOWN)
         value = (2 * (code & 1) - 1).to(tl.float32)

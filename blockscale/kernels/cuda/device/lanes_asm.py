@@ -32,7 +32,7 @@ def narrowing(spec: Spec) -> Narrowing:
     """The way for a format, if there is one: minifloats without NaN, rounded to nearest even."""
     element = spec.element
     minifloat = element.family == "minifloat" and element.nan < 0
-    if not minifloat or spec.rounding != "nearest_even" or spec.recip:
+    if not minifloat or spec.rounding != "nearest_even" or spec.recip or spec.offset:
         return NO_NARROWING
     if spec.scale not in (("e8m0",) if element.mbits else ("fp32", "bf16", "pow2")):
         return NO_NARROWING

@@ -30,6 +30,8 @@ from blockscale.kernels.cuda.device.numerics import (
     widen,
 )
 
+SIGN: tl.constexpr = tl.constexpr(-0x80000000)
+
 
 @triton.constexpr_function
 def is_stored_as_step(scale):
@@ -44,6 +46,7 @@ class Scale(NamedTuple):
     step: float32
     outer: float32, the outer scale of a two-level format, else 1.0
     zero: int32, the zero point, or 0 where the format has none
+    offset: float32, what is added to values, or 0.0 where the format has none
     divisor: float32, what elements are divided by: the step, or 1 for a block of zeros
     """
 
@@ -51,6 +54,7 @@ class Scale(NamedTuple):
     step: Any
     outer: Any
     zero: Any
+    offset: Any
     divisor: Any
 
 
@@ -58,7 +62,7 @@ class Scale(NamedTuple):
 def choose_step(low, high, poisoned, outer, ordinary: tl.constexpr, spec: tl.constexpr):
     """Ranges of blocks -> what is stored of their scales.
 
-    low, high: float32, low <= 0 <= high; poisoned: bool; outer: float32, the outer scale
+    low, high: float32, low <= 0 <= high, unless blocks have offsets; poisoned: bool; outer: float32, the outer scale
     ordinary: for ordinary blocks, of which what underflows is less than the least inner scale
     """
     near: tl.constexpr = ordinary and uses_markstein(spec)
@@ -98,7 +102,7 @@ def choose_step(low, high, poisoned, outer, ordinary: tl.constexpr, spec: tl.con
 @triton.jit
 def numerator(low, high, spec: tl.constexpr):
     """The number a of docs/numerics.md, 3.1, that scales are chosen from."""
-    if spec.asym:
+    if spec.asym or spec.offset != "":
         a = tl.minimum(high - low, constant(high, FLT_MAX_BITS))
     elif spec.statistic == "magnitude":
         a = high
@@ -175,8 +179,11 @@ def step_of(stored, outer, spec: tl.constexpr):
         step = tl.where(stored == 255, constant(step, NAN_BITS), step)
     elif spec.scale == "two_level":
         inner: tl.constexpr = spec.inner
-        step = outer * decode(stored, inner)
-        step = tl.where(step == step, clamp(step, 1, FLT_MAX_BITS), step)
+        value = decode(stored, inner)
+        step = outer * value
+        size = bits_of(clamp(tl.abs(step), 1, FLT_MAX_BITS)) | (bits_of(step) & SIGN)
+        bounded = tl.where(step == step, float_of(size), step)
+        step = tl.where(tl.minimum(tl.abs(value), tl.abs(outer)) == 0.0, step, bounded)
     else:
         tl.static_assert(is_stored_as_step(spec.scale), "unknown kind of scale")
         step = stored
@@ -184,11 +191,14 @@ def step_of(stored, outer, spec: tl.constexpr):
 
 
 @triton.jit
-def load_scale(scale, outer, zero, index, present, outer_index, spec: tl.constexpr):
+def load_scale(
+    scale, outer, zero, offset, index, present, outer_index, spec: tl.constexpr
+):  # fmt: skip
     """A Scale from memory.
 
-    scale, outer, zero: pointers, the latter two None where the format has no such thing
-    index: int64 [units], where in `scale` and `zero`; outer_index: where in `outer`; present: bool
+    scale, outer, zero, offset: pointers, None where the format has no such thing
+    index: int64 [units], where in `scale`, `zero` and `offset`; outer_index: where in `outer`
+    present: bool
     """
     stored = tl.load(scale + index, mask=present, other=1)
     if spec.scale == "e8m0" or spec.scale == "two_level":
@@ -198,11 +208,13 @@ def load_scale(scale, outer, zero, index, present, outer_index, spec: tl.constex
     above = 1.0
     if spec.scale == "two_level":
         above = tl.load(outer + outer_index, mask=present, other=1.0)
-    offset = 0
+    point, added = 0, 0.0
     if spec.asym:
-        offset = tl.load(zero + index, mask=present, other=0)
+        point = tl.load(zero + index, mask=present, other=0)
+    if spec.offset != "":
+        added = widen(tl.load(offset + index, mask=present, other=0))
     step = step_of(stored, above, spec)
-    return Scale(stored, step, above, offset, step)
+    return Scale(stored, step, above, point, added, step)
 
 
 @triton.jit
@@ -221,3 +233,29 @@ def zero_point(low, step, spec: tl.constexpr):
     zero = spec.element.low - ((near + MAGIC) - MAGIC)
     zero = tl.where(t == t, zero, 0.0)
     return tl.minimum(tl.maximum(zero, spec.element.low), spec.element.high).to(tl.int32)
+
+
+@triton.jit
+def block_offset(low, step, spec: tl.constexpr):
+    """The smallest number and the step of each block -> the offset, float32 of its type's values
+    (3.8)."""
+    kind: tl.constexpr = spec.offset
+    offset = low - step * spec.element.low
+    offset = tl.where(offset == offset, offset, 0.0)
+    if kind == "fp16":
+        offset = tl.minimum(tl.maximum(offset, -65504.0), 65504.0)
+        offset = narrow(offset, tl.float16).to(tl.float32)
+    elif kind == "bf16":
+        offset = between(offset, 0x7F7F0000)
+        offset = widen(narrow(offset, tl.bfloat16))
+    else:
+        tl.static_assert(kind == "fp32", "unknown kind of offset")
+        offset = between(offset, FLT_MAX_BITS)
+    return offset
+
+
+@triton.jit
+def between(x, bits: tl.constexpr):
+    """x, no NaN, with a magnitude of at most that of the float32 with these bits."""
+    largest = constant(x, bits)
+    return tl.minimum(tl.maximum(x, 0.0 - largest), largest)

@@ -7,6 +7,10 @@ takes a tile [rows, columns] of it, which consists of units. `tile` is a primiti
     tile.kind "row"        one unit a row of the tile, along k; bm = 1
     tile.kind "column"     one unit a column of the tile, along m; bk = 1
     tile.kind "rectangle"  columns / part units side by side, each [rows, part]
+
+Blocks that are boxes lie over several dimensions before k (`tile.partial` has an entry for each):
+the rows of a "column" or "rectangle" are then all places of a block along these, and its units
+follow one another in the order of their scales.
 """
 
 from typing import Any, NamedTuple
@@ -37,6 +41,8 @@ def locate(tile: tl.constexpr, extents, width: tl.constexpr):
     """This program's Place in the tensor; `width` neighbouring elements make a column."""
     if tile.kind == "row":
         place = _units_in_rows(tile, extents, width)
+    elif dimensions(tile) > 0:
+        place = _units_in_boxes(tile, extents, width)
     else:
         tl.static_assert(tile.kind == "column" or tile.kind == "rectangle", "unknown kind of tile")
         place = _units_in_columns(tile, extents, width)
@@ -94,6 +100,104 @@ def _units_in_columns(tile: tl.constexpr, extents, width: tl.constexpr):
     rows = (i < um) & (part * um + i < bm) & (row < m)
     mask = rows[:, None] & exists[None, :]
     return Place(start, j, mask, index, present)
+
+
+@triton.constexpr_function
+def dimensions(tile):
+    """How many dimensions before k boxes have; 0 where blocks are none."""
+    return len(tile.partial)
+
+
+@triton.constexpr_function
+def ends_early(tile, dimension):
+    """Whether the last boxes along a dimension before k are partial."""
+    return tile.partial[dimension]
+
+
+@triton.jit
+def _digit(rest, more, size):
+    """The last digit of rest + more to the base `size`, and the rests of both without it.
+
+    rest: a number; more: int32 [...]. Only the number is divided in 64 bits, where it has so many.
+    """
+    size = tl.zeros([], tl.int32) + size
+    last = (rest % size).to(size.dtype) + more
+    return last % size, rest // size, last // size
+
+
+@triton.jit
+def _columns_of_boxes(tile: tl.constexpr, width: tl.constexpr):
+    """Of each column the unit, counted in the tile, and the column's place in that unit.
+
+    Where units lie side by side, they count as one.
+    """
+    wide: tl.constexpr = max(tile.part // width, 1)
+    c = tl.arange(0, tile.columns // width)
+    unit, place = c // wide, c % wide
+    if tile.part == 1:  # `width` units in a column
+        unit = c * width
+    if tile.even:
+        unit, place = tl.zeros([], tl.int32), c
+    return unit, place
+
+
+@triton.jit
+def _units_in_boxes(tile: tl.constexpr, extents, width: tl.constexpr):
+    many: tl.constexpr = tile.columns // tile.part
+    vector: tl.constexpr = max(tile.vector // width, 1)
+    program = tl.program_id(0) + 0 * extents.units  # as many bits as these numbers need
+    strip, first = program // extents.across, program % extents.across * many
+    there = extents.units - first
+    unit, place = _columns_of_boxes(tile, width)
+    part, rest, carry = _digit(first, unit, extents.rk)
+    block, rest, carry = _digit(rest, carry, extents.nk)
+    base, beyond = block.to(tl.int64) * extents.bk + part * extents.uk, place * width
+    exists = place >= 0
+    if not tile.even:
+        exists = (unit < there) & (beyond < extents.uk) & (part * extents.uk + beyond < extents.bk)
+        exists = tl.max_constancy(exists & (base + beyond < extents.k), [vector])
+    start, j, mask = _before_k(tile, extents, strip, rest, carry, base, width)
+    if tile.part > 1 or tile.even:
+        j = j + place
+    count = tl.arange(0, many)
+    index = (first + count) // extents.rk
+    return Place(start, j, mask & exists[None, :], index, count < there)
+
+
+@triton.jit
+def _before_k(tile: tl.constexpr, extents, strip, rest, carry, base, width: tl.constexpr):
+    """Where rows of boxes begin, int64 [rows]; where the units of columns do, in `width` elements;
+    and which rows exist, bool [rows, columns], or [rows, 1] where all columns have the same.
+
+    The compiler is told what holds of them here, because a caller's word for them would be lost.
+
+    strip: which of the parts that the rows of a box have
+    rest, carry: of the units' indices, without their places along k; base: of these, in elements
+    """
+    whole: tl.constexpr = tile.vector
+    vector: tl.constexpr = max(tile.vector // width, 1)
+    i = tl.arange(0, tile.rows)
+    above = (strip + 0 * extents.bm) * extents.um
+    mask = ((i < extents.um) & (i < extents.bm - above))[:, None]
+    start, stride = 0 * i.to(tl.int64), tl.zeros([], tl.int64) + extents.k
+    for d in tl.static_range(dimensions(tile)):
+        size = extents.b[d]
+        row, above, i = _digit(above, i, size)
+        block, rest, carry = _digit(rest, carry, extents.blocks[d])
+        if ends_early(tile, d):
+            limit = extents.n[d] - block * size
+            if not tile.even:
+                limit = tl.max_constancy(limit, [vector])[None, :]
+            mask = mask & (row[:, None] < limit)
+        start += row * stride
+        base += block * (size * stride)
+        stride *= extents.n[d]
+    if width > 1:
+        base = base // width
+    base = tl.multiple_of(base, [vector])
+    if tile.part == 1 and not tile.even:
+        base = tl.max_contiguous(base, [vector])
+    return tl.multiple_of(start, [whole]), base, mask
 
 
 @triton.jit

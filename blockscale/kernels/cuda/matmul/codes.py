@@ -88,7 +88,7 @@ def pair(fmt: str, element: str, k: int, dtype: torch.dtype) -> str:
     """
     form = parse(fmt)
     height, width = form.block.sizes_for(2)
-    if form.asym or (width != WHOLE and width < k) or height not in (1, WHOLE):
+    if form.asym or form.offset is not None or (width != WHOLE and width < k) or height not in (1, WHOLE):
         return ""
     if form.element.name == element == "int8":
         return "int8" if k < _LARGEST_SUM else ""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
+from blockscale.core.reference import QParams
 from blockscale.core.scale import FloatScale, PowerOfTwo
 from blockscale.kernels.cuda import interpreting
 from blockscale.kernels.cuda.dequantize import dequantize
@@ -21,6 +22,10 @@ from blockscale.kernels.cuda.matmul.finish import Ends, add_up
 from blockscale.kernels.cuda.matmul.order import PARTS, in_parts
 from blockscale.kernels.cuda.matmul.reading import Reading
 from blockscale.kernels.cuda.matmul.weight import OutputFactors, Weight, output_factors
+from blockscale.kernels.cuda.primitives.decoding import decode_tile
+from blockscale.kernels.cuda.primitives.form import form
+from blockscale.kernels.cuda.primitives.launch import launch
+from blockscale.kernels.cuda.primitives.plan import plan
 
 _UNFLUSHED = 16384  # products summed up there; of so many positive ones 63 of 64 units were lost
 _AT_ONCE = 1 << 30  # bytes of bfloat16 weights at a time, where nothing else is said
@@ -63,7 +68,25 @@ def exact(
         scale = scale[first:last]
         zero = zero if zero is None else zero[first:last]
     codes = codes[first:last]
+    if r.element.family == "codebook":
+        return decoded(codes, scale, outer, fmt, r, k)
     return dequantize(Operand(codes, scale, zero, outer, fmt, k), torch.bfloat16)
+
+
+def decoded(
+    codes: Tensor, scale: Tensor, outer: Tensor | None, fmt: str, r: Reading, k: int
+) -> Tensor:
+    """As dequantize, of the table that `r` reads codes by."""
+    values = torch.empty((codes.shape[0], k), dtype=torch.bfloat16, device=codes.device)
+    planned = plan(fmt, tuple(values.shape), "decode", True, 0, 2)
+    assert planned is not None
+    parts = form(fmt).per_block(QParams(scale, outer))
+    count = 1 if parts.outer is None else parts.outer.numel()
+    launch(
+        decode_tile, planned._replace(spec=r.spec), codes, codes, values, parts.scale, parts.outer,
+        None, None, count, k,
+    )  # fmt: skip
+    return values
 
 
 def dense(

@@ -61,7 +61,7 @@ def kind(fmt: str, rank: int) -> str:
     form = parse(fmt)
     *rows, size = form.block.sizes_for(rank)
     one = size == WHOLE and (all(n == 1 for n in rows) or all(n == WHOLE for n in rows))
-    if form.asym or form.bits > 8:
+    if form.asym or form.offset is not None or form.bits > 8:
         return "float32"
     if isinstance(form.scale, PowerOfTwo):
         return "powers" if is_bfloat16(form) else "float32"

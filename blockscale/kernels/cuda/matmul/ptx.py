@@ -7,6 +7,7 @@ tensor core reads. device/element.py has the same in plain Triton, for the inter
 """
 
 from blockscale.core.element import ElementNumbers
+from blockscale.kernels.cuda.matmul.ptx_table import is_table, looked_up
 
 FAMILIES = ("integer", "minifloat", "binary")  # of elements, which there are programs for
 AND_OR = "0xEA"  # lop3: (a & b) | c
@@ -179,6 +180,9 @@ def decode_words(e: ElementNumbers, lift: int | None = None, only: range | None 
         "prmt.b32 l, a, b, 0x5410;",
         "prmt.b32 h, a, b, 0x7632;",
     ]
+    if is_table(e):
+        places = {i: f"${place}" for place, i in enumerate(only)}
+        return program([*lines[:2], *looked_up(e, "a", "b", lambda i, h: places.get(i + 4 * h, ""))])
     if (e.family, e.bits, e.signed) == ("integer", 8, False):
         lines += [f"xor.b32 {word}, {word}, 0x80808080;" for word in "ab"]
     for place, i in enumerate(only):
@@ -205,10 +209,10 @@ def _decode_one(e: ElementNumbers, out: str, i: int, lift: int | None) -> list[s
 def known(e: ElementNumbers) -> None:
     """Raises ValueError of an element of a family that no program decodes: it is not to be taken
     for another one."""
-    if e.family not in FAMILIES:
+    if e.family not in FAMILIES and not is_table(e):
         raise ValueError(
             f"no PTX decodes elements of the family {e.family!r}: expected one of "
-            f"{', '.join(FAMILIES)}. `reading` is to say None of such a format, so that its weight "
+            f"{', '.join(FAMILIES)}, or a table of 16 bfloat16. `reading` is to say None of such a format, so that its weight "
             "is dequantized"
         )
 

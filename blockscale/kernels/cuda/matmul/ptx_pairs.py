@@ -23,6 +23,7 @@ from blockscale.kernels.cuda.matmul.ptx import (
     sign,
     times,
 )
+from blockscale.kernels.cuda.matmul.ptx_table import is_table, looked_up
 
 WORD = 32
 
@@ -86,6 +87,8 @@ def decode(e: ElementNumbers, lift: int | None, last: str) -> str:
     """
     known(e)
     count = WORD // e.bits
+    if is_table(e):
+        return _table(e, last)
     lines = []
     for word in range(2):
         lines.append(f"mov.b32 a, ${count + word};")
@@ -103,6 +106,17 @@ def decode(e: ElementNumbers, lift: int | None, last: str) -> str:
                 lines.append(f"add.rn.bf16x2 {out}, {out}, v;")
             elif last == "offset":
                 lines.append(f"add.rn.bf16x2 {out}, {out}, ${count + 2};")
+    return program(lines)
+
+
+def _table(e: ElementNumbers, last: str) -> str:
+    """As `decode`, of a table of 16 values. Raises ValueError where there are zero points."""
+    if last not in ("", "scale"):
+        raise ValueError(f"tables have no zero points, {last!r} was asked for")
+    lines = ["prmt.b32 l, $8, $9, 0x5410;", "prmt.b32 h, $8, $9, 0x7632;"]
+    lines += looked_up(e, "l", "h", lambda i, word: f"${4 * word + i}")
+    if last:
+        lines += [f"mul.rn.bf16x2 ${i}, ${i}, $10;" for i in range(8)]
     return program(lines)
 
 

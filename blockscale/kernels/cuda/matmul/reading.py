@@ -1,18 +1,20 @@
 """How a quantized weight is read: which codes lie in a word, and where scales go."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from blockscale.core.block import WHOLE
 from blockscale.core.element import ElementNumbers
+from blockscale.core.elements.codebook import Codebook
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.scale import FloatScale, PowerOfTwo
 from blockscale.core.scales.two_level import TwoLevel
 from blockscale.kernels.cuda.matmul import ptx
 from blockscale.kernels.cuda.matmul.ptx_pairs import NO_PAIRS, Pairs, pairs, six
+from blockscale.kernels.cuda.matmul.table_parts import parts_of
 from blockscale.kernels.cuda.spec import Spec, spec
 from blockscale.kernels.numbers import lower
 
@@ -39,6 +41,8 @@ class Reading:
     decode, registers, decode_scale: PTX (ptx.py) and what it takes
     pairs: the same for few rows (ptx_pairs.py)
     lift: what PTX leaves to multiply the sums by
+    further: how the other parts of a table are read, whose products are added (table_parts.py)
+    multiplier: what the values of the parts are too large by
     """
 
     spec: Spec
@@ -53,6 +57,8 @@ class Reading:
     decode_scale: str = ""
     pairs: Pairs = NO_PAIRS
     lift: float = 1.0
+    further: tuple["Reading", ...] = ()
+    multiplier: float = 1.0
 
     @property
     def element(self) -> ElementNumbers:
@@ -80,11 +86,30 @@ def reading(spelling: str, k: int) -> Reading | None:
     """How to read rows of k codes, or None where neither codes nor what their scales make of them
     are bfloat16, or blocks with scales of their own are too small."""
     fmt = parse(spelling)
-    if not is_bfloat16(fmt):
+    numbers = lower(fmt)
+    if numbers is None or fmt.offset is not None:
         return None
+    if numbers.element.family == "codebook":
+        return _in_parts(fmt, k)
+    return _reading(fmt, k, spec(spelling)) if is_bfloat16(fmt) else None
+
+
+def _in_parts(fmt: Format, k: int) -> Reading | None:
+    """The Reading of a format whose elements are a table: of its first part, with the others."""
+    numbers = spec(fmt.spelling)
+    parts = parts_of(numbers.element)
+    each = [replace(numbers, element=replace(numbers.element, values=t)) for t in parts.tables]
+    found = [_reading(fmt, k, one) for one in each]
+    readings = tuple(one for one in found if one is not None)
+    if len(readings) < len(found):
+        return None
+    return replace(readings[0], further=readings[1:], multiplier=parts.multiplier)
+
+
+def _reading(fmt: Format, k: int, numbers: Spec) -> Reading | None:
+    """The Reading of a format whose elements are these bfloat16."""
     height, width = fmt.block.sizes_for(2)
     width = 0 if width == WHOLE or width >= k else width
-    numbers = spec(spelling)
     fold = _fold(fmt, numbers) if width else ""
     if fmt.bits > WORD // 4 or not k or not (fold or _whole_rows(fmt, width)):
         return None
@@ -101,6 +126,11 @@ def reading(spelling: str, k: int) -> Reading | None:
     )
 
 
+def through_memory(r: Reading) -> Reading:
+    """The same for codes that do not lie in words: they are decoded to memory."""
+    return replace(r, planes=0, further=tuple(map(through_memory, r.further)))
+
+
 def _whole_rows(fmt: Format, width: int) -> bool:
     """Whether scales can meet the sums of codes: of rows, or of blocks that are large enough."""
     return not width or (isinstance(fmt.scale, FloatScale) and width % SMALLEST_BLOCK == 0)
@@ -108,8 +138,8 @@ def _whole_rows(fmt: Format, width: int) -> bool:
 
 def _in_words(fmt: Format, k: int, width: int, fold: str) -> bool:
     """Whether rows and blocks are whole words, and blocks fill tiles or divide them."""
-    bits = fmt.bits
-    if bits not in (1, 2, 4, 8) or k * bits % WORD or width * bits % WORD:
+    bits, table = fmt.bits, isinstance(fmt.element, Codebook)
+    if bits not in ((4,) if table else (1, 2, 4, 8)) or k * bits % WORD or width * bits % WORD:
         return False
     words = width * bits // WORD
     return not words & (words - 1) and not (fmt.asym and fold)
@@ -149,7 +179,7 @@ def _six(fmt: Format, k: int, fold: str, numbers: Spec) -> dict[str, Any]:
     width = fmt.block.sizes_for(2)[1]
     by_rows = width == WHOLE or width >= k
     powers = fold in ("bytes", "floats") and width % 32 == 0
-    if fmt.bits != 6 or k % 16 or fmt.asym or not (by_rows or powers):
+    if fmt.bits != 6 or isinstance(fmt.element, Codebook) or k % 16 or fmt.asym or not (by_rows or powers):
         return {}
     scale = ptx.decode_exponents(numbers.fraction_bits) if fold == "bytes" else ""
     return {"pairs": six(numbers.element, powers), "decode_scale": scale}

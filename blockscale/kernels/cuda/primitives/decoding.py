@@ -21,7 +21,7 @@ from blockscale.kernels.cuda.device.tile import (
 
 @triton.jit
 def decode_tile(
-    packed, out, scale, outer, zero, outer_count, size,
+    packed, out, scale, outer, zero, offset, outer_count, size,
     extents,
     spec: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
@@ -32,6 +32,7 @@ def decode_tile(
     scale: the stored scales of all blocks
     outer: float32, an outer scale for each block, or one for all; None with one level
     zero: int32, the zero points of all blocks; None where the format has none
+    offset: float32, bfloat16 or float16, the offsets of all blocks; None where the format has none
     outer_count: how many outer scales there are
     extents: a tiling.Extents
     """
@@ -48,7 +49,9 @@ def decode_tile(
         code = load_packed(packed, groups, bits, side, tile)
     else:
         code = load_ragged(packed, place.start, place.j, mask, bits, size)
-    given = load_scale(scale, outer, zero, index, place.present, index % outer_count, spec)
+    given = load_scale(
+        scale, outer, zero, offset, index, place.present, index % outer_count, spec
+    )
     if kind is not None:
         value = code.to(kind, bitcast=True).to(tl.float32)
     else:
@@ -56,6 +59,8 @@ def decode_tile(
     if spec.asym:
         value = value - spread(given.zero, tile).to(tl.float32)
     value = value * spread(given.step, tile)
+    if spec.offset != "":
+        value = value + spread(given.offset, tile)
     value = narrow(value, out.dtype.element_ty)
     tl.store(out + at, value, mask=mask, cache_modifier=".cs")
 

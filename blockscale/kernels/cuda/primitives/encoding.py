@@ -31,6 +31,7 @@ from blockscale.kernels.cuda.device.powers import counts_binades, turning_points
 from blockscale.kernels.cuda.device.random_numbers import draw
 from blockscale.kernels.cuda.device.scale import (
     Scale,
+    block_offset,
     choose_step,
     load_scale,
     narrow_scale,
@@ -40,7 +41,7 @@ from blockscale.kernels.cuda.device.scale import (
     zero_point,
 )
 from blockscale.kernels.cuda.device.signs import compares
-from blockscale.kernels.cuda.primitives.extremes import extremes, far_from_zero
+from blockscale.kernels.cuda.primitives.extremes import all_wide, extremes, far_from_zero
 from blockscale.kernels.cuda.primitives.ranges import ranges
 from blockscale.kernels.cuda.primitives.writing import write_codes, write_pairs, write_signs
 
@@ -68,7 +69,8 @@ class Units(NamedTuple):
     """Where chosen scales go: [units] of one tile.
 
     index: int64, where in memory; present: bool, which units exist
-    scale, zero: pointers to scales and zero points, the latter None where the format has none
+    scale, zero, offset: pointers to scales, zero points and offsets, the latter two None where the
+        format has none
     outer: float32, the outer scale, or 1.0 where the format has none
     """
 
@@ -76,12 +78,13 @@ class Units(NamedTuple):
     present: Any
     scale: Any
     zero: Any
+    offset: Any
     outer: Any
 
 
 @triton.jit
 def encode_tile(
-    x_at, out, extra, scale, outer, zero, seed, outer_count, extents,
+    x_at, out, extra, scale, outer, zero, offset, seed, outer_count, extents,
     spec: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Choose scales (tile.chooses) or read them, and write what tile.result says.
@@ -93,6 +96,7 @@ def encode_tile(
     scale: the stored scales of all blocks
     outer: float32, an outer scale for each block, or one for all; None with one level
     zero: int32, the zero points of all blocks; None where the format has none
+    offset: float32, bfloat16 or float16, the offsets of all blocks; None where the format has none
     seed: int64 [1] or [2], of stochastic rounding; else None
     outer_count: how many outer scales there are
     extents: a tiling.Extents
@@ -105,11 +109,11 @@ def encode_tile(
         if spec.scale == "two_level":
             above = outer_scale(float_of(tl.load(extra)), spec)
             tl.store(outer, above, mask=tl.program_id(0) == 0)
-        units = Units(seen.index, seen.present, scale, zero, above)
+        units = Units(seen.index, seen.present, scale, zero, offset, above)
         encode_choosing(seen, units, target, dtype, spec, tile)
     else:
         given = load_scale(
-            scale, outer, zero, seen.index, seen.present, seen.index % outer_count, spec
+            scale, outer, zero, offset, seen.index, seen.present, seen.index % outer_count, spec
         )
         encode_with(seen.x, given, target, False, dtype, spec, tile)
 
@@ -120,9 +124,12 @@ def encode_choosing(
 ):
     """Choose the scales of a lanes.Read, in a branch of its own where all blocks are ordinary."""
     as_read: tl.constexpr = tile.in_pairs if takes_pairs(dtype, tile) else tile
-    found = extremes(seen.x, dtype, spec, as_read)
+    found = extremes(seen.x, seen.mask, dtype, spec, as_read)
     if has_ordinary_branch(dtype, spec, tile):
-        ordinary = all_ordinary(found.top, units.outer, spec)
+        if spec.offset != "" and uses_markstein(spec):
+            ordinary = all_wide(found, spec)
+        else:
+            ordinary = all_ordinary(found.top, units.outer, spec)
         if (
             uses_markstein(spec)
             and tells_quotients_from_zero(spec)
@@ -170,15 +177,21 @@ def choose_scale(
     zero = 0
     if spec.asym:
         zero = zero_point(low, step, spec)
+    offset = 0.0
+    if spec.offset != "":
+        offset = block_offset(low, step, spec)
     if tile.keeps:
         at = units.scale + units.index
         tl.store(at, narrow_scale(stored, units.scale.dtype.element_ty), mask=units.present)
         if spec.asym:
             tl.store(units.zero + units.index, zero, mask=units.present)
+        if spec.offset != "":
+            at = units.offset + units.index
+            tl.store(at, narrow(offset, units.offset.dtype.element_ty), mask=units.present)
     by = step
-    if ordinary and uses_markstein(spec):
+    if ordinary and uses_markstein(spec) and spec.offset == "":
         by = tl.where(found.top == 0, 1.0, step)  # nothing but zeros, counted in any steps
-    return Scale(stored, step, units.outer, zero, by)
+    return Scale(stored, step, units.outer, zero, offset, by)
 
 
 @triton.jit
@@ -196,7 +209,9 @@ def encode_with(
         if counts_binades(ordinary, spec):
             element: tl.constexpr = spec.element
             first, second = turning_points(scale.divisor, element)
-            scaling = Scaling(first, second, scaling.by, scaling.step, scaling.zero)
+            scaling = Scaling(
+                first, second, scaling.by, scaling.step, scaling.zero, scaling.offset
+            )
         u, u_2 = 0.0, 0.0
         if spec.rounding == "stochastic" and tile.result != "gradient":
             u, u_2 = draw(x, at, target.seed, takes_pairs(dtype, tile), tile)

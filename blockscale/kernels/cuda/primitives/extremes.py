@@ -11,15 +11,20 @@ import triton.language as tl
 
 from blockscale.kernels.cuda.device.element import magnitude
 from blockscale.kernels.cuda.device.lanes import SIGNS, largest_pattern, split_pairs, widened_bits
-from blockscale.kernels.cuda.device.numerics import EXPONENT, bits_of, widen
+from blockscale.kernels.cuda.device.numerics import EXPONENT, bits_of, float_of, widen
 from blockscale.kernels.cuda.device.tile import reduced
 
 SIGN: tl.constexpr = tl.constexpr(-0x80000000)
+NOTHING: tl.constexpr = tl.constexpr(-0x80000000)  # less than all `ordered` ones
+LARGE: tl.constexpr = tl.constexpr(0x5D800000)  # the bits of 2^60
 ONE: tl.constexpr = tl.constexpr(0x00800000)  # of an exponent
 
 
 class Extremes(NamedTuple):
     """Of each unit, int32 [units], as bits of float32 numbers that are at least 0.
+
+    Where blocks have offsets, `high` and `low` are `ordered`, and may be below 0; NOTHING where there
+    is no number.
 
     high: the largest number
     low: the smallest number, negated
@@ -57,9 +62,75 @@ def peak(x, side: tl.constexpr, dtype: tl.constexpr, tile: tl.constexpr):
 
 
 @triton.jit
-def extremes(x, dtype: tl.constexpr, spec: tl.constexpr, tile: tl.constexpr):
-    """A tile -> the Extremes of each unit."""
-    if spec.statistic == "range":
+def ordered(bits):
+    """The bits of float32 numbers -> int32 that order as they do, -0 below 0. Its own inverse; that
+    of a number negated is -1 less it."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def bare_extremes(x, mask, finite: tl.constexpr, dtype: tl.constexpr, tile: tl.constexpr):
+    """A tile -> `high` and `low` of Extremes where blocks have offsets.
+
+    mask: which elements exist; finite: only what is finite counts
+    """
+    if x.dtype == tl.int32:
+        first, second = split_pairs(x, dtype)
+        first, least = both_ends(bits_of(first), mask, finite)
+        second, least_2 = both_ends(bits_of(second), mask, finite)
+        if tile.kind == "column":
+            high, high_2 = reduced(first, "largest", tile), reduced(second, "largest", tile)
+            high = tl.reshape(tl.join(high, high_2), [2 * tile.columns])
+            low, low_2 = reduced(least, "largest", tile), reduced(least_2, "largest", tile)
+            low = tl.reshape(tl.join(low, low_2), [2 * tile.columns])
+        else:
+            high = reduced(tl.maximum(first, second), "largest", tile)
+            low = reduced(tl.maximum(least, least_2), "largest", tile)
+    else:
+        up, down = both_ends(bits_of(widen(x)), mask, finite)
+        high, low = reduced(up, "largest", tile), reduced(down, "largest", tile)
+    return high, low
+
+
+@triton.jit
+def both_ends(bits, mask, finite: tl.constexpr):
+    """The bits of float32 numbers -> `ordered` ones of them and of them negated; else NOTHING."""
+    up = ordered(bits)
+    there = mask
+    if finite:
+        there = there & (magnitude(bits) < EXPONENT)
+    return tl.where(there, up, NOTHING), tl.where(there, -1 - up, NOTHING)
+
+
+@triton.jit
+def as_range(high, low, spec: tl.constexpr):
+    """`high` and `low` of Extremes -> the smallest and the largest number, float32 [units]."""
+    if spec.offset != "":
+        none = high == NOTHING
+        largest = tl.where(none, 0.0, float_of(ordered(high)))
+        smallest = tl.where(none, 0.0, float_of(ordered(low) ^ SIGN))
+    else:
+        largest, smallest = float_of(high), 0.0 - float_of(low)
+    return smallest, largest
+
+
+@triton.jit
+def all_wide(found, spec: tl.constexpr):
+    """Of blocks with offsets: whether all of a program's are ordinary, because what they range over
+    is neither small nor, as their numbers, large. found: Extremes"""
+    low, high = as_range(found.high, found.low, spec)
+    least: tl.constexpr = spec.least
+    far = (found.top > LARGE) | (bits_of(high - low) < least)
+    return tl.max(far.to(tl.int32)) == 0
+
+
+@triton.jit
+def extremes(x, mask, dtype: tl.constexpr, spec: tl.constexpr, tile: tl.constexpr):
+    """A tile -> the Extremes of each unit. mask: which elements exist, as tile counts them"""
+    if spec.offset != "":
+        high, low = bare_extremes(x, mask, False, dtype, tile)
+        top = tl.maximum(high, low)
+    elif spec.statistic == "range":
         high, low = peak(x, "above", dtype, tile), peak(x, "below", dtype, tile)
         top = tl.maximum(high, low)
     else:
@@ -89,9 +160,11 @@ def finite_peak(x, side: tl.constexpr, dtype: tl.constexpr, tile: tl.constexpr):
 
 
 @triton.jit
-def finite_extremes(x, dtype: tl.constexpr, spec: tl.constexpr, tile: tl.constexpr):
+def finite_extremes(x, mask, dtype: tl.constexpr, spec: tl.constexpr, tile: tl.constexpr):
     """`high` and `low` of Extremes, among what is finite."""
-    if spec.statistic == "range" or spec.statistic == "high":
+    if spec.offset != "":
+        high, low = bare_extremes(x, mask, True, dtype, tile)
+    elif spec.statistic == "range" or spec.statistic == "high":
         high = finite_peak(x, "above", dtype, tile)
         low = finite_peak(x, "below", dtype, tile)
     else:

@@ -41,14 +41,14 @@ class Form(Storage):
 
     def given_parts(
         self, x: Tensor, shape: Sequence[int], scale: Tensor, zero: Tensor | None,
-        outer: Tensor | None,
+        outer: Tensor | None, more: Sequence[Tensor] | None = None,
     ) -> QParams:  # fmt: skip
         """A caller's scale for a tensor of `shape`, on x's device and as `per_block` gives it.
 
         Raises ValueError if it does not fit.
         """
         shape = torch.Size(shape)
-        return self.per_block(self.checked_parts(shape, scale, zero, outer, x.device))
+        return self.per_block(self.checked_parts(shape, scale, zero, outer, x.device, more))
 
     def per_block(self, parts: QParams) -> QParams:
         """The same with an outer scale for each block, unless there is only one at all."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from blockscale.core import reference
 from blockscale.core.reference import QParams, Ranges
 from blockscale.kernels.cuda.primitives import encoding, ranges
+from blockscale.kernels.cuda.primitives.extremes import NOTHING
 from blockscale.kernels.cuda.primitives.form import Form
 from blockscale.kernels.cuda.primitives.plan import Plan, one_pass, plan
 from blockscale.kernels.cuda.replay.direct import cdiv, direct
@@ -60,7 +61,10 @@ def _merged(fmt: Form, x: Tensor) -> Tensor:
     planned = plan(fmt.format.spelling, tuple(x.shape), "extremes", True, 0, x.itemsize)
     assert planned is not None
     count = torch.Size(fmt.scale_shape(x.shape)).numel()
-    work = torch.zeros(3, count, dtype=torch.int32, device=x.device)
+    if fmt.spec.offset:
+        work = torch.full((3, count), NOTHING.value, dtype=torch.int32, device=x.device)
+    else:
+        work = torch.zeros(3, count, dtype=torch.int32, device=x.device)
     launch(ranges.merge_extremes, planned, x, x, work, count)
     return work
 
@@ -69,17 +73,26 @@ def _finished(fmt: Form, x: Tensor, work: Tensor) -> QParams:
     """The scale of x from the extremes of its blocks; the reference chooses two levels' scales."""
     shape, count = fmt.scale_shape(x.shape), work.shape[1]
     if fmt.inner is not None:
-        high, low = work[0].view(torch.float32), -work[1].view(torch.float32)
+        low, high = _as_range(fmt, work)
         poisoned = work[2] >= 0x7F800000
         of_blocks = Ranges(low.reshape(shape), high.reshape(shape), poisoned.reshape(shape))
         return reference.qparams_from_range(*of_blocks, fmt.format)
     parts = fmt.new_parts(x.shape, x.device)
     with guard(x):
         direct(ranges.finish)[(cdiv(count, 256),)](
-            work, parts.scale, parts.zero_point, count, spec=fmt.spec, columns=256,
+            work, parts.scale, parts.zero_point, parts.offset, count, spec=fmt.spec, columns=256,
             enable_fp_fusion=False,
         )  # fmt: skip
     return parts
+
+
+def _as_range(fmt: Form, work: Tensor) -> tuple[Tensor, Tensor]:
+    """As extremes.as_range, on the host."""
+    if not fmt.spec.offset:
+        return -work[1].view(torch.float32), work[0].view(torch.float32)
+    ordered = work[:2] ^ ((work[:2] >> 31) & 0x7FFFFFFF)
+    found = ordered.view(torch.float32).masked_fill(work[:2] == NOTHING.value, 0.0)
+    return -found[1], found[0]
 
 
 def encode(
@@ -93,6 +106,9 @@ def encode(
     parts: the scales, given or memory for them; None where they are chosen and not kept
     seed: of `form.seed_numbers`
     """
-    scale, outer, zero = parts[:3] if parts else (None, None, None)
+    scale, outer, zero, offset = parts[:4] if parts else (None,) * 4
     outer_count = outer.numel() if outer is not None else 1
-    launch(encoding.encode_tile, planned, x, x, out, extra, scale, outer, zero, seed, outer_count)
+    launch(
+        encoding.encode_tile, planned, x, x, out, extra, scale, outer, zero, offset, seed,
+        outer_count,
+    )  # fmt: skip

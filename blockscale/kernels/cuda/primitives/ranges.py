@@ -9,15 +9,16 @@ import triton.language as tl
 
 from blockscale.kernels.cuda.device.division import chooses_means
 from blockscale.kernels.cuda.device.lanes import read, takes_pairs
-from blockscale.kernels.cuda.device.numerics import EXPONENT, bits_of, float_of
+from blockscale.kernels.cuda.device.numerics import EXPONENT, bits_of, narrow
 from blockscale.kernels.cuda.device.scale import (
+    block_offset,
     choose_step,
     narrow_scale,
     numerator,
     step_of,
     zero_point,
 )
-from blockscale.kernels.cuda.primitives.extremes import extremes, finite_extremes
+from blockscale.kernels.cuda.primitives.extremes import as_range, extremes, finite_extremes
 from blockscale.kernels.cuda.primitives.means import means
 
 
@@ -26,7 +27,8 @@ def ranges(
     x, found, mask, finite: tl.constexpr, dtype: tl.constexpr, spec: tl.constexpr,
     tile: tl.constexpr,
 ):  # fmt: skip
-    """A tile of whole blocks -> the `low` and `high` of each, float32 [units], low <= 0 <= high.
+    """A tile of whole blocks -> the `low` and `high` of each, float32 [units], low <= 0 <= high
+    unless blocks have offsets.
 
     found: its Extremes; mask: bool, which elements or pairs exist; finite: all elements are
     """
@@ -36,8 +38,8 @@ def ranges(
     else:
         up, down = found.high, found.low
         if not finite:
-            up, down = finite_extremes(x, dtype, spec, tile)
-        high, low = float_of(up), 0.0 - float_of(down)
+            up, down = finite_extremes(x, mask, dtype, spec, tile)
+        low, high = as_range(up, down, spec)
     return low, high
 
 
@@ -55,7 +57,7 @@ def largest_numerator(
     dtype: tl.constexpr = x_at.dtype.element_ty
     as_read: tl.constexpr = tile.in_pairs if takes_pairs(dtype, tile) else tile
     seen = read(x_at, extents, tile)
-    found = extremes(seen.x, dtype, spec, as_read)
+    found = extremes(seen.x, seen.mask, dtype, spec, as_read)
     finite: tl.constexpr = spec.poisons and not chooses_means(spec)  # others are left out
     low, high = ranges(seen.x, found, seen.mask, finite, dtype, spec, as_read)
     present = seen.present
@@ -73,17 +75,17 @@ def merge_extremes(
     """The extremes of parts of blocks, merged by atomic maxima, whose order does not matter.
 
     x_at: float32, bfloat16 or float16 [batch, m, k], contiguous
-    work: int32 [3, count], 0 before: the `high`, `low` and `top` of each block, as Extremes has
-          them; `low` and `top` only for formats that ask for them
+    work: int32 [3, count], 0 before, with offsets -2^31: the `high`, `low` and `top` of each block,
+          as Extremes has them; `low` and `top` only for formats that ask for them
     count: how many blocks there are
     extents: a tiling.Extents
     """
     dtype: tl.constexpr = x_at.dtype.element_ty
     as_read: tl.constexpr = tile.in_pairs if takes_pairs(dtype, tile) else tile
     seen = read(x_at, extents, tile)
-    high, low, top = extremes(seen.x, dtype, spec, as_read)
+    high, low, top = extremes(seen.x, seen.mask, dtype, spec, as_read)
     if tl.max(top) >= EXPONENT:
-        high, low = finite_extremes(seen.x, dtype, spec, as_read)
+        high, low = finite_extremes(seen.x, seen.mask, dtype, spec, as_read)
     at = work + seen.index
     tl.atomic_max(at, high, mask=seen.present, sem="relaxed")
     if spec.statistic == "range":
@@ -93,18 +95,20 @@ def merge_extremes(
 
 
 @triton.jit
-def finish(work, scale, zero, count, spec: tl.constexpr, columns: tl.constexpr):
-    """What `merge_extremes` left -> stored scales and zero points.
+def finish(work, scale, zero, offset, count, spec: tl.constexpr, columns: tl.constexpr):
+    """What `merge_extremes` left -> stored scales, and zero points or offsets.
 
     work: int32 [3, count]; count: how many blocks there are
-    scale: [count], as stored; zero: int32 [count], or None where the format has none
+    scale: [count], as stored; zero: int32 [count], offset: floats [count]; None where the
+        format has none
     columns: blocks of one program
     """
     index = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, columns)
     present = index < count
-    high = float_of(tl.load(work + index, mask=present, other=0))
-    low = 0.0 - float_of(tl.load(work + count + index, mask=present, other=0))
-    poisoned = high < 0.0
+    high = tl.load(work + index, mask=present, other=0)
+    low = tl.load(work + count + index, mask=present, other=0)
+    low, high = as_range(high, low, spec)
+    poisoned = high != high
     if spec.poisons:
         poisoned = tl.load(work + 2 * count + index, mask=present, other=0) >= EXPONENT
     stored = choose_step(low, high, poisoned, 1.0, False, spec)
@@ -112,3 +116,6 @@ def finish(work, scale, zero, count, spec: tl.constexpr, columns: tl.constexpr):
     if spec.asym:
         zeros = zero_point(low, step_of(stored, 1.0, spec), spec)
         tl.store(zero + index, zeros, mask=present)
+    if spec.offset != "":
+        added = block_offset(low, step_of(stored, 1.0, spec), spec)
+        tl.store(offset + index, narrow(added, offset.dtype.element_ty), mask=present)

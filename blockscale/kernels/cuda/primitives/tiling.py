@@ -1,8 +1,9 @@
 """How a tensor's blocks are laid over programs: a Tiling for each shape and block.
 
-Any tensor with any block is one of [batch, m, k] with blocks [bm, bk] over m and k, because the
-dimensions beside a block's merge: its Blocks. A program takes a tile of units, which are parts of
-blocks.
+Most tensors with a block are one of [batch, m, k] with blocks [bm, bk] over m and k, because the
+dimensions beside a block's merge: its Blocks. Where they do not, blocks are boxes: over k, and over
+several dimensions before it, whose places in a block are its rows. A program takes a tile of units,
+which are parts of blocks.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from blockscale.core.block import WHOLE, Block
+from blockscale.kernels.blocks import merged
 from blockscale.kernels.cuda.device.lanes_asm import NO_NARROWING, Narrowing
 
 LARGEST = 32768  # elements of a block that one program holds in registers
@@ -37,6 +39,8 @@ class Tile:
     quads:   four neighbours may share a counter of random numbers
     pairs:   neighbours of 16 bits are taken two and two
     narrowing: how pairs of ordinary blocks become codes without being split
+    partial: of boxes, for each dimension before k, the last one first: whether its last blocks are
+             partial; () for other blocks
     """
 
     kind: str
@@ -55,6 +59,7 @@ class Tile:
     quads: bool = False
     pairs: bool = False
     narrowing: Narrowing = NO_NARROWING
+    partial: tuple[bool, ...] = ()
 
     @cached_property
     def _hash(self) -> int:
@@ -75,6 +80,8 @@ class Blocks:
     """A tensor as [batch, m, k] with blocks [bm, bk].
 
     modulus: rows of scales, where batches share them; else 0
+    before:  of boxes, (size, size of a block) of each dimension before k, the last one first: then
+             m and bm are the products of these; else ()
     """
 
     batch: int
@@ -83,11 +90,14 @@ class Blocks:
     bm: int
     bk: int
     modulus: int = 0
+    before: tuple[tuple[int, int], ...] = ()
 
 
 def blocks_of(shape: Sequence[int], block: Block) -> Blocks:
     """The Blocks of a tensor of `shape`, none of whose sizes is 0."""
     sizes = block.sizes_for(len(shape))
+    if block.name.startswith("block"):
+        return _any_sizes(*merged(shape, sizes))
     parted = [i for i, (n, b) in enumerate(zip(shape, sizes, strict=True)) if b != WHOLE]
     if not parted:
         return Blocks(1, 1, prod(shape), 1, prod(shape))
@@ -106,6 +116,18 @@ def blocks_of(shape: Sequence[int], block: Block) -> Blocks:
     return Blocks(
         prod(shape[:first]), shape[first], prod(shape[first + 1 :]), min(bm, shape[first]), 1
     )
+
+
+def _any_sizes(shape: tuple[int, ...], sizes: tuple[int, ...]) -> Blocks:
+    """Of a tensor whose dimensions are merged (kernels.blocks), in blocks of `sizes`."""
+    *before, (k, bk) = list(zip(shape, sizes, strict=True)) or [(1, 1)]
+    m, bm = prod(n for n, _ in before), prod(size for _, size in before)
+    if len(before) < 2:
+        return Blocks(1, m, k, bm, bk)
+    (n, size), (last, of_last) = before[0], before[-1]
+    if len(before) == 2 and size == 1:
+        return Blocks(n, last, k, of_last, bk)
+    return Blocks(1, m, k, bm, bk, before=tuple(reversed(before)))
 
 
 def _channel(shape: Sequence[int], dim: int) -> Blocks:
@@ -143,13 +165,37 @@ class Extents(NamedTuple):
     modulus: int
 
 
+class BoxExtents(NamedTuple):
+    """The sizes that kernels take with a Tile of boxes.
+
+    units: of the whole tensor that have the same rows of their blocks
+    across: how many programs those are
+    n, b, blocks: of each dimension before k, the last one first, its size, that of a block, and
+                  how many blocks there are along it
+    k, bm, bk, um, uk, rk, nk: as in Extents; bm is the product of b
+    """
+
+    units: int
+    across: int
+    n: tuple[int, ...]
+    b: tuple[int, ...]
+    blocks: tuple[int, ...]
+    k: int
+    bm: int
+    bk: int
+    um: int
+    uk: int
+    rk: int
+    nk: int
+
+
 @dataclass(frozen=True)
 class Tiling:
     """A Tile, how many programs take one each, and the Extents that they take with it."""
 
     tile: Tile
     programs: int
-    extents: Extents
+    extents: Extents | BoxExtents
 
 
 def tiling(at: Blocks, elements: int, *, whole: bool, unit: int = 1024) -> Tiling | None:
@@ -193,12 +239,14 @@ def _tiles(at: Blocks, elements: int, whole: bool, unit: int) -> Tiling:
     um = at.bm if whole else min(at.bm, unit // 32)
     uk = at.bk if whole else min(at.bk, 128)
     rows, part = _padded(um), _padded(uk)
+    side = max(2, min(8, 64 // rows)) if part == 1 else min(part, max(4, min(8, 64 // rows)))
+    kind = "column" if part == 1 else "rectangle"
+    if at.before:
+        return _boxes(at, elements, um, uk, Tile(kind, rows, part, part, False, 1, False, side))
     rm, rk = _ceil(at.bm, um), _ceil(at.bk, uk)
     nm, nk = _ceil(at.m, at.bm), _ceil(at.k, at.bk)
     count = min(max(1, elements // (rows * part)), _padded(nk * rk))
     even = at.bk % part == 0 and uk == part and (rk == 1 or at.k == at.bk)
-    side = max(2, min(8, 64 // rows)) if part == 1 else min(part, max(4, min(8, 64 // rows)))
-    kind = "column" if part == 1 else "rectangle"
     tile = Tile(kind, rows, count * part, part, even, 1, False, side)
     across = _ceil(nk * rk, count)
     extents = Extents(
@@ -206,6 +254,32 @@ def _tiles(at: Blocks, elements: int, whole: bool, unit: int) -> Tiling:
         nm=nm, nk=nk, modulus=1,
     )  # fmt: skip
     return Tiling(tile, at.batch * nm * rm * across, extents)
+
+
+def _boxes(at: Blocks, elements: int, um: int, uk: int, one: Tile) -> Tiling:
+    """Units in the order of their scales. one: the Tile of one unit, of um rows and uk columns"""
+    n, b = zip(*at.before, strict=True)
+    counts = tuple(_ceil(size, of_block) for size, of_block in at.before)
+    rk, nk = _ceil(at.bk, uk), _ceil(at.k, at.bk)
+    units = prod(counts) * nk * rk
+    several = min(max(1, elements // (one.rows * one.part)), _padded(units))
+    full = uk == one.part and at.bk % uk == 0 and at.k % at.bk == 0
+    beside = gcd(several, nk * rk) if full else 0  # in memory, and never in two rows of units
+    even = beside * one.part >= min(several * one.part, 64)
+    several = beside if even else several
+    fits = several if one.part == 1 else gcd(at.bk, uk)
+    tile = replace(
+        one,
+        columns=several * one.part,
+        even=even,
+        vector=gcd(several * one.part if even else fits, at.k, 16),
+        partial=tuple(size % of_block != 0 for size, of_block in at.before),
+    )
+    extents = BoxExtents(
+        units=units, across=_ceil(units, several), n=n, b=b, blocks=counts, k=at.k, bm=at.bm,
+        bk=at.bk, um=um, uk=uk, rk=rk, nk=nk,
+    )  # fmt: skip
+    return Tiling(tile, _ceil(at.bm, um) * extents.across, extents)
 
 
 def packs(at: Blocks, tile: Tile, uk: int, bits: int, last: int) -> bool:

@@ -60,9 +60,9 @@ def test_every_inner_scale(name: str, lift: int) -> None:
 def test_an_unknown_family_is_refused() -> None:
     """Not taken for an integer of as many bits, whatever is asked of it."""
     known = parse("int4:tensor:fp32").element.numbers(True)
-    other = replace(known, family="codebook")
+    other = replace(known, family="unheard")
     for only in (None, range(4)):
-        with pytest.raises(ValueError, match="no PTX decodes elements of the family 'codebook'"):
+        with pytest.raises(ValueError, match="no PTX decodes elements of the family 'unheard'"):
             ptx.decode_words(other, None, only)
     for wrong in (other, known, replace(known, family="binary")):
         with pytest.raises(

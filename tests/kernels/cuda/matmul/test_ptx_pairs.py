@@ -107,7 +107,7 @@ def test_exponents_that_make_up_for_a_bias(name: str) -> None:
 def test_an_unknown_family_is_refused() -> None:
     """Not taken for an integer of as many bits, whatever is asked of it."""
     four, six = (
-        replace(parse(f"{name}:tensor:fp32").element.numbers(True), family="codebook")
+        replace(parse(f"{name}:tensor:fp32").element.numbers(True), family="unheard")
         for name in ("int4", "int6")
     )
     for refused in (
@@ -116,5 +116,5 @@ def test_an_unknown_family_is_refused() -> None:
         lambda: ptx_pairs.six(six, False),
         lambda: ptx_pairs.six_turn(six, 0, True),
     ):
-        with pytest.raises(ValueError, match="no PTX decodes elements of the family 'codebook'"):
+        with pytest.raises(ValueError, match="no PTX decodes elements of the family 'unheard'"):
             refused()

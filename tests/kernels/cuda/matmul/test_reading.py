@@ -57,7 +57,7 @@ def test_the_bits_of_every_value(name: str) -> None:
     assert bits <= max(significand(element.numbers(True)), 1) <= 8
 
 
-@pytest.mark.parametrize("family", ["codebook", None])
+@pytest.mark.parametrize("family", ["unheard", None])
 def test_elements_that_nothing_here_knows(
     family: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,29 +28,39 @@ struct Few {
 };
 
 // One unit of one output times M rows.
-template <class D, Steps S, bool ZEROS, int M>
+template <class D, Steps S, Shift H, int M>
 inline void add_unit(const Few& p, const uint8_t* codes, int64_t block, const float* x,
                      __m512 (&sums)[M]) {
     __m512 values[D::kVectors];
     D::decode(p.decoding, codes, values);
-    if constexpr (ZEROS) {
+    if constexpr (H == Shift::zeros) {
         __m512 zeros = unit_zeros(*p.w, p.blocks, block);
 #pragma GCC unroll 8
         for (int j = 0; j < D::kVectors; ++j) values[j] = _mm512_sub_ps(values[j], zeros);
     }
     __m512 steps = unit_steps<S>(*p.w, p.blocks, block);
+    if constexpr (H == Shift::offsets) {  // scaled at once: what cancels then is exact
+        __m512 offsets = unit_offsets(*p.w, p.blocks, block);
+#pragma GCC unroll 8
+        for (int j = 0; j < D::kVectors; ++j) {
+            if constexpr (D::kScaled)
+                values[j] = _mm512_mul_ps(values[j], _mm512_set1_ps(p.decoding.factor));
+            values[j] = _mm512_add_ps(_mm512_mul_ps(values[j], steps), offsets);
+        }
+    }
 #pragma GCC unroll 4
     for (int r = 0; r < M; ++r, x += D::kVectors * 16) {
         __m512 sum = _mm512_mul_ps(values[0], _mm512_load_ps(x));
 #pragma GCC unroll 8
         for (int j = 1; j < D::kVectors; ++j)
             sum = _mm512_fmadd_ps(values[j], _mm512_load_ps(x + 16 * j), sum);
-        sums[r] = _mm512_fmadd_ps(sum, steps, sums[r]);
+        sums[r] = H == Shift::offsets ? _mm512_add_ps(sum, sums[r])
+                                      : _mm512_fmadd_ps(sum, steps, sums[r]);
     }
 }
 
 // Two outputs times M rows, so that x is loaded once for both.
-template <class D, Steps S, bool ZEROS, int M>
+template <class D, Steps S, Shift H, int M>
 void run_pair(const Few& p, int64_t first, int64_t second) {
     constexpr int64_t kAhead = 1024;  // bytes, in each of two rows of codes
     const FloatWeight& w = *p.w;
@@ -66,7 +76,7 @@ void run_pair(const Few& p, int64_t first, int64_t second) {
 #pragma GCC unroll 2
         for (int i = 0; i < 2; ++i) {
             _mm_prefetch(reinterpret_cast<const char*>(codes[i] + kAhead), _MM_HINT_T0);
-            add_unit<D, S, ZEROS, M>(p, codes[i], blocks[i].at, x, sums[i]);
+            add_unit<D, S, H, M>(p, codes[i], blocks[i].at, x, sums[i]);
             codes[i] += D::kBytes;
             blocks[i].advance(p.blocks);
         }
@@ -74,7 +84,7 @@ void run_pair(const Few& p, int64_t first, int64_t second) {
     for (int i = 0; i < 2 && whole < p.units; ++i) {
         uint8_t tail[D::kBytes] = {};
         memcpy(tail, codes[i], p.row_bytes - whole * D::kBytes);
-        add_unit<D, S, ZEROS, M>(p, tail, blocks[i].at, x, sums[i]);
+        add_unit<D, S, H, M>(p, tail, blocks[i].at, x, sums[i]);
     }
     const int64_t outputs[2] = {first, second};
     for (int i = 0; i < 2; ++i)
@@ -87,20 +97,21 @@ void run_pair(const Few& p, int64_t first, int64_t second) {
 
 using RunPair = void (*)(const Few&, int64_t, int64_t);
 
-template <class D, Steps S, bool ZEROS>
+template <class D, Steps S, Shift H>
 RunPair pair_of_rows(int64_t rows) {
-    static constexpr RunPair table[] = {run_pair<D, S, ZEROS, 1>, run_pair<D, S, ZEROS, 2>,
-                                        run_pair<D, S, ZEROS, 3>, run_pair<D, S, ZEROS, 4>};
+    static constexpr RunPair table[] = {run_pair<D, S, H, 1>, run_pair<D, S, H, 2>,
+                                        run_pair<D, S, H, 3>, run_pair<D, S, H, 4>};
     return table[rows - 1];
 }
 
 template <class D>
 RunPair pair_of(const FloatWeight& w, Steps steps, int64_t rows) {
-    if (w.zero_points) return pair_of_rows<D, Steps::floats, true>(rows);
-    if (steps == Steps::e8m0) return pair_of_rows<D, Steps::e8m0, false>(rows);
+    if (w.zero_points) return pair_of_rows<D, Steps::floats, Shift::zeros>(rows);
+    if (w.offsets) return pair_of_rows<D, Steps::floats, Shift::offsets>(rows);
+    if (steps == Steps::e8m0) return pair_of_rows<D, Steps::e8m0, Shift::none>(rows);
     if constexpr (D::kUnit == 128)
-        if (steps == Steps::minifloats) return pair_of_rows<D, Steps::minifloats, false>(rows);
-    return pair_of_rows<D, Steps::floats, false>(rows);
+        if (steps == Steps::minifloats) return pair_of_rows<D, Steps::minifloats, Shift::none>(rows);
+    return pair_of_rows<D, Steps::floats, Shift::none>(rows);
 }
 
 // Everything about one decoder that does not depend on x.
@@ -116,7 +127,18 @@ constexpr Kind kind_of() {
     return {D::kUnit, D::kVectors, D::kNeighbours, D::lane, D::vector, pair_of<D>};
 }
 
+// Whether the values of a table may be multiplied before they are scaled: see tame.
+bool moderate(const Codebook& book) {
+    bool usable = true;
+    for (int i = 0; i < Codebook::kMost; ++i) {
+        float size = from_bits(to_bits(book.ranked[i]) & INT32_MAX);
+        usable &= size == 0.0f || (size >= 0x1p-20f && size <= 0x1p20f);
+    }
+    return usable;
+}
+
 bool kind(const Element& e, Kind* found) {
+    if (e.book && !moderate(*e.book)) return false;
     if (e.bits == 4) {
         *found = kind_of<Nibbles>();
         return true;
@@ -129,6 +151,9 @@ bool kind(const Element& e, Kind* found) {
         case Family::minifloat:
             *found = kind_of<Minifloats>();
             return e.mantissa_bits >= 2;
+        case Family::codebook:
+            *found = kind_of<Places>();
+            return true;
         case Family::binary: return false;
     }
     __builtin_unreachable();
@@ -152,6 +177,7 @@ Decoding decoding_of(const Spec& spec) {
             d.mask = _mm512_set1_epi16(static_cast<int16_t>(0x8000 | (0x7F00 >> d.shift)));
             d.factor = from_bits((127 + 15 - e.bias) << 23);
             break;
+        case Family::codebook: d.values = e.book->values; break;
         case Family::integer:
         case Family::binary: break;  // codes are converted, nothing else
     }
@@ -159,7 +185,7 @@ Decoding decoding_of(const Spec& spec) {
 }
 
 Steps steps_of(const FloatWeight& w, const LaneBlocks& b) {
-    if (!w.scale_codes || w.zero_points) return Steps::floats;
+    if (!w.scale_codes || w.zero_points || w.offsets) return Steps::floats;
     switch (w.spec->scale) {
         case ScaleKind::e8m0: return Steps::e8m0;
         case ScaleKind::two_level: return b.per_unit == 8 ? Steps::minifloats : Steps::floats;
@@ -196,14 +222,18 @@ bool blocks_of(const Kind& k, const FloatWeight& w, LaneBlocks* b) {
 
 // A sum of products x * code is scaled late; steps in this range and x in that of `usable` keep it
 // among the normal float32 numbers.
-bool tame(float step) { return step >= 0x1p-60f && step <= 0x1p60f; }
+bool tame(float step) {
+    float size = from_bits(to_bits(step) & INT32_MAX);
+    return size == 0.0f || (size >= 0x1p-60f && size <= 0x1p60f);
+}
 
 // The bits of a code that are set in no code of the value 0.
 uint8_t not_in_zero(const Element& e) {
     switch (e.family) {
         case Family::integer: return 0xFF;
         case Family::minifloat: return ~(1 << (e.bits - 1));  // all but the sign
-        case Family::binary: break;
+        case Family::binary:
+        case Family::codebook: break;
     }
     return 0;
 }
@@ -212,7 +242,8 @@ uint8_t not_in_zero(const Element& e) {
 bool block_is_zero(const FloatWeight& w, int64_t row, int64_t block) {
     const Element& e = w.spec->element;
     uint8_t others = not_in_zero(e);
-    // Zero points make another code mean 0, which is seldom worth finding out; binary has none.
+    // Zero points make another code mean 0, which is seldom worth finding out; tables may have one
+    // anywhere, and binary has none.
     if (w.zero_points || !others) return false;
     int64_t first = block * w.grid.block_columns;
     int64_t last = smaller(first + w.grid.block_columns, w.grid.columns);
@@ -230,7 +261,7 @@ bool row_is_tame(const FloatWeight& w, int64_t row) {
     for (int64_t block = 0; block < blocks; ++block) {
         float step = w.steps[at + block];
         bool finite = (to_bits(step) & INT32_MAX) < kInfinity;
-        if (!tame(step) && !(finite && block_is_zero(w, row, block))) return false;
+        if (!w.offsets && !tame(step) && !(finite && block_is_zero(w, row, block))) return false;
     }
     if (e.bits != 8) return true;
     const uint8_t* codes = w.codes + row * w.grid.columns;
@@ -240,6 +271,7 @@ bool row_is_tame(const FloatWeight& w, int64_t row) {
             for (int64_t i = 0; i < w.grid.columns; ++i) reserved |= (codes[i] & 127) > e.max_code;
             break;
         case Family::integer:
+        case Family::codebook:
         case Family::binary: break;
     }
     return !reserved;
@@ -295,7 +327,7 @@ bool few_rows(const FloatWeight& w, const void* x, Dtype dtype, int64_t rows, co
     p.w = &w;
     p.decoding = decoding_of(*w.spec);
     Steps steps = steps_of(w, p.blocks);
-    p.factor = p.decoding.factor * (steps == Steps::floats ? 1.0f : w.outer);
+    p.factor = w.offsets ? 1.0f : p.decoding.factor * (steps == Steps::floats ? 1.0f : w.outer);
     if (steps == Steps::minifloats) p.factor *= 256.0f;  // a float16's bias less an e4m3's
     p.units = ceil_div(columns, k.unit);
     p.row_bytes = w.spec->row_bytes(columns);

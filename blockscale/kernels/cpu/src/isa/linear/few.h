@@ -7,7 +7,7 @@
 #pragma once
 
 #include "../../linear.h"
-#include "../simd/bits.h"
+#include "../simd/table.h"
 
 #if defined(__AVX512F__)
 
@@ -20,11 +20,13 @@ struct Decoding {
     __m512i mask;      // 8-bit minifloats: the bits that stay when sign and exponent are in place
     int shift;         // and how far the exponent moves: to the 5 bits of a float16
     float factor;      // what its bias makes of the values
+    const float* values;  // of the codes of 8 bits
 };
 
 // 4 bits: a table. Lane i holds the 8 codes of the 32-bit word i.
 struct Nibbles {
     static constexpr int kUnit = 128, kBytes = 64, kVectors = 8, kNeighbours = 8;
+    static constexpr bool kScaled = false;
     static int lane(int k) { return k / 8; }
     static int vector(int k) { return k % 8; }
 
@@ -40,6 +42,7 @@ struct Nibbles {
 // power of two. Float16 subnormals convert without a penalty, which float32's may have.
 struct Minifloats {
     static constexpr int kUnit = 32, kBytes = 32, kVectors = 2, kNeighbours = 2;
+    static constexpr bool kScaled = true;  // by Decoding::factor
     static int lane(int k) { return k / 2; }
     static int vector(int k) { return k % 2; }
 
@@ -58,6 +61,7 @@ struct Minifloats {
 template <bool SIGNED>
 struct Bytes {
     static constexpr int kUnit = 32, kBytes = 32, kVectors = 2, kNeighbours = kUnit;
+    static constexpr bool kScaled = false;
     static int lane(int k) { return k % 16; }
     static int vector(int k) { return k / 16; }
 
@@ -66,6 +70,21 @@ struct Bytes {
             __m128i part = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + 16 * j));
             values[j] = _mm512_cvtepi32_ps(SIGNED ? _mm512_cvtepi8_epi32(part)
                                                   : _mm512_cvtepu8_epi32(part));
+        }
+    }
+};
+
+// 8 bits: a table.
+struct Places {
+    static constexpr int kUnit = 32, kBytes = 32, kVectors = 2, kNeighbours = kUnit;
+    static constexpr bool kScaled = false;
+    static int lane(int k) { return k % 16; }
+    static int vector(int k) { return k / 16; }
+
+    static void decode(const Decoding& d, const uint8_t* codes, __m512 (&values)[kVectors]) {
+        for (int j = 0; j < kVectors; ++j) {
+            __m128i part = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + 16 * j));
+            values[j] = _mm512_castsi512_ps(look_up(d.values, 8, _mm512_cvtepu8_epi32(part)));
         }
     }
 };
@@ -113,14 +132,23 @@ inline __m512 unit_steps(const FloatWeight& w, const LaneBlocks& b, int64_t at) 
         return _mm512_castsi512_ps(_mm512_slli_epi32(codes, 23));
     }
     __m256i high = _mm256_shuffle_epi8(_mm256_set1_epi64x(eight), _mm512_castsi512_si256(b.bytes));
-    return _mm512_cvtph_ps(_mm256_srli_epi16(high, 1));  // e4m3: see Minifloats
+    high = _mm256_and_si256(_mm256_srai_epi16(high, 1), _mm256_set1_epi16(~0x4000));
+    return _mm512_cvtph_ps(high);  // e4m3: see Minifloats
 }
+
+// What is taken off values, zero points, or added to them after steps, offsets.
+enum class Shift { none, zeros, offsets };
 
 inline __m512 unit_zeros(const FloatWeight& w, const LaneBlocks& b, int64_t at) {
     if (b.per_unit == 0) return _mm512_set1_ps(static_cast<float>(w.zero_points[at]));
     __m512i zeros = _mm512_castps_si512(
         eight_floats(reinterpret_cast<const float*>(w.zero_points + at)));
     return _mm512_cvtepi32_ps(_mm512_permutexvar_epi32(b.index, zeros));
+}
+
+inline __m512 unit_offsets(const FloatWeight& w, const LaneBlocks& b, int64_t at) {
+    if (b.per_unit == 0) return _mm512_set1_ps(w.offsets[at]);
+    return _mm512_permutexvar_ps(b.index, eight_floats(w.offsets + at));
 }
 
 }  // namespace

@@ -134,8 +134,8 @@ void run_panel(const Work& p, int64_t panel, Buffers& b) {
     if (count < kOutputs) memset(b.weight, 0, kOutputs * kStride * sizeof(float));
     for (int64_t column = 0; column < p.k(); column += kDepth) {
         int64_t depth = smaller(kDepth, p.k() - column);
-        primitives().decode(*p.w->spec, p.w->grid, p.w->codes, p.w->steps, p.w->zero_points, from,
-                            count, column, depth, b.weight, kStride);
+        primitives().decode(*p.w->spec, p.w->grid, p.w->codes, p.w->steps, p.w->zero_points,
+                            p.w->offsets, from, count, column, depth, b.weight, kStride);
         if (p.strip == 1) {
             add_dots(p, column, depth, b);
         } else if (p.strip == kFloats) {

@@ -9,7 +9,10 @@ const Primitives& primitives();
 namespace {
 
 // Steps in this range times integer sums below 2^31 stay float32 numbers.
-bool tame(float step) { return step >= 0x1p-90f && step <= 0x1p90f; }
+bool tame(float step) {
+    float size = from_bits(to_bits(step) & INT32_MAX);
+    return size == 0.0f || (size >= 0x1p-90f && size <= 0x1p90f);
+}
 
 bool finite(float step) { return (to_bits(step) & INT32_MAX) < kInfinity; }
 

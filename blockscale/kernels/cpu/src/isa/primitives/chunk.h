@@ -22,6 +22,12 @@ struct Times {
 struct Over {
     static float of(float a, float b) { return a / b; }
 };
+struct Plus {
+    static float of(float a, float b) { return a + b; }
+};
+struct Minus {
+    static float of(float a, float b) { return a - b; }
+};
 
 template <class Op, int N>
 inline void apply_blocks(const float* x, int64_t blocks, const float* by, float* __restrict y) {
@@ -63,6 +69,7 @@ struct BlockScales {
     float* steps;
     Factors factors;
     int32_t* zero_points;  // null unless asym
+    float* offsets;        // null without
 };
 
 // What a primitive makes of its elements.
@@ -125,9 +132,20 @@ inline void store_codes(const Task& t, const Chunk& c, const float* y, const flo
     store_patterns(t, c, codes);
 }
 
-// values [n] times their steps, to memory in `dtype`. `values` is overwritten.
-inline void store_values(const Task& t, const Chunk& c, float* values, const float* steps) {
+// values [n] times their steps, plus their offsets, to memory in `dtype`. `values` is overwritten.
+inline void store_values(const Task& t, const Chunk& c, float* values, const BlockScales& s) {
     int64_t size = t.grid.block_columns;
+    const float* steps = s.steps;
+    if (s.offsets) {
+        alignas(64) float scaled[kChunk];
+        apply<Times>(values, c.column, c.n, size, steps, scaled);
+        apply<Plus>(scaled, c.column, c.n, size, s.offsets, values);
+        alignas(64) uint16_t halves[kChunk];
+        if (t.dtype != Dtype::fp32) narrow(values, t.dtype, c.n, halves);
+        const void* from = t.dtype == Dtype::fp32 ? static_cast<void*>(values) : halves;
+        int64_t bytes = dtype_bytes(t.dtype);
+        return emit(static_cast<char*>(t.to) + c.first * bytes, from, c.n * bytes, t.stream);
+    }
     if (t.dtype == Dtype::fp32) {
         float* to = static_cast<float*>(t.to) + c.first;
         if (!t.stream) return apply<Times>(values, c.column, c.n, size, steps, to);
@@ -180,7 +198,7 @@ inline void dequantize_chunk(const Task& t, const Chunk& c, const BlockScales& s
         char* to = static_cast<char*>(t.to) + c.first * bytes;
         bool direct = t.stream && on_lines(to, c.column, size);
         void* out = t.stream && !direct ? static_cast<void*>(values) : to;
-        LaneSource source{s.steps, s.steps, s.zero_points};
+        LaneSource source{s.steps, s.steps, s.zero_points, s.offsets};
         wide_decode(t.spec, codes, c.column, c.n, size, source, direct, out, t.dtype);
         if (out != to) stream_out(to, values, c.n * bytes);
         return;
@@ -188,10 +206,21 @@ inline void dequantize_chunk(const Task& t, const Chunk& c, const BlockScales& s
 #endif
     const float* z = expand_zero_points(t.grid, s.zero_points, c, z_buffer);
     decode(t.spec, codes, z, c.n, values);
-    store_values(t, c, values, s.steps);
+    store_values(t, c, values, s);
 }
 
 #if defined(__AVX512F__)
+// Run f with what makes the elements of a codebook.
+template <class F>
+inline void with_places(const Spec& spec, bool finite, F f) {
+    const Codebook& book = *spec.element.book;
+    if (book.cells.serve && book.cells.mirrored) return f([&] { return WideCells<true>(book, finite); });
+    if (book.cells.serve) return f([&] { return WideCells<false>(book, finite); });
+    if (book.steps == 4) return f([&] { return WideCodebook<4>(book); });
+    if (book.steps == 6) return f([&] { return WideCodebook<6>(book); });
+    f([&] { return WideCodebook<8>(book); });
+}
+
 // The stages from x on, fused. False if this is for the plain loops.
 inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
     if (t.job != Job::codes && t.job != Job::values) return false;
@@ -204,7 +233,7 @@ inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
     bool direct = t.stream && on_lines(to, c.column, t.grid.block_columns);
     WideChunk w{static_cast<const char*>(t.x) + c.first * bytes, t.dtype, c.column, c.n,
                 t.grid.block_columns, drawn ? u : nullptr, s.factors.multiply,
-                t.ahead * bytes, {s.factors.by, s.steps, s.zero_points}, direct};
+                t.ahead * bytes, {s.factors.by, s.steps, s.zero_points, s.offsets}, direct};
     const Spec& spec = t.spec;
     Family family = spec.element.family;
     auto integers = [&] { return WideIntegers(spec); };
@@ -215,6 +244,9 @@ inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
         auto tabled = [&] { return WideTable(spec, *t.table, t.of_words); };
         switch (family) {
             case Family::binary: wide_codes<1>(signs, w, codes); break;
+            case Family::codebook:
+                with_places(spec, t.finite, [&](auto places) { wide_codes<1>(places, w, codes); });
+                break;
             case Family::minifloat:
                 t.table && t.finite ? wide_codes<1>(tabled, w, codes)
                                     : wide_codes<1>(minifloats, w, codes);
@@ -232,6 +264,9 @@ inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
         case Family::integer: wide_values(integers, w, out); break;
         case Family::minifloat: wide_values(minifloats, w, out); break;
         case Family::binary: wide_values(signs, w, out); break;
+        case Family::codebook:
+            with_places(spec, t.finite, [&](auto places) { wide_values(places, w, out); });
+            break;
     }
     if (out != to) stream_out(to, values, c.n * bytes);
     return true;
@@ -243,10 +278,14 @@ inline void run_chunk(const Task& t, const Chunk& c, const BlockScales& s) {
 #if defined(__AVX512F__)
     if (run_wide(t, c, s)) return;
 #endif
-    alignas(64) float buffer[kChunk], y[kChunk], z_buffer[kChunk];
+    alignas(64) float buffer[kChunk], moved[kChunk], y[kChunk], z_buffer[kChunk];
     const float* z = expand_zero_points(t.grid, s.zero_points, c, z_buffer);
     const float* x = widen(t.x, t.dtype, c.first, c.n, buffer);
     int64_t size = t.grid.block_columns;
+    if (s.offsets) {
+        apply<Minus>(x, c.column, c.n, size, s.offsets, moved);
+        x = moved;
+    }
     if (s.factors.multiply) {
         apply<Times>(x, c.column, c.n, size, s.factors.by, y);
     } else {
@@ -265,7 +304,7 @@ inline void run_chunk(const Task& t, const Chunk& c, const BlockScales& s) {
     }
     alignas(64) float values[kChunk];
     snap(t.spec, y, z, u, c.n, values);
-    store_values(t, c, values, s.steps);
+    store_values(t, c, values, s);
 }
 
 inline void run_rectangle(const Task& t, const Rectangle& r, const BlockScales& s) {
@@ -276,7 +315,8 @@ inline void run_rectangle(const Task& t, const Rectangle& r, const BlockScales& 
             int64_t block = column / g.block_columns - r.column / g.block_columns;
             BlockScales here = {s.steps + block,
                                 {s.factors.by ? s.factors.by + block : nullptr, s.factors.multiply},
-                                s.zero_points ? s.zero_points + block : nullptr};
+                                s.zero_points ? s.zero_points + block : nullptr,
+                                s.offsets ? s.offsets + block : nullptr};
             run_chunk(t, {index_of(g, r.plane, row, column), column, n}, here);
         }
     }

@@ -49,6 +49,11 @@ inline void signs_from_codes(const uint8_t* codes, int64_t n, float* __restrict 
     for (int64_t i = 0; i < n; ++i) values[i] = codes[i] & 1 ? 1.0f : -1.0f;
 }
 
+inline void places_from_codes(const Codebook& book, const uint8_t* codes, int64_t n,
+                              float* __restrict values) {
+    for (int64_t i = 0; i < n; ++i) values[i] = book.values[codes[i]];
+}
+
 // patterns [n] of spec.code_bytes() -> code - z [n].
 inline void decode(const Spec& spec, const void* codes, const float* z, int64_t n, float* values) {
     const Element& e = spec.element;
@@ -56,6 +61,7 @@ inline void decode(const Spec& spec, const void* codes, const float* z, int64_t 
     switch (e.family) {
         case Family::minifloat: return minifloats_from_codes(e, bytes, n, values);
         case Family::binary: return signs_from_codes(bytes, n, values);
+        case Family::codebook: return places_from_codes(*e.book, bytes, n, values);
         case Family::integer:
             if (e.bits <= 8) return integers_from_codes(e, bytes, z, n, values);
             return integers_from_codes(e, static_cast<const uint16_t*>(codes), z, n, values);

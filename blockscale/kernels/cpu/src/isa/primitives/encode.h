@@ -143,6 +143,38 @@ inline void signs_to_values(const float* y, int64_t n, float* __restrict values)
     for (int64_t i = 0; i < n; ++i) values[i] = y[i] < 0.0f ? -1.0f : 1.0f;
 }
 
+// How many of a codebook's thresholds are below each y [n].
+inline void ranks_of(const Codebook& book, const float* y, int64_t n, int32_t* __restrict ranks) {
+    const int32_t* thresholds = book.thresholds;
+    for (int64_t i = 0; i < n; ++i) {
+        int32_t value = ordered(to_bits(y[i] == y[i] ? y[i] : 0.0f)), rank = 0;
+#pragma GCC unroll 15
+        for (int j = 0; j < 15; ++j) rank += value > thresholds[j] ? 1 : 0;
+        ranks[i] = rank;
+    }
+    for (int step = 4; step < book.steps; ++step) {
+        const int32_t* middle = thresholds + (1 << step);
+        for (int64_t i = 0; i < n; ++i) {
+            int32_t value = ordered(to_bits(y[i] == y[i] ? y[i] : 0.0f)), rank = ranks[i];
+            ranks[i] = 2 * rank + (value > middle[rank] ? 1 : 0);
+        }
+    }
+}
+
+inline void places_to_codes(const Codebook& book, const float* y, int64_t n,
+                            uint8_t* __restrict codes) {
+    alignas(64) int32_t ranks[kChunk];
+    ranks_of(book, y, n, ranks);
+    for (int64_t i = 0; i < n; ++i) codes[i] = static_cast<uint8_t>(book.codes[ranks[i]]);
+}
+
+inline void places_to_values(const Codebook& book, const float* y, int64_t n,
+                             float* __restrict values) {
+    alignas(64) int32_t ranks[kChunk];
+    ranks_of(book, y, n, ranks);
+    for (int64_t i = 0; i < n; ++i) values[i] = book.ranked[ranks[i]];
+}
+
 // Run `body` with the rounding as a constant.
 template <class Body>
 inline void with_rounding(Rounding rounding, Body body) {
@@ -156,7 +188,7 @@ inline void with_rounding(Rounding rounding, Body body) {
     }
 }
 
-// y [n] in steps -> patterns [n] of spec.code_bytes(); z: zero points if asym; u: if stochastic.
+// y [n] in steps, n <= kChunk -> patterns [n] of spec.code_bytes(); z: zero points if asym; u: if stochastic.
 inline void encode(const Spec& spec, const float* y, const float* z, const float* u, int64_t n,
                    void* codes) {
     const Element& e = spec.element;
@@ -164,6 +196,7 @@ inline void encode(const Spec& spec, const float* y, const float* z, const float
     uint16_t* words = static_cast<uint16_t*>(codes);
     switch (e.family) {
         case Family::binary: return signs_to_codes(y, n, bytes);
+        case Family::codebook: return places_to_codes(*e.book, y, n, bytes);
         case Family::minifloat:
             return with_rounding(spec.rounding, [&]<Rounding R>() {
                 minifloats_to_codes<R>(e, y, u, n, bytes);
@@ -187,6 +220,7 @@ inline void snap(const Spec& spec, const float* y, const float* z, const float* 
     const Element& e = spec.element;
     switch (e.family) {
         case Family::binary: return signs_to_values(y, n, values);
+        case Family::codebook: return places_to_values(*e.book, y, n, values);
         case Family::minifloat:
             return with_rounding(spec.rounding, [&]<Rounding R>() {
                 minifloats_to_values<R>(e, y, u, n, values);

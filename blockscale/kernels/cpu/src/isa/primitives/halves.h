@@ -10,6 +10,12 @@
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {
 
+// ordered() of sixteen.
+BLOCKSCALE_INLINE __m512i ordered16(__m512i bits) {
+    return _mm512_ternarylogic_epi32(bits, _mm512_srai_epi32(bits, 31), _mm512_set1_epi32(INT32_MAX),
+                                     0x78);
+}
+
 // 16 vectors -> the largest (smallest) lane of each, in order. A vector of the tree below holds as
 // many of them as it has lanes left for each.
 template <bool LARGEST>
@@ -142,6 +148,100 @@ inline void half_statistics(const uint16_t* x, int64_t column, int64_t n, int64_
     }
     for_blocks(column, n, size, [&](int64_t i, int64_t length, int64_t block) {
         note_half<D>(half_run(x + i, length), high + block);
+    });
+}
+
+// The same for ranges: 16-bit numbers as integers in the same order, 32 at a time.
+BLOCKSCALE_INLINE __m512i ordered_halves(const uint16_t* x) {
+    __m512i bits = _mm512_loadu_si512(x);
+    return _mm512_ternarylogic_epi32(bits, _mm512_srai_epi16(bits, 15), _mm512_set1_epi16(INT16_MAX),
+                                     0x78);
+}
+
+// The larger (smaller) of each two neighbours, in 32-bit lanes.
+template <bool LARGEST>
+BLOCKSCALE_INLINE __m512i pick_of_two(__m512i values) {
+    return pick<LARGEST>(_mm512_srai_epi32(_mm512_slli_epi32(values, 16), 16),
+                         _mm512_srai_epi32(values, 16));
+}
+
+// Sixteen such numbers in 32-bit lanes -> ordered() of their float32.
+template <Dtype D>
+BLOCKSCALE_INLINE __m512i ordered_floats(__m512i values) {
+    __m512i bits = _mm512_ternarylogic_epi32(values, _mm512_srai_epi32(values, 31),
+                                             _mm512_set1_epi32(INT16_MAX), 0x78);
+    if constexpr (D == Dtype::bf16) return ordered16(_mm512_slli_epi32(bits, 16));
+    return ordered16(_mm512_castps_si512(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(bits))));
+}
+
+template <Dtype D>
+BLOCKSCALE_INLINE void note_ranges(__m512i above, __m512i below, __mmask16 blocks, int32_t* high,
+                                   int32_t* low) {
+    __m512i most = _mm512_maskz_loadu_epi32(blocks, high), least = _mm512_maskz_loadu_epi32(blocks, low);
+    most = _mm512_max_epi32(most, ordered_floats<D>(above));
+    least = _mm512_min_epi32(least, ordered_floats<D>(below));
+    _mm512_mask_storeu_epi32(high, blocks, most);
+    _mm512_mask_storeu_epi32(low, blocks, least);
+}
+
+template <Dtype D, int N>
+inline void sixteen_half_ranges(const uint16_t* x, int32_t* high, int32_t* low) {
+    __m512i above[16], below[16];
+    for (int b = 0; b < 16; ++b) {
+        if constexpr (N == 16) {
+            const __m256i* from = reinterpret_cast<const __m256i*>(x + b * N);
+            __m512i bits = _mm512_cvtepi16_epi32(_mm256_loadu_si256(from));
+            above[b] = below[b] = _mm512_ternarylogic_epi32(
+                bits, _mm512_srai_epi32(bits, 31), _mm512_set1_epi32(INT16_MAX), 0x78);
+        } else {
+            __m512i most = ordered_halves(x + b * N), least = most;
+            for (int i = 32; i < N; i += 32) {
+                __m512i values = ordered_halves(x + b * N + i);
+                most = _mm512_max_epi16(most, values);
+                least = _mm512_min_epi16(least, values);
+            }
+            above[b] = pick_of_two<true>(most);
+            below[b] = pick_of_two<false>(least);
+        }
+    }
+    note_ranges<D>(reduce16<true>(above), reduce16<false>(below), 0xFFFF, high, low);
+}
+
+template <Dtype D>
+inline void half_range(const uint16_t* x, int64_t n, int32_t* high, int32_t* low) {
+    __m512i most = _mm512_set1_epi16(INT16_MIN), least = _mm512_set1_epi16(INT16_MAX);
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        __m512i values = ordered_halves(x + i);
+        most = _mm512_max_epi16(most, values);
+        least = _mm512_min_epi16(least, values);
+    }
+    int32_t above = _mm512_reduce_max_epi32(pick_of_two<true>(most));
+    int32_t below = _mm512_reduce_min_epi32(pick_of_two<false>(least));
+    for (; i < n; ++i) {
+        int32_t bits = static_cast<int16_t>(x[i]), value = bits ^ ((bits >> 31) & INT16_MAX);
+        above = value > above ? value : above;
+        below = value < below ? value : below;
+    }
+    note_ranges<D>(_mm512_set1_epi32(above), _mm512_set1_epi32(below), 1, high, low);
+}
+
+// Adds n neighbours to the ranges of their blocks; NaN and infinities show there.
+template <Dtype D>
+inline void half_ranges(const uint16_t* x, int64_t column, int64_t n, int64_t size, int32_t* high,
+                        int32_t* low) {
+    if (column % size == 0 && (size == 16 || size == 32 || size == 64)) {
+        int64_t many = n / (16 * size) * 16;
+        for (int64_t b = 0; b < many; b += 16) {
+            const uint16_t* from = x + b * size;
+            size == 16   ? sixteen_half_ranges<D, 16>(from, high + b, low + b)
+            : size == 32 ? sixteen_half_ranges<D, 32>(from, high + b, low + b)
+                         : sixteen_half_ranges<D, 64>(from, high + b, low + b);
+        }
+        x += many * size, n -= many * size, high += many, low += many;
+    }
+    for_blocks(column, n, size, [&](int64_t i, int64_t length, int64_t block) {
+        half_range<D>(x + i, length, high + block, low + block);
     });
 }
 

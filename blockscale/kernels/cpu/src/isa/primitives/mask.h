@@ -23,9 +23,8 @@ void minifloats_in_range(const Element& e, const float* y, int64_t n, uint8_t* _
     // Twice the largest power of two up to `high`: whatever reaches it is out. Rounding may reach
     // it from below, where it is no step of the element, so the limits here are one binade wider.
     float above = from_bits((to_bits(e.high) & kInfinity) + (1 << 23));
-    Element wide = e;
-    wide.high = above;
-    MinifloatLimits m(wide);
+    MinifloatLimits m(e);
+    m.high = above;
     for (int64_t i = 0; i < n; ++i) {
         int32_t binade, steps;
         float value;
@@ -44,6 +43,11 @@ inline void in_range(const Spec& spec, const float* y, const float* z, int64_t n
         case Family::binary:
             for (int64_t i = 0; i < n; ++i) inside[i] = (y[i] <= 1.0f) & (y[i] >= -1.0f);
             return;
+        case Family::codebook: {
+            float low = e.book->smallest, high = e.book->largest;
+            for (int64_t i = 0; i < n; ++i) inside[i] = (y[i] >= low) & (y[i] <= high);
+            return;
+        }
         case Family::minifloat:
             return with_rounding(rounding, [&]<Rounding R>() {
                 minifloats_in_range<R>(e, y, n, inside);

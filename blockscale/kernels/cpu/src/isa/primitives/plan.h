@@ -154,15 +154,16 @@ inline void for_units(int64_t units, int threads, bool pays, Body body) {
 struct StatisticsBuffer {
     StatisticsBuffer(const Spec& spec, int64_t n)
         : ranged(takes_values(spec.statistic)), meant(summing_passes(spec.statistic) > 0),
+          bare(spec.offset != Offset::none),
           high(n), low(ranged ? n : 1), odd(n), sum(meant ? n : 1),
           count(meant ? n : 1) {}
 
     Statistics view() {
         return {high, ranged ? low.get() : nullptr, odd, meant ? sum.get() : nullptr,
-                meant ? count.get() : nullptr};
+                meant ? count.get() : nullptr, bare};
     }
 
-    bool ranged, meant;
+    bool ranged, meant, bare;
     Array<int32_t> high, low;
     Array<uint8_t> odd;
     Array<int64_t> sum, count;
@@ -199,8 +200,10 @@ inline void to_numerators(const Spec& spec, const Statistics& s, int64_t n) {
     float* low = reinterpret_cast<float*>(s.low);
     for (int64_t i = 0; i < n; ++i) {
         if (!s.low) continue;  // the bits of a magnitude are that float
-        float above = from_ordered(s.high[i]), below = from_ordered(s.low[i]);
-        if (spec.asym) {
+        bool empty = s.bare && s.low[i] > s.high[i];  // of finite values
+        float above = empty ? 0.0f : from_ordered(s.high[i]);
+        float below = empty ? 0.0f : from_ordered(s.low[i]);
+        if (spec.asym || s.bare) {
             float range = above - below;
             above = range > kFltMax ? kFltMax : range;
         }

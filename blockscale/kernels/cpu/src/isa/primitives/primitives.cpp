@@ -57,7 +57,7 @@ bool unit_statistics(const Source& from, const Plan& p, const Rectangle& unit, c
     auto add = [&]<bool MASKED>() {
         reset(s, n);
         if (const Interleaved* in = p.grid.interleaved) {
-            ColumnStatistics columns(unit.columns, s.low);
+            ColumnStatistics columns(unit.columns, s);
             p.for_unit_planes(unit, [&](const Rectangle& r) {
                 add_columns<MASKED>(p.grid, from.x, from.dtype, r, columns.view);
             });
@@ -84,6 +84,7 @@ void store_blocks(const Spec& spec, const Statistics& s, int64_t n, QParams to, 
     store_scales(spec, low, high, odd, n, to.scale, first);
     load_steps(spec, to.scale, first, n, steps);
     if (spec.asym) store_zero_points(spec, low, steps, n, to.zero_point + first);
+    if (spec.offset != Offset::none) store_offsets(spec, low, steps, n, to.offset, first);
 }
 
 // Means over blocks that no unit holds: the sums are merged pass by pass.
@@ -162,7 +163,7 @@ void store_two_levels(const Spec& spec, const Grid& inner_grid, float* a, const 
     outer_spec.scale = ScaleKind::fp32;
     outer_spec.levels = spec.outer_levels;
     choose_all({outer_spec, numerators, Dtype::fp32, threads}, {inner_grid, {}},
-               {to.outer, nullptr, nullptr});
+               {to.outer, nullptr, nullptr, nullptr});
     OuterIndex outer(inner_grid);
     uint8_t* codes = static_cast<uint8_t*>(to.scale);
     for_units(ceil_div(n, kChunk), threads, n >= kSmall, [&](int64_t unit) {
@@ -197,11 +198,13 @@ bool choose_all(const Source& source, const Layout& layout, QParams to) {
         to_numerators(from.spec, s, total);
         float* a = reinterpret_cast<float*>(s.high);
         store_two_levels(from.spec, layout.inner, a, s.odd, total, to, from.threads);
-        if (from.spec.asym) {
+        bool moved = from.spec.offset != Offset::none;
+        if (from.spec.asym || moved) {
             Array<float> steps(total);
             table_steps(from.spec, layout, to, 0, total, steps);
-            store_zero_points(from.spec, reinterpret_cast<float*>(s.low), steps, total,
-                              to.zero_point);
+            const float* low = reinterpret_cast<float*>(s.low);
+            moved ? store_offsets(from.spec, low, steps, total, to.offset, 0)
+                  : store_zero_points(from.spec, low, steps, total, to.zero_point);
         }
         return finite;
     }
@@ -213,17 +216,20 @@ bool choose_all(const Source& source, const Layout& layout, QParams to) {
 // The scales of blocks that lie interleaved, for each of the n columns of a strip.
 struct ColumnScales {
     ColumnScales(const Interleaved& in, int64_t n, const BlockScales& s)
-        : steps(n / in.each), factors(n / in.each), zero_points(n / in.each) {
+        : steps(n / in.each), factors(n / in.each), zero_points(n / in.each),
+          offsets(n / in.each) {
         float* by = s.factors.by == s.steps ? steps.get() : factors.get();
         spread(in, n, s.steps, steps.get());
         if (s.factors.by && s.factors.by != s.steps) spread(in, n, s.factors.by, by);
         if (s.zero_points) spread(in, n, s.zero_points, zero_points.get());
+        if (s.offsets) spread(in, n, s.offsets, offsets.get());
         view = {steps, {s.factors.by ? by : nullptr, s.factors.multiply},
-                s.zero_points ? zero_points.get() : nullptr};
+                s.zero_points ? zero_points.get() : nullptr, s.offsets ? offsets.get() : nullptr};
     }
 
     Array<float> steps, factors;
     Array<int32_t> zero_points;
+    Array<float> offsets;
     BlockScales view;
 };
 
@@ -233,8 +239,13 @@ void run_unit(Task& t, const Plan& p, const Layout& layout, const Rectangle& uni
     Factors by{nullptr, false};
     if (t.job != Job::dequantized)
         by = block_factors(t.spec, layout, scales, at, n, steps, factors);
-    BlockScales s{steps, by, t.spec.asym ? scales.zero_point + at : nullptr};
-    t.of_words = t.table && by.multiply && t.dtype == Dtype::bf16 && t.table->serves_bits(by.by, n);
+    bool moved = t.spec.offset != Offset::none;
+    Array<float> offsets(moved ? n : 1);
+    load_offsets(t.spec, scales.offset, at, n, offsets);
+    BlockScales s{steps, by, t.spec.asym ? scales.zero_point + at : nullptr,
+                  moved ? offsets.get() : nullptr};
+    t.of_words = !moved && t.table && by.multiply && t.dtype == Dtype::bf16 &&
+                 t.table->serves_bits(by.by, n);
     if (const Interleaved* in = p.grid.interleaved) {
         ColumnScales each(*in, unit.columns, s);
         t.grid.block_columns = in->each;
@@ -301,13 +312,15 @@ void run_chosen(Task t, const Layout& layout, QParams scales, int threads) {
 struct OwnScales {
     explicit OwnScales(const Spec& spec, const Layout& layout)
         : scale(layout.grid.blocks()), outer(layout.inner.blocks() + 1),
-          zero_point(spec.asym ? layout.grid.blocks() : 1) {}
+          zero_point(spec.asym ? layout.grid.blocks() : 1),
+          offset(spec.offset == Offset::none ? 1 : layout.grid.blocks()) {}
 
-    QParams view() { return {scale.get(), outer, zero_point}; }
+    QParams view() { return {scale.get(), outer, zero_point, offset.get()}; }
 
     Array<float> scale;
     Array<float> outer;
     Array<int32_t> zero_point;
+    Array<float> offset;
 };
 
 bool streams(int64_t size, int64_t bytes_in, int64_t bytes_out) {
@@ -371,12 +384,17 @@ void all_steps(const Spec& spec, const Layout& layout, QParams from, float* step
     table_steps(spec, layout, from, 0, layout.grid.blocks(), steps);
 }
 
+void all_offsets(const Spec& spec, const void* stored, int64_t n, float* offsets) {
+    FullPrecision guard;
+    load_offsets(spec, stored, 0, n, offsets);
+}
+
 }  // namespace
 
 const Primitives& primitives() {
     static const Primitives table{choose,        quantize,         choose_quantize, dequantize,
                                   fake_quantize, straight_through, pack,            unpack,
-                                  decode_rows,   all_steps,        embedding};
+                                  decode_rows,   all_steps,        all_offsets,     embedding};
     return table;
 }
 

@@ -53,8 +53,8 @@ void unpack(int bits, const void* packed, int64_t rows, int64_t size, void* patt
 }
 
 void decode_rows(const Spec& spec, const Grid& g, const void* packed, const float* steps,
-                 const int32_t* zero_points, int64_t from, int64_t count, int64_t first,
-                 int64_t size, float* values, int64_t stride) {
+                 const int32_t* zero_points, const float* offsets, int64_t from, int64_t count,
+                 int64_t first, int64_t size, float* values, int64_t stride) {
     alignas(64) uint8_t codes[2 * kChunk + 64];
     alignas(64) float plain[kChunk], z_buffer[kChunk];
     int bits = spec.element.bits;
@@ -78,7 +78,8 @@ void decode_rows(const Spec& spec, const Grid& g, const void* packed, const floa
             const uint8_t* bytes = static_cast<const uint8_t*>(patterns);
             if (wide_decodes(spec, column, g.block_columns, bytes, n)) {
                 LaneSource source{steps + block, steps + block,
-                                  zero_points ? zero_points + block : nullptr};
+                                  zero_points ? zero_points + block : nullptr,
+                                  offsets ? offsets + block : nullptr};
                 wide_decode(spec, bytes, column, n, g.block_columns, source, false, to, Dtype::fp32);
                 continue;
             }
@@ -86,7 +87,8 @@ void decode_rows(const Spec& spec, const Grid& g, const void* packed, const floa
             const float* z = expand_zero_points(g, zero_points ? zero_points + block : nullptr,
                                                 {0, column, n}, z_buffer);
             decode(spec, patterns, z, n, plain);
-            apply<Times>(plain, column, n, g.block_columns, steps + block, to);
+            apply<Times>(plain, column, n, g.block_columns, steps + block, offsets ? z_buffer : to);
+            if (offsets) apply<Plus>(z_buffer, column, n, g.block_columns, offsets + block, to);
         }
     }
 }
@@ -101,19 +103,25 @@ bool embedding(const Spec& spec, const Layout& layout, const void* packed, QPara
     int64_t blocks = g.scale_columns();
     for_rows(count, g.columns, threads, [&](int64_t i) {
         alignas(64) float values[kChunk];
-        Array<float> steps(blocks);
+        Array<float> steps(blocks), offsets(blocks);
         int64_t scale = indices[i] / g.block_rows * blocks;
         table_steps(spec, layout, scales, scale, blocks, steps);
         // decode_rows indexes steps as the whole matrix does; these start at this row's.
         const float* from = steps.get() - scale;
+        const float* added = nullptr;
+        if (spec.offset != Offset::none) {
+            load_offsets(spec, scales.offset, scale, blocks, offsets);
+            added = offsets.get() - scale;
+        }
         for (int64_t c = 0; c < g.columns; c += kChunk) {
             int64_t n = smaller(kChunk, g.columns - c), at = i * g.columns + c;
             if (dtype == Dtype::fp32) {
-                decode_rows(spec, g, packed, from, scales.zero_point, indices[i], 1, c, n,
+                decode_rows(spec, g, packed, from, scales.zero_point, added, indices[i], 1, c, n,
                             static_cast<float*>(y) + at, n);
                 continue;
             }
-            decode_rows(spec, g, packed, from, scales.zero_point, indices[i], 1, c, n, values, n);
+            decode_rows(spec, g, packed, from, scales.zero_point, added, indices[i], 1, c, n, values,
+                        n);
             narrow(values, dtype, n, static_cast<uint16_t*>(y) + at);
         }
     });

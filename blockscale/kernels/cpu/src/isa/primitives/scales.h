@@ -134,7 +134,7 @@ inline bool invert(const float* steps, int64_t n, float* inverses) {
         __m512 step = load_floats(steps + i, lanes), inverse = _mm512_div_ps(_mm512_set1_ps(1.0f), step);
         __m512i fraction = _mm512_and_si512(_mm512_castps_si512(step), _mm512_set1_epi32(0x7FFFFF));
         beyond |= lanes & _mm512_test_epi32_mask(fraction, fraction);
-        beyond |= lanes & _mm512_cmpeq_epi32_mask(_mm512_castps_si512(inverse),
+        beyond |= lanes & _mm512_cmpeq_epi32_mask(_mm512_castps_si512(_mm512_abs_ps(inverse)),
                                                   _mm512_set1_epi32(kInfinity));
         store16<Dtype::fp32>(inverses, i, lanes, inverse);
     }
@@ -179,7 +179,7 @@ inline bool invert(const float* steps, int64_t n, float* __restrict inverses) {
     int32_t beyond = 0;
     for (int64_t i = 0; i < n; ++i) {
         inverses[i] = 1.0f / steps[i];
-        beyond |= to_bits(inverses[i]) == kInfinity || (to_bits(steps[i]) & 0x7FFFFF);
+        beyond |= (to_bits(inverses[i]) & INT32_MAX) == kInfinity || (to_bits(steps[i]) & 0x7FFFFF);
     }
     return !beyond;
 }
@@ -257,6 +257,57 @@ inline void store_zero_points(const Spec& spec, const float* low, const float* s
     }
 }
 
+// Offsets of n blocks (section 3.8). -0 becomes 0: which zero is the smallest value of a block would
+// depend on their order.
+inline void store_offsets(const Spec& spec, const float* low, const float* steps, int64_t n,
+                          void* stored, int64_t first) {
+    float* singles = static_cast<float*>(stored) + first;
+    uint16_t* halves = static_cast<uint16_t*>(stored) + first;
+    float most_bfloat = from_bits(0x7F7F0000);
+    alignas(64) float found[256];
+    for (int64_t from = 0; from < n; from += 256, singles += 256, halves += 256) {
+        int64_t count = smaller(256, n - from);
+        for (int64_t i = 0; i < count; ++i) {
+            float offset = low[from + i] - steps[from + i] * spec.element.low + 0.0f;
+            found[i] = offset == offset ? offset : 0.0f;
+        }
+        switch (spec.offset) {
+            case Offset::none: return;
+            case Offset::fp32:
+                for (int64_t i = 0; i < count; ++i) singles[i] = clamp(found[i], -kFltMax, kFltMax);
+                break;
+            case Offset::fp16:
+                for (int64_t i = 0; i < count; ++i) found[i] = clamp(found[i], -65504.0f, 65504.0f);
+                narrow(found, Dtype::fp16, count, halves);
+                break;
+            case Offset::bf16:
+                for (int64_t i = 0; i < count; ++i)
+                    found[i] = clamp(found[i], -most_bfloat, most_bfloat);
+                narrow(found, Dtype::bf16, count, halves);
+                break;
+        }
+    }
+}
+
+// Stored offsets as float32.
+inline void load_offsets(const Spec& spec, const void* stored, int64_t first, int64_t n,
+                         float* offsets) {
+    switch (spec.offset) {
+        case Offset::none: return;
+        case Offset::fp32:
+            memcpy(offsets, static_cast<const float*>(stored) + first, n * sizeof(float));
+            return;
+        case Offset::fp16: widen(stored, Dtype::fp16, first, n, offsets); return;
+        case Offset::bf16: widen(stored, Dtype::bf16, first, n, offsets); return;
+    }
+}
+
+// The reciprocal of a step or less, finite.
+inline float bounded(float inverse) {
+    inverse = inverse > kFltMax ? kFltMax : inverse;  // NaN stays
+    return inverse < -kFltMax ? -kFltMax : inverse;
+}
+
 // How x becomes y: divided by `by`, or multiplied by it where that gives the same bits.
 struct Factors {
     float* by;
@@ -267,10 +318,7 @@ struct Factors {
 // scale need not be one) whose inverse float32 has.
 inline Factors factors_of(const Spec& spec, float* steps, int64_t n, float* buffer) {
     if (spec.recip) {
-        for (int64_t i = 0; i < n; ++i) {
-            float inverse = 1.0f / steps[i];
-            buffer[i] = inverse > kFltMax ? kFltMax : inverse;
-        }
+        for (int64_t i = 0; i < n; ++i) buffer[i] = bounded(1.0f / steps[i]);
         return {buffer, true};
     }
     if (spec.scale != ScaleKind::e8m0 && spec.scale != ScaleKind::pow2) return {steps, false};

@@ -7,9 +7,6 @@
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {
 
-// float32 as integers in the same order (-0 below 0): bits of the negative ones flipped.
-inline int32_t ordered(int32_t bits) { return bits ^ ((bits >> 31) & INT32_MAX); }
-
 constexpr int32_t kNegativeInfinity = static_cast<int32_t>(0xFF800000u) ^ INT32_MAX;
 
 // A part of one plane whose rows lie in one row of blocks.
@@ -24,17 +21,25 @@ struct Statistics {
     uint8_t* odd;   // 1 where the block holds a NaN or an infinity, else 0
     int64_t* sum;   // of the t_i of section 3.2; null without means
     int64_t* count;
+    bool bare;      // a range that is not widened to hold 0; its low is above its high where it is empty
 
     Statistics at(int64_t i) const {
         return {high + i, low ? low + i : nullptr, odd + i, sum ? sum + i : nullptr,
-                count ? count + i : nullptr};
+                count ? count + i : nullptr, bare};
     }
 };
 
-inline void reset(const Statistics& s, int64_t n) {
-    memset(s.high, 0, n * sizeof(int32_t));
-    if (s.low) memset(s.low, 0, n * sizeof(int32_t));
+// What the results of n columns or blocks begin with; low may be null.
+inline void reset(bool bare, int64_t n, int32_t* high, int32_t* low) {
+    if (!bare) {
+        memset(high, 0, n * sizeof(int32_t));
+        if (low) memset(low, 0, n * sizeof(int32_t));
+        return;
+    }
+    for (int64_t i = 0; i < n; ++i) high[i] = INT32_MIN, low[i] = INT32_MAX;
 }
+
+inline void reset(const Statistics& s, int64_t n) { reset(s.bare, n, s.high, s.low); }
 
 // MASKED leaves NaN and infinities out, which the plain loops only let through to the result.
 template <bool MASKED>
@@ -43,10 +48,14 @@ inline int32_t magnitude_bits(float x) {
     return MASKED && bits >= kInfinity ? 0 : bits;
 }
 
+// `above` and `below` widened to hold x.
 template <bool MASKED>
-inline int32_t value_bits(float x) {
-    int32_t bits = to_bits(x);
-    return ordered(MASKED && (bits & INT32_MAX) >= kInfinity ? 0 : bits);
+inline void widen_range(float x, int32_t* above, int32_t* below) {
+    int32_t bits = to_bits(x), value = ordered(bits);
+    bool counts = !MASKED || (bits & INT32_MAX) < kInfinity;
+    int32_t up = counts ? value : INT32_MIN, down = counts ? value : INT32_MAX;
+    *above = up > *above ? up : *above;
+    *below = down < *below ? down : *below;
 }
 
 template <bool MASKED>
@@ -62,11 +71,7 @@ inline void run_magnitude(const float* x, int64_t n, int32_t* high) {
 template <bool MASKED>
 inline void run_range(const float* x, int64_t n, int32_t* high, int32_t* low) {
     int32_t above = *high, below = *low;
-    for (int64_t i = 0; i < n; ++i) {
-        int32_t bits = value_bits<MASKED>(x[i]);
-        above = bits > above ? bits : above;
-        below = bits < below ? bits : below;
-    }
+    for (int64_t i = 0; i < n; ++i) widen_range<MASKED>(x[i], &above, &below);
     *high = above;
     *low = below;
 }
@@ -77,22 +82,19 @@ template <int N, bool MASKED, bool RANGE>
 inline void sixteen_runs(const float* x, const Statistics& s) {
     __m512i above[16], below[16];
     for (int b = 0; b < 16; ++b) {
-        __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
+        __m512i high = _mm512_set1_epi32(RANGE ? INT32_MIN : 0), low = _mm512_set1_epi32(INT32_MAX);
         for (int i = 0; i < N; i += 16) {
             __m512i bits = _mm512_loadu_si512(x + b * N + i);
             __m512i size = _mm512_and_si512(bits, _mm512_set1_epi32(INT32_MAX));
-            if constexpr (MASKED) {
-                __mmask16 finite = _mm512_cmplt_epi32_mask(size, _mm512_set1_epi32(kInfinity));
-                bits = _mm512_maskz_mov_epi32(finite, bits);
-                size = _mm512_maskz_mov_epi32(finite, size);
-            }
+            __mmask16 finite = 0xFFFF;
+            if constexpr (MASKED)
+                finite = _mm512_cmplt_epi32_mask(size, _mm512_set1_epi32(kInfinity));
             if constexpr (RANGE) {
-                bits = _mm512_xor_si512(
-                    bits, _mm512_and_si512(_mm512_srai_epi32(bits, 31), _mm512_set1_epi32(INT32_MAX)));
-                high = _mm512_max_epi32(high, bits);
-                low = _mm512_min_epi32(low, bits);
+                bits = ordered16(bits);
+                high = _mm512_mask_max_epi32(high, finite, high, bits);
+                low = _mm512_mask_min_epi32(low, finite, low, bits);
             } else {
-                high = _mm512_max_epi32(high, size);
+                high = _mm512_mask_max_epi32(high, finite, high, size);
             }
         }
         above[b] = high;
@@ -148,10 +150,11 @@ inline void add_rows(const float* x, const float* y, int64_t n, int32_t* __restr
                      int32_t* __restrict low) {
     if (low) {
         for (int64_t i = 0; i < n; ++i) {
-            int32_t a = value_bits<MASKED>(x[i]), b = value_bits<MASKED>(y[i]);
-            int32_t above = a > b ? a : b, below = a < b ? a : b;
-            high[i] = above > high[i] ? above : high[i];
-            low[i] = below < low[i] ? below : low[i];
+            int32_t above = high[i], below = low[i];
+            widen_range<MASKED>(x[i], &above, &below);
+            widen_range<MASKED>(y[i], &above, &below);
+            high[i] = above;
+            low[i] = below;
         }
     } else {
         for (int64_t i = 0; i < n; ++i) {
@@ -296,9 +299,15 @@ inline void add_rectangle(const Grid& g, const void* x, Dtype dtype, const Recta
             int64_t first = index_of(g, r.plane, r.row, column);
             if (ahead) fetch(x, dtype, first + ahead, n);
 #if defined(__AVX512BW__)
-            if (!MASKED && !s.low && dtype != Dtype::fp32) {
+            if (!MASKED && dtype != Dtype::fp32) {
                 const uint16_t* from = static_cast<const uint16_t*>(x) + first;
                 int32_t* to = s.high + block;
+                if (s.low) {
+                    dtype == Dtype::bf16
+                        ? half_ranges<Dtype::bf16>(from, column, n, g.block_columns, to, s.low + block)
+                        : half_ranges<Dtype::fp16>(from, column, n, g.block_columns, to, s.low + block);
+                    continue;
+                }
                 dtype == Dtype::bf16
                     ? half_statistics<Dtype::bf16>(from, column, n, g.block_columns, to)
                     : half_statistics<Dtype::fp16>(from, column, n, g.block_columns, to);
@@ -316,8 +325,7 @@ inline void add_rectangle(const Grid& g, const void* x, Dtype dtype, const Recta
             continue;
         }
 #endif
-        memset(high, 0, n * sizeof(int32_t));
-        if (s.low) memset(low, 0, n * sizeof(int32_t));
+        reset(s.bare, n, high, s.low ? low : nullptr);
         for (int64_t row = r.row; row < r.row + r.rows; row += 2)
             add_two_rows<MASKED>(g, x, dtype, r, row, column, n, high, s.low ? low : nullptr);
         fold_lanes(g, column, n, high, low, s.at(block));

@@ -6,16 +6,15 @@
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {
 
-// Multiplies the values of n inner scales from `first` on by their outer scales.
-inline void times_outer(const Grid& inner, const float* outers, int64_t first, int64_t n,
-                        float* __restrict values) {
-    OuterIndex outer(inner);
-    if (outer.single) {
-        float only = outers[0];
-        for (int64_t i = 0; i < n; ++i) values[i] = only * values[i];
-    } else {
-        for (int64_t i = 0; i < n; ++i) values[i] = outers[outer(first + i)] * values[i];
-    }
+// outer * inner in the range of steps; 0 only where either is, and NaN stays.
+inline float product(float outer, float inner) {
+    float step = outer * inner;
+    int32_t sign = to_bits(step) & INT32_MIN;
+    float size = from_bits(to_bits(step) & INT32_MAX);
+    size = size < 0x1p-149f ? 0x1p-149f : size;
+    size = size > kFltMax ? kFltMax : size;
+    bool zero = (outer == 0.0f) | (inner == 0.0f);
+    return zero ? step : from_bits(to_bits(size) | sign);
 }
 
 // The steps of n neighbouring blocks from `first` on (section 1.3).
@@ -23,12 +22,13 @@ void table_steps(const Spec& spec, const Layout& layout, QParams from, int64_t f
                  float* steps) {
     if (spec.scale != ScaleKind::two_level) return load_steps(spec, from.scale, first, n, steps);
     decode(*spec.inner, static_cast<const uint8_t*>(from.scale) + first, nullptr, n, steps);
-    times_outer(layout.inner, from.outer, first, n, steps);
-    for (int64_t i = 0; i < n; ++i) {
-        float step = steps[i];
-        step = step < 0x1p-149f ? 0x1p-149f : step;  // NaN stays
-        steps[i] = step > kFltMax ? kFltMax : step;
+    OuterIndex outer(layout.inner);
+    if (outer.single) {  // a loop of its own, which vectors serve
+        float only = from.outer[0];
+        for (int64_t i = 0; i < n; ++i) steps[i] = product(only, steps[i]);
+        return;
     }
+    for (int64_t i = 0; i < n; ++i) steps[i] = product(from.outer[outer(first + i)], steps[i]);
 }
 
 // How elements of those blocks are counted in steps (section 4). `buffer` [n] may hold the result.
@@ -38,10 +38,8 @@ Factors block_factors(const Spec& spec, const Layout& layout, QParams from, int6
         return factors_of(spec, steps, n, buffer);
     decode(*spec.inner, static_cast<const uint8_t*>(from.scale) + first, nullptr, n, buffer);
     OuterIndex outer(layout.inner);
-    for (int64_t i = 0; i < n; ++i) {
-        float inverse = 1.0f / from.outer[outer(first + i)] / buffer[i];
-        buffer[i] = inverse > kFltMax ? kFltMax : inverse;
-    }
+    for (int64_t i = 0; i < n; ++i)
+        buffer[i] = bounded(1.0f / from.outer[outer(first + i)] / buffer[i]);
     return {buffer, true};
 }
 

@@ -11,19 +11,23 @@
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {
 
-// What belongs to 16 neighbouring elements: how to scale them, back and forth, and their zero points.
+// What belongs to 16 neighbouring elements: how to scale them, back and forth, their zero points, and
+// what is added to them.
 struct Lanes {
     __m512 factor, step;
     __m512i zero;
+    __m512 offset;
 };
 
 struct LaneSource {
     const float *factors, *steps;
-    const int32_t* zeros;  // null unless asym
+    const int32_t* zeros;    // null unless asym
+    const float* offsets;    // null without
 
     BLOCKSCALE_INLINE Lanes block(int64_t b) const {
         return {_mm512_set1_ps(factors[b]), _mm512_set1_ps(steps[b]),
-                zeros ? _mm512_set1_epi32(zeros[b]) : _mm512_setzero_si512()};
+                zeros ? _mm512_set1_epi32(zeros[b]) : _mm512_setzero_si512(),
+                offsets ? _mm512_set1_ps(offsets[b]) : _mm512_setzero_ps()};
     }
     // Blocks b and b + 1 of eight elements each; only the first where there are no more elements.
     BLOCKSCALE_INLINE Lanes pair(int64_t b, int64_t elements) const {
@@ -38,7 +42,8 @@ struct LaneSource {
     BLOCKSCALE_INLINE Lanes each(int64_t i, __mmask16 m) const {
         const float* z = reinterpret_cast<const float*>(zeros);
         return {load_floats(factors + i, m), load_floats(steps + i, m),
-                z ? _mm512_castps_si512(load_floats(z + i, m)) : _mm512_setzero_si512()};
+                z ? _mm512_castps_si512(load_floats(z + i, m)) : _mm512_setzero_si512(),
+                offsets ? load_floats(offsets + i, m) : _mm512_setzero_ps()};
     }
 };
 
@@ -125,18 +130,28 @@ BLOCKSCALE_INLINE void for_quads(const LaneSource source, int64_t column, int64_
     });
 }
 
+// moved: there are offsets.
 template <bool MULTIPLY>
-BLOCKSCALE_INLINE __m512 to_steps(__m512 x, const Lanes& lanes) {
+BLOCKSCALE_INLINE __m512 to_steps(__m512 x, const Lanes& lanes, bool moved) {
+    if (moved) x = _mm512_sub_ps(x, lanes.offset);
     return MULTIPLY ? _mm512_mul_ps(x, lanes.factor) : _mm512_div_ps(x, lanes.factor);
 }
 
-// Run f with <dtype, multiply, drawn> as constants.
-template <class F>
+BLOCKSCALE_INLINE __m512 from_steps(__m512 value, const Lanes& lanes, bool moved) {
+    value = _mm512_mul_ps(value, lanes.step);
+    return moved ? _mm512_add_ps(value, lanes.offset) : value;
+}
+
+// Run f with <dtype, multiply, drawn> as constants. DRAWS: whether there is anything to draw.
+template <bool DRAWS, class F>
 inline void with_constants(Dtype dtype, bool multiply, bool drawn, F f) {
     with_dtype(dtype, [&]<Dtype D>() {
-        if (multiply) return drawn ? f.template operator()<D, true, true>()
-                                   : f.template operator()<D, true, false>();
-        drawn ? f.template operator()<D, false, true>() : f.template operator()<D, false, false>();
+        if constexpr (DRAWS) {
+            if (drawn) return multiply ? f.template operator()<D, true, true>()
+                                       : f.template operator()<D, false, true>();
+        }
+        multiply ? f.template operator()<D, true, false>()
+                 : f.template operator()<D, false, false>();
     });
 }
 
@@ -178,14 +193,14 @@ BLOCKSCALE_INLINE void store_codes16(void* to, int64_t i, __m512i codes) {
 // 64 codes as bytes, of the elements from index i on.
 template <Dtype D, bool MULTIPLY, bool DRAWN, class Elements, class LanesAt>
 BLOCKSCALE_INLINE __m512i codes64(const Elements& e, const void* x, int64_t i, const float* u,
-                                  int64_t ahead, LanesAt lanes_at) {
+                                  int64_t ahead, bool moved, LanesAt lanes_at) {
     __m512 y[4], chance[4];
     __m512i zero[4];
     for (int j = 0; j < 4; ++j) {
         int64_t at = i + 16 * j;
         prefetch<D>(x, at, ahead);
         Lanes lanes = lanes_at(j);
-        y[j] = to_steps<MULTIPLY>(load16<D>(x, at, 0xFFFF), lanes);
+        y[j] = to_steps<MULTIPLY>(load16<D>(x, at, 0xFFFF), lanes, moved);
         zero[j] = lanes.zero;
         chance[j] = chances<DRAWN>(u, at, 0xFFFF);
     }
@@ -201,10 +216,11 @@ void codes_loop(Make make, const WideChunk& c, void* to) {
     const void* x = c.x;
     const float* u = c.u;
     int64_t ahead = c.ahead;
-    LaneSource source{c.source.factors, c.source.steps, c.source.zeros};
+    LaneSource source = c.source;
+    const bool moved = source.offsets;
     auto rest = [&](int64_t i, __mmask16 mask, Lanes lanes) BLOCKSCALE_INLINE_LAMBDA {
         prefetch<D>(x, i, ahead);
-        __m512 y = to_steps<MULTIPLY>(load16<D>(x, i, mask), lanes);
+        __m512 y = to_steps<MULTIPLY>(load16<D>(x, i, mask), lanes, moved);
         store_codes16<B>(to, i, e.template codes<DRAWN>(y, lanes, chances<DRAWN>(u, i, mask)));
     };
     auto quad = [&]<bool ALIKE>(int64_t i, auto lanes_at) BLOCKSCALE_INLINE_LAMBDA {
@@ -218,7 +234,7 @@ void codes_loop(Make make, const WideChunk& c, void* to) {
                 return _mm512_storeu_si512(out, codes);
             }
         }
-        _mm512_storeu_si512(out, codes64<D, MULTIPLY, DRAWN>(e, x, i, u, ahead, lanes_at));
+        _mm512_storeu_si512(out, codes64<D, MULTIPLY, DRAWN>(e, x, i, u, ahead, moved, lanes_at));
     };
     if constexpr (B == 2) {
         for_lanes(source, c.column, c.n, c.size, rest);
@@ -229,7 +245,8 @@ void codes_loop(Make make, const WideChunk& c, void* to) {
 
 template <int B, class Make>
 void wide_codes(Make make, const WideChunk& c, void* to) {
-    with_constants(c.dtype, c.multiply, c.u, [&]<Dtype D, bool MULTIPLY, bool DRAWN>() {
+    constexpr bool draws = decltype(make())::kDraws;
+    with_constants<draws>(c.dtype, c.multiply, c.u, [&]<Dtype D, bool MULTIPLY, bool DRAWN>() {
         codes_loop<Make, B, D, MULTIPLY, DRAWN>(make, c, to);
     });
 }
@@ -242,11 +259,13 @@ void values_loop(Make make, const WideChunk& c, void* to) {
     const float* u = c.u;
     int64_t ahead = c.ahead;
     bool stream = c.stream;
+    LaneSource source = c.source;
+    const bool moved = source.offsets;
     auto value = [&](int64_t i, __mmask16 mask, const Lanes& lanes) BLOCKSCALE_INLINE_LAMBDA {
         prefetch<D>(x, i, ahead);
-        __m512 y = to_steps<MULTIPLY>(load16<D>(x, i, mask), lanes);
+        __m512 y = to_steps<MULTIPLY>(load16<D>(x, i, mask), lanes, moved);
         __m512 v = e.template values<DRAWN>(y, lanes, chances<DRAWN>(u, i, mask));
-        return _mm512_mul_ps(v, lanes.step);
+        return from_steps(v, lanes, moved);
     };
     auto quad = [&]<bool ALIKE>(int64_t i, auto lanes_at) BLOCKSCALE_INLINE_LAMBDA {
         __m512 v[4];
@@ -256,13 +275,13 @@ void values_loop(Make make, const WideChunk& c, void* to) {
     auto rest = [&](int64_t i, __mmask16 mask, Lanes lanes) BLOCKSCALE_INLINE_LAMBDA {
         store16<D>(to, i, mask, value(i, mask, lanes));
     };
-    LaneSource source{c.source.factors, c.source.steps, c.source.zeros};
     for_quads(source, c.column, c.n, c.size, quad, rest);
 }
 
 template <class Make>
 void wide_values(Make make, const WideChunk& c, void* to) {
-    with_constants(c.dtype, c.multiply, c.u, [&]<Dtype D, bool MULTIPLY, bool DRAWN>() {
+    constexpr bool draws = decltype(make())::kDraws;
+    with_constants<draws>(c.dtype, c.multiply, c.u, [&]<Dtype D, bool MULTIPLY, bool DRAWN>() {
         values_loop<Make, D, MULTIPLY, DRAWN>(make, c, to);
     });
 }

@@ -2,6 +2,7 @@
 // float16 has its own read as the value times 2^(bias - 15), subnormals included.
 #pragma once
 
+#include "../simd/table.h"
 #include "decode.h"
 #include "wide.h"
 
@@ -33,6 +34,7 @@ struct WideDecoder {
           rebias(_mm512_set1_ps(from_bits((127 + 15 - spec.element.bias) << 23))),
           tabled(spec.element.bits <= 4 && !spec.asym),
           integers(spec.element.family == Family::integer), asym(spec.asym),
+          bits(spec.element.bits), book(spec.element.book.get()),
           drop(_mm_cvtsi32_si128(spec.element.is_signed ? 32 - spec.element.bits : 0)) {
         alignas(64) float values[16] = {};
         uint8_t patterns[16];
@@ -46,6 +48,8 @@ struct WideDecoder {
         const __m128i* from = reinterpret_cast<const __m128i*>(codes + i);
         __m128i bytes = mask == 0xFFFF ? _mm_loadu_si128(from) : _mm_maskz_loadu_epi8(mask, from);
         if (tabled) return _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(bytes), table);
+        if (book)
+            return _mm512_castsi512_ps(look_up(book->values, bits, _mm512_cvtepu8_epi32(bytes)));
         if (integers) {
             __m512i wide = _mm512_cvtepu8_epi32(bytes);
             wide = _mm512_sra_epi32(_mm512_sll_epi32(wide, drop), drop);
@@ -63,6 +67,8 @@ struct WideDecoder {
     __m128i left, sign_left;
     __m512 rebias, table;
     bool tabled, integers, asym;
+    int bits;
+    const Codebook* book;
     __m128i drop;
 };
 
@@ -78,6 +84,7 @@ inline bool wide_decodes(const Spec& spec, int64_t column, int64_t size, const u
         case Family::minifloat:
             return e.mantissa_bits >= 1 && e.bias <= 15 && e.max_code >> e.mantissa_bits < 31 &&
                    !any_reserved(e, codes, n);
+        case Family::codebook: return true;
         case Family::binary: return false;  // of one bit: the table above serves it
     }
     __builtin_unreachable();
@@ -88,16 +95,17 @@ template <Dtype D>
 void decode_loop(const Spec& spec, const LaneSource source, const uint8_t* codes, int64_t column,
                  int64_t n, int64_t size, bool stream, void* to) {
     const WideDecoder decode(spec);
+    const bool moved = source.offsets;
     auto quad = [&]<bool ALIKE>(int64_t i, auto lanes_at) BLOCKSCALE_INLINE_LAMBDA {
         __m512 y[4];
         for (int j = 0; j < 4; ++j) {
             Lanes lanes = lanes_at(j);
-            y[j] = _mm512_mul_ps(decode(codes, i + 16 * j, 0xFFFF, lanes), lanes.step);
+            y[j] = from_steps(decode(codes, i + 16 * j, 0xFFFF, lanes), lanes, moved);
         }
         store64<D>(to, i, y, stream);
     };
     auto rest = [&](int64_t i, __mmask16 mask, Lanes lanes) BLOCKSCALE_INLINE_LAMBDA {
-        store16<D>(to, i, mask, _mm512_mul_ps(decode(codes, i, mask, lanes), lanes.step));
+        store16<D>(to, i, mask, from_steps(decode(codes, i, mask, lanes), lanes, moved));
     };
     for_quads(source, column, n, size, quad, rest);
 }

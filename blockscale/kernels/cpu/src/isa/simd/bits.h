@@ -36,6 +36,9 @@ inline int32_t to_bits(float value) {
     return bits;
 }
 
+// float32 as integers in the same order (-0 below 0): bits of the negative ones flipped.
+inline int32_t ordered(int32_t bits) { return bits ^ ((bits >> 31) & INT32_MAX); }
+
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -33,7 +33,7 @@ def prepare_qat(
 
     It is bs.prepare_qat(model, to_recipe(config, model, outputs=outputs), observer=observer), with
     further `options` of that. observer: by default the one that the configuration's activations
-    name, see `to_observer`. bs.convert then gives the quantized model.
+    name, see `to_observer`. `convert` then gives the quantized model.
 
     Raises ValueError for what cannot be translated, and as bs.prepare_qat, before anything changes.
     """

@@ -1,0 +1,99 @@
+"""Integers that sums of products of codes can add: a layer's bias (docs/numerics.md, 7.1).
+
+In integer hardware a layer adds up products of codes, each worth input step x weight step, and its
+bias has to come in that unit (Jacob et al. 2018, arXiv 1712.05877, section 2.4, equation 11).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blockscale.core.arithmetic.bits import FLT_MAX, FLT_SMALLEST
+
+_DEAD = 2.0**-7  # the step of weights that are all zero: that of int8 weights up to 1
+
+
+@dataclass(frozen=True)
+class SumInteger:
+    """Integers in steps of a layer's sums: `SumInteger(32)` is `int32:sums`, or `int32` for short.
+
+    The step of an output is the input's step times the weight's step of that output. Codes go from
+    -(2^(bits-1) - 1) to 2^(bits-1) - 1. Raises ValueError for other than 2 to 32 bits.
+    """
+
+    bits: int = 32
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.bits <= 32:
+            raise ValueError(f"int{self.bits}:sums: a bias has 2 to 32 bits")
+
+    def __str__(self) -> str:
+        return f"int{self.bits}:sums"
+
+    @property
+    def largest(self) -> int:
+        """The largest code; the smallest is its negative."""
+        return int(2 ** (self.bits - 1) - 1)
+
+    @property
+    def code_dtype(self) -> torch.dtype:
+        """The dtype of its codes."""
+        if self.bits > 16:
+            return torch.int32
+        return torch.int8 if self.bits <= 8 else torch.int16
+
+    def parts(self, shape: tuple[int, ...]) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """{part: (dtype, shape)} of what a bias of `shape` is stored as. Raises ValueError for a
+        tensor that is no vector.
+        """
+        if len(shape) != 1:
+            raise ValueError(f"{self} is for a bias [n], not for {shape}")
+        return {"codes": (self.code_dtype, shape), "scale": (torch.float32, shape)}
+
+    def encode(self, bias: Tensor, steps: Tensor) -> Tensor:
+        """bias [n], steps [n] float32 -> codes [n]: clamp(round_half_even(fl64(bias / step))).
+
+        bias: float32, bfloat16 or float16. NaN gives 0, infinity saturates.
+        """
+        rounded = _rounded(bias, steps)
+        whole = torch.where(rounded.isnan(), 0.0, rounded).clamp(-self.largest, self.largest)
+        return whole.to(self.code_dtype)
+
+    def decode(self, codes: Tensor, steps: Tensor) -> Tensor:
+        """codes [n], steps [n] -> values [n] float32: fl(fl(code) * step)."""
+        return codes * steps  # torch makes float32 of the codes first; one op, at every call
+
+    def in_range(self, bias: Tensor, steps: Tensor) -> Tensor:
+        """Where `encode` neither saturates nor meets a NaN, so that a gradient passes: bool [n]."""
+        return _rounded(bias, steps).abs() <= self.largest  # NaN is not
+
+
+def live_steps(steps: Tensor, dead: Tensor) -> Tensor:
+    """The steps [n] of a weight's outputs, with others in the place of those that say nothing.
+
+    dead: bool [n], outputs whose weights are all 0. Their scale is the smallest there is, and no
+    bias could be counted in it; any step serves the sums of zeros. They get the largest one of the
+    others, and 2^-7 where there are no others.
+    """
+    if not steps.numel():
+        return steps
+    sizes = steps.abs()
+    largest = torch.where(dead | ~sizes.isfinite(), 0.0, sizes).amax()
+    return torch.where(dead, torch.where(largest > 0, largest, _DEAD), steps)
+
+
+def sum_steps(input_step: Tensor, weight_steps: Tensor) -> Tensor:
+    """The input's step [1] and the weight's [n] -> those of the sums [n]: fl(input · weight).
+
+    What float32 cannot hold becomes its smallest or largest number.
+    """
+    steps = (input_step.reshape(()) * weight_steps).clamp(-FLT_MAX, FLT_MAX)
+    return torch.where(steps == 0, FLT_SMALLEST, steps)
+
+
+def _rounded(bias: Tensor, steps: Tensor) -> Tensor:
+    """round_half_even(fl64(bias / step)), float64 as its quotient: float32 has no room for 32 bits,
+    and would make ties of what is none.
+    """
+    return (bias.to(torch.float64) / steps.to(torch.float64)).round()

@@ -1,0 +1,52 @@
+// The table of an element whose codes are places in it, laid out for the search of the nearest value.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace blockscale {
+
+// Most tables of up to 16 values have a shorter way: evenly spaced cells with at most one threshold in
+// each. A number y, or its magnitude where `mirrored`, is in the cell of index: the low 5 bits of
+// fma(y, slope, 1.5 * 2^23), after its magnitude was limited to `bound`. That keeps order, so all
+// that is left is to compare with the threshold of the cell.
+struct Cells {
+    static constexpr int kCount = 32;
+
+    bool serve;     // else nothing below has a meaning
+    bool mirrored;  // of each value v and code c there are -v and c | sign, too
+    int sign;
+    float bound, slope;
+    alignas(64) float thresholds[kCount];  // infinity in a cell without
+    alignas(64) uint16_t ranks[kCount];    // up to the threshold; above it is the next one
+    alignas(64) float below[kCount];       // values up to the threshold
+    alignas(64) float above[kCount];
+    alignas(16) uint8_t codes[16];         // by rank; where mirrored, of magnitudes
+};
+
+// A number's rank, its place among the values in order, is the count of thresholds below it, as
+// ordered integers (numerics.md, section 4). It is found by halving: the first four steps compare
+// with one of 15 thresholds, each step s from there on with one of 2^s.
+struct Codebook {
+    static constexpr int kMost = 256;
+
+    int steps;  // 4 for up to 16 values, 6 for up to 64, else 8
+    // [0, 15): of all thresholds, those at the ends of 16 equal parts; [2^s, 2^(s+1)): for step s
+    // >= 4, the threshold in the middle of each of the 2^s parts that steps before have made.
+    alignas(64) int32_t thresholds[kMost];
+    alignas(64) int32_t codes[kMost];    // by rank
+    alignas(64) uint16_t words[kMost];   // the same
+    alignas(64) float ranked[kMost];     // values by rank
+    alignas(64) float values[kMost];     // by code; NaN where a code means nothing
+    float smallest, largest;             // values
+    Cells cells;
+};
+
+// thresholds: between neighbours of `order`, which has codes by rank. Throws std::invalid_argument
+// for lists of other sizes than a table of `bits` has.
+std::shared_ptr<const Codebook> make_codebook(int bits, const std::vector<float>& values,
+                                              const std::vector<int>& order,
+                                              const std::vector<float>& thresholds);
+
+}  // namespace blockscale

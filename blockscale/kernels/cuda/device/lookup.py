@@ -1,0 +1,194 @@
+"""How codes of a codebook are looked for: what the host computes from a table.
+
+A number in steps becomes the code whose place is how many thresholds are below it. Two ways find
+that place. "buckets": 32 equal intervals hold at most one threshold each, so that the interval
+says which threshold to compare with. "search": a binary search, one comparison for each bit.
+"""
+
+import math
+import struct
+from dataclasses import dataclass
+from functools import cache
+
+from blockscale.core.element import ElementNumbers
+
+LANES = 32  # entries that a warp holds in a register
+_MARGIN = 2.0**-8  # of a bucket's width, how far from its ends a threshold lies at least
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What is looked up of a codebook.
+
+    mirrored: the upper half of the codes has the negatives of the lower half's values, which are
+        not below 0: then the rest is of magnitudes, and a sign is the upper bit of a code
+    signed_zeros: the table has 0 and -0, and is not mirrored: numbers are compared as integers
+    slope, start: of buckets: y is in bucket round(31 clamp(slope y + start, 0, 1)); 0 and 0 where
+        codes are searched
+    steps: comparisons of a search
+    plain: quotients may be computed as for integers (docs/cuda.md): values lie around 1, and
+        quotients below 2^-64 have the code of 0 or of -0
+    tables: of each name, its entries as int32: "threshold", one for each bucket, or of each node
+        of a search, which begins at node 1 and goes on at 2 n or 2 n + 1; "place", of each bucket
+        the code below its threshold, and 256 times the one above; "order", four codes an entry;
+        "value", the bits of each code's value
+    """
+
+    mirrored: bool
+    signed_zeros: bool
+    slope: float
+    start: float
+    steps: int
+    plain: bool
+    tables: tuple[tuple[str, tuple[int, ...]], ...]
+
+    def table(self, name: str) -> tuple[int, ...]:
+        """The entries of the table of this name."""
+        return dict(self.tables)[name]
+
+    def ptx(self, name: str, part: int) -> str:
+        """What gives each lane of a warp its own of a table's 32 entries from 32 * part on."""
+        return _held(self.table(name)[part * LANES : (part + 1) * LANES])
+
+    @property
+    def in_order(self) -> bool:
+        """Whether a searched place is the code itself."""
+        codes = b"".join(struct.pack("<i", word) for word in self.table("order"))
+        return all(code == i for i, code in enumerate(codes[: len(self.table("value"))]))
+
+
+class Lookup:
+    """How codes of one codebook are looked for. A class: device code may not call host functions.
+
+    how: its Tables
+    """
+
+    def __init__(self, element: ElementNumbers) -> None:
+        self.how = tables_of(element)
+
+
+@cache
+def tables_of(element: ElementNumbers) -> Tables:
+    """The tables of an element of the family "codebook"."""
+    values, order, thresholds = element.values, element.order, element.thresholds
+    mirrored = _mirrored(values)
+    if mirrored:
+        half = len(values) // 2
+        values, order = values[:half], tuple(code for code in order if code < half)
+        thresholds = thresholds[half:]
+    zeros = {math.copysign(1, value) for value in values if value == 0}
+    signed_zeros = len(zeros) > 1
+    line = (0.0, 0.0) if signed_zeros else _line(thresholds)
+    steps = max(1, (len(order) - 1).bit_length())
+    if line[0]:
+        found = _bucket_tables(thresholds, order, line)
+    else:
+        found = {
+            "threshold": _nodes(thresholds, steps, signed_zeros),
+            "order": _fours(order, steps),
+        }
+    found["value"] = tuple(_bits(value) for value in values)
+    plain = _is_plain(element)
+    return Tables(mirrored, signed_zeros, *line, steps, plain, tuple(found.items()))
+
+
+def _mirrored(values: tuple[float, ...]) -> bool:
+    """Whether codes are magnitudes and a sign."""
+    half = len(values) // 2
+    low, high = values[:half], values[half:]
+    pairs = [_bits(-a) == _bits(b) for a, b in zip(low, high, strict=True)]
+    return all(pairs) and all(_bits(a) >= 0 for a in low) and 0.0 in low
+
+
+def _line(thresholds: tuple[float, ...]) -> tuple[float, float]:
+    """Slope and start of buckets that hold at most one threshold each; 0 and 0 if none do."""
+    span = thresholds[-1] - thresholds[0]
+    for tenths in range(10, 300):  # how far the first bucket begins below the first threshold
+        beyond = span * tenths / 1000
+        slope = _rounded(1 / (span + 2 * beyond)) if span else 1.0
+        start = _rounded((beyond - thresholds[0]) * slope) if span else 0.5
+        if not (2.0**-60 < slope < 2.0**60) or abs(start) > 2.0**20:
+            continue
+        places = [(LANES - 1) * (slope * t + start) for t in thresholds]
+        near = [round(place) for place in places]
+        apart = all(abs(place - at) < 0.5 - _MARGIN for place, at in zip(places, near, strict=True))
+        if apart and len(set(near)) == len(near) and 0 <= near[0] and near[-1] < LANES:
+            return slope, start
+    return 0.0, 0.0
+
+
+def _bucket_tables(
+    thresholds: tuple[float, ...], order: tuple[int, ...], line: tuple[float, float]
+) -> dict[str, tuple[int, ...]]:
+    """The thresholds and codes of each bucket."""
+    slope, start = line
+    own = {round((LANES - 1) * (slope * t + start)): t for t in thresholds}
+    limits, places, below = [], [], 0
+    for bucket in range(LANES):
+        limits.append(_bits(own.get(bucket, math.inf)))
+        there = bucket in own
+        places.append(order[below] | order[min(below + there, len(order) - 1)] << 8)
+        below += there
+    return {"threshold": tuple(limits), "place": tuple(places)}
+
+
+def _nodes(thresholds: tuple[float, ...], steps: int, signed_zeros: bool) -> tuple[int, ...]:
+    """The threshold of each node of a search, [2^steps]; the first one is not a node."""
+    sorted_ones = [*thresholds, *[math.inf] * (2**steps - 1 - len(thresholds))]
+    found = [0] * 2**steps
+    for level in range(steps):
+        width = 2 ** (steps - level)
+        for i in range(2**level):
+            bits = _bits(sorted_ones[i * width + width // 2 - 1])
+            found[2**level + i] = bits ^ (0x7FFFFFFF if signed_zeros and bits < 0 else 0)
+    return tuple(found)
+
+
+def _fours(order: tuple[int, ...], steps: int) -> tuple[int, ...]:
+    """Codes by place, four in an int32."""
+    codes = [*order, *[order[-1]] * (2 ** max(steps, 2) - len(order))]
+    fours = (bytes(codes[i : i + 4]) for i in range(0, len(codes), 4))
+    return tuple(int(struct.unpack("<i", four)[0]) for four in fours)
+
+
+def _rounded(value: float) -> float:
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
+def _bits(value: float) -> int:
+    """Of a float32."""
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+
+
+def _is_plain(element: ElementNumbers) -> bool:
+    """As Tables.plain."""
+    sizes = [abs(t) for t in element.thresholds if t]
+    low, high = -element.low, element.high
+    largest = max(low, high)
+    smallest_end = min(low, high) if element.signed else high
+    near = 2.0**-10 <= smallest_end and largest <= 4 * max(smallest_end, 1.0)
+    return near and largest <= 2.0**16 and min(sizes, default=1.0) >= 2.0**-50
+
+
+def _held(entries: tuple[int, ...]) -> str:
+    """PTX: each lane of a warp gets its own of up to 32 entries, which repeat beyond the last.
+
+    $0 is the entry, $1 is not used. A tree of selections by the bits of the lane's number.
+    """
+    count = len(entries)
+    assert count in (1, 2, 4, 8, 16, 32)
+    lines = ["{ .reg .b32 l, t; .reg .b32 n<64>; .reg .pred p<5>; mov.u32 l, %laneid;"]
+    level = [f"0x{entry & 0xFFFFFFFF:08X}" for entry in entries]
+    used = 0
+    for bit in range(count.bit_length() - 1):
+        lines.append(f"and.b32 t, l, {1 << bit}; setp.ne.u32 p{bit}, t, 0;")
+        following = []
+        for even, odd in zip(level[::2], level[1::2], strict=True):
+            if even == odd:
+                following.append(even)
+                continue
+            lines.append(f"selp.b32 n{used}, {odd}, {even}, p{bit};")
+            following.append(f"n{used}")
+            used += 1
+        level = following
+    return " ".join([*lines, f"mov.b32 $0, {level[0]};", "}"])

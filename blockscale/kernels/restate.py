@@ -1,0 +1,293 @@
+"""Formats that no kernel knows, told as formats that kernels know: the same values to the bit.
+
+A scale of two levels is, for whoever reads it, its float32 step (docs/numerics.md, 1.3); an offset
+that is quantized is the float32 that it means; blocks over the flattened tensor are groups of its
+rows. Scales and offsets, which are few, are computed with torch; codes, which are many, by the
+kernels of the format that is left:
+
+    uint4:group32:(uint6:group8:fp16):offset(uint6:group8:fp16)    uint4:group32:fp32:offset(fp32)
+    nf4:flat64:fp32, rows of 96                                    nf4:group32:fp32
+    int4:group32:fp16:signed                                       int4:group32:fp16:full
+    int8:group32:e8m0/given                                        int8:group32:e8m0/floor
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from math import gcd, prod
+
+import torch
+from torch import Tensor
+
+from blockscale.core import reference
+from blockscale.core.arithmetic.bits import FLT_MAX, FLT_MIN
+from blockscale.core.block import WHOLE, Block, read_block
+from blockscale.core.format import Format
+from blockscale.core.operand import Operand, Quantizer, operand, quantizer
+from blockscale.core.parse import parse
+from blockscale.core.reference import QParams
+from blockscale.core.scale import FLOAT_SCALES, GIVEN, FloatScale, PowerOfTwo
+from blockscale.core.scales.offset import Offset
+from blockscale.core.scales.two_level import TwoLevel
+from blockscale.kernels.numbers import plain_levels
+
+_FLOAT32 = FLOAT_SCALES["fp32"]
+
+
+def for_decoding(fmt: Format) -> Format | None:
+    """The format of kernels that dequantizes codes as `fmt` does; None where there is no other.
+
+    Its blocks still run over the flattened tensor where those of `fmt` do: see `in_rows`.
+    """
+    return _restated(fmt.spelling, encode=False)
+
+
+def for_encoding(fmt: Format) -> Format | None:
+    """The same for quantizing with a given scale. None, too, for the reciprocals of scales of two
+    levels, which are not those of their steps (docs/numerics.md, 4)."""
+    return _restated(fmt.spelling, encode=True)
+
+
+@cache
+def _restated(spelling: str, *, encode: bool) -> Format | None:
+    fmt = parse(spelling)
+    scale, offset = fmt.scale, fmt.offset
+    levels = isinstance(scale, TwoLevel)
+    given = isinstance(scale, PowerOfTwo) and scale.rule == GIVEN
+    known = isinstance(scale, TwoLevel) and plain_levels(scale)
+    told = offset is not None and (offset.inner is not None or offset.block is not None)
+    if not (given or told or fmt.span == "signed" or fmt.block.flat or (levels and not known)):
+        return None
+    if told and not _even(fmt):
+        return None
+    if encode and fmt.recip and _own_reciprocal(fmt):
+        return None
+    plain = fmt
+    if isinstance(scale, PowerOfTwo) and given:  # a given float is no power of two, a byte is one
+        plain = replace(plain, scale=PowerOfTwo("floor", byte=True) if scale.byte else _FLOAT32)
+    if levels:
+        plain = replace(plain, scale=_FLOAT32)
+    if told:
+        plain = replace(plain, offset=Offset(_FLOAT32))
+    return replace(plain, span="full") if fmt.span == "signed" else plain
+
+
+def _own_reciprocal(fmt: Format) -> bool:
+    """Whether its reciprocals are made of two levels, each by itself."""
+    scale = fmt.scale
+    return isinstance(scale, TwoLevel) and scale.inner.offset is None and not scale.reciprocal
+
+
+def _even(fmt: Format) -> bool:
+    """Whether all elements of a block have one offset: its blocks are made of whole ones."""
+    own = None if fmt.offset is None else fmt.offset.block
+    if own is None or own == fmt.block or own.name == "tensor":
+        return True
+    if own.flat or fmt.block.flat:
+        both = own.flat and fmt.block.flat and not (own.strided or fmt.block.strided)
+        return bool(both) and own.flat % fmt.block.flat == 0
+    dims = {dim for dim, _ in (*own.sizes, *fmt.block.sizes)}
+    if any(dim >= 0 for dim in dims) and any(dim < 0 for dim in dims):
+        return False  # which of them are the same depends on the rank
+    mine, wider = dict(fmt.block.sizes), dict(own.sizes)
+    rests = _divides(fmt.block.rest, own.rest)
+    return rests and all(
+        _divides(mine.get(dim, fmt.block.rest), wider.get(dim, own.rest)) for dim in dims
+    )
+
+
+def _divides(size: int, wider: int) -> bool:
+    """Whether blocks of size `wider` hold whole blocks of `size`, along one dimension."""
+    return wider == WHOLE or (size != WHOLE and wider % size == 0)
+
+
+def in_rows(block: Block, shape: Sequence[int]) -> Block:
+    """Blocks over the flattened tensor of `shape` -> blocks within rows that each lie in one."""
+    if not block.flat:
+        return block
+    row = shape[-1] if shape else 1
+    if block.strided:
+        whole = len(shape) == 2 and shape[0] == block.flat
+        return read_block("channel1" if whole else "group1")
+    return read_block(f"group{gcd(block.flat, row) or 1}")
+
+
+def restated_parts(qparams: QParams, fmt: Format, plain: Format, shape: Sequence[int]) -> QParams:
+    """What stands beside the codes of a tensor of `shape` in `fmt` -> the same for `plain`, whose
+    blocks are those of `in_rows`."""
+    parts = {"scale": qparams.scale, "zero_point": qparams.zero_point}
+    if plain.scale != fmt.scale and not isinstance(fmt.scale, PowerOfTwo):
+        parts["scale"] = _steps(qparams, fmt)
+    if fmt.offset is not None and qparams.offset is not None:
+        parts["offset"] = qparams.offset
+        if plain.offset != fmt.offset:
+            parts["offset"] = _per_block(_offsets(qparams, fmt), fmt, qparams.scale.shape)
+    if fmt.block.flat:
+        parts = {
+            name: _regrouped(part, fmt.block, plain.block, shape) for name, part in parts.items()
+        }
+    return QParams(**parts)  # type: ignore[arg-type]
+
+
+def _per_block(values: Tensor, fmt: Format, blocks: Sequence[int]) -> Tensor:
+    """Offsets, which blocks may share -> one for each block [scale's shape]."""
+    own = None if fmt.offset is None else fmt.offset.block
+    if own is None or own == fmt.block:
+        return values
+    if own.name == "tensor":
+        return values.reshape(()).expand(tuple(blocks)).contiguous()
+    if own.flat:
+        each = values.reshape(-1).repeat_interleave(own.flat // fmt.block.flat)
+        return each[: prod(blocks)].reshape(tuple(blocks))
+    rank = len(blocks)
+    for dim, (size, wider) in enumerate(
+        zip(fmt.block.sizes_for(rank), own.sizes_for(rank), strict=True)
+    ):
+        if wider != WHOLE and wider != size:
+            values = values.repeat_interleave(wider // size, dim).narrow(dim, 0, blocks[dim])
+    return values.expand(tuple(blocks)).contiguous()
+
+
+def _regrouped(
+    part: Tensor | None, flat: Block, block: Block, shape: Sequence[int]
+) -> Tensor | None:
+    """One number for each block over the flattened tensor -> one for each of the blocks in rows."""
+    if part is None:
+        return None
+    own = block.scale_shape(shape)
+    if flat.strided:
+        each = part if block.name == "channel1" else flat.expand(part, shape)
+        return each.reshape(own).contiguous()
+    size = block.sizes_for(len(shape))[-1]
+    each = part.reshape(-1)
+    if flat.flat != size:
+        each = each.repeat_interleave(flat.flat // size)[: prod(own)]
+    return each.reshape(own)
+
+
+def restated_operand(packed: Operand, plain: Format) -> Operand:
+    """A quantized tensor -> the same codes in `plain`, what `for_decoding` gives for its format."""
+    fmt, shape = packed.format, packed.shape
+    plain = replace(plain, block=in_rows(plain.block, shape))
+    parts = restated_parts(packed.qparams, fmt, plain, shape)
+    return operand(packed.codes, parts, plain, packed.size)
+
+
+def restated_quantizer(
+    qparams: QParams, by: Quantizer, plain: Format, shape: Sequence[int]
+) -> Quantizer:
+    """A scale for a tensor of `shape` -> the same in `plain`, what `for_encoding` gives."""
+    plain = replace(plain, block=in_rows(plain.block, shape))
+    parts = restated_parts(qparams, by.format, plain, shape)
+    return quantizer(parts, plain, by.seed)
+
+
+def _steps(qparams: QParams, fmt: Format) -> Tensor:
+    """As reference.step_of, for scales of two levels: by a table of values, in fewer passes."""
+    scale = fmt.scale
+    assert isinstance(scale, TwoLevel) and qparams.outer is not None
+    offset, inner = qparams.scale_offset, scale.inner
+    plain = offset is None or (offset.numel() == 1 and isinstance(_offset_type(inner), FloatScale))
+    split = in_blocks(qparams.scale.shape, inner.block)
+    if split is None or not plain or not qparams.scale.numel():
+        return reference.step_of(qparams, fmt)
+    values = _values(qparams.scale, inner).reshape(split)
+    outer = qparams.outer.to(torch.float32).reshape(_one_each(split))
+    steps = values / outer if scale.reciprocal else outer * values
+    low, high = torch.aminmax(steps.abs())
+    if not bool((low > 0) & (high <= FLT_MAX)):  # what is clamped, 0 or NaN
+        return reference.step_of(qparams, fmt)
+    if offset is not None:
+        steps = steps + offset.to(torch.float32).reshape(())
+    return steps.reshape(qparams.scale.shape)
+
+
+def _offset_type(inner: Format) -> object:
+    return None if inner.offset is None else inner.offset.type
+
+
+def _offsets(qparams: QParams, fmt: Format) -> Tensor:
+    """The offsets [as stored] float32, as Offset.value, in fewer passes."""
+    assert fmt.offset is not None and qparams.offset is not None
+    inner, outer, codes = fmt.offset.inner, qparams.offset_outer, qparams.offset
+    split = None if inner is None else in_blocks(codes.shape, inner.block)
+    if inner is None or outer is None or split is None:
+        return fmt.offset.value(codes, outer)
+    values = _values(codes, inner).reshape(split)
+    return (values * outer.to(torch.float32).reshape(_one_each(split))).reshape(codes.shape)
+
+
+def _values(codes: Tensor, inner: Format) -> Tensor:
+    """Codes, one a byte -> their values float32."""
+    element = inner.element
+    every = torch.arange(2**element.bits, dtype=torch.uint8, device=codes.device)
+    table = element.decode(element.from_bits(every))
+    return table.index_select(0, codes.reshape(-1).to(torch.int32))
+
+
+def in_blocks(shape: Sequence[int], block: Block) -> list[int] | None:
+    """How a tensor of `shape` is seen in blocks, [count, size, count, size, ...]; None where the
+    last ones are partial."""
+    if block.strided:
+        return [1, block.flat, prod(shape) // block.flat, 1]
+    if block.flat:
+        count, rest = divmod(prod(shape), block.flat)
+        return None if rest else [count, block.flat]
+    split: list[int] = []
+    for n, size in zip(shape, block.sizes_for(len(shape)), strict=True):
+        if size != WHOLE and n % size:
+            return None
+        split += [1, n] if size == WHOLE else [n // size, size]
+    return split
+
+
+def _one_each(split: Sequence[int]) -> list[int]:
+    """The shape of one number for each block, to broadcast with what `in_blocks` gave."""
+    return [n if i % 2 == 0 else 1 for i, n in enumerate(split)]
+
+
+Extremes = Callable[[Tensor, Format], Tensor]  # as `chosen` takes it
+
+
+def chosen(x: Tensor, fmt: Format, scale_of: Extremes) -> QParams:
+    """x [...] -> the scales that the reference chooses, from ranges that kernels find.
+
+    scale_of: gives the scale of x in a format, by a kernel
+    """
+    ranges = _ranges(x, fmt, scale_of)
+    if ranges is None:
+        return reference.choose_qparams(x, fmt)
+    return reference.qparams_from_range(*ranges, fmt)
+
+
+def _ranges(x: Tensor, fmt: Format, scale_of: Extremes) -> reference.Ranges | None:
+    """As reference.ranges, where kernels can tell; else None.
+
+    The fp32 scale of a format whose largest value is 1 is the largest magnitude of a block (int2)
+    or its largest number (uint1), but where that is below 2^-126, which is the least they tell.
+    """
+    shape = fmt.block.scale_shape(x.shape)  # raises if the block does not fit
+    if x.dtype not in reference.FLOATS or not x.numel() or not fmt.element.ranged:
+        return None
+    if fmt.scale.poisons and not bool(torch.stack(torch.aminmax(x)).isfinite().all()):
+        return None
+    block = fmt.block
+    if block.strided:
+        x, block = x.reshape(block.flat, -1), read_block("channel1")
+    elif block.flat:
+        x, block = x.reshape(1, -1), read_block(f"group{block.flat}")
+    unsigned, magnitude = parse(f"uint1:{block}:fp32"), parse(f"int2:{block}:fp32")
+    bare = fmt.offset is not None
+    if fmt.element.signed and not (fmt.wide or fmt.two_sided):
+        high = scale_of(x, magnitude)
+        low = -high
+    else:
+        high = scale_of(x, unsigned)
+        low = torch.zeros_like(high)
+        if fmt.asym or bare or fmt.element.signed:
+            low = -scale_of(-x, unsigned)
+    found = (high > FLT_MIN) & ((low < -FLT_MIN) | (low == 0))
+    if not bool(found.all()):  # blocks of zeros or of one sign: an end of them is not known
+        return None
+    low, high = low.reshape(shape), high.reshape(shape)
+    return reference.Ranges(low, high, torch.zeros_like(low, dtype=torch.bool))

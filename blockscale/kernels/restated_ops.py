@@ -1,0 +1,261 @@
+"""Every op for formats that kernels know only restated (blockscale.kernels.restate)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockscale.core import reference
+from blockscale.core.format import Format
+from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, operand
+from blockscale.core.parse import parse
+from blockscale.core.reference import QParams
+from blockscale.kernels.operand import listed, strided_like
+from blockscale.kernels.registry import ByFormats, Formats, kernel, supporting
+from blockscale.kernels.resident import Residents, tensors
+from blockscale.kernels.restate import (
+    chosen,
+    for_decoding,
+    for_encoding,
+    in_rows,
+    restated_operand,
+    restated_quantizer,
+)
+
+Restate = Callable[[Format], Format | None]
+
+
+def register(backend: str, fingerprint: Callable[[Tensor], int]) -> "RestatedOps":
+    """Make every op of a backend take the formats that its kernels know restated.
+
+    fingerprint: as `Residents` takes it
+    """
+    ops = RestatedOps(backend, fingerprint)
+    for names, restate in (
+        (("dequantize", "embedding", "pack", "unpack", "choose_qparams"), for_decoding),
+        (("quantize", "choose_quantize", "fake_quantize", "straight_through"), for_encoding),
+    ):
+        for name in names:
+            supports = ByFormats(ops.supporting(name, restate))
+            kernel(name, backend=backend, supports=supports, last=True)(getattr(ops, name))
+    for name in ("linear", "conv"):
+        supports = ByFormats(ops.supporting_products(name))
+        kernel(name, backend=backend, supports=supports, last=True)(getattr(ops, name))
+    return ops
+
+
+class RestatedOps:
+    """The ops of one backend, each as in blockscale.ops, by that backend's own kernels."""
+
+    def __init__(self, backend: str, fingerprint: Callable[[Tensor], int]):
+        self.backend = backend
+        self._weights = Residents(_kept, fingerprint)
+
+    # --- which calls
+
+    def supporting(self, op: str, restate: Restate) -> Callable[[Formats], bool]:
+        """Whether a kernel of the backend runs `op` in what `restate` makes of its one format."""
+
+        def supports(formats: Formats) -> bool:
+            (fmt,) = formats
+            plain = restate(fmt)
+            return plain is not None and self._runs(op, plain)
+
+        return supports
+
+    def supporting_products(self, op: str) -> Callable[[Formats], bool]:
+        """The same for products, of a weight and, if wanted, a quantized input."""
+
+        def supports(formats: Formats) -> bool:
+            weight, *others = formats
+            restated = [for_decoding(weight), *map(for_encoding, others)]
+            quantizes = all(self._runs("fake_quantize", for_encoding(fmt) or fmt) for fmt in others)
+            return any(restated) and quantizes and self._runs(op, restated[0] or weight)
+
+        return supports
+
+    def _runs(self, op: str, plain: Format) -> bool:
+        return supporting(op, self.backend, (_bounded(plain),), ()) is not None
+
+    def _run(self, op: str, *args: Any) -> Any:
+        """The kernel of a call whose formats it knows."""
+        spellings = tuple(
+            arg.fmt for arg in args if isinstance(arg, Operand | Quantizer) and arg.fmt
+        )
+        found = supporting(op, self.backend, spellings, args)
+        assert found is not None, (op, spellings)  # `supports` asked
+        return found.run(*args)
+
+    # --- codes to values
+
+    def dequantize(self, packed: Operand, dtype: torch.dtype) -> Tensor:
+        """As ops.primitives.dequantize."""
+        return self._run("dequantize", restated_operand(packed, _decoded(packed)), dtype)
+
+    def embedding(self, weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
+        """As ops.embedding.embedding."""
+        return self._run("embedding", self.weight(weight), indices, dtype)
+
+    def pack(self, codes: Tensor, fmt: str) -> Tensor:
+        """As ops.primitives.pack."""
+        return self._as_tensor("pack", fmt)(codes)
+
+    def unpack(self, packed: Tensor, fmt: str, size: int) -> Tensor:
+        """As ops.primitives.unpack."""
+        return self._as_tensor("unpack", fmt)(packed, size)
+
+    def _as_tensor(self, op: str, fmt: str) -> Callable[..., Tensor]:
+        """`pack` or `unpack`, for which only the element of a format matters."""
+        plain = for_decoding(parse(fmt))
+        assert plain is not None
+        spelling = _bounded(plain)
+        found = supporting(op, self.backend, (spelling,), ())
+        assert found is not None
+        run = found.run
+        return lambda tensor, *size: run(tensor, spelling, *size)
+
+    def weight(self, weight: Operand) -> Operand:
+        """A weight in a format that kernels know. What had to be made for it is kept beside it."""
+        plain = for_decoding(weight.format)
+        if plain is None:
+            return weight
+        kept = self._weights[weight]
+        if kept is None:
+            return restated_operand(weight, plain)
+        return operand(weight.codes, kept.filled(weight), kept.fmt, weight.size)
+
+    # --- values to codes
+
+    def choose_qparams(self, x: Tensor, fmt: str) -> list[Tensor]:
+        """As ops.primitives.choose_qparams."""
+        return listed(self._chosen(x, parse(fmt)))
+
+    def choose_quantize(self, x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
+        """As ops.primitives.choose_quantize."""
+        qparams = self._chosen(x, parse(fmt))
+        by = self._given(x, Quantizer(None, None, None, fmt, seed), qparams)
+        return [self._run("quantize", x, by), *listed(qparams)]
+
+    def quantize(self, x: Tensor, by: Quantizer) -> Tensor:
+        """As ops.primitives.quantize."""
+        return self._run("quantize", x, self._given(x, by))
+
+    def fake_quantize(self, x: Tensor, by: Quantizer) -> Tensor:
+        """As ops.primitives.fake_quantize."""
+        return self._run("fake_quantize", x, self._given(x, by))
+
+    def straight_through(self, gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
+        """As ops.primitives.straight_through."""
+        kept: Tensor = self._run("straight_through", gradient, x, self._given(x, by))
+        return strided_like(gradient, kept) if kept.shape == gradient.shape else kept
+
+    def _chosen(self, x: Tensor, fmt: Format) -> QParams:
+        """The scales that x chooses."""
+
+        def scale_of(x: Tensor, plain: Format) -> Tensor:
+            found = supporting("choose_qparams", self.backend, (plain.spelling,), ())
+            assert found is not None, plain
+            scales: list[Tensor] = found.run(x, plain.spelling)
+            return scales[0]
+
+        return chosen(x, fmt, scale_of)
+
+    def _given(self, x: Tensor, by: Quantizer, qparams: QParams | None = None) -> Quantizer:
+        """The scale of x in a format that kernels know: the given one, else the one of x."""
+        plain = for_encoding(by.format)
+        assert plain is not None
+        qparams = qparams or by.qparams or self._chosen(x, by.format)
+        return restated_quantizer(qparams, by, plain, x.shape)
+
+    # --- products
+
+    def linear(
+        self, x: Tensor, weight: Operand, bias: Tensor | None = None, input: Quantizer = UNQUANTIZED
+    ) -> Tensor:
+        """As ops.linear.linear."""
+        ready, dtype = self.weight(weight), x.dtype
+        if input.fmt and for_encoding(input.format):
+            x = self.fake_quantize(reference.widen(x), input)
+            return self._run("linear", x, ready, bias, UNQUANTIZED).to(dtype)
+        return self._run("linear", x, ready, bias, input).to(dtype)
+
+    def conv(
+        self,
+        x: Tensor,
+        weight: Operand,
+        bias: Tensor | None,
+        shape: list[int],
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        groups: int,
+        input: Quantizer = UNQUANTIZED,
+    ) -> Tensor:
+        """As ops.conv.conv."""
+        settings = (stride, padding, dilation, groups)
+        ready, dtype, by = self.weight(weight), x.dtype, input
+        if input.fmt and for_encoding(input.format):
+            values = self.fake_quantize(reference.widen(x).movedim(1, -1), input)
+            x, by = values.movedim(-1, 1), UNQUANTIZED
+        return self._run("conv", x, ready, bias, shape, *settings, by).to(dtype)
+
+
+class _Kept:
+    """What was made for a weight: parts of the restated format, None for those of the weight
+    itself, which would not be freed if this held them."""
+
+    def __init__(self, parts: QParams, fmt: str, weight: Operand):
+        own = {id(part) for part in tensors(weight)}
+        self.fmt = fmt
+        self._parts = {
+            name: None if id(part) in own else part
+            for name, part in parts._asdict().items()
+            if part is not None
+        }
+
+    def filled(self, weight: Operand) -> QParams:
+        """All parts."""
+        given = weight.qparams
+        made = {n: getattr(given, n) if p is None else p for n, p in self._parts.items()}
+        return QParams(**made)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held."""
+        return sum(part.nbytes for part in self._parts.values() if part is not None)
+
+
+def _kept(weight: Operand) -> _Kept | None:
+    """What is kept beside a weight; None where that would be more than its codes."""
+    ready = restated_operand(weight, _decoded(weight))
+    own = tensors(weight)
+    apart = {  # a view of a tensor of the weight would keep it alive
+        name: part.clone() if part is not None and _is_view(part, own) else part
+        for name, part in ready.qparams._asdict().items()
+    }
+    kept = _Kept(QParams(**apart), ready.fmt, weight)
+    return kept if kept.nbytes <= weight.codes.nbytes else None
+
+
+def _is_view(part: Tensor, of: tuple[Tensor | None, ...]) -> bool:
+    """Whether it is another view of the memory of one of these tensors."""
+    there = part.untyped_storage().data_ptr()
+    return any(
+        each is not None and each is not part and each.untyped_storage().data_ptr() == there
+        for each in of
+    )
+
+
+def _decoded(packed: Operand) -> Format:
+    plain = for_decoding(packed.format)
+    assert plain is not None  # `supports` asked
+    return plain
+
+
+def _bounded(plain: Format) -> str:
+    """The spelling of the format with blocks as they are in some matrix."""
+    if not plain.block.flat:
+        return plain.spelling
+    text = str(plain).split(":", 2)
+    return ":".join((text[0], str(in_rows(plain.block, (1, plain.block.flat))), text[2]))

@@ -1,0 +1,120 @@
+"""Codebooks and offsets on a GPU: the reference's bits, and linear layers within the tolerance.
+
+Needs CUDA: `pytest -m gpu tests/gpu`. In Triton's interpreter: tests/kernels/cuda.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from blockscale.core.operand import Quantizer, operand, quantizer
+from blockscale.core.parse import parse
+from blockscale.core.reference import QParams
+from blockscale.ops import primitives as P
+from blockscale.ops.linear import linear
+from blockscale.ops.op import OPS
+from tests.gpu.test_cuda_reference import hard_inputs
+from tests.gpu.test_linear import ROUNDS
+from tests.gpu.test_primitives import graded
+from tests.kernels.cuda.device.inputs import midpoints
+from tests.kernels.cuda.equal import DTYPES, wrong
+from tests.kernels.cuda.formats import CODEBOOKS, OFFSETS
+from tests.kernels.same import same
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+FORMATS = [*CODEBOOKS, *OFFSETS]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_hard_inputs(fmt: str, dtype: torch.dtype) -> None:
+    assert wrong(hard_inputs(dtype), fmt) == []
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_pairs(fmt: str) -> None:
+    """Numbers of 16 bits, two in a register, as in most programs; then with some not finite."""
+    for dtype in DTYPES[1:]:
+        x = graded(dtype)
+        assert wrong(x, fmt) == [], dtype
+        x[5, 7], x[100, 3] = torch.nan, -torch.inf
+        assert wrong(x, fmt) == [], dtype
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_many_ordinary_blocks(fmt: str) -> None:
+    for dtype in DTYPES:
+        x = torch.randn(512, 1024, generator=torch.Generator().manual_seed(3)).to(dtype)
+        assert wrong(x, fmt) == [], dtype
+
+
+@pytest.mark.parametrize("fmt", CODEBOOKS)
+def test_every_midpoint(fmt: str) -> None:
+    element = fmt.split(":")[0]
+    for scale in (1.0, 3.0, -2.0, 0.0, -0.0, 2.0**-149, 3e38):
+        given = QParams(torch.tensor([scale]))
+        assert wrong(midpoints(f"{element}:tensor:fp32"), f"{element}:tensor:fp32", given=given) == []
+
+
+@pytest.mark.parametrize("fmt", OFFSETS)
+def test_blocks_of_one_number(fmt: str) -> None:
+    """Their range is 0, and their offset all that is left of them."""
+    for dtype in DTYPES:
+        x = torch.full((4, 256), 1.2345678).to(dtype)
+        x[1] = -3.7e4
+        x[2, ::3] += 1e-3
+        assert wrong(x, fmt) == [], dtype
+
+
+def weight_of(fmt: str, n: int, k: int) -> tuple:
+    w = torch.randn(n, k, generator=torch.Generator().manual_seed(0)).cuda()
+    codes, *rest = P.choose_quantize.reference(w, fmt, None)
+    stored = operand(codes, P.from_list(rest, parse(fmt)), fmt, k)
+    return stored, P.dequantize.reference(stored, torch.float32).double()
+
+
+def excess(y: Tensor, x: Tensor, dense: Tensor, bias: Tensor) -> float:
+    """How many times the tolerance y is off."""
+    exact, size = x.double() @ dense.T + bias, x.double().abs() @ dense.abs().T + bias.abs()
+    ulps = OPS["linear"].ulps
+    if x.dtype is torch.bfloat16 and x.shape[0] > 32:
+        ulps = max(ulps, x.shape[1] / 8)  # docs/numerics.md, section 7
+    bound = ulps * 2.0**-24 * size
+    bound += ROUNDS[x.dtype] * (exact.abs() + bound) + 1e-30
+    return ((y.double() - exact).abs() / bound).max().item()
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_linear(fmt: str) -> None:
+    n, k = 200, 576 if "group64" in fmt or "group32" in fmt else 512
+    fmt = str(parse(fmt))
+    stored, dense = weight_of(fmt, n, k)
+    bias = torch.randn(n, device="cuda")
+    for dtype in DTYPES:
+        for m in (1, 7, 33, 150, 1100):
+            x = torch.randn(m, k, device="cuda").to(dtype)
+            for _ in range(3):  # the third is a recording
+                y = linear(x, stored, bias, Quantizer(None, None, None, "", None))
+            assert excess(y, x, dense, bias.double()) <= 1, (dtype, m)
+
+
+@pytest.mark.parametrize("fmt", ["nf4:group64:fp32", "fp4:group64:fp16", "nf4:channel0:fp32"])
+def test_long_sums(fmt: str) -> None:
+    """All products positive: what is lost adds up."""
+    n, k = 128, 16384
+    stored, dense = weight_of(fmt, n, k)
+    for m, dtype in ((3, torch.float32), (16, torch.bfloat16), (600, torch.bfloat16)):
+        x = (torch.rand(m, k, device="cuda") * dense[3].sign()).to(dtype)
+        y = linear(x, stored, None, Quantizer(None, None, None, "", None))
+        assert excess(y, x, dense, torch.zeros(n, device="cuda").double()) <= 1, (m, dtype)
+
+
+def test_recordings_take_further_parts() -> None:
+    fmt = "uint4:group32:fp16:offset"
+    x = torch.randn(64, 256, device="cuda")
+    by = quantizer(P.from_list(P.choose_qparams(x, fmt), parse(fmt)), fmt)
+    first = P.quantize(x, by)
+    for _ in range(4):
+        assert same(P.quantize(x, by), first)
+    other = quantizer(P.from_list(P.choose_qparams(3 * x, fmt), parse(fmt)), fmt)
+    assert same(P.quantize(x, other), P.quantize.reference(x, other))

@@ -1,0 +1,17 @@
+"""Formats with codebooks and with offsets, of every kind that the kernels tell apart."""
+
+EIGHTHS = ",".join(str((37 * k % 200 - 90) / 8) for k in range(200))  # in no order
+CODEBOOKS = [
+    "nf4:group64:fp32", "fp4:group64:fp16", "iq4_nl:group32:fp16",
+    "book(-1,-0.5,0,0.5,1):token:fp32", f"book({EIGHTHS}):group64:fp32", "log8f3:channel0:fp32",
+    "nf4:group32:e8m0/floor", "nf4:group32:pow2/ceil", "nf4:group16:e4m3", "fp4:tile4x16:bf16:recip",
+    "book(0,0.5,1,2,-0,-0.5,-1,-2):group32:fp32", "book(0.25,-3,1e-05,7):group32:fp32",
+    "book(-0,3,0,-1,1):group32:fp32", "book(0,1):group32:bf16", "log8f1:group32:fp32",
+    "book(1e-30,-1e-30):group16:fp32", "log4f1:group32@0:fp32",
+]  # fmt: skip
+OFFSETS = [
+    "uint4:group32:fp16:offset", "int4:group64:fp32:offset:recip", "nf4:group64:fp32:offset",
+    "e2m1:group32:e8m0/ceil:offset", "int8:tensor:fp32:offset(bf16)", "e4m3:tile4x16:bf16:offset",
+    "nf4:group16:e4m3:offset", "log4:group32:fp32:offset", "int4:group16@0:fp32:offset",
+    "int8:group7:fp32:offset:stochastic", "e2m1:group16:(e4m3:token:fp32):offset(fp16)",
+]  # fmt: skip
