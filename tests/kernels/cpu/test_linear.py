@@ -25,12 +25,12 @@ WEIGHTS = (
     *("int8:tile16x32:fp32", "int5:group48:fp32:full", "int8:channel1:fp32", "e3m4:group32:fp32"),
     *("uint8:group64:fp32", "int8:group16:(uint8:tensor:fp32)", "e2m1:group16:(e4m3:token:fp32)"),
     *("uint8:group32:fp32:asym", "log4:group32:e8m0/ceil", "e4m3:group16:e5m2", "e7m0:token:fp32"),
+    *("int8:block*x32:fp32", "int4:block*x8:fp16:asym"),
     *("nf4:group64:fp32", "fp4:group32:e8m0/floor", "iq4_nl:group32:fp16", "log8f3:channel0:fp32"),
     *("book(-1,-0.5,0,0.5,1):group16:fp32", "log8f3:group16:e4m3", "book(1e30,-2,3):token:fp32"),
     *("uint4:group32:fp16:offset", "uint4:group8:fp32:offset", "int8:group64:fp32:offset"),
     *("nf4:group64:fp32:offset", "e4m3:group32:fp32:offset", "e2m1:group32:e8m0/ceil:offset"),
     *("log8f3:group32:fp16:offset", "uint6:token:fp32:offset", "int4:group16:e4m3:offset"),
-    *("int8:block*x32:fp32", "int4:block*x8:fp16:asym"),
     *("uint3:token:fp32:asym", "int8:group20:fp32", "e3m0:group64:pow2/even", "uint8:group16:bf16"),
 )
 INPUTS = (

@@ -25,6 +25,10 @@ FORMATS = [  # each has `{}` for its block
     "int12:{}:pow2/rceil",
     "int3:{}:fp32:stochastic",
     "uint6:{}:(uint8:token:fp32):asym",
+    "uint4:{}:fp16:offset",
+    "nf4:{}:fp32",
+    "int8:{}:fp32:offset",
+    "log8f3:{}:bf16:offset(fp16)",
 ]
 
 # Shapes around what kernels do with them (make_grid.cpp): short rows taken together or not, rows of
@@ -70,7 +74,12 @@ def test_halves_with_nan_and_infinity(block: str, shape: tuple[int, ...], dtype)
     x = torch.randn(shape)
     flat = x.view(-1)
     flat[7], flat[flat.shape[0] // 2], flat[-1] = torch.nan, torch.inf, -torch.inf
-    for fmt in ("int8:{}:fp32:asym", "e4m3:{}:e8m0/tosa", "ternary:{}:fp32", "e2m1:{}:e4m3"):
+    for fmt in (
+        "int8:{}:fp32:asym",
+        "e4m3:{}:e8m0/tosa",
+        "ternary:{}:fp32",
+        "uint4:{}:fp32:offset",
+    ):
         assert wrong(x.to(dtype), fmt.format(block), threads=(2,)) == []
 
 

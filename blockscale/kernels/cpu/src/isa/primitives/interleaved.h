@@ -19,11 +19,12 @@ BLOCKSCALE_INLINE void for_runs(const Interleaved& in, int64_t n, Body body) {
 
 constexpr int64_t kLongRun = 8;  // runs of that many columns are worth a loop each
 
-// The largest and smallest of each of n columns or runs, over all that is added.
+// The largest and smallest of each of n columns or runs, over all that is added, begun as `blocks` are.
 struct ColumnStatistics {
-    ColumnStatistics(int64_t n, bool ranged)
-        : high(n), low(ranged ? n : 1),
-          view{high, ranged ? low.get() : nullptr, nullptr, nullptr, nullptr} {
+    ColumnStatistics(int64_t n, const Statistics& blocks)
+        : high(n), low(blocks.low ? n : 1), view{.high = high, .low = blocks.low ? low.get() : nullptr,
+                                                 .odd = nullptr, .sum = nullptr, .count = nullptr,
+                                                 .bare = blocks.bare} {
         reset(view, n);
     }
 
@@ -49,7 +50,7 @@ inline void fold_columns(const Interleaved& in, int64_t n, const Statistics& fro
     if (in.run < kLongRun) return fold_each(in.block, n, from, s);
     if (in.each > 1) {
         Grid row{1, 1, n, 1, 1, in.each};
-        ColumnStatistics runs(n / in.each, s.low);
+        ColumnStatistics runs(n / in.each, s);
         int64_t step = kChunk / in.each * in.each;
         for (int64_t c = 0; c < n; c += step)
             fold_lanes(row, c, smaller(step, n - c), from.high + c, s.low ? from.low + c : nullptr,

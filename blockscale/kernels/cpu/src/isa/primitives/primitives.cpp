@@ -57,7 +57,7 @@ bool unit_statistics(const Source& from, const Plan& p, const Rectangle& unit, c
     auto add = [&]<bool MASKED>() {
         reset(s, n);
         if (const Interleaved* in = p.grid.interleaved) {
-            ColumnStatistics columns(unit.columns, s.low);
+            ColumnStatistics columns(unit.columns, s);
             p.for_unit_planes(unit, [&](const Rectangle& r) {
                 add_columns<MASKED>(p.grid, from.x, from.dtype, r, columns.view);
             });
