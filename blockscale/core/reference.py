@@ -246,20 +246,3 @@ def in_range(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
     )
     y, zero = _points(in_steps(x, qparams, fmt), qparams, fmt)
     return element_of(fmt.element, qparams.book).in_range(y, mode, zero, fmt.wide)
-
-
-def scale_saturates(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
-    """Whether the scale of each block lies outside what can be stored: bool [scale's shape].
-
-    low, high: the range of each block, as `ranges` gives it.
-    """
-    a, scale = numerator(low, high, fmt), fmt.scale
-    if isinstance(scale, FloatScale):
-        raw = quotient(low, high, fmt).abs()
-        return (a > 0) & ((raw > scale.high) | (raw < scale.low))
-    if isinstance(scale, PowerOfTwo):
-        power = scale.power(torch.where(a > 0, a, 1.0), fmt.levels) + fmt.fraction_bits
-        vanished = (divide(a, fmt.levels.value) == 0) & (scale.rule == "nearest")
-        return (a > 0) & (vanished | (power > 127) | (power < (-127 if scale.byte else -126)))
-    ratio, _ = scale.ratio(a, fmt.levels, torch.zeros_like(a, dtype=torch.bool))
-    return (a > 0) & (ratio < scale.inner.element.smallest_normal)

@@ -13,6 +13,7 @@ from blockscale.core.format import Format
 from blockscale.core.layout import to_stored
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
+from blockscale.core.scales.saturation import saturates
 from blockscale.layers.before import Before
 from blockscale.layers.bias import notes_on_bias, quantize_bias, without_dynamic
 from blockscale.layers.kinds import quantized_class
@@ -186,6 +187,6 @@ def _weight(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWeight, lis
     notes += lost_signs("weight", stored, fmt)
     q = quantize(stored, fmt, seed=seed)
     low, high, _ = reference.ranges(stored, fmt)
-    if clipped := int(reference.scale_saturates(low, high, fmt).sum()):
+    if clipped := int(saturates(low, high, fmt).sum()):
         notes.append(f"{clipped} of {low.numel()} scales are outside the range of {fmt.scale}")
     return QWeight(q, shape, parameter.dtype, layout), notes

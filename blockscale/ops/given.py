@@ -25,9 +25,10 @@ def laid_out(fmt: Format, shape: tuple[int, ...], scale: "Tensor | QTensor | Non
     if not isinstance(scale, Tensor | QTensor):
         return fmt
     found = tuple(scale.shape)
-    if found == _scale_shape(fmt, shape):
+    one = all(size == 1 for size in found)
+    if (not one or _fits(str(fmt), len(shape))) and found == _scale_shape(fmt, shape):
         return fmt
-    if all(size == 1 for size in found):
+    if one:
         return parse(_with_block(str(fmt), "tensor"))
     if len(found) != len(shape) or any(
         count < 1 or n % count for n, count in zip(shape, found, strict=True)
@@ -149,6 +150,15 @@ def _sizes(fmt: str, name: str, rank: int) -> tuple[int, ...]:
     return _layout(parse(fmt))[name][1].sizes_for(rank)
 
 
+def _fits(fmt: str, rank: int) -> bool:
+    """Whether a tensor of this rank can have the format's blocks."""
+    try:
+        parse(fmt).block.scale_shape((1,) * rank)
+    except ValueError:
+        return False
+    return True
+
+
 def _values(fmt: str) -> int:
     return 2 ** int(parse(fmt).bits)
 
@@ -184,5 +194,5 @@ def _with_block(fmt: str, block: str) -> str:
 
 
 # What torch.compiler.assume_constant_result does, which imports all of Dynamo.
-for _each in (_dtype, _sizes, _values, _inner, _with_block):
+for _each in (_fits, _dtype, _sizes, _values, _inner, _with_block):
     setattr(_each, "_dynamo_marked_constant", True)  # noqa: B010 (no type has it)

@@ -76,7 +76,6 @@ def signature(reference: Callable[..., Any], size_of: SizeOf | None) -> Signatur
     made, taken, spelled = [], [], []  # text, for each of the op's parameters
     more: list[Parameter] = []
     last = []  # what is taken for these
-    second = False
     for name, parameter in own.items():
         kind = hints[name]
         if kind not in (Operand, Quantizer):
@@ -85,16 +84,11 @@ def signature(reference: Callable[..., Any], size_of: SizeOf | None) -> Signatur
             taken.append(name)
             spelled += [name] * (name == "fmt")
             continue
-        fields = _fields(kind, name, f"{name}_" if second else "", sized=size_of is None)
-        more.append(_more(f"{name}_more" if second else "more"))
+        fields = _fields(kind, name, f"{name}_" if more else "", sized=size_of is None)
+        more.append(_more(f"{name}_more" if more else "more"))
         last.append(f"{name}.more")
         flat += fields
-        second = True
-        values = [field.name for field in fields]
-        if kind is Operand and size_of is not None:
-            values.append(f"_size_of({', '.join(inspect.signature(size_of).parameters)})")
-        values.append(more[-1].name)
-        made.append(f"_{kind.__name__}({', '.join(values)})")
+        made.append(_made(kind, [*fields, more[-1]], size_of))
         taken.append(f"*{name}[:{len(fields)}]")
         spelled.append(f"{name}.fmt")
     flat = _late_defaults(flat) + more
@@ -108,6 +102,14 @@ def signature(reference: Callable[..., Any], size_of: SizeOf | None) -> Signatur
         _function(bare, taken + last, scope),
         _function(bare, spelled, scope),
     )
+
+
+def _made(kind: type, fields: list[Parameter], size_of: SizeOf | None) -> str:
+    """The expression that makes an operand of these flat arguments."""
+    *values, more = (field.name for field in fields)
+    if kind is Operand and size_of is not None:
+        values.append(f"_size_of({', '.join(inspect.signature(size_of).parameters)})")
+    return f"_{kind.__name__}({', '.join([*values, more])})"
 
 
 def _fields(kind: type, name: str, prefix: str, sized: bool) -> list[Parameter]:

@@ -26,6 +26,7 @@ from blockscale.core.blocks import Blocks
 from blockscale.core.format import Format
 from blockscale.core.operand import quantizer
 from blockscale.core.reference import QParams, Ranges
+from blockscale.core.scales.saturation import saturates
 from blockscale.files.slabs import cutting
 from blockscale.files.slabs.cutting import Cuts, Region, Sizes, Slab
 from blockscale.files.slabs.pool import Map
@@ -206,7 +207,7 @@ class TensorQuantizer:
 
     def _choose(self, ranges: Ranges, count: int | None = None) -> tuple[QParams, Done]:
         """The scales of the first `count` rows of ranges, or of all, and how many do not fit."""
-        clipped = reference.scale_saturates(ranges.low, ranges.high, self._fmt)
+        clipped = saturates(ranges.low, ranges.high, self._fmt)
         qparams = reference.qparams_from_range(*ranges, self._fmt)
         if count is not None:  # in front of what stands for the other slabs
             clipped = clipped[:count]

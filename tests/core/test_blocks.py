@@ -1,0 +1,54 @@
+"""What the scales of blocks are chosen from, for every kind of block, by picking elements."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blockscale.core.block import read_block
+from blockscale.core.blocks import Blocks
+from tests.exact import block_of, layout
+from tests.strategies import SHAPES, blocks
+
+
+@st.composite
+def cases(draw) -> tuple[str, tuple[int, ...], list[float]]:
+    shape = draw(SHAPES)
+    count = math.prod(shape)
+    value = st.sampled_from([0.0, -0.0, 1.0, -2.5, 3.0, math.nan, math.inf, -math.inf])
+    return draw(blocks(len(shape))), shape, draw(st.lists(value, min_size=count, max_size=count))
+
+
+@settings(deadline=None, max_examples=200, derandomize=True)
+@given(cases())
+def test_ranges_of_every_block(case) -> None:
+    name, shape, values = case
+    cut = Blocks(torch.tensor(values).reshape(shape), read_block(name))
+    counts = layout(name, shape)[1]
+    assert cut.shape == counts
+    members: list[list[float]] = [[] for _ in range(math.prod(counts))]
+    for value, owner in zip(values, block_of(name, shape), strict=True):
+        members[owner].append(value)
+    finite = [[v for v in block if math.isfinite(v)] for block in members]
+    low, high = (part.flatten().tolist() for part in cut.range())
+    assert low == [min([0.0, *b]) for b in finite]
+    assert high == [max([0.0, *b]) for b in finite]
+    low, high = (part.flatten().tolist() for part in cut.range(bare=True))
+    assert low == [min(b, default=0.0) for b in finite]
+    assert high == [max(b, default=0.0) for b in finite]
+    odd = [len(b) < len(m) for b, m in zip(finite, members, strict=True)]
+    assert cut.poisoned().flatten().tolist() == odd
+
+
+def test_blocks_far_apart_must_divide_the_tensor() -> None:
+    with pytest.raises(ValueError, match="divides the tensor, but"):
+        Blocks(torch.zeros(3, 5), read_block("flat4@0"))
+
+
+def test_blocks_over_the_flattened_tensor_have_no_size_along_a_dimension() -> None:
+    with pytest.raises(ValueError, match="run over the flattened tensor"):
+        read_block("flat4").sizes_for(2)
+    with pytest.raises(ValueError, match="needs a tensor with a dimension"):
+        read_block("flat4").scale_shape(())
