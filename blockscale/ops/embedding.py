@@ -6,6 +6,7 @@ from torch import Tensor
 from blockscale.core import pack as packing
 from blockscale.core import reference
 from blockscale.core.block import WHOLE, Block
+from blockscale.core.elements.learned_codebook import element_of
 from blockscale.core.operand import Operand
 from blockscale.ops.gradient import not_differentiable
 from blockscale.ops.op import op
@@ -35,7 +36,7 @@ def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
         )
         return chosen.repeat_interleave(width, 1)[:, :size] if width > 1 else chosen
 
-    values = form.element.decode(codes)
+    values = element_of(form.element, qparams.book).decode(codes)
     if qparams.zero_point is not None:
         values = values - per_element(qparams.zero_point.to(torch.float32), form.block)
     values = values * per_element(reference.step_of(qparams, form), form.block)

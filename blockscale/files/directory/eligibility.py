@@ -13,6 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from blockscale.core.arithmetic.sums import SumInteger
+from blockscale.core.format import Format
 from blockscale.core.layout import stored_shape
 from blockscale.core.ledger import Status
 from blockscale.core.recipe import BiasFormat, Scheme
@@ -82,6 +83,13 @@ def judge(
     except ValueError as error:
         return Eligibility(kind, "skipped", reason=str(error))
     return Eligibility(kind, "quantized", layout)
+
+
+def why_not_slabs(fmt: Format) -> str | None:
+    """Why no tensor can be quantized into this format a slab at a time, or None."""
+    if fmt.element.learned:
+        return "its table is learned from a whole tensor, not from slabs: use bs.quantize_"
+    return fmt.unchosen
 
 
 def why_not_vector(tensor: StoredTensor, fmt: BiasFormat) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from blockscale.core.ledger import Entry, Ledger, Status
 from blockscale.core.recipe import BiasFormat, Recipe, Scheme
-from blockscale.files.directory.eligibility import has_conv1d, judge, why_not_vector
+from blockscale.files.directory.eligibility import has_conv1d, judge, why_not_slabs, why_not_vector
 from blockscale.files.directory.model_files import ModelFiles, find_files
 from blockscale.files.header import StoredTensor, lay_out, sized
 from blockscale.files.metadata import KEY, VERSION, FileError, Metadata, TensorInfo
@@ -157,7 +157,7 @@ def _decide(
     if status != "quantized":
         return entry, None
     assert scheme.weight is not None
-    if why := scheme.weight.unchosen:
+    if why := why_not_slabs(scheme.weight):
         raise ValueError(f"{name} cannot be quantized in {scheme.weight}: {why}")
     dtype = str(source.torch_dtype).removeprefix("torch.")
     info = TensorInfo(str(scheme.weight), source.shape, dtype, layout)

@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import nn
 
 import blockscale as bs
 from blockscale.core import reference as R
@@ -142,3 +144,29 @@ def test_the_gradient_is_that_of_a_codebook() -> None:
     table = q.qparams.book
     inside = (y >= table.min()) & (y <= table.max())
     assert torch.equal(x.grad, inside.float())
+
+
+def test_layers_and_their_files_have_it(tmp_path) -> None:
+    def float_model() -> nn.Sequential:
+        return nn.Sequential(nn.Embedding(12, 32), nn.Linear(32, 8))
+
+    model, rows = float_model(), torch.tensor([3, 0, 11])
+    dense = [bs.fake_quantize(layer.weight.detach(), "book4:group16:fp16") for layer in model]
+    bs.quantize_(model, bs.Recipe("book4:group16:fp16", input="book5:token:fp32"))
+    assert torch.equal(model[0](rows), dense[0][rows])
+    assert torch.equal(model[1].dequantize_weight(), dense[1])
+    bs.save(model, tmp_path / "model.safetensors")
+    again = bs.load(float_model(), tmp_path / "model.safetensors")
+    assert torch.equal(again(rows), model(rows))
+
+
+def test_who_sees_no_whole_tensor_refuses_it(tmp_path) -> None:
+    model = nn.Sequential(nn.Linear(32, 8))
+    with pytest.raises(ValueError, match=r"the input of 0: .*is learned from a whole tensor"):
+        bs.calibrate(model, [torch.randn(2, 32)], bs.Recipe("int8", input="book4:tensor:fp32"))
+    (tmp_path / "in").mkdir()
+    save_file({"l.weight": torch.randn(8, 32)}, tmp_path / "in" / "model.safetensors")
+    recipe = bs.Recipe("book4:channel0:fp32")
+    with pytest.raises(ValueError, match=r"l.weight cannot be .* in book4.*not from slabs"):
+        bs.quantize_directory(tmp_path / "in", tmp_path / "out", recipe)
+    assert not (tmp_path / "out").exists()
