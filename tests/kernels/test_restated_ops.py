@@ -6,10 +6,14 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.kernels import registry
-from blockscale.kernels.cpu.restated import OPS
+from blockscale.kernels import cpu, registry
 from blockscale.kernels.registry import KERNELS, ByFormats, kernel
 from tests.kernels.restated import runs
+
+if isinstance(native := cpu.load(), str):
+    pytest.skip(native, allow_module_level=True)
+
+from blockscale.kernels.cpu.restated import OPS
 
 FMT = "int4:group16:(int6:group4:fp16)"
 DECODED = ("dequantize", "embedding", "pack", "unpack", "choose_qparams", "linear", "conv")
