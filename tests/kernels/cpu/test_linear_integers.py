@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.operand import Operand, Quantizer
+from blockscale.core.operand import Quantizer
 from blockscale.core.pack import pack
 from blockscale.core.parse import parse
 from blockscale.kernels.cpu.linear import as_integers, row_block
 from blockscale.kernels.cpu.prepack import prepared
-from tests.kernels.cpu.test_linear import NOTHING, run, stored
+from tests.kernels.cpu.test_linear import NOTHING, packed, run, stored
 
 POWERS = "int8:group32:e8m0/floor"
 NEVER_WRONG = 4 * 2.0**-24  # one rounding to float32, two scales, the sum with the bias
@@ -154,12 +154,15 @@ def test_integers_are_really_used() -> None:
         ("e2m1:group32:e8m0/floor", "int8:token:fp32", 64): False,
         ("int8:channel0:fp32", "e4m3:token:fp32", 64): False,
         ("int8:channel0:fp32", "uint8:token:fp32", 64): False,
+        ("uint4:group32:fp32:offset", "int8:token:fp32", 64): False,
+        ("int4:group32:fp32", "int8:token:fp32:offset", 64): False,
+        ("nf4:group32:fp32", "int8:token:fp32", 64): False,
         ("int8:channel0:fp32", "int8:channel-1:fp32", 64): False,
     }
     for (fmt, input_fmt, k), expected in used.items():
         x, y = torch.randn(3, k), torch.empty(3, 5)
         weight = stored(torch.randn(5, k), fmt)  # what is prepared reads it as long as it lives
-        ready = prepared(Operand(*weight, fmt, k))
+        ready = prepared(packed(weight, fmt, k))
         block = row_block(input_fmt, 2)
         found = block is not None and as_integers(
             ready, x, block, Quantizer(*NOTHING, input_fmt), None, y

@@ -313,7 +313,8 @@ int64_t few(const FloatWeight& w, int threads) {
     int wild = 0;
 #pragma omp parallel for num_threads(threads) reduction(| : wild)
     for (int64_t row = 0; row < w.grid.rows; ++row) wild |= !row_is_tame(w, row);
-    return wild ? 0 : w.spec->element.bits == 4 ? 16 : 12;  // measured against `floats`
+    const Element& e = w.spec->element;
+    return wild ? 0 : e.bits == 4 ? 16 : e.book ? 8 : 12;  // measured against `floats`
 }
 
 bool few_rows(const FloatWeight& w, const void* x, Dtype dtype, int64_t rows, const Output& out,
