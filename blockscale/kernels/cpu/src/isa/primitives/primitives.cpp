@@ -216,8 +216,7 @@ bool choose_all(const Source& source, const Layout& layout, QParams to) {
 // The scales of blocks that lie interleaved, for each of the n columns of a strip.
 struct ColumnScales {
     ColumnScales(const Interleaved& in, int64_t n, const BlockScales& s)
-        : steps(n / in.each), factors(n / in.each), zero_points(n / in.each),
-          offsets(n / in.each) {
+        : steps(n / in.each), factors(n / in.each), offsets(n / in.each), zero_points(n / in.each) {
         float* by = s.factors.by == s.steps ? steps.get() : factors.get();
         spread(in, n, s.steps, steps.get());
         if (s.factors.by && s.factors.by != s.steps) spread(in, n, s.factors.by, by);
@@ -227,9 +226,8 @@ struct ColumnScales {
                 s.zero_points ? zero_points.get() : nullptr, s.offsets ? offsets.get() : nullptr};
     }
 
-    Array<float> steps, factors;
+    Array<float> steps, factors, offsets;
     Array<int32_t> zero_points;
-    Array<float> offsets;
     BlockScales view;
 };
 

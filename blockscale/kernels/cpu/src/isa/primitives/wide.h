@@ -37,6 +37,7 @@ struct LaneSource {
         lanes.factor = _mm512_mask_mov_ps(lanes.factor, 0xFF00, next.factor);
         lanes.step = _mm512_mask_mov_ps(lanes.step, 0xFF00, next.step);
         lanes.zero = _mm512_mask_mov_epi32(lanes.zero, 0xFF00, next.zero);
+        lanes.offset = _mm512_mask_mov_ps(lanes.offset, 0xFF00, next.offset);
         return lanes;
     }
     BLOCKSCALE_INLINE Lanes each(int64_t i, __mmask16 m) const {
