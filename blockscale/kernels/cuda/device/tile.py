@@ -152,6 +152,7 @@ def _columns_of_boxes(tile: tl.constexpr, width: tl.constexpr):
 @triton.jit
 def _units_in_boxes(tile: tl.constexpr, extents, width: tl.constexpr):
     many: tl.constexpr = tile.columns // tile.part
+    whole: tl.constexpr = tile.vector if tile.part > 1 and not tile.even else 1
     vector: tl.constexpr = max(tile.vector // width, 1)
     # as many bits as these numbers need: divisions that loads wait for are slow in 64
     group, strip = _divided(tl.program_id(0) + 0 * extents.units, extents.rm)
@@ -162,8 +163,9 @@ def _units_in_boxes(tile: tl.constexpr, extents, width: tl.constexpr):
     block = rest
     if dimensions(tile) > 0:
         rest, block = _divided(rest, extents.nk)
-    base, beyond = block.to(tl.int64) * extents.bk + part * extents.uk, place * width
-    exists = place >= 0
+    beyond, exists = place * width, place >= 0
+    base = tl.multiple_of(block.to(tl.int64) * extents.bk, [whole])
+    base += tl.multiple_of(part * extents.uk, [whole])
     if not tile.even:
         exists = (unit < there) & (beyond < extents.uk) & (part * extents.uk + beyond < extents.bk)
         exists = tl.max_constancy(exists & (base + beyond < extents.k), [vector])

@@ -35,6 +35,7 @@ ACROSS = Setting(4096, 2)  # several rows in a unit: each thread holds whole col
 PACKED_ACROSS = Setting(8192, 4)
 LEAN_ACROSS = Setting(2048, 1, registers=128)  # a warp has all rows: nothing waits for another
 PACKED_LEAN_ACROSS = Setting(2048, 1)
+ODD_BOXES = Setting(2048, 2)  # rows of odd length, of which no two neighbours move together
 MERGED = Setting(8192, 4, unit=8192)  # one atomic operation a unit
 
 
@@ -89,6 +90,8 @@ def setting(
         if lean:
             return Setting(block, row.lean_warps, registers=row.lean_registers)
         return Setting(block, row.warps)
+    if at.before is not None and at.k % 2:
+        return ODD_BOXES
     if across and lean:
         return PACKED_LEAN_ACROSS if packed else LEAN_ACROSS
     if packed:
