@@ -112,7 +112,9 @@ def sum_blocks(
         inside = part * PART + tl.arange(0, PART)
         at = block[:, None] * width + inside[None, :]
         there = (inside < width)[None, :] & (at < k)
-        sums += tl.sum(tl.load(x + row * stride + at * step, mask=there, other=0.0).to(tl.float32), 1)
+        sums += tl.sum(
+            tl.load(x + row * stride + at * step, mask=there, other=0.0).to(tl.float32), 1
+        )
     tl.store(out + row * count + block, sums, mask=block < count)
 
 
