@@ -56,12 +56,19 @@ def decode_tile(
         value = decode(code.to(tl.int32), element)
     if spec.asym:
         value = value - spread(given.zero, tile).to(tl.float32)
+    value = scaled(value, given, spec, tile)
+    tl.store(out + at, narrow(value, out.dtype.element_ty), mask=mask, cache_modifier=".cs")
+
+
+@triton.jit
+def scaled(value, given, spec: tl.constexpr, tile: tl.constexpr):
+    """What codes mean in steps, and the Scale of each unit -> values, or what tile.result says."""
     value = value * spread(given.step, tile)
     if spec.offset != "":
         value = value + spread(given.offset, tile)
     if tile.result == "rest":
         value = value - widen(narrow(value, tl.bfloat16))
-    tl.store(out + at, narrow(value, out.dtype.element_ty), mask=mask, cache_modifier=".cs")
+    return value
 
 
 @triton.constexpr_function
