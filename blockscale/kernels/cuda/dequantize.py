@@ -18,6 +18,11 @@ from blockscale.kernels.registry import kernel
 @replayed()
 def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
     """As ops.primitives.dequantize; other dtypes than the three are cast from float32."""
+    return decoded(packed, dtype, "decode")
+
+
+def decoded(packed: Operand, dtype: torch.dtype, result: str) -> Tensor:
+    """As dequantize; of the result "rest" what bfloat16 leaves of each value, in dtype."""
     f, size = form(packed.fmt), packed.size
     shape = packed.shape
     codes = f.checked_codes(packed.codes, shape)
@@ -25,7 +30,7 @@ def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
     kind = dtype if dtype in FLOATS else torch.float32
     values = torch.empty(shape, dtype=kind, device=codes.device)
     if values.numel():
-        planned = plan(f.format.spelling, tuple(shape), "decode", True, 0, kind.itemsize)
+        planned = plan(f.format.spelling, tuple(shape), result, True, 0, kind.itemsize)
         assert planned is not None
         count = 1 if parts.outer is None else parts.outer.numel()
         launch(

@@ -17,18 +17,22 @@ from blockscale.kernels.cuda.matmul import choice as ways
 from blockscale.kernels.cuda.matmul import offsets
 from blockscale.kernels.cuda.matmul.call import Call
 from blockscale.kernels.cuda.matmul.choice import WAYS, Choice
+from blockscale.kernels.cuda.matmul.codebook import halves
 from blockscale.kernels.cuda.matmul.codes import codes, float8_sums, pair
 from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends, add_up
 from blockscale.kernels.cuda.matmul.hopper import available
 from blockscale.kernels.cuda.matmul.input import Codes, Values, read
 from blockscale.kernels.cuda.matmul.order import PARTS
-from blockscale.kernels.cuda.matmul.reading import reading, through_memory
+from blockscale.kernels.cuda.matmul.reading import Reading, reading, through_memory
 from blockscale.kernels.cuda.matmul.weight import Weight, as_words
 from blockscale.kernels.cuda.primitives.form import floats, form
 from blockscale.kernels.cuda.primitives.launch import guard
 from blockscale.kernels.cuda.replay.replay import replayed
-from blockscale.kernels.cuda.spec import known
+from blockscale.kernels.cuda.spec import known, spec
 from blockscale.kernels.registry import kernel
+
+_MANY, _MORE = 64, 1024  # rows from which values are taken as two bfloat16: of what nothing else
+# takes, and of tables in several parts
 
 
 def _how_exact(
@@ -127,6 +131,8 @@ def weighted(
     r = reading(fmt, k)
     if r is None or (not r.width and isinstance(parse(fmt).scale, TwoLevel)):
         return _in_float32(x, Operand(*w, fmt, k), bias, dtype)
+    if r.further and rows >= _MORE and choice is None and halves.takes(x.x, dtype):
+        return halves.halves(x.x, Operand(*w, fmt, k), Ends(x.row, bias), dtype)
     if r.planes and as_words(w.codes) is None:
         r = through_memory(r)
     if choice is None:
@@ -135,10 +141,23 @@ def weighted(
         choice = ways.choose(call, r, device_name(w.codes))
     if r.multiplier != 1.0:
         x = replace(x, row=_times_row(x, 1 / r.multiplier))
-    run = WAYS[choice.way].run
-    if not r.further:
-        return run(x.x, w, fmt, r, Ends(x.row, bias), choice.settings, dtype)
-    readings = (r, *r.further)
+    if r.further:
+        return _sum_of_parts(x, w, fmt, r, bias, dtype, choice)
+    return WAYS[choice.way].run(x.x, w, fmt, r, Ends(x.row, bias), choice.settings, dtype)
+
+
+def _sum_of_parts(
+    x: Values,
+    w: Weight,
+    fmt: str,
+    r: Reading,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    choice: Choice,
+) -> Tensor:
+    """As `weighted`, of tables that are read in several parts."""
+    readings, run = (r, *r.further), WAYS[choice.way].run
+    rows, n = x.x.shape[0], w.codes.shape[0]
     sums = x.x.new_empty((len(readings), rows, n), dtype=torch.float32)
     for i, one in enumerate(readings):  # an index, not `zip`, of which there are no recordings
         sums[i].copy_(run(x.x, w, fmt, one, NO_ENDS, choice.settings, torch.float32))
@@ -153,7 +172,13 @@ def _times_row(x: Values, by: float) -> Tensor:
 
 
 def _in_float32(x: Values, w: Operand, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Elements of more than 8 bits, scales of a few elements: everything in float32."""
+    """Elements of more than 8 bits, scales of a few elements: everything in float32.
+
+    Of tables and of blocks with offsets, for many rows, as two bfloat16 each.
+    """
+    own = w.more or spec(w.fmt).element.family == "codebook"
+    if own and x.x.shape[0] >= _MANY and halves.takes(x.x, dtype):
+        return halves.halves(x.x, w, Ends(x.row, bias), dtype)
     weight = dequantize(w, torch.float32)
     values = x.x.to(torch.float32)
     if x.row is not None:

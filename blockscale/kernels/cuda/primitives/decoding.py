@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from blockscale.kernels.cuda.device.element import decode, hardware
-from blockscale.kernels.cuda.device.numerics import narrow
+from blockscale.kernels.cuda.device.numerics import narrow, widen
 from blockscale.kernels.cuda.device.scale import load_scale
 from blockscale.kernels.cuda.device.tile import (
     codes_per_group,
@@ -25,7 +25,7 @@ def decode_tile(
     extents,
     spec: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """Packed codes -> values.
+    """Packed codes -> values, or what bfloat16 leaves of them.
 
     packed: uint8, int8 or int16, rows of `size` codes, each row padded to whole bytes
     out: float32, bfloat16 or float16 [batch, m, k], contiguous
@@ -56,10 +56,19 @@ def decode_tile(
         value = decode(code.to(tl.int32), element)
     if spec.asym:
         value = value - spread(given.zero, tile).to(tl.float32)
+    value = scaled(value, given, spec, tile)
+    tl.store(out + at, narrow(value, out.dtype.element_ty), mask=mask, cache_modifier=".cs")
+
+
+@triton.jit
+def scaled(value, given, spec: tl.constexpr, tile: tl.constexpr):
+    """What codes mean in steps, and the Scale of each unit -> values, or what tile.result says."""
     value = value * spread(given.step, tile)
     if spec.offset != "":
         value = value + spread(given.offset, tile)
-    tl.store(out + at, narrow(value, out.dtype.element_ty), mask=mask, cache_modifier=".cs")
+    if tile.result == "rest":
+        value = value - widen(narrow(value, tl.bfloat16))
+    return value
 
 
 @triton.constexpr_function

@@ -1,0 +1,85 @@
+"""Integers with offsets: zero points and what they leave, sums of blocks, and their products."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from blockscale.core.operand import UNQUANTIZED, operand
+from blockscale.core.parse import parse
+from blockscale.kernels.cuda.matmul.offsets import block_sums, of_rest, recentred, with_zero_points
+from blockscale.kernels.registry import use
+from blockscale.ops import primitives as P
+from blockscale.ops.linear import linear
+from blockscale.ops.op import OPS
+from tests.kernels.cuda.equal import DEVICE, DTYPES
+from tests.kernels.cuda.matmul.exact import ROUNDS
+
+FORMATS = [
+    "uint4:group32:fp16:offset", "int4:group64:fp32:offset", "uint8:token:fp16:offset",
+    "int4:tile16x32:bf16:offset", "int3:group16:fp32:offset", "uint4:channel0:fp32:offset",
+    "uint4:group24:fp32:offset", "int8:group32:fp32:offset", "uint4:group32:e8m0/floor:offset",
+]  # fmt: skip
+
+
+def weight(fmt: str, n: int, k: int, far: float):
+    """A weight whose blocks lie around 0 or `far` away from it, and its values."""
+    w = torch.randn(n, k) + far * torch.randn(n, 1)
+    codes, *parts = P.choose_quantize.reference(w, fmt, None)
+    stored = operand(codes, P.from_list(parts, parse(fmt)), fmt, k)
+    values = P.dequantize.reference(stored, torch.float32).double()
+    parts = P.from_list([part.to(DEVICE) for part in parts], parse(fmt))
+    return operand(codes.to(DEVICE), parts, fmt, k), values
+
+
+def test_what_is_left_is_no_more_than_half_a_step() -> None:
+    """Where 0 lies in a block's range; elsewhere the zero point is the nearest code."""
+    stored, _ = weight("uint4:group32:fp16:offset", 16, 128, 0.3)
+    zero, rest = recentred(stored)
+    step, offset = stored.scale.double(), stored.more[0].double()
+    assert torch.equal(zero.double(), (-offset / step).round().clamp(0, 15))
+    assert torch.equal(rest.double(), zero * step + offset)  # exact: few bits
+    inside = (-offset / step >= 0) & (-offset / step <= 15)
+    assert bool(inside.any()) and bool((rest.abs() <= step / 2)[inside].all())
+
+
+@pytest.mark.parametrize(("k", "width"), [(128, 32), (100, 24), (3000, 3000), (64, 64)])
+def test_sums_of_blocks(k: int, width: int) -> None:
+    x = torch.randn(3, k, device=DEVICE)
+    for given in (x, x.half(), torch.randn(k, 3, device=DEVICE).t()):
+        found = block_sums(given, width)
+        parts = given.double().split(width, 1)
+        exact = torch.stack([part.sum(1) for part in parts], 1)
+        size = torch.stack([part.abs().sum(1) for part in parts], 1)
+        assert bool(((found.double() - exact).abs() <= 2.0**-20 * size).all())
+
+
+@pytest.mark.parametrize("count", [3, 16, 70])
+def test_products_of_what_is_left(count: int) -> None:
+    left, rest = torch.randn(19, count, device=DEVICE), torch.randn(67, count, device=DEVICE)
+    out = torch.full((19, 67), torch.nan, device=DEVICE)
+    of_rest(left, rest, out)
+    exact, size = left.double() @ rest.double().T, left.abs().double() @ rest.abs().double().T
+    assert bool(((out.double() - exact).abs() <= 2.0**-21 * size).all())
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("far", [0.0, 10.0])
+def test_linear(fmt: str, far: float) -> None:
+    for m, k, n, dtype in zip((3, 9, 18), (128, 160, 96), (17, 33, 5), DTYPES, strict=True):
+        stored, values = weight(fmt, n, k, far)
+        x, bias = torch.randn(m, k).to(dtype), torch.randn(n).to(dtype)
+        with use("cuda"):
+            y = linear(x.to(DEVICE), stored, bias.to(DEVICE), UNQUANTIZED).cpu().double()
+        exact, size = x.double() @ values.T + bias, x.double().abs() @ values.abs().T + bias.abs()
+        bound = OPS["linear"].ulps * 2.0**-24 * size
+        bound = bound + ROUNDS[dtype] * (exact.abs() + bound)
+        assert bool(((y - exact).abs() <= bound).all()), (m, dtype)
+
+
+def test_which_formats() -> None:
+    assert with_zero_points("uint4:group32:fp16:offset", 128) == "uint4:group32:fp16:asym"
+    assert with_zero_points("int4:group64:fp32:offset", 128) == "int4:group64:fp32:asym"
+    assert with_zero_points("int8:group32:fp32:offset", 128) == ""  # loses too much beside 0
+    assert with_zero_points("nf4:group64:fp32:offset", 128) == ""
+    assert with_zero_points("int4:group64:fp32", 128) == ""
