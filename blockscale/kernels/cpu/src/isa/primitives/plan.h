@@ -197,7 +197,21 @@ inline void to_numerators(const Spec& spec, const Statistics& s, int64_t n) {
     if (!s.low) return;  // the bits of a magnitude are that float
     bool ranged = spec.asym || s.bare;
     int32_t *__restrict high = s.high, *__restrict low = s.low;
-    for (int64_t i = 0; i < n; ++i) {
+    int64_t i = 0;
+#if defined(__AVX512F__)
+    for (; i < n; i += 16) {
+        __mmask16 lanes = lanes_of(n - i);
+        __m512i most = _mm512_maskz_loadu_epi32(lanes, high + i);
+        __m512i least = _mm512_maskz_loadu_epi32(lanes, low + i);
+        __mmask16 some = _mm512_cmple_epi32_mask(least, most);
+        __m512 above = _mm512_castsi512_ps(_mm512_maskz_mov_epi32(some, ordered16(most)));
+        __m512 below = _mm512_castsi512_ps(_mm512_maskz_mov_epi32(some, ordered16(least)));
+        if (ranged) above = _mm512_min_ps(_mm512_sub_ps(above, below), _mm512_set1_ps(kFltMax));
+        _mm512_mask_storeu_epi32(high + i, lanes, _mm512_castps_si512(above));
+        _mm512_mask_storeu_epi32(low + i, lanes, _mm512_castps_si512(below));
+    }
+#endif
+    for (; i < n; ++i) {
         bool empty = low[i] > high[i];  // of finite values
         int32_t above = empty ? 0 : ordered(high[i]), below = empty ? 0 : ordered(low[i]);
         float range = from_bits(above) - from_bits(below);
