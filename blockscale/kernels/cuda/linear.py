@@ -14,11 +14,10 @@ from blockscale.core.scales.two_level import TwoLevel
 from blockscale.kernels.cuda import interpreting
 from blockscale.kernels.cuda.dequantize import dequantize
 from blockscale.kernels.cuda.matmul import choice as ways
-from blockscale.kernels.cuda.matmul import offsets
 from blockscale.kernels.cuda.matmul.call import Call
 from blockscale.kernels.cuda.matmul.choice import WAYS, Choice
-from blockscale.kernels.cuda.matmul.codebook import halves
 from blockscale.kernels.cuda.matmul.codes import codes, float8_sums, pair
+from blockscale.kernels.cuda.matmul.composed import halves, offsets
 from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends, add_up
 from blockscale.kernels.cuda.matmul.hopper import available
 from blockscale.kernels.cuda.matmul.input import Codes, Values, read

@@ -20,6 +20,13 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Results = dict[str, Tensor]
 
 
+def has_kernels(fmt: str) -> bool:
+    """Whether CUDA kernels know the format, whose primitives the reference runs otherwise."""
+    from blockscale.kernels.cuda.spec import known  # not before the interpreter is switched on
+
+    return known((parse(fmt),), ())
+
+
 def slope(x: Tensor) -> Tensor:
     """A gradient of x's shape, dtype and strides, without zeros."""
     numbers = torch.arange(x.numel()).reshape(x.shape) % 97 + 1

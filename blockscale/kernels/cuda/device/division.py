@@ -19,7 +19,6 @@ from blockscale.kernels.cuda.device.numerics import (
     MAGNITUDE,
     bits_of,
     constant,
-    divide,
     float_of,
     pow2,
     reciprocal,
@@ -189,7 +188,8 @@ def divisor(scale, bounded: tl.constexpr, ordinary: tl.constexpr, spec: tl.const
     elif spec.recip:
         if spec.scale == "two_level":
             inner: tl.constexpr = spec.inner
-            inverse = divide(divide(one, scale.outer), decode(scale.stored, inner))
+            outer = tl.where(one > 0.0, scale.outer, one)  # not added to 0: -0 keeps its sign
+            inverse = tl.div_rn(tl.div_rn(one, outer), decode(scale.stored, inner))
         else:
             inverse = reciprocal(step)
         largest = constant(inverse, FLT_MAX_BITS)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from blockscale.core.reference import QParams
 from tests.kernels.cuda.equal import wrong
 
 # numpy, in which the interpreter computes, tells of infinities and NaN
@@ -15,3 +16,24 @@ def test_scales_of_subnormal_numbers(kind: str) -> None:
     x = torch.cat([x, torch.arange(2**23, 2**28, 2**23 + 2**21, dtype=torch.int32)])
     for element in ("int8", "log4"):
         assert wrong(x.view(torch.float32)[:, None], f"{element}:token:{kind}") == [], element
+
+
+@pytest.mark.parametrize("outer", [-3.0, 0.0, -0.0, 2.0**-149, -(2.0**-149), 3e38, torch.inf])
+@pytest.mark.parametrize(
+    "fmt", ["nf4:group16:e4m3", "e2m1:group16:e4m3", "int8:group16:e5m2:recip"]
+)
+def test_given_outer_scales(fmt: str, outer: float) -> None:
+    """Steps keep their sign, and are 0 where either scale is: 1.3 and 4 of the contract."""
+    x = torch.cat([torch.randn(4, 64), torch.tensor([[0.0, -0.0, 1e-38, -3e38] * 16])])
+    codes = torch.tensor([0, 0x80, 0x08, 0x88, 0x38, 0xB8, 1, 0x7E, 0xFE, 0x7F] * 2)
+    scale = codes.to(torch.uint8).reshape(5, 4)
+    assert wrong(x, fmt, given=QParams(scale, torch.tensor([[outer]]))) == []
+
+
+@pytest.mark.parametrize("offset", [0.0, -0.0, -2.5, 2.0**-149, 3e38, torch.inf, torch.nan])
+@pytest.mark.parametrize("scale", [1.0, -0.5, 0.0, -0.0, 2.0**-149])
+def test_given_offsets(scale: float, offset: float) -> None:
+    x = torch.tensor([[0.0, -0.0, 1.0, -2.5, 7.25, 3e38, -3e38, torch.inf, torch.nan, 1e-40] * 4])
+    given = QParams(torch.tensor([[scale]]), offset=torch.tensor([[offset]]))
+    for element in ("int4", "nf4", "e2m1"):
+        assert wrong(x, f"{element}:token:fp32:offset", given=given) == [], element

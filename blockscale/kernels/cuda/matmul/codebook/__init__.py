@@ -1,1 +1,1 @@
-"""Weights whose values are no bfloat16, of tables above all: as sums of several that are."""
+"""Weights whose elements are tables: as sums of tables of bfloat16, which PTX looks codes up in."""

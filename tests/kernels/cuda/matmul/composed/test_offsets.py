@@ -7,7 +7,12 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from blockscale.core.operand import UNQUANTIZED, operand
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda.matmul.offsets import block_sums, of_rest, recentred, with_zero_points
+from blockscale.kernels.cuda.matmul.composed.offsets import (
+    block_sums,
+    of_rest,
+    recentred,
+    with_zero_points,
+)
 from blockscale.kernels.registry import use
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear

@@ -1,0 +1,1 @@
+"""Products that are put together from others: of offsets, and of values that are no bfloat16."""
