@@ -38,8 +38,8 @@ NAMES = [
 
 PARAMETERS = {
     "choose_qparams": ["x", "fmt"],
-    "quantize": ["x", "fmt", "scale", "zero_point", "seed"],
-    "fake_quantize": ["x", "fmt", "scale", "zero_point", "seed"],
+    "quantize": ["x", "fmt", "scale", "zero_point", "seed", "offset"],
+    "fake_quantize": ["x", "fmt", "scale", "zero_point", "seed", "offset"],
     "quantize_": [
         "model",
         "recipe",

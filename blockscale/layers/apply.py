@@ -13,13 +13,13 @@ from blockscale.core.format import Format
 from blockscale.core.layout import to_stored
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
-from blockscale.core.scales.saturation import saturates
 from blockscale.layers.before import Before
 from blockscale.layers.bias import notes_on_bias, quantize_bias, without_dynamic
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.ledger import ledger_of
 from blockscale.layers.plan import Decision, Plan, plan_layers, plan_others
+from blockscale.layers.saturation import saturates
 from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Scales, Supplied, supplied

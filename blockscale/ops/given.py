@@ -160,7 +160,7 @@ def _fits(fmt: str, rank: int) -> bool:
 
 
 def _values(fmt: str) -> int:
-    return 2 ** int(parse(fmt).bits)
+    return 1 << parse(fmt).bits
 
 
 def _layout(form: Format) -> dict[str, tuple[torch.dtype, Block]]:

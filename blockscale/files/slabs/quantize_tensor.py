@@ -26,11 +26,11 @@ from blockscale.core.blocks import Blocks
 from blockscale.core.format import Format
 from blockscale.core.operand import quantizer
 from blockscale.core.reference import QParams, Ranges
-from blockscale.core.scales.saturation import saturates
 from blockscale.files.slabs import cutting
 from blockscale.files.slabs.cutting import Cuts, Region, Sizes, Slab
 from blockscale.files.slabs.pool import Map
 from blockscale.files.slabs.streamed_blocks import StreamedBlocks
+from blockscale.layers.saturation import saturates
 from blockscale.layers.signs import lost_signs
 from blockscale.ops import primitives
 from blockscale.ops.flat import within_rows

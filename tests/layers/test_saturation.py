@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from blockscale.core.parse import parse
-from blockscale.core.scales.saturation import saturates
+from blockscale.layers.saturation import saturates
 
 
 @pytest.mark.parametrize(
