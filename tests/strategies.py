@@ -1,6 +1,7 @@
 """Hypothesis strategies: spellings from the whole grammar, shapes that fit, and awkward numbers."""
 
 import math
+import re
 
 import torch
 from hypothesis import strategies as st
@@ -113,6 +114,12 @@ def spellings(draw, rank: int) -> str:
     if kind.roundings_matter:
         options.append(draw(st.sampled_from(ROUNDINGS)))
     return ":".join([element, draw(blocks(rank)), scale, *filter(None, options)])
+
+
+def is_searchable(spelling: str) -> bool:
+    """Whether algorithms can look for the scale of one block after another: they refuse blocks
+    over the flattened tensor, and offsets that share a scale."""
+    return "flat" not in spelling and not re.search(r"offset\([^()]*:", spelling)
 
 
 SHAPES = st.one_of(

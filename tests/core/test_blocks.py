@@ -52,3 +52,20 @@ def test_blocks_over_the_flattened_tensor_have_no_size_along_a_dimension() -> No
         read_block("flat4").sizes_for(2)
     with pytest.raises(ValueError, match="needs a tensor with a dimension"):
         read_block("flat4").scale_shape(())
+
+
+def test_means_count_what_is_there() -> None:
+    cut = Blocks(torch.tensor([[1.0, -3.0, 5.0, math.nan, 7.0]]), read_block("group4"))
+    assert cut.mean_magnitude().tolist() == [[3.0, 7.0]]
+
+
+def test_blocks_far_apart() -> None:
+    """HQQ's axis 0: block j of n has the elements j, j + n, j + 2 n, …"""
+    x = torch.arange(12.0).reshape(3, 4)
+    block = read_block("flat4@0")
+    assert [part.tolist() for part in Blocks(x, block).range()] == [
+        [[0.0, 0.0, 0.0]],
+        [[9.0, 10.0, 11.0]],
+    ]
+    scale = torch.tensor([[1.0, 2.0, 3.0]])
+    assert block.expand(scale, x.shape).tolist() == [[1, 2, 3, 1], [2, 3, 1, 2], [3, 1, 2, 3]]

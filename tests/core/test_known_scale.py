@@ -38,7 +38,9 @@ def each_block(fmt: Format, qparams: QParams, shape: torch.Size) -> tuple[Format
         return fmt, qparams
     inner = fmt.scale.inner
     outer = inner.block.expand(qparams.outer, shape).expand(shape).contiguous()
-    single = replace(fmt, scale=TwoLevel(replace(inner, block=read_block("group1"))))
+    single = replace(
+        fmt, scale=replace(fmt.scale, inner=replace(inner, block=read_block("group1")))
+    )
     return single, qparams._replace(outer=outer)
 
 

@@ -31,7 +31,21 @@ def test_a_quantizer_with_and_without_a_scale() -> None:
     assert made.scale is scale and made.outer is outer and made.zero_point is zero
     assert made.fmt == str(parse("uint8")) and made.seed == 3
     assert made.format == parse("uint8")
-    assert all(a is b for a, b in zip(made.qparams, (scale, outer, zero), strict=True))
+    assert made.qparams is not None
+    assert all(a is b for a, b in zip(made.qparams, (scale, outer, zero), strict=False))
+    assert made.more is None and made.qparams[3:] == (None,) * len(made.qparams[3:])
+
+
+def test_further_parts_are_a_list_in_the_order_of_the_format() -> None:
+    fmt = "uint4:group4:(uint6:group2:fp16):offset(uint6:group2:fp16)"
+    q = bs.quantize(torch.randn(2, 16), fmt)
+    assert [part.dtype for part in q.operand.more or ()] == [torch.uint8, torch.float16]
+    assert q.operand.qparams.offset is q.qparams.offset
+    assert q.operand.qparams.offset_outer is q.qparams.offset_outer
+    with pytest.raises(
+        ValueError, match=r"expected 2 further parts \(offset, offset_outer\), found 1"
+    ):
+        _ = q.operand._replace(more=[torch.zeros(1)]).qparams
 
 
 def test_no_format_is_no_format() -> None:
@@ -43,5 +57,5 @@ def test_no_format_is_no_format() -> None:
 def test_they_are_plain_tuples() -> None:
     """Made at every call: no dataclass, and torch's tree functions take them apart."""
     operand = Operand(torch.zeros(1), torch.ones(1), None, None, "int8", 1)
-    assert isinstance(operand, tuple) and len(operand) == 6
+    assert isinstance(operand, tuple) and len(operand) == 7
     assert operand._replace(size=2).size == 2

@@ -46,8 +46,12 @@ def test_new_memory_is_what_the_reference_gives(fmt: str, shape: tuple[int, ...]
 def test_new_memory_lies_on_the_device() -> None:
     storage = Storage(parse("int4:group16:(uint6:group4:fp32):asym"))
     parts = storage.new_parts((4, 64), META)
-    for part in (*parts, storage.new_packed((4, 64), META), storage.new_patterns((4, 64), META)):
-        assert part is not None and part.device == META
+    assert [name for name, part in parts._asdict().items() if part is not None] == [
+        *("scale", "outer", "zero_point")
+    ]
+    codes = storage.new_packed((4, 64), META), storage.new_patterns((4, 64), META)
+    for part in (*parts, *codes):
+        assert part is None or part.device == META
     assert new((), torch.float32).shape == new((), torch.float32, META).shape == ()
 
 
@@ -93,7 +97,7 @@ def test_parts_too_many_or_too_few() -> None:
     one, zero = torch.ones(6, 1), torch.zeros(6, 1, dtype=torch.int32)
     plain, asym = Storage(parse("int8:token:fp32")), Storage(parse("int8:token:fp32:asym"))
     two = Storage(parse("e2m1:group16:e4m3"))
-    with pytest.raises(ValueError, match=r"expected a scale for blocks \(6, 1\), found QParams"):
+    with pytest.raises(ValueError, match=r"expected a scale for blocks \(6, 1\), found \(tensor"):
         plain.checked_parts((6, 20), one, zero, None)
     with pytest.raises(ValueError, match=r"expected a scale for blocks \(6, 1\)"):
         plain.checked_parts((6, 20), one, None, one)

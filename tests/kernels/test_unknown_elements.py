@@ -18,8 +18,9 @@ from blockscale.ops.linear import linear
 from tests.kernels.codebook import registered
 from tests.kernels.same import same
 
-# an own family, a subclass of a known one, and scales whose own codes are unknown
-FORMATS = ("made4:group16:fp32", "twice4:token:bf16", "int4:group16:(utwice4:tensor:fp32)")
+# an own family, a subclass of a known one, and one whose scales' own codes are unknown, too: known
+# codes under such scales are restated (tests/kernels/test_restate.py)
+FORMATS = ("made4:group16:fp32", "twice4:token:bf16", "twice4:group16:(utwice4:tensor:fp32)")
 KNOWN = "int8:token:fp32"
 BACKENDS = ("cpu", "cuda")  # without a GPU, Triton's interpreter runs the latter
 

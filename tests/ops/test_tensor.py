@@ -37,6 +37,19 @@ def parts(q: bs.QTensor) -> list:
     return [*bits(q.packed, *q.qparams), str(q.format), q.size]
 
 
+FLOATS = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+
+def offset_bytes(oracle: Oracle, counts: tuple[int, ...]) -> int:
+    """Of the offsets of so many blocks, and of their scales."""
+    if not oracle.offset:
+        return 0
+    inner = oracle.offset_inner
+    if inner is None:
+        return FLOATS[oracle.offset_type] * math.prod(counts)
+    return math.prod(counts) + FLOATS[inner.scale] * math.prod(layout(inner.block, counts)[1])
+
+
 @st.composite
 def cases(draw) -> tuple[str, Tensor]:
     shape = draw(SHAPES)
@@ -44,6 +57,7 @@ def cases(draw) -> tuple[str, Tensor]:
     return spelling, draw(tensors(spelling, shape))
 
 
+@pytest.mark.filterwarnings("ignore:no cpu kernel runs")  # of the reference, too
 @settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(cases())
 def test_a_tensor_in_any_format(case) -> None:
@@ -65,11 +79,15 @@ def test_a_tensor_in_any_format(case) -> None:
         assert q.scale.codes.flatten().tolist() == qparams.scale
     assert (q.zero_point is None) == (not oracle.asym)
     zero = 0 if q.zero_point is None else 4 * math.prod(counts)
-    outer = 4 * math.prod(layout(oracle.inner.block, counts)[1]) if oracle.inner else 0
-    one = {"fp32": 4, "fp16": 2, "bf16": 2, "pow2": 4}.get(oracle.scale, 1)
+    zero = zero // 2 if oracle.zero_type in ("fp16", "bf16") else zero
+    outer = math.prod(layout(oracle.inner.block, counts)[1]) if oracle.inner else 0
+    outer *= FLOATS[oracle.inner.scale] if oracle.inner else 0
+    outer += offset_bytes(oracle, counts)
+    one = {**FLOATS, "pow2": 4}.get(oracle.scale, 1)
     row = -(-(shape[-1] if shape else 1) * q.format.bits // 8)
     assert q.nbytes == row * math.prod(shape[:-1]) + one * math.prod(counts) + zero + outer
-    assert parts(bs.quantize(x, spelling, q.scale, q.zero_point, seed=7)) == parts(q)
+    again = bs.quantize(x, spelling, q.scale, q.zero_point, seed=7, offset=q.offset)
+    assert parts(again) == parts(q)
     scale, zero_point = bs.choose_qparams(x, spelling)
     assert bits(zero_point) == bits(q.zero_point)
     assert parts(scale) == parts(q.scale) if oracle.inner else bits(scale) == bits(q.scale)

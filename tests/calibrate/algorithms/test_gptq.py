@@ -115,10 +115,11 @@ def test_every_format(fmt: str, scales: str) -> None:
         assert found is None or (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
 
 
+@pytest.mark.filterwarnings("ignore:no cpu kernel runs")  # of the reference, too
 @given(st.data())
 @settings(max_examples=15)
 def test_never_above_plain_rounding(data: st.DataObject) -> None:
-    fmt = bs.parse(data.draw(strategies.spellings(2)))
+    fmt = bs.parse(data.draw(strategies.spellings(2).filter(strategies.is_searchable)))
     n, k = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 9))
     rows = data.draw(st.integers(1, 12))  # the gram matrix is singular where rows < k
     weight, gram = torch.randn(n, k), gram_of(k, rows)

@@ -45,10 +45,11 @@ def test_no_block_gets_worse_and_the_whole_gets_better(fmt: str) -> None:
     assert torch.equal(again.packed, best.packed)
 
 
+@pytest.mark.filterwarnings("ignore:no cpu kernel runs")  # of the reference, too
 @given(st.data())
 @settings(max_examples=15)
 def test_any_format(data: st.DataObject) -> None:
-    fmt = bs.parse(data.draw(strategies.spellings(2)))
+    fmt = bs.parse(data.draw(strategies.spellings(2).filter(strategies.is_searchable)))
     x = torch.randn(5, 7) * 10.0 ** data.draw(st.integers(-40, 38))
     x = torch.where(x.isfinite(), x, 0.0)
     p = data.draw(st.sampled_from([0.3, 0.7]))

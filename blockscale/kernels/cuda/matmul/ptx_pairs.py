@@ -95,8 +95,7 @@ def decode(e: ElementNumbers, lift: int | None, last: str) -> str:
         if (e.family, e.bits, e.signed) == ("integer", 8, False):
             lines.append("xor.b32 a, a, 0x80808080;")
         if last == "zero":
-            minus = both(bf16(-128.0) + bias_of(e) - 128)
-            lines += [f"prmt.b32 v, ${count + 2 + word}, 0, 0x1010;", f"add.u32 v, v, {minus};"]
+            lines += _minus_zero(e, f"${count + 2 + word}")
         for i in range(count // 2):
             out = f"${word * count // 2 + i}"
             lines += _pair(e, out, i, lift, last in ("offset", "zero"))
@@ -107,6 +106,20 @@ def decode(e: ElementNumbers, lift: int | None, last: str) -> str:
             elif last == "offset":
                 lines.append(f"add.rn.bf16x2 {out}, {out}, ${count + 2};")
     return program(lines)
+
+
+def _minus_zero(e: ElementNumbers, zero: str) -> list[str]:
+    """Register v: twice what takes a word's zero point and the bias of its codes away, a bfloat16.
+
+    The bias of signed codes comes first: a negative number in the lower half would carry into the
+    upper one.
+    """
+    signed, half = bias_of(e) > 128, bias_of(e) - 128
+    return [
+        *([f"add.u32 v, {zero}, {half};"] if signed else []),
+        f"prmt.b32 v, {'v' if signed else zero}, 0, 0x1010;",
+        f"add.u32 v, v, {both(bf16(-128.0))};",
+    ]
 
 
 def _table(e: ElementNumbers, last: str) -> str:
