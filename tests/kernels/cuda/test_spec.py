@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 import pytest
 
 from blockscale.core.catalog import CATALOG
-from blockscale.kernels.cuda.spec import Spec, of_gradient, spec
+from blockscale.core.parse import parse
+from blockscale.kernels.cuda.spec import Spec, known, of_gradient, spec
 from blockscale.kernels.numbers import FormatNumbers, lowered
 from tests.kernels.codebook import registered
 
@@ -68,3 +69,11 @@ def test_the_hash_is_of_all_fields_and_kept() -> None:
 def test_an_element_without_numbers_is_an_error() -> None:
     with registered(), pytest.raises(TypeError, match="no kernel knows the elements of made4"):
         spec("made4:tensor:fp32")
+
+
+@pytest.mark.parametrize(
+    ("element", "supported"),
+    [("nf4", True), ("book(-1,1)", True), ("book(0,1)", False), ("uapot4", False)],
+)
+def test_tables_without_negative_values_run_on_the_reference(element: str, supported: bool) -> None:
+    assert known((parse(f"{element}:group32:bf16"),), ()) == supported
