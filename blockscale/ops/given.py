@@ -37,6 +37,31 @@ def laid_out(fmt: Format, shape: tuple[int, ...], scale: "Tensor | QTensor | Non
     return parse(_with_block(str(fmt), str(block_of(shape, found))))
 
 
+def settled(
+    fmt: Format, shape: tuple[int, ...], scale: object, zero_point: object, offset: object
+) -> QParams | None:
+    """What `given` says of the usual case, a scale alone that fits the format; else None.
+
+    It takes 1 µs of a call that takes 8.
+    """
+    if zero_point is not None or offset is not None or type(scale) is not Tensor:
+        return None
+    if torch.compiler.is_compiling() or {*map(type, shape)} != {int}:
+        return None
+    expected = _fitting(fmt.spelling, shape)
+    fits = expected is not None and (scale.dtype, scale.shape) == expected["scale"]
+    return QParams(scale) if fits and len(expected) == 1 else None  # type: ignore[arg-type]
+
+
+@lru_cache(1024)
+def _fitting(fmt: str, shape: tuple[int, ...]) -> "Stored | None":
+    """As `_known`; None for a block that does not fit the shape."""
+    try:
+        return _known(fmt, shape)
+    except ValueError:
+        return None
+
+
 def given(
     fmt: Format,
     shape: tuple[int, ...],
@@ -86,7 +111,8 @@ def _opened(
         return part, None  # type: ignore[return-value]
     if not isinstance(part, QTensor) or str(part.format) != inner:
         raise ValueError(f"{fmt}: its {name} is a QTensor of format {inner}, not {describe(part)}")
-    return part.format.element.to_bits(part.codes), part.qparams
+    codes = part.codes
+    return codes if codes.dtype == torch.uint8 else part.format.element.to_bits(codes), part.qparams
 
 
 def _checked(

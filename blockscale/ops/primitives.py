@@ -24,6 +24,8 @@ def to_list(qparams: QParams) -> list[Tensor]:
 
 def from_list(parts: list[Tensor], fmt: Format) -> QParams:
     """What `to_list` made, read back."""
+    if len(parts) == 1:  # nearly always
+        return QParams(parts[0])
     return QParams(**dict(zip(part_names(fmt.spelling), parts, strict=True)))
 
 

@@ -8,8 +8,9 @@ from blockscale.core.pack import pack
 from blockscale.core.parse import parse
 from blockscale.core.profiles import Profile
 from blockscale.core.profiles import quantize as profiles
+from blockscale.core.reference import QParams
 from blockscale.ops import primitives
-from blockscale.ops.given import given, laid_out
+from blockscale.ops.given import given, laid_out, settled
 from blockscale.ops.seed import Seed, seed_tensor
 from blockscale.ops.tensor import QTensor
 
@@ -58,9 +59,7 @@ def quantize(
         packed, *parts = primitives.choose_quantize(x, text, _seed(form, seed, x))
         qparams = primitives.from_list(parts, form)
     else:
-        shape = tuple(x.shape)
-        form = laid_out(form, shape, scale)
-        qparams = given(form, shape, scale, zero_point, offset)
+        form, qparams = _given(form, tuple(x.shape), scale, zero_point, offset)
         packed = primitives.quantize(x, quantizer(qparams, form.spelling, _seed(form, seed, x)))
     return QTensor(packed, qparams, form, x.shape[-1] if x.ndim else 1)
 
@@ -92,12 +91,25 @@ def fake_quantize(
     _check_tensor(x)
     qparams = None
     if scale is not None or zero_point is not None or offset is not None:
-        shape = tuple(x.shape)
-        form = laid_out(form, shape, scale)
-        qparams = given(form, shape, scale, zero_point, offset)
+        form, qparams = _given(form, tuple(x.shape), scale, zero_point, offset)
     by = quantizer(qparams, form.spelling, _seed(form, seed, x))
     values: Tensor = primitives.fake_quantize(x, by)
     return values
+
+
+def _given(
+    fmt: Format,
+    shape: tuple[int, ...],
+    scale: "Tensor | QTensor | None",
+    zero_point: Tensor | None,
+    offset: "Tensor | QTensor | None",
+) -> tuple[Format, QParams]:
+    """The format with the block of a given scale, and the parts; raises ValueError."""
+    usual = settled(fmt, shape, scale, zero_point, offset)
+    if usual is not None:
+        return fmt, usual
+    fmt = laid_out(fmt, shape, scale)
+    return fmt, given(fmt, shape, scale, zero_point, offset)
 
 
 def _check_tensor(x: object) -> None:

@@ -13,8 +13,11 @@ from blockscale.kernels.cuda.matmul import ptx_pairs
 from tests.kernels.cuda.matmul.ptx_machine import ELEMENTS, decoded, execute, halves
 
 
+@pytest.mark.parametrize("below", [False, True])
 @pytest.mark.parametrize("name", ELEMENTS)
-def test_every_code_in_every_pair(name: str) -> None:
+def test_every_code_in_every_pair(name: str, below: bool) -> None:
+    """below: zero points of signed codes are below 0, and must not carry from one half to the
+    other."""
     element = parse(f"{name}:tensor:fp32").element
     numbers = element.numbers(True)
     count, codes = 32 // element.bits, 1 << element.bits
@@ -22,12 +25,13 @@ def test_every_code_in_every_pair(name: str) -> None:
     order = ptx_pairs.order_of(numbers)
     assert sorted(order) == list(range(count))
     four, zero = 0x40804080, 5 if codes > 8 else 1
+    zero = -zero if below and numbers.signed else zero
     minus = halves(0)[0] - zero - ptx_pairs.bias_of(numbers)
     given = {
         "": [],
         "scale": [four],
         "offset": [(minus.view(torch.int32).item() >> 16 & 0xFFFF) * 0x10001],
-        "zero": [zero, zero + 1],  # one of each word
+        "zero": [zero & 0xFFFFFFFF, (zero + 1) & 0xFFFFFFFF],  # one of each word
     }
     lasts = ["", "scale"]
     if numbers.family == "integer":
