@@ -18,7 +18,7 @@ from blockscale.kernels.registry import ByFormats, kernel
 
 def _supports(formats: tuple[Format, ...]) -> bool:
     (fmt,) = formats
-    plain = type(fmt.element) is Integer and fmt.bits == 8 and not fmt.asym
+    plain = type(fmt.element) is Integer and fmt.bits == 8 and fmt.parts == ("scale",)
     return plain and fmt.block.name == "tensor" and isinstance(fmt.scale, FloatScale)
 
 
