@@ -11,7 +11,7 @@ from tests.kernels.cuda.equal import wrong
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 NAMES = [
-    "nf4", "fp4", "iq4_nl", "book(-1,-0.5,0,0.5,1)", "book(0,0.5,1,2,-0,-0.5,-1,-2)", "book(-1,1)",
+    "nf4", "fp4", "iq4_nl", "book(-1,-0.5,0,0.5,1)", "book(0,0.5,1,2,-0,-0.5,-1,-2)",
     "book(0.25,-3,1e-05,7)", "book(-0,3,0,-1,1)", "log4f1", "log8f3", "log8f1", "book(-1,1)",
     "book(1e-30,-1e-30)",
 ]  # fmt: skip
