@@ -11,6 +11,7 @@ CATALOG: dict[str, str] = {
     "int4": "int4:group128:fp32",
     "uint4": "uint4:group128:fp32:asym",
     "int2": "int2:group64:fp32",
+    "nf4": "nf4:group64:fp32",
     "ternary": "ternary:channel0:fp32",
     "binary": "binary:channel0:fp32",
     "log4": "log4:channel0:fp32",
