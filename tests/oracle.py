@@ -209,7 +209,7 @@ class Oracle:
         """3.8: the offset before it is stored."""
         low = self.range(block)[0]
         b = add(low, -multiply(step, self.ends[0]))
-        return 0.0 if math.isnan(b) else b + 0.0  # -0 becomes 0
+        return 0.0 if math.isnan(b) else clamp(b + 0.0, -FLT_MAX, FLT_MAX)  # -0 becomes 0
 
     def stored_offsets(self, wanted: list[float], counts) -> tuple[list, list | None]:
         inner = self.offset_inner

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from blockscale.core.arithmetic.bits import FLT_MAX
 from blockscale.core.format import Format
 from blockscale.core.rounding import nearest_even
 
@@ -38,7 +39,7 @@ def offset(low: Tensor, step: Tensor, fmt: Format) -> Tensor:
     """
     lowest = fmt.element.limits(fmt.wide)[0]
     found = low - step * lowest + 0.0  # of 0 and -0 neither is the smaller: b is never -0
-    return torch.where(found.isnan(), 0.0, found)
+    return torch.where(found.isnan(), 0.0, found).clamp(-FLT_MAX, FLT_MAX)
 
 
 def expand_offset(

@@ -138,6 +138,14 @@ EDGES = {
     "a range beyond float32": ("uint8:tensor:fp32:asym", torch.tensor([-FLT_MAX, FLT_MAX, 1.0])),
     "the far side of a full range": ("int8:tensor:fp32:full", torch.tensor([-4.0, 3.0, 1.0])),
     "half a level more": ("int4:group4:fp32:half", RAMP),
+    "an offset beyond float32, as a code": (
+        "int2:token:e8m0/ceil:offset(e2m0r1:tensor:fp32)",
+        torch.tensor([[0.0, 0.0], [0.0, FLT_MAX]]),
+    ),
+    "an offset beyond float32, as an unsigned code": (
+        "int2:tensor:e8m0/ceil:offset(uint1:tensor:fp32)",
+        torch.tensor([0.0, FLT_MAX]),
+    ),
     "above the largest level": (
         "int8:group4:e8m0:stochastic",
         torch.tensor([1.99, 1.992, 0.1, -1.99]),
