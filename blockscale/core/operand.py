@@ -79,6 +79,28 @@ class Quantizer(NamedTuple):
         return whole(self.scale, self.outer, self.zero_point, self.more or (), self.fmt)
 
 
+class Value(NamedTuple):
+    """A tensor as fused ops take it: floats where `fmt` is empty, else packed codes.
+
+    data: floats [...], of which nothing else is said; or codes, with all that an Operand has
+    """
+
+    data: Tensor
+    scale: Tensor | None = None
+    zero_point: Tensor | None = None
+    outer: Tensor | None = None
+    fmt: str = ""
+    size: int = 0
+    more: Sequence[Tensor] | None = None
+
+    @property
+    def operand(self) -> Operand:
+        """The codes as an operand. Raises ValueError for floats."""
+        if not self.fmt or self.scale is None:
+            raise ValueError("floats have no scale: expected codes and the format they are in")
+        return Operand(self.data, *self[1:])  # type: ignore[arg-type]
+
+
 def part_names(fmt: str) -> tuple[str, ...]:
     """Format.parts of a spelling. Not traced: a graph takes the names for constants."""
     return parse(fmt).parts

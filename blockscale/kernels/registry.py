@@ -154,16 +154,25 @@ def _parsed(spellings: tuple[str, ...]) -> Formats:
 
 
 def find(
-    op: str, spellings: tuple[str, ...], device: str, arguments: tuple[Any, ...]
+    op: str,
+    spellings: tuple[str, ...],
+    device: str,
+    arguments: tuple[Any, ...],
+    *,
+    composed: bool = False,
 ) -> Kernel | None:
     """The kernel that runs this call, or None for the reference.
 
     spellings: of the call's formats; empty ones are left out
     device: the type of the device that its tensors are on
+    composed: the reference is made of ops that find their own kernels, so that it is no slow way
+        to go: nothing is warned of, and no backend has to have a kernel of its own
 
     Raises RuntimeError if a backend must run it, by `use`, and has no kernel for it.
     """
     chosen = _choice.get()
+    if composed:
+        return _of_composed(op, spellings, device, arguments)
     if chosen is _AUTO:
         kernel = _settled.get((op, device, spellings))
         return kernel or _of_device(op, spellings, device, arguments)
@@ -181,6 +190,21 @@ def find(
             text += " on these tensors: going on as with 'auto'"
             _warn_once((op, wanted, *spellings), text)
     return _of_device(op, spellings, device, arguments)
+
+
+def _of_composed(
+    op: str, spellings: tuple[str, ...], device: str, arguments: tuple[Any, ...]
+) -> Kernel | None:
+    """A kernel of the wanted backend, else of the device's; None where there is none."""
+    wanted = _choice.get().backend
+    if wanted == "reference":
+        return None
+    for backend in dict.fromkeys([wanted, device]):
+        if backend in backends() and _prefers(backend, device):
+            found = supporting(op, backend, spellings, arguments)
+            if found is not None:
+                return found
+    return None
 
 
 def _prefers(backend: str, device: str) -> bool:
