@@ -58,8 +58,9 @@ def added_sizes(like: Any, x: Tensor, output_size: Sizes | None) -> list[int]:
 
     like: the layer, float or quantized.
     """
+    asked = None if output_size is None else list(output_size)
     settings = like.stride, like.padding, like.kernel_size, len(like.kernel_size), like.dilation
-    return list(nn.modules.conv._ConvTransposeNd._output_padding(like, x, output_size, *settings))
+    return list(nn.modules.conv._ConvTransposeNd._output_padding(like, x, asked, *settings))
 
 
 def replacement(kind: type) -> type[QLayer] | None:

@@ -1,6 +1,6 @@
 """Convolutions in training, alone or with the batch norm that follows them folded in."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,7 @@ class QATConv(QATLayer):
     evaluation, the running statistics are folded into weight and bias.
     """
 
-    kind = QConv
+    kind: ClassVar[type[QLayer]] = QConv
     kernel_size: tuple[int, ...]
     stride: Any
     padding_mode: Any
@@ -113,9 +113,7 @@ class QATConv(QATLayer):
         assert values is not None
         return values - bias.to(torch.float32)
 
-    def _convolve(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, *more: Any
-    ) -> Tensor:
+    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, *more: Any) -> Tensor:
         """The convolution of the quantized input and the quantized weight."""
         single = x.ndim == len(self.kernel_size) + 1
         x = x[None] if single else x
@@ -132,6 +130,7 @@ class QATConv(QATLayer):
         self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: list[int], *more: Any
     ) -> Tensor:
         """The float convolution of x [batch, channels, *size], padded as it says by itself."""
+        del more
         run, settings = _CONV[len(self.kernel_size)], (self.stride, padding, self.dilation)
         y: Tensor = run(x, weight, bias, *settings, self.groups)
         return y

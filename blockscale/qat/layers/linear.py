@@ -19,6 +19,7 @@ class _Linear(QATLayer):
         return Features(inputs, outputs)
 
     def _compute(self, x: Tensor, *more: Any) -> Tensor:
+        del more
         values = self._input(x)
         weight, bias = self.weight_quantizer(self.weight), self._added(self.bias, self.weight)
         return self._like(F.linear(values, weight, bias), x)
