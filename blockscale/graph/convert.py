@@ -1,9 +1,8 @@
 """convert: a prepared graph becomes one that quantizes, with packed codes for its weights."""
 
 import copy
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
@@ -18,12 +17,15 @@ from blockscale.graph.expand import expand
 from blockscale.graph.names import source_line
 from blockscale.graph.prepare import Prepared, replace_ops
 from blockscale.graph.program import imported, traced
-from blockscale.graph.state import State, set_state, state
+from blockscale.graph.state import set_state, state
 from blockscale.layers.apply import apply
 from blockscale.layers.layer import QLayer
 from blockscale.qat.convert import convert as convert_trained
 from blockscale.qat.layers import QATLayer
 from blockscale.qat.prepare import ledger as trained_ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def convert(prepared: Prepared) -> fx.GraphModule:
@@ -40,14 +42,14 @@ def convert(prepared: Prepared) -> fx.GraphModule:
     if not isinstance(prepared, Prepared):
         raise TypeError(f"expected what bs.graph.prepare gave, found a {type(prepared).__name__}")
     model, ledger = _trained(prepared) if prepared.qat else _calibrated(prepared)
-    with _settled_edges(model), torch.no_grad():
+    with _SettledEdges(model), torch.no_grad():
         program = traced(model)
     made = imported(program)
     known = state(prepared)
     edges = _edge_entries(prepared, known.ledger)
     told = Ledger([*ledger.entries, *edges], known.ledger.unmatched)
-    set_state(made, State("converted", "", told, known.recipe, known.example, known.ranges))
-    passes.apply(made, passes.FLOAT)
+    set_state(made, replace(known, stage="converted", ledger=told))
+    passes.apply(made, (passes.clean,))
     expand(made)
     made.eval()
     told.warn()
@@ -148,7 +150,7 @@ def _trained(prepared: Prepared) -> tuple[fx.GraphModule, Ledger]:
     return model, trained_ledger(model)
 
 
-class _settled_edges:
+class _SettledEdges:
     """Edges quantize inside, and are as they were afterwards."""
 
     def __init__(self, model: fx.GraphModule):

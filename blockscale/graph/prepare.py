@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from blockscale.graph import passes
 from blockscale.graph.edges import Edge, places, put_edges
 from blockscale.graph.layers import restore_containers, with_layers
 from blockscale.graph.program import Program, imported
-from blockscale.graph.state import State, set_state, state
+from blockscale.graph.state import set_state, state
 from blockscale.layers.apply import check
 from blockscale.layers.ledger import ledger_of
 from blockscale.layers.plan import Decision, plan_layers, plan_others
@@ -139,7 +139,7 @@ def prepare(
     if strict:
         told.raise_if_skipped()
     told.warn()
-    set_state(made, State("prepared", "", told, recipe, known.example, known.ranges))
+    set_state(made, replace(known, stage="prepared", ledger=told, recipe=recipe))
     return made
 
 
