@@ -21,7 +21,6 @@ from blockscale.graph.state import set_state, state
 from blockscale.layers.apply import apply
 from blockscale.layers.layer import QLayer
 from blockscale.qat.convert import convert as convert_trained
-from blockscale.qat.layers import QATLayer
 from blockscale.qat.prepare import ledger as trained_ledger
 
 if TYPE_CHECKING:
@@ -139,12 +138,10 @@ def _trained(prepared: Prepared) -> tuple[fx.GraphModule, Ledger]:
             + ": run batches in training mode"
         )
     model = _same_layers(prepared)
-    layers: dict[QATLayer, QATLayer] = {}
-    memo: dict[int, Any] = {}
-    for name, module in list(model.named_modules(remove_duplicate=False)):
-        if isinstance(module, QATLayer):
-            layers[module] = layers.get(module) or copy.deepcopy(module, memo)
-            model.set_submodule(name, layers[module])
+    memo: dict[int, Any] = {}  # a convolution and the batch norm folded into it stay together
+    for node in model.graph.find_nodes(op="call_module"):
+        name = str(node.target)
+        model.set_submodule(name, copy.deepcopy(model.get_submodule(name), memo))
     model._qat_ledger = trained_ledger(prepared)  # type: ignore[assignment]
     convert_trained(model)
     return model, trained_ledger(model)

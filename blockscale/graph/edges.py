@@ -81,7 +81,9 @@ class Place:
 
 def places(graph: fx.GraphModule, recipe: Recipe) -> tuple[list[Place], list[str]]:
     """The ops that the recipe's rules cover, and the patterns for ops that cover none."""
-    found, used, names = [], set(), Counter()
+    found: list[Place] = []
+    used: set[str | None] = set()
+    names: Counter[str] = Counter()
     for node in graph.graph.nodes:
         if node.op != "call_function" or not _is_float(node.meta.get("val")):
             continue
@@ -190,8 +192,9 @@ def _replace(node: fx.Node, key: str, edge: fx.Node) -> None:
 
 def _is_edge(value: object) -> bool:
     """Whether it is a node that computes, or is given, a float tensor."""
-    found = isinstance(value, fx.Node) and value.op != "get_attr"
-    return found and _is_float(value.meta.get("val"))  # type: ignore[union-attr]
+    if not isinstance(value, fx.Node) or value.op == "get_attr":
+        return False
+    return _is_float(value.meta.get("val"))
 
 
 def _is_float(value: object) -> bool:

@@ -55,8 +55,9 @@ def quantized(
     if by.scale is None:
         chosen = call(graph, ours.choose_quantize.default, (x, by.fmt, by.seed), like=like)
         count = 1 + len(by.format.parts)
-        codes, *parts = (call(graph, getitem, (chosen, index), like=like) for index in range(count))
-        named = dict(zip(by.format.parts, parts, strict=True))
+        every: Any = [call(graph, getitem, (chosen, index), like=like) for index in range(count)]
+        codes: Any = every[0]  # nodes stand for tensors
+        named = dict(zip(by.format.parts, every[1:], strict=True))
         more = [named[n] for n in by.format.parts if n not in ("scale", "outer", "zero_point")]
         coded = Operand(
             codes, named["scale"], named.get("zero_point"), named.get("outer"), by.fmt, size,

@@ -171,7 +171,7 @@ def embedding(graph: fx.GraphModule, node: fx.Node) -> Found | None:
     padding = given["padding_idx"]
     made = nn.Embedding(1, 1, device="meta")
     made.num_embeddings, made.embedding_dim = weight.shape
-    made.padding_idx = None if padding is None or padding < 0 else padding  # type: ignore[assignment]
+    made.padding_idx = None if padding is None or padding < 0 else padding
     kept = _holding(made, weight=weight)
     return Found(kept, given["indices"], given["weight"].target, ("Embedding",))
 

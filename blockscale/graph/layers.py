@@ -105,8 +105,7 @@ def _free(graph: fx.GraphModule, name: str, found: Found, taken: dict[str, nn.Mo
     except AttributeError:
         return True
     # what lies there are the layer's own tensors, in a container that torch.export made
-    own = there is None or (type(there) is nn.Module and quantized_class(there) is None)
-    return own
+    return there is None or (type(there) is nn.Module and quantized_class(there) is None)
 
 
 def _put(graph: fx.GraphModule, name: str, module: nn.Module) -> None:

@@ -32,7 +32,7 @@ def of_nodes(graph: fx.GraphModule) -> Ledger:
         if node.op == "call_function" and str(node.target).startswith("blockscale."):
             for name, entry in _codes(graph, node):
                 entries.setdefault(name, entry)
-    codes = {name for name in entries}
+    codes = set(entries)
     for node in graph.graph.find_nodes(op="get_attr"):
         name, tensor = str(node.target), _tensor(graph, node)
         layer = name.rpartition(".")[0].removesuffix(".weight")
@@ -59,7 +59,7 @@ def _codes(graph: fx.GraphModule, node: fx.Node) -> list[tuple[str, Entry]]:
         prefix = key.removesuffix("fmt").removesuffix("_")
         at = given.get(prefix or "weight", given.get("packed"))
         codes = _tensor(graph, at) if isinstance(at, fx.Node) else None
-        if codes is None:
+        if codes is None or not isinstance(at, fx.Node):
             continue
         layer = str(at.target).removesuffix(".codes").removesuffix(".weight")
         parts = [v for k, v in given.items() if k in _beside(prefix) and isinstance(v, fx.Node)]

@@ -164,12 +164,13 @@ def _own_tensors(graph: fx.GraphModule) -> None:
     """Copies of all parameters and buffers: training must not change the program's."""
     memo: dict[int, Any] = {}
     for module in graph.modules():
-        for tensors in (module._parameters, module._buffers):
+        every: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for tensors in every:
             for name, tensor in tensors.items():
                 if tensor is not None:
                     tensors[name] = copy.deepcopy(tensor, memo)
                     if isinstance(tensor, nn.Parameter) and tensor.is_floating_point():
-                        tensors[name].requires_grad_()  # type: ignore[union-attr]
+                        tensors[name].requires_grad_()
 
 
 def _as_prepared(graph: fx.GraphModule, methods: Methods, *, strict: bool, qat: bool) -> Prepared:

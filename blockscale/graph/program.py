@@ -77,7 +77,7 @@ def traced(graph: fx.GraphModule) -> ExportedProgram:
     """torch.export's program of a graph, whatever modules it calls: in evaluation mode."""
     args, kwargs = example_of(graph)
     with torch.no_grad():
-        return torch.export.export(graph, args, kwargs, dynamic_shapes=_sizes(graph, args, kwargs))
+        return torch.export.export(graph, args, kwargs, dynamic_shapes=_sizes(graph))
 
 
 def example_of(graph: fx.GraphModule) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -117,9 +117,9 @@ def _in_spec(graph: fx.GraphModule) -> Any:
     return None if info is None else info.in_spec
 
 
-def _sizes(graph: fx.GraphModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _sizes(graph: fx.GraphModule) -> Any:
     """torch.export's dynamic_shapes: every size that is a symbol in the graph stays one."""
-    ranges, dims = state(graph).ranges, {}
+    ranges, dims = state(graph).ranges, dict[Any, Any]()
     leaves: list[Any] = []
     for node in graph.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
