@@ -154,7 +154,7 @@ def conv(graph: fx.GraphModule, node: fx.Node) -> Found | None:
     kept, x = _holding(made, weight=weight, bias=bias), given["input"]
     if (padded := _padding(x, node)) is not None:
         # the convolution's own padding, of a mode that torch's convolutions do not know
-        x, kept._reversed_padding_repeated_twice, made.padding_mode = padded
+        x, made._reversed_padding_repeated_twice, made.padding_mode = padded
     return Found(kept, x, given["weight"].target, (kind.__name__,))
 
 
