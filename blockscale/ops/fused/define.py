@@ -4,10 +4,10 @@
     def add(a: Tensor, b: Tensor, *, alpha: float = 1.0) -> Tensor:
         return torch.add(a, b, alpha=alpha)
 
-makes the op `fused_add(a: Value, b: Value, alpha: float, dtype, y: Quantizer) -> list[Tensor]`: each
-operand that is codes becomes floats of `dtype`, the body computes, its result is cast to `dtype`
-and quantized by `y`. That is what the ops do that it stands for, one after the other, through the
-same kernels; so the reference is a good way to run it where it has no kernel of its own.
+makes the op `fused_add(a: Value, b: Value, alpha: float, dtype, y: Quantizer) -> list[Tensor]`:
+each operand that is codes becomes floats of `dtype`, the body computes, its result is cast to
+`dtype` and quantized by `y`. That is what the ops do that it stands for, one after the other, by
+the same kernels; so the reference is a good way to run it where it has no kernel of its own.
 """
 
 import inspect
@@ -22,8 +22,7 @@ from torch import Tensor
 
 from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
 from blockscale.kernels.registry import find
-from blockscale.ops.fused import values
-from blockscale.ops.fused.activation import ACTIVATIONS, activated
+from blockscale.ops.fused.plan import Plan
 from blockscale.ops.gradient import not_differentiable
 from blockscale.ops.op import Op, register
 from blockscale.ops.operand import Signature, signature_of
@@ -143,7 +142,7 @@ def fused(
         own = _parameters(body, activation)
         operands = [p for p in own if p.annotation in (Value, list[Value])]
         settings = own[len(operands) : -2]
-        plan = _Plan(
+        plan = Plan(
             f"fused_{body.__name__}", body, tuple(p.name for p in operands),
             tuple(p.name for p in settings if not (activation and p.name == "activation")),
             operands[0].annotation == list[Value], wide, indices, activation, shape, floats,
@@ -183,84 +182,7 @@ def _default(parameter: Parameter) -> Any:
     return [*parameter.default] if type(parameter.default) is tuple else parameter.default
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """How to run a body on operands."""
-
-    name: str
-    body: Callable[..., Tensor]
-    operands: tuple[str, ...]
-    settings: tuple[str, ...]  # those of the body
-    many: bool
-    wide: bool
-    indices: bool
-    activation: bool
-    shape: Callable[..., Sequence[int]] | None
-    floats: Callable[..., Tensor] | None
-
-    def reference(self, *args: Any) -> list[Tensor]:
-        """The composition of dequantize, body and quantize."""
-        given, settings, dtype, by = self._parts(args)
-        compute = torch.float32 if self.wide else dtype
-        first = given[0].data
-        with values.precise(compute, first):
-            if self.floats is not None:
-                y = self.floats(*given, dtype=compute, **settings)
-            else:
-                y = self._body([values.floats(v, compute, self.wide) for v in given], settings)
-        if self.indices:
-            return [y]
-        y = y.to(dtype)
-        if self.activation and args[-3]:
-            with values.precise(dtype, first):
-                y = activated(y, args[-3])
-        return values.quantized(y, by)
-
-    def empty(self, *args: Any) -> list[Tensor]:
-        """What `reference` gives, empty."""
-        self.check(args)
-        given, settings, dtype, by = self._parts(args)
-        compute = torch.float32 if self.wide else dtype
-        found = [values.empty(v, compute, self.wide) for v in given]
-        if self.shape is not None:
-            size = self.shape(*found, **settings)
-        else:
-            size = self._body(found, settings).shape
-        y = found[0].new_empty(size, dtype=torch.int64 if self.indices else dtype)
-        return [y] if self.indices else values.empty_quantized(y, by)
-
-    def check(self, args: tuple[Any, ...]) -> None:
-        """Raise for operands and results that do not fit, before anything is computed."""
-        if self.many:
-            if not args[0]:
-                raise ValueError(f"{self.name}: expected at least one tensor to join, found none")
-            for i, value in enumerate(args[0]):
-                values.check_value(self.name, f"{self.operands[0]}[{i}]", value)
-        else:
-            for name, value in zip(self.operands, args, strict=False):
-                values.check_value(self.name, name, value)
-        values.check_quantizer(self.name, args[-1])
-        if self.indices and args[-1].fmt:
-            raise ValueError(
-                f"{self.name} gives indices, which have no format; found {args[-1].fmt}: leave the "
-                f"result's format empty"
-            )
-        if self.activation and args[-3] not in ACTIVATIONS:
-            activated(args[0].data, args[-3])
-
-    def _body(self, found: list[Tensor], settings: dict[str, Any]) -> Tensor:
-        return self.body(found, **settings) if self.many else self.body(*found, **settings)
-
-    def _parts(
-        self, args: tuple[Any, ...]
-    ) -> tuple[Sequence[Value], dict[str, Any], torch.dtype, Quantizer]:
-        """An op's arguments as its operands, its body's settings, the dtype and the quantizer."""
-        count = len(self.operands)
-        settings = dict(zip(self.settings, args[count:], strict=False))
-        return args[0] if self.many else args[:count], settings, args[-2], args[-1]
-
-
-def _runner(plan: _Plan, takes: Signature) -> Callable[..., Any]:
+def _runner(plan: Plan, takes: Signature) -> Callable[..., Any]:
     """What runs the kernel of the op's arguments or, where there is none, the composition."""
     name, reference, check, spellings = plan.name, plan.reference, plan.check, takes.spellings
     many = plan.many

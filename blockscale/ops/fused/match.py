@@ -14,7 +14,6 @@ in brackets is the place of the result in a tuple: the pattern is met by the nod
 """
 
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -26,7 +25,7 @@ from blockscale.core.operand import Quantizer, Value
 from blockscale.ops.fused.define import FUSED, Fused, overload
 
 _MISSING = object()
-_INT_LISTS = (Sequence[int], list[int], list[int] | None)
+_INT_LISTS = (tuple[int, ...], list[int], list[int] | None)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,6 @@ are stored that way (blockscale.core.layout). A graph has permutes around its co
 no overload of aten is this op.
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,7 +28,7 @@ def conv(
     dilation: list[int],
     groups: int = 1,
     transposed: bool = False,
-    output_padding: Sequence[int] = (),
+    output_padding: tuple[int, ...] = (),
 ) -> Tensor:
     """x [batch, *size, c], a weight as stored [n, k], floats bias [n] -> [batch, *size, n].
 
