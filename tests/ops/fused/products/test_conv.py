@@ -36,7 +36,7 @@ def plain(
     activation: str = "",
 ) -> Tensor:
     """Weights are taken apart by hand, group by group."""
-    size, inner = len(shape) - 2, x.movedim(-1, 1)
+    size, inner = len(shape) - 2, x.movedim(-1, 1).contiguous()
     name = f"conv{'_transpose' * transposed}{size}d"
     kernel, outputs = shape[2:], weight.shape[0] // groups
     parts = []
