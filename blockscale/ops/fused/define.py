@@ -18,7 +18,7 @@ from inspect import Parameter
 from typing import Any, get_type_hints
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
 from blockscale.kernels.registry import find
@@ -30,21 +30,28 @@ from blockscale.ops.operand import Signature, signature_of
 _INSTEAD = "it is for inference; train the prepared graph or model, and fuse what was converted"
 
 
+Chain = Callable[[fx.Node], tuple[tuple[fx.Node, ...], dict[str, Any]] | None]
+
+
 @dataclass(frozen=True, eq=False)
 class Fused:
     """A fused op, and what stands for it in graphs.
 
     name: of the body; the op is called `fused_<name>`
+    body: what it computes, of floats
     operands: names of its Values; a single list of them if `many`
     settings: name -> default of what follows them, Parameter.empty where it has none
     types: name -> type of each setting
     patterns: calls of aten that it stands for, as `blockscale.ops.fused.match` reads them
+    chain: an overload of aten that ends a chain of calls that it stands for, and what reads the
+        chain: node -> (operands, settings), or None
     wide: it computes in float32 whatever `dtype` is, and its floats are widened too
     indices: it gives int64 indices: then `dtype` is only what codes become
     many: its operands are one list
     """
 
     name: str
+    body: Callable[..., Tensor]
     op: Op
     operands: tuple[str, ...]
     settings: dict[str, Any]
@@ -53,6 +60,7 @@ class Fused:
     wide: bool
     indices: bool
     many: bool
+    chain: tuple[str, Chain] | None
 
     def __repr__(self) -> str:
         return f"<fused op {self.op.name}>"
@@ -123,6 +131,7 @@ def fused(
     activation: bool = False,
     shape: Callable[..., Sequence[int]] | None = None,
     floats: Callable[..., Tensor] | None = None,
+    chain: tuple[str, Chain] | None = None,
 ) -> Callable[[Callable[..., Tensor]], Fused]:
     """Make the decorated float body the fused op of its name.
 
@@ -130,7 +139,7 @@ def fused(
     keyword-only arguments are settings, which torch must be able to spell.
 
     ulps: as in blockscale.ops.op; for kernels that sum in another order
-    aten, wide, indices: as in Fused
+    aten, wide, indices, chain: as in Fused
     activation: it has a last setting of that name; the activation computes in `dtype`
     shape: gives the result's shape where the body would ask symbolic sizes questions, of what the
         body takes
@@ -154,8 +163,8 @@ def fused(
         )
         not_differentiable(made, _INSTEAD)
         FUSED[body.__name__] = Fused(
-            body.__name__, made, plan.operands, {p.name: _default(p) for p in settings},
-            {p.name: p.annotation for p in settings}, aten, wide, indices, plan.many,
+            body.__name__, body, made, plan.operands, {p.name: _default(p) for p in settings},
+            {p.name: p.annotation for p in settings}, aten, wide, indices, plan.many, chain,
         )  # fmt: skip
         return FUSED[body.__name__]
 
