@@ -4,8 +4,9 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <array>
-#include <stdexcept>
+#include <tuple>
 
 #include "isa.h"
 #include "native_format.h"
@@ -77,6 +78,23 @@ void bind_fused(nb::module_& m) {
                        int threads) {
         Result to{at<float>(values), codes ? codes->rows : Rows{}, given};
         isa().fused->binary(Binary(kind), a.rows, b.rows, rows, columns, to, threads);
+    }, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(),
+       nb::arg(), nb::call_guard<nb::gil_scoped_release>());
+    // tensors: addresses of query, key, value and mask, each with its strides
+    m.def("attention", [](const std::array<Address, 4>& tensors,
+                          const std::array<std::vector<int64_t>, 4>& strides,
+                          const std::array<int64_t, 7>& sizes, bool causal, double scale,
+                          Address values, const NativeRows* codes, bool given, int threads) {
+        Attention a{};
+        a.query = at<float>(tensors[0]), a.key = at<float>(tensors[1]);
+        a.value = at<float>(tensors[2]), a.mask = at<float>(tensors[3]);
+        int64_t* places[4] = {a.query_strides, a.key_strides, a.value_strides, a.mask_strides};
+        for (int i = 0; i < 4; ++i) std::copy(strides[i].begin(), strides[i].end(), places[i]);
+        std::tie(a.batch, a.heads, a.shared, a.rows, a.keys, a.depth, a.width) =
+            std::tuple_cat(sizes);
+        a.causal = causal, a.scale = static_cast<float>(scale);
+        Result to{at<float>(values), codes ? codes->rows : Rows{}, given};
+        isa().fused->attention(a, to, threads);
     }, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(),
        nb::arg(), nb::call_guard<nb::gil_scoped_release>());
 }

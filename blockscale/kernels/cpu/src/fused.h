@@ -31,6 +31,19 @@ struct Norm {
     const float *weight, *bias;
 };
 
+// softmax(scale * query @ key.T + mask) @ value for each batch and head, whose last dimension is
+// contiguous. Strides of [batch, head, row] in numbers; those of the mask of [batch, head, row, key].
+// shared: so many heads of the query have one of key and value.
+struct Attention {
+    const float *query, *key, *value;
+    int64_t query_strides[3], key_strides[3], value_strides[3];
+    const float* mask;  // null: none
+    int64_t mask_strides[4];
+    int64_t batch, heads, shared, rows, keys, depth, width;
+    bool causal;
+    float scale;
+};
+
 enum class Binary : int { add, sub, mul, div };
 
 struct FusedOps {
@@ -42,6 +55,8 @@ struct FusedOps {
                  float* sums, const Result&, int threads);
     void (*binary)(Binary, const Rows& a, const Rows& b, int64_t rows, int64_t columns,
                    const Result&, int threads);
+    // To a result [batch * heads * rows, width]; width is a multiple of 16.
+    void (*attention)(const Attention&, const Result&, int threads);
 };
 
 }  // namespace blockscale
