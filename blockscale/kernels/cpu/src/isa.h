@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "fused.h"
+#include "fused/fused.h"
 #include "linear.h"
 #include "primitives.h"
 

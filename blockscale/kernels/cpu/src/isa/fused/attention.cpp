@@ -11,7 +11,7 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int kAcross = 4;  // vectors of query rows: with kDown keys 24 sums, and 4 vectors of the query
 constexpr int kDown = 6;
-constexpr int kOut = 12;    // rows of the result by two vectors of its width
+constexpr int kOut = 8;     // rows of the result by two vectors of its width
 #else
 constexpr int kAcross = 2;
 constexpr int kDown = 5;
@@ -34,12 +34,13 @@ Head head_of(const Attention& a, int64_t batch, int64_t head) {
 
 // Rows [first, first + count) of the query times the scale, as columns: [depth, kBlock].
 void lay_out(const Attention& a, const float* query, int64_t first, int64_t count, float* columns) {
-    for (int64_t r = 0; r < count; ++r) {
-        const float* row = query + (first + r) * a.query_strides[2];
-        for (int64_t k = 0; k < a.depth; ++k) columns[k * kBlock + r] = row[k] * a.scale;
+    int64_t stride = a.query_strides[2];
+    const float* from = query + first * stride;
+    for (int64_t k = 0; k < a.depth; ++k) {
+        float* column = columns + k * kBlock;
+        for (int64_t r = 0; r < count; ++r) column[r] = from[r * stride + k] * a.scale;
+        for (int64_t r = count; r < kBlock; ++r) column[r] = 0.0f;
     }
-    for (int64_t k = 0; k < a.depth; ++k)
-        for (int64_t r = count; r < kBlock; ++r) columns[k * kBlock + r] = 0.0f;
 }
 
 // Products of the query's columns with N keys -> N rows of scores [kBlock].
@@ -94,13 +95,13 @@ void soften(float* scores, int64_t keys, float* inverses) {
             Vector s = load(column + i * kBlock);
             most = s > most ? s : most;
         }
-        most = most == -__builtin_inff() ? Vector{} : most;
+        most = most == all(-__builtin_inff()) ? Vector{} : most;
         for (int64_t i = 0; i < keys; ++i) {
             Vector power = exp_of(load(column + i * kBlock) - most);
             sum += power;
             store(column + i * kBlock, power);
         }
-        store(inverses + j * kFloats, sum == 0.0f ? Vector{} : 1.0f / sum);
+        store(inverses + j * kFloats, sum == Vector{} ? Vector{} : all(1.0f) / sum);
     }
 }
 
@@ -118,7 +119,7 @@ inline void sum_values(const float* powers, const float* value, int64_t stride, 
         }
     }
     for (int r = 0; r < N; ++r)
-        for (int j = 0; j < W; ++j) store(y + r * width + j * kFloats, sums[r][j] * inverses[r]);
+        for (int j = 0; j < W; ++j) store(y + r * width + j * kFloats, sums[r][j] * all(inverses[r]));
 }
 
 template <int W>

@@ -14,7 +14,8 @@ typedef int32_t Whole __attribute__((vector_size(4 * kFloats)));
 // two parts, and the Taylor series of exp(r) up to r^7, whose rest is below 2^-27.
 inline Vector exp_of(Vector x) {
     const Vector magic = all(kMagic);
-    Vector bounded = x > -87.3f ? x : all(-87.3f);  // NaN too
+    const Vector lowest = all(-87.3f);
+    Vector bounded = x > lowest ? x : lowest;  // NaN too
     Vector big = multiply_add(bounded, all(1.44269504f), magic), n = big - magic;
     Vector r = multiply_add(n, all(-0.693359375f), bounded);
     r = multiply_add(n, all(2.12194440e-4f), r);
@@ -28,7 +29,7 @@ inline Vector exp_of(Vector x) {
     y = multiply_add(y, r, all(1.0f));
     Whole power = ((Whole)big - (Whole)magic) << 23;  // into the exponent's field
     y = (Vector)((Whole)y + power);
-    y = x < -87.3f ? Vector{} : y;
+    y = x < lowest ? Vector{} : y;
     return x == x ? y : x;
 }
 

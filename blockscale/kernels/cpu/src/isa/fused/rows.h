@@ -1,7 +1,7 @@
 // Rows of an operand as floats, and rows of a result as codes, through the primitives.
 #pragma once
 
-#include "../../fused.h"
+#include "../../fused/fused.h"
 #include "../primitives/plan.h"
 
 namespace blockscale::BLOCKSCALE_ISA {

@@ -1,5 +1,5 @@
 // The table of one instruction set's fused ops.
-#include "../../fused.h"
+#include "../../fused/fused.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 

@@ -8,8 +8,8 @@
 #include <array>
 #include <tuple>
 
-#include "isa.h"
-#include "native_format.h"
+#include "../isa.h"
+#include "../native_format.h"
 
 namespace nb = nanobind;
 
