@@ -5,6 +5,7 @@
 #include "../primitives/pack.h"
 #include "../simd/floats.h"
 #include "activations.h"
+#include "tile.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {
@@ -76,20 +77,27 @@ void store_codes(const Codes& to, int64_t n, const float* tile, Place at, uint8_
     }
 }
 
-// The panel's rows of a tile where they do not lie in y as they are.
+// Numbers as a dtype has them, in place.
+void round_to(Dtype dtype, float* x, int64_t n) {
+    if (dtype == Dtype::fp32) return;
+    uint16_t narrowed[kTileRows * kPanel];
+    narrow(x, dtype, n, narrowed);
+    widen(narrowed, dtype, 0, n, x);
+}
+
+// The panel's rows of a tile where they do not lie in y as they are. The activation takes and gives
+// numbers of the result's dtype, as an op of its own would.
 void store_tile(const Output& out, int64_t n, float* tile, Place at) {
-    activate_whole(out.activation, tile, at.count * kPanel);
-    if (out.codes && out.dtype == Dtype::fp32)
-        return store_codes(*out.codes, n, tile, at, static_cast<uint8_t*>(out.y));
+    if (out.codes || out.activation != Activation::none)
+        round_to(out.dtype, tile, at.count * kPanel);
+    if (out.activation != Activation::none) {
+        activate_whole(out.activation, tile, at.count * kPanel);
+        if (out.codes) round_to(out.dtype, tile, at.count * kPanel);
+    }
+    if (out.codes) return store_codes(*out.codes, n, tile, at, static_cast<uint8_t*>(out.y));
     int64_t bytes = dtype_bytes(out.dtype), size = smaller(kPanel, n - at.column);
     for (int64_t r = 0; r < at.count; ++r) {
-        float* from = tile + r * kPanel;
-        if (out.codes) {  // of numbers as their dtype has them
-            uint16_t narrowed[kPanel];
-            narrow(from, out.dtype, kPanel, narrowed);
-            widen(narrowed, out.dtype, 0, kPanel, from);
-            continue;
-        }
+        const float* from = tile + r * kPanel;
         char* y = static_cast<char*>(out.y) + ((at.row + r) * n + at.column) * bytes;
         if (out.dtype == Dtype::fp32) {
             memcpy(y, from, size * 4);
@@ -97,7 +105,6 @@ void store_tile(const Output& out, int64_t n, float* tile, Place at) {
             narrow(from, out.dtype, size, reinterpret_cast<uint16_t*>(y));
         }
     }
-    if (out.codes) store_codes(*out.codes, n, tile, at, static_cast<uint8_t*>(out.y));
 }
 
 }  // namespace
