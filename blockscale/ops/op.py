@@ -16,7 +16,8 @@ from torch import Tensor
 from blockscale.core.operand import Operand
 from blockscale.kernels.registry import find
 from blockscale.ops.dispatch import alone
-from blockscale.ops.operand import Signature, signature
+from blockscale.ops.one_element import accepting, fitting
+from blockscale.ops.operand import Signature, Tuples, signature
 
 LIBRARY: Any = torch.library.Library("blockscale", "DEF")  # type: ignore[no-untyped-call]
 
@@ -75,7 +76,9 @@ def op(
     def define(reference: Callable[..., Any]) -> Op:
         name = reference.__name__
         takes = signature(reference, size_of)
-        run = _runner(name, reference, takes)
+        fits, fitted = fitting(reference)
+        run = _runner(name, reference, takes, fits, fitted)
+        whole = accepting(reference, fits, fitted, takes.defaults)
 
         def run_flat(*flat: Any) -> Any:
             return run(*takes.bind(*flat))
@@ -85,21 +88,26 @@ def op(
             tags=(torch.Tag.pt2_compliant_tag,),
         )
         LIBRARY.impl(name, run_flat, "CompositeExplicitAutograd")
-        fake = _on_one_device(name, takes, shape or reference)
+        ranked = accepting(shape, fits, fitted, takes.defaults) if shape else whole
+        fake = _on_one_device(name, takes, ranked)
         torch.library.register_fake(f"blockscale::{name}", fake, lib=LIBRARY)
         overload = getattr(torch.ops.blockscale, name).default
-        OPS[name] = Op(name, reference, takes, takes.defaults, takes.flatten, overload, ulps, run)
+        OPS[name] = Op(name, whole, takes, takes.defaults, takes.flatten, overload, ulps, run)
         return OPS[name]
 
     return define
 
 
-def _runner(name: str, reference: Callable[..., Any], takes: Signature) -> Callable[..., Any]:
+def _runner(
+    name: str, reference: Callable[..., Any], takes: Signature, fits: Tuples, fitted: Tuples
+) -> Callable[..., Any]:
     """What runs the kernel of the op's arguments or, where there is none, the reference."""
     spellings = takes.spellings
     operand_first = next(iter(get_type_hints(reference).values())) is Operand
 
     def run(*args: Any) -> Any:
+        if not fits(*args):
+            args = fitted(*args)
         first = args[0].codes if operand_first else args[0]
         kernel = find(name, spellings(*args), first.device.type, args)
         return reference(*args) if kernel is None else kernel.run(*args)
