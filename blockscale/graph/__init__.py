@@ -4,3 +4,4 @@ from blockscale.graph.integer.convert import IntegerModel as IntegerModel
 from blockscale.graph.integer.convert import to_integer as to_integer
 from blockscale.graph.integer.convert import with_integer_bias as with_integer_bias
 from blockscale.graph.integer.layers import NotIntegerError as NotIntegerError
+from blockscale.graph.qparams import QuantParams as QuantParams

@@ -18,7 +18,7 @@ PARTS = ("scale", "zero_point", "outer")
 
 
 def fitting(reference: Callable[..., Any]) -> tuple[Tuples, Tuples]:
-    """Of the op that `reference` defines: (whether parts have their ranks, the arguments with them).
+    """Of the op that `reference` defines: whether parts have their ranks, the arguments with them.
 
     Both take the op's own arguments, all of them. A Quantizer is that of the argument `x`; in an op
     without one, or of fused operands, whose result has a rank of its own, it stays as it is.
@@ -67,7 +67,7 @@ def _of_rank(held: Any, rank: int) -> Any:
     keep = isinstance(held, Operand)
     if not isinstance(held, Quantizer) and not held.scale.ndim and rank == 1 and held.size == 1:
         rank = 0  # one code, packed as a row: that of a tensor without a dimension
-    parts = {name: _shaped(getattr(held, name), rank, keep) for name in PARTS}
+    parts: dict[str, Any] = {name: _shaped(getattr(held, name), rank, keep) for name in PARTS}
     if held.more:
         parts["more"] = [_shaped(part, rank, keep) for part in held.more]
     return held._replace(**parts)
