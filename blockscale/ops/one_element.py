@@ -4,9 +4,9 @@ What stands behind an op, its reference and every kernel, sees the tensor's own 
 of them, a part of one element gets it. A part that has the rank already costs a comparison.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, get_type_hints
+from typing import Any
 from weakref import ref
 
 from torch import Tensor
@@ -17,27 +17,36 @@ from blockscale.ops.operand import Tuples
 PARTS = ("scale", "zero_point", "outer")
 
 
-def fitting(reference: Callable[..., Any]) -> tuple[Tuples, Tuples]:
-    """Of the op that `reference` defines: whether parts have their ranks, the arguments with them.
+def fitting(kinds: Mapping[str, Any]) -> tuple[Tuples, Tuples]:
+    """Of an op with arguments of these types: whether parts have their ranks, the arguments with
+    them.
 
     Both take the op's own arguments, all of them. A Quantizer is that of the argument `x`; in an op
     without one, or of fused operands, whose result has a rank of its own, it stays as it is.
     """
-    hints = get_type_hints(reference)
-    hints.pop("return", None)
-    fused = Value in hints.values()
+    fused = any(kind in (Value, list[Value]) for kind in kinds.values())
+    x = "" if fused or "x" not in kinds else "x"
     checks, made = [], []
-    for name, kind in hints.items():
-        rank = _rank(name, kind, "" if fused or "x" not in hints else "x")
-        made.append(f"_of_rank({name}, {rank})" if rank else name)
-        if rank:
+    for name, kind in kinds.items():
+        made.append(name)
+        if kind == list[Value]:
+            checks.append(f"all(map(_fits, {name}))")
+            made[-1] = f"[_of_rank(each, each[0].ndim) for each in {name}]"
+        elif rank := _rank(name, kind, x):
             checks += [f"({name}.{part} is None or {name}.{part}.ndim == {rank})" for part in PARTS]
             checks.append(f"not {name}.more")
-    written = ", ".join(hints)
-    scope = {"_of_rank": _of_rank}  # as text, because a loop over arguments would cost a µs a call
+            made[-1] = f"_of_rank({name}, {rank})"
+    written = ", ".join(kinds)
+    scope = {"_of_rank": _of_rank, "_fits": _fits}
+    # as text, because a loop over arguments would cost a microsecond a call
     fits: Tuples = eval(f"lambda {written}: {' and '.join(checks) or True}", scope)
     fitted: Tuples = eval(f"lambda {written}: ({''.join(f'{each}, ' for each in made)})", scope)
     return fits, fitted
+
+
+def _fits(value: Value) -> bool:
+    parts = (value.scale, value.zero_point, value.outer)
+    return not value.more and all(p is None or p.ndim == value.data.ndim for p in parts)
 
 
 def _rank(name: str, kind: Any, x: str) -> str:
@@ -64,7 +73,7 @@ def _of_rank(held: Any, rank: int) -> Any:
     """An Operand, Quantizer or Value with its parts of one element in `rank` dimensions."""
     if held.scale is None:
         return held
-    keep = isinstance(held, Operand)
+    keep = not isinstance(held, Quantizer)
     if not isinstance(held, Quantizer) and not held.scale.ndim and rank == 1 and held.size == 1:
         rank = 0  # one code, packed as a row: that of a tensor without a dimension
     parts: dict[str, Any] = {name: _shaped(getattr(held, name), rank, keep) for name in PARTS}

@@ -1,18 +1,20 @@
 """Scales, zero points and outer scales of one element mean the same in every rank."""
 
 import gc
+from typing import get_type_hints
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, operand, quantizer
+from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, Value, operand, quantizer
 from blockscale.kernels.cpu import prepack
 from blockscale.ops import one_element
 from blockscale.ops import primitives as P
 from blockscale.ops.conv import conv
 from blockscale.ops.embedding import embedding
+from blockscale.ops.fused import FUSED
 from blockscale.ops.linear import linear
 from tests.ops.samples import bits
 
@@ -38,6 +40,13 @@ RANKS = ((), (1,), (1, 1, 1))
 def backend(request):
     with bs.use(request.param):
         yield request.param
+
+
+def of(op):
+    """What `fitting` gives of an op."""
+    kinds = get_type_hints(op.reference)
+    kinds.pop("return")
+    return one_element.fitting(kinds)
 
 
 def in_rank(held: Operand | Quantizer, shape: tuple[int, ...]):
@@ -90,6 +99,21 @@ def test_every_op_takes_every_rank(fmt: str, shape: tuple[int, ...], backend: st
             assert bits(op.overload(*flat)) == bits(expected), name
             assert bits(op.reference(*other)) == bits(op.reference(*args)), name
             torch.library.opcheck(op.overload, flat, test_utils=("test_faketensor", "test_schema"))
+
+
+@pytest.mark.parametrize("shape", RANKS, ids=str)
+def test_fused_ops(shape: tuple[int, ...], backend: str) -> None:
+    q = bs.quantize(torch.randn(5, 12), "uint8")
+    held = in_rank(q.operand, shape)
+    value, usual = Value(*held), Value(*q.operand)
+    y = Quantizer(torch.full(shape, 0.02), torch.full(shape, 7, dtype=torch.int32), None, "uint8")
+    assert bits(FUSED["add"](value, value, y=y)[0]) == bits(
+        FUSED["add"](usual, usual, y=in_rank(y, (1, 1)))[0]
+    )
+    assert bits(FUSED["cat"](value, usual, dim=0)[0]) == bits(FUSED["cat"](usual, usual, dim=0)[0])
+    fits, fitted = one_element.fitting({"values": list[Value], "dim": int})
+    assert fits([usual], 0) and not fits([value, usual], 0)
+    assert all(v.scale.ndim == v.zero_point.ndim == 2 for v in fitted([value, usual], 0)[0])
 
 
 def test_planted_values_are_used(backend: str) -> None:
@@ -177,7 +201,7 @@ def test_what_kernels_keep_beside_a_weight_is_made_once() -> None:
     made = []
     kept = prepack.Residents(lambda weight: made.append(weight.fmt) or 1, lambda part: 0)
     q = bs.quantize(torch.randn(8, 64), "int8")
-    fits, fitted = one_element.fitting(linear.reference)
+    fits, fitted = of(linear)
     scale = q.qparams.scale.reshape(())
     args = (torch.randn(2, 64), q.operand._replace(scale=scale), None, UNQUANTIZED)
     assert not fits(*args)
@@ -196,7 +220,7 @@ def test_what_kernels_keep_beside_a_weight_is_made_once() -> None:
 
 def test_what_has_the_rank_stays_the_same_object() -> None:
     q = bs.quantize(torch.randn(8, 64), "nvfp4")
-    fits, fitted = one_element.fitting(P.dequantize.reference)
+    fits, fitted = of(P.dequantize)
     assert fits(q.operand, torch.float32)
     assert fitted(q.operand, torch.float32)[0].scale is q.operand.scale
 
@@ -204,5 +228,5 @@ def test_what_has_the_rank_stays_the_same_object() -> None:
 def test_parts_of_more_than_one_element_stay_as_they_are() -> None:
     q = bs.quantize(torch.randn(8, 64), "int8_channel")
     held = operand(q.packed, q.qparams._replace(scale=q.scale.reshape(8)), q.format, 64)
-    _, fitted = one_element.fitting(P.dequantize.reference)
+    _, fitted = of(P.dequantize)
     assert fitted(held, torch.float32)[0].scale is held.scale
