@@ -8,3 +8,4 @@ from blockscale.graph.integer.convert import with_integer_bias as with_integer_b
 from blockscale.graph.integer.layers import NotIntegerError as NotIntegerError
 from blockscale.graph.ledger import ledger as ledger
 from blockscale.graph.prepare import prepare as prepare
+from blockscale.graph.qparams import QuantParams as QuantParams
