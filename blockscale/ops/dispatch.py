@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 _TENSORS = frozenset((Tensor, nn.Parameter))
-_VALUES = frozenset((type(None), str, int, float, bool, list, torch.dtype))
+_VALUES = frozenset((type(None), str, int, float, bool, torch.dtype))
 _is_compiling = torch.compiler.is_compiling
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
@@ -40,6 +40,8 @@ def alone(args: tuple[Any, ...]) -> bool:
         if kind in _VALUES:
             continue
         if kind not in _TENSORS:
+            if kind is list and all(_asks_nothing(each, grad) for each in arg):
+                continue
             return False
         if _keys_of(arg).raw_repr() not in _plain and not _is_plain(arg):
             return False
@@ -48,11 +50,19 @@ def alone(args: tuple[Any, ...]) -> bool:
     return True
 
 
+def _asks_nothing(arg: Any, grad: bool) -> bool:
+    """As `alone` says of one argument."""
+    if type(arg) in _VALUES:
+        return True
+    return type(arg) in _TENSORS and _is_plain(arg) and not (grad and arg.requires_grad)
+
+
 def nothing_asked(keys: Any, args: tuple[Any, ...]) -> bool:
     """Whether a call that came to autograd with these dispatch keys only has to be passed on."""
     raw = keys.raw_repr()
     if raw not in _plain:
-        if any(raw & ~plain == 0 for plain in _plain_keys(args[0].device.type)):
+        first = args[0][0] if isinstance(args[0], list) else args[0]
+        if any(raw & ~plain == 0 for plain in _plain_keys(first.device.type)):
             _plain.add(raw)  # nothing that plain tensors have not
         else:
             return False
@@ -60,7 +70,10 @@ def nothing_asked(keys: Any, args: tuple[Any, ...]) -> bool:
         return False
     if torch.is_grad_enabled():
         for arg in args:
-            if isinstance(arg, Tensor) and arg.requires_grad:
+            if isinstance(arg, Tensor):
+                if arg.requires_grad:
+                    return False
+            elif type(arg) is list and any(getattr(e, "requires_grad", False) for e in arg):
                 return False
     return True
 

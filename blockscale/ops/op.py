@@ -76,22 +76,34 @@ def op(
         name = reference.__name__
         takes = signature(reference, size_of)
         run = _runner(name, reference, takes)
-
-        def run_flat(*flat: Any) -> Any:
-            return run(*takes.bind(*flat))
-
-        LIBRARY.define(
-            name + takes.schema(get_type_hints(reference)["return"]),
-            tags=(torch.Tag.pt2_compliant_tag,),
-        )
-        LIBRARY.impl(name, run_flat, "CompositeExplicitAutograd")
-        fake = _on_one_device(name, takes, shape or reference)
-        torch.library.register_fake(f"blockscale::{name}", fake, lib=LIBRARY)
-        overload = getattr(torch.ops.blockscale, name).default
-        OPS[name] = Op(name, reference, takes, takes.defaults, takes.flatten, overload, ulps, run)
+        returns = get_type_hints(reference)["return"]
+        OPS[name] = register(name, reference, takes, returns, run, shape=shape, ulps=ulps)
         return OPS[name]
 
     return define
+
+
+def register(
+    name: str,
+    reference: Callable[..., Any],
+    takes: Signature,
+    returns: Any,
+    run: Callable[..., Any],
+    *,
+    shape: Callable[..., Any] | None = None,
+    ulps: int = 0,
+) -> Op:
+    """Make `run` the torch op `blockscale::<name>` of this signature, which returns `returns`."""
+
+    def run_flat(*flat: Any) -> Any:
+        return run(*takes.bind(*flat))
+
+    LIBRARY.define(name + takes.schema(returns), tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(name, run_flat, "CompositeExplicitAutograd")
+    fake = _on_one_device(name, takes, shape or reference)
+    torch.library.register_fake(f"blockscale::{name}", fake, lib=LIBRARY)
+    overload = getattr(torch.ops.blockscale, name).default
+    return Op(name, reference, takes, takes.defaults, takes.flatten, overload, ulps, run)
 
 
 def _runner(name: str, reference: Callable[..., Any], takes: Signature) -> Callable[..., Any]:
@@ -113,8 +125,8 @@ def _on_one_device(name: str, takes: Signature, shape: Callable[..., Any]) -> Ca
 
     def checked(*flat: Any, **named: Any) -> Any:
         flat += tuple(named[name] for name in takes.names[len(flat) :] if name in named)
-        tensors = (arg for arg in flat if isinstance(arg, Tensor))
-        devices = {tensor.device.type for tensor in tensors}
+        each = (e for arg in flat for e in (arg if isinstance(arg, list) else [arg]))
+        devices = {tensor.device.type for tensor in each if isinstance(tensor, Tensor)}
         if "meta" in devices and len(devices) > 1:
             raise ValueError(f"blockscale::{name}: its tensors are on {', '.join(sorted(devices))}")
         return shape(*takes.bind(*flat))

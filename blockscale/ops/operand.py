@@ -10,6 +10,12 @@ as well.
     linear(x, weight: Operand, bias, input: Quantizer)
     linear(x, weight, scale, zero_point, outer, fmt, bias, input_scale, …, input_fmt, input_seed,
            more, input_more)
+
+A Value is an Operand or floats; the other fields of each begin with its name, also those of the
+first. A list of Values is a list of each field; their lists `more` are joined to one.
+
+    add(a: Value, b: Value, y: Quantizer)
+    add(a, a_scale, …, a_fmt, a_size, b, b_scale, …, y_scale, …, y_fmt, y_seed, a_more, …, y_more)
 """
 
 import inspect
@@ -21,10 +27,20 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from blockscale.core.operand import Operand, Quantizer
+from blockscale.core.operand import FIRST, Operand, Quantizer, Value, part_names
 
 Tuples = Callable[..., tuple[Any, ...]]
 SizeOf = Callable[..., int]
+Values = list[Value]
+
+_KINDS = (Operand, Quantizer, Value, Values)
+_TYPES: dict[Any, str] = {  # as torch spells them
+    Tensor: "Tensor", Tensor | None: "Tensor?", torch.dtype: "ScalarType",
+    str: "str", bool: "bool", float: "float", float | None: "float?",
+    int: "SymInt", int | None: "SymInt?", list[int]: "SymInt[]", list[int] | None: "SymInt[]?",
+    list[Tensor]: "Tensor[]", list[Tensor | None]: "Tensor?[]", list[str]: "str[]",
+    Sequence[Tensor] | None: "Tensor[]?",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -51,6 +67,9 @@ class Signature:
 
     def schema(self, result: Any) -> str:
         """The torch op's, as torch spells it, for an op that returns `result`."""
+        written = [_written(each) for each in self.flat]
+        if None not in written and result in _TYPES:
+            return f"({', '.join(written)}) -> {_TYPES[result]}"  # type: ignore[arg-type]
 
         def prototype(*_: Any) -> None: ...
 
@@ -71,57 +90,108 @@ def signature(reference: Callable[..., Any], size_of: SizeOf | None) -> Signatur
         torch op does not take the size itself.
     """
     hints = get_type_hints(reference)
-    own = inspect.signature(reference).parameters
+    own = inspect.signature(reference).parameters.items()
+    return signature_of([each.replace(annotation=hints[name]) for name, each in own], size_of)
+
+
+def signature_of(own: Sequence[Parameter], size_of: SizeOf | None = None) -> Signature:
+    """The Signature of an op that has these parameters, annotated with types; as `signature`."""
     flat: list[Parameter] = []
     made, taken, spelled = [], [], []  # text, for each of the op's parameters
     more: list[Parameter] = []
     last = []  # what is taken for these
-    for name, parameter in own.items():
-        kind = hints[name]
-        if kind not in (Operand, Quantizer):
-            flat.append(parameter.replace(annotation=kind))
+    for parameter in own:
+        name, kind = parameter.name, parameter.annotation
+        if kind not in _KINDS:
+            flat.append(parameter)
             made.append(name)
             taken.append(name)
             spelled += [name] * (name == "fmt")
             continue
-        fields = _fields(kind, name, f"{name}_" if more else "", sized=size_of is None)
-        more.append(_more(f"{name}_more" if more else "more"))
-        last.append(f"{name}.more")
+        bare = not more and kind in (Operand, Quantizer)
+        prefix = "" if bare else f"{name}_"
+        fields = _fields(kind, name, prefix, sized=size_of is None)
+        more.append(_more(f"{prefix}more"))
         flat += fields
         made.append(_made(kind, [*fields, more[-1]], size_of))
-        taken.append(f"*{name}[:{len(fields)}]")
-        spelled.append(f"{name}.fmt")
+        if kind == Values:
+            last.append(f"_more_of({name})")
+            taken.append(f"*_columns({name})")
+            spelled.append(f"*[each.fmt for each in {name}]")
+        else:
+            last.append(f"{name}.more")
+            taken.append(f"*{name}[:{len(fields)}]")
+            spelled.append(f"{name}.fmt")
     flat = _late_defaults(flat) + more
-    scope = {"_Operand": Operand, "_Quantizer": Quantizer, "_size_of": size_of}
-    defaults = tuple(parameter.default for parameter in own.values())
-    bare = [parameter.replace(default=Parameter.empty) for parameter in own.values()]
+    scope = {"_size_of": size_of, "_columns": _columns, "_more_of": _more_of} | _MAKERS
+    defaults = tuple(parameter.default for parameter in own)
+    required = [parameter.replace(default=Parameter.empty) for parameter in own]
     return Signature(
         tuple(flat),
         defaults,
         _function(flat, made, scope),
-        _function(bare, taken + last, scope),
-        _function(bare, spelled, scope),
+        _function(required, taken + last, scope),
+        _function(required, spelled, scope),
     )
 
 
-def _made(kind: type, fields: list[Parameter], size_of: SizeOf | None) -> str:
+def _made(kind: Any, fields: list[Parameter], size_of: SizeOf | None) -> str:
     """The expression that makes an operand of these flat arguments."""
     *values, more = (field.name for field in fields)
     if kind is Operand and size_of is not None:
         values.append(f"_size_of({', '.join(inspect.signature(size_of).parameters)})")
-    return f"_{kind.__name__}({', '.join([*values, more])})"
+    name = "_values" if kind == Values else f"_{kind.__name__}"
+    return f"{name}({', '.join([*values, more])})"
 
 
-def _fields(kind: type, name: str, prefix: str, sized: bool) -> list[Parameter]:
+def _values(*columns: Any) -> Values:
+    """A list of each field, and what the formats have further, joined -> Values."""
+    *named, more = columns
+    if len({len(column) for column in named}) != 1:
+        raise ValueError(
+            f"a list of tensors needs as many scales, zero points, outer scales, formats and "
+            f"sizes, found {', '.join(str(len(column)) for column in named)}"
+        )
+    rest = list(more or ())
+    made = []
+    for fields in zip(*named, strict=True):
+        fmt = fields[4]
+        count = sum(name not in FIRST for name in part_names(fmt)) if rest and fmt else 0
+        made.append(Value(*fields, rest[:count] or None))
+        del rest[:count]
+    if rest:
+        raise ValueError(f"{len(rest)} further parts belong to none of the formats {named[4]}")
+    return made
+
+
+def _columns(values: Values) -> list[list[Any]]:
+    """Values -> a list of each field but the last."""
+    return [[value[field] for value in values] for field in range(6)]
+
+
+def _more_of(values: Values) -> list[Tensor] | None:
+    """Values -> what their formats have further, joined; None without any."""
+    return [part for value in values for part in value.more or ()] or None
+
+
+_MAKERS = {"_Operand": Operand, "_Quantizer": Quantizer, "_Value": Value, "_values": _values}
+
+
+def _fields(kind: Any, name: str, prefix: str, sized: bool) -> list[Parameter]:
     """What the torch op takes of an operand that the op calls `name`."""
     plain = Parameter.POSITIONAL_OR_KEYWORD
-    if kind is Operand:
+    if kind != Quantizer:
+        scale = Tensor if kind == Operand else Tensor | None
         types: dict[str, Any] = {
-            "scale": Tensor, "zero_point": Tensor | None, "outer": Tensor | None, "fmt": str,
+            "scale": scale, "zero_point": Tensor | None, "outer": Tensor | None, "fmt": str,
         }  # fmt: skip
         types |= {"size": int} if sized else {}
-        first = [Parameter(name, plain, annotation=Tensor)]
-        return first + [Parameter(prefix + n, plain, annotation=t) for n, t in types.items()]
+        many = kind == Values
+        first = [Parameter(name, plain, annotation=list[Tensor] if many else Tensor)]
+        return first + [
+            Parameter(prefix + n, plain, annotation=list[t] if many else t)
+            for n, t in types.items()
+        ]
     types = dict.fromkeys(("scale", "zero_point", "outer"), Tensor | None) | {"fmt": str}
     last = Parameter(f"{prefix}seed", plain, annotation=Tensor | None, default=None)
     return [Parameter(prefix + n, plain, annotation=t) for n, t in types.items()] + [last]
@@ -134,6 +204,16 @@ def _more(name: str) -> Parameter:
 
 def _is_more(parameter: Parameter) -> bool:
     return bool(parameter.annotation == Sequence[Tensor] | None)
+
+
+def _written(parameter: Parameter) -> str | None:
+    """The parameter as torch spells it; None where that is infer_schema's to say."""
+    kind, default = _TYPES.get(parameter.annotation), parameter.default
+    if kind is None:
+        return None
+    if default is Parameter.empty:
+        return f"{kind} {parameter.name}"
+    return f"{kind} {parameter.name}={default}" if default is None or kind == "SymInt" else None
 
 
 def _late_defaults(parameters: list[Parameter]) -> list[Parameter]:

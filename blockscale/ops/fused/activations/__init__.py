@@ -1,0 +1,1 @@
+"""Element by element, of one tensor: activations of networks."""

@@ -1,0 +1,1 @@
+"""Element by element, of two tensors or of one and a number."""

@@ -1,0 +1,1 @@
+"""Element by element, of one tensor: functions of mathematics."""

@@ -1,0 +1,1 @@
+"""Several tensors become one: each may have a format of its own."""

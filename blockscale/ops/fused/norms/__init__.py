@@ -1,0 +1,1 @@
+"""Normalizing: what a row or a channel is divided by depends on all of it."""

@@ -1,0 +1,1 @@
+"""Fewer elements than before: sums, extremes, pools."""

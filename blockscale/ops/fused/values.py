@@ -1,0 +1,115 @@
+"""From what fused ops take to floats, and from floats to what they give."""
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from blockscale.core.arithmetic.precision import float32_inside
+from blockscale.core.operand import Quantizer, Value, part_names
+from blockscale.ops import shapes
+from blockscale.ops.primitives import choose_quantize, dequantize, quantize
+
+
+class Needs(NamedTuple):
+    """Which parts stand beside the codes of a format."""
+
+    outer: bool
+    zero_point: bool
+
+
+@cache
+def needs(fmt: str) -> Needs:
+    """Of the format that `fmt` spells."""
+    names = part_names(fmt)
+    return Needs("outer" in names, "zero_point" in names)
+
+
+def floats(value: Value, dtype: torch.dtype, wide: bool) -> Tensor:
+    """Codes as values of `dtype`; floats as they are or, for `wide`, as values of `dtype`."""
+    if value.fmt:
+        values: Tensor = dequantize(value.operand, dtype)
+        return values
+    return widened(value.data, dtype) if wide else value.data
+
+
+def widened(data: Tensor, dtype: torch.dtype) -> Tensor:
+    """Floats as values of `dtype`; others, as masks and indices, as they are."""
+    return data.to(dtype) if data.is_floating_point() else data
+
+
+def empty(value: Value, dtype: torch.dtype, wide: bool) -> Tensor:
+    """An empty tensor as `floats` gives it."""
+    if value.fmt:
+        return value.data.new_empty(value.operand.shape, dtype=dtype)
+    return widened(value.data, dtype) if wide else value.data
+
+
+def quantized(y: Tensor, by: Quantizer) -> list[Tensor]:
+    """[y], in rows that follow each other, or [codes], or [codes, *parts] under a scale of its own."""
+    if not by.fmt:
+        return [y.contiguous()]
+    if by.scale is None:
+        made: list[Tensor] = choose_quantize(y, by.fmt, by.seed)
+        return made
+    return [quantize(y, by)]
+
+
+def empty_quantized(y: Tensor, by: Quantizer) -> list[Tensor]:
+    """Empty tensors as `quantized` gives them."""
+    if not by.fmt:
+        return [y.new_empty(y.shape)]
+    if by.scale is None:
+        return shapes.choose_quantize(y, by.fmt, by.seed)
+    return [shapes.packed(y, by.format)]
+
+
+def precise(dtype: torch.dtype, first: Tensor) -> AbstractContextManager[Any]:
+    """Float32 arithmetic stays float32; others are as torch computes them."""
+    return float32_inside(first) if dtype == torch.float32 else nullcontext()
+
+
+def check_value(op: str, name: str, value: Value) -> None:
+    """Raise ValueError for codes without what their format needs, and floats that have some."""
+    fmt = value.fmt
+    if not fmt:
+        if value.scale is not None:
+            raise ValueError(
+                f"{op}: {name} has a scale and no format: give the format of its codes, or leave "
+                f"the scale out if it is floats"
+            )
+        return
+    outer, zero = needs(fmt)
+    if value.scale is None:
+        raise ValueError(
+            f"{op}: {name} is codes in {fmt} without a scale: give the scale that they were "
+            f"quantized by, or an empty format for floats"
+        )
+    if (value.zero_point is None) is zero or (value.outer is None) is outer:
+        raise ValueError(_misfit(op, name, fmt, value.zero_point, value.outer))
+
+
+def check_quantizer(op: str, by: Quantizer) -> None:
+    """Raise ValueError for a result whose scale and format do not belong together."""
+    if by.scale is None:
+        if by.zero_point is not None or by.outer is not None or by.more:
+            raise ValueError(
+                f"{op}: its result has a zero point or an outer scale but no scale: give the "
+                f"scale too, or none of them, so that each result chooses its own"
+            )
+        return
+    if not by.fmt:
+        raise ValueError(f"{op}: its result has a scale and no format: give the format, or neither")
+    outer, zero = needs(by.fmt)
+    if (by.zero_point is None) is zero or (by.outer is None) is outer:
+        raise ValueError(_misfit(op, "its result", by.fmt, by.zero_point, by.outer))
+
+
+def _misfit(op: str, name: str, fmt: str, zero_point: object, outer: object) -> str:
+    """What is wrong with parts that are not those of the format."""
+    wanted = [part.replace("_", " ") for part in part_names(fmt)]
+    given = {"zero point": zero_point, "outer": outer}
+    found = ["scale", *(part for part, value in given.items() if value is not None)]
+    return f"{op}: {name} in {fmt} has {', '.join(wanted)}; found {', '.join(found)}"
