@@ -15,14 +15,15 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from blockscale.ops.op import OPS, Op
+from blockscale.graph.lower.way import by_overload
+from blockscale.ops.op import Op
 
 Body = Callable[..., Any]
 
 
 def bodies() -> dict[Any, Body]:
     """{torch op of ours: its reference, as a function of the torch op's arguments}."""
-    return {op.overload: _body(op) for op in OPS.values()}
+    return {op.overload: _body(op) for op in by_overload().values()}
 
 
 def _body(op: Op) -> Body:

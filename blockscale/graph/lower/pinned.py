@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from blockscale.graph.lower.way import by_overload
 from blockscale.kernels.registry import Choice, as_chosen
-from blockscale.ops.op import LIBRARY, OPS, Op
+from blockscale.ops.op import LIBRARY, Op
 
 PREFIX = "reference_"
 _REFERENCE = Choice("reference", must=False)
@@ -24,7 +25,7 @@ def pinned(overload: Any) -> Any:
 
 def pin_all() -> None:
     """Make them for all ops there are. At import: a saved program needs them when it is loaded."""
-    for op in list(OPS.values()):
+    for op in by_overload().values():
         if op.overload not in _pinned:
             _pinned[op.overload] = _pin(op)
 

@@ -6,6 +6,7 @@ from typing import Any
 from torch import fx
 
 from blockscale.graph.names import described, op_name, scope
+from blockscale.ops.fused import FUSED
 from blockscale.ops.op import OPS, Op
 
 _KEY = "blockscale ways"
@@ -56,12 +57,14 @@ def set_ways(graph: fx.GraphModule, found: list[Way]) -> None:
 
 def of_ours(node: fx.Node) -> Op | None:
     """The op of ours that the node calls, or None."""
-    return _by_overload().get(node.target) if node.op == "call_function" else None
+    return by_overload().get(node.target) if node.op == "call_function" else None
 
 
-def _by_overload() -> dict[Any, Op]:
-    if len(_known) != len(OPS):
-        _known.update({op.overload: op for op in OPS.values()})
+def by_overload() -> dict[Any, Op]:
+    """{torch op: the op of ours}, fused ones included."""
+    if len(_known) != len(OPS) + len(FUSED):
+        fused = (each.op for each in FUSED.values())
+        _known.update({op.overload: op for op in (*OPS.values(), *fused)})
     return _known
 
 
