@@ -144,7 +144,7 @@ def _choose_weight(
 
 def _weight(plan: Plan) -> Tensor:
     """A layer's weight as it is stored [n, k], in float32."""
-    return to_stored(plan.parameter.detach(), plan.kind.layout).to(torch.float32)
+    return to_stored(plan.parameter.detach(), plan.layout).to(torch.float32)
 
 
 def _weights_only(session: Session, group: Sequence[Plan]) -> dict[str, QLayer]:
@@ -154,7 +154,7 @@ def _weights_only(session: Session, group: Sequence[Plan]) -> dict[str, QLayer]:
         place, parameter = session.places[plan.name], plan.parameter
         if place.weight is None:  # it shares another layer's codes
             continue
-        q = QWeight(place.weight, tuple(parameter.shape), parameter.dtype, plan.kind.layout)
+        q = QWeight(place.weight, tuple(parameter.shape), parameter.dtype, plan.layout)
         layer = plan.kind.from_float(plan.module, q, Scheme(weight=plan.scheme.weight))
         if place.before is not None:
             layer.set_before(place.before)

@@ -89,14 +89,14 @@ class _Layer:
         """One call of the float layer: what the quantized one makes of the same input."""
         self.calls += 1
         x = x.to(self.layer.weight.device)
-        self.isolated.add(y, self.layer.forward(x))
+        self.isolated.add(y, self.layer.like(x, y))
         if self.input is not None:
             self._look_at_input(x, self.input)
 
     def _look_at_input(self, x: Tensor, sums: RoundingSums) -> None:
         layer, quantizer = self.layer, self.layer.input
         assert quantizer is not None
-        x = features_last(x, layer.layout, len(layer.weight.shape))
+        x = features_last(x, layer.weight.layout, len(layer.weight.shape))
         x = reference.widen(layer.prepared(x)).contiguous()
         given = quantizer.for_rank(x.ndim)
         qparams = reference.choose_qparams(x, quantizer.format) if given is None else given
@@ -117,7 +117,7 @@ class _Layer:
         layer, sums = self.layer, RoundingSums(self.layer.weight.format)
         weight = self.like
         dense: Any = weight.dequantize_weight() if isinstance(weight, QLayer) else weight.weight
-        stored = to_stored(dense.detach().to(layer.weight.device), layer.layout).float()
+        stored = to_stored(dense.detach().to(layer.weight.device), layer.weight.layout).float()
         if layer.before is not None:
             stored = layer.before.to_weight(stored)
         add_weight(sums, stored.contiguous(), layer.weight.tensor)

@@ -64,8 +64,7 @@ class Session:
 
     def _gather(self, plan: Plan, into: InputStatsCollector) -> Callback:
         def add(x: Tensor, y: Any) -> None:
-            del y
-            for piece in rows_of(plan, x, self.places[plan.name].before):
+            for piece in rows_of(plan, x, self.places[plan.name].before, y):
                 into.add(piece)
 
         return add
@@ -127,7 +126,7 @@ def nbytes_of(plan: Plan, part: str, spec: Spec) -> int:
 
 def width(plan: Plan) -> int:
     """k of a layer's stored weight [n, k]."""
-    return stored_shape(plan.parameter.shape, plan.kind.layout)[-1]
+    return stored_shape(plan.parameter.shape, plan.layout)[-1]
 
 
 def has_rows(plan: Plan) -> bool:

@@ -9,6 +9,11 @@ the sum and channel 0 is the output channel in every kind of layer:
     channels_last  [o, i, *kernel] -> [o, prod(kernel) * i]: convolutions. With i a multiple of the
                    block, blocks run over channels of one kernel position, as in the block-scaled
                    conv2d of TOSA 1.1.
+    transposed_channels_last
+                   [i, o, *kernel] -> [o, prod(kernel) * i]: transposed convolutions. With G > 1
+                   groups it is called `transposed_channels_last:G`, and the weight
+                   [i, o / G, *kernel] becomes [o, prod(kernel) * i / G]: the o / G outputs of the
+                   first group, which see the first i / G inputs, then those of the next.
 """
 
 from collections.abc import Sequence
@@ -16,7 +21,37 @@ from math import prod
 
 from torch import Tensor
 
-LAYOUTS = ("plain", "transposed", "channels_last")
+LAYOUTS = ("plain", "transposed", "channels_last", "transposed_channels_last")
+_GROUPED = LAYOUTS[3]
+
+
+def grouped_layout(groups: int) -> str:
+    """The layout of a transposed convolution's weight."""
+    return _GROUPED if groups == 1 else f"{_GROUPED}:{groups}"
+
+
+def check_layout(layout: str) -> None:
+    """Raise ValueError unless there is such a layout."""
+    count = layout.removeprefix(f"{_GROUPED}:")
+    grouped = count != layout and count.isascii() and count.isdigit()
+    if layout not in LAYOUTS and not (grouped and layout == grouped_layout(int(count)) != _GROUPED):
+        raise ValueError(
+            f"no layout {layout!r}; there are {', '.join(LAYOUTS)} and, with G groups, {_GROUPED}:G"
+        )
+
+
+def of_convolution(layout: str) -> bool:
+    """Whether it is of layers whose inputs [batch, channels, *size] have their channels second."""
+    return "channels_last" in layout
+
+
+def inputs_first(layout: str) -> bool:
+    """Whether dimension 0 of a layer's weight is its inputs, where others have their outputs."""
+    return layout.startswith("transposed")
+
+
+def _groups(layout: str) -> int:
+    return int(layout.partition(":")[2] or 1)
 
 
 def to_stored(weight: Tensor, layout: str) -> Tensor:
@@ -25,6 +60,10 @@ def to_stored(weight: Tensor, layout: str) -> Tensor:
         return weight.t()
     if layout == "channels_last":
         return weight.movedim(1, -1).reshape(stored_shape(weight.shape, layout))
+    if of_convolution(layout):
+        stored, groups = stored_shape(weight.shape, layout), _groups(layout)
+        apart = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
+        return apart.movedim(1, -1).reshape(stored)
     return weight
 
 
@@ -34,13 +73,25 @@ def from_stored(stored: Tensor, layout: str, shape: Sequence[int]) -> Tensor:
         return stored.t()
     if layout == "channels_last":
         return stored.reshape(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
+    if of_convolution(layout):
+        groups = _groups(layout)
+        apart = stored.reshape(groups, *shape[1:], shape[0] // groups)
+        return apart.movedim(-1, 1).reshape(tuple(shape))
     return stored.reshape(tuple(shape))
 
 
 def stored_shape(shape: Sequence[int], layout: str) -> tuple[int, ...]:
-    """The shape of what `to_stored` gives for a weight of `shape`."""
+    """The shape of what `to_stored` gives for a weight of `shape`.
+
+    Raises ValueError for inputs that do not divide into the layout's groups.
+    """
     if layout == "transposed":
         return (shape[1], shape[0])
     if layout == "channels_last":
         return (shape[0], prod(shape[1:]))
+    if of_convolution(layout):
+        groups = _groups(layout)
+        if shape[0] % groups:
+            raise ValueError(f"{shape[0]} inputs do not divide into {groups} groups ({layout})")
+        return (shape[1] * groups, prod(shape[2:]) * (shape[0] // groups))
     return tuple(shape)

@@ -4,14 +4,16 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from blockscale.core import rules as patterns
 from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
+from blockscale.core.rules import OpScheme, names_op
+from blockscale.core.rules import matches as matches
 
 FormatLike = str | Format | None
 BiasFormat = Format | SumInteger
@@ -32,7 +34,7 @@ class Scheme:
 
 
 PARTS = tuple(f.name for f in fields(Scheme))
-Rule = str | Format | Mapping[str, BiasLike] | None
+Rule = str | Format | Mapping[str, BiasLike | bool] | None
 
 
 @dataclass(frozen=True, init=False)
@@ -55,7 +57,8 @@ class Recipe:
 
     A pattern is a shell-style glob (`*`, `?`, `[...]`) on the layer's dotted name, or a regular
     expression after `re:`. It also covers everything below the names it matches. For what becomes
-    of a bias, a pattern may name it as well: `skip=["lm_head.bias"]`.
+    of a bias, a pattern may name it as well: `skip=["lm_head.bias"]`. Ops without weights get
+    formats, in graphs, by rules that name an op: `op:softmax`, `op:add@encoder.*` (core.rules).
 
     Raises ValueError for formats that do not parse and for unknown keys.
     """
@@ -63,7 +66,8 @@ class Recipe:
     weight: Format | None = None
     input: Format | None = None
     output: Format | None = None
-    rules: Mapping[str, Scheme] = field(default_factory=dict)
+    rules: Mapping[str, Scheme] = field(default_factory=dict)  # of layers
+    op_rules: Mapping[str, OpScheme] = field(default_factory=dict)
     skip: tuple[str, ...] = ()
     bias: BiasFormat | None = None
 
@@ -84,20 +88,25 @@ class Recipe:
             raise TypeError(f"skip is a list of patterns, such as ['lm_head'], not {skip!r}")
         if not isinstance(rules or {}, Mapping):
             raise TypeError(f"rules maps patterns to what they get, it is not {rules!r}")
-        schemes = {
-            pattern: _scheme(pattern, rule, default) for pattern, rule in (rules or {}).items()
+        for pattern in (*(rules or {}), *skip):
+            patterns.check(pattern)
+        of_ops = {p: rule for p, rule in (rules or {}).items() if names_op(p)}
+        of_layers = {p: rule for p, rule in (rules or {}).items() if p not in of_ops}
+        made = {
+            "rules": {p: _scheme(p, rule, default) for p, rule in of_layers.items()},
+            "op_rules": {p: patterns.read_scheme(p, rule) for p, rule in of_ops.items()},
         }
-        for pattern in (*schemes, *skip):
-            _check(pattern)
-        frozen = MappingProxyType(schemes)
-        for name, value in (*vars(default).items(), ("rules", frozen), ("skip", tuple(skip))):
+        frozen = {name: MappingProxyType(schemes) for name, schemes in made.items()}
+        for name, value in {**vars(default), **frozen, "skip": tuple(skip)}.items():
             object.__setattr__(self, name, value)
 
     def __hash__(self) -> int:
-        return hash((self.default, tuple(self.rules.items()), self.skip))
+        rules = (*self.rules.items(), *self.op_rules.items())
+        return hash((self.default, rules, self.skip))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = (self.weight, self.input, self.output, dict(self.rules), self.skip, self.bias)
+        rules = {**self.rules, **self.op_rules}
+        parts = (self.weight, self.input, self.output, rules, self.skip, self.bias)
         return Recipe, parts
 
     @property
@@ -115,6 +124,16 @@ class Recipe:
                 return scheme, pattern
         return self.default, None
 
+    def decide_op(self, op: str, place: str) -> tuple[OpScheme, str | None]:
+        """The scheme of an op, empty without a rule, and the pattern that decided.
+
+        op: what it computes, such as `softmax`; place: the module whose forward computes it.
+        """
+        for pattern in (*filter(names_op, self.skip), *self.op_rules):
+            if patterns.covers_op(pattern, op, place):
+                return self.op_rules.get(pattern, OpScheme()), pattern
+        return OpScheme(), None
+
     def bias_of(self, name: str) -> BiasFormat | None:
         """The format of layer `name`'s bias: patterns may name the layer, or the bias itself."""
         return self.decide(f"{name}.bias")[0].bias
@@ -125,15 +144,16 @@ class Recipe:
         return any(scheme.bias for scheme in (self.default, *self.rules.values()))
 
     def unmatched(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The patterns that match none of these names."""
+        """The patterns that match none of these names of layers; those for ops match none."""
         names = list(names)
-        patterns = (*self.skip, *self.rules)
-        return tuple(p for p in patterns if not any(matches(p, name) for name in names))
+        every = (*self.skip, *self.rules, *self.op_rules)
+        return tuple(p for p in every if not any(matches(p, name) for name in names))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads back."""
-        rules = {pattern: self._spell(scheme) or None for pattern, scheme in self.rules.items()}
-        extra = {"rules": rules, "skip": list(self.skip)}
+        rules: dict[str, object] = {p: self._spell(each) or None for p, each in self.rules.items()}
+        of_ops = {pattern: patterns.spelled(scheme) for pattern, scheme in self.op_rules.items()}
+        extra = {"rules": {**rules, **of_ops}, "skip": list(self.skip)}
         default = {part: text for part, text in self._spell(self.default).items() if text}
         return default | {key: value for key, value in extra.items() if value}
 
@@ -186,23 +206,6 @@ class Recipe:
                 raise ValueError(f"no recipe file {text!r}")
             return cls.from_json(Path(text).read_text())
         return cls(weight=text)
-
-
-def matches(pattern: str, name: str) -> bool:
-    """Whether `pattern` covers the layer `name`, by itself or through a layer above it."""
-    steps = name.split(".")
-    above = (".".join(steps[:count]) for count in range(1, len(steps) + 1))
-    if pattern.startswith("re:"):
-        return any(re.fullmatch(pattern[3:], each) for each in above)
-    return any(fnmatchcase(each, pattern) for each in above)
-
-
-def _check(pattern: str) -> None:
-    if pattern.startswith("re:"):
-        try:
-            re.compile(pattern[3:])
-        except re.error as error:
-            raise ValueError(f"pattern {pattern!r} is not a regular expression: {error}") from None
 
 
 def read_bias(text: str | Format | SumInteger) -> BiasFormat:

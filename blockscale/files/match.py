@@ -172,8 +172,10 @@ def _weight_shape(model: nn.Module, name: str) -> tuple[int, ...] | None:
 def _holds(model: nn.Module, name: str, layout: str) -> bool:
     """Whether the owner of parameter `name` can be a quantized layer of this layout."""
     owner, _, attribute = name.rpartition(".")
-    kind = quantized_class(model.get_submodule(owner))
-    return bool(owner) and attribute == "weight" and kind is not None and kind.layout == layout
+    module = model.get_submodule(owner)
+    kind = quantized_class(module)
+    known = bool(owner) and attribute == "weight" and kind is not None
+    return known and kind is not None and kind.layout_of(module) == layout
 
 
 def _some(verb: str, names: list[str]) -> str:

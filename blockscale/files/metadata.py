@@ -10,7 +10,7 @@ The safetensors metadata holds `blockscale`, this JSON, and `blockscale_sha256`,
      "layers": {layer: {"input": spelling, "output": spelling, "before": spelling}},
      "aliases": {name: name it is tied to}}
 
-`shape` and `dtype` are those of the float tensor; `layout` is one of core.layout.LAYOUTS. A bias
+`shape` and `dtype` are those of the float tensor; `layout` is one of core.layout. A bias
 can be a quantized tensor, too, also in `int32:sums` (core.arithmetic.sums), a scale for each code.
 `layers` has an entry for each layer whose input or output is quantized, or transformed before that
 (`blockscale.layers.before`); a static scale of it is stored as `layer.input.scale`, like a
@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from blockscale.core.arithmetic.sums import SumInteger
-from blockscale.core.layout import LAYOUTS, stored_shape
+from blockscale.core.layout import check_layout, inputs_first, stored_shape
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.parse import parse
 from blockscale.core.recipe import BiasFormat, read_bias
@@ -84,7 +84,7 @@ class Metadata:
         """How many features such a transform has: the layer's channels or inputs."""
         name = f"{layer}.weight"
         info = self.tensors[self.aliases.get(name, name)]
-        return info.shape[0 if info.layout == "transposed" else 1]
+        return info.shape[0 if inputs_first(info.layout) else 1]
 
     def encode(self) -> dict[str, str]:
         """The metadata of a safetensors file."""
@@ -144,10 +144,10 @@ def _tensor(name: str, data: dict[str, object]) -> TensorInfo:
     info = TensorInfo(**{**data, "shape": tuple(data["shape"])})  # type: ignore[arg-type]
     if not all(type(size) is int and size >= 0 for size in info.shape):
         raise ValueError(f"tensor {name!r}: {info.shape} is no shape")
-    if info.layout not in LAYOUTS:
-        raise ValueError(
-            f"tensor {name!r}: no layout {info.layout!r}; there are {', '.join(LAYOUTS)}"
-        )
+    try:
+        check_layout(info.layout)
+    except ValueError as error:
+        raise ValueError(f"tensor {name!r}: {error}") from None
     _known(f"tensor {name!r}", info.format, read_bias if name.endswith(".bias") else parse)
     try:
         info.parts()

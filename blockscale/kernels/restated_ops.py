@@ -39,7 +39,7 @@ def register(backend: str, fingerprint: Callable[[Tensor], int]) -> "RestatedOps
         for name in names:
             supports = ByFormats(ops.supporting(name, restate))
             kernel(name, backend=backend, supports=supports, last=True)(getattr(ops, name))
-    for name in ("linear", "conv"):
+    for name in ("linear", "conv", "conv_transpose"):
         supports = ByFormats(ops.supporting_products(name))
         kernel(name, backend=backend, supports=supports, last=True)(getattr(ops, name))
     return ops
@@ -193,12 +193,41 @@ class RestatedOps:
         input: Quantizer = UNQUANTIZED,
     ) -> Tensor:
         """As ops.conv.conv."""
-        settings = (stride, padding, dilation, groups)
-        ready, dtype, by = self.weight(weight), x.dtype, input
-        if input.fmt and for_encoding(input.format):
-            values = self.fake_quantize(reference.widen(x).movedim(1, -1), input)
+        settings = (shape, stride, padding, dilation, groups)
+        return self._convolved("conv", x, weight, bias, settings, input)
+
+    def conv_transpose(
+        self,
+        x: Tensor,
+        weight: Operand,
+        bias: Tensor | None,
+        shape: list[int],
+        stride: list[int],
+        padding: list[int],
+        output_padding: list[int],
+        dilation: list[int],
+        groups: int,
+        input: Quantizer = UNQUANTIZED,
+    ) -> Tensor:
+        """As ops.conv_transpose.conv_transpose."""
+        settings = (shape, stride, padding, output_padding, dilation, groups)
+        return self._convolved("conv_transpose", x, weight, bias, settings, input)
+
+    def _convolved(
+        self,
+        op: str,
+        x: Tensor,
+        weight: Operand,
+        bias: Tensor | None,
+        settings: tuple[list[int] | int, ...],
+        by: Quantizer,
+    ) -> Tensor:
+        """What a convolution's kernel gives for a weight and an input in formats that it knows."""
+        ready, dtype = self.weight(weight), x.dtype
+        if by.fmt and for_encoding(by.format):
+            values = self.fake_quantize(reference.widen(x).movedim(1, -1), by)
             x, by = values.movedim(-1, 1), UNQUANTIZED
-        return self._run("conv", x, ready, bias, shape, *settings, by).to(dtype)
+        return self._run(op, x, ready, bias, *settings, by).to(dtype)
 
 
 class _Kept:

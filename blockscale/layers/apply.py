@@ -38,7 +38,7 @@ def quantize_(
     before: Mapping[str, Before] | None = None,
     seed: int | None = None,
 ) -> Ledger:
-    """Quantize a model in place: its Linear, Conv1d, Conv2d, Embedding and Conv1D (GPT-2) layers.
+    """Quantize a model in place: its Linear, Embedding, convolution and Conv1D (GPT-2) layers.
 
     recipe: a Recipe; a Format, name or spelling quantizes weights only; a path of a JSON file.
     strict: raise SkippedError, before anything is changed, if something that the recipe covers
@@ -174,7 +174,7 @@ def _nbytes(layer: QLayer, owns_weight: bool) -> int:
 def _weight(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWeight, list[str]]:
     """A layer's weight in codes, and what a user should know about it in this format."""
     parameter, fmt = plan.parameter, plan.format
-    layout, shape = plan.kind.layout, tuple(parameter.shape)
+    layout, shape = plan.layout, tuple(parameter.shape)
     notes: list[str] = []
     stored = to_stored(parameter.detach(), layout)
     if odd := int((~stored.isfinite()).sum()):

@@ -2,6 +2,7 @@
 
 import re
 
+from blockscale.core.layout import of_convolution
 from blockscale.core.recipe import Scheme
 
 
@@ -13,7 +14,7 @@ def check_axes(name: str, scheme: Scheme, layout: str, rank: int) -> None:
 
     name, layout, rank: of the layer, and of its weight.
     """
-    if layout != "channels_last":
+    if not of_convolution(layout):
         return
     for part in ("input", "output"):
         fmt = getattr(scheme, part)
@@ -22,7 +23,7 @@ def check_axes(name: str, scheme: Scheme, layout: str, rank: int) -> None:
             continue
         dim = int(named[2]) if named[2].startswith("-") else int(named[2]) - rank
         if -rank < dim < -1:
-            sizes = ("height", "width")[4 - rank :]
+            sizes = ("depth", "height", "width")[5 - rank :]
             instead = "channel-1" if named[1] == "channel" else named[1].removesuffix("@")
             raise ValueError(
                 f"{name}: its {part} in {fmt} would have scales along the image's "

@@ -1,4 +1,4 @@
-"""Quantized nn.Conv1d and nn.Conv2d."""
+"""Quantized nn.Conv1d, nn.Conv2d and nn.Conv3d, and what transposed ones share with them."""
 
 from typing import Any
 
@@ -12,10 +12,8 @@ from blockscale.layers.store import QWeight
 from blockscale.ops.conv import conv
 
 
-class QConv(QLayer):
-    """A convolution over one or two dimensions, by the rank of its weight."""
-
-    layout = "channels_last"
+class Convolution(QLayer):
+    """What convolutions share, over one to three dimensions, by the rank of their weight."""
 
     def __init__(self, weight: QWeight, bias: nn.Parameter | None, scheme: Scheme, like: Any):
         super().__init__(weight, bias, scheme)
@@ -23,7 +21,6 @@ class QConv(QLayer):
         self.kernel_size, self.stride = like.kernel_size, like.stride
         self.padding, self.padding_mode = like.padding, like.padding_mode
         self.dilation, self.groups = like.dilation, like.groups
-        self._around, self._inside = _paddings(like)
 
     @classmethod
     def from_float(cls, module: Any, weight: QWeight, scheme: Scheme) -> QLayer:
@@ -45,25 +42,17 @@ class QConv(QLayer):
         """x through what stands before the layer; it transforms the channels of each position."""
         return x if self.before is None else self.before(x.movedim(1, -1)).movedim(-1, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [batch, in_channels, *size] or without batch -> [batch, out_channels, *size]."""
-        single = x.ndim == len(self.kernel_size) + 1
-        if single:
-            x = x[None]
-        if x.ndim != len(self.kernel_size) + 2 or x.shape[1] != self.in_channels:
-            sizes = ", ".join("hw"[-len(self.kernel_size) :])
+    def batched(self, x: Tensor) -> Tensor:
+        """x [batch, in_channels, *size], or without batch, with one. ValueError for others."""
+        dims = len(self.kernel_size)
+        batch = x[None] if x.ndim == dims + 1 else x
+        if batch.ndim != dims + 2 or batch.shape[1] != self.in_channels:
+            sizes = ", ".join("dhw"[-dims:])
             raise ValueError(
-                f"expected an input [batch, {self.in_channels}, {sizes}], found {tuple(x.shape)}"
+                f"expected an input [batch, {self.in_channels}, {sizes}], "
+                f"found {tuple(batch.shape)}"
             )
-        x = self.prepared(x)
-        if self._around:
-            mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
-            x = F.pad(x, self._around, mode)
-        weight, bias = self.weight, self.added_bias()
-        settings = (list(self.stride), self._inside, list(self.dilation), self.groups)
-        y = conv(x, weight.operand, bias, list(weight.shape), *settings, self.of_input(x))
-        y = self.finished(y)
-        return y[0] if single else y
+        return batch
 
     def finished(self, y: Tensor) -> Tensor:
         """y through the output's quantizer, whose blocks run over the channels."""
@@ -74,6 +63,28 @@ class QConv(QLayer):
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
+
+
+class QConv(Convolution):
+    """A convolution over one, two or three dimensions."""
+
+    layout = "channels_last"
+
+    def __init__(self, weight: QWeight, bias: nn.Parameter | None, scheme: Scheme, like: Any):
+        super().__init__(weight, bias, scheme, like)
+        self._around, self._inside = _paddings(like)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [batch, in_channels, *size] or without batch -> [batch, out_channels, *size]."""
+        single, x = x.ndim == len(self.kernel_size) + 1, self.prepared(self.batched(x))
+        if self._around:
+            mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+            x = F.pad(x, self._around, mode)
+        weight, bias = self.weight, self.added_bias()
+        settings = (list(self.stride), self._inside, list(self.dilation), self.groups)
+        y = conv(x, weight.operand, bias, list(weight.shape), *settings, self.of_input(x))
+        y = self.finished(y)
+        return y[0] if single else y
 
 
 def _paddings(like: Any) -> tuple[list[int], list[int]]:
@@ -88,4 +99,4 @@ def _paddings(like: Any) -> tuple[list[int], list[int]]:
 
 def replacement(kind: type) -> type[QLayer] | None:
     """The quantized layer for a float layer of this class."""
-    return QConv if kind in (nn.Conv1d, nn.Conv2d) else None
+    return QConv if kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d) else None

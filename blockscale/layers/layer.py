@@ -52,6 +52,12 @@ class QLayer(nn.Module):
         self.before = None
 
     @classmethod
+    def layout_of(cls, module: Any) -> str:
+        """How the weight of this float layer is stored (blockscale.core.layout)."""
+        del module
+        return cls.layout
+
+    @classmethod
     def refuses(cls, module: nn.Module) -> str | None:
         """Why this float layer cannot be replaced, or None."""
         del module
@@ -99,6 +105,12 @@ class QLayer(nn.Module):
         """How the input x is quantized, as ops take it."""
         quantizer: Any = self._modules.get("input")  # not as an attribute: see QLinear.forward
         return UNQUANTIZED if quantizer is None else quantizer.of(x)
+
+    def like(self, x: Tensor, y: Tensor) -> Tensor:
+        """What it gives for the input x of a call of the float layer that gave y. No hooks run."""
+        del y
+        given: Tensor = self.forward(x)
+        return given
 
     def finished(self, y: Tensor) -> Tensor:
         """y through the output's quantizer, if there is one."""

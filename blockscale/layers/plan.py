@@ -65,7 +65,7 @@ class Plan(Left):
 
     scheme: the formats of its weight, input, output and bias; format: the weight's
     kind: the class of the quantized layer
-    parameter: the float weight
+    parameter: the float weight; layout: how it is stored (blockscale.core.layout)
     tied: whether another layer has the same weight
     bias_left: why its bias stays in float though the scheme has a format for it, perhaps empty
     gets_bias: whether it will have a bias, also if it has none so far
@@ -75,6 +75,7 @@ class Plan(Left):
     format: Format
     kind: type[QLayer]
     parameter: Tensor
+    layout: str
     tied: bool
     bias_left: str = ""
     gets_bias: bool = False
@@ -82,7 +83,7 @@ class Plan(Left):
     @property
     def stored(self) -> tuple[int, ...]:
         """The shape of the weight as it is stored."""
-        return stored_shape(self.parameter.shape, self.kind.layout)
+        return stored_shape(self.parameter.shape, self.layout)
 
     @property
     def sums_bias(self) -> bool:
@@ -139,7 +140,7 @@ def plan_layers(model: nn.Module, recipe: Recipe) -> list[Decision]:
     decisions = list(_with_parameters(layers, verdicts, tied))
     for plan in decisions:
         if isinstance(plan, Plan):
-            check_axes(plan.name, plan.scheme, plan.kind.layout, plan.parameter.ndim)
+            check_axes(plan.name, plan.scheme, plan.layout, plan.parameter.ndim)
     return decisions
 
 
@@ -164,13 +165,13 @@ def _decide(
         told = "its input, output and bias are quantized only along with its weight"
         return Refused("skipped", told)
     kind, weight = quantized_class(module), weight_of(module)
+    layout = "plain" if kind is None else kind.layout_of(module)
     reason = why_not_layer(model, module, names, kind)
-    if reason is None and kind is not None:
-        reason = why_not_weight(weight, kind.layout, scheme.weight)
+    reason = reason or why_not_weight(weight, layout, scheme.weight)
     if reason is not None:
         return Refused("skipped", reason)
     assert kind is not None and weight is not None  # or there would be a reason
-    return Candidate(scheme, scheme.weight, kind, weight)
+    return Candidate(scheme, scheme.weight, kind, weight, layout)
 
 
 def _with_parameters(layers: Names, verdicts: Verdicts, tied: set[nn.Module]) -> Iterator[Decision]:
@@ -187,7 +188,7 @@ def _with_parameters(layers: Names, verdicts: Verdicts, tied: set[nn.Module]) ->
         entry = replace(entry, bytes_before=size, bytes_after=size)
         verdict = verdicts[module]
         if isinstance(verdict, Candidate):
-            stored = stored_shape(verdict.parameter.shape, verdict.kind.layout)
+            stored = stored_shape(verdict.parameter.shape, verdict.layout)
             left = why_not_bias(module._parameters.get("bias"), verdict.scheme, stored)
             yield Plan(names, module, tuple(owned), entry, *verdict, module in tied, left)
         else:

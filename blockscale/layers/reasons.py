@@ -15,7 +15,9 @@ from blockscale.layers.layer import QLayer
 
 # Layers that hold weights but that nothing here replaces; subclasses of those it replaces, too.
 _RELATIVES = (nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.Bilinear, nn.RNNBase, nn.RNNCellBase)
-_REPLACED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_REPLACED = (nn.Linear, nn.Embedding, *_CONVOLUTIONS, *_TRANSPOSED)
 
 # Modules that read the weights of layers inside them without calling those layers.
 _BYPASSES = (nn.MultiheadAttention, nn.TransformerEncoderLayer)

@@ -134,7 +134,7 @@ def _static(plan: Plan, part: str, given: object) -> QInput:
 
 def _fitting(plan: Plan, q: object) -> QTensor:
     """The codes of a weight, as they are. Raises ValueError where they do not fit the layer."""
-    fmt, shape = plan.format, stored_shape(plan.parameter.shape, plan.kind.layout)
+    fmt, shape = plan.format, stored_shape(plan.parameter.shape, plan.layout)
     if not isinstance(q, QTensor) or q.format != fmt or tuple(q.shape) != shape:
         raise ValueError(f"expected a QTensor('{fmt}', shape={shape}), found {describe(q)}")
     return q

@@ -26,6 +26,7 @@ class Candidate(NamedTuple):
     format: Format
     kind: type[QLayer]
     parameter: Tensor
+    layout: str
 
 
 Names: TypeAlias = Mapping[nn.Module, tuple[str, ...]]
@@ -69,7 +70,7 @@ def settle_ties(
 def _one_format(verdicts: Sequence[Candidate | Refused]) -> bool:
     """Whether layers can share codes: all are candidates, in one format and layout."""
     wanted = {
-        (str(each.format), each.kind.layout) if isinstance(each, Candidate) else None
+        (str(each.format), each.layout) if isinstance(each, Candidate) else None
         for each in verdicts
     }
     return len(wanted) == 1 and None not in wanted

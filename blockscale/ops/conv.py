@@ -14,7 +14,7 @@ from blockscale.ops.linear import quantized_input
 from blockscale.ops.op import op
 from blockscale.ops.primitives import dequantize, straight_through
 
-_CONV = {1: F.conv1d, 2: F.conv2d}
+_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 def _dense(weight: Operand, shape: list[int]) -> Tensor:

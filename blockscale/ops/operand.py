@@ -38,8 +38,8 @@ _TYPES: dict[Any, str] = {  # as torch spells them
     Tensor: "Tensor", Tensor | None: "Tensor?", torch.dtype: "ScalarType",
     str: "str", bool: "bool", float: "float", float | None: "float?",
     int: "SymInt", int | None: "SymInt?", list[int]: "SymInt[]", list[int] | None: "SymInt[]?",
-    list[Tensor]: "Tensor[]", list[Tensor | None]: "Tensor?[]", list[str]: "str[]",
-    Sequence[Tensor] | None: "Tensor[]?",
+    Sequence[int]: "SymInt[]", list[str]: "str[]",
+    list[Tensor]: "Tensor[]", list[Tensor | None]: "Tensor?[]", Sequence[Tensor] | None: "Tensor[]?",
 }  # fmt: skip
 
 

@@ -10,6 +10,10 @@ from blockscale.layers.kinds import quantized_class
 NORMS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: nn.BatchNorm1d,
     nn.Conv2d: nn.BatchNorm2d,
+    nn.Conv3d: nn.BatchNorm3d,
+    nn.ConvTranspose1d: nn.BatchNorm1d,
+    nn.ConvTranspose2d: nn.BatchNorm2d,
+    nn.ConvTranspose3d: nn.BatchNorm3d,
 }
 Pairs = Iterable[tuple[str, str]]
 
@@ -46,7 +50,7 @@ def why_not(conv: nn.Module, norm: nn.Module) -> str | None:
     """Why this batch norm cannot be folded into this convolution, or None."""
     if NORMS.get(type(conv)) is not type(norm):
         return f"{type(norm).__name__} after {type(conv).__name__} is no pair that can be folded"
-    assert isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
+    assert isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
     if not norm.track_running_stats or norm.running_var is None:
         return "the batch norm keeps no running statistics"
     if norm.num_features != getattr(conv, "out_channels", None):

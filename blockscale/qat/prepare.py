@@ -196,7 +196,7 @@ def _quantizers(
 def _of_weight(plan: Plan, learn: str | None) -> WeightQuantizer:
     learn = None if learned.why_not(plan.format) else learn
     seed, shape = named_seed(0, f"{plan.name}.weight"), tuple(plan.parameter.shape)
-    quantizer = WeightQuantizer(plan.format, plan.kind.layout, shape, seed, learn)
+    quantizer = WeightQuantizer(plan.format, plan.layout, shape, seed, learn)
     return quantizer.to(plan.parameter.device)
 
 

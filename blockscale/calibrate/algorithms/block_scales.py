@@ -15,7 +15,7 @@ from torch import Tensor
 from blockscale.core import reference
 from blockscale.core.block import WHOLE, Block, read_block
 from blockscale.core.format import Format
-from blockscale.core.known_scale import qparams_beside
+from blockscale.calibrate.algorithms.known_scale import qparams_beside
 from blockscale.core.operand import quantizer
 from blockscale.core.reference import QParams, Ranges
 from blockscale.core.scales.two_level import TwoLevel

@@ -23,7 +23,7 @@ from blockscale.calibrate.algorithms.block_scales import (
 from blockscale.core import reference
 from blockscale.core.arithmetic.bits import FLT_MAX
 from blockscale.core.format import Format
-from blockscale.core.known_scale import nearest_scale
+from blockscale.calibrate.algorithms.known_scale import nearest_scale
 from blockscale.core.reference import QParams
 from blockscale.core.scale import FloatScale
 from blockscale.ops.tensor import QTensor

@@ -26,7 +26,7 @@ from blockscale.core import reference
 from blockscale.core.arithmetic.bits import FLT_MAX
 from blockscale.core.elements.minifloat import Minifloat
 from blockscale.core.format import Format
-from blockscale.core.known_scale import nearest_scale
+from blockscale.calibrate.algorithms.known_scale import nearest_scale
 from blockscale.core.reference import QParams
 from blockscale.core.scale import PowerOfTwo
 from blockscale.ops.tensor import QTensor

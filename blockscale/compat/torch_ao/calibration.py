@@ -106,7 +106,7 @@ class _Look:
 
     def __init__(self, plan: Plan, part: str, observer: observers.Observer):
         self.name, self.part, self.observer = plan.name, part, observer
-        self.layout, self.rank = plan.kind.layout, plan.parameter.ndim
+        self.layout, self.rank = plan.layout, plan.parameter.ndim
 
     def __call__(self, _: nn.Module, args: Any, kwargs: Any, y: Any) -> None:
         """torch's forward hook: the module's inputs, and what it gave."""

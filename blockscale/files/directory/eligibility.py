@@ -6,22 +6,29 @@ A file does not say what kind of layer a tensor belongs to. Shape and name do, n
     *.weight, 4 or 5 dimensions          a convolution
     *.weight, 3 dimensions, last <= 32   a 1-d convolution: kernels are short, matrices are not
     3 dimensions otherwise               a stack of matrices, such as the experts of a mixture
+
+A convolution with a bias whose size is not that of dimension 0 is a transposed one. Without a bias,
+or with as many inputs as outputs, it is taken for a plain one, and such a layer gets floats when
+the directory is loaded.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
 from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.format import Format
-from blockscale.core.layout import stored_shape
+from blockscale.core.layout import grouped_layout, stored_shape
 from blockscale.core.ledger import Status
-from blockscale.core.recipe import BiasFormat, Scheme
+from blockscale.core.recipe import BiasFormat, Recipe, Scheme
 from blockscale.core.reference import FLOATS
+from blockscale.files.directory.model_files import ModelFiles
 from blockscale.files.header import StoredTensor
+from blockscale.files.stream import Reader
 
 # Families whose Conv1D layers store [inputs, outputs] (transformers.pytorch_utils.Conv1D).
 CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder")
+LAYERS = ("matrix", "convolution")  # what layers' weights seem to be, if they are called weight
 _CONV1D_LAYERS = ("c_attn", "c_proj", "c_fc", "q_attn")
 _LONGEST_KERNEL = 32
 _UNKNOWN = {
@@ -39,9 +46,31 @@ class Eligibility(NamedTuple):
     reason: str = ""
 
 
+class Known(NamedTuple):
+    """What a directory says of its layers beside their names and shapes.
+
+    conv1d: whether its model is of GPT-2's family (`has_conv1d`)
+    biases: {layer: the size of its bias}
+    """
+
+    conv1d: bool
+    biases: Mapping[str, int]
+
+
 def has_conv1d(config: dict[str, Any] | None) -> bool:
     """Whether a model, or a model inside it (an encoder, a decoder), is of GPT-2's family."""
     return any(kind in CONV1D_MODELS for kind in _model_types(config or {}))
+
+
+def known_of(files: ModelFiles) -> Known:
+    """What config and biases, of all shards, say of the layers."""
+    biases: dict[str, int] = {}
+    for name in files.shards:
+        with Reader(files.root / name) as reader:
+            for each, source in reader.tensors.items():
+                if each.endswith(".bias") and len(source.shape) == 1:
+                    biases[each.removesuffix(".bias")] = source.shape[0]
+    return Known(has_conv1d(files.config), biases)
 
 
 def _model_types(config: dict[str, Any]) -> Iterator[str]:
@@ -53,10 +82,10 @@ def _model_types(config: dict[str, Any]) -> Iterator[str]:
 
 
 def judge(
-    name: str, tensor: StoredTensor, scheme: Scheme, pattern: str | None, conv1d: bool
+    name: str, tensor: StoredTensor, scheme: Scheme, pattern: str | None, known: Known
 ) -> Eligibility:
     """What becomes of tensor `name` under the scheme that `pattern` of the recipe gives it."""
-    kind, layout = _kind(name, tensor.shape, conv1d)
+    kind, layout = _kind(name, tensor.shape, known)
     dtype = tensor.torch_dtype
     told = str(dtype).removeprefix("torch.") if dtype else tensor.dtype
     if dtype not in FLOATS and not tensor.dtype.startswith(
@@ -85,6 +114,19 @@ def judge(
     return Eligibility(kind, "quantized", layout)
 
 
+def biased_layers(files: ModelFiles, recipe: Recipe, known: Known) -> set[str]:
+    """The layers of all shards whose weight is quantized, and whose bias therefore may be."""
+    layers: set[str] = set()
+    for name in files.shards:
+        with Reader(files.root / name) as reader:
+            for each, source in reader.tensors.items():
+                layer, _, attribute = each.rpartition(".")
+                kind, status, *_ = judge(each, source, *recipe.decide(each), known)
+                if (attribute, status) == ("weight", "quantized") and kind in LAYERS:
+                    layers.add(layer)
+    return layers
+
+
 def why_not_slabs(fmt: Format) -> str | None:
     """Why no tensor can be quantized into this format a slab at a time, or None."""
     if fmt.element.learned:
@@ -110,7 +152,7 @@ def why_not_vector(tensor: StoredTensor, fmt: BiasFormat) -> str | None:
     return None
 
 
-def _kind(name: str, shape: tuple[int, ...], conv1d: bool) -> tuple[str, str]:
+def _kind(name: str, shape: tuple[int, ...], known: Known) -> tuple[str, str]:
     """(what it seems to be, its layout)."""
     module, _, last = name.rpartition(".")
     weight, rank = last == "weight", len(shape)
@@ -119,8 +161,16 @@ def _kind(name: str, shape: tuple[int, ...], conv1d: bool) -> tuple[str, str]:
     if rank < 2 or (not weight and sum(size > 1 for size in shape) < 2):
         return "vector", "plain"
     if rank == 2:
-        transposed = conv1d and weight and module.rpartition(".")[2] in _CONV1D_LAYERS
+        transposed = known.conv1d and weight and module.rpartition(".")[2] in _CONV1D_LAYERS
         return "matrix", "transposed" if transposed else "plain"
     if weight and (rank in (4, 5) or (rank == 3 and shape[-1] <= _LONGEST_KERNEL)):
-        return "convolution", "channels_last"
+        return "convolution", _convolution(shape, known.biases.get(module))
     return ("stack", "plain") if rank == 3 else ("tensor", "plain")
+
+
+def _convolution(shape: tuple[int, ...], bias: int | None) -> str:
+    """The layout of a convolution's weight, whose layer has a bias of this size."""
+    first, second = shape[:2]
+    if bias in (None, 0, first) or not second or bias % second or first % (bias // second):
+        return "channels_last"
+    return grouped_layout(bias // second)

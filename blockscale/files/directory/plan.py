@@ -11,7 +11,15 @@ from typing import Any
 
 from blockscale.core.ledger import Entry, Ledger, Status
 from blockscale.core.recipe import BiasFormat, Recipe, Scheme
-from blockscale.files.directory.eligibility import has_conv1d, judge, why_not_slabs, why_not_vector
+from blockscale.files.directory.eligibility import (
+    LAYERS,
+    Known,
+    biased_layers,
+    judge,
+    known_of,
+    why_not_slabs,
+    why_not_vector,
+)
 from blockscale.files.directory.model_files import ModelFiles, find_files
 from blockscale.files.header import StoredTensor, lay_out, sized
 from blockscale.files.metadata import KEY, VERSION, FileError, Metadata, TensorInfo
@@ -19,7 +27,6 @@ from blockscale.files.stream import Reader
 
 _TEXT = 1 << 20  # bytes for what is written besides: config, index, and the ledger's
 _TEXT_PER_TENSOR = 1 << 10
-_LAYERS = ("matrix", "convolution")  # what layers' weights seem to be, if they are called weight
 
 
 @dataclass
@@ -91,9 +98,9 @@ def make_plan(source: Path, recipe: Recipe, seed: int) -> DirectoryPlan:
     and for a format whose scales are not chosen (Format.unchosen).
     """
     files = find_files(source)
-    conv1d = has_conv1d(files.config)
-    biased = _biased_layers(files, recipe, conv1d) if recipe.has_biases else set()
-    planned = [_plan_shard(files, name, recipe, conv1d, biased) for name in files.shards]
+    known = known_of(files)
+    biased = biased_layers(files, recipe, known) if recipe.has_biases else set()
+    planned = [_plan_shard(files, name, recipe, known, biased) for name in files.shards]
     shards = tuple(shard for shard, _ in planned)
     entries = [entry for _, of_shard in planned for entry in of_shard]
     _check_names(files, shards)
@@ -107,21 +114,8 @@ def make_plan(source: Path, recipe: Recipe, seed: int) -> DirectoryPlan:
     return DirectoryPlan(files, recipe, seed, shards, ledger, _digest(recipe, seed, shards))
 
 
-def _biased_layers(files: ModelFiles, recipe: Recipe, conv1d: bool) -> set[str]:
-    """The layers of all shards whose weight is quantized, and whose bias therefore may be."""
-    layers: set[str] = set()
-    for name in files.shards:
-        with Reader(files.root / name) as reader:
-            for each, source in reader.tensors.items():
-                layer, _, attribute = each.rpartition(".")
-                kind, status, *_ = judge(each, source, *recipe.decide(each), conv1d)
-                if (attribute, status) == ("weight", "quantized") and kind in _LAYERS:
-                    layers.add(layer)
-    return layers
-
-
 def _plan_shard(
-    files: ModelFiles, name: str, recipe: Recipe, conv1d: bool, biased: set[str]
+    files: ModelFiles, name: str, recipe: Recipe, known: Known, biased: set[str]
 ) -> tuple[ShardPlan, list[Entry]]:
     path = files.root / name
     with Reader(path) as reader:
@@ -138,7 +132,7 @@ def _plan_shard(
         if scheme.bias is not None and attribute == "bias" and layer in biased:
             entry, info = _decide_bias(each, source, scheme.bias)
         else:
-            entry, info = _decide(each, source, scheme, pattern, conv1d)
+            entry, info = _decide(each, source, scheme, pattern, known)
         if info is not None:
             metadata.tensors[each] = info
             if formats := _layer(entry):
@@ -150,9 +144,9 @@ def _plan_shard(
 
 
 def _decide(
-    name: str, source: StoredTensor, scheme: Scheme, pattern: str | None, conv1d: bool
+    name: str, source: StoredTensor, scheme: Scheme, pattern: str | None, known: Known
 ) -> tuple[Entry, TensorInfo | None]:
-    kind, status, layout, reason = judge(name, source, scheme, pattern, conv1d)
+    kind, status, layout, reason = judge(name, source, scheme, pattern, known)
     entry = _entry(name, kind, status, source, reason)
     if status != "quantized":
         return entry, None
@@ -163,7 +157,7 @@ def _decide(
     info = TensorInfo(str(scheme.weight), source.shape, dtype, layout)
     size = sum(sized(*part).nbytes for part in info.parts().values())
     entry = replace(entry, weight=info.format, bytes_after=size)
-    if name.endswith(".weight") and kind in _LAYERS:
+    if name.endswith(".weight") and kind in LAYERS:
         entry = replace(entry, input=_spelled(scheme.input), output=_spelled(scheme.output))
     return entry, info
 

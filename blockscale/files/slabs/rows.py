@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core.arithmetic.sums import SumInteger
-from blockscale.core.layout import from_stored, stored_shape, to_stored
+from blockscale.core.layout import from_stored, inputs_first, stored_shape, to_stored
 from blockscale.core.operand import operand
 from blockscale.core.parse import parse
 from blockscale.core.recipe import read_bias
@@ -55,7 +55,7 @@ class FloatRows:
         self._reader, self._name, self._layout = reader, name, layout
         self.shape = stored_shape(reader.tensors[name].shape, layout)
         self._whole: Tensor | None = None
-        if layout == "transposed":  # a slab of columns would lie scattered over the whole tensor
+        if inputs_first(layout):  # a slab of columns would lie scattered over the whole tensor
             self._whole = to_stored(reader.tensor(name), layout)
 
     def read(self, cuts: Cuts, slab: Slab) -> Tensor:

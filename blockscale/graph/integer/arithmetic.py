@@ -105,9 +105,9 @@ def conv_int32(
 ) -> Tensor:
     """A convolution of x [batch, channels, *size] in int32; other arguments as F.conv2d's.
 
-    weight: [n, channels / groups, *kernel] int32 with one or two kernel dimensions; bias [n].
+    weight: [n, channels / groups, *kernel] int32 with one to three kernel dimensions; bias [n].
     """
-    run = F.conv1d if weight.ndim == 3 else F.conv2d
+    run = (F.conv1d, F.conv2d, F.conv3d)[weight.ndim - 3]
     # torch has no dilated convolution of integers: zeros between the weights are the same sum
     return run(x, _spread(weight, dilation), bias, stride, padding, 1, groups)
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from blockscale.core.arithmetic.precision import float32_inside
 from blockscale.core.layout import from_stored
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
 from blockscale.kernels.cpu.choose_qparams import choose_qparams
@@ -17,7 +18,7 @@ from blockscale.kernels.cpu.native import floats, known, native
 from blockscale.kernels.cpu.prepack import prepared
 from blockscale.kernels.registry import kernel
 
-_CONV = {1: F.conv1d, 2: F.conv2d}
+_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _PATCHES = 16 << 20  # bytes of patches at a time
 _OUTPUTS = 128  # with fewer, copying the patches costs more than their products save (measured)
 
@@ -53,7 +54,8 @@ def conv(
     else:
         floats(x)  # refuses what the reference refuses
     offset = None if bias is None else bias.to(torch.float32)
-    y = _CONV[len(shape) - 2](values, dense, offset, stride, padding, dilation, groups)
+    with float32_inside(x):
+        y = _CONV[len(shape) - 2](values, dense, offset, stride, padding, dilation, groups)
     return y.to(x.dtype).contiguous()
 
 

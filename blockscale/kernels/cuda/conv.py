@@ -13,7 +13,7 @@ from blockscale.kernels.cuda.primitives.form import floats
 from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.registry import kernel
 
-_CONV = {1: F.conv1d, 2: F.conv2d}
+_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 Sizes = list[int]
 
 

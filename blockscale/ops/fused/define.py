@@ -55,6 +55,9 @@ class Fused:
     indices: bool
     many: bool
 
+    def __repr__(self) -> str:
+        return f"<fused op {self.op.name}>"
+
     @property
     def ulps(self) -> int:
         """How far a kernel may be from the reference; 0 means equal bits."""
@@ -152,7 +155,7 @@ def fused(
         )
         not_differentiable(made, _INSTEAD)
         FUSED[body.__name__] = Fused(
-            body.__name__, made, plan.operands, {p.name: p.default for p in settings},
+            body.__name__, made, plan.operands, {p.name: _default(p) for p in settings},
             {p.name: p.annotation for p in settings}, aten, wide, indices, plan.many,
         )  # fmt: skip
         return FUSED[body.__name__]
@@ -173,6 +176,11 @@ def _parameters(body: Callable[..., Tensor], activation: bool) -> list[Parameter
         own.append(Parameter("activation", plain, default="", annotation=str))
     own.append(Parameter("dtype", plain, annotation=torch.dtype))
     return [*own, Parameter("y", plain, annotation=Quantizer)]
+
+
+def _default(parameter: Parameter) -> Any:
+    """Of a setting; a list, where it is one of numbers."""
+    return [*parameter.default] if type(parameter.default) is tuple else parameter.default
 
 
 @dataclass(frozen=True)
@@ -215,7 +223,7 @@ class _Plan:
         compute = torch.float32 if self.wide else dtype
         found = [values.empty(v, compute, self.wide) for v in given]
         if self.shape is not None:
-            size = self.shape(found if self.many else found, **settings)
+            size = self.shape(*found, **settings)
         else:
             size = self._body(found, settings).shape
         y = found[0].new_empty(size, dtype=torch.int64 if self.indices else dtype)

@@ -14,6 +14,7 @@ in brackets is the place of the result in a tuple: the pattern is met by the nod
 """
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -25,7 +26,7 @@ from blockscale.core.operand import Quantizer, Value
 from blockscale.ops.fused.define import FUSED, Fused, overload
 
 _MISSING = object()
-_INT_LISTS = (list[int], list[int] | None)
+_INT_LISTS = (Sequence[int], list[int], list[int] | None)
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def _allowed(word: str, value: Any, argument: Any, node: fx.Node) -> bool:
     if not argument.has_default_value():
         return False
     default = argument.default_value
-    if isinstance(value, fx.Node) or type(value) is bool and type(default) is not bool:
+    if isinstance(value, fx.Node) or (type(value) is bool and type(default) is not bool):
         return False
     as_list = isinstance(value, list | tuple) and isinstance(default, list | tuple)
     return bool(list(value) == list(default)) if as_list else bool(value == default)
@@ -156,11 +157,17 @@ def _allowed(word: str, value: Any, argument: Any, node: fx.Node) -> bool:
 def _setting(value: Any, kind: Any) -> Any:
     """An argument as a setting of this type; _MISSING if it is none."""
     if value is None:
-        return None if kind in (Tensor | None, float | None, int | None, list[int] | None) else _MISSING
+        return (
+            None
+            if kind in (Tensor | None, float | None, int | None, list[int] | None)
+            else _MISSING
+        )
     if kind in (Tensor, Tensor | None):
         return value if isinstance(value, fx.Node) and dtype_of(value) is not None else _MISSING
     if kind in (int, int | None):
-        whole = isinstance(value, fx.Node) or (isinstance(value, int) and not isinstance(value, bool))
+        whole = isinstance(value, fx.Node) or (
+            isinstance(value, int) and not isinstance(value, bool)
+        )
         return value if whole else _MISSING
     if kind in _INT_LISTS:
         return [*value] if isinstance(value, list | tuple) else [value]

@@ -48,7 +48,7 @@ def empty(value: Value, dtype: torch.dtype, wide: bool) -> Tensor:
 
 
 def quantized(y: Tensor, by: Quantizer) -> list[Tensor]:
-    """[y], in rows that follow each other, or [codes], or [codes, *parts] under a scale of its own."""
+    """[y], contiguous, or [codes], or [codes, *parts] under a scale of its own."""
     if not by.fmt:
         return [y.contiguous()]
     if by.scale is None:

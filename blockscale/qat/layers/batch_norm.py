@@ -23,14 +23,19 @@ class _Folded(_BatchNorm):
 
 
 class FoldedBatchNorm1d(_Folded, nn.BatchNorm1d):
-    """nn.BatchNorm1d after an nn.Conv1d."""
+    """nn.BatchNorm1d after a convolution over one dimension."""
 
 
 class FoldedBatchNorm2d(_Folded, nn.BatchNorm2d):
-    """nn.BatchNorm2d after an nn.Conv2d."""
+    """nn.BatchNorm2d after a convolution over two dimensions."""
+
+
+class FoldedBatchNorm3d(_Folded, nn.BatchNorm3d):
+    """nn.BatchNorm3d after a convolution over three dimensions."""
 
 
 FOLDED: dict[type[nn.Module], type[_Folded]] = {
     nn.BatchNorm1d: FoldedBatchNorm1d,
     nn.BatchNorm2d: FoldedBatchNorm2d,
+    nn.BatchNorm3d: FoldedBatchNorm3d,
 }

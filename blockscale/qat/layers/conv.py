@@ -1,6 +1,6 @@
-"""nn.Conv1d and nn.Conv2d in training, alone or with the batch norm that follows them folded in."""
+"""Convolutions in training, alone or with the batch norm that follows them folded in."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from blockscale.qat.layers.batch_norm import FOLDED
 from blockscale.qat.layers.layer import Features, QATLayer
 from blockscale.qat.quantizers import in_backward
 
-_CONV: dict[int, Any] = {1: F.conv1d, 2: F.conv2d}
+_CONV: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 class QATConv(QATLayer):
@@ -28,7 +28,7 @@ class QATConv(QATLayer):
     evaluation, the running statistics are folded into weight and bias.
     """
 
-    kind = QConv
+    kind: ClassVar[type[QLayer]] = QConv
     kernel_size: tuple[int, ...]
     stride: Any
     padding_mode: Any
@@ -68,15 +68,19 @@ class QATConv(QATLayer):
         if bias is not None:
             shift = bias.to(torch.float32) + shift
         if norm.bias is None:
-            return _rows(self.weight, factor), shift * factor
-        return _rows(self.weight, factor), norm.bias.to(torch.float32) + shift * factor
+            return self._times(factor), shift * factor
+        return self._times(factor), norm.bias.to(torch.float32) + shift * factor
 
-    def _compute(self, x: Tensor) -> Tensor:
+    def _times(self, factor: Tensor) -> Tensor:
+        """The float weight, each output's times its entry of factor [n], float32."""
+        return self.weight.to(torch.float32) * factor.reshape(-1, *[1] * (self.weight.ndim - 1))
+
+    def _compute(self, x: Tensor, *more: Any) -> Tensor:
         if self.uses_batch:
-            return self._normalized(x)
-        return self._like(self._convolve(x, *self.folded()), x)
+            return self._normalized(x, *more)
+        return self._like(self._convolve(x, *self.folded(), *more), x)
 
-    def _normalized(self, x: Tensor) -> Tensor:
+    def _normalized(self, x: Tensor, *more: Any) -> Tensor:
         """The batch norm of the convolution, whose weight is quantized as folded."""
         norm = self.norm
         if not in_backward():  # computed again, the same factor: running_var has moved on
@@ -84,7 +88,7 @@ class QATConv(QATLayer):
             self._factor = torch.where(gamma == 0, 1.0, gamma) * torch.rsqrt(
                 norm.running_var.to(torch.float32) + norm.eps
             )
-        y = self._convolve(x, _rows(self.weight, self._factor), None)
+        y = self._convolve(x, self._times(self._factor), None, *more)
         plain = y / self._by_channel(self._factor)
         if self.bias is not None:
             plain = plain + self._by_channel(self.bias.to(torch.float32))
@@ -109,7 +113,7 @@ class QATConv(QATLayer):
         assert values is not None
         return values - bias.to(torch.float32)
 
-    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, *more: Any) -> Tensor:
         """The convolution of the quantized input and the quantized weight."""
         single = x.ndim == len(self.kernel_size) + 1
         x = x[None] if single else x
@@ -117,13 +121,22 @@ class QATConv(QATLayer):
         if around:
             x = F.pad(x, around, "constant" if self.padding_mode == "zeros" else self.padding_mode)
         values = self._input(x.movedim(1, -1)).movedim(-1, 1)
-        dense = from_stored(self.weight_quantizer(weight), "channels_last", weight.shape)
-        run, added = _CONV[len(self.kernel_size)], self._added(bias, weight)
-        y: Tensor = run(values, dense, added, self.stride, inside, self.dilation, self.groups)
+        stored = self.weight_quantizer(weight)
+        dense = from_stored(stored, self.weight_quantizer.layout, weight.shape)
+        y = self._run(values, dense, self._added(bias, weight), inside, *more)
         return (y[0] if single else y).contiguous()
 
-    def _float(self, x: Tensor) -> Tensor:
-        y = super()._float(x)
+    def _run(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: list[int], *more: Any
+    ) -> Tensor:
+        """The float convolution of x [batch, channels, *size], padded as it says by itself."""
+        del more
+        run, settings = _CONV[len(self.kernel_size)], (self.stride, padding, self.dilation)
+        y: Tensor = run(x, weight, bias, *settings, self.groups)
+        return y
+
+    def _float(self, x: Tensor, *more: Any) -> Tensor:
+        y = super()._float(x, *more)
         return y if self.norm is None else self.norm.normalize(y, self.norm_frozen)
 
     def _features_last(self, x: Tensor) -> Tensor:
@@ -153,6 +166,17 @@ class QATConv2d(QATConv, nn.Conv2d):
     """nn.Conv2d that trains as QConv."""
 
 
+class QATConv3d(QATConv, nn.Conv3d):
+    """nn.Conv3d that trains as QConv."""
+
+
+_TRAINED: dict[type, type[QATLayer]] = {
+    nn.Conv1d: QATConv1d,
+    nn.Conv2d: QATConv2d,
+    nn.Conv3d: QATConv3d,
+}
+
+
 def _gamma(norm: Any) -> Tensor:
     """The batch norm's factors [channels] float32: ones if it has none."""
     if norm.weight is None:
@@ -161,13 +185,6 @@ def _gamma(norm: Any) -> Tensor:
     return gamma
 
 
-def _rows(weight: Tensor, factor: Tensor) -> Tensor:
-    """weight [n, ...] times factor [n], float32."""
-    return weight.to(torch.float32) * factor.reshape(-1, *[1] * (weight.ndim - 1))
-
-
 def trained(kind: type) -> type[QATLayer] | None:
     """The class that trains a float layer of this class."""
-    if kind is nn.Conv1d:
-        return QATConv1d
-    return QATConv2d if kind is nn.Conv2d else None
+    return _TRAINED.get(kind)

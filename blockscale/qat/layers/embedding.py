@@ -22,7 +22,8 @@ class QATEmbedding(QATLayer, nn.Embedding):
     def features(cls, module: Any) -> Features:
         return Features(0, module.embedding_dim)
 
-    def _compute(self, x: Tensor) -> Tensor:
+    def _compute(self, x: Tensor, *more: Any) -> Tensor:
+        del more
         rows = self.weight_quantizer(self.weight).to(self.weight.dtype)
         return F.embedding(x, rows, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq)
 

@@ -88,38 +88,38 @@ class QATLayer(nn.Module):
 
     # --- what it computes
 
-    def forward(self, x: Tensor) -> Tensor:
-        """As the float layer's, in the same shapes."""
+    def forward(self, x: Tensor, *more: Any) -> Tensor:
+        """As the float layer's, in the same shapes; `more` is what else it takes."""
         if self.deployable:
-            deployed: Tensor = self.as_quantized()(x)
+            deployed: Tensor = self.as_quantized()(x, *more)
             return deployed
-        return self.simulate(x)
+        return self.simulate(x, *more)
 
     @property
     def deployable(self) -> bool:
         """Whether the quantized layer itself can run: nothing has to be learned or observed."""
         return self.quantizing and not (self.training or torch.is_grad_enabled())
 
-    def simulate(self, x: Tensor) -> Tensor:
+    def simulate(self, x: Tensor, *more: Any) -> Tensor:
         """The layer in floats, with every quantized tensor through its fake quantizer."""
         if self.quantizing:
-            y = self._compute(x)
+            y = self._compute(x, *more)
         else:
             self._observed(self.input_quantizer, self._features_last(x))
-            y = self._float(x)
+            y = self._float(x, *more)
         if self.output_quantizer is None:
             return y
         last = self._features_last(y)
         self._observed(self.output_quantizer, last)
         return self._features_back(self.output_quantizer(last)) if self.quantizing else y
 
-    def _compute(self, x: Tensor) -> Tensor:
+    def _compute(self, x: Tensor, *more: Any) -> Tensor:
         """The layer of the fake-quantized input and weight."""
         raise NotImplementedError
 
-    def _float(self, x: Tensor) -> Tensor:
+    def _float(self, x: Tensor, *more: Any) -> Tensor:
         """The float layer."""
-        y: Tensor = self.float_class.forward(self, x)
+        y: Tensor = self.float_class.forward(self, x, *more)
         return y
 
     def _features_last(self, x: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ class _Linear(QATLayer):
         outputs, inputs = stored_shape(module.weight.shape, cls.kind.layout)
         return Features(inputs, outputs)
 
-    def _compute(self, x: Tensor) -> Tensor:
+    def _compute(self, x: Tensor, *more: Any) -> Tensor:
+        del more
         values = self._input(x)
         weight, bias = self.weight_quantizer(self.weight), self._added(self.bias, self.weight)
         return self._like(F.linear(values, weight, bias), x)

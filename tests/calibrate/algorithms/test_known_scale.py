@@ -12,7 +12,7 @@ import blockscale as bs
 from blockscale.core import reference, zero_point
 from blockscale.core.block import read_block
 from blockscale.core.format import Format
-from blockscale.core.known_scale import nearest_scale, qparams_beside
+from blockscale.calibrate.algorithms.known_scale import nearest_scale, qparams_beside
 from blockscale.core.reference import QParams
 from blockscale.core.scales.two_level import TwoLevel
 from tests import strategies

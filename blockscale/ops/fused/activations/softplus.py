@@ -1,0 +1,12 @@
+"""log(1 + exp(beta * x)) / beta."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockscale.ops.fused.define import fused
+
+
+@fused(aten=("softplus.default",))
+def softplus(x: Tensor, *, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """x [...] -> the same shape; x itself where beta * x is above the threshold."""
+    return F.softplus(x, beta, threshold)

@@ -1,0 +1,12 @@
+"""e to the power of x."""
+
+import torch
+from torch import Tensor
+
+from blockscale.ops.fused.define import fused
+
+
+@fused(aten=("exp.default",))
+def exp(x: Tensor) -> Tensor:
+    """x [...] -> the same shape."""
+    return torch.exp(x)

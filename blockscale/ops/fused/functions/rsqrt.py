@@ -1,0 +1,12 @@
+"""1 / the square root of x."""
+
+import torch
+from torch import Tensor
+
+from blockscale.ops.fused.define import fused
+
+
+@fused(aten=("rsqrt.default",))
+def rsqrt(x: Tensor) -> Tensor:
+    """x [...] -> the same shape."""
+    return torch.rsqrt(x)

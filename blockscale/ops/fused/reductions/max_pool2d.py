@@ -1,0 +1,22 @@
+"""The largest element of each window over 2 dimensions."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from blockscale.ops.fused.define import fused
+
+
+@fused(aten=("max_pool2d.default",))
+def max_pool2d(
+    x: Tensor,
+    *,
+    kernel_size: list[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> Tensor:
+    """x [batch, n, h, w] -> fewer along the last 2; no stride is that of the kernel."""
+    return torch.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode)
