@@ -13,7 +13,9 @@ from blockscale.graph.lower.way import Way, set_ways
 from blockscale.graph.state import note, set_state, state
 
 
-def lower(graph: fx.GraphModule, target: str, *, strict: bool = False) -> fx.GraphModule:
+def lower(
+    graph: fx.GraphModule, target: str, *, strict: bool = False, measure: bool = False
+) -> fx.GraphModule:
     """A graph that runs on `target`; `graph` stays as it was.
 
     target: "reference": every op on the reference, whatever `bs.use` says; "cpu", "cuda": our
@@ -36,7 +38,7 @@ def lower(graph: fx.GraphModule, target: str, *, strict: bool = False) -> fx.Gra
     lowered = copy.deepcopy(graph)
     ledger = copy.deepcopy(before.ledger)
     set_state(lowered, replace(before, stage="lowered", target=target, ledger=ledger))
-    found: list[Way] = made.run(lowered)
+    found: list[Way] = made.run(lowered, **({"measure": True} if measure else {}))
     if strict:
         _raise_if_left(target, found)
     for each in found:
