@@ -71,14 +71,13 @@ def test_which_are_patches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "_as_integers", lambda *a: found.append(run(*a)) or found[-1])
     x = torch.randn(2, 32, 8, 8)
     for given, outputs, expected in (("int8_token", 128, True), ("int8_token", 64, False),
-                                     ("uint8", 128, False), ("int8", 128, True)):  # fmt: skip
+                                     ("uint8", 128, True), ("int8", 128, True)):  # fmt: skip
         layer((32, outputs, 3, 1, 1, 1, 1, (8, 8)), "int8_channel", given)(x)
         assert (found.pop() is not None) == expected
 
 
 def test_given_scale_and_batches_of_patches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "_OUTPUTS", 1)
-    monkeypatch.setattr(kernel, "_PATCHES", 1)
     model, x = (
         layer((16, 24, 3, 2, 1, 1, 1, (9, 8)), "int8_channel", "int8"),
         torch.randn(5, 16, 9, 8),
