@@ -55,25 +55,25 @@ def _runs(product: Product) -> dict[str, Callable[[], Any]]:
     seed = torch.Generator().manual_seed(0)
     x = torch.randn(product.rows, product.k, generator=seed)
     weight = _operand(torch.randn(product.n, product.k, generator=seed), product.weight)
-    bias, fused = torch.randn(product.n, generator=seed), FUSED["linear"]
+    bias, fused = torch.randn(product.n, generator=seed), FUSED["linear"].op
     by, y = _given(x, product.x), UNQUANTIZED
     if product.y:
         values = activated(F.linear(x, dequantize(weight, torch.float32), bias), product.activation)
         y = _given(values, product.y) if product.given else Quantizer(None, None, None, product.y)
-    settings = {"bias": bias, "activation": product.activation}
+    end = (bias, product.activation, torch.float32, y)
 
     def coded() -> Value:
         return Value(x) if not by.fmt else Value(*_coded(x, by))
 
     def kernel() -> Any:
-        return fused(coded(), Value(*weight), dtype=torch.float32, y=y, **settings)
+        return fused.overload(*fused.flatten(coded(), Value(*weight), *end))
 
     def inside() -> Any:
-        return _ended(activated(linear(x, weight, bias, by), product.activation), y)
+        done = linear.overload(*linear.flatten(x, weight, bias, by))
+        return _ended(activated(done, product.activation), y)
 
     def with_onednn() -> Any:
-        value = coded()
-        return onednn.linear(value, Value(*weight), bias, product.activation, torch.float32, y)
+        return onednn.LINEAR(*fused.flatten(coded(), Value(*weight), *end))
 
     def composed() -> Any:
         values = dequantize(coded().operand, torch.float32) if by.fmt else x
@@ -93,11 +93,12 @@ def _given(x: Tensor, fmt: str) -> Quantizer:
 
 def _coded(x: Tensor, by: Quantizer) -> Operand:
     if by.scale is None:
-        codes, *parts = choose_quantize(x, by.fmt, None)
+        codes, *parts = choose_quantize.overload(*choose_quantize.flatten(x, by.fmt, None))
         return operand(codes, from_list(parts, by.format), by.fmt, x.shape[-1])
     qparams = by.qparams
     assert qparams is not None
-    return operand(quantize(x, by), qparams, by.fmt, x.shape[-1])
+    codes = quantize.overload(*quantize.flatten(x, by))
+    return operand(codes, qparams, by.fmt, x.shape[-1])
 
 
 def _operand(x: Tensor, fmt: str) -> Operand:

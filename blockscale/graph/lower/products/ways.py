@@ -45,6 +45,8 @@ def _inside(parts: Parts) -> str | None:
     found = floats_of(parts)
     if found is None:
         return "the floats that x was quantized from are not there"
+    if isinstance(parts.x.data, fx.Node) and len(parts.x.data.users) > 1:
+        return "its codes have other readers, and would be made again"
     if "val" not in found[0].meta or found[0].meta["val"].dtype != parts.dtype:
         return "it gives results of its floats' dtype, and they are of another"
     if parts.activation and parts.activation not in _AFTER:
