@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from blockscale.core.operand import Operand, Quantizer, Value
+from blockscale.graph.constants import get, is_constant
 from blockscale.graph.lower import onednn
 from blockscale.graph.lower.kernels import has_kernel, misses
 from blockscale.graph.lower.products.product import Parts, floats_of
@@ -86,7 +87,7 @@ def _as_onednn(graph: fx.GraphModule, parts: Parts, quantized: Quantized) -> Non
 def _codes_of(graph: fx.GraphModule, parts: Parts, quantized: Quantized) -> Value:
     """The codes of floats x, which other products of x use too."""
     by, x, size = parts.input, parts.x.data, parts.weight.size
-    key = (x, by.fmt, by.scale, by.zero_point)
+    key = (x, by.fmt, _told(graph, by.scale), _told(graph, by.zero_point))
     if key in quantized:
         return quantized[key]
     if by.scale is not None:
@@ -101,6 +102,14 @@ def _codes_of(graph: fx.GraphModule, parts: Parts, quantized: Quantized) -> Valu
     )
     quantized[key] = Value(codes, scale, zero[0] if zero else None, None, by.fmt, size)
     return quantized[key]
+
+
+def _told(graph: fx.GraphModule, part: object) -> object:
+    """A scale or a zero point, so that equal constants are equal."""
+    if not is_constant(part):
+        return part
+    tensor = get(graph, part)  # type: ignore[arg-type]
+    return (str(tensor.dtype), *tensor.reshape(-1).tolist())
 
 
 def _as_inside(graph: fx.GraphModule, parts: Parts) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from blockscale.graph.lower.kernels import kernel_way, misses
 from blockscale.graph.lower.way import Way, of_ours
@@ -28,7 +28,13 @@ def run(graph: fx.GraphModule) -> list[Way]:
 
 def move(graph: fx.GraphModule, device: torch.device) -> None:
     """The graph's tensors, the devices that its nodes name and its fake tensors go to `device`."""
-    graph.to(device)
+    for module in graph.modules():  # not graph.to, which changes tensors that others share
+        for name, tensor in module._parameters.items():
+            if tensor is not None:
+                kept = nn.Parameter(tensor.detach().to(device), requires_grad=False)
+                module._parameters[name] = kept
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else buffer.to(device)
 
     def moved(value: Any) -> Any:
         return device if isinstance(value, torch.device) else value
