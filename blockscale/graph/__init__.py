@@ -1,6 +1,7 @@
 """Programs between layers: what stands for a whole model, as a graph."""
 
 from blockscale.graph.convert import convert as convert
+from blockscale.graph.draw import draw as draw
 from blockscale.graph.fuse import fuse as fuse
 from blockscale.graph.integer.convert import IntegerModel as IntegerModel
 from blockscale.graph.integer.convert import to_integer as to_integer
