@@ -30,10 +30,10 @@ from blockscale.layers.plan import Decision, Plan, plan_others
 def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are options
     model: nn.Module,
     batches: Iterable[Any],
-    recipe: Recipe | Format | str | Path,
-    observer: observers.Spec = "mse",
+    recipe: Recipe | Format | str | Path | None = None,
+    observer: observers.Spec | None = None,
     *,
-    weight: str | WeightAlgorithm = "absmax",
+    weight: str | WeightAlgorithm | None = None,
     transform: str | Transform | None = None,
     strict: bool = False,
     progress: bool | Progress = True,
@@ -41,7 +41,8 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     budget: float = 2e9,
     seed: int | None = None,
 ) -> Ledger:
-    """Quantize a model in place, with scales and weights that are chosen from data.
+    """Quantize a model in place, with scales and weights that are chosen from data; or let a
+    graph that `bs.graph.prepare` gave learn from it what its convert needs.
 
     Inputs and outputs whose block is `tensor` or `channel-1` get a static scale from an observer;
     with other blocks they stay dynamic, and the ledger says so. The model runs in evaluation mode
@@ -49,9 +50,10 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
 
     batches: an iterable of mappings (keyword arguments), tuples or lists (positional arguments) or
         single arguments. What can be read only once, such as a generator, will do for one pass.
-    recipe: as in `quantize_`.
+    recipe: as in `quantize_`; None for a prepared graph, which has one, and what follows.
     observer: a name (`bs.observers.names()`), also with a setting; a class; a function of a format.
-    weight: "absmax" as `quantize_` does, "mse", "hqq", "gptq", or an instance.
+        None is "mse".
+    weight: "absmax", which None is, as `quantize_` does; "mse", "hqq", "gptq", or an instance.
     transform: None, "smoothquant", "awq", "hadamard", or an instance.
     strict: raise SkippedError, before anything is changed, if something that the recipe covers
         cannot be quantized, or saw no data. Otherwise one warning names them.
@@ -66,11 +68,49 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     Returns the Ledger. Raises TypeError and ValueError for arguments that do not fit, and what the
     model raises. Whatever is raised, also by Ctrl-C, the model is as it was before.
     """
+    own: Any = getattr(model, "calibrate_from", None)
+    if own is not None:  # a prepared graph, which knows its recipe and methods
+        if (recipe, observer, weight, transform) != (None, None, None, None):
+            raise ValueError(
+                "a prepared graph has its recipe, observer, weight algorithm and transform from "
+                "bs.graph.prepare: give them there"
+            )
+        found: Ledger = own(
+            batches, strict=strict, progress=progress, sequential=sequential, budget=budget,
+            seed=seed,
+        )  # fmt: skip
+        return found
+    if recipe is None:
+        raise ValueError("expected a recipe, such as 'int8': only prepared graphs have their own")
     recipe = Recipe.read(recipe)
-    observers.check(observer)  # also where nothing is static, so that a slip is seen
-    methods = _Methods(algorithms.weights(weight), algorithms.transforms(transform), observer)
+    methods = Methods.read(observer or "mse", weight or "absmax", transform)
     plans = plans_for(model, recipe)
     check(plans, list(plan_others(model, plans, recipe)), recipe, strict=strict)
+    session = chosen(
+        model, plans, methods, batches,
+        strict=strict, progress=progress, sequential=sequential, budget=budget,
+    )  # fmt: skip
+    ledger = apply(model, plans, recipe, session.places, strict=strict, seed=seed)
+    ledger = told_by(ledger, session)
+    ledger.warn()
+    return ledger
+
+
+def chosen(
+    model: nn.Module,
+    plans: Sequence[Decision],
+    methods: "Methods",
+    batches: Iterable[Any],
+    *,
+    strict: bool = False,
+    progress: bool | Progress = True,
+    sequential: bool = True,
+    budget: float = 2e9,
+) -> Session:
+    """All that can be learned from batches for these plans; the model is as it was.
+
+    The arguments are those of `calibrate`, which also says what is raised.
+    """
     steps = _Steps(model, plans, methods, budget, sequential=sequential)
     told = listener(progress)
     try:
@@ -78,22 +118,30 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         with inference(model):
             choose_before(session, methods.transform, steps.to_transform)
             for group in steps.to_observe:
-                session.observe(group, observer)
+                session.observe(group, methods.observer)
             choose_weights(session, methods.algorithm, steps.to_weigh, sequential=sequential)
-        ledger = apply(model, plans, recipe, session.places, strict=strict, seed=seed)
     finally:
         told.close()
-    ledger = _told(ledger, session)
-    ledger.warn()
-    return ledger
+    return session
 
 
-class _Methods(NamedTuple):
+class Methods(NamedTuple):
     """How weights, inputs and static scales are chosen; None for what needs no choice."""
 
     algorithm: WeightAlgorithm | None
     transform: Transform | None
     observer: observers.Spec
+
+    @classmethod
+    def read(
+        cls,
+        observer: observers.Spec,
+        weight: str | WeightAlgorithm,
+        transform: str | Transform | None,
+    ) -> "Methods":
+        """What the arguments of `calibrate` name. Raises ValueError for what there is not."""
+        observers.check(observer)  # also where nothing is static, so that a slip is seen
+        return cls(algorithms.weights(weight), algorithms.transforms(transform), observer)
 
 
 class _Steps:
@@ -103,7 +151,7 @@ class _Steps:
         self,
         model: nn.Module,
         plans: Sequence[Decision],
-        methods: _Methods,
+        methods: Methods,
         budget: float,
         *,
         sequential: bool,
@@ -134,7 +182,7 @@ class _Steps:
         self.passes = (max(sum(count for count, _ in counts), 1), why)
 
 
-def _told(ledger: Ledger, session: Session) -> Ledger:
+def told_by(ledger: Ledger, session: Session) -> Ledger:
     """The ledger with how each layer was done, and what was noted on the way."""
     entries = []
     for entry in ledger:

@@ -1,6 +1,6 @@
 """What is chosen from the statistics of layers' inputs: Before modules and weights' codes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
@@ -115,6 +115,16 @@ def choose_weights(
                 swap(session.model, layers)
     finally:
         swap(session.model, old)
+
+
+def choose_weights_from(
+    session: Session, algorithm: WeightAlgorithm | None, grams: Mapping[str, Tensor]
+) -> None:
+    """The codes of every weight from statistics that are there already."""
+    for plan in session.layers if algorithm is not None else ():
+        if plan.owns_weight:
+            assert algorithm is not None
+            _choose_weight(session, algorithm, plan, grams.get(plan.name))
 
 
 def _grams(

@@ -18,17 +18,28 @@ from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QInput
 from blockscale.layers.supplied import supplied
 
+Observing = tuple[Plan, str, Observer]  # a layer, its "input" or "output", and who looks
+
 
 class Session:
     """The layers to be quantized, what was chosen for them (`places`), and the data."""
 
-    def __init__(self, model: nn.Module, plans: list[Decision], data: Batches, *, strict: bool):
-        self.model, self.data, self.strict = model, data, strict
+    def __init__(
+        self, model: nn.Module, plans: Sequence[Decision], data: Batches | None, *, strict: bool
+    ):
+        self.model, self._data, self.strict = model, data, strict
         self.layers = [plan for plan in plans if isinstance(plan, Plan)]
         self.places = supplied(plans)
         self.coverage: Coverage | None = None
         self.details: dict[str, list[str]] = {plan.name: [] for plan in self.layers}
         self.notes: dict[str, list[str]] = {plan.name: [] for plan in self.layers}
+
+    @property
+    def data(self) -> Batches:
+        """The batches. Raises ValueError for a session whose user runs the model."""
+        if self._data is None:
+            raise ValueError("this session has no batches: the model is run by its user")
+        return self._data
 
     def run(self, callbacks: Mapping[str, Callback]) -> None:
         """One pass over the batches. The first one counts what every layer sees, too.
@@ -41,7 +52,7 @@ class Session:
             return
         counted = Coverage()
         both = {
-            plan.module: _each(counted.counter(plan), callbacks.get(plan.name))
+            plan.module: each_of(counted.counter(plan), callbacks.get(plan.name))
             for plan in self.layers
         }
         with watch(both):
@@ -54,8 +65,19 @@ class Session:
 
     def statistics(self, plans: Sequence[Plan]) -> dict[str, InputStats]:
         """One pass: what is known of these layers' inputs, of those that saw any."""
+        callbacks, collectors = self.gathering(plans)
+        self.run(callbacks)
+        return self.gathered(collectors)
+
+    def gathering(
+        self, plans: Sequence[Plan]
+    ) -> tuple[dict[str, Callback], dict[str, InputStatsCollector]]:
+        """What has to be told of these layers' inputs, and what then holds the statistics."""
         collectors = {plan.name: _collector(plan) for plan in plans}
-        self.run({plan.name: self._gather(plan, collectors[plan.name]) for plan in plans})
+        return {p.name: self._gather(p, collectors[p.name]) for p in plans}, collectors
+
+    def gathered(self, collectors: Mapping[str, InputStatsCollector]) -> dict[str, InputStats]:
+        """The statistics of those that saw any input."""
         for name, collector in collectors.items():
             note = f"{collector.skipped} rows of its input hold a NaN or an infinity, left out"
             if collector.skipped and note not in self.notes[name]:
@@ -71,14 +93,25 @@ class Session:
 
     def observe(self, wanted: Sequence[tuple[Plan, str]], spec: Spec) -> None:
         """One pass: static scales for these layers' "input" or "output", by new observers."""
-        observers: list[tuple[Plan, str, Observer]] = []
+        callbacks, observers = self.observing(wanted, spec)
+        self.run(callbacks)
+        self.observed(observers)
+
+    def observing(
+        self, wanted: Sequence[tuple[Plan, str]], spec: Spec
+    ) -> tuple[dict[str, Callback], list[Observing]]:
+        """What has to be told of these layers' inputs and outputs, and the observers that see it."""
+        observers: list[Observing] = []
         callbacks: dict[str, Callback] = {}
         for plan, part in wanted:
             observer = make(spec, getattr(plan.scheme, part)).to(plan.parameter.device)
             observers.append((plan, part, observer))
             look = self._looking(plan, part, observer)
-            callbacks[plan.name] = _each(look, callbacks.get(plan.name))
-        self.run(callbacks)
+            callbacks[plan.name] = each_of(look, callbacks.get(plan.name))
+        return callbacks, observers
+
+    def observed(self, observers: Sequence[Observing]) -> None:
+        """The static scales that the observers choose now."""
         for plan, part, observer in observers:
             self._set_scale(plan.name, part, observer)
 
@@ -144,7 +177,8 @@ def static_parts(plan: Plan) -> Iterator[str]:
             yield part
 
 
-def _each(first: Callback, second: Callback | None) -> Callback:
+def each_of(first: Callback, second: Callback | None) -> Callback:
+    """One callback that tells both, if there is a second one."""
     if second is None:
         return first
 

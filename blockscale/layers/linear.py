@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from blockscale.core.recipe import Scheme
@@ -44,9 +45,33 @@ class QTransposedLinear(QLinear):
         self.nx, self.nf = weight.shape  # Conv1D's own names
 
 
+class Conv1D(nn.Module):
+    """What transformers calls Conv1D: y = x @ weight + bias with weight [inputs, outputs]. For
+    programs, whose readers need not have transformers; the parameters are set afterwards."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, outputs: int, inputs: int):
+        super().__init__()
+        self.nf, self.nx = outputs, inputs
+        self.register_parameter("weight", None)
+        self.register_parameter("bias", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., inputs] -> [..., outputs]."""
+        rows, bias = x.reshape(-1, self.nx), self.bias
+        y = rows @ self.weight if bias is None else torch.addmm(bias, rows, self.weight)
+        return y.reshape(*x.shape[:-1], self.nf)
+
+    def extra_repr(self) -> str:
+        return f"nf={self.nf}, nx={self.nx}"
+
+
 def _is_conv1d(kind: type) -> bool:
-    """Transformers' Conv1D, without importing transformers."""
-    return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
+    """Transformers' Conv1D, without importing transformers, or the one of programs."""
+    named = kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
+    return named or kind is Conv1D
 
 
 def replacement(kind: type) -> type[QLayer] | None:

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from blockscale.calibrate.algorithms.known_scale import qparams_beside
 from blockscale.core import reference
 from blockscale.core.block import WHOLE, Block, read_block
 from blockscale.core.format import Format
-from blockscale.calibrate.algorithms.known_scale import qparams_beside
 from blockscale.core.operand import quantizer
 from blockscale.core.reference import QParams, Ranges
 from blockscale.core.scales.two_level import TwoLevel

@@ -20,10 +20,10 @@ from blockscale.calibrate.algorithms.block_scales import (
     select,
     widened,
 )
+from blockscale.calibrate.algorithms.known_scale import nearest_scale
 from blockscale.core import reference
 from blockscale.core.arithmetic.bits import FLT_MAX
 from blockscale.core.format import Format
-from blockscale.calibrate.algorithms.known_scale import nearest_scale
 from blockscale.core.reference import QParams
 from blockscale.core.scale import FloatScale
 from blockscale.ops.tensor import QTensor

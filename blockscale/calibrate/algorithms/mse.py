@@ -22,11 +22,11 @@ from blockscale.calibrate.algorithms.block_scales import (
     widened,
 )
 from blockscale.calibrate.algorithms.gram import importance_of
+from blockscale.calibrate.algorithms.known_scale import nearest_scale
 from blockscale.core import reference
 from blockscale.core.arithmetic.bits import FLT_MAX
 from blockscale.core.elements.minifloat import Minifloat
 from blockscale.core.format import Format
-from blockscale.calibrate.algorithms.known_scale import nearest_scale
 from blockscale.core.reference import QParams
 from blockscale.core.scale import PowerOfTwo
 from blockscale.ops.tensor import QTensor

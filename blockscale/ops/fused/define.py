@@ -24,8 +24,9 @@ from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
 from blockscale.kernels.registry import find
 from blockscale.ops.fused.plan import Plan
 from blockscale.ops.gradient import not_differentiable
+from blockscale.ops.one_element import fitting
 from blockscale.ops.op import Op, register
-from blockscale.ops.operand import Signature, signature_of
+from blockscale.ops.operand import Signature, Tuples, signature_of
 
 _INSTEAD = "it is for inference; train the prepared graph or model, and fuse what was converted"
 
@@ -157,7 +158,7 @@ def fused(
             operands[0].annotation == list[Value], wide, indices, activation, shape, floats,
         )  # fmt: skip
         takes = signature_of(own)
-        run = _runner(plan, takes)
+        run = _runner(plan, takes, *fitting({p.name: p.annotation for p in own}))
         made = register(
             plan.name, plan.reference, takes, list[Tensor], run, shape=plan.empty, ulps=ulps
         )
@@ -191,13 +192,15 @@ def _default(parameter: Parameter) -> Any:
     return [*parameter.default] if type(parameter.default) is tuple else parameter.default
 
 
-def _runner(plan: Plan, takes: Signature) -> Callable[..., Any]:
+def _runner(plan: Plan, takes: Signature, fits: Tuples, fitted: Tuples) -> Callable[..., Any]:
     """What runs the kernel of the op's arguments or, where there is none, the composition."""
     name, reference, check, spellings = plan.name, plan.reference, plan.check, takes.spellings
     many = plan.many
 
     def run(*args: Any) -> Any:
         check(args)
+        if not fits(*args):
+            args = fitted(*args)
         first = args[0][0] if many else args[0]
         device = first.data.device.type
         kernel = find(name, spellings(*args), device, args, composed=True)

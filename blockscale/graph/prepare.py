@@ -1,0 +1,218 @@
+"""prepare: a program becomes a graph that watches what convert needs to know, or trains."""
+
+import copy
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import fx, nn
+
+from blockscale.calibrate import observers
+from blockscale.calibrate.algorithms import Transform, WeightAlgorithm
+from blockscale.calibrate.batches import Batches, inference
+from blockscale.calibrate.calibrate import Methods, chosen
+from blockscale.calibrate.hooks import Callback, watch
+from blockscale.calibrate.input_stats import InputStatsCollector
+from blockscale.calibrate.progress_bar import listener
+from blockscale.calibrate.session import Observing, Session, each_of, has_rows, static_parts
+from blockscale.core.format import Format
+from blockscale.core.ledger import Ledger
+from blockscale.core.recipe import Recipe
+from blockscale.graph import passes
+from blockscale.graph.edges import Edge, places, put_edges
+from blockscale.graph.layers import restore_containers, with_layers
+from blockscale.graph.program import Program, imported
+from blockscale.graph.state import set_state, state
+from blockscale.layers.apply import check
+from blockscale.layers.ledger import ledger_of
+from blockscale.layers.plan import Decision, plan_layers, plan_others
+from blockscale.qat.prepare import Learn, prepare_qat
+from blockscale.qat.prepare import ledger as trained_ledger
+
+
+@dataclass
+class Watching:
+    """What a prepared graph learns while its user runs batches through it."""
+
+    session: Session
+    observers: list[Observing] = field(default_factory=list)
+    collectors: dict[str, InputStatsCollector] = field(default_factory=dict)
+    hooks: ExitStack = field(default_factory=ExitStack)
+
+
+class Prepared(fx.GraphModule):
+    """A graph between prepare and convert: batches run through it, or `bs.calibrate(p, batches)`.
+
+    For training (qat) it is the model to train: `.train()`, `.eval()` and `.parameters()` are as
+    any module's.
+    """
+
+    plans: Sequence[Decision]
+    methods: Methods
+    strict: bool
+    qat: bool
+    watching: Watching | None
+    session: Session | None  # of bs.calibrate, once it was called
+
+    def calibrate_from(self, batches: Iterable[Any], **options: Any) -> Ledger:
+        """What `bs.calibrate(p, batches)` does: as many passes as the methods need."""
+        if self.qat:
+            raise ValueError("a graph prepared with qat=True learns its scales in training")
+        options.pop("seed", None)
+        options["strict"] = options.get("strict") or self.strict
+        self._stop_watching()
+        listed = batches if isinstance(batches, Sequence) else None
+        if self.edges and listed is None:
+            listed = batches = list(batches)
+        if self.edges:
+            self._observe_edges(listed or ())
+        self.session = chosen(self, self.plans, self.methods, batches, **options)
+        return state(self).ledger
+
+    def _observe_edges(self, batches: Sequence[Any]) -> None:
+        """One pass for the ops' edges, which then look no more."""
+        with inference(self):
+            Batches(batches, 1, "edges", listener(False)).run(self)
+        for edge in self.edges:
+            edge.watching = False
+
+    @property
+    def edges(self) -> list[Edge]:
+        """The edges of ops that rules gave a format."""
+        return [module for module in self.modules() if isinstance(module, Edge)]
+
+    def _stop_watching(self) -> None:
+        if self.watching is not None:
+            self.watching.hooks.close()
+            self.watching = None
+
+
+def prepare(
+    program: Program,
+    recipe: Recipe | Format | str | Path,
+    *,
+    observer: observers.Spec | None = None,
+    weight: str | WeightAlgorithm = "absmax",
+    transform: str | Transform | None = None,
+    qat: bool = False,
+    learn: Learn = None,
+    strict: bool = False,
+) -> Prepared:
+    """A program of torch.export -> a graph that can be calibrated, or trained, and converted.
+
+    program: of a float model in evaluation mode, torch.export.export(model, example); it stays as
+        it is, and the graph shares its tensors (with qat, it has its own).
+    recipe: as in `bs.quantize_`, of layers by their names in the model; and rules for other ops,
+        `op:softmax` or `op:add@encoder.*`, with an "input" format, an "output" format, and
+        "shared": true for inputs of one scale.
+    observer: as in `bs.calibrate` ("mse"), with qat as in `bs.prepare_qat` ("moving_average").
+    weight, transform: as in `bs.calibrate`. What needs several passes (a transform, gptq layer by
+        layer) is for `bs.calibrate(p, batches)`; batches that are run through p are seen once.
+    qat: prepare for training, as `bs.prepare_qat` does; learn: as there.
+    strict: raise SkippedError if something that the recipe covers cannot be quantized.
+
+    `bs.graph.ledger(p)` says what becomes of each layer; one warning names what is skipped.
+    Raises TypeError for what is no program, ValueError for a recipe that does not fit.
+    """
+    recipe = Recipe.read(recipe)
+    methods = Methods.read(observer or ("moving_average" if qat else "mse"), weight, transform)
+    if qat and (weight != "absmax" or transform is not None):
+        raise ValueError("qat=True trains weights as they are: leave out weight and transform")
+    graph = imported(program)
+    _check_float(graph)
+    passes.apply(graph, passes.FLOAT[:1] if qat else passes.FLOAT)
+    if qat:
+        _own_tensors(graph)
+    with_layers(graph, training=qat)
+    found, unmatched = places(graph, recipe)
+    edges = list(put_edges(graph, found, methods.observer, fake=qat))
+    made = _as_prepared(graph, methods, strict=strict, qat=qat)
+    if qat:
+        ledger = _prepared_for_training(made, recipe, methods, learn, strict=strict)
+    else:
+        ledger = _watched(made, recipe, strict=strict)
+    known = state(graph)
+    left = [p for p in ledger.unmatched if not p.startswith("op:")]
+    told = Ledger([*ledger.entries, *edges], (*left, *unmatched))
+    if strict:
+        told.raise_if_skipped()
+    told.warn()
+    set_state(made, replace(known, stage="prepared", ledger=told, recipe=recipe))
+    return made
+
+
+def _check_float(graph: fx.GraphModule) -> None:
+    stage = state(graph).stage
+    ours = [n for n in graph.graph.nodes if str(n.target).startswith("blockscale.")]
+    if stage != "imported" or ours:
+        what = f"a {stage} graph" if stage != "imported" else f"{ours[0].target} in the program"
+        raise ValueError(
+            f"prepare takes a program of a float model, found {what}: give a quantized one to "
+            f"bs.graph.fuse"
+        )
+    norms = [n for n in graph.graph.nodes if str(n.target) == "aten.batch_norm.default"]
+    if any(len(n.args) > 5 and n.args[5] for n in norms):
+        raise ValueError(
+            "the program was exported in training mode, its batch norms learn: export "
+            "model.eval(); a graph for training (qat=True) has its own .train() and .eval()"
+        )
+
+
+def _own_tensors(graph: fx.GraphModule) -> None:
+    """Copies of all parameters and buffers: training must not change the program's."""
+    memo: dict[int, Any] = {}
+    for module in graph.modules():
+        every: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for tensors in every:
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    tensors[name] = copy.deepcopy(tensor, memo)
+                    if isinstance(tensor, nn.Parameter) and tensor.is_floating_point():
+                        tensors[name].requires_grad_()
+
+
+def _as_prepared(graph: fx.GraphModule, methods: Methods, *, strict: bool, qat: bool) -> Prepared:
+    made = Prepared(graph, graph.graph)
+    made.meta = graph.meta
+    restore_containers(made)
+    made.eval()
+    made.methods, made.strict, made.qat = methods, strict, qat
+    made.plans, made.watching, made.session = (), None, None
+    return made
+
+
+def _watched(graph: Prepared, recipe: Recipe, *, strict: bool) -> Ledger:
+    """Plans for the layers, and hooks that see what batches give them."""
+    graph.plans = plan_layers(graph, recipe)
+    others = list(plan_others(graph, graph.plans, recipe))
+    check(graph.plans, others, replace_ops(recipe), strict=strict)
+    session = Session(graph, graph.plans, None, strict=strict)
+    watching = Watching(session)
+    wanted = [(plan, part) for plan in session.layers for part in static_parts(plan)]
+    callbacks, watching.observers = session.observing(wanted, graph.methods.observer)
+    algorithm = graph.methods.algorithm
+    if algorithm is not None and algorithm.needs_gram:
+        fit = [plan for plan in session.layers if has_rows(plan)]
+        more, watching.collectors = session.gathering(fit)
+        callbacks = {**callbacks, **{n: each_of(c, callbacks.get(n)) for n, c in more.items()}}
+    modules: dict[nn.Module, Callback] = {
+        plan.module: callbacks[plan.name] for plan in session.layers if plan.name in callbacks
+    }
+    watching.hooks.enter_context(watch(modules))
+    graph.watching = watching
+    return ledger_of(graph.plans, others, recipe)
+
+
+def replace_ops(recipe: Recipe) -> Recipe:
+    """The recipe without its rules for ops, which a ledger of layers knows nothing of."""
+    skip = [pattern for pattern in recipe.skip if not pattern.startswith("op:")]
+    return Recipe(recipe.weight, recipe.input, recipe.output, dict(recipe.rules), skip, recipe.bias)  # type: ignore[arg-type]
+
+
+def _prepared_for_training(
+    graph: Prepared, recipe: Recipe, methods: Methods, learn: Learn, *, strict: bool
+) -> Ledger:
+    prepare_qat(graph, replace_ops(recipe), strict=strict, learn=learn, observer=methods.observer)
+    return trained_ledger(graph)
