@@ -152,24 +152,30 @@ def fused(
         own = _parameters(body, activation)
         operands = [p for p in own if p.annotation in (Value, list[Value])]
         settings = own[len(operands) : -2]
+        taken = [p.name for p in settings if not (activation and p.name == "activation")]
         plan = Plan(
-            f"fused_{body.__name__}", body, tuple(p.name for p in operands),
-            tuple(p.name for p in settings if not (activation and p.name == "activation")),
+            f"fused_{body.__name__}", body, tuple(p.name for p in operands), tuple(taken),
             operands[0].annotation == list[Value], wide, indices, activation, shape, floats,
         )  # fmt: skip
-        takes = signature_of(own)
-        run = _runner(plan, takes, *fitting({p.name: p.annotation for p in own}))
-        made = register(
-            plan.name, plan.reference, takes, list[Tensor], run, shape=plan.empty, ulps=ulps
-        )
-        not_differentiable(made, _INSTEAD)
         FUSED[body.__name__] = Fused(
-            body.__name__, body, made, plan.operands, {p.name: _default(p) for p in settings},
-            {p.name: p.annotation for p in settings}, aten, wide, indices, plan.many, chain,
+            body.__name__, body, _registered(plan, own, ulps), plan.operands,
+            {p.name: _default(p) for p in settings}, {p.name: p.annotation for p in settings},
+            aten, wide, indices, plan.many, chain,
         )  # fmt: skip
         return FUSED[body.__name__]
 
     return define
+
+
+def _registered(plan: Plan, own: list[Parameter], ulps: int) -> Op:
+    """The torch op that runs a plan."""
+    takes = signature_of(own)
+    run = _runner(plan, takes, *fitting({p.name: p.annotation for p in own}))
+    made = register(
+        plan.name, plan.reference, takes, list[Tensor], run, shape=plan.empty, ulps=ulps
+    )
+    not_differentiable(made, _INSTEAD)
+    return made
 
 
 def _parameters(body: Callable[..., Tensor], activation: bool) -> list[Parameter]:

@@ -29,7 +29,10 @@ WRONG = [
         r"fused_add: b is codes in int8:tensor:fp32 without a scale: give",
     ),
     (Value(X, PLAIN.scale), r"fused_add: b has a scale and no format: give the format of its"),
-    (ASYM._replace(zero_point=None), r"b in uint8\S* has the parts scale, zero_point; found scale$"),
+    (
+        ASYM._replace(zero_point=None),
+        r"b in uint8\S* has the parts scale, zero_point; found scale$",
+    ),
     (
         PLAIN._replace(zero_point=ASYM.zero_point),
         r"b in int8\S* has the parts scale; found scale, zero_point",
