@@ -10,7 +10,20 @@ from typing import Protocol
 from torch import fx
 
 from blockscale.graph.constants import drop_unused
-from blockscale.graph.passes import clean, fold_batch_norm
+from blockscale.graph.passes import (
+    absorb,
+    cancel,
+    channels_last,
+    clean,
+    constants,
+    duplicates,
+    fold_batch_norm,
+    fuse,
+    fuse_activation,
+    fuse_conv,
+    fuse_norm,
+    moving,
+)
 
 _ROUNDS = 50  # more than the longest chain of changes that let one another happen
 
@@ -25,7 +38,10 @@ class Pass(Protocol):
 
 
 FLOAT: Sequence[Pass] = (clean, fold_batch_norm)
-FUSE: Sequence[Pass] = (clean,)
+FUSE: Sequence[Pass] = (
+    *(clean, constants, fuse_conv, channels_last, moving, duplicates, cancel),
+    *(fuse_norm, fuse, fuse_activation, absorb),
+)
 LOWERING: Sequence[Pass] = ()
 
 

@@ -1,6 +1,6 @@
 """An activation behind a product becomes part of it.
 
-    fused_linear -> gelu -> q   ->   fused_linear(activation="gelu", y...)
+fused_linear -> gelu -> q   ->   fused_linear(activation="gelu", y...)
 """
 
 from torch import fx
