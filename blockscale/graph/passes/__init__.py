@@ -15,13 +15,16 @@ from blockscale.graph.passes import (
     cancel,
     channels_last,
     clean,
+    compact,
     constants,
     duplicates,
     fold_batch_norm,
+    fold_mul,
     fuse,
     fuse_activation,
     fuse_conv,
     fuse_norm,
+    merge_products,
     moving,
 )
 
@@ -39,10 +42,10 @@ class Pass(Protocol):
 
 FLOAT: Sequence[Pass] = (clean, fold_batch_norm)
 FUSE: Sequence[Pass] = (
-    *(clean, constants, fuse_conv, channels_last, moving, duplicates, cancel),
-    *(fuse_norm, fuse, fuse_activation, absorb),
+    *(clean, constants, fold_mul, fuse_conv, channels_last, moving, duplicates, cancel),
+    *(merge_products, fuse_norm, fuse, fuse_activation, absorb),
 )
-LOWERING: Sequence[Pass] = ()
+LOWERING: Sequence[Pass] = (compact,)
 
 
 def apply(graph: fx.GraphModule, passes: Sequence[Pass]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What is computed twice is computed once: equal quantizes of one tensor, equal ops, equal constants.
+"""Computed twice becomes computed once: equal quantizes of one tensor, equal ops, equal scales.
 
 q(x, s), q(x, s)  ->  one q
 """
@@ -10,10 +10,10 @@ from torch import Tensor, fx
 
 from blockscale.core.parse import parse
 from blockscale.graph.constants import equal_bits, get, is_constant
-from blockscale.graph.nodes import quantize_of, replace
+from blockscale.graph.nodes import aten, calls, ours, quantize_of, replace
 from blockscale.graph.passes.fused import read
 
-_SMALL = 1 << 16  # elements: larger constants are equal only if they are one tensor
+_PART_OF = (ours.quantize, ours.dequantize, aten.view)  # what reads scales and zero points
 
 
 def run(graph: fx.GraphModule) -> int:
@@ -22,7 +22,10 @@ def run(graph: fx.GraphModule) -> int:
 
 
 def _constants(graph: fx.GraphModule) -> int:
-    """One node for each constant, whatever names it has; -0 and 0 are two."""
+    """One node for each tensor, whatever names it has, and for scales and zero points of equal bits.
+
+    Other constants of equal bits stay two: each is in files under its own name.
+    """
     count = 0
     first: dict[Any, list[tuple[fx.Node, Tensor]]] = {}
     for node in list(graph.graph.nodes):
@@ -32,9 +35,10 @@ def _constants(graph: fx.GraphModule) -> int:
             tensor = get(graph, node)
         except ValueError:  # a constant that is no tensor
             continue
+        parts = all(calls(user, *_PART_OF) for user in node.users)
         alike = first.setdefault((tensor.dtype, tensor.shape, tensor.device), [])
         for other, kept in alike:
-            if kept is tensor or (tensor.numel() <= _SMALL and equal_bits(kept, tensor)):
+            if kept is tensor or (parts and equal_bits(kept, tensor)):
                 replace(node, other)
                 count += 1
                 break

@@ -89,7 +89,7 @@ def as_value(node: fx.Node, dtype: torch.dtype) -> Value | None:
     """A node as an operand: the codes that it dequantizes to `dtype`, or itself, floats."""
     found = dequantize_of(node)
     if found is None:
-        return Value(node)
+        return Value(node)  # type: ignore[arg-type]  # nodes stand for tensors
     return Value(*found.coded) if found.dtype == dtype else None
 
 

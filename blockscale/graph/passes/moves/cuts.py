@@ -9,7 +9,7 @@ from blockscale.core.block import WHOLE
 from blockscale.core.operand import Operand
 from blockscale.core.pack import packed_size
 from blockscale.core.parse import parse
-from blockscale.graph.nodes import aten, arguments, call, known, shape
+from blockscale.graph.nodes import arguments, aten, call, known, shape
 from blockscale.graph.passes.moves.blocks import named
 from blockscale.graph.passes.moves.parts import changed, dim_of, of_block, outer_of_rank, row_of
 
