@@ -57,11 +57,12 @@ def _up(graph: fx.GraphModule, node: fx.Node, x: fx.Node, by: Quantizer) -> bool
     row = sizes[-1]
     if not isinstance(row, int):
         row = call(graph, aten.sym_size.int, (source, -1), like=x)
-    args: Any = (source, *of_rank(graph, Operand(x, *by[:4], row), len(sizes), x)[1:4], by.fmt)  # type: ignore[arg-type]
-    codes = call(graph, ours.quantize.default, args, like=x)
-    after = moved(graph, x, Operand(codes, *args[1:], row))  # type: ignore[arg-type]
+    coded = Operand(x, by.scale, by.zero_point, None, by.fmt, row)  # type: ignore[arg-type]
+    coded = of_rank(graph, coded, len(sizes), x)
+    args: Any = (source, coded.scale, coded.zero_point, None, by.fmt)
+    codes: Any = call(graph, ours.quantize.default, args, like=x)
+    after = moved(graph, x, coded._replace(codes=codes))
     if after is None:
-        graph.graph.erase_node(codes)
         return False
     node.replace_all_uses_with(after.codes)  # type: ignore[arg-type]
     graph.graph.erase_node(node)

@@ -22,7 +22,7 @@ def run(graph: fx.GraphModule) -> int:
 
 
 def _constants(graph: fx.GraphModule) -> int:
-    """One node for each tensor, whatever names it has, and for scales and zero points of equal bits.
+    """One node for each tensor, whatever names it has, and for scales of equal bits.
 
     Other constants of equal bits stay two: each is in files under its own name.
     """

@@ -4,8 +4,8 @@
 
 The scale is of full rank and c belongs to the outputs, dimension 0 of a weight as it is stored:
 c [n] is [n, 1] there, beside scales [n, 1] or [n, groups]. (As [n] it would broadcast along the
-groups or, at n groups, along both.) Results differ by rounding: 1e-6 relative to the largest. Scales
-that are powers of two take powers of two only, exactly.
+groups or, at n groups, along both.) Results differ by rounding: 1e-6 relative to the largest.
+Scales that are powers of two take powers of two only, exactly.
 """
 
 from dataclasses import dataclass
@@ -120,7 +120,7 @@ def scaled(scale: Tensor, factor: Tensor, fmt: Format) -> Tensor | None:
     mantissa, exponent = torch.frexp(factor.abs())
     exact = bool((mantissa == 0.5).all())
     if isinstance(fmt.scale, PowerOfTwo):
-        return _moved(scale, exponent - 1, fmt) if exact and not fmt.offset else None
+        return _moved(scale, exponent - 1) if exact and not fmt.offset else None
     if not isinstance(fmt.scale, FloatScale) or fmt.offset is not None:
         return None
     if fmt.scale.dtype != torch.float32 and not exact:
@@ -132,7 +132,7 @@ def scaled(scale: Tensor, factor: Tensor, fmt: Format) -> Tensor | None:
     return made if bool((fits | (scale == 0)).all()) else None
 
 
-def _moved(scale: Tensor, exponent: Tensor, fmt: Format) -> Tensor | None:
+def _moved(scale: Tensor, exponent: Tensor) -> Tensor | None:
     """A power of two as it is stored, times 2^exponent, if that is one that can be stored."""
     if scale.dtype == torch.uint8:
         made = scale.to(torch.int32) + exponent.to(torch.int32)

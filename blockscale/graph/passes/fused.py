@@ -102,6 +102,16 @@ def widened(node: fx.Node) -> fx.Node:
     return node
 
 
+def narrowed(node: fx.Node) -> tuple[fx.Node, torch.dtype | None]:
+    """Where a wide op ends, and the dtype there: it includes the conversion of its result."""
+    user = only_user(node)
+    if user is not None and calls(user, aten.to):
+        dtype = dtype_of(user)
+        if dtype in (torch.bfloat16, torch.float16) and not arguments(user).get("copy"):
+            return user, dtype
+    return node, dtype_of(node)
+
+
 def quantized_by(node: fx.Node) -> tuple[fx.Node, Quantizer] | None:
     """The only node that reads this one, where it quantizes it, and how."""
     user = only_user(node)

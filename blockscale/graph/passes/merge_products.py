@@ -8,7 +8,6 @@ is the same sum of the same products; a matrix product of another size may add t
 """
 
 from collections.abc import Sequence
-from os.path import commonprefix
 from typing import Any
 
 import torch
@@ -143,6 +142,8 @@ def _write(graph: fx.GraphModule, nodes: Sequence[fx.Node], joined: dict[str, Te
 def _name(codes: Sequence[str]) -> str:
     """`attention.query_key_value` of `attention.query.weight.codes` and its likes."""
     layers = [each.removesuffix(".codes").removesuffix(".weight") for each in codes]
-    inside = commonprefix([layer.split(".")[:-1] for layer in layers])
+    folders = [layer.split(".")[:-1] for layer in layers]
+    same = [names[0] for names in zip(*folders, strict=False) if len({*names}) == 1]
+    inside = same if all(each[: len(same)] == same for each in folders) else folders[0]
     last = "_".join(layer.rpartition(".")[2] for layer in layers)
     return ".".join([*inside, last])

@@ -116,7 +116,7 @@ def _split(run: int, new: list[Any]) -> list[int] | None:
             made.insert(0, run)
             run = 1
         elif isinstance(n, int) and run % n == 0:
-            made.insert(0, WHOLE)
+            made.insert(0, n)
             run //= n
         else:
             return None

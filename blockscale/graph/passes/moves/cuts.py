@@ -17,6 +17,7 @@ from blockscale.graph.passes.moves.parts import changed, dim_of, of_block, outer
 def selected(
     graph: fx.GraphModule, node: fx.Node, coded: Operand, sizes: Sequence[int]
 ) -> Operand | None:
+    """One place along a dimension, which goes. None where blocks do not allow."""
     old, fmt = shape(node.args[0]), parse(coded.fmt)
     assert old is not None
     dim, index = dim_of(node, old), arguments(node)["index"]
@@ -42,6 +43,7 @@ def selected(
 def sliced(
     graph: fx.GraphModule, node: fx.Node, coded: Operand, sizes: Sequence[int]
 ) -> Operand | None:
+    """A part of a dimension, between blocks. None where blocks do not allow."""
     old, given = shape(node.args[0]), arguments(node)
     assert old is not None
     dim = dim_of(node, old)
@@ -82,6 +84,7 @@ def _block_bounds(
 def expanded(
     graph: fx.GraphModule, node: fx.Node, coded: Operand, sizes: Sequence[int]
 ) -> Operand | None:
+    """Dimensions of one element, seen as if they had more. None where blocks do not allow."""
     old, new, fmt = shape(node.args[0]), shape(node), parse(coded.fmt)
     assert old is not None and new is not None
     if not known(old[-1] == new[-1]) or len(old) != len(new):

@@ -18,6 +18,7 @@ from blockscale.graph.passes.moves.parts import changed, of_block, outer_of_rank
 def permuted(
     graph: fx.GraphModule, node: fx.Node, coded: Operand, sizes: Sequence[int]
 ) -> Operand | None:
+    """Dimensions in another order."""
     order, old = permutation(node), shape(node.args[0])
     if order is None or old is None:
         return None
@@ -41,6 +42,7 @@ def permuted(
 def viewed(
     graph: fx.GraphModule, node: fx.Node, coded: Operand, sizes: Sequence[int]
 ) -> Operand | None:
+    """The same elements in another shape; None where no block says whose scales they are."""
     old, new, fmt = shape(node.args[0]), shape(node), parse(coded.fmt)
     assert old is not None and new is not None
     after = through_view(sizes, old, new, WHOLE if fmt.block.rest == WHOLE else 1)

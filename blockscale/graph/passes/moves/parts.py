@@ -20,6 +20,7 @@ def of_block(fmt: Format, block: Block) -> str:
 
 
 def dim_of(node: fx.Node, old: Sequence[Any]) -> int:
+    """The dimension that a node works along, from 0."""
     return int(arguments(node).get("dim") or 0) % len(old)
 
 
