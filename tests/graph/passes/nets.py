@@ -105,7 +105,7 @@ class Function(nn.Module):
             if isinstance(each, nn.Module):
                 self.add_module(name, each)
             else:
-                self.register_buffer(name, each)
+                self.register_buffer(name, each)  # None too
 
     def forward(self, x: Tensor) -> Any:
         return self.function(self, x)
