@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from blockscale.graph.passes import fuse, fuse_activation
+from blockscale.graph.passes import clean, fuse, fuse_activation
 from tests.graph.passes.nets import Coded, graph_of, round_trip, same_after
 from tests.graph.passes.test_fuse import fused
 
@@ -37,7 +37,7 @@ def graph_with(activation, fmt: str = "", dtype: torch.dtype = torch.float32, re
 @pytest.mark.parametrize("kind", KINDS)
 def test_each(kind: str, fmt: str, dtype: torch.dtype) -> None:
     graph = graph_with(KINDS[kind], fmt, dtype)
-    changes = same_after(graph, (fuse, fuse_activation), X, X[:2])
+    changes = same_after(graph, (clean, fuse, fuse_activation), X, X[:2])
     assert changes["fuse_activation"] == 1
     (call,) = fused(graph)
     assert (call.settings["activation"], call.y.fmt != "", call.dtype) == (kind, fmt != "", dtype)
@@ -46,14 +46,14 @@ def test_each(kind: str, fmt: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("other", [F.elu, F.mish, lambda x: F.hardtanh(x, -2, 2)])
 def test_other_activations_stay(other) -> None:
     graph = graph_with(other, "mxfp8")
-    assert same_after(graph, (fuse, fuse_activation), X)["fuse_activation"] == 0
+    assert same_after(graph, (clean, fuse, fuse_activation), X)["fuse_activation"] == 0
 
 
 def test_a_product_that_others_read_stays() -> None:
     graph = graph_with(torch.relu, readers=2)
-    assert same_after(graph, (fuse, fuse_activation), X)["fuse_activation"] == 0
+    assert same_after(graph, (clean, fuse, fuse_activation), X)["fuse_activation"] == 0
 
 
 def test_a_product_has_one_activation() -> None:
     graph = graph_with(lambda x: torch.tanh(torch.relu(x)))
-    assert same_after(graph, (fuse, fuse_activation), X)["fuse_activation"] == 1
+    assert same_after(graph, (clean, fuse, fuse_activation), X)["fuse_activation"] == 1
