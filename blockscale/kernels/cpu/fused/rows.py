@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 @lru_cache(1024)
 def row_block(fmt: str, shape: Shape) -> int:
-    """How many columns of a row share a scale: 0 if the whole tensor does, -1 for other blocks.
+    """How many columns of a row share a scale: 0 if all rows share one, -1 for other blocks.
 
     -1 as well for two levels, for rows that end within a byte, and for elements that the C++ does
     not know.
@@ -65,7 +65,7 @@ def rows_of(value: Value, keep: list[Tensor]) -> Any:
         return _native.Rows(data.data_ptr())
     n, shape = native(value.fmt), shape_of(value)
     codes = n.checked_codes(value.data, shape)
-    parts = _checked(value.fmt, shape, value)
+    parts = checked(value.fmt, shape, value)
     keep += [codes, *listed(parts)]
     block = row_block(value.fmt, shape)
     return _native.Rows(n.handle, block, codes.data_ptr(), addresses(parts))
@@ -88,7 +88,7 @@ class Result:
             self.tensors = [values]
         else:
             n = native(y.fmt)
-            parts = _checked(y.fmt, shape, y) if self.given else n.new_parts(shape)
+            parts = checked(y.fmt, shape, y) if self.given else n.new_parts(shape)
             codes = n.new_packed(shape)
             self.tensors = [codes] if self.given else [codes, *listed(parts)]
             self._keep = parts
@@ -97,8 +97,11 @@ class Result:
         self.floats = 0 if values is None else values.data_ptr()
 
 
-def _checked(fmt: str, shape: Shape, of: Value | Quantizer) -> QParams:
-    """A caller's scale for a tensor of `shape`. One number may be of any rank."""
+def checked(fmt: str, shape: Shape, of: Value | Quantizer) -> QParams:
+    """A caller's scale for a tensor of `shape`. One number may be of any rank.
+
+    Raises ValueError if it misfits.
+    """
     n = native(fmt)
     assert of.scale is not None
     expected = n.scale_shape(shape)

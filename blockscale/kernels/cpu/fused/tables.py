@@ -18,7 +18,7 @@ from blockscale.core.operand import Quantizer, Value
 from blockscale.core.parse import parse
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.dequantize import unpack_into
-from blockscale.kernels.cpu.fused.rows import Shape
+from blockscale.kernels.cpu.fused.rows import Shape, checked
 from blockscale.kernels.cpu.native import FAMILIES, FEATURES, native, threads
 from blockscale.kernels.numbers import supports_families
 from blockscale.kernels.operand import in_order, new
@@ -129,6 +129,9 @@ def _made(call: Call) -> Tensor:
     """All codes in one row through the op's reference."""
     value, y = call.value, call.y
     n = native(value.fmt)
+    checked(value.fmt, (256,), value)
+    if y.fmt:
+        checked(y.fmt, (256,), y)
     patterns = torch.arange(256).remainder(2**n.bits).to(torch.uint8)
     codes = patterns.view(n.packed_dtype)
     if not n.bytewise:
