@@ -1,7 +1,6 @@
 """Operands and results of fused ops as the C++ takes them: rows of floats, or of codes."""
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -9,12 +8,12 @@ import torch
 from torch import Tensor
 
 from blockscale.core.operand import Quantizer, Value
+from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.native import FAMILIES, FEATURES, NO_PARTS, Parts, addresses, native
+from blockscale.kernels.cpu.native import FAMILIES, FEATURES, addresses, native
 from blockscale.kernels.numbers import supports_families
 from blockscale.kernels.operand import in_order, listed, new
-from blockscale.core.parse import parse
 
 _known = supports_families(FAMILIES, FEATURES)
 Shape = tuple[int, ...]
@@ -46,7 +45,7 @@ def readable(value: Value) -> bool:
 
 
 def writable(y: Quantizer, shape: Shape) -> bool:
-    """Whether the C++ writes a float32 result of this shape as `y` says, while it is in the cache."""
+    """Whether the C++ writes a float32 result of this shape as `y` says, part by part."""
     if not y.fmt:
         return True
     block = row_block(y.fmt, shape)

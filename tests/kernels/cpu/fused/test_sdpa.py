@@ -30,7 +30,9 @@ def heads(batch: int, count: int, rows: int, width: int, seed: int = 0) -> Tenso
     return x.transpose(1, 2)
 
 
-def exact(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+def exact(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
     """In float64 by the definition, and what an error of one unit may be."""
     q, k, v = q.double(), k.double(), v.double()
     added = 0 if mask is None else mask.double()

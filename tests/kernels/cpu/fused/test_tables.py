@@ -27,7 +27,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def both(op: str, value: Value, y: Quantizer, dtype: torch.dtype, **more: Any) -> list[list[Tensor]]:
+def both(
+    op: str, value: Value, y: Quantizer, dtype: torch.dtype, **more: Any
+) -> list[list[Tensor]]:
     """By the reference and by the kernel."""
     found = []
     for backend in ("reference", "cpu"):
