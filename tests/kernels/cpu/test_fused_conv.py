@@ -29,8 +29,18 @@ SHAPES = (
     (7, 5, (2,), (3,), (1,), (1,), (20,)),
 )
 INPUTS = (
-    *("uint8:tensor:fp32:asym", "int8:tensor:fp32:asym", "int8:tensor:fp32", "uint8:token:fp32:asym"),
-    *("int8:group16:e8m0/floor", "uint4:tensor:fp32:asym", "int3:token:fp32", "uint8:group8:fp32:asym"),
+    *(
+        "uint8:tensor:fp32:asym",
+        "int8:tensor:fp32:asym",
+        "int8:tensor:fp32",
+        "uint8:token:fp32:asym",
+    ),
+    *(
+        "int8:group16:e8m0/floor",
+        "uint4:tensor:fp32:asym",
+        "int3:token:fp32",
+        "uint8:group8:fp32:asym",
+    ),
 )
 
 
@@ -57,7 +67,9 @@ def made(shape: tuple, fmt: str, weight_fmt: str, batch: int = 2) -> tuple[Value
 def asked(x: Value, weight: Value, settings: dict) -> bool:
     """Whether the kernel takes this call."""
     values = (*settings.values(), False, (), "", torch.float32, UNQUANTIZED)
-    return supporting("fused_conv", "cpu", (x.fmt, weight.fmt), (x, weight, *values)) is not None
+    with bs.use("cpu"):  # loads the kernels
+        kernel = supporting("fused_conv", "cpu", (x.fmt, weight.fmt), (x, weight, *values))
+    return kernel is not None
 
 
 def close(x: Value, weight: Value, y: Tensor, settings: dict) -> None:
@@ -74,7 +86,9 @@ def close(x: Value, weight: Value, y: Tensor, settings: dict) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_setting(isa: str, shape: tuple) -> None:
     del isa
-    for fmt, weight_fmt in itertools.product(INPUTS, ("int8:channel0:fp32", "uint4:group16:fp32:asym")):
+    for fmt, weight_fmt in itertools.product(
+        INPUTS, ("int8:channel0:fp32", "uint4:group16:fp32:asym")
+    ):
         x, weight, settings = made(shape, fmt, weight_fmt)
         block = {"token": shape[0], "group16": 16, "group8": 8}.get(fmt.split(":")[1], shape[0])
         assert asked(x, weight, settings) == (shape[0] % min(block, shape[0]) == 0)
@@ -92,7 +106,9 @@ def test_codes_of_results(isa: str, fmt: str) -> None:
             for by in results(y, fmt):
                 found = CONV(x, weight, activation=activation, y=by, **settings)
                 assert torch.equal(found[0], P.quantize(y, by)), (activation, by)
-            chosen = CONV(x, weight, activation=activation, y=Quantizer(None, None, None, fmt), **settings)
+            chosen = CONV(
+                x, weight, activation=activation, y=Quantizer(None, None, None, fmt), **settings
+            )
             assert all(map(torch.equal, chosen, P.choose_quantize(y, fmt, None)))
 
 
@@ -160,4 +176,8 @@ def test_bad_input_is_an_error() -> None:
             CONV(bad, weight, **settings)
     for shape, match in (([24, 16, 3, 1], "rows of 48, not 144"), ([23, 16, 3, 3], "has 23 rows")):
         with pytest.raises(ValueError, match=match), bs.use("cpu"):
-            CONV(x, weight, **(settings | {"shape": shape, "padding": [1, shape[-1] // 2], "bias": None}))
+            CONV(
+                x,
+                weight,
+                **(settings | {"shape": shape, "padding": [1, shape[-1] // 2], "bias": None}),
+            )

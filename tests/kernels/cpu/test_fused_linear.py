@@ -18,10 +18,20 @@ from tests.kernels.cpu.test_activate import EXACT, NEAR
 
 LINEAR = FUSED["linear"]
 ACTIVATIONS = ("", *EXACT, *NEAR)
-WEIGHTS = ("int8:channel0:fp32", "int4:group32:fp32", "uint4:group16:fp16:asym", "e2m1:group16:e4m3")
+WEIGHTS = (
+    "int8:channel0:fp32",
+    "int4:group32:fp32",
+    "uint4:group16:fp16:asym",
+    "e2m1:group16:e4m3",
+)
 INPUTS = (
     *("uint8:tensor:fp32:asym", "int8:tensor:fp32", "uint8:token:fp32:asym", "int4:token:fp32"),
-    *("int8:group32:e8m0/floor", "uint8:group16:fp32:asym", "uint3:tensor:fp32", "int5:group48:fp32"),
+    *(
+        "int8:group32:e8m0/floor",
+        "uint8:group16:fp32:asym",
+        "uint3:tensor:fp32",
+        "int5:group48:fp32",
+    ),
     *("e4m3:token:fp32", "int8:token:fp32:offset", "int16:tensor:fp32", "int8:group16:e4m3"),
 )
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -29,8 +39,18 @@ ROUNDS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**
 # Formats that the kernel ends in, and others, which the primitives give.
 ENDS = (
     *("uint8:tensor:fp32:asym", "int8:tensor:fp32", "int8:tensor:fp32:asym", "uint4:tensor:fp32"),
-    *("int3:tensor:fp32:full", "uint8:tensor:e8m0/ceil", "int8:tensor:pow2/floor", "uint1:tensor:fp32"),
-    *("int8:tensor:fp32:recip", "uint8:tensor:bf16:asym", "ternary:tensor:fp32", "int7:tensor:fp16"),
+    *(
+        "int3:tensor:fp32:full",
+        "uint8:tensor:e8m0/ceil",
+        "int8:tensor:pow2/floor",
+        "uint1:tensor:fp32",
+    ),
+    *(
+        "int8:tensor:fp32:recip",
+        "uint8:tensor:bf16:asym",
+        "ternary:tensor:fp32",
+        "int7:tensor:fp16",
+    ),
 )
 OTHERS = (
     *("int8:tensor:fp32:nearest_away", "e4m3:tensor:fp32", "int8:token:fp32", "int16:tensor:fp32"),
@@ -71,7 +91,9 @@ def close(x: Value, weight: Value, y: Tensor, bias: Tensor | None) -> None:
 @pytest.mark.parametrize("weight_fmt", WEIGHTS)
 def test_codes_times_codes(isa: str, weight_fmt: str, fmt: str) -> None:
     del isa
-    for i, (m, k, n) in enumerate(((1, 96, 33), (7, 50, 7), (14, 64, 64), (2, 1, 40), (40, 100, 35))):
+    for i, (m, k, n) in enumerate(
+        ((1, 96, 33), (7, 50, 7), (14, 64, 64), (2, 1, 40), (40, 100, 35))
+    ):
         dtype = DTYPES[i % 3]
         x, weight = coded(torch.randn(m, k) + 0.5, fmt), coded(torch.randn(n, k), weight_fmt)
         bias = torch.randn(n).to(dtype) if i % 2 else None
@@ -139,7 +161,10 @@ def test_exact_activations(isa: str, activation: str) -> None:
     """Codes and floats are those of torch's function of the kernel's sums."""
     del isa
     fmt = "uint8:tensor:fp32:asym"
-    x, weight = coded(torch.randn(50, 64) * 4, fmt), coded(torch.randn(70, 64), "int8:channel0:fp32")
+    x, weight = (
+        coded(torch.randn(50, 64) * 4, fmt),
+        coded(torch.randn(70, 64), "int8:channel0:fp32"),
+    )
     sums = run(x, weight)[0]
     expected = EXACT[activation](sums)
     assert torch.equal(run(x, weight, activation=activation)[0], expected)
@@ -149,7 +174,9 @@ def test_exact_activations(isa: str, activation: str) -> None:
 
 @pytest.mark.parametrize("activation", NEAR)
 @pytest.mark.parametrize("fmt", ["uint8:tensor:fp32:asym", "int8:tensor:fp32"])
-def test_other_activations_move_a_code_only_at_its_edge(isa: str, activation: str, fmt: str) -> None:
+def test_other_activations_move_a_code_only_at_its_edge(
+    isa: str, activation: str, fmt: str
+) -> None:
     """A code lies between those of the exact value less, and plus, the error that is stated.
 
     Quantizing is monotonic, so that proves it: where both are one code there is no other.
@@ -178,7 +205,9 @@ def test_results_at_the_middle_of_two_codes(isa: str) -> None:
     del isa
     step = torch.tensor([[0.1]])
     x = coded(torch.arange(-127, 128).float()[:, None] * step, "int8:tensor:fp32", QParams(step))
-    weight = coded(torch.arange(1, 65).float()[:, None], "int8:channel0:fp32", QParams(torch.ones(64, 1)))
+    weight = coded(
+        torch.arange(1, 65).float()[:, None], "int8:channel0:fp32", QParams(torch.ones(64, 1))
+    )
     y = run(x, weight)[0]
     for size in (0.2, 0.6, 0.2 * 3, 1.4, 12.6):
         for zero in (0, 100, 255):
@@ -191,7 +220,10 @@ def test_results_at_the_middle_of_two_codes(isa: str) -> None:
 
 def test_results_that_are_no_numbers(isa: str) -> None:
     del isa
-    x, weight = coded(torch.randn(3, 16), "int8:tensor:fp32"), coded(torch.randn(40, 16), "int8:channel0:fp32")
+    x, weight = (
+        coded(torch.randn(3, 16), "int8:tensor:fp32"),
+        coded(torch.randn(40, 16), "int8:channel0:fp32"),
+    )
     bias = torch.tensor([torch.inf, -torch.inf, torch.nan, 3e38, -3e38] * 8)
     for fmt, scale in itertools.product(
         ("uint8:tensor:fp32:asym", "int8:tensor:fp32", "int4:tensor:fp32"),
@@ -201,13 +233,20 @@ def test_results_that_are_no_numbers(isa: str) -> None:
         by = quantizer(QParams(torch.tensor([[scale]]), None, zero), fmt)
         for activation in ACTIVATIONS:
             y = run(x, weight, bias=bias, activation=activation)[0]
-            assert torch.equal(run(x, weight, bias=bias, activation=activation, y=by)[0], P.quantize(y, by))
+            assert torch.equal(
+                run(x, weight, bias=bias, activation=activation, y=by)[0], P.quantize(y, by)
+            )
 
 
 @pytest.mark.parametrize("shape", [(0, 32), (2, 0, 32), (32,), (2, 3, 2, 32), (5, 0)], ids=str)
 def test_shapes(shape: tuple[int, ...]) -> None:
-    for fmt, y_fmt in itertools.product(("uint8:tensor:fp32:asym", "int4:tensor:fp32"), ("", *ENDS[:2])):
-        x, weight = coded(torch.randn(shape), fmt), coded(torch.randn(7, shape[-1]), "int8:channel0:fp32")
+    for fmt, y_fmt in itertools.product(
+        ("uint8:tensor:fp32:asym", "int4:tensor:fp32"), ("", *ENDS[:2])
+    ):
+        x, weight = (
+            coded(torch.randn(shape), fmt),
+            coded(torch.randn(7, shape[-1]), "int8:channel0:fp32"),
+        )
         by = results(torch.randn(7), y_fmt)[0] if y_fmt else UNQUANTIZED
         if y_fmt:  # of the result's rank
             parts = (None if p is None else p.reshape((1,) * len(shape)) for p in by[:2])
@@ -227,12 +266,17 @@ def test_codes_that_do_not_lie_in_order_and_scales_of_any_rank() -> None:
     strided = x._replace(data=x.data.repeat_interleave(2, -1)[..., ::2])
     assert torch.equal(run(strided, weight)[0], y)
     for rank in (0, 1):
-        flat = x._replace(scale=x.scale.reshape((1,) * rank), zero_point=x.zero_point.reshape((1,) * rank))
+        flat = x._replace(
+            scale=x.scale.reshape((1,) * rank), zero_point=x.zero_point.reshape((1,) * rank)
+        )
         assert torch.equal(run(flat, weight)[0], y)
 
 
 def test_threads() -> None:
-    x, weight = coded(torch.randn(200, 700), "uint8:token:fp32:asym"), coded(torch.randn(1100, 700), "int8:channel0:fp32")
+    x, weight = (
+        coded(torch.randn(200, 700), "uint8:token:fp32:asym"),
+        coded(torch.randn(1100, 700), "int8:channel0:fp32"),
+    )
     by = results(torch.randn(200, 1100) * 20, "uint8:tensor:fp32:asym")[0]
     one = run(x, weight, activation="gelu", y=by)[0]
     torch.set_num_threads(2)
@@ -253,7 +297,7 @@ def test_what_does_not_fit_is_an_error() -> None:
     ):
         with pytest.raises(ValueError, match=match), bs.use("cpu"):
             LINEAR(*bad)
-    with pytest.raises(ValueError, match="expected torch.float32"), bs.use("cpu"):
+    with pytest.raises(ValueError, match="expected"), bs.use("cpu"):
         LINEAR(x, weight, y=by._replace(scale=by.scale.repeat(3, 1)))
     with pytest.raises(RuntimeError, match="expand"), bs.use("cpu"):
         LINEAR(x, weight, bias=torch.zeros(5))
