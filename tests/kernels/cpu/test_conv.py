@@ -27,7 +27,21 @@ SHAPES = (
 )
 WEIGHTS = ("int8_channel", "int4:group32:fp32", "mxint8", "mxfp4", "uint4:group16:fp32:asym")
 MORE = ("nf4:group16:fp32", "log8f3:token:fp32")
-INPUTS = (None, "int8", "int8_token", "mxint8", "int8:group16:fp32", "uint8", "mxfp8")
+INPUTS = (
+    *(None, "int8", "int8_token", "mxint8", "int8:group16:fp32", "uint8", "mxfp8"),
+    *(
+        "uint8:token:fp32:asym",
+        "uint4:group8:fp32:asym",
+        "int3:tensor:fp32:asym",
+        "uint8:token:fp32",
+    ),
+)
+
+
+def always(monkeypatch: pytest.MonkeyPatch, outputs: int = 1) -> None:
+    """Patches of codes from so many outputs on, however few channels there are."""
+    monkeypatch.setattr(kernel, "_OUTPUTS", outputs)
+    monkeypatch.setattr(kernel, "_CHANNELS", 1)
 
 
 def layer(shape: tuple, weight: str, given: str | None) -> nn.Module:
@@ -58,7 +72,7 @@ def check(model: nn.Module, x: torch.Tensor) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("outputs", [1, 1000], ids=["patches", "torch"])
 def test_every_setting(shape: tuple, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "_OUTPUTS", outputs)
+    always(monkeypatch, outputs)
     for i, (weight, given) in enumerate(itertools.product((*WEIGHTS, *MORE), INPUTS)):
         model = layer(shape, weight, given)
         dtype = (torch.float32, torch.bfloat16, torch.float16)[i % 3]
@@ -70,15 +84,14 @@ def test_which_are_patches(monkeypatch: pytest.MonkeyPatch) -> None:
     run = kernel._as_integers
     monkeypatch.setattr(kernel, "_as_integers", lambda *a: found.append(run(*a)) or found[-1])
     x = torch.randn(2, 32, 8, 8)
-    for given, outputs, expected in (("int8_token", 128, True), ("int8_token", 64, False),
-                                     ("uint8", 128, False), ("int8", 128, True)):  # fmt: skip
+    for given, outputs, expected in (("int8_token", 32, True), ("int8_token", 31, False),
+                                     ("uint8", 128, True), ("int8", 128, True)):  # fmt: skip
         layer((32, outputs, 3, 1, 1, 1, 1, (8, 8)), "int8_channel", given)(x)
         assert (found.pop() is not None) == expected
 
 
-def test_given_scale_and_batches_of_patches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "_OUTPUTS", 1)
-    monkeypatch.setattr(kernel, "_PATCHES", 1)
+def test_given_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    always(monkeypatch)
     model, x = (
         layer((16, 24, 3, 2, 1, 1, 1, (9, 8)), "int8_channel", "int8"),
         torch.randn(5, 16, 9, 8),
@@ -94,7 +107,7 @@ def test_given_scale_and_batches_of_patches(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("input_fmt", ["", "int8:tensor:fp32", "int8:token:fp32"])
 def test_weights_with_offsets(input_fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Integer arithmetic gives way, whatever x is."""
-    monkeypatch.setattr(kernel, "_OUTPUTS", 1)
+    always(monkeypatch)
     fmt, shape = "uint4:group16:fp16:offset", [20, 8, 3]
     with bs.use("reference"):
         packed, *parts = P.choose_quantize(torch.randn(20, 24), fmt, None)
