@@ -1,6 +1,7 @@
 """Operands and results of fused ops as the C++ takes them: rows of floats, or of codes."""
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -33,8 +34,17 @@ def row_block(fmt: str, shape: Shape) -> int:
 
 
 def shape_of(value: Value) -> Shape:
-    """The shape of the tensor that a value stands for."""
-    return value.operand.shape if value.fmt else tuple(value.data.shape)
+    """The shape of the tensor that a value stands for, as `traced`."""
+    return traced(value.operand.shape if value.fmt else value.data.shape)
+
+
+def traced(shape: Sequence[Any]) -> Shape:
+    """A shape in numbers: of symbolic sizes those that a graph was traced with, without a guard.
+
+    Graphs ask what supports their nodes. A size that depends on data counts as 0, which no kernel
+    here takes.
+    """
+    return tuple(size if type(size) is int else (size.node.hint or 0) for size in shape)
 
 
 def readable(value: Value) -> bool:

@@ -5,7 +5,16 @@ import torch
 
 import blockscale as bs
 from blockscale.core.operand import Quantizer, Value
-from blockscale.kernels.cpu.fused.rows import Result, readable, row_block, rows_of, writable
+from blockscale.core.parse import parse
+from blockscale.kernels.cpu.fused import binary, norms, sdpa, tables
+from blockscale.kernels.cpu.fused.rows import (
+    Result,
+    readable,
+    row_block,
+    rows_of,
+    shape_of,
+    writable,
+)
 from tests.kernels.cpu.fused.given import UINT8, coded, fixed
 
 
@@ -73,3 +82,32 @@ def test_results() -> None:
     assert codes.given and codes.floats == 0 and codes.tensors[0].dtype == torch.uint8
     chosen = Result(Quantizer(None, None, None, "int8:token:fp32"), (4, 8))
     assert [part.shape for part in chosen.tensors] == [(4, 8), (4, 1)] and not chosen.given
+
+
+def test_symbolic_sizes_are_those_that_were_traced() -> None:
+    """A graph asks with fake tensors, and no guard may come of it."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    batch = {0: torch.export.Dim("batch")}
+    program = torch.export.export(Model(), (torch.randn(5, 8),), dynamic_shapes=(batch,))
+    (node,) = [each for each in program.graph.nodes if each.op == "placeholder"]
+    fake = node.meta["val"]
+    assert not isinstance(fake.shape[0], int)
+    value, y = Value(fake), Quantizer(None, None, None, "int8:token:fp32")
+    codes = Value(
+        fake.to(torch.uint8), fake.new_ones(1, 1), fake.new_zeros(1, 1).int(), None, UINT8, 8
+    )
+    symbols = fake.shape[0].node.shape_env
+    before = len(symbols.guards)
+    assert shape_of(value) == shape_of(codes) == (5, 8)
+    plain = (torch.float32, y)
+    assert norms._supports_layer((), (value, [8], None, None, 1e-5, *plain))
+    assert binary.supports((parse(UINT8),), (codes, value, *plain))
+    assert tables.supports((parse(UINT8),), (codes, torch.float32, fixed(UINT8, 2)))
+    heads = Value(fake.new_empty(fake.shape[0], 2, 3, 16))
+    attended = (heads, heads, heads, fake.new_ones(3, 3), False, None, False)
+    assert sdpa.supports((parse(y.fmt),), (*attended, *plain))
+    assert len(symbols.guards) == before
