@@ -16,7 +16,7 @@ from blockscale.graph.edges import Edge
 from blockscale.graph.expand import expand
 from blockscale.graph.names import source_line
 from blockscale.graph.prepare import Prepared, replace_ops
-from blockscale.graph.program import imported, traced
+from blockscale.graph.program import imported, same, traced
 from blockscale.graph.state import set_state, state
 from blockscale.layers.apply import apply
 from blockscale.layers.layer import QLayer
@@ -51,7 +51,8 @@ def convert(prepared: Prepared) -> fx.GraphModule:
     passes.apply(made, (passes.clean,))
     expand(made)
     made.eval()
-    told.warn()
+    # prepare has named what is skipped and what matches nothing
+    Ledger([entry for entry in told.quantized if entry.notes]).warn()
     return made
 
 
@@ -113,9 +114,7 @@ def _line_of(graph: fx.GraphModule, layer: str) -> str:
 
 def _same_layers(prepared: Prepared) -> fx.GraphModule:
     """A graph over the same layers, which can be given others."""
-    model = fx.GraphModule(prepared, copy.deepcopy(prepared.graph))
-    model.graph._codegen = copy.deepcopy(prepared.graph._codegen)
-    model.recompile()
+    model = same(prepared)
     set_state(model, state(prepared))
     return model.eval()
 

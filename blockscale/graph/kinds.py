@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from blockscale.graph.names import scope
 from blockscale.layers.linear import Conv1D
 
 aten = torch.ops.aten
@@ -150,8 +151,22 @@ def conv(graph: fx.GraphModule, node: fx.Node) -> Found | None:
     kind: Any = (_TRANSPOSED if turned else _CONVS)[weight.ndim]
     kernel = tuple(weight.shape[2:])
     made = kind(*sizes, kernel, groups=groups, bias=bias is not None, device="meta", **settings)
-    kept = _holding(made, weight=weight, bias=bias)
-    return Found(kept, given["input"], given["weight"].target, (kind.__name__,))
+    kept, x = _holding(made, weight=weight, bias=bias), given["input"]
+    if (padded := _padding(x, node)) is not None:
+        # the convolution's own padding, of a mode that torch's convolutions do not know
+        x, made._reversed_padding_repeated_twice, made.padding_mode = padded
+    return Found(kept, x, given["weight"].target, (kind.__name__,))
+
+
+def _padding(pad: Any, node: fx.Node) -> tuple[fx.Node, list[int], str] | None:
+    """(what is padded, how much, in which mode) where a node pads for this convolution alone, in
+    the forward of the same layer."""
+    if pad.op != "call_function" or pad.target is not aten.pad.default or len(pad.users) != 1:
+        return None
+    given = _given(pad)
+    if given["mode"] == "constant" or scope(pad) != scope(node):
+        return None
+    return given["self"], [int(size) for size in given["pad"]], given["mode"]
 
 
 def _each(sizes: Any, dims: int) -> Any:

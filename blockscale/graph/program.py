@@ -25,7 +25,7 @@ def imported(program: Program) -> fx.GraphModule:
     if isinstance(program, ExportedProgram):
         source = program.module(check_guards=False)
         assert isinstance(source, fx.GraphModule)
-        made = _copy(source)
+        made = same(source)
         example, ranges = program.example_inputs, program.range_constraints
         names = tuple(program.state_dict)
         set_state(made, State("imported", example=example, ranges=ranges, names=names))
@@ -35,7 +35,7 @@ def imported(program: Program) -> fx.GraphModule:
             f"expected a program, found a {type(program).__name__}: export the model first, "
             f"program = torch.export.export(model.eval(), example)"
         )
-    made = _copy(program)
+    made = same(program)
     if isinstance(program.meta.get("blockscale"), State):
         set_state(made, copied(state(program)))
     else:
@@ -50,11 +50,18 @@ def copied(known: State) -> State:
     return replace(known, ledger=ledger)
 
 
-def _copy(source: fx.GraphModule) -> fx.GraphModule:
+def same(source: fx.GraphModule) -> fx.GraphModule:
     """The same graph over the same tensors and modules, in containers of its own."""
-    made = fx.GraphModule(source, copy.deepcopy(source.graph))
-    made.graph._codegen = copy.deepcopy(source.graph._codegen)
-    made.recompile()
+    nodes = fx.Graph(tracer_cls=source.graph._tracer_cls)
+    memo: dict[fx.Node, fx.Node] = {}
+    output = nodes.graph_copy(source.graph, memo)
+    last = next(iter(source.graph.find_nodes(op="output")))
+    nodes.output(output).meta = dict(last.meta)
+    for old, new in memo.items():
+        new.meta = dict(old.meta)
+    # shared, as nothing changes it: deepcopy warns of a class that torch puts into it
+    nodes._codegen = source.graph._codegen
+    made = fx.GraphModule(source, nodes)
     made.train(source.training)
     return made
 

@@ -22,7 +22,8 @@ from blockscale.kernels.cpu.quantize import choose_quantize, quantize
 from blockscale.kernels.registry import kernel
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_OUTPUTS = 128  # with fewer, copying the patches costs more than their products save (measured)
+# With fewer, copying the patches costs more than their products save (measured).
+_OUTPUTS, _CHANNELS = 32, 32
 
 Sizes = list[int]
 
@@ -116,7 +117,7 @@ def window(
         for n, p, span, s in zip(x[1:-1], padding, spans, stride, strict=True)
     ]
     block = row_block(fmt, len(x))
-    if min(x[0], channels, *out) <= 0 or block is None or shape[0] < _OUTPUTS:
+    if min(x[0], *out) <= 0 or block is None or shape[0] < _OUTPUTS or channels < _CHANNELS:
         return None
     if block and channels % min(block, channels):
         return None  # a last block that is partial at every place of the kernel

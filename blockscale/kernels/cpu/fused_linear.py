@@ -123,7 +123,7 @@ def from_codes(
     codes, parts: of x, in order; block: elements of a row that share a scale, 0: one for all of x
     places: of a convolution: numbers as `window` of src/bind_linear.cpp takes them; () without
     """
-    n, end = shape[-1], _end(result.y, shape)
+    end = _end(result.y, shape)
     y, handle, into = new(shape, result.dtype), None, NO_PARTS
     if end is not None:
         y, handle, into = end[0].new_packed(shape), end[0].handle, addresses(end[1])
@@ -142,7 +142,6 @@ def from_codes(
         return None if made is None else _quantized(made[0], result.y)
     if not done:
         return None
-    assert n == shape[-1]
     return [y] if end is not None else _quantized(y, result.y)
 
 
@@ -176,10 +175,15 @@ def _from_floats(
             x.data_ptr(), dtype, y.numel() // shape[-1], 0 if bias is None else bias.data_ptr(),
             y.data_ptr(), DTYPES[y.dtype], threads(),
         )  # fmt: skip
-    return _quantized(activated(y, result.activation), result.y)
+    return finished(y, result)
 
 
-def activated(y: Tensor, activation: str) -> Tensor:
+def finished(y: Tensor, result: Result) -> list[Tensor]:
+    """Sums with their bias [...], in order, which may be overwritten, as the op gives them."""
+    return _quantized(_activated(y, result.activation), result.y)
+
+
+def _activated(y: Tensor, activation: str) -> Tensor:
     """y [...], which may be overwritten, after the activation."""
     if not activation:
         return y

@@ -19,14 +19,21 @@ void gather(const Window& w, int64_t row, const void* x, int64_t bytes, const ch
         left /= w.out[i];
     }
     const char* from = static_cast<const char*>(x);
+    int64_t line = w.kernel[2] * bytes, last = at[2] + (w.kernel[2] - 1) * w.dilation[2];
+    bool whole = w.dilation[2] == 1 && at[2] >= 0 && last < w.size[2];  // lines lie as they are
     for (int64_t a = at[0], i = 0; i < w.kernel[0]; ++i, a += w.dilation[0])
-        for (int64_t b = at[1], j = 0; j < w.kernel[1]; ++j, b += w.dilation[1])
-            for (int64_t c = at[2], l = 0; l < w.kernel[2]; ++l, c += w.dilation[2], to += bytes) {
-                bool inside = a >= 0 && a < w.size[0] && b >= 0 && b < w.size[1] && c >= 0 &&
-                              c < w.size[2];
-                int64_t pixel = ((left * w.size[0] + a) * w.size[1] + b) * w.size[2] + c;
-                memcpy(to, inside ? from + pixel * bytes : pad, bytes);
+        for (int64_t b = at[1], j = 0; j < w.kernel[1]; ++j, b += w.dilation[1], to += line) {
+            bool inside = a >= 0 && a < w.size[0] && b >= 0 && b < w.size[1];
+            int64_t pixel = ((left * w.size[0] + a) * w.size[1] + b) * w.size[2];
+            if (inside && whole) {
+                memcpy(to, from + (pixel + at[2]) * bytes, line);
+                continue;
             }
+            for (int64_t c = at[2], l = 0; l < w.kernel[2]; ++l, c += w.dilation[2]) {
+                bool there = inside && c >= 0 && c < w.size[2];
+                memcpy(to + l * bytes, there ? from + (pixel + c) * bytes : pad, bytes);
+            }
+        }
 }
 
 struct RowBuffers {
