@@ -20,7 +20,6 @@ from blockscale.kernels.cpu.native import (
     DTYPES,
     NO_PARTS,
     Native,
-    Parts,
     addresses,
     floats,
     known,
@@ -77,7 +76,8 @@ def fused_linear(
 ) -> list[Tensor]:
     """As ops.fused.products.linear."""
     whole = weight.operand
-    n, (*rows, k) = whole.codes.shape[0], x.operand.shape if x.fmt else x.data.shape
+    n, (*rows, k) = whole.codes.shape[0], x.data.shape
+    k = x.size if x.fmt else k
     if k != whole.size:
         raise ValueError(f"expected x of shape [..., {whole.size}], found {(*rows, k)}")
     offset = None if bias is None else float_bias(bias, n)
