@@ -47,8 +47,10 @@ class Operand(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the tensor that was quantized; () where the scale has no dimension."""
-        return (*self.codes.shape[:-1], self.size) if self.scale.ndim else ()
+        """The shape of the tensor that was quantized; () for one code whose scale is of rank 0."""
+        if self.scale.ndim or self.codes.ndim > 1 or self.size != 1:
+            return (*self.codes.shape[:-1], self.size)
+        return ()
 
 
 class Quantizer(NamedTuple):

@@ -69,8 +69,14 @@ def equal_bits(a: Tensor, b: Tensor) -> bool:
         return False
     if a.dtype.is_complex or a.is_meta:
         return False
-    return torch.equal(*(t.detach().contiguous().view(torch.uint8) if t.ndim else
-                         t.detach().reshape(1).view(torch.uint8) for t in (a, b)))
+    return torch.equal(
+        *(
+            t.detach().contiguous().view(torch.uint8)
+            if t.ndim
+            else t.detach().reshape(1).view(torch.uint8)
+            for t in (a, b)
+        )
+    )
 
 
 def drop_unused(graph: fx.GraphModule) -> int:

@@ -16,7 +16,8 @@ from torch import Tensor
 from blockscale.core.operand import Operand
 from blockscale.kernels.registry import find
 from blockscale.ops.dispatch import alone
-from blockscale.ops.operand import Signature, signature
+from blockscale.ops.one_element import accepting, fitting
+from blockscale.ops.operand import Signature, Tuples, signature
 
 LIBRARY: Any = torch.library.Library("blockscale", "DEF")  # type: ignore[no-untyped-call]
 
@@ -75,9 +76,13 @@ def op(
     def define(reference: Callable[..., Any]) -> Op:
         name = reference.__name__
         takes = signature(reference, size_of)
-        run = _runner(name, reference, takes)
-        returns = get_type_hints(reference)["return"]
-        OPS[name] = register(name, reference, takes, returns, run, shape=shape, ulps=ulps)
+        kinds = get_type_hints(reference)
+        returns = kinds.pop("return")
+        ranked = fitting(kinds)
+        run = _runner(name, reference, takes, *ranked)
+        whole = accepting(reference, *ranked, takes.defaults)
+        empty = shape and accepting(shape, *ranked, takes.defaults)
+        OPS[name] = register(name, whole, takes, returns, run, shape=empty, ulps=ulps)
         return OPS[name]
 
     return define
@@ -106,12 +111,16 @@ def register(
     return Op(name, reference, takes, takes.defaults, takes.flatten, overload, ulps, run)
 
 
-def _runner(name: str, reference: Callable[..., Any], takes: Signature) -> Callable[..., Any]:
+def _runner(
+    name: str, reference: Callable[..., Any], takes: Signature, fits: Tuples, fitted: Tuples
+) -> Callable[..., Any]:
     """What runs the kernel of the op's arguments or, where there is none, the reference."""
     spellings = takes.spellings
     operand_first = next(iter(get_type_hints(reference).values())) is Operand
 
     def run(*args: Any) -> Any:
+        if not fits(*args):
+            args = fitted(*args)
         first = args[0].codes if operand_first else args[0]
         kernel = find(name, spellings(*args), first.device.type, args)
         return reference(*args) if kernel is None else kernel.run(*args)

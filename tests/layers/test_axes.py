@@ -56,6 +56,19 @@ def test_one_dimension() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fmt", "size"), [("channel1", "depth"), ("channel2", "height"), ("channel-2", "width")]
+)
+@pytest.mark.parametrize("kind", [nn.Conv3d, nn.ConvTranspose3d])
+def test_three_dimensions(kind: type[nn.Module], fmt: str, size: str) -> None:
+    model = nn.Sequential(kind(3, 4, 3))
+    words = rf"along the image's {size}, .*\[batch, depth, height, width, channels\]"
+    with pytest.raises(ValueError, match=words):
+        bs.quantize_(model, bs.Recipe("int8", input=f"int8:{fmt}:fp32"))
+    bs.quantize_(model, bs.Recipe("int8", input="int8:channel4:fp32"))
+    assert model(torch.randn(2, 3, 5, 5, 5)).shape[:2] == (2, 4)
+
+
+@pytest.mark.parametrize(
     "fmt", ["int8:channel-1:fp32", "int8:channel3:fp32", "int8:channel0:fp32", "mxfp8", "int8"]
 )
 def test_what_means_channels_or_images(fmt: str) -> None:

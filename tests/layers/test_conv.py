@@ -17,6 +17,9 @@ CONVS = [
     nn.Conv2d(4, 6, 3, padding="same"),
     nn.Conv2d(4, 6, 3, padding=(2, 1), padding_mode="circular"),
     nn.Conv2d(4, 6, 3, dilation=2, groups=2, bias=False),
+    nn.Conv3d(4, 6, (3, 1, 2), stride=(1, 2, 1), padding=(1, 0, 1)),
+    nn.Conv3d(4, 6, 3, padding="same", dilation=2),
+    nn.Conv3d(4, 6, 3, padding=1, padding_mode="replicate", groups=2),
 ]
 
 
@@ -62,4 +65,6 @@ def test_inputs_that_do_not_fit_are_refused(shape: tuple[int, ...]) -> None:
     layer = quantized(nn.Conv1d(4, 6, 3))
     with pytest.raises(ValueError, match=r"expected an input \[batch, 4, w\], found"):
         layer(torch.ones(shape))
+    with pytest.raises(ValueError, match=r"expected an input \[batch, 4, d, h, w\], found"):
+        quantized(nn.Conv3d(4, 6, 3))(torch.ones(shape))
     assert F.conv1d(torch.ones(2, 4, 9), layer.dequantize_weight()).shape == (2, 6, 7)

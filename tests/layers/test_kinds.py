@@ -7,6 +7,7 @@ from torch import nn
 
 from blockscale import layers
 from blockscale.layers.conv import QConv
+from blockscale.layers.conv_transpose import QConvTranspose
 from blockscale.layers.embedding import QEmbedding
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
@@ -22,8 +23,11 @@ from tests.qat.models import Conv1D
         (nn.Conv2d(1, 1, 1), QConv),
         (nn.Embedding(2, 3), QEmbedding),
         (Conv1D(2, 3), QTransposedLinear),
-        (nn.Conv3d(1, 1, 1), None),
-        (nn.ConvTranspose2d(1, 1, 1), None),
+        (nn.Conv3d(1, 1, 1), QConv),
+        (nn.ConvTranspose1d(1, 1, 1), QConvTranspose),
+        (nn.ConvTranspose2d(1, 1, 1), QConvTranspose),
+        (nn.ConvTranspose3d(1, 1, 1), QConvTranspose),
+        (nn.LazyConvTranspose2d(1, 1), None),
         (nn.Bilinear(2, 2, 2), None),
         (nn.LazyLinear(2), None),  # a subclass, even of a layer that is replaced
         (nn.ReLU(), None),
@@ -44,6 +48,6 @@ def test_every_file_with_a_kind_is_found() -> None:
     """By what it says in its own text, so that a file that nothing imports counts too."""
     folder = pathlib.Path(layers.__file__).parent
     said = {path.stem for path in folder.glob("*.py") if "\ndef replacement(" in path.read_text()}
-    assert said == {"conv", "embedding", "linear"}
-    kinds = (QConv, QEmbedding, QLinear)
+    assert said == {"conv", "conv_transpose", "embedding", "linear"}
+    kinds = (QConv, QConvTranspose, QEmbedding, QLinear)
     assert {kind.__module__.rpartition(".")[2] for kind in kinds} == said

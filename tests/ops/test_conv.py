@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import blockscale as bs
 from blockscale.core.layout import from_stored, to_stored
 from blockscale.core.operand import UNQUANTIZED
+from blockscale.layers.kinds import quantized_class
 from tests.ops.samples import Made
 
 CHANNELS = 12
@@ -30,6 +31,10 @@ def samples(made: Made) -> dict[str, list[tuple]]:
     return {
         "conv": [
             (x.reshape(5, 12, 3), weight, torch.randn(5), [5, 12, 3], *settings, made.own),
+            (
+                x.reshape(1, 3, 3, 4, 5)[:, :, :, :3], weight, None, [5, 3, 1, 3, 4],
+                *([1, 1, 1],) * 3, 1, made.own,
+            ),
             (
                 x.reshape(1, 4, 9, 5)[:, :, :4], weight, None, [5, 4, 3, 3], *([1, 1],) * 3, 1,
                 UNQUANTIZED,
@@ -59,9 +64,10 @@ def pair(conv: nn.Module, weight: str, fmt: str | None = None, dtype=torch.float
     if conv.bias is not None:
         conv.bias.data = whole(*conv.bias.shape)
     conv = conv.to(dtype)
-    q = bs.quantize(to_stored(conv.weight, "channels_last"), weight)
+    layout = quantized_class(conv).layout_of(conv)
+    q = bs.quantize(to_stored(conv.weight, layout), weight)
     dense = copy.deepcopy(conv).float()
-    dense.weight.data = from_stored(q.dequantize(), "channels_last", conv.weight.shape)
+    dense.weight.data = from_stored(q.dequantize(), layout, conv.weight.shape)
     model = nn.Sequential(conv)
     bs.quantize_(model, bs.Recipe(weight, fmt))
     same(model[0].dequantize_weight(torch.float32), dense.weight.data.contiguous())
@@ -114,10 +120,12 @@ SETTINGS = [
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # torch's own
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d])
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d])
 def test_every_setting(kind, settings: dict) -> None:
     arguments = {"kernel_size": 3, **settings}
-    size = (11,) if kind is nn.Conv1d else (11, 13)
+    if kind is nn.Conv3d and settings.get("padding_mode") == "reflect":
+        arguments["padding"] = 1
+    size = {nn.Conv1d: (11,), nn.Conv2d: (11, 13), nn.Conv3d: (7, 8, 7)}[kind]
     for weight, fmt in zip((*WEIGHTS, *WEIGHTS), INPUTS, strict=False):
         check(kind(CHANNELS, CHANNELS, **arguments), size, weight, fmt)
 

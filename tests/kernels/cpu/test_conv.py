@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import blockscale as bs
@@ -24,6 +25,7 @@ SHAPES = (
         (7, 5, 2, 3, 1, 1, 1, (20,)),
     ),
     (32, 8, 9, 1, 4, 1, 1, (5,)),
+    *((16, 24, (3, 1, 2), (1, 2, 1), (1, 0, 2), 1, 1, (4, 5, 6)), (8, 6, 2, 1, 0, 2, 2, (4, 5, 3))),
 )
 WEIGHTS = ("int8_channel", "int4:group32:fp32", "mxint8", "mxfp4", "uint4:group16:fp32:asym")
 MORE = ("nf4:group16:fp32", "log8f3:token:fp32")
@@ -46,7 +48,8 @@ def always(monkeypatch: pytest.MonkeyPatch, outputs: int = 1) -> None:
 
 def layer(shape: tuple, weight: str, given: str | None) -> nn.Module:
     *arguments, size = shape
-    model = nn.Sequential((nn.Conv2d if len(size) == 2 else nn.Conv1d)(*arguments))
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(size) - 1]
+    model = nn.Sequential(kind(*arguments))
     bs.quantize_(model, bs.Recipe(weight, given))
     return model
 
@@ -57,7 +60,7 @@ def check(model: nn.Module, x: torch.Tensor) -> None:
     with bs.use("reference"), torch.no_grad():
         expected = model(x)
         values = x.float() if q.input is None else q.input(x.float().movedim(1, -1)).movedim(-1, 1)
-        run = nn.functional.conv2d if x.ndim == 4 else nn.functional.conv1d
+        run = (F.conv1d, F.conv2d, F.conv3d)[x.ndim - 3]
         dense = q.dequantize_weight(torch.float32).abs()
         settings = (q.stride, q.padding, q.dilation, q.groups)
         size = run(values.abs(), dense, q.bias.float().abs(), *settings)
@@ -119,3 +122,15 @@ def test_weights_with_offsets(input_fmt: str, monkeypatch: pytest.MonkeyPatch) -
     with bs.use("cpu"):
         y = conv(*arguments, given)
     assert (y - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("given", [None, "int8_token"])
+def test_autocast_does_not_reach_inside(given: str | None) -> None:
+    """Nor torch's own convolution of the decoded weight."""
+    model, x = (
+        layer((16, 24, 3, 1, 1, 1, 1, (9, 8)), "int8_channel", given),
+        torch.randn(2, 16, 9, 8),
+    )
+    expected = model(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(model(x), expected)

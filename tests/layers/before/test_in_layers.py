@@ -52,6 +52,10 @@ CONVS = [
     nn.Conv2d(K, 3, 3, dilation=2, padding="same", padding_mode="circular"),
     nn.Conv1d(K, 3, 3, padding=2, padding_mode="replicate"),
     nn.Conv1d(K, 3, 1, bias=False),
+    nn.Conv3d(K, 3, (1, 2, 2), padding=1),
+    nn.ConvTranspose1d(K, 3, 3, stride=2, output_padding=1),
+    nn.ConvTranspose2d(K, 3, (3, 2), dilation=2, padding=1),
+    nn.ConvTranspose3d(K, 3, 2, stride=2, bias=False),
 ]
 
 
@@ -60,7 +64,7 @@ def test_a_layer_computes_what_it_did(layer: nn.Module) -> None:
     """Through a format that loses nothing, input and weight: the float layer's bits, gradients."""
     for parameter in layer.parameters():
         parameter.data = whole(*parameter.shape)
-    shape = {nn.Linear: (5, K), nn.Conv1d: (2, K, 6), nn.Conv2d: (2, K, 6, 5)}[type(layer)]
+    shape = (5, K) if isinstance(layer, nn.Linear) else (2, K, 6, 5, 4)[: layer.weight.ndim]
     recipe = bs.Recipe(LOSSLESS, input=LOSSLESS)
     for each in kinds():
         quantized = with_before(layer, each, recipe)
@@ -118,6 +122,8 @@ REFUSED = [
     (nn.Linear(K, 2), Rotate(48, 8), "rotate:8 is for 48 features, it has 24"),
     (nn.Conv1d(K, 4, 3), Scale(powers(3 * K)), "scale is for 72 features, it has 24"),
     (nn.Conv2d(K, 4, 3, groups=2), Scale(powers()), "its 2 groups see different channels"),
+    (nn.ConvTranspose2d(K, 4, 3, groups=4), Scale(powers()), "its 4 groups see different channels"),
+    (nn.ConvTranspose1d(K, 4, 3), Scale(powers(4)), "scale is for 4 features, it has 24"),
     (nn.Embedding(9, K), Scale(powers()), "input is indices"),
 ]
 

@@ -1,0 +1,244 @@
+"""What stands beside the codes of one tensor, and what the scale's shape says of its blocks."""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx
+
+from blockscale.core.block import WHOLE, divided
+from blockscale.core.format import Format
+from blockscale.core.parse import parse
+from blockscale.ops.op import OPS, Op
+from blockscale.ops.tensor import QTensor
+
+Part = Tensor | fx.Node
+
+
+@dataclass(frozen=True, eq=False)
+class QuantParams:
+    """The parameters of one quantized tensor. A value: tensors, or the nodes that give them.
+
+    scale:      as stored: of the tensor's rank, or one element in any rank
+    zero_point: of the scale's shape, where the format has one
+    outer:      the scales of a scale of two levels
+    format:     what codes mean; None where only shapes are known: blocks are those that divide
+    shape:      of the quantized tensor; sizes may be symbolic
+    more:       further parts, in the order of Format.parts
+
+    Raises ValueError for a scale whose shape contradicts the format's block or the tensor's shape,
+    and for a zero point of another shape than the scale.
+    """
+
+    scale: Part
+    zero_point: Part | None
+    outer: Part | None
+    format: Format | None
+    shape: tuple[Any, ...]
+    more: tuple[Part, ...] = ()
+
+    def __post_init__(self) -> None:
+        scale = self.scale_shape
+        if self.zero_point is not None:
+            zero = _shape_of(self.zero_point)
+            same = len(zero) == len(scale) and not any(map(_differ, zero, scale))
+            if not same and not (self.is_per_tensor and _one(zero)):
+                self._refuse(f"the zero point has shape {_spelled(zero)}")
+        if len(scale) != len(self.shape) and not self.is_per_tensor:
+            self._refuse(f"a scale of more than one element has rank {len(self.shape)}")
+        if not self._flat and len(scale) == len(self.shape):
+            self._check_blocks()
+        elif not self._flat and self.format is not None:
+            self._check_blocks((1,) * len(self.shape))
+
+    def _check_blocks(self, scale: tuple[Any, ...] | None = None) -> None:
+        counts = self.scale_shape if scale is None else scale
+        for dim, (n, count, size) in enumerate(zip(self.shape, counts, self._sizes, strict=True)):
+            if size is None:
+                if _decided(count < 1) or _decided(n % count != 0):
+                    self._refuse(f"{count} scales do not divide dimension {dim}")
+                continue
+            expected = divided((n,), (size,))[0]
+            if _differ(count, expected):
+                self._refuse(f"dimension {dim} has {expected} blocks of the format, not {count}")
+
+    def _refuse(self, reason: str) -> None:
+        raise ValueError(
+            f"{self.format or 'no format'}: a tensor of shape {_spelled(self.shape)}, a scale of "
+            f"shape {_spelled(self.scale_shape)}: {reason}: give a scale with one element for each "
+            f"block, of the tensor's rank (or of one element), and a zero point of its shape"
+        )
+
+    @classmethod
+    def of(cls, source: QTensor | fx.Node) -> "QuantParams":
+        """Those of a QTensor, or of a node that quantizes or dequantizes.
+
+        source: a node of blockscale's quantize, dequantize, fake_quantize or choose_quantize, or
+            the codes that `getitem(choose_quantize, 0)` takes. Tensors of nodes are nodes.
+
+        Raises ValueError for other nodes, for a dynamic quantize, whose scale nobody sees, and for
+        nodes without `meta["val"]`.
+        """
+        if isinstance(source, QTensor):
+            q = source.qparams
+            more = tuple(part for part in q[3:] if part is not None)
+            return cls(q.scale, q.zero_point, q.outer, source.format, tuple(source.shape), more)
+        if _is_item(source, 0):
+            source = source.args[0]  # type: ignore[assignment]
+        op = op_of(source)
+        if op is None or op.name not in _PLACE:
+            names = ", ".join(sorted(_PLACE))
+            raise ValueError(f"{source.format_node()}: expected a node of blockscale's {names}")
+        if op.name == "choose_quantize":
+            return _chosen(cls, source)
+        own = op.signature.bind(*source.args)[_PLACE[op.name]]
+        if own.scale is None:
+            raise ValueError(f"{source.format_node()}: it is dynamic, so its scale is no node")
+        sized = source if op.name == "dequantize" else source.args[0]
+        shape = tuple(_value(sized).shape)
+        return cls(
+            own.scale, own.zero_point, own.outer, parse(own.fmt), shape, tuple(own.more or ())
+        )
+
+    @property
+    def scale_shape(self) -> tuple[Any, ...]:
+        """The stored scale's shape."""
+        return _shape_of(self.scale)
+
+    @property
+    def is_per_tensor(self) -> bool:
+        """Whether there is one scale, in whatever rank."""
+        return _one(self.scale_shape)
+
+    @property
+    def is_per_channel(self) -> bool:
+        """Whether exactly one dimension of the scale is not 1, with as many as the tensor there."""
+        axis = None if self.is_per_tensor or self._flat else self.channel_axis
+        return axis is not None and _same(self.scale_shape[axis], self.shape[axis])
+
+    @property
+    def is_per_group(self) -> bool:
+        """Whether it is neither, and some dimension is cut into blocks of several elements."""
+        if self.is_per_tensor or self.is_per_channel:
+            return False
+        pairs = zip(self.shape, self.scale_shape, strict=True)
+        return bool(self._flat) or any(not _same(c, 1) and not _same(c, n) for n, c in pairs)
+
+    @property
+    def channel_axis(self) -> int | None:
+        """0 if every dimension of the scale is 1; the one that is not, if there is one; else None.
+        None for blocks over the flattened tensor, too."""
+        cut = [dim for dim, count in enumerate(self.scale_shape) if not _same(count, 1)]
+        if not cut:
+            return 0
+        return cut[0] if len(cut) == 1 and not self._flat else None
+
+    @property
+    def block_size(self) -> tuple[Any, ...]:
+        """The elements of a block along each dimension of the tensor; a last one may have fewer.
+
+        Raises ValueError for blocks over the flattened tensor, which have no size along any.
+        """
+        if self._flat:
+            assert self.format is not None
+            self.format.block.sizes_for(len(self.shape))  # raises, and says why
+        if self.is_per_tensor:
+            return self.shape
+        sizes = []
+        for n, count, size in zip(self.shape, self.scale_shape, self._sizes, strict=True):
+            if size is None:
+                sizes.append(n // count)
+            else:
+                sizes.append(n if size == WHOLE or _same(count, 1) else size)
+        return tuple(sizes)
+
+    @property
+    def _flat(self) -> int:
+        return self.format.block.flat if self.format is not None else 0
+
+    @property
+    def _sizes(self) -> Sequence[int | None]:
+        """The format's block along each dimension; None where there is no format."""
+        if self.format is None:
+            return [None] * len(self.shape)
+        return self.format.block.sizes_for(len(self.shape))
+
+
+_PLACE = {"quantize": 1, "fake_quantize": 1, "dequantize": 0, "choose_quantize": 0}
+_OF_OVERLOAD: dict[Any, Op] = {}
+
+
+def op_of(node: fx.Node) -> Op | None:
+    """The op of ours that a node calls; None for every other node."""
+    if node.op != "call_function":
+        return None
+    if len(_OF_OVERLOAD) != len(OPS):
+        _OF_OVERLOAD.update({op.overload: op for op in OPS.values()})
+    return _OF_OVERLOAD.get(node.target)
+
+
+def _chosen(cls: type[QuantParams], node: fx.Node) -> QuantParams:
+    """Of a choose_quantize: the nodes that take its parts."""
+    x, fmt = node.args[0], parse(str(node.args[1]))
+    taken = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+    parts = {name: taken.get(place) for place, name in enumerate(fmt.parts, 1)}
+    if missing := [name for name, part in parts.items() if part is None]:
+        raise ValueError(f"{node.format_node()}: nothing takes its {missing[0]}")
+    more = [part for name, part in parts.items() if name not in ("scale", "zero_point", "outer")]
+    return cls(
+        parts["scale"], parts.get("zero_point"), parts.get("outer"), fmt,  # type: ignore[arg-type]
+        tuple(_value(x).shape), tuple(more),  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _is_item(node: fx.Node, place: int) -> bool:
+    return bool(node.target is operator.getitem and node.args[1] == place)
+
+
+def _value(part: Any) -> Tensor:
+    """The tensor, or what is known of it where it is a node."""
+    if isinstance(part, Tensor):
+        return part
+    value = part.meta.get("val")
+    if isinstance(value, Tensor):
+        return value
+    owner = part.graph.owning_module
+    if part.op == "get_attr" and owner is not None:
+        found: Any = operator.attrgetter(part.target)(owner)
+        return found
+    raise ValueError(
+        f"{part.format_node()}: the shape of its result is not known (no meta['val']): run the "
+        f"graph through torch.export.export again"
+    )
+
+
+def _shape_of(part: Part) -> tuple[Any, ...]:
+    return tuple(_value(part).shape)
+
+
+def _differ(a: Any, b: Any) -> bool:
+    """Whether two sizes are certain to differ; symbolic ones may be equal for some inputs."""
+    return _decided(a != b)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two sizes are certain to be equal."""
+    return _decided(a == b)
+
+
+def _decided(fact: Any) -> bool:
+    """Whether a fact about sizes holds whatever the symbolic ones are; leaves no guard behind."""
+    if isinstance(fact, bool):
+        return fact
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return bool(statically_known_true(fact))
+
+
+def _one(shape: Sequence[Any]) -> bool:
+    return all(_same(n, 1) for n in shape)
+
+
+def _spelled(shape: Sequence[Any]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
