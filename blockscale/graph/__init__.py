@@ -7,5 +7,6 @@ from blockscale.graph.integer.convert import to_integer as to_integer
 from blockscale.graph.integer.convert import with_integer_bias as with_integer_bias
 from blockscale.graph.integer.layers import NotIntegerError as NotIntegerError
 from blockscale.graph.ledger import ledger as ledger
+from blockscale.graph.lower import lower as lower
 from blockscale.graph.prepare import prepare as prepare
 from blockscale.graph.qparams import QuantParams as QuantParams
