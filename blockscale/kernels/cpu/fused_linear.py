@@ -161,7 +161,9 @@ def _quantized(y: Tensor, by: Quantizer) -> list[Tensor]:
     return choose_quantize(y, by.fmt, by.seed) if by.scale is None else [quantize(y, by)]
 
 
-def _from_floats(ready: Any, x: Tensor, shape: tuple[int, ...], result: Result) -> list[Tensor]:
+def _from_floats(
+    ready: Any, x: Tensor, shape: tuple[int, ...], result: Result
+) -> list[Tensor]:
     """The product of float x and the decoded weight."""
     x, dtype = floats(x)
     y = new(shape, result.dtype)
