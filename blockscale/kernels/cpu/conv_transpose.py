@@ -24,7 +24,7 @@ from blockscale.kernels.registry import kernel
 from blockscale.kernels.resident import Residents
 
 _RUN = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
-_PRODUCTS = 16 << 20  # bytes of products at a time
+_PRODUCTS = 4 << 20  # bytes of products at a time
 _CHANNELS = 32  # with fewer, moving the products costs more than they save (measured)
 _ADDED = 32  # products that one output adds up in float32, at most: half of what the op allows
 
@@ -100,20 +100,20 @@ def _as_integers(
     ready = None if by.format.rounding == "stochastic" else _by_places(count)[weight]
     if ready is None:
         return None
-    dtype, (rows, _) = x.dtype, floats(x.movedim(1, -1))
     if block == 0 and by.scale is None:  # one scale for all of x, which comes in parts
-        scale, *more = choose_qparams(rows, by.fmt)
+        scale, *more = choose_qparams(x, by.fmt)
         by = Quantizer(scale, more[0] if more else None, None, by.fmt)
-    y = torch.zeros(x.shape[0], *places.whole, outputs)
-    if bias is not None:
-        y += bias.to(torch.float32)
+    sizes = [each.stop - each.start for each in places.cut]
+    y = torch.empty((x.shape[0], outputs, *sizes), dtype=x.dtype)
     together = max(1, _PRODUCTS // (4 * prod(places.sizes) * count * outputs))
-    for some, into in zip(rows.split(together), y.split(together), strict=True):
+    for some, into in zip(x.split(together), y.split(together), strict=True):
+        rows, _ = floats(some.movedim(1, -1))
         products = torch.empty(some.shape[0] * prod(places.sizes), count * outputs)
-        if not as_integers(ready.weight, some, block, by, None, products):
+        if not as_integers(ready.weight, rows, block, by, None, products):
             return None
-        _add(products.view(-1, *places.sizes, *places.kernel, outputs), into, places)
-    return y[(slice(None), *places.cut)].movedim(-1, 1).to(dtype).contiguous()
+        added = _added(products.view(-1, *places.sizes, *places.kernel, outputs), bias, places)
+        into.copy_(added[(slice(None), *places.cut)].movedim(-1, 1))
+    return y
 
 
 def _places(x: Tensor, shape: Sizes, settings: tuple[Sizes, Sizes, Sizes, Sizes]) -> _Places | None:
@@ -132,13 +132,19 @@ def _places(x: Tensor, shape: Sizes, settings: tuple[Sizes, Sizes, Sizes, Sizes]
     return _Places(list(sizes), whole, kernel, [(dim[2], dim[5]) for dim in dims], cut)
 
 
-def _add(products: Tensor, y: Tensor, places: _Places) -> None:
-    """Add products [batch, *sizes, *kernel, n] to y [batch, *whole, n], each to its place."""
-    before = (slice(None),) * (1 + len(places.sizes))
+def _added(products: Tensor, bias: Tensor | None, places: _Places) -> Tensor:
+    """Products [batch, *sizes, *kernel, n], each added in its place -> [batch, *whole, n]."""
+    y = torch.zeros(products.shape[0], *places.whole, products.shape[-1])
+    if bias is not None:
+        y += bias.to(torch.float32)
     for place in product(*map(range, places.kernel)):
         dims = zip(place, places.sizes, places.steps, strict=True)
         to = [slice(d * i, d * i + (n - 1) * s + 1, s) for i, n, (s, d) in dims]
-        y[(slice(None), *to)] += products[(*before, *place)]
+        of_place = products
+        for i in place:
+            of_place = of_place.select(1 + len(places.sizes), i)
+        y[(slice(None), *to)] += of_place
+    return y
 
 
 class _Turned(NamedTuple):

@@ -146,30 +146,34 @@ def test_bits_are_the_references_where_no_sum_rounds(fmt: str, given: str, made)
 
 def test_which_are_products(made) -> None:
     """Blocks of a weight within the channels of one place, and codes that end where they end."""
-    x = torch.randn(2, 36, 8, 8)
-    for weight, given, more, expected in (
-        ("int8_channel", "int8_token", {}, True),
-        ("int8_channel", "int8", {}, True),
-        ("int8_channel", "int8:group12:fp32", {}, True),
-        ("int4:group12:fp32", "int8_token", {}, True),
-        ("int4:group32:fp32", "int8_token", {}, False),  # 36 channels
-        ("int4:group36:fp32", "int8_token", {}, True),
-        ("int4:group72:fp32", "int8_token", {}, False),
-        ("int4:flat12:fp32", "int8_token", {}, False),
-        ("int4:tile2x12:fp32", "int8_token", {}, False),
-        ("int3:channel0:fp32", "int8_token", {}, False),  # 36 codes of 3 bits are 13.5 bytes
-        ("int8_channel", "int8:channel-1:fp32", {}, False),
-        ("int8_channel", "int8_token", {"kernel_size": 9}, False),  # 81 sums would be floats
-        ("int8_channel", "int8_token", {"kernel_size": 9, "stride": 5}, True),
-        ("int8_channel", "int8:token:fp32:stochastic", {}, False),
+    for channels, weight, given, more, expected in (
+        (64, "int8_channel", "int8_token", {}, True),
+        (64, "int8_channel", "int8", {}, True),
+        (64, "int8_channel", "uint8:tensor:fp32:asym", {}, True),
+        (64, "int8_channel", "int8:group32:fp32", {}, True),
+        (64, "int4:group32:fp32", "int8_token", {}, True),
+        (64, "int4:group64:fp32", "int8_token", {}, True),
+        (48, "int4:group32:fp32", "int8_token", {}, False),  # a block that ends at no place's end
+        (64, "int4:group128:fp32", "int8_token", {}, False),
+        (64, "int4:flat32:fp32", "int8_token", {}, True),  # a row holds whole blocks
+        (64, "int4:tile2x32:fp32", "int8_token", {}, False),
+        (36, "int3:channel0:fp32", "int8_token", {}, False),  # 36 codes are 13.5 bytes
+        (64, "int8_channel", "int8:channel-1:fp32", {}, False),
+        (64, "int8_channel", "int8_token", {"kernel_size": 9}, False),  # 81 sums would be floats
+        (64, "int8_channel", "int8_token", {"kernel_size": 9, "stride": 5}, True),
+        (64, "int8_channel", "int8:token:fp32:stochastic", {}, False),
+        (31, "int8_channel", "int8_token", {}, False),
     ):
-        model = nn.Sequential(nn.ConvTranspose2d(36, 4, **{"kernel_size": 3, **more}))
+        x = torch.randn(2, channels, 8, 8)
+        model = nn.Sequential(nn.ConvTranspose2d(channels, 4, **{"kernel_size": 3, **more}))
         bs.quantize_(model, bs.Recipe(weight, given))
         model(x)
-        assert (made.pop() is not None) == expected, (weight, given, more)
+        assert (made.pop() is not None) == expected, (channels, weight, given)
 
 
+@torch.no_grad()  # a graph would keep the weight
 def test_a_weight_that_changes_and_one_that_is_gone() -> None:
+    gc.collect()  # what other tests left
     kept = kernel._by_places(9)
     model, x = nn.Sequential(nn.ConvTranspose2d(32, 8, 3)), torch.randn(1, 32, 4, 4)
     bs.quantize_(model, bs.Recipe("int8_channel", "int8_token"))
