@@ -1,6 +1,7 @@
 """Transposed convolutions: an integer product of x with each place of the kernel, added up where
 places of x reach the same output; else torch's own in float32."""
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import product
 from math import gcd, prod
@@ -23,7 +24,7 @@ from blockscale.kernels.cpu.prepack import fingerprint, ready_of
 from blockscale.kernels.registry import kernel
 from blockscale.kernels.resident import Residents
 
-_RUN = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+RUN = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 _PRODUCTS = 4 << 20  # bytes of products at a time
 _CHANNELS = 32  # with fewer, moving the products costs more than they save (measured)
 _ADDED = 32  # products that one output adds up in float32, at most: half of what the op allows
@@ -63,12 +64,12 @@ def conv_transpose(
         floats(x)  # refuses what the reference refuses
     offset = None if bias is None else bias.to(torch.float32)
     with float32_inside(x):
-        run = _RUN[len(shape) - 2]
+        run = RUN[len(shape) - 2]
         y = run(values, dense, offset, stride, padding, output_padding, groups, dilation)
     return y.to(x.dtype).contiguous()
 
 
-class _Places(NamedTuple):
+class Places(NamedTuple):
     """Where products go.
 
     sizes: of x; whole: of the result before its padding is cut off; kernel: its sizes
@@ -82,6 +83,38 @@ class _Places(NamedTuple):
     steps: list[tuple[int, int]]
     cut: list[slice]
 
+    @property
+    def left(self) -> Sizes:
+        """The sizes of the result."""
+        return [each.stop - each.start for each in self.cut]
+
+    def together(self, outputs: int) -> int:
+        """How many of a batch are computed together, so that their products stay in a cache."""
+        return max(1, _PRODUCTS // (4 * prod(self.sizes) * prod(self.kernel) * outputs))
+
+
+def places_of(
+    size: Sequence[int], shape: Sizes, settings: tuple[Sizes, Sizes, Sizes, Sizes]
+) -> Places | None:
+    """Where products of x go, whose size is [batch, *sizes, channels]; None where that cannot be or
+    does not pay, and where torch raises an error of its own.
+
+    settings: stride, padding, output padding, dilation
+    """
+    if len(size) != len(shape):
+        return None
+    (batch, *sizes, channels), kernel = size, shape[2:]
+    dims = list(zip(sizes, kernel, *settings, strict=True))
+    over = prod(-(-k // (s // gcd(s, d))) for _, k, s, _, _, d in dims)
+    if channels != shape[0] or channels < _CHANNELS or over > _ADDED or min(batch, *sizes) <= 0:
+        return None
+    whole = [(n - 1) * s + d * (k - 1) + 1 + more for n, k, s, _, more, d in dims]
+    cut = [slice(dim[3], n - dim[3]) for n, dim in zip(whole, dims, strict=True)]
+    odd = any(more >= max(s, d) for _, _, s, _, more, d in dims)
+    if odd or any(each.stop <= each.start for each in cut):
+        return None
+    return Places(sizes, whole, kernel, [(dim[2], dim[5]) for dim in dims], cut)
+
 
 def _as_integers(
     x: Tensor,
@@ -92,59 +125,43 @@ def _as_integers(
     by: Quantizer,
 ) -> Tensor | None:
     """The same by integer arithmetic, or None where that cannot give it or does not pay."""
-    places = None if x.ndim != len(shape) else _places(x, shape, settings)
-    block, outputs = row_block(by.fmt, x.ndim), shape[1]
+    size = (*x.shape[:1], *x.shape[2:], *x.shape[1:2])
+    places, block = places_of(size, shape, settings), row_block(by.fmt, x.ndim)
     if places is None or block is None or (block and by.scale is not None):
         return None
-    count = prod(places.kernel)
-    ready = None if by.format.rounding == "stochastic" else _by_places(count)[weight]
+    count, outputs = prod(places.kernel), shape[1]
+    ready = None if by.format.rounding == "stochastic" else by_places(count)[weight]
     if ready is None:
         return None
     if block == 0 and by.scale is None:  # one scale for all of x, which comes in parts
         scale, *more = choose_qparams(x, by.fmt)
         by = Quantizer(scale, more[0] if more else None, None, by.fmt)
-    sizes = [each.stop - each.start for each in places.cut]
-    y = torch.empty((x.shape[0], outputs, *sizes), dtype=x.dtype)
-    together = max(1, _PRODUCTS // (4 * prod(places.sizes) * count * outputs))
+    y = torch.empty((x.shape[0], outputs, *places.left), dtype=x.dtype)
+    together = places.together(outputs)
     for some, into in zip(x.split(together), y.split(together), strict=True):
         rows, _ = floats(some.movedim(1, -1))
         products = torch.empty(some.shape[0] * prod(places.sizes), count * outputs)
         if not as_integers(ready.weight, rows, block, by, None, products):
             return None
-        added = _added(products.view(-1, *places.sizes, *places.kernel, outputs), bias, places)
-        into.copy_(added[(slice(None), *places.cut)].movedim(-1, 1))
+        into.copy_(added(products, bias, places).movedim(-1, 1))
     return y
 
 
-def _places(x: Tensor, shape: Sizes, settings: tuple[Sizes, Sizes, Sizes, Sizes]) -> _Places | None:
-    """Where products of x [batch, channels, *size] go; None where that cannot be or does not pay,
-    and where torch raises an error of its own."""
-    (batch, channels, *sizes), kernel = x.shape, shape[2:]
-    dims = list(zip(sizes, kernel, *settings, strict=True))
-    over = prod(-(-k // (s // gcd(s, d))) for _, k, s, _, _, d in dims)
-    if channels != shape[0] or channels < _CHANNELS or over > _ADDED or min(batch, *sizes) <= 0:
-        return None
-    whole = [(n - 1) * s + d * (k - 1) + 1 + more for n, k, s, _, more, d in dims]
-    cut = [slice(dim[3], n - dim[3]) for n, dim in zip(whole, dims, strict=True)]
-    odd = any(more >= max(s, d) for _, _, s, _, more, d in dims)
-    if odd or any(each.stop <= each.start for each in cut):
-        return None
-    return _Places(list(sizes), whole, kernel, [(dim[2], dim[5]) for dim in dims], cut)
-
-
-def _added(products: Tensor, bias: Tensor | None, places: _Places) -> Tensor:
-    """Products [batch, *sizes, *kernel, n], each added in its place -> [batch, *whole, n]."""
-    y = torch.zeros(products.shape[0], *places.whole, products.shape[-1])
+def added(products: Tensor, bias: Tensor | None, places: Places) -> Tensor:
+    """Products [rows, prod(kernel) * n], each added in its place -> [batch, *size, n] float32."""
+    outputs = products.shape[-1] // prod(places.kernel)
+    apart = products.view(-1, *places.sizes, *places.kernel, outputs)
+    y = torch.zeros(apart.shape[0], *places.whole, outputs)
     if bias is not None:
         y += bias.to(torch.float32)
     for place in product(*map(range, places.kernel)):
         dims = zip(place, places.sizes, places.steps, strict=True)
         to = [slice(d * i, d * i + (n - 1) * s + 1, s) for i, n, (s, d) in dims]
-        of_place = products
+        of_place = apart
         for i in place:
             of_place = of_place.select(1 + len(places.sizes), i)
         y[(slice(None), *to)] += of_place
-    return y
+    return y[(slice(None), *places.cut)]
 
 
 class _Turned(NamedTuple):
@@ -156,7 +173,7 @@ class _Turned(NamedTuple):
 
 
 @cache
-def _by_places(places: int) -> Residents[_Turned | None]:
+def by_places(places: int) -> Residents[_Turned | None]:
     """Weights [n, places * channels] as those of a linear layer [places * n, channels]; None for
     blocks that hold channels of several places, and codes that share a byte with the next place."""
 

@@ -174,7 +174,7 @@ def test_which_are_products(made) -> None:
 @torch.no_grad()  # a graph would keep the weight
 def test_a_weight_that_changes_and_one_that_is_gone() -> None:
     gc.collect()  # what other tests left
-    kept = kernel._by_places(9)
+    kept = kernel.by_places(9)
     model, x = nn.Sequential(nn.ConvTranspose2d(32, 8, 3)), torch.randn(1, 32, 4, 4)
     bs.quantize_(model, bs.Recipe("int8_channel", "int8_token"))
     before, count = model(x), len(kept)
