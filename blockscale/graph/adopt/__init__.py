@@ -1,0 +1,28 @@
+"""Graphs that others quantized: their nodes become ours, to the bit, and their weights codes."""
+
+from torch import fx
+
+from blockscale.graph.adopt.foreign import translate
+from blockscale.graph.adopt.weights import fold
+from blockscale.graph.nodes import set_value
+from blockscale.graph.passes import tidy
+
+
+def adopt(graph: fx.GraphModule) -> int:
+    """Make a quantized graph one of ours, in place; returns the number of changes.
+
+    Nodes of `quantized_decomposed` and of torchao's `quantize_affine`, `dequantize_affine` and
+    `choose_qparams_affine` become blockscale's quantize and dequantize of the format that gives the
+    same bits; their scales and zero points, whatever their rank was, have the tensor's rank then.
+    Where no format has these bits, the node stays, and the ledger says why. Weights become packed
+    codes: quantize nodes of constants are computed and the float tensors dropped. So it takes what
+    torchao's convert_pt2e gives, with any quantizer, pt2e_quantizer among them.
+    """
+    for node in graph.graph.nodes:  # convert_pt2e leaves new nodes without values
+        if node.op == "call_function" and "val" not in node.meta:
+            set_value(node)
+    changes = translate(graph)
+    tidy(graph)
+    changes += fold(graph)
+    tidy(graph)
+    return changes
