@@ -33,8 +33,8 @@ def grouped_layout(groups: int) -> str:
 def check_layout(layout: str) -> None:
     """Raise ValueError unless there is such a layout."""
     count = layout.removeprefix(f"{_GROUPED}:")
-    grouped = count != layout and count.isascii() and count.isdigit()
-    if layout not in LAYOUTS and not (grouped and layout == grouped_layout(int(count)) != _GROUPED):
+    number = int(count) if count.isascii() and count.isdigit() else 0
+    if layout not in LAYOUTS and (number < 2 or layout != grouped_layout(number)):
         raise ValueError(
             f"no layout {layout!r}; there are {', '.join(LAYOUTS)} and, with G groups, {_GROUPED}:G"
         )

@@ -92,11 +92,11 @@ class Recipe:
             patterns.check(pattern)
         of_ops = {p: rule for p, rule in (rules or {}).items() if names_op(p)}
         of_layers = {p: rule for p, rule in (rules or {}).items() if p not in of_ops}
-        made = {
+        made: dict[str, dict[str, Any]] = {
             "rules": {p: _scheme(p, rule, default) for p, rule in of_layers.items()},
             "op_rules": {p: patterns.read_scheme(p, rule) for p, rule in of_ops.items()},
         }
-        frozen = {name: MappingProxyType(schemes) for name, schemes in made.items()}
+        frozen: dict[str, Any] = {name: MappingProxyType(each) for name, each in made.items()}
         for name, value in {**vars(default), **frozen, "skip": tuple(skip)}.items():
             object.__setattr__(self, name, value)
 

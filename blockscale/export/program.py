@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from blockscale.files.whole import check_place, written_whole
+from blockscale.graph.program import exported
+from blockscale.graph.state import State
 from blockscale.qat.layers.layer import QATLayer
 
 Example = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
@@ -26,11 +28,12 @@ def program(
     *,
     dynamic_batch: bool = False,
 ) -> None:
-    """Write torch.export's file (.pt2) of a quantized model, or of a program made by torch.export.
+    """Write torch.export's file (.pt2) of a quantized model, graph or exported program.
 
-    graph: a model in evaluation mode, or an ExportedProgram
+    graph: a model in evaluation mode, a graph of bs.graph (converted or later), or an
+        ExportedProgram
     example: what the model is called with: a tensor, a tuple of arguments, or a dict of named ones.
-        A program has its own; where one is given it must fit. The file holds the example.
+        A program or graph has its own; where one is given it must fit. The file holds the example.
     dynamic_batch: let the first size of every tensor of the example be any number; otherwise all
         sizes are those of the example.
 
@@ -41,6 +44,8 @@ def program(
     example does not fit; torch's own errors where torch.export cannot follow the model.
     """
     path = check_place(path, "model.pt2")
+    if isinstance(graph, fx.GraphModule) and isinstance(graph.meta.get("blockscale"), State):
+        graph = exported(graph)
     if isinstance(graph, ExportedProgram):
         made = _given(graph, example, dynamic_batch)
     else:

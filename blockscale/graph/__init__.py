@@ -1,7 +1,13 @@
 """Programs between layers: what stands for a whole model, as a graph."""
 
+from blockscale.graph.adopt import adopt as adopt
+from blockscale.graph.convert import convert as convert
+from blockscale.graph.fuse import fuse as fuse
 from blockscale.graph.integer.convert import IntegerModel as IntegerModel
 from blockscale.graph.integer.convert import to_integer as to_integer
 from blockscale.graph.integer.convert import with_integer_bias as with_integer_bias
 from blockscale.graph.integer.layers import NotIntegerError as NotIntegerError
+from blockscale.graph.ledger import ledger as ledger
+from blockscale.graph.prepare import prepare as prepare
+from blockscale.graph.pt2e import pt2e_quantizer as pt2e_quantizer
 from blockscale.graph.qparams import QuantParams as QuantParams

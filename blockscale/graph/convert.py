@@ -1,9 +1,8 @@
 """convert: a prepared graph becomes one that quantizes, with packed codes for its weights."""
 
 import copy
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
@@ -17,13 +16,15 @@ from blockscale.graph.edges import Edge
 from blockscale.graph.expand import expand
 from blockscale.graph.names import source_line
 from blockscale.graph.prepare import Prepared, replace_ops
-from blockscale.graph.program import imported, traced
-from blockscale.graph.state import State, set_state, state
+from blockscale.graph.program import imported, same, traced
+from blockscale.graph.state import set_state, state
 from blockscale.layers.apply import apply
 from blockscale.layers.layer import QLayer
 from blockscale.qat.convert import convert as convert_trained
-from blockscale.qat.layers import QATLayer
 from blockscale.qat.prepare import ledger as trained_ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def convert(prepared: Prepared) -> fx.GraphModule:
@@ -40,17 +41,18 @@ def convert(prepared: Prepared) -> fx.GraphModule:
     if not isinstance(prepared, Prepared):
         raise TypeError(f"expected what bs.graph.prepare gave, found a {type(prepared).__name__}")
     model, ledger = _trained(prepared) if prepared.qat else _calibrated(prepared)
-    with _settled_edges(model), torch.no_grad():
+    with _SettledEdges(model), torch.no_grad():
         program = traced(model)
     made = imported(program)
     known = state(prepared)
     edges = _edge_entries(prepared, known.ledger)
     told = Ledger([*ledger.entries, *edges], known.ledger.unmatched)
-    set_state(made, State("converted", "", told, known.recipe, known.example, known.ranges))
-    passes.apply(made, passes.FLOAT)
+    set_state(made, replace(known, stage="converted", ledger=told))
+    passes.apply(made, (passes.clean,))
     expand(made)
     made.eval()
-    told.warn()
+    # prepare has named what is skipped and what matches nothing
+    Ledger([entry for entry in told.quantized if entry.notes]).warn()
     return made
 
 
@@ -112,9 +114,7 @@ def _line_of(graph: fx.GraphModule, layer: str) -> str:
 
 def _same_layers(prepared: Prepared) -> fx.GraphModule:
     """A graph over the same layers, which can be given others."""
-    model = fx.GraphModule(prepared, copy.deepcopy(prepared.graph))
-    model.graph._codegen = copy.deepcopy(prepared.graph._codegen)
-    model.recompile()
+    model = same(prepared)
     set_state(model, state(prepared))
     return model.eval()
 
@@ -137,18 +137,16 @@ def _trained(prepared: Prepared) -> tuple[fx.GraphModule, Ledger]:
             + ": run batches in training mode"
         )
     model = _same_layers(prepared)
-    layers: dict[QATLayer, QATLayer] = {}
-    memo: dict[int, Any] = {}
-    for name, module in list(model.named_modules(remove_duplicate=False)):
-        if isinstance(module, QATLayer):
-            layers[module] = layers.get(module) or copy.deepcopy(module, memo)
-            model.set_submodule(name, layers[module])
+    memo: dict[int, Any] = {}  # a convolution and the batch norm folded into it stay together
+    for node in model.graph.find_nodes(op="call_module"):
+        name = str(node.target)
+        model.set_submodule(name, copy.deepcopy(model.get_submodule(name), memo))
     model._qat_ledger = trained_ledger(prepared)  # type: ignore[assignment]
     convert_trained(model)
     return model, trained_ledger(model)
 
 
-class _settled_edges:
+class _SettledEdges:
     """Edges quantize inside, and are as they were afterwards."""
 
     def __init__(self, model: fx.GraphModule):

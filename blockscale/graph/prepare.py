@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from blockscale.graph import passes
 from blockscale.graph.edges import Edge, places, put_edges
 from blockscale.graph.layers import restore_containers, with_layers
 from blockscale.graph.program import Program, imported
-from blockscale.graph.state import State, set_state, state
+from blockscale.graph.state import set_state, state
 from blockscale.layers.apply import check
 from blockscale.layers.ledger import ledger_of
 from blockscale.layers.plan import Decision, plan_layers, plan_others
@@ -139,7 +139,7 @@ def prepare(
     if strict:
         told.raise_if_skipped()
     told.warn()
-    set_state(made, State("prepared", "", told, recipe, known.example, known.ranges))
+    set_state(made, replace(known, stage="prepared", ledger=told, recipe=recipe))
     return made
 
 
@@ -164,12 +164,13 @@ def _own_tensors(graph: fx.GraphModule) -> None:
     """Copies of all parameters and buffers: training must not change the program's."""
     memo: dict[int, Any] = {}
     for module in graph.modules():
-        for tensors in (module._parameters, module._buffers):
+        every: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for tensors in every:
             for name, tensor in tensors.items():
                 if tensor is not None:
                     tensors[name] = copy.deepcopy(tensor, memo)
                     if isinstance(tensor, nn.Parameter) and tensor.is_floating_point():
-                        tensors[name].requires_grad_()  # type: ignore[union-attr]
+                        tensors[name].requires_grad_()
 
 
 def _as_prepared(graph: fx.GraphModule, methods: Methods, *, strict: bool, qat: bool) -> Prepared:

@@ -19,17 +19,21 @@ class State:
     stage: the step that made the graph: "imported", "prepared", "converted", "fused", "lowered"
     target: what a lowered graph is for; empty before
     ledger: what became of every layer, parameter and node so far
+    changes: {pass: how often it changed the graph}
     recipe: what was asked for; None for programs that came quantized
     example: the arguments and keyword arguments that the program was exported with, if it has any
+    names: of the program's parameters and buffers, in the model's order
     ranges: {symbol: the sizes it may have}, as torch.export keeps them
     """
 
     stage: str
     target: str = ""
     ledger: Ledger = field(default_factory=Ledger)
+    changes: dict[str, int] = field(default_factory=dict)
     recipe: Recipe | None = None
     example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     ranges: Mapping[Any, Any] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
 
 
 def state(graph: fx.GraphModule) -> State:

@@ -60,11 +60,9 @@ class Conv1D(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., inputs] -> [..., outputs]."""
-        y = x.reshape(-1, self.nx) @ self.weight if self.bias is None else self._with_bias(x)
+        rows, bias = x.reshape(-1, self.nx), self.bias
+        y = rows @ self.weight if bias is None else torch.addmm(bias, rows, self.weight)
         return y.reshape(*x.shape[:-1], self.nf)
-
-    def _with_bias(self, x: Tensor) -> Tensor:
-        return torch.addmm(self.bias, x.reshape(-1, self.nx), self.weight)
 
     def extra_repr(self) -> str:
         return f"nf={self.nf}, nx={self.nx}"

@@ -1,6 +1,7 @@
 """Gradients of ops, in terms of their own arguments."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from blockscale.kernels.registry import as_chosen, choice
 from blockscale.ops.dispatch import nothing_asked
-from blockscale.ops.op import LIBRARY, Op
+from blockscale.ops.op import LIBRARY, OPS, Op
 
 
 def differentiable(target: Op, backward: Callable[..., dict[str, Tensor | None]]) -> None:
@@ -34,23 +35,42 @@ def differentiable(target: Op, backward: Callable[..., dict[str, Tensor | None]]
             for name, each in zip(names, flat, strict=False)
         )
 
-    try:
-        from torch._library import autograd  # torch's own, which another torch may not have
-
-        info = autograd.Info(backward_of_all, _save)
-        watched = autograd.make_autograd_impl(target.overload, info)
-    except (ImportError, AttributeError, TypeError):
+    if not _watches():
         torch.library.register_autograd(
             f"blockscale::{target.name}", backward_of_all, setup_context=_save, lib=LIBRARY
         )
         return
 
+    @cache
+    def watched() -> Callable[..., Any]:
+        return _watched(target, backward_of_all)
+
     def kernel(keys: Any, *flat: Any) -> Any:
         if nothing_asked(keys, flat):
             return target.run(*target.signature.bind(*flat))
-        return watched(keys, *flat, *defaults[len(flat) :])  # as many as gradients come back
+        return watched()(keys, *flat, *defaults[len(flat) :])  # as many as gradients come back
 
     LIBRARY.impl(target.name, kernel, "Autograd", with_keyset=True)
+
+
+def _watched(target: Op, backward: Callable[..., Any]) -> Callable[..., Any]:
+    """The op for autograd's eyes. It takes torch a millisecond to make: only when it is wanted."""
+    from torch._library import autograd  # torch's own, which another torch may not have
+
+    made: Callable[..., Any] = autograd.make_autograd_impl(
+        target.overload, autograd.Info(backward, _save)
+    )
+    return made
+
+
+@cache
+def _watches() -> bool:
+    """Whether this torch can make it."""
+    try:
+        _watched(next(iter(OPS.values())), _save)
+    except (ImportError, AttributeError, TypeError):
+        return False
+    return True
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -38,8 +38,8 @@ _TYPES: dict[Any, str] = {  # as torch spells them
     Tensor: "Tensor", Tensor | None: "Tensor?", torch.dtype: "ScalarType",
     str: "str", bool: "bool", float: "float", float | None: "float?",
     int: "SymInt", int | None: "SymInt?", list[int]: "SymInt[]", list[int] | None: "SymInt[]?",
-    Sequence[int]: "SymInt[]", list[str]: "str[]",
-    list[Tensor]: "Tensor[]", list[Tensor | None]: "Tensor?[]", Sequence[Tensor] | None: "Tensor[]?",
+    tuple[int, ...]: "SymInt[]", list[str]: "str[]", list[Tensor]: "Tensor[]",
+    list[Tensor | None]: "Tensor?[]", Sequence[Tensor] | None: "Tensor[]?",
 }  # fmt: skip
 
 
@@ -154,10 +154,9 @@ def _values(*columns: Any) -> Values:
         )
     rest = list(more or ())
     made = []
-    for fields in zip(*named, strict=True):
-        fmt = fields[4]
+    for data, scale, zero_point, outer, fmt, size in zip(*named, strict=True):
         count = sum(name not in FIRST for name in part_names(fmt)) if rest and fmt else 0
-        made.append(Value(*fields, rest[:count] or None))
+        made.append(Value(data, scale, zero_point, outer, fmt, size, rest[:count] or None))
         del rest[:count]
     if rest:
         raise ValueError(f"{len(rest)} further parts belong to none of the formats {named[4]}")
@@ -189,7 +188,7 @@ def _fields(kind: Any, name: str, prefix: str, sized: bool) -> list[Parameter]:
         many = kind == Values
         first = [Parameter(name, plain, annotation=list[Tensor] if many else Tensor)]
         return first + [
-            Parameter(prefix + n, plain, annotation=list[t] if many else t)
+            Parameter(prefix + n, plain, annotation=list[t] if many else t)  # type: ignore[valid-type]
             for n, t in types.items()
         ]
     types = dict.fromkeys(("scale", "zero_point", "outer"), Tensor | None) | {"fmt": str}

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from torch import fx, nn
 
 from blockscale.layers.kinds import quantized_class
+from blockscale.layers.store import QInput
 
 NORMS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: nn.BatchNorm1d,
@@ -79,7 +80,8 @@ class _Tracer(fx.Tracer):
     """Looks into no layer that can be quantized."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return quantized_class(m) is not None or super().is_leaf_module(m, module_qualified_name)
+        leaf = quantized_class(m) is not None or isinstance(m, QInput)  # edges of a prepared graph
+        return leaf or super().is_leaf_module(m, module_qualified_name)
 
 
 def _traced(model: nn.Module) -> tuple[dict[str, str] | None, str]:

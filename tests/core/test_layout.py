@@ -9,16 +9,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import blockscale as bs
-from blockscale.core.layout import LAYOUTS, from_stored, stored_shape, to_stored
+from blockscale.core.layout import (
+    LAYOUTS,
+    check_layout,
+    from_stored,
+    grouped_layout,
+    inputs_first,
+    of_convolution,
+    stored_shape,
+    to_stored,
+)
 
 RANKS = {"plain": (0, 4), "transposed": (2, 2), "channels_last": (3, 5)}
+RANKS |= {"transposed_channels_last": (3, 5), "transposed_channels_last:3": (3, 5)}
 
 
 @st.composite
 def cases(draw) -> tuple[str, tuple[int, ...]]:
-    layout = draw(st.sampled_from(LAYOUTS))
+    layout = draw(st.sampled_from(sorted(RANKS)))
     least, most = RANKS[layout]
-    return layout, tuple(draw(st.lists(st.integers(0, 4), min_size=least, max_size=most)))
+    first, *rest = draw(st.lists(st.integers(0, 4), min_size=least, max_size=most)) or (1,)
+    grouped = layout.endswith(":3")
+    return layout, (first * 3, *rest) if grouped else (first, *rest)[: max(most, 1)]
 
 
 @settings(max_examples=300)
@@ -63,3 +75,38 @@ def test_a_block_holds_channels_of_one_kernel_position() -> None:
     assert torch.equal(scale, amax.permute(0, 2, 3, 1).reshape(3, 8) / torch.tensor(127.0))
     rows, _ = bs.choose_qparams(to_stored(weight, "channels_last"), "int8:channel0:fp32")
     assert torch.equal(rows[:, 0], weight.abs().amax((1, 2, 3)) / torch.tensor(127.0))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("kernel", [(3,), (2, 3), (2, 1, 3)])
+def test_rows_of_a_transposed_convolution_are_its_outputs(kernel, groups: int) -> None:
+    """torch's own: an input of a single one at a place gives the weights that belong to it."""
+    run = {1: torch.conv_transpose1d, 2: torch.conv_transpose2d, 3: torch.conv_transpose3d}
+    inputs, outputs = 8, 12
+    weight = torch.randn(inputs, outputs // groups, *kernel)
+    stored = to_stored(weight, grouped_layout(groups))
+    assert stored.shape == (outputs, torch.Size(kernel).numel() * inputs // groups)
+    rows = stored.reshape(outputs, -1, inputs // groups)
+    for i in range(inputs):
+        one = torch.zeros(1, inputs, *[1] * len(kernel))
+        one[0, i] = 1
+        y = run[len(kernel)](one, weight, groups=groups)[0].flatten(1)  # [outputs, places]
+        group, own = divmod(i, inputs // groups)
+        seen = range(group * outputs // groups, (group + 1) * outputs // groups)
+        for o in range(outputs):
+            expected = rows[o, :, own] if o in seen else torch.zeros(y.shape[1])
+            assert torch.equal(y[o], expected)
+
+
+def test_which_layouts_there_are() -> None:
+    for layout in (*LAYOUTS, "transposed_channels_last:2", "transposed_channels_last:64"):
+        check_layout(layout)
+    assert grouped_layout(1) == "transposed_channels_last"
+    for layout in ("", "Plain", "transposed:2", "channels_last:2", *(f"{LAYOUTS[3]}:{text}" for text
+                   in ("", "1", "0", "-2", "02", "2.0", "2:2", "x", " 2", "²"))):  # fmt: skip
+        with pytest.raises(ValueError, match=r"no layout .* there are plain, transposed, channels"):
+            check_layout(layout)
+    assert [of_convolution(layout) for layout in LAYOUTS] == [False, False, True, True]
+    assert [inputs_first(layout) for layout in LAYOUTS] == [False, True, False, True]
+    with pytest.raises(ValueError, match="6 inputs do not divide into 4 groups"):
+        stored_shape((6, 2, 3), grouped_layout(4))

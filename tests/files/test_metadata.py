@@ -61,6 +61,8 @@ DAMAGE = [
     (put("format", "e2m1:group16:e5m2:asym", *HEAD), "asym"),
     (put("layout", "sideways", *HEAD), "no layout 'sideways'; there are plain, transposed"),
     (put("layout", ["plain"], *HEAD), "layout|damaged"),
+    (put("layout", "transposed_channels_last:1", *HEAD), "no layout 'transposed_channels_last:1'"),
+    (put("layout", "transposed_channels_last:3", *HEAD), "64 inputs do not divide into 3 groups"),
     (put("shape", [64, "64"], *HEAD), "head.weight"),
     (put("shape", [], *HEAD), "head.weight"),
     (put("shape", [-64, 64], *HEAD), "head.weight"),

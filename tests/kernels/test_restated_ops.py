@@ -17,6 +17,7 @@ from blockscale.kernels.cpu.restated import OPS
 
 FMT = "int4:group16:(int6:group4:fp16)"
 DECODED = ("dequantize", "embedding", "pack", "unpack", "choose_qparams", "linear", "conv")
+DECODED += ("conv_transpose",)
 ENCODED = ("quantize", "choose_quantize", "fake_quantize", "straight_through")
 
 

@@ -18,7 +18,7 @@ CONVS = [
     nn.Conv2d(4, 6, 3, padding=(2, 1), padding_mode="circular"),
     nn.Conv2d(4, 6, 3, dilation=2, groups=2, bias=False),
     nn.Conv3d(4, 6, (3, 1, 2), stride=(1, 2, 1), padding=(1, 0, 1)),
-    nn.Conv3d(4, 6, 2, padding="same"),
+    nn.Conv3d(4, 6, 3, padding="same", dilation=2),
     nn.Conv3d(4, 6, 3, padding=1, padding_mode="replicate", groups=2),
 ]
 

@@ -18,7 +18,7 @@ from tests.ops.samples import FORMATS, K, bits, samples
 # A new op has no kernel yet, and says so: here it is the op that is tested.
 pytestmark = pytest.mark.filterwarnings("ignore:no cpu kernel runs:UserWarning")
 
-GRADIENTS = ("fake_quantize", "linear", "conv")
+GRADIENTS = ("fake_quantize", "linear", "conv", "conv_transpose")
 
 
 def leaf(arguments: tuple) -> tuple:

@@ -4,6 +4,7 @@ import pytest
 from torch import Tensor, nn
 
 import blockscale as bs
+from blockscale.qat.folding import NORMS
 from tests.qat.models import Mixed, cnn
 
 FINE = "int16:channel0:fp32"  # so fine that what remains is the arithmetic of folding
@@ -64,6 +65,17 @@ def test_a_pair_that_is_no_neighbour():
     conv, norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
     assert folded(prepared(nn.Sequential(conv, norm, nn.ReLU(), conv, norm))) == []
     assert folded(prepared(nn.Sequential(nn.Conv2d(3, 3, 1), norm, nn.Conv2d(3, 3, 1), norm))) == []
+
+
+@pytest.mark.parametrize("kind", NORMS, ids=lambda kind: kind.__name__)
+def test_every_kind_of_convolution_with_the_norm_of_its_rank(kind: type[nn.Module]) -> None:
+    norms = dict.fromkeys(NORMS.values())
+    for norm in norms:
+        model = nn.Sequential(kind(4, 6, 3), norm(6))
+        assert folded(prepared(model)) == (["0"] if norm is NORMS[kind] else [])
+    with pytest.raises(ValueError, match="is no pair that can be folded"):
+        other = next(norm for norm in norms if norm is not NORMS[kind])
+        prepared(nn.Sequential(kind(4, 6, 3), other(6)), fuse=[("0", "1")])
 
 
 def test_what_cannot_be_folded_stays():

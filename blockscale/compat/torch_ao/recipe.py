@@ -13,10 +13,8 @@ from blockscale.compat.torch_ao.scheme import to_scheme
 from blockscale.core.recipe import Recipe, Scheme
 from blockscale.layers.kinds import quantized_class
 
-_CALLS = (  # what layers that a Recipe covers call
-    *(F.linear, F.embedding, F.conv1d, F.conv2d, F.conv3d),
-    *(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
-)
+# What layers that a Recipe covers call, but for those that torch.ao's default mappings name too.
+_CALLS = (F.linear, F.conv1d, F.conv2d, F.conv3d, F.embedding)
 _LAYERS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.modules.conv._ConvNd)
 _LOOKING = re.compile(r"\$|\(\?|\\[bBZ]")  # what a regular expression may see beyond its match
 

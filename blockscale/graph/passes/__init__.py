@@ -1,1 +1,58 @@
-"""Passes: what changes a graph into one that computes the same, one a file."""
+"""Passes: what changes a graph into one that computes the same, one a file.
+
+A pass is a module with `run(graph) -> number of changes`. Those of FLOAT work on float graphs,
+before they are quantized; those of FUSE on converted ones; those of LOWERING for targets that ask.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import fx
+
+from blockscale.graph.constants import drop_unused
+from blockscale.graph.passes import clean, fold_batch_norm
+
+_ROUNDS = 50  # more than the longest chain of changes that let one another happen
+
+
+class Pass(Protocol):
+    """A module of this folder."""
+
+    __name__: str
+
+    def run(self, graph: fx.GraphModule) -> int:
+        """Change the graph; give the number of changes."""
+
+
+FLOAT: Sequence[Pass] = (clean, fold_batch_norm)
+FUSE: Sequence[Pass] = (clean,)
+LOWERING: Sequence[Pass] = ()
+
+
+def apply(graph: fx.GraphModule, passes: Sequence[Pass]) -> dict[str, int]:
+    """Run the passes in order, again and again until none changes anything. In place.
+
+    Returns {name of a pass: its changes}. After each, dead nodes and constants are gone and the
+    graph is checked. Raises RuntimeError if they do not come to an end, which is a bug of ours.
+    """
+    changes = {_name(each): 0 for each in passes}
+    for _ in range(_ROUNDS):
+        before = sum(changes.values())
+        for each in passes:
+            changes[_name(each)] += each.run(graph)
+            tidy(graph)
+        if sum(changes.values()) == before:
+            return changes
+    raise RuntimeError(f"passes do not come to an end after {_ROUNDS} rounds: {changes}")
+
+
+def tidy(graph: fx.GraphModule) -> None:
+    """Drop dead nodes and unread constants, check the graph, and make its code anew."""
+    graph.graph.eliminate_dead_code()
+    drop_unused(graph)
+    graph.graph.lint()
+    graph.recompile()
+
+
+def _name(each: Pass) -> str:
+    return each.__name__.rpartition(".")[2]

@@ -1,7 +1,8 @@
 """Convolutions: patches of x as the rows of an integer linear layer, else torch's in float32."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from math import prod
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -9,20 +10,34 @@ from torch import Tensor
 
 from blockscale.core.arithmetic.precision import float32_inside
 from blockscale.core.layout import from_stored
-from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
-from blockscale.kernels.cpu.choose_qparams import choose_qparams
+from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, Value
+from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.dequantize import dequantize
 from blockscale.kernels.cpu.fake_quantize import fake_quantize
-from blockscale.kernels.cpu.linear import as_integers, float_bias, row_block
-from blockscale.kernels.cpu.native import floats, known, native
+from blockscale.kernels.cpu.fused_linear import Result, from_codes, given_parts
+from blockscale.kernels.cpu.linear import float_bias, row_block
+from blockscale.kernels.cpu.native import floats, known, native, threads
 from blockscale.kernels.cpu.prepack import prepared
+from blockscale.kernels.cpu.quantize import choose_quantize, quantize
 from blockscale.kernels.registry import kernel
 
-_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_PATCHES = 16 << 20  # bytes of patches at a time
-_OUTPUTS = 128  # with fewer, copying the patches costs more than their products save (measured)
+CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+# With fewer, copying the patches costs more than their products save (measured).
+_OUTPUTS, _CHANNELS = 32, 32
 
 Sizes = list[int]
+
+
+class Window(NamedTuple):
+    """Patches of codes.
+
+    numbers: as `window` of src/bind_linear.cpp takes them; shape: of the result, channels last
+    block:   codes of a pixel that share a scale; 0: one for all of x
+    """
+
+    numbers: list[int]
+    block: int
+    shape: tuple[int, ...]
 
 
 @kernel("conv", backend="cpu", supports=known)
@@ -55,7 +70,7 @@ def conv(
         floats(x)  # refuses what the reference refuses
     offset = None if bias is None else bias.to(torch.float32)
     with float32_inside(x):
-        y = _CONV[len(shape) - 2](values, dense, offset, stride, padding, dilation, groups)
+        y = CONV[len(shape) - 2](values, dense, offset, stride, padding, dilation, groups)
     return y.to(x.dtype).contiguous()
 
 
@@ -68,54 +83,65 @@ def _as_integers(
     by: Quantizer,
 ) -> Tensor | None:
     """The convolution by integer arithmetic, or None where that cannot give it or does not pay."""
+    if x.ndim != len(shape) or x.shape[1] != shape[1] or by.format.rounding == "stochastic":
+        return None
+    if by.scale is not None and row_block(by.fmt, x.ndim) != 0:
+        return None
+    last = x.movedim(1, -1)
+    if window(last.shape, shape, settings, by.fmt) is None:
+        return None
+    if by.scale is None:
+        codes, *parts = choose_quantize(last, by.fmt, None)
+        scale, zero_point = parts[0], parts[1] if len(parts) > 1 else None
+    else:
+        codes, scale, zero_point = quantize(last, by), by.scale, by.zero_point
+    value = Value(codes, scale, zero_point, None, by.fmt, shape[1])
+    offset = None if bias is None else float_bias(bias, shape[0])
+    plain = Result(offset, "", x.dtype, UNQUANTIZED)
+    made = of_codes(value, weight, shape, settings, plain)
+    return None if made is None else made[0].movedim(-1, 1).contiguous()
+
+
+def window(
+    x: Sequence[int], shape: Sizes, settings: tuple[Sizes, Sizes, Sizes], fmt: str
+) -> Window | None:
+    """How patches of codes x [batch, *size, channels] become rows of an integer linear layer.
+
+    None where that cannot be or does not pay.
+    """
     stride, padding, dilation = settings
     channels, kernel_size = shape[1], shape[2:]
     spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel_size, strict=True)]
-    if x.ndim != len(shape) or x.shape[1] != channels:
-        return None
-    sizes = [
+    out = [
         (n + 2 * p - span) // s + 1
-        for n, p, span, s in zip(x.shape[2:], padding, spans, stride, strict=True)
+        for n, p, span, s in zip(x[1:-1], padding, spans, stride, strict=True)
     ]
-    block = row_block(by.fmt, x.ndim)
-    if min(x.shape[0], *sizes) <= 0 or block is None or shape[0] < _OUTPUTS:
+    block = row_block(fmt, len(x))
+    if min(x[0], *out) <= 0 or block is None or shape[0] < _OUTPUTS or channels < _CHANNELS:
         return None
     if block and channels % min(block, channels):
         return None  # a last block that is partial at every place of the kernel
-    x, _ = floats(x.movedim(1, -1))
-    if block == 0:
-        scale = choose_qparams(x, by.fmt)[0] if by.scale is None else by.scale
-        scale = native(by.fmt).checked_parts(x.shape, scale, by.zero_point, by.outer).scale
-        by = Quantizer(scale.reshape(1, 1, 1), None, None, by.fmt)
-    ready = prepared(weight)
-    offset = None if bias is None else float_bias(bias, shape[0])
-    y = torch.empty((x.shape[0], prod(sizes), shape[0]), dtype=x.dtype)
-    at = 0
-    for patches in _patches(x, sizes, kernel_size, settings):
-        part = y[at : at + patches.shape[0]]
-        at += patches.shape[0]
-        if not as_integers(ready, patches, min(block, channels), by, offset, part):
-            return None
-    return y.movedim(-1, 1).reshape(x.shape[0], shape[0], *sizes).contiguous()
+    numbers = [*kernel_size, *x[1:-1], *out, *stride, *padding, *dilation, channels]
+    return Window(numbers, min(block, channels), (x[0], *out, shape[0]))
 
 
-def _patches(
-    x: Tensor, sizes: Sizes, kernel_size: Sizes, settings: tuple[Sizes, Sizes, Sizes]
-) -> Iterator[Tensor]:
-    """x [batch, *size, channels] -> [some of the batch, places, kernel * channels], in turn."""
-    stride, padding, dilation = settings
-    edges = [edge for p in reversed(padding) for edge in (p, p)]
-    x = F.pad(x, (0, 0, *edges)) if any(padding) else x
-    batch, channels, dims = x.shape[0], x.shape[-1], len(sizes)
-    steps = [x.stride(1 + i) for i in range(dims)]
-    strides = (
-        x.stride(0),
-        *(step * s for step, s in zip(steps, stride, strict=True)),
-        *(step * d for step, d in zip(steps, dilation, strict=True)),
-        x.stride(-1),
+def of_codes(
+    x: Value, weight: Operand, shape: Sizes, settings: tuple[Sizes, Sizes, Sizes], result: Result
+) -> list[Tensor] | None:
+    """The product of patches of codes x [batch, *size, channels] and the weight, channels last.
+
+    None where integer arithmetic cannot give it or does not pay.
+    """
+    size = (*x.data.shape[:-1], x.size)
+    places = window(size, shape, settings, x.fmt)
+    if places is None:
+        return None
+    form = native(x.fmt)
+    codes, parts = form.checked_codes(x.data, size), given_parts(form, size, x)
+    if form.bits < 8:  # a byte each, so that patches begin on one
+        packed, codes = codes, form.new_patterns(size)
+        rows = codes.numel() // x.size
+        _native.unpack(form.bits, packed.data_ptr(), rows, x.size, codes.data_ptr(), threads())
+    return from_codes(
+        prepared(weight), codes, parts, form, places.block, places.numbers, places.shape, result
     )
-    view = x.as_strided((batch, *sizes, *kernel_size, channels), strides)
-    depth = prod(kernel_size) * channels
-    together = max(1, _PATCHES // (prod(sizes) * depth * x.itemsize))
-    for part in view.split(together):
-        yield part.reshape(part.shape[0], prod(sizes), depth).contiguous()

@@ -10,7 +10,7 @@ from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.core.scales.two_level import TwoLevel
 from blockscale.kernels.cpu.fake_quantize import fake_quantize
-from blockscale.kernels.cpu.native import DTYPES, floats, known, native, threads
+from blockscale.kernels.cpu.native import DTYPES, addresses, floats, known, native, threads
 from blockscale.kernels.cpu.prepack import prepared
 from blockscale.kernels.operand import in_order, new
 from blockscale.kernels.registry import kernel
@@ -57,7 +57,7 @@ def row_block(fmt: str, rank: int) -> int | None:
     None for any other block, and for formats that integer arithmetic does not take.
     """
     form = parse(fmt)
-    if form.asym or form.offset is not None or isinstance(form.scale, TwoLevel):
+    if form.offset is not None or isinstance(form.scale, TwoLevel):
         return None
     *rows, size = form.block.sizes_for(rank)
     if not any((*rows, size)):
@@ -69,15 +69,15 @@ def as_integers(
     ready: Any, x: Tensor, block: int, by: Quantizer, bias: Tensor | None, y: Tensor
 ) -> bool:
     """Whether integer arithmetic could give y = x @ weight.T + bias, and did."""
-    form, scale = native(by.fmt), None
+    form, scale, zero_point = native(by.fmt), 0, 0
     if by.scale is not None:
         if block:
             return False
-        scale = form.checked_parts(x.shape, by.scale, by.zero_point, by.outer).scale
-    address = 0 if scale is None else scale.data_ptr()
+        parts = form.checked_parts(x.shape, by.scale, by.zero_point, by.outer)
+        scale, _, zero_point, _ = addresses(parts)
     rows = y.numel() // y.shape[-1]
     done: bool = ready.integers(
-        form.handle, x.data_ptr(), DTYPES[x.dtype], rows, block, address, *_to(bias, y)
+        form.handle, x.data_ptr(), DTYPES[x.dtype], rows, block, scale, zero_point, *_to(bias, y)
     )
     return done
 

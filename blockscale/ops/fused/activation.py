@@ -1,4 +1,4 @@
-"""What a product may end in. It computes in the result's dtype, as an op behind the product does."""
+"""What a product may end in. It computes in the result's dtype, as an op behind it does."""
 
 from collections.abc import Callable
 

@@ -14,7 +14,6 @@ in brackets is the place of the result in a tuple: the pattern is met by the nod
 """
 
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -23,10 +22,10 @@ import torch
 from torch import Tensor, fx
 
 from blockscale.core.operand import Quantizer, Value
-from blockscale.ops.fused.define import FUSED, Fused, overload
+from blockscale.ops.fused.define import FUSED, Chain, Fused, overload
 
 _MISSING = object()
-_INT_LISTS = (Sequence[int], list[int], list[int] | None)
+_INT_LISTS = (tuple[int, ...], list[int], list[int] | None)
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,8 @@ class Match:
 class _Pattern:
     fused: Fused
     words: tuple[str, ...]
-    in_place: bool
+    in_place: bool = False
+    chain: Chain | None = None
 
 
 Table = dict[tuple[Any, int | None], list[_Pattern]]
@@ -57,6 +57,7 @@ Table = dict[tuple[Any, int | None], list[_Pattern]]
 def match(node: fx.Node) -> Match | None:
     """The fused op that computes what the node does; None where there is none, or nobody can tell.
 
+    It gives the node's bits if `dtype` is the node's own (`dtype_of`), for indices its operands'.
     An op in place is one only where nobody can see that its input changes.
     """
     place: int | None = None
@@ -65,10 +66,19 @@ def match(node: fx.Node) -> Match | None:
     for pattern in _table().get((node.target, place), ()):
         if pattern.in_place and not _alone_on(node.args[0]):
             continue
-        found = _bound(pattern, node)
+        found = _bound(pattern, node) if pattern.chain is None else _chained(pattern, node)
         if found is not None:
             return found
     return None
+
+
+def _chained(pattern: _Pattern, node: fx.Node) -> Match | None:
+    """What a chain's function reads of the chain that ends in the node."""
+    assert pattern.chain is not None
+    read = pattern.chain(node)
+    if read is None or not all(_is_float(each, pattern.fused) for each in read[0]):
+        return None
+    return Match(pattern.fused, read[0], pattern.fused.settings | read[1])
 
 
 @cache
@@ -81,12 +91,15 @@ def _table() -> Table:
             place = int(name.partition("[")[2][:-1]) if "[" in name else None
             target = overload(name)
             words = words or _words(fused, target)
-            table.setdefault((target, place), []).append(_Pattern(fused, tuple(words), False))
+            table.setdefault((target, place), []).append(_Pattern(fused, tuple(words)))
             packet = getattr(torch.ops.aten, f"{target._schema.name.partition('::')[2]}_", None)
             if place is None and packet is not None and hasattr(packet, target._overloadname):
                 changing = getattr(packet, target._overloadname)
                 found = _Pattern(fused, tuple(words), True)
                 table.setdefault((changing, None), []).append(found)
+        if fused.chain is not None:  # before the patterns of its last call alone
+            ends, chain = fused.chain
+            table.setdefault((overload(ends), None), []).insert(0, _Pattern(fused, (), chain=chain))
     return table
 
 
@@ -122,7 +135,7 @@ def _bound(pattern: _Pattern, node: fx.Node) -> Match | None:
     if any(value is _MISSING for value in settings.values()):
         return None
     ordered = operands[fused.operands[0]] if fused.many else [operands[n] for n in fused.operands]
-    if not ordered or not all(_is_float(each) for each in ordered):
+    if not ordered or not all(_is_float(each, fused) for each in ordered):
         return None
     return Match(fused, tuple(ordered), settings)
 
@@ -177,10 +190,13 @@ def _setting(value: Any, kind: Any) -> Any:
     return value if isinstance(value, kind) else _MISSING
 
 
-def _is_float(node: Any) -> bool:
-    """Whether it is a node that gives a tensor of floats."""
+def _is_float(node: Any, fused: Fused) -> bool:
+    """Whether it is a node that gives floats; float32 where the op computes in that, as the node
+    would not otherwise."""
     dtype = dtype_of(node) if isinstance(node, fx.Node) else None
-    return dtype is not None and dtype.is_floating_point
+    if dtype is None or not dtype.is_floating_point:
+        return False
+    return dtype == torch.float32 or not fused.wide
 
 
 def dtype_of(node: fx.Node) -> torch.dtype | None:

@@ -37,7 +37,9 @@ def floats(value: Value, dtype: torch.dtype, wide: bool) -> Tensor:
 
 def widened(data: Tensor, dtype: torch.dtype) -> Tensor:
     """Floats as values of `dtype`; others, as masks and indices, as they are."""
-    return data.to(dtype) if data.is_floating_point() else data
+    if data.dtype is dtype or not data.is_floating_point():
+        return data
+    return data.to(dtype)
 
 
 def empty(value: Value, dtype: torch.dtype, wide: bool) -> Tensor:

@@ -20,8 +20,14 @@ TENSORS = {
     "c_fc.weight": torch.randn(20, 12, generator=torch.Generator().manual_seed(0)),
     "conv.weight": torch.randn(6, 4, 3, 3, generator=torch.Generator().manual_seed(1)),
     "experts": torch.randn(3, 10, 16, generator=torch.Generator().manual_seed(2)),
+    "up.weight": torch.randn(8, 6, 3, generator=torch.Generator().manual_seed(3)),
+    "up.bias": torch.ones(6),
+    "grouped.weight": torch.randn(8, 2, 2, 3, generator=torch.Generator().manual_seed(4)),
+    "grouped.bias": torch.ones(4),
 }
 LAYOUTS = {"c_fc.weight": "transposed", "conv.weight": "channels_last", "experts": "plain"}
+LAYOUTS |= {"up.weight": "transposed_channels_last"}
+LAYOUTS |= {"grouped.weight": "transposed_channels_last:2"}
 FORMATS = ("int4:group8:fp32", "nvfp4", "int8:channel1:fp32:asym", "binary:tensor:fp32")
 FORMATS += ("nf4:flat4:fp32", "nf4:flat24:fp32", "nf4:flat7:fp32", "uint4:group8:fp16:asym(fp16)")
 FORMATS += ("uint4:group4:(uint6:group2:fp16):offset(uint6:group2:fp16)", "int4:flat8@0:fp32")
@@ -40,7 +46,7 @@ def whole(rows: Rows, elements: int) -> Tensor:
 
 
 @pytest.mark.parametrize("elements", [1, 50, 10**6])
-@pytest.mark.parametrize("name", TENSORS)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_slabs_of_floats(name: str, elements: int, tmp_path) -> None:
     save_file(TENSORS, tmp_path / "model.safetensors")
     with OpenStoredModel(open_stored_model(tmp_path)) as tensors:

@@ -140,8 +140,8 @@ def test_linear() -> None:
     ("stride", "padding", "dilation"), [(1, 0, 1), (2, 1, 1), (1, 2, 2), (3, 0, 3)]
 )
 def test_convolutions(stride: int, padding: int, dilation: int, groups: int) -> None:
-    for kernel, run in (((3,), F.conv1d), ((3, 2), F.conv2d)):
-        x = whole(-128, 127, 2, 4, *(11,) * len(kernel))
+    for kernel, run in (((3,), F.conv1d), ((3, 2), F.conv2d), ((2, 3, 1), F.conv3d)):
+        x = whole(-128, 127, 2, 4, *(11, 11, 7)[: len(kernel)])
         weight, bias = whole(-127, 127, 6, 4 // groups, *kernel), whole(-5000, 5000, 6)
         settings = [[value] * len(kernel) for value in (stride, padding, dilation)]
         expected = run(x.double(), weight.double(), bias.double(), *settings, groups)

@@ -37,6 +37,17 @@ def test_conv1d_and_other_shapes() -> None:
         assert torch.equal(each, expected)
 
 
+def test_convolutions_in_space_and_not_transposed_ones() -> None:
+    x = torch.randn(2, 1, 4, 5, 4)
+    layers = nn.Conv3d(1, 2, (2, 3, 1), padding=1), nn.ReLU(), nn.Conv3d(2, 4, 2, groups=2)
+    model = quantized(nn.Sequential(*layers), x, PER_CHANNEL, INT8)
+    assert torch.equal(to_integer(model, x)(3 * x), with_integer_bias(model)(3 * x))
+    layers = nn.Conv3d(1, 2, 2), nn.ConvTranspose3d(2, 1, 2)
+    model = quantized(nn.Sequential(*layers), x, PER_CHANNEL, INT8)
+    with pytest.raises(NotIntegerError, match=r"'1' \(QConvTranspose\) has no integer form"):
+        to_integer(model, x)
+
+
 def channels() -> Any:
     model = nn.Sequential(nn.Linear(8, 8))
     bs.quantize_(model, bs.Recipe(PER_CHANNEL, "int8:channel-1:pow2/nearest"))

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import blockscale as bs
@@ -24,15 +25,26 @@ SHAPES = (
         (7, 5, 2, 3, 1, 1, 1, (20,)),
     ),
     (32, 8, 9, 1, 4, 1, 1, (5,)),
+    *((16, 24, (3, 1, 2), (1, 2, 1), (1, 0, 2), 1, 1, (4, 5, 6)), (8, 6, 2, 1, 0, 2, 2, (4, 5, 3))),
 )
 WEIGHTS = ("int8_channel", "int4:group32:fp32", "mxint8", "mxfp4", "uint4:group16:fp32:asym")
 MORE = ("nf4:group16:fp32", "log8f3:token:fp32")
-INPUTS = (None, "int8", "int8_token", "mxint8", "int8:group16:fp32", "uint8", "mxfp8")
+INPUTS = (
+    *(None, "int8", "int8_token", "mxint8", "int8:group16:fp32", "uint8", "mxfp8"),
+    *("uint8:token:fp32:asym", "uint4:group8:fp32:asym", "int3:tensor:fp32:asym", "uint8:token:fp32"),
+)
+
+
+def always(monkeypatch: pytest.MonkeyPatch, outputs: int = 1) -> None:
+    """Patches of codes from so many outputs on, however few channels there are."""
+    monkeypatch.setattr(kernel, "_OUTPUTS", outputs)
+    monkeypatch.setattr(kernel, "_CHANNELS", 1)
 
 
 def layer(shape: tuple, weight: str, given: str | None) -> nn.Module:
     *arguments, size = shape
-    model = nn.Sequential((nn.Conv2d if len(size) == 2 else nn.Conv1d)(*arguments))
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(size) - 1]
+    model = nn.Sequential(kind(*arguments))
     bs.quantize_(model, bs.Recipe(weight, given))
     return model
 
@@ -43,7 +55,7 @@ def check(model: nn.Module, x: torch.Tensor) -> None:
     with bs.use("reference"), torch.no_grad():
         expected = model(x)
         values = x.float() if q.input is None else q.input(x.float().movedim(1, -1)).movedim(-1, 1)
-        run = nn.functional.conv2d if x.ndim == 4 else nn.functional.conv1d
+        run = (F.conv1d, F.conv2d, F.conv3d)[x.ndim - 3]
         dense = q.dequantize_weight(torch.float32).abs()
         settings = (q.stride, q.padding, q.dilation, q.groups)
         size = run(values.abs(), dense, q.bias.float().abs(), *settings)
@@ -58,7 +70,7 @@ def check(model: nn.Module, x: torch.Tensor) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("outputs", [1, 1000], ids=["patches", "torch"])
 def test_every_setting(shape: tuple, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "_OUTPUTS", outputs)
+    always(monkeypatch, outputs)
     for i, (weight, given) in enumerate(itertools.product((*WEIGHTS, *MORE), INPUTS)):
         model = layer(shape, weight, given)
         dtype = (torch.float32, torch.bfloat16, torch.float16)[i % 3]
@@ -70,15 +82,14 @@ def test_which_are_patches(monkeypatch: pytest.MonkeyPatch) -> None:
     run = kernel._as_integers
     monkeypatch.setattr(kernel, "_as_integers", lambda *a: found.append(run(*a)) or found[-1])
     x = torch.randn(2, 32, 8, 8)
-    for given, outputs, expected in (("int8_token", 128, True), ("int8_token", 64, False),
-                                     ("uint8", 128, False), ("int8", 128, True)):  # fmt: skip
+    for given, outputs, expected in (("int8_token", 32, True), ("int8_token", 31, False),
+                                     ("uint8", 128, True), ("int8", 128, True)):  # fmt: skip
         layer((32, outputs, 3, 1, 1, 1, 1, (8, 8)), "int8_channel", given)(x)
         assert (found.pop() is not None) == expected
 
 
-def test_given_scale_and_batches_of_patches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "_OUTPUTS", 1)
-    monkeypatch.setattr(kernel, "_PATCHES", 1)
+def test_given_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    always(monkeypatch)
     model, x = (
         layer((16, 24, 3, 2, 1, 1, 1, (9, 8)), "int8_channel", "int8"),
         torch.randn(5, 16, 9, 8),
@@ -94,7 +105,7 @@ def test_given_scale_and_batches_of_patches(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("input_fmt", ["", "int8:tensor:fp32", "int8:token:fp32"])
 def test_weights_with_offsets(input_fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Integer arithmetic gives way, whatever x is."""
-    monkeypatch.setattr(kernel, "_OUTPUTS", 1)
+    always(monkeypatch)
     fmt, shape = "uint4:group16:fp16:offset", [20, 8, 3]
     with bs.use("reference"):
         packed, *parts = P.choose_quantize(torch.randn(20, 24), fmt, None)
@@ -106,3 +117,15 @@ def test_weights_with_offsets(input_fmt: str, monkeypatch: pytest.MonkeyPatch) -
     with bs.use("cpu"):
         y = conv(*arguments, given)
     assert (y - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("given", [None, "int8_token"])
+def test_autocast_does_not_reach_inside(given: str | None) -> None:
+    """Nor torch's own convolution of the decoded weight."""
+    model, x = (
+        layer((16, 24, 3, 1, 1, 1, 1, (9, 8)), "int8_channel", given),
+        torch.randn(2, 16, 9, 8),
+    )
+    expected = model(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(model(x), expected)

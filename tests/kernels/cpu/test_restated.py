@@ -139,8 +139,9 @@ def test_tables_and_convolutions(fmt: str) -> None:
     torch.manual_seed(0)
     made = nn.Sequential(nn.Embedding(20, 40), nn.Conv1d(4, 8, 3))
     if "4@0" not in fmt:
-        made.append(nn.Conv2d(5, 3, 3))
-    bs.quantize_(made, bs.Recipe(fmt, rules={"1": {"input": "int8:token:fp16:signed"}}))
+        made.extend([nn.Conv2d(5, 3, 3), nn.ConvTranspose2d(5, 4, 3, stride=2)])
+    rules = {name: {"input": "int8:token:fp16:signed"} for name in "13"[: len(made) - 2 or 1]}
+    bs.quantize_(made, bs.Recipe(fmt, rules=rules))
     indices = torch.randint(0, 20, (3, 4))
     small, large = torch.randn(2, 4, 9), torch.randn(2, 5, 9, 9)
 

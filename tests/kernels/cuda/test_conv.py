@@ -43,3 +43,21 @@ def test_convolutions(fmt: str, given: str) -> None:
         values = conv.reference(*args)
     dense = x.abs().amax() * float_weight.abs().sum() / 6
     assert (found - values).abs().max() <= 64 * 2.0**-24 * dense
+
+
+@pytest.mark.parametrize("fmt", FORMATS[:4])
+@pytest.mark.parametrize("given", ["", "int8:token:fp32"])
+def test_three_dimensions(fmt: str, given: str) -> None:
+    float_weight = torch.randn(6, 4, 2, 3, 2, device=DEVICE)
+    weight = stored(to_stored(float_weight, "channels_last"), fmt)
+    x = torch.randn(2, 8, 4, 5, 3, device=DEVICE)
+    args = (
+        x, Operand(*weight, fmt, 48), None, [6, 4, 2, 3, 2], [2, 1, 1], [1, 0, 1], [1, 2, 1], 2,
+        Quantizer(*NOTHING, given),
+    )  # fmt: skip
+    with use("cuda"):
+        found = conv(*args)
+    with use("reference"):
+        values = conv.reference(*args)
+    dense = x.abs().amax() * float_weight.abs().sum() / 6
+    assert (found - values).abs().max() <= 64 * 2.0**-24 * dense

@@ -14,6 +14,8 @@ import blockscale as bs
         lambda: nn.Conv1d(8, 8, 3, padding=2, dilation=2, padding_mode="replicate"),
         lambda: nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 0), padding_mode="circular"),
         lambda: nn.Conv2d(4, 8, 3, groups=4, bias=False),
+        lambda: nn.Conv3d(4, 6, (3, 2, 1), stride=(2, 1, 1), padding=(1, 0, 2)),
+        lambda: nn.Conv3d(4, 6, 3, padding="same", padding_mode="circular", groups=2),
     ],
 )
 @pytest.mark.parametrize("single", [False, True])

@@ -2,9 +2,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
 
 #include <array>
+#include <vector>
 
+#include "isa.h"
 #include "linear_weight.h"
 
 namespace nb = nanobind;
@@ -20,7 +23,21 @@ T* at(Address address) {
 }
 
 Output output(Address bias, Address y, int dtype) {
-    return {at<float>(bias), at(y), Dtype(dtype)};
+    return {at<float>(bias), at(y), Dtype(dtype), Activation::none, nullptr};
+}
+
+// (kernel, size, out, stride, padding, dilation) of up to three dimensions each, then the channels.
+Window window(const std::vector<int64_t>& numbers) {
+    Window w{};
+    int64_t dims = static_cast<int64_t>(numbers.size()) / 6;
+    int64_t* parts[] = {w.kernel, w.size, w.out, w.stride, w.padding, w.dilation};
+    for (int64_t part = 0; part < 6; ++part)
+        for (int64_t i = 0; i < 3; ++i) {
+            int64_t from = i - (3 - dims), missing = part == 4 ? 0 : 1;
+            parts[part][i] = from < 0 ? missing : numbers[part * dims + from];
+        }
+    w.channels = numbers.back();
+    return w;
 }
 
 }  // namespace
@@ -36,15 +53,40 @@ void bind_linear(nb::module_& m) {
         })
         .def("unchanged", &LinearWeight::unchanged)
         .def("integers", [](LinearWeight& w, const NativeFormat& format, Address x, int dtype,
-                            int64_t rows, int64_t block, Address scale, Address bias, Address y,
-                            int y_dtype, int threads) {
-            IntegerInput in{at(x), Dtype(dtype), rows, nullptr, block, at(scale)};
+                            int64_t rows, int64_t block, Address scale, Address zero_point,
+                            Address bias, Address y, int y_dtype, int threads) {
+            IntegerInput in{at(x), Dtype(dtype), rows, nullptr, block, at(scale),
+                            at<int32_t>(zero_point), false, nullptr, 0};
             return w.integers(format, in, output(bias, y, y_dtype), threads);
         }, nb::call_guard<nb::gil_scoped_release>())
+        .def("codes", [](LinearWeight& w, const NativeFormat& format, Address x, int64_t rows,
+                         int64_t block, Address scale, Address zero_point, int64_t scales,
+                         const std::vector<int64_t>& places, Address bias, int activation,
+                         Address y, int y_dtype, const NativeFormat* y_format, Address y_scale,
+                         Address y_zero_point, int threads) {
+            Window patches{};
+            if (!places.empty()) patches = window(places);
+            IntegerInput in{at(x), Dtype::fp32, rows, nullptr, block, at(scale),
+                            at<int32_t>(zero_point), true, places.empty() ? nullptr : &patches,
+                            scales};
+            Output out = output(bias, y, y_dtype);
+            out.activation = Activation(activation);
+            Codes codes;
+            if (y_format) {
+                if (!codes_of(*y_format, at(y_scale), at<int32_t>(y_zero_point), &codes)) return false;
+                out.codes = &codes;
+            }
+            return w.integers(format, in, out, threads);
+        }, nb::call_guard<nb::gil_scoped_release>(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+           nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+           nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
         .def("floats", [](LinearWeight& w, Address x, int dtype, int64_t rows, Address bias,
                           Address y, int y_dtype, int threads) {
             w.floats(at(x), Dtype(dtype), rows, output(bias, y, y_dtype), threads);
         }, nb::call_guard<nb::gil_scoped_release>());
+    m.def("activate", [](int activation, Address y, int64_t n, int threads) {
+        isa().linears->activate(Activation(activation), at<float>(y), n, threads);
+    }, nb::call_guard<nb::gil_scoped_release>());
     m.def("fingerprint", [](Address data, int64_t bytes, int threads) {
         return fingerprint(at(data), bytes, threads);
     }, nb::call_guard<nb::gil_scoped_release>());

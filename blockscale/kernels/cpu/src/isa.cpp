@@ -17,6 +17,7 @@ namespace blockscale {
     namespace name {                    \
     const Primitives& primitives();     \
     const Linears& linears();           \
+    const FusedOps& fused_ops();        \
     }
 BLOCKSCALE_EACH_ISA(BLOCKSCALE_DECLARE)
 
@@ -47,7 +48,8 @@ bool present(std::string_view name) {
 std::vector<Isa> compiled() {
     std::vector<Isa> found;
 #define BLOCKSCALE_ADD(name) \
-    found.push_back({#name, present(#name), &name::primitives(), &name::linears()});
+    found.push_back({#name, present(#name), &name::primitives(), &name::linears(),  \
+                     &name::fused_ops()});
     BLOCKSCALE_EACH_ISA(BLOCKSCALE_ADD)
     return found;
 }

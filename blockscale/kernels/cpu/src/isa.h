@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "fused/fused.h"
 #include "linear.h"
 #include "primitives.h"
 
@@ -15,6 +16,7 @@ struct Isa {
     bool present;      // whether this processor runs it
     const Primitives* primitives;
     const Linears* linears;
+    const FusedOps* fused;
 };
 
 // What was compiled, slowest first.

@@ -21,12 +21,22 @@ struct IntegerWeight {
     const uint8_t* codes;
     const float* scales;    // [panels][blocks][32]
     const int32_t* zeros;   // the same; null: zero is 128, of nibbles 8, everywhere
+    int64_t reach;          // the largest |c - zero| that codes and zero points allow
 
     int64_t panels() const { return (n + kPanel - 1) / kPanel; }
     int64_t chunks() const { return (k + kCodes - 1) / kCodes; }
     int64_t blocks() const { return (k + block - 1) / block; }
     int64_t chunk_bytes() const { return kPanel * kCodes / (nibbles ? 2 : 1); }
     int64_t offset() const { return nibbles ? 8 : 128; }
+};
+
+// Rows that are the places of a convolution over codes x [batch, size, channels]: each holds the
+// cells of the kernel one after another, `channels` codes each. Fewer dimensions: the first are 1.
+struct Window {
+    int64_t size[3], out[3], kernel[3], stride[3], padding[3], dilation[3];
+    int64_t channels;
+
+    int64_t cells() const { return kernel[0] * kernel[1] * kernel[2]; }
 };
 
 // x of a linear layer, and how it is quantized to integers.
@@ -37,6 +47,19 @@ struct IntegerInput {
     const Spec* spec;
     int64_t block;      // elements of a row that share a scale, at most k; 0: one scale for all of x
     const void* scale;  // that one, as stored; null: chosen from x
+    const int32_t* zero_point;  // beside a given scale of an asym format
+
+    // Of codes: x are packed rows of them or, with a window, one a byte; all scales are given.
+    bool codes;
+    const Window* window;  // null: rows are x's own
+    int64_t scales;        // how many there are: of x, not of the rows that a window makes
+};
+
+// What LinearWeight adds to both for the dot products.
+struct IntegerSums {
+    int64_t block;        // codes along k whose products are summed in int32
+    const float* steps;   // of codes: those of x's scales
+    const int32_t* sums;  // [panels][sums of blocks][32], of c - zero; null where nothing needs them
 };
 
 // A weight as stored, and the step, zero point and offset of each block of `grid` (planes = 1).
@@ -52,10 +75,23 @@ struct FloatWeight {
     float outer;
 };
 
+// What becomes of a sum and its bias, in the order of blockscale/kernels/cpu/native.py: ACTIVATIONS.
+enum class Activation : int { none, relu, relu6, gelu, gelu_tanh, silu, hardswish, sigmoid, tanh };
+
+// Results that are integer codes of up to 8 bits under one given scale (numerics.md, section 4).
+struct Codes {
+    const Spec* spec;
+    float by;         // y is divided by it, or multiplied
+    bool multiply;
+    int32_t zero_point;
+};
+
 struct Output {
     const float* bias;  // null without
     void* y;
-    Dtype dtype;
+    Dtype dtype;        // of the result, also where codes are made of it
+    Activation activation;
+    const Codes* codes;  // null: y are numbers
 };
 
 struct Linears {
@@ -63,7 +99,11 @@ struct Linears {
     // NaN or so far from 1 that float32 sums of integers times steps could leave its range.
     bool (*pack_integers)(const FloatWeight&, const IntegerWeight& layout, uint8_t* codes,
                           float* scales, int32_t* zeros, int threads);
-    void (*integers)(const IntegerWeight&, const IntegerInput&, const Output&, int threads);
+    // The sums of c - zero over `block` codes (IntegerSums::sums).
+    void (*sum_blocks)(const IntegerWeight&, int64_t block, int32_t* sums, int threads);
+    void (*integers)(const IntegerWeight&, const IntegerInput&, const IntegerSums&, const Output&,
+                     int threads);
+    // These two leave the activation to `activate`, and give no codes.
     void (*floats)(const FloatWeight&, const void* x, Dtype, int64_t rows, const Output&,
                    int threads);
     // How many rows `few_rows` pays for; 0 if it cannot take this weight. Reads all of the weight.
@@ -71,6 +111,7 @@ struct Linears {
     // As `floats`. False, and nothing written, if x has values too large or small to be scaled late.
     bool (*few_rows)(const FloatWeight&, const void* x, Dtype, int64_t rows, const Output&,
                      int threads);
+    void (*activate)(Activation, float* y, int64_t n, int threads);  // in place
 };
 
 }  // namespace blockscale

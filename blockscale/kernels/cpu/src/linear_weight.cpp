@@ -5,7 +5,9 @@
 #endif
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <new>
 
 #include "isa.h"
@@ -64,7 +66,62 @@ uint8_t* streamed(int64_t bytes) {
     return static_cast<uint8_t*>(data);
 }
 
+// The largest |code - zero point| of x; -1 if the zero point of a window's edges is no code.
+int64_t reach_of(const IntegerInput& x) {
+    const Element& e = x.spec->element;
+    int64_t low = e.is_signed ? -(1 << (e.bits - 1)) : 0, high = low + (1 << e.bits) - 1;
+    if (!x.spec->asym) return std::max(-low, high);
+    int64_t reach = high - low, zeros = x.scale ? std::max<int64_t>(x.scales, 1) : 0;
+    for (int64_t i = 0; i < zeros; ++i) {
+        int64_t zero = x.zero_point[i];
+        if (x.window && x.block == 0 && (zero < low || zero > high)) return -1;
+        reach = std::max({reach, zero - low, high - zero});
+    }
+    return reach;
+}
+
+// How many products of at most that size int32 can sum; 0 if too few. A power of two.
+int64_t longest_sum(int64_t product) {
+    int64_t n = 65536;
+    while (n >= kCodes && product > INT32_MAX / n) n /= 2;
+    return n >= kCodes ? n : 0;
+}
+
+// The steps of given scales. False where float32 sums of integers times them could leave its range.
+bool given_steps(const IntegerInput& x, std::vector<float>* steps) {
+    if (!x.scale) return true;
+    steps->resize(x.codes ? x.scales : 1);
+    Layout flat{one_block(1), kNoBlocks};
+    flat.grid.columns = static_cast<int64_t>(steps->size());
+    isa().primitives->steps(*x.spec, flat, {const_cast<void*>(x.scale), nullptr, nullptr, nullptr},
+                            steps->data());
+    if (!x.codes) return steps->front() >= 0x1p-90f && steps->front() <= 0x1p90f;
+    return std::none_of(steps->begin(), steps->end(),
+                        [](float step) { return std::abs(step) > 0x1p90f; });
+}
+
 }  // namespace
+
+bool codes_of(const NativeFormat& format, const void* scale, const int32_t* zero_point,
+              Codes* codes) {
+    constexpr int32_t kFar = 1 << 20;
+    const Spec& spec = format.spec();
+    int32_t zero = zero_point ? *zero_point : 0;
+    if (spec.element.family != Family::integer || spec.element.bits > 8 ||
+        spec.offset != Offset::none || spec.scale == ScaleKind::two_level ||
+        spec.rounding != Rounding::nearest_even || zero < -kFar || zero > kFar)
+        return false;
+    float step;
+    isa().primitives->steps(spec, {one_block(1), kNoBlocks},
+                            {const_cast<void*>(scale), nullptr, nullptr, nullptr}, &step);
+    *codes = {&spec, step, spec.recip, zero};
+    if (spec.recip) {
+        constexpr float kMost = std::numeric_limits<float>::max();
+        codes->by = 1.0f / step;
+        if (std::abs(codes->by) > kMost) codes->by = std::copysign(kMost, codes->by);
+    }
+    return true;
+}
 
 uint64_t fingerprint(const void* data, int64_t bytes, int threads) {
     constexpr int64_t kPart = 1 << 16, kChains = 8;  // multiplications wait for one another
@@ -134,13 +191,13 @@ uint64_t LinearWeight::sample() const {
 bool LinearWeight::integers_fit(const Spec& x, int64_t x_block) const {
     const Element &w = float_.spec->element, &e = x.element;
     if (w.family != Family::integer || w.bits > 8 || e.family != Family::integer || e.bits > 8 ||
-        !e.is_signed || x.asym || x.offset != Offset::none || float_.offsets || x.scale == ScaleKind::two_level ||
+        x.offset != Offset::none || float_.offsets || x.scale == ScaleKind::two_level ||
         x.rounding == Rounding::stochastic)
         return false;
     int64_t k = float_.grid.columns, block = float_.grid.block_columns;
     int64_t small = std::min(block, x_block), large = std::max(block, x_block);
     if (small >= k) return true;
-    return small % kCodes == 0 && small <= 65536 && (large >= k || large % small == 0);
+    return small % kCodes == 0 && (large >= k || large % small == 0);
 }
 
 bool LinearWeight::pack(int threads) {
@@ -148,7 +205,8 @@ bool LinearWeight::pack(int threads) {
     const Spec& spec = *float_.spec;
     IntegerWeight& w = integer_;
     w = {.n = float_.grid.rows, .k = float_.grid.columns, .block = float_.grid.block_columns,
-         .nibbles = spec.element.bits <= 4, .codes = nullptr, .scales = nullptr, .zeros = nullptr};
+         .nibbles = spec.element.bits <= 4, .codes = nullptr, .scales = nullptr, .zeros = nullptr,
+         .reach = 0};
     bool zeros = spec.asym || !spec.element.is_signed;
     panels_.reset(streamed(w.panels() * w.chunks() * w.chunk_bytes()));
     panel_scales_.resize(w.panels() * w.blocks() * kPanel);
@@ -158,6 +216,9 @@ bool LinearWeight::pack(int threads) {
     w.zeros = zeros ? panel_zeros_.data() : nullptr;
     bool done = isa().linears->pack_integers(float_, w, panels_.get(), panel_scales_.data(),
                                              zeros ? panel_zeros_.data() : nullptr, threads);
+    w.reach = w.offset();
+    for (int64_t zero : panel_zeros_)
+        w.reach = std::max({w.reach, std::abs(zero), std::abs(2 * w.offset() - 1 - zero)});
     packed_ = done ? State::yes : State::no;
     if (!done) {
         panels_.reset();
@@ -167,25 +228,37 @@ bool LinearWeight::pack(int threads) {
     return done;
 }
 
+const int32_t* LinearWeight::sums_of(int64_t block, int threads) {
+    std::vector<int32_t>& sums = sums_[block];
+    if (sums.empty()) {
+        sums.resize(integer_.panels() * ((integer_.k + block - 1) / block) * kPanel);
+        isa().linears->sum_blocks(integer_, block, sums.data(), threads);
+    }
+    return sums.data();
+}
+
 bool LinearWeight::integers(const NativeFormat& x_format, IntegerInput x, const Output& y,
                             int threads) {
     const Spec& spec = x_format.spec();
     int64_t k = float_.grid.columns;
     x.spec = &spec;
     x.block = std::min(x.block, k);
-    if (!integers_fit(spec, x.block == 0 ? k : x.block)) return false;
-    if (x.scale) {
-        Layout one{one_block(1), kNoBlocks};
-        float step;
-        isa().primitives->steps(spec, one, {const_cast<void*>(x.scale), nullptr, nullptr, nullptr},
-                                &step);
-        if (!(step >= 0x1p-90f && step <= 0x1p90f)) return false;
-    }
+    int64_t x_block = x.block == 0 ? k : x.block;
+    std::vector<float> steps;
+    int64_t x_reach = reach_of(x);
+    if (!integers_fit(spec, x_block) || x_reach < 0 || !given_steps(x, &steps)) return false;
+    IntegerSums sums{.block = 0, .steps = steps.data(), .sums = nullptr};
     {
         std::lock_guard<std::mutex> guard(lock_);
         if (!pack(threads)) return false;
+        int64_t small = std::min(x_block, integer_.block);
+        int64_t longest = longest_sum(integer_.reach * x_reach);
+        if (longest == 0 || (small < k && small > longest)) return false;
+        sums.block = std::min(small, longest);
+        bool moved = !spec.element.is_signed && spec.element.bits == 8;  // isa/linear/rows.h
+        if (spec.asym || moved) sums.sums = sums_of(sums.block, threads);
     }
-    isa().linears->integers(integer_, x, y, threads);
+    isa().linears->integers(integer_, x, sums, y, threads);
     return true;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -35,6 +36,8 @@ private:
 
     bool integers_fit(const Spec& x, int64_t x_block) const;
     bool pack(int threads);
+    // The sums of the weight's codes over blocks of so many; made once.
+    const int32_t* sums_of(int64_t block, int threads);
     uint64_t sample() const;
 
     std::shared_ptr<NativeFormat> format_;
@@ -53,9 +56,14 @@ private:
     std::unique_ptr<uint8_t, Free> panels_;
     std::vector<float> panel_scales_;
     std::vector<int32_t> panel_zeros_;
+    std::map<int64_t, std::vector<int32_t>> sums_;  // by block
     const Linears* few_of_ = nullptr;  // the instruction set that `few_` holds for
     int64_t few_ = 0;
 };
+
+// How a given scale makes codes of results. False where the linear kernels cannot: other elements than
+// integers, other roundings, zero points far from any code.
+bool codes_of(const NativeFormat& format, const void* scale, const int32_t* zero_point, Codes* codes);
 
 // 64 bits that differ, but for one chance in 2^64, if the bytes do.
 uint64_t fingerprint(const void* data, int64_t bytes, int threads);

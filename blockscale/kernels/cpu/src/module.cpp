@@ -11,6 +11,7 @@ namespace nb = nanobind;
 void bind_format(nb::module_& m);
 void bind_primitives(nb::module_& m);
 void bind_linear(nb::module_& m);
+void bind_fused(nb::module_& m);
 
 namespace {
 
@@ -46,4 +47,5 @@ NB_MODULE(_native, m) {
     bind_format(m);
     bind_primitives(m);
     bind_linear(m);
+    bind_fused(m);
 }

@@ -5,8 +5,6 @@ are stored that way (blockscale.core.layout). A graph has permutes around its co
 no overload of aten is this op.
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,7 +28,7 @@ def conv(
     dilation: list[int],
     groups: int = 1,
     transposed: bool = False,
-    output_padding: Sequence[int] = (),
+    output_padding: tuple[int, ...] = (),
 ) -> Tensor:
     """x [batch, *size, c], a weight as stored [n, k], floats bias [n] -> [batch, *size, n].
 
@@ -38,7 +36,8 @@ def conv(
     output_padding: of transposed ones; () is none
     """
     offset = None if bias is None else bias.to(torch.float32)
-    channels_first, count = x.movedim(-1, 1), len(shape) - 2
+    # torch's choice of an algorithm, and so the order of sums, follows strides: those of the layers
+    channels_first, count = x.movedim(-1, 1).contiguous(), len(shape) - 2
     if transposed:
         dense = from_stored(weight, grouped_layout(groups), shape)
         more = [*output_padding] or [0] * count

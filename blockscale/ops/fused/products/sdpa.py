@@ -13,8 +13,7 @@ _PATTERN = "scaled_dot_product_attention.default query key value mask ! causal s
 
 
 def _shape(query: Tensor, key: Tensor, value: Tensor, **_: object) -> tuple[Any, ...]:
-    batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3]) if query.ndim > 3 else ()
-    return (*batch, *query.shape[len(batch) : -1], value.shape[-1])
+    return (*query.shape[:-1], value.shape[-1])
 
 
 @fused(ulps=64, aten=(_PATTERN,), wide=True, shape=_shape)

@@ -1,7 +1,5 @@
 """The largest element along dimensions."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -9,6 +7,6 @@ from blockscale.ops.fused.define import fused
 
 
 @fused(aten=("amax.default", "max.default x"))
-def amax(x: Tensor, *, dim: Sequence[int] = (), keepdim: bool = False) -> Tensor:
+def amax(x: Tensor, *, dim: tuple[int, ...] = (), keepdim: bool = False) -> Tensor:
     """x [...] -> without the dimensions, or with size 1 there; without any, all of them."""
     return torch.amax(x, dim, keepdim)

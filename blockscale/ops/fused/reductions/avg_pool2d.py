@@ -1,7 +1,5 @@
 """The mean of each window over 2 dimensions."""
 
-from collections.abc import Sequence
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,8 +11,8 @@ def avg_pool2d(
     x: Tensor,
     *,
     kernel_size: list[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
+    stride: tuple[int, ...] = (),
+    padding: tuple[int, ...] = (0,),
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,

@@ -1,7 +1,5 @@
 """The largest element of each window over 3 dimensions."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -13,9 +11,9 @@ def max_pool3d(
     x: Tensor,
     *,
     kernel_size: list[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
+    stride: tuple[int, ...] = (),
+    padding: tuple[int, ...] = (0,),
+    dilation: tuple[int, ...] = (1,),
     ceil_mode: bool = False,
 ) -> Tensor:
     """x [batch, n, d, h, w] -> fewer along the last 3; no stride is that of the kernel."""

@@ -105,7 +105,37 @@ bool pack_panel(const FloatWeight& from, const IntegerWeight& to, int64_t panel,
     return pack_scales(rows, scales + at, zeros ? zeros + at : nullptr);
 }
 
+// The codes of a panel's chunk -> added to sums [32].
+void add_chunk(const uint8_t* codes, bool nibbles, int32_t* sums) {
+    int64_t steps = nibbles ? 2 : 4;
+    for (int64_t step = 0; step < steps; ++step)
+        for (int64_t row = 0; row < kPanel; ++row)
+            for (int64_t i = 0; i < 4; ++i) {
+                uint8_t code = codes[(step * kPanel + row) * 4 + i];
+                sums[row] += nibbles ? (code & 15) + (code >> 4) : code;
+            }
+}
+
 }  // namespace
+
+void sum_blocks(const IntegerWeight& w, int64_t block, int32_t* sums, int threads) {
+    int64_t blocks = ceil_div(w.k, block), chunks = ceil_div(block, kCodes);
+    int64_t every = ceil_div(w.block, block);
+#pragma omp parallel for num_threads(threads)
+    for (int64_t panel = 0; panel < w.panels(); ++panel) {
+        const uint8_t* codes = w.codes + panel * w.chunks() * w.chunk_bytes();
+        for (int64_t i = 0; i < blocks; ++i) {
+            int32_t* to = sums + (panel * blocks + i) * kPanel;
+            memset(to, 0, kPanel * 4);
+            for (int64_t c = i * chunks; c < smaller(w.chunks(), (i + 1) * chunks); ++c)
+                add_chunk(codes + c * w.chunk_bytes(), w.nibbles, to);
+            int32_t count = smaller(block, w.k - i * block), all = w.offset();
+            const int32_t* zeros =
+                w.zeros ? w.zeros + (panel * w.blocks() + i / every) * kPanel : nullptr;
+            for (int64_t row = 0; row < kPanel; ++row) to[row] -= count * (zeros ? zeros[row] : all);
+        }
+    }
+}
 
 bool pack_integers(const FloatWeight& from, const IntegerWeight& to, uint8_t* codes, float* scales,
                    int32_t* zeros, int threads) {

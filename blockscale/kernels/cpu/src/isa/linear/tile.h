@@ -17,10 +17,14 @@ using Code = int8_t;  // of x, as the dot products read it
 using Code = int16_t;
 #endif
 
+constexpr int64_t kTileRows = 12;  // of the largest tile of any kind
+
 struct Tile {
     const uint8_t* weight;  // the panel's codes
     const float* scales;    // the panel's [weight blocks][32]
     const int32_t* zeros;   // the same, or null
+    const int32_t* sums;    // [blocks][32] of the weight's codes less their zero points, or null
+    const int32_t* shifts;  // [row][x_blocks] what they are multiplied by; null: they have been
     const Code* x;          // [chunk][row][16]
     const int32_t* starts;  // [row][block] minus the sum of x; without `zeros`, times the zero point
     const float* x_scales;  // [row][x_blocks]

@@ -95,15 +95,18 @@ inline void dot_chunk(Pairs (&sums)[R][kVectors], const uint8_t* w, const int16_
 // y += sum of a block * steps of the weight * step of x.
 template <int R>
 inline void add_block(const Tile& t, const Pairs (&sums)[R][kVectors], int64_t block,
-                      const float* scales, const int32_t* zeros, const float* x_scales,
+                      const float* scales, const int32_t* zeros, const int32_t* of_weight,
                       float (&y)[R][kWidth]) {
+    int64_t of_x = block / t.x_every;
     for (int r = 0; r < R; ++r) {
         uint32_t pairs[2 * kWidth];  // unsigned: sums may wrap on their way to one that fits
         memcpy(pairs, sums[r], sizeof(pairs));
         uint32_t start = t.starts[r * t.blocks + block];
-        float scale = x_scales[r * t.x_blocks];
+        uint32_t shift = t.shifts ? t.shifts[r * t.x_blocks + of_x] : 1;
+        float scale = t.x_scales[r * t.x_blocks + of_x];
         for (int i = 0; i < kWidth; ++i) {
             uint32_t first = zeros ? start * static_cast<uint32_t>(zeros[i]) : start;
+            if (of_weight) first += shift * static_cast<uint32_t>(of_weight[i]);
             int32_t sum = static_cast<int32_t>(pairs[2 * i] + pairs[2 * i + 1] + first);
             y[r][i] += static_cast<float>(sum) * scales[i] * scale;
         }
@@ -125,7 +128,7 @@ void run_columns(const Tile& t, int64_t from) {
             dot_chunk<R, NIBBLES>(sums, w, x);
         int64_t of_weight = block / t.weight_every * kPanel + from;
         add_block<R>(t, sums, block, t.scales + of_weight, t.zeros ? t.zeros + of_weight : nullptr,
-                     t.x_scales + block / t.x_every, y);
+                     t.sums ? t.sums + block * kPanel + from : nullptr, y);
     }
     for (int r = 0; r < R; ++r)
         for (int i = 0; i < kWidth; ++i) t.y[r * t.y_stride + from + i] = y[r][i] + t.bias[from + i];

@@ -58,19 +58,32 @@ inline void dot_chunk(Sums<R, U>& sums, const uint8_t* w, const int8_t* x) {
     }
 }
 
-// The sum over one block. It starts at minus the zero point times the sum of x, so it ends right.
-template <int R, int U, bool NIBBLES>
-inline void dot_block(const Tile& t, int64_t block, const int32_t* zeros, const uint8_t*& w,
-                      const int8_t*& x, const char*& ahead, int64_t chunks, Sums<R, U>& sums) {
-    constexpr int64_t kBytes = kPanel * kCodes / (NIBBLES ? 2 : 1);
+// What the sums over a block begin with, so that they end right: minus the weight's zero point times the
+// sum of x's codes, and minus x's zero point times the sum of the weight's codes less theirs.
+template <int R, int U>
+inline void start_block(const Tile& t, int64_t block, const int32_t* zeros, const int32_t* shifts,
+                        Sums<R, U>& sums) {
+    const int32_t* of_weight = t.sums ? t.sums + block * kPanel : nullptr;
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
         for (int half = 0; half < 2; ++half) {
             __m512i first = _mm512_set1_epi32(t.starts[r * t.blocks + block]);
             if (zeros) first = _mm512_mullo_epi32(first, _mm512_loadu_si512(zeros + 16 * half));
+            if (of_weight) {
+                __m512i shift = _mm512_loadu_si512(of_weight + 16 * half);
+                if (shifts)
+                    shift = _mm512_mullo_epi32(shift, _mm512_set1_epi32(shifts[r * t.x_blocks]));
+                first = _mm512_add_epi32(first, shift);
+            }
             sums.of[0][r][half] = first;
             for (int u = 1; u < U; ++u) sums.of[u][r][half] = _mm512_setzero_si512();
         }
+}
+
+template <int R, int U, bool NIBBLES>
+inline void dot_block(const Tile& t, const uint8_t*& w, const int8_t*& x, const char*& ahead,
+                      int64_t chunks, Sums<R, U>& sums) {
+    constexpr int64_t kBytes = kPanel * kCodes / (NIBBLES ? 2 : 1);
     for (int64_t chunk = 0; chunk < chunks; ++chunk, w += kBytes, x += R * kCodes) {
         for (int64_t line = 0; line < t.ahead_lines; ++line, ahead += 64)
             _mm_prefetch(ahead, _MM_HINT_T1);
@@ -125,7 +138,8 @@ void run_whole(const Tile& t) {
     const char* ahead = t.ahead;
     Sums<R, U> sums;
     __m512 y[R][2];
-    dot_block<R, U, NIBBLES>(t, 0, t.zeros, w, x, ahead, t.chunks, sums);
+    start_block<R, U>(t, 0, t.zeros, t.shifts, sums);
+    dot_block<R, U, NIBBLES>(t, w, x, ahead, t.chunks, sums);
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
         for (int half = 0; half < 2; ++half)
@@ -142,7 +156,7 @@ void run_blocks(const Tile& t) {
     const int8_t* x = t.x;
     const char* ahead = t.ahead;
     const float *scales = t.scales, *x_scales = t.x_scales;
-    const int32_t* zeros = t.zeros;
+    const int32_t *zeros = t.zeros, *shifts = t.shifts;
     int64_t left = t.chunks, block_chunks = t.block_chunks, blocks = t.blocks;
     int64_t to_weight = t.weight_every, to_x = t.x_every;  // blocks until its scale changes
     Sums<R, U> sums;
@@ -154,13 +168,17 @@ void run_blocks(const Tile& t) {
             _mm_prefetch(scales + kAhead * kPanel, _MM_HINT_T0);
             _mm_prefetch(scales + kAhead * kPanel + 16, _MM_HINT_T0);
         }
-        dot_block<R, U, NIBBLES>(t, block, zeros, w, x, ahead, smaller(left, block_chunks), sums);
+        start_block<R, U>(t, block, zeros, shifts, sums);
+        dot_block<R, U, NIBBLES>(t, w, x, ahead, smaller(left, block_chunks), sums);
         add_block<R, U, B>(sums, scales, x_scales, t.x_blocks, y);
         if (--to_weight == 0) {
             scales += kPanel, to_weight = t.weight_every;
             if (zeros) zeros += kPanel;
         }
-        if (B == Blocks::both && --to_x == 0) ++x_scales, to_x = t.x_every;
+        if (B == Blocks::both && --to_x == 0) {
+            ++x_scales, to_x = t.x_every;
+            if (shifts) ++shifts;
+        }
     }
     store_tile(t, y, B == Blocks::both);
 }

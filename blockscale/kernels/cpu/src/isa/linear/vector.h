@@ -19,6 +19,7 @@ constexpr int kTileOutputs = 6;
 #endif
 
 typedef float Vector __attribute__((vector_size(4 * kFloats)));
+typedef int32_t Ints __attribute__((vector_size(4 * kFloats)));
 
 inline Vector load(const float* x) {
     Vector v;
@@ -38,6 +39,37 @@ inline Vector multiply_add(Vector a, Vector b, Vector c) {
 #else
     return a * b + c;
 #endif
+}
+
+// The smaller and the larger of two numbers; b where one of them is NaN, and of two zeros.
+inline Vector least(Vector a, Vector b) {
+#if defined(__AVX512F__)
+    return (Vector)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (Vector)_mm256_min_ps((__m256)a, (__m256)b);
+#elif defined(__x86_64__)
+    return (Vector)_mm_min_ps((__m128)a, (__m128)b);
+#else
+    return a < b ? a : b;
+#endif
+}
+
+inline Vector greatest(Vector a, Vector b) {
+#if defined(__AVX512F__)
+    return (Vector)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (Vector)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(__x86_64__)
+    return (Vector)_mm_max_ps((__m128)a, (__m128)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+inline Vector magnitude(Vector a) { return (Vector)((Ints)a & INT32_MAX); }
+
+inline Vector with_sign_of(Vector size, Vector sign) {
+    return (Vector)((Ints)size | ((Ints)sign & INT32_MIN));
 }
 
 }  // namespace

@@ -1,0 +1,201 @@
+"""Edges of ops without weights that a recipe's rules give a format: `op:softmax`."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from blockscale.calibrate.observers import Observer, Spec, make
+from blockscale.core.format import Format
+from blockscale.core.ledger import Entry
+from blockscale.core.recipe import Recipe
+from blockscale.core.rules import OpScheme
+from blockscale.graph.names import described, op_name, scope
+from blockscale.layers.signs import lost_signs
+from blockscale.layers.store import QInput
+
+
+class Edge(QInput):
+    """A tensor between two ops, on its way through a format.
+
+    Until it is settled it lets tensors pass, and an observer looks at them where the scale is to
+    be static; then it quantizes. With `fake` it quantizes from the first tensor on, for training.
+
+    where: what it belongs to, as errors name it
+    """
+
+    def __init__(self, fmt: Format, observer: Observer | None, where: str, *, fake: bool = False):
+        super().__init__(fmt)
+        self.where, self.fake = where, fake
+        self.observer = observer
+        self.settled = observer is None and fake
+        self.watching = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [...] -> x, or what the format leaves of it."""
+        if self.settled:
+            return super().forward(x)
+        if self.observer is not None and self.watching and (self.training or not self.fake):
+            self.observer.observe(x.detach())
+        if not self.fake:
+            return x
+        self.settle()
+        quantized = super().forward(x)
+        self.settled = False
+        return quantized
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a scale, or none is needed."""
+        return self.observer is None or bool(self.observer.finite)
+
+    def settle(self) -> None:
+        """Quantize from now on. Raises ValueError if the scale is static and nothing was seen."""
+        if self.observer is not None:
+            parts = self.observer.qparams()._asdict()
+            self.restore({k: v for k, v in parts.items() if v is not None})
+        self.settled = True
+
+    def notes(self) -> list[str]:
+        """What a user should know of what was seen."""
+        seen = self.observer
+        if seen is None:
+            return []
+        odd = {"NaN": int(seen.nans), "infinite": int(seen.infinities)}
+        told = [
+            f"{n} {kind} of {int(seen.samples)} values, left out" for kind, n in odd.items() if n
+        ]
+        return told + (lost_signs(self.where, seen.low, seen.format) if seen.finite else [])
+
+
+@dataclass
+class Place:
+    """An op that a rule covers: its node, the name it goes by, and what the rule asks for."""
+
+    node: fx.Node
+    name: str
+    scheme: OpScheme
+
+
+def places(graph: fx.GraphModule, recipe: Recipe) -> tuple[list[Place], list[str]]:
+    """The ops that the recipe's rules cover, and the patterns for ops that cover none."""
+    found: list[Place] = []
+    used: set[str | None] = set()
+    names: Counter[str] = Counter()
+    for node in graph.graph.nodes:
+        if node.op != "call_function" or not _is_float(node.meta.get("val")):
+            continue
+        op, inside = op_name(node), scope(node)
+        scheme, pattern = recipe.decide_op(op, inside)
+        used.add(pattern)
+        if scheme:
+            base = f"{inside}.{op}".lstrip(".")
+            names[base] += 1
+            name = base if names[base] == 1 else f"{base}_{names[base]}"
+            found.append(Place(node, name, scheme))
+    patterns = [p for p in (*recipe.op_rules, *recipe.skip) if p.startswith("op:")]
+    return found, [p for p in patterns if p not in used]
+
+
+def put_edges(
+    graph: fx.GraphModule, found: list[Place], observer: Spec, *, fake: bool = False
+) -> Iterator[Entry]:
+    """Put an Edge on every input and the output that a rule asks for; an entry for each op."""
+    for place in found:
+        scheme, node = place.scheme, place.node
+        inputs = [] if scheme.input is None else list(_float_inputs(node))
+        shared: Edge | None = None
+        for key, source in inputs:
+            assert scheme.input is not None
+            if shared is None or not scheme.shared:
+                shared = _edge(scheme.input, observer, f"the {key} of {described(node)}", fake)
+            name = f"{place.name}.{'inputs' if scheme.shared else key}"
+            edge = _put(graph, name, shared, source, node)
+            _replace(node, key, edge)
+        if scheme.output is not None:
+            edge_of = _edge(scheme.output, observer, f"the result of {described(node)}", fake)
+            users = list(node.users)
+            after = _put(graph, f"{place.name}.output", edge_of, node, None)
+            for user in users:
+                user.replace_input_with(node, after)
+        yield Entry(
+            place.name,
+            f"op {op_name(node)}",
+            "quantized",
+            input=str(scheme.input or "") if inputs else "",
+            output=str(scheme.output or ""),
+            details="inputs share one scale" if scheme.shared else "",
+        )
+    graph.graph.lint()
+    graph.recompile()
+
+
+def _edge(fmt: Format, observer: Spec, where: str, fake: bool) -> Edge:
+    """The Edge of a format: observed where its scale can be known beforehand, else dynamic."""
+    return Edge(fmt, make(observer, fmt) if fmt.block.static else None, where, fake=fake)
+
+
+def _put(
+    graph: fx.GraphModule, name: str, edge: Edge, source: fx.Node, before: fx.Node | None
+) -> fx.Node:
+    *above, last = name.split(".")
+    holder: nn.Module = graph
+    for step in above:
+        if not isinstance(getattr(holder, step, None), nn.Module):
+            holder.add_module(step, nn.Module())
+        holder = getattr(holder, step)
+    holder.add_module(last, edge)
+    at = (
+        graph.graph.inserting_after(source)
+        if before is None
+        else graph.graph.inserting_before(before)
+    )
+    with at:
+        call = graph.graph.call_module(name, (source,))
+    call.meta = dict(source.meta if before is None else before.meta) | {
+        "val": source.meta.get("val")
+    }
+    return call
+
+
+def _float_inputs(node: fx.Node) -> Iterator[tuple[str, fx.Node]]:
+    """The node's float tensors by the schema's names; those of a list are numbered. Parameters of
+    the op, such as a norm's weight, are none of them."""
+    schema: Any = getattr(node.target, "_schema", None)
+    named = [a.name for a in schema.arguments] if schema else []
+    for i, value in enumerate(node.args):
+        name = {"self": "input"}.get(named[i], named[i]) if i < len(named) else f"input_{i}"
+        if isinstance(value, list | tuple):
+            for j, each in enumerate(value):
+                if _is_edge(each):
+                    yield f"{name}_{j}", each
+        elif _is_edge(value):
+            assert isinstance(value, fx.Node)
+            yield name, value
+
+
+def _replace(node: fx.Node, key: str, edge: fx.Node) -> None:
+    """Let the node's input of this name (as `_float_inputs` gives it) come from the edge."""
+    schema: Any = getattr(node.target, "_schema", None)
+    named = [a.name for a in schema.arguments] if schema else []
+    args = list(node.args)
+    for i, value in enumerate(args):
+        name = {"self": "input"}.get(named[i], named[i]) if i < len(named) else f"input_{i}"
+        if isinstance(value, list | tuple):
+            args[i] = [edge if f"{name}_{j}" == key else each for j, each in enumerate(value)]
+        elif name == key:
+            args[i] = edge
+    node.args = tuple(args)
+
+
+def _is_edge(value: object) -> bool:
+    """Whether it is a node that computes, or is given, a float tensor."""
+    if not isinstance(value, fx.Node) or value.op == "get_attr":
+        return False
+    return _is_float(value.meta.get("val"))
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()

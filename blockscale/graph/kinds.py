@@ -1,0 +1,250 @@
+"""Which ops of a program are layers with parameters, and the torch.nn layer that each one is."""
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from blockscale.graph.names import scope
+from blockscale.layers.linear import Conv1D
+
+aten = torch.ops.aten
+
+
+@dataclass
+class Found:
+    """A node that is a layer.
+
+    module: the layer, which holds the program's own parameters
+    x: what it is called with
+    weight: the name of its weight in the program, None without one
+    kinds: what the layer's class may be called in the model
+    last: the node whose value is the layer's, if that is not the node itself
+    """
+
+    module: nn.Module
+    x: fx.Node
+    weight: str | None
+    kinds: tuple[str, ...]
+    last: fx.Node | None = None
+
+
+Maker = Callable[[fx.GraphModule, fx.Node], Found | None]
+
+
+def parameter(graph: fx.GraphModule, node: object) -> Tensor | None:
+    """The parameter or constant that a node reads, floats alone; None for any other node."""
+    if not isinstance(node, fx.Node) or node.op != "get_attr":
+        return None
+    value: Any = operator.attrgetter(str(node.target))(graph)
+    return value if isinstance(value, Tensor) and value.is_floating_point() else None
+
+
+def _given(node: fx.Node) -> dict[str, Any]:
+    """The node's arguments by the names of the op's schema, defaults included."""
+    schema: Any = node.target._schema  # type: ignore[union-attr]
+    names = [argument.name for argument in schema.arguments]
+    found = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    return found | dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+
+
+def _holding(module: nn.Module, **tensors: Tensor | None) -> nn.Module:
+    """The module with these tensors as its parameters, which stay the program's own."""
+    for name, tensor in tensors.items():
+        if tensor is not None and not isinstance(tensor, nn.Parameter):
+            tensor = nn.Parameter(tensor, requires_grad=False)  # noqa: PLW2901
+        module.register_parameter(name, tensor)
+    return module.eval()
+
+
+def linear(graph: fx.GraphModule, node: fx.Node) -> Found | None:
+    """linear(x, weight [n, k], bias)."""
+    given = _given(node)
+    weight, bias = parameter(graph, given["weight"]), parameter(graph, given["bias"])
+    if weight is None or weight.ndim != 2 or (given["bias"] is not None and bias is None):
+        return None
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    kept = _holding(made, weight=weight, bias=bias)
+    return Found(kept, given["input"], given["weight"].target, ("Linear",))
+
+
+def addmm(graph: fx.GraphModule, node: fx.Node) -> Found | None:
+    """addmm(bias, x [m, k], weight [k, n]), or mm: GPT-2's Conv1D, or a linear layer that was
+    decomposed, whose weight is transposed before."""
+    given = _given(node)
+    if given.get("beta", 1) != 1 or given.get("alpha", 1) != 1:
+        return None
+    x = given["mat1"] if "mat1" in given else given["self"]
+    from_bias = given["self"] if "mat1" in given else None
+    bias = parameter(graph, from_bias)
+    at, transposed = given["mat2"], False
+    if isinstance(at, fx.Node) and _turns(at):
+        at, transposed = at.args[0], True
+    weight = parameter(graph, at)
+    if weight is None or (from_bias is not None and (bias is None or bias.ndim != 1)):
+        return None
+    if transposed:
+        made: nn.Module = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    else:
+        made = Conv1D(weight.shape[1], weight.shape[0])
+    kept = _holding(made, weight=weight, bias=bias)
+    whole = _around(node, x)
+    names = ("Linear",) if transposed else ("Conv1D",)
+    if whole is None:
+        return Found(kept, x, at.target, names)
+    return Found(kept, whole[0], at.target, names, whole[1])
+
+
+def _turns(node: fx.Node) -> bool:
+    """Whether it transposes a matrix."""
+    if node.op != "call_function":
+        return False
+    if node.target is aten.t.default:
+        return True
+    if node.target is aten.permute.default:
+        return list(node.args[1]) in ([1, 0], [-1, -2])  # type: ignore[arg-type]
+    return node.target is aten.transpose.int and set(node.args[1:]) in ({0, 1}, {-1, -2})
+
+
+_VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+
+
+def _around(node: fx.Node, rows: Any) -> tuple[fx.Node, fx.Node] | None:
+    """(x [..., k], the node that views the result as [..., n]) where the product's rows are a view
+    of x and nothing else reads it."""
+    if rows.op != "call_function" or rows.target not in _VIEWS or len(node.users) != 1:
+        return None
+    after, x = next(iter(node.users)), rows.args[0]
+    if after.op != "call_function" or after.target not in _VIEWS:
+        return None
+    given, given_y = x.meta.get("val"), after.meta.get("val")
+    if given is None or given_y is None or given.ndim != given_y.ndim:
+        return None
+    same = all(str(a) == str(b) for a, b in zip(given.shape[:-1], given_y.shape[:-1], strict=True))
+    return (x, after) if same and len(rows.meta["val"].shape) == 2 else None
+
+
+_CONVS = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
+_TRANSPOSED = {3: nn.ConvTranspose1d, 4: nn.ConvTranspose2d, 5: nn.ConvTranspose3d}
+
+
+def conv(graph: fx.GraphModule, node: fx.Node) -> Found | None:
+    """conv1d, conv2d, conv3d, conv_transpose*, and what they are decomposed to."""
+    given = _given(node)
+    weight, bias = parameter(graph, given["weight"]), parameter(graph, given["bias"])
+    if weight is None or (given["bias"] is not None and bias is None):
+        return None
+    name = str(node.target)
+    turned = given.get("transposed", "transpose" in name)
+    groups, dims = int(given["groups"]), weight.ndim - 2
+    settings: dict[str, Any] = {
+        each: _each(given[each], dims) for each in ("stride", "padding", "dilation")
+    }
+    if turned:
+        settings["output_padding"] = _each(given["output_padding"], dims)
+        sizes = weight.shape[0], weight.shape[1] * groups
+    else:
+        sizes = weight.shape[1] * groups, weight.shape[0]
+    kind: Any = (_TRANSPOSED if turned else _CONVS)[weight.ndim]
+    kernel = tuple(weight.shape[2:])
+    made = kind(*sizes, kernel, groups=groups, bias=bias is not None, device="meta", **settings)
+    kept, x = _holding(made, weight=weight, bias=bias), given["input"]
+    if (padded := _padding(x, node)) is not None:
+        # the convolution's own padding, of a mode that torch's convolutions do not know
+        x, made._reversed_padding_repeated_twice, made.padding_mode = padded
+    return Found(kept, x, given["weight"].target, (kind.__name__,))
+
+
+def _padding(pad: Any, node: fx.Node) -> tuple[fx.Node, list[int], str] | None:
+    """(what is padded, how much, in which mode) where a node pads for this convolution alone, in
+    the forward of the same layer."""
+    if pad.op != "call_function" or pad.target is not aten.pad.default or len(pad.users) != 1:
+        return None
+    given = _given(pad)
+    if given["mode"] == "constant" or scope(pad) != scope(node):
+        return None
+    return given["self"], [int(size) for size in given["pad"]], given["mode"]
+
+
+def _each(sizes: Any, dims: int) -> Any:
+    """A size for each dimension; torch takes one for all."""
+    if isinstance(sizes, str):
+        return sizes
+    listed = tuple(sizes) if isinstance(sizes, list | tuple) else (sizes,)
+    return listed * dims if len(listed) == 1 else listed
+
+
+def embedding(graph: fx.GraphModule, node: fx.Node) -> Found | None:
+    """embedding(weight, indices, padding_idx)."""
+    given = _given(node)
+    weight = parameter(graph, given["weight"])
+    if weight is None or weight.ndim != 2:
+        return None
+    padding = given["padding_idx"]
+    made = nn.Embedding(1, 1, device="meta")
+    made.num_embeddings, made.embedding_dim = weight.shape
+    made.padding_idx = None if padding is None or padding < 0 else padding
+    kept = _holding(made, weight=weight)
+    return Found(kept, given["indices"], given["weight"].target, ("Embedding",))
+
+
+_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+
+
+def batch_norm(graph: fx.GraphModule, node: fx.Node) -> Found | None:
+    """batch_norm(x, weight, bias, running mean, running variance, training, momentum, eps)."""
+    given = _given(node)
+    mean, var = parameter(graph, given["running_mean"]), parameter(graph, given["running_var"])
+    value = given["input"].meta.get("val")
+    if mean is None or var is None or value is None:
+        return None
+    made = _NORMS[value.ndim](
+        mean.numel(), given["eps"], given["momentum"], given["weight"] is not None, device="meta"
+    )
+    made.register_buffer("running_mean", mean)
+    made.register_buffer("running_var", var)
+    made.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.int64))
+    weight, bias = parameter(graph, given["weight"]), parameter(graph, given["bias"])
+    kept = _holding(made, weight=weight, bias=bias)
+    at = given["weight"] if given["weight"] is not None else given["running_mean"]
+    name = str(at.target).replace("running_mean", "weight")
+    return Found(kept, given["input"], name, (type(made).__name__,))
+
+
+def dropout(graph: fx.GraphModule, node: fx.Node) -> Found | None:
+    """dropout(x, p, train)."""
+    del graph
+    given = _given(node)
+    return Found(nn.Dropout(given["p"]).eval(), given["input"], None, ("Dropout",))
+
+
+QUANTIZED: dict[Any, Maker] = {
+    aten.linear.default: linear,
+    aten.addmm.default: addmm,
+    aten.mm.default: addmm,
+    aten.conv1d.default: conv,
+    aten.conv2d.default: conv,
+    aten.conv3d.default: conv,
+    aten.conv1d.padding: conv,
+    aten.conv2d.padding: conv,
+    aten.conv3d.padding: conv,
+    aten.conv_transpose1d.default: conv,
+    aten.conv_transpose2d.input: conv,
+    aten.conv_transpose3d.input: conv,
+    aten.convolution.default: conv,
+    aten.embedding.default: embedding,
+}
+TRAINED = QUANTIZED | {aten.batch_norm.default: batch_norm, aten.dropout.default: dropout}
+
+
+def equal(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two layers are the same: of one kind, with the same tensors and settings."""
+    if type(one) is not type(other) or one.extra_repr() != other.extra_repr():
+        return False
+    tensors = [{**dict(m._parameters), **dict(m._buffers)} for m in (one, other)]
+    return tensors[0].keys() == tensors[1].keys() and all(
+        tensors[0][name] is tensors[1][name] or name == "num_batches_tracked" for name in tensors[0]
+    )

@@ -1,0 +1,77 @@
+"""dequantize - op - quantize becomes one fused op.
+
+    q(op(dq(a), dq(b)))  ->  fused_op(a..., b..., y...)
+
+Each operand and the result may be floats or codes, but one of them must be codes. A dequantize that
+others read too stays for them; where others read the floats of the result, its quantize stays.
+"""
+
+import torch
+from torch import fx
+
+from blockscale.core.operand import Quantizer, Value
+from blockscale.graph.nodes import aten, calls
+from blockscale.graph.passes.fused import (
+    Call,
+    as_value,
+    dtype_of,
+    matched,
+    only_user,
+    put_back,
+    quantized_by,
+    widened,
+)
+from blockscale.ops.fused import Match
+
+
+def run(graph: fx.GraphModule) -> int:
+    """Write a fused op for each op that reads or gives codes. Equal to the bit."""
+    count = 0
+    for node in list(graph.graph.nodes):
+        if not node._erased and (found := matched(node)) is not None:
+            count += fuse(graph, node, found)
+    return count
+
+
+def fuse(graph: fx.GraphModule, node: fx.Node, found: Match) -> bool:
+    """Write `found` in the place of the op that ends in `node`; whether it could be done."""
+    last, dtype = _narrowed(node, found)
+    quantizes, by = quantized_by(last) or (None, None)
+    if found.fused.indices:
+        quantizes = None
+        dtype = _dtype_inside(found)
+    compute = torch.float32 if found.fused.wide else dtype
+    if compute is None:
+        return False
+    operands = [as_value(each, compute) for each in found.operands]
+    if None in operands or not (quantizes or any(each.fmt for each in operands if each)):
+        return False
+    given = [_wide(each) if found.fused.wide else each for each in operands if each]
+    made = Call(found.fused, given, found.settings, dtype or compute)
+    if quantizes is not None and by is not None:
+        made.y = Quantizer(*by)
+    put_back(graph, made, last, quantizes)
+    if last is not node:
+        graph.graph.erase_node(node)
+    return True
+
+
+def _wide(operand: Value) -> Value:
+    """Floats before they were widened, which a wide op does by itself."""
+    return operand if operand.fmt else Value(widened(operand.data))  # type: ignore[arg-type]
+
+
+def _narrowed(node: fx.Node, found: Match) -> tuple[fx.Node, torch.dtype | None]:
+    """Where the op ends and the dtype there: a wide op includes a conversion of its result."""
+    user = only_user(node)
+    if found.fused.wide and calls(user, aten.to) and user is not None:
+        dtype = dtype_of(user)
+        if dtype in (torch.bfloat16, torch.float16) and not user.kwargs.get("copy"):
+            return user, dtype
+    return node, dtype_of(node)
+
+
+def _dtype_inside(found: Match) -> torch.dtype | None:
+    """What an op that gives indices computes in."""
+    dtypes = {dtype_of(each) for each in found.operands}
+    return dtypes.pop() if len(dtypes) == 1 else None

@@ -1,0 +1,165 @@
+"""Functions of codes with one scale: all their results in a table, which codes are looked up in.
+
+The op's own reference makes the table, of all codes there are, so nothing can be otherwise than the
+reference has it. Tables are kept by what the numbers of a call are, not by tensors: a scale that
+changes gives another table.
+"""
+
+import math
+from ctypes import string_at
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from blockscale.core.format import Format
+from blockscale.core.operand import Quantizer, Value
+from blockscale.core.parse import parse
+from blockscale.kernels.cpu import _native
+from blockscale.kernels.cpu.dequantize import unpack_into
+from blockscale.kernels.cpu.fused.rows import Shape
+from blockscale.kernels.cpu.native import FAMILIES, FEATURES, native, threads
+from blockscale.kernels.numbers import supports_families
+from blockscale.kernels.operand import in_order, new
+from blockscale.kernels.registry import kernel, use
+
+OPS = (
+    *("relu", "relu6", "hardtanh", "leaky_relu", "elu", "hardsigmoid", "hardswish", "sigmoid"),
+    *("tanh", "gelu", "silu", "mish", "softplus", "exp", "sqrt", "rsqrt", "neg", "abs", "clamp"),
+    *("reciprocal", "add_scalar", "sub_scalar", "rsub_scalar", "mul_scalar", "div_scalar"),
+    "pow_scalar",
+)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MOST_TABLES = 512
+_known = supports_families(FAMILIES, FEATURES)
+_tables: dict[Any, Tensor] = {}
+
+
+class Call(NamedTuple):
+    """A call of `fused_<op>`, whose result is in `fmt` if that is not empty."""
+
+    op: str
+    value: Value
+    settings: tuple[Any, ...]
+    dtype: torch.dtype
+    y: Quantizer
+
+
+def supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
+    """Codes of up to 8 bits with one scale become such codes under a given one, or floats."""
+    value, dtype, y = arguments[0], arguments[-2], arguments[-1]
+    if not value.fmt or not _known(formats) or not value.data.is_cpu or not value.data.numel():
+        return False
+    shape = value.operand.shape
+    if not shape or not _single(value.fmt, shape) or dtype not in DTYPES:
+        return False
+    if not y.fmt:
+        return True
+    drawn = parse(y.fmt).rounding == "stochastic"
+    return y.scale is not None and not drawn and _single(y.fmt, shape)
+
+
+@lru_cache(1024)
+def _single(fmt: str, shape: Shape) -> bool:
+    """Whether one scale is for all of a tensor of `shape`, and of a table's codes as well."""
+    form = parse(fmt)
+    if form.bits > 8 or math.prod(form.block.scale_shape(shape)) != 1:
+        return False
+    return math.prod(form.block.scale_shape((2**form.bits,))) == 1
+
+
+def look_up(call: Call) -> list[Tensor]:
+    """The op's result. Raises ValueError if codes or scales do not fit their format."""
+    value, y = call.value, call.y
+    table = _table(call)
+    n, shape = native(value.fmt), value.operand.shape
+    codes = n.checked_codes(value.data, shape)
+    if not n.bytewise:
+        patterns = n.new_patterns(shape)
+        unpack_into(n, codes, shape[-1], patterns)
+        codes = patterns
+    found = new(shape, table.dtype)
+    _native.look_up(
+        table.data_ptr(), table.itemsize, codes.data_ptr(), codes.numel(), found.data_ptr(),
+        threads(),
+    )  # fmt: skip
+    if not y.fmt or native(y.fmt).bytewise:
+        return [found]
+    packed = native(y.fmt).new_packed(shape)
+    _pack(y.fmt, found, shape[-1], packed)
+    return [packed]
+
+
+def _pack(fmt: str, patterns: Tensor, size: int, packed: Tensor) -> None:
+    """One code an entry -> packed rows of `size` codes."""
+    rows = patterns.numel() // size
+    addresses = patterns.data_ptr(), rows, size, packed.data_ptr()
+    _native.pack(native(fmt).bits, *addresses, threads())
+
+
+def _table(call: Call) -> Tensor:
+    """The result for each of 256 codes: floats, or codes one to an entry.
+
+    An element of fewer bits has its codes in it several times.
+    """
+    op, value, settings, dtype, y = call
+    key = (op, *settings, dtype, value.fmt, _numbers(value), y.fmt, _numbers(y))
+    found = _tables.get(key)
+    if found is None:
+        found = _made(call)
+        if len(_tables) >= MOST_TABLES:  # of scales that may never come again
+            _tables.clear()
+        _tables[key] = found
+    return found
+
+
+def _numbers(of: Value | Quantizer) -> tuple[Any, ...]:
+    """What stands beside codes: each part's dtype, shape and bytes."""
+    parts = (of.scale, of.zero_point, of.outer, *(of.more or ()))
+    return tuple(None if part is None else (part.dtype, part.shape, _bytes(part)) for part in parts)
+
+
+def _bytes(part: Tensor) -> bytes:
+    part = in_order(part)
+    return string_at(part.data_ptr(), part.nbytes)
+
+
+def _made(call: Call) -> Tensor:
+    """All codes in one row through the op's reference."""
+    value, y = call.value, call.y
+    n = native(value.fmt)
+    patterns = torch.arange(256).remainder(2**n.bits).to(torch.uint8)
+    codes = patterns.view(n.packed_dtype)
+    if not n.bytewise:
+        codes = n.new_packed((256,))
+        _pack(value.fmt, patterns, 256, codes)
+    run = getattr(torch.ops.blockscale, f"fused_{call.op}")
+    by = [_of_rank_one(part) for part in (y.scale, y.zero_point, y.outer)]
+    beside = [_of_rank_one(part) for part in (value.scale, value.zero_point, value.outer)]
+    more = [[_of_rank_one(p) for p in of.more] if of.more else None for of in (value, y)]
+    with use("reference"):
+        (found,) = run(
+            codes, *beside, value.fmt, 256, *call.settings, call.dtype, *by, y.fmt, None, *more
+        )
+    if not y.fmt or native(y.fmt).bytewise:
+        return found
+    back = native(y.fmt).new_patterns((256,))
+    unpack_into(native(y.fmt), found, 256, back)
+    return back
+
+
+def _of_rank_one(part: Tensor | None) -> Tensor | None:
+    """One number for a row of codes; parts that are more than that stay, and misfit."""
+    return part.reshape(1) if part is not None and part.numel() == 1 else part
+
+
+def _register(op: str) -> None:
+    @kernel(f"fused_{op}", backend="cpu", supports=supports)
+    def run(value: Value, *rest: Any) -> list[Tensor]:
+        """As the op of blockscale.ops.fused."""
+        return look_up(Call(op, value, rest[:-2], rest[-2], rest[-1]))
+
+
+for _op in OPS:
+    _register(_op)

@@ -1,0 +1,190 @@
+"""x @ weight.T of codes times codes, and what follows it, in one pass: bias, activation, codes.
+
+Integers times integers as `linear`. Where the formats do not allow that, x is dequantized; results
+in formats that the kernel does not end in are quantized by the primitives.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from blockscale.core.format import Format
+from blockscale.core.operand import Quantizer, Value
+from blockscale.core.reference import QParams
+from blockscale.kernels.cpu import _native
+from blockscale.kernels.cpu.dequantize import dequantize
+from blockscale.kernels.cpu.linear import float_bias, row_block
+from blockscale.kernels.cpu.native import (
+    DTYPES,
+    NO_PARTS,
+    Native,
+    Parts,
+    addresses,
+    floats,
+    known,
+    native,
+    threads,
+)
+from blockscale.kernels.cpu.prepack import prepared
+from blockscale.kernels.cpu.quantize import choose_quantize, quantize
+from blockscale.kernels.operand import new
+from blockscale.kernels.registry import kernel
+
+# As `Activation` of src/linear.h counts them.
+ACTIVATIONS = {
+    name: i
+    for i, name in enumerate(
+        ("", "relu", "relu6", "gelu", "gelu_tanh", "silu", "hardswish", "sigmoid", "tanh")
+    )
+}
+
+
+class Result(NamedTuple):
+    """What follows the sums.
+
+    bias: float32 [n]; activation: a key of ACTIVATIONS; dtype: of the result, also where codes are
+    made of it; y: how they are made
+    """
+
+    bias: Tensor | None
+    activation: str
+    dtype: torch.dtype
+    y: Quantizer
+
+
+def takes(x: Value, weight: Value, activation: str, dtype: torch.dtype) -> bool:
+    """Whether the kernels run a product of these: rows of codes, and dtypes that they know."""
+    if not weight.fmt or weight.data.ndim != 2 or dtype not in DTYPES:
+        return False
+    return activation in ACTIVATIONS and (bool(x.fmt) or x.data.dtype in DTYPES)
+
+
+def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
+    x, weight, _, activation, dtype, _ = arguments
+    return x.data.ndim > 0 and takes(x, weight, activation, dtype) and known(formats, arguments)
+
+
+@kernel("fused_linear", backend="cpu", supports=_supports)
+def fused_linear(
+    x: Value,
+    weight: Value,
+    bias: Tensor | None,
+    activation: str,
+    dtype: torch.dtype,
+    y: Quantizer,
+) -> list[Tensor]:
+    """As ops.fused.products.linear."""
+    whole = weight.operand
+    n, (*rows, k) = whole.codes.shape[0], x.operand.shape if x.fmt else x.data.shape
+    if k != whole.size:
+        raise ValueError(f"expected x of shape [..., {whole.size}], found {(*rows, k)}")
+    offset = None if bias is None else float_bias(bias, n)
+    result, shape = Result(offset, activation, dtype, y), (*rows, n)
+    ready = prepared(whole)
+    if x.fmt and k and 0 not in shape:
+        block = row_block(x.fmt, len(rows) + 1)
+        if block is not None:
+            form = native(x.fmt)
+            codes = form.checked_codes(x.data, (*rows, k))
+            parts = given_parts(form, (*rows, k), x)
+            size = min(block, k)
+            made = from_codes(ready, codes, parts, form, size, (), shape, result)
+            if made is not None:
+                return made
+    values = dequantize(x.operand, torch.float32) if x.fmt else x.data
+    return _from_floats(ready, values, shape, result)
+
+
+def given_parts(form: Native, shape: Sequence[int], value: Value) -> QParams:
+    """The parts beside codes of this shape; one scale for all of them may have any rank."""
+    assert value.scale is not None
+    zero_point, scale = value.zero_point, value.scale
+    if scale.numel() == 1 and scale.ndim != len(shape):
+        whole = (1,) * len(shape)
+        scale = scale.reshape(whole)
+        zero_point = None if zero_point is None else zero_point.reshape(whole)
+    return form.checked_parts(shape, scale, zero_point, value.outer, more=value.more)
+
+
+def from_codes(
+    ready: Any,
+    codes: Tensor,
+    parts: QParams,
+    form: Native,
+    block: int,
+    places: Sequence[int],
+    shape: tuple[int, ...],
+    result: Result,
+) -> list[Tensor] | None:
+    """The product of integers, [*shape] or its codes; None where integer arithmetic cannot give it.
+
+    codes, parts: of x, in order; block: elements of a row that share a scale, 0: one for all of x
+    places: of a convolution: numbers as `window` of src/bind_linear.cpp takes them; () without
+    """
+    end = _end(result.y, shape)
+    y, handle, into = new(shape, result.dtype), None, NO_PARTS
+    if end is not None:
+        y, handle, into = end[0].new_packed(shape), end[0].handle, addresses(end[1])
+    rows = 1
+    for size in shape[:-1]:
+        rows *= size
+    scale, _, zero_point, _ = addresses(parts)
+    done = ready.codes(
+        form.handle, codes.data_ptr(), rows, block, scale, zero_point, parts.scale.numel(), places,
+        0 if result.bias is None else result.bias.data_ptr(), ACTIVATIONS[result.activation],
+        y.data_ptr(), DTYPES[result.dtype], handle, into[0], into[2], threads(),
+    )  # fmt: skip
+    if not done and end is not None:  # perhaps without codes of results
+        plain = result._replace(y=Quantizer(None, None, None, ""))
+        made = from_codes(ready, codes, parts, form, block, places, shape, plain)
+        return None if made is None else _quantized(made[0], result.y)
+    if not done:
+        return None
+    return [y] if end is not None else _quantized(y, result.y)
+
+
+def _end(y: Quantizer, shape: tuple[int, ...]) -> tuple[Native, QParams] | None:
+    """The result's format and parts where the kernel can end in codes: one given scale."""
+    if not y.fmt or y.scale is None or row_block(y.fmt, len(shape)) != 0:
+        return None
+    form = native(y.fmt)
+    value = Value(y.scale, y.scale, y.zero_point, y.outer, y.fmt, shape[-1], y.more)
+    return form, given_parts(form, shape, value)
+
+
+def _quantized(y: Tensor, by: Quantizer) -> list[Tensor]:
+    """Floats as the op gives them."""
+    if not by.fmt:
+        return [y]
+    return choose_quantize(y, by.fmt, by.seed) if by.scale is None else [quantize(y, by)]
+
+
+def _from_floats(ready: Any, x: Tensor, shape: tuple[int, ...], result: Result) -> list[Tensor]:
+    """The product of float x and the decoded weight."""
+    x, dtype = floats(x)
+    y = new(shape, result.dtype)
+    bias = result.bias
+    if not y.numel() or not x.numel():
+        y.zero_() if bias is None else y.copy_(bias)
+    else:
+        ready.floats(
+            x.data_ptr(), dtype, y.numel() // shape[-1], 0 if bias is None else bias.data_ptr(),
+            y.data_ptr(), DTYPES[y.dtype], threads(),
+        )  # fmt: skip
+    return finished(y, result)
+
+
+def finished(y: Tensor, result: Result) -> list[Tensor]:
+    """Sums with their bias [...], in order, which may be overwritten, as the op gives them."""
+    return _quantized(_activated(y, result.activation), result.y)
+
+
+def _activated(y: Tensor, activation: str) -> Tensor:
+    """y [...], which may be overwritten, after the activation."""
+    if not activation:
+        return y
+    wide = y.to(torch.float32)
+    _native.activate(ACTIVATIONS[activation], wide.data_ptr(), wide.numel(), threads())
+    return wide.to(y.dtype)

@@ -1,0 +1,100 @@
+// Fused ops for Python: tensors as Rows, then addresses and sizes.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <array>
+#include <tuple>
+
+#include "../isa.h"
+#include "../native_format.h"
+
+namespace nb = nanobind;
+
+namespace blockscale {
+namespace {
+
+using Address = uintptr_t;  // Tensor.data_ptr(), 0 for none
+
+template <class T = void>
+T* at(Address address) {
+    return reinterpret_cast<T*>(address);
+}
+
+// Rows, and the format that they refer to.
+struct NativeRows {
+    Rows rows;
+    std::shared_ptr<NativeFormat> format;
+};
+
+// The columns that share a scale where blocks lie within rows: 0 if the tensor has one scale, -1 if
+// blocks are something else.
+int64_t row_block(const NativeFormat& format, const std::vector<int64_t>& shape) {
+    OwnedLayout layout = format.layout(shape);
+    const Grid& g = layout.grid;
+    if (g.size() == 0 || format.spec().scale == ScaleKind::two_level) return -1;
+    if (g.blocks() == 1) return 0;
+    if (g.outer || g.interleaved || g.block_rows != 1) return -1;
+    if (g.block_planes != 1 && g.planes != 1) return -1;
+    int64_t last = shape.back();
+    bool whole = g.planes * g.rows == 1 && last % g.block_columns == 0;
+    return g.columns == last || whole ? g.block_columns : -1;
+}
+
+}  // namespace
+}  // namespace blockscale
+
+void bind_fused(nb::module_& m) {
+    using namespace blockscale;
+    m.def("row_block", &row_block);
+    nb::class_<NativeRows>(m, "Rows")
+        .def("__init__", [](NativeRows* self, Address floats) {
+            new (self) NativeRows{{at(floats), nullptr, 0, {}}, nullptr};
+        })
+        .def("__init__", [](NativeRows* self, std::shared_ptr<NativeFormat> format, int64_t block,
+                            Address codes, const std::array<Address, 4>& parts) {
+            QParams scale{at(parts[0]), at<float>(parts[1]), at<int32_t>(parts[2]), at(parts[3])};
+            const Spec* spec = &format->spec();
+            new (self) NativeRows{{at(codes), spec, block, scale}, std::move(format)};
+        });
+    m.def("look_up", [](Address table, int bytes, Address codes, int64_t n, Address out,
+                        int threads) {
+        isa().fused->look_up(at(table), bytes, at<uint8_t>(codes), n, at(out), threads);
+    }, nb::call_guard<nb::gil_scoped_release>());
+    m.def("norm", [](bool centered, double eps, Address weight, Address bias, const NativeRows& a,
+                     const NativeRows* b, int64_t rows, int64_t columns, Address sums,
+                     Address values, const NativeRows* codes, bool given, int threads) {
+        Norm norm{centered, static_cast<float>(eps), at<float>(weight), at<float>(bias)};
+        Result to{at<float>(values), codes ? codes->rows : Rows{}, given};
+        isa().fused->norm(norm, a.rows, b ? &b->rows : nullptr, rows, columns, at<float>(sums), to,
+                          threads);
+    }, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(),
+       nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(),
+       nb::call_guard<nb::gil_scoped_release>());
+    m.def("binary", [](int kind, const NativeRows& a, const NativeRows& b, int64_t rows,
+                       int64_t columns, Address values, const NativeRows* codes, bool given,
+                       int threads) {
+        Result to{at<float>(values), codes ? codes->rows : Rows{}, given};
+        isa().fused->binary(Binary(kind), a.rows, b.rows, rows, columns, to, threads);
+    }, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(),
+       nb::arg(), nb::call_guard<nb::gil_scoped_release>());
+    // tensors: addresses of query, key, value and mask, each with its strides
+    m.def("attention", [](const std::array<Address, 4>& tensors,
+                          const std::array<std::vector<int64_t>, 4>& strides,
+                          const std::array<int64_t, 7>& sizes, bool causal, double scale,
+                          Address values, const NativeRows* codes, bool given, int threads) {
+        Attention a{};
+        a.query = at<float>(tensors[0]), a.key = at<float>(tensors[1]);
+        a.value = at<float>(tensors[2]), a.mask = at<float>(tensors[3]);
+        int64_t* places[4] = {a.query_strides, a.key_strides, a.value_strides, a.mask_strides};
+        for (int i = 0; i < 4; ++i) std::copy(strides[i].begin(), strides[i].end(), places[i]);
+        std::tie(a.batch, a.heads, a.shared, a.rows, a.keys, a.depth, a.width) =
+            std::tuple_cat(sizes);
+        a.causal = causal, a.scale = static_cast<float>(scale);
+        Result to{at<float>(values), codes ? codes->rows : Rows{}, given};
+        isa().fused->attention(a, to, threads);
+    }, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(),
+       nb::arg(), nb::call_guard<nb::gil_scoped_release>());
+}

@@ -1,0 +1,76 @@
+"""Builders and readers of nodes."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from blockscale.graph import nodes
+from blockscale.graph.nodes import aten, ours
+from tests.graph.passes.nets import exported
+
+X = torch.randn(2, 64)
+
+
+class Net(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.ones(1, 1)
+        codes = ours.quantize(x, scale, None, None, "int8:tensor:fp32")
+        return ours.dequantize(codes, scale, None, None, "int8:tensor:fp32", 64, torch.float32)
+
+
+def first(graph, packet):
+    return next(nodes.each_call(graph, packet))
+
+
+def test_a_call_knows_its_shape_and_place() -> None:
+    graph = exported(nn.Sequential(nn.Linear(64, 3)), X)
+    line = first(graph, aten.linear)
+    x, weight = line.args[:2]
+    made = nodes.call(graph, aten.relu.default, (x,), like=line)
+    assert nodes.same_sizes(nodes.shape(made), nodes.shape(x))
+    assert isinstance(made.meta["val"].shape[0], torch.SymInt)
+    assert made.meta["nn_module_stack"] == line.meta["nn_module_stack"]
+    assert weight.op == "get_attr"
+
+
+def test_a_call_that_does_not_fit_is_refused() -> None:
+    graph = exported(nn.Sequential(nn.Linear(64, 3)), X)
+    line = first(graph, aten.linear)
+    with pytest.raises(RuntimeError):
+        nodes.call(graph, aten.view.default, (line, [7, 3]), like=line.next)
+
+
+def test_arguments_have_names_and_defaults() -> None:
+    graph = exported(Net(), X)
+    given = nodes.arguments(first(graph, ours.quantize))
+    assert list(given) == ["x", "scale", "zero_point", "outer", "fmt", "seed", "more"]
+    assert given["fmt"] == "int8:tensor:fp32" and given["seed"] is None
+    with pytest.raises(ValueError, match="expected a node that calls a torch op, found"):
+        nodes.arguments(next(iter(graph.graph.nodes)))
+
+
+def test_primitives_are_read_back() -> None:
+    graph = exported(Net(), X)
+    q, dq = first(graph, ours.quantize), first(graph, ours.dequantize)
+    read = nodes.quantize_of(q)
+    assert read is not None and read.x.op == "placeholder" and read.by.fmt == "int8:tensor:fp32"
+    back = nodes.dequantize_of(dq)
+    assert back is not None and back.coded.codes is q and back.coded.size == 64
+    assert back.dtype == torch.float32
+    assert back.coded.scale is read.by.scale
+    assert nodes.quantize_of(dq) is None and nodes.dequantize_of(q) is None
+    assert nodes.dequantize_of(None) is None
+
+
+def test_sizes_are_equal_for_every_batch_or_not() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.reshape(x.shape[0] * 2, 32)
+
+    graph = exported(Two(), X)
+    x = next(n for n in graph.graph.nodes if n.op == "placeholder")
+    y = next(n for n in graph.graph.nodes if n.op == "output").args[0][0]
+    assert nodes.same_sizes(nodes.shape(x), nodes.shape(x))
+    assert not nodes.same_sizes(nodes.shape(x), nodes.shape(y))
+    assert not nodes.same_sizes(None, nodes.shape(y))
+    assert nodes.known(nodes.shape(y)[0] == 2 * nodes.shape(x)[0])

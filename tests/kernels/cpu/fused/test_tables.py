@@ -1,0 +1,159 @@
+"""Tables give what the reference gives, for every code of every element and every function."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import blockscale as bs
+from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
+from blockscale.core.parse import parse
+from blockscale.kernels.cpu.fused import tables
+from blockscale.ops.fused import FUSED
+from tests.kernels.cpu.fused.given import UINT8, coded, every_code, fixed
+from tests.kernels.same import same
+
+FORMATS = (
+    *("int8", "uint8", "e4m3", "e5m2", "log8", "int4", "uint4", "e2m1", "e3m2", "nf4", "ternary"),
+    *("uint8:asym", "int8:asym", "uint4:asym", "int8:recip"),
+)
+SPELLED = tuple(":".join([f.partition(":")[0], "tensor:fp32", *f.split(":")[1:]]) for f in FORMATS)
+RESULTS = (UNQUANTIZED, fixed(UINT8, 2), fixed("e4m3:tensor:fp32", 2), fixed("int4:tensor:fp32", 2))
+SETTINGS: dict[str, dict[str, Any]] = {
+    "clamp": {"min": -0.5},
+    **{op: {"other": 0.75} for op in tables.OPS if op.endswith("_scalar")},
+    "pow_scalar": {"exponent": 3.0},
+}
+
+
+def both(op: str, value: Value, y: Quantizer, dtype: torch.dtype, **more: Any) -> list[list[Tensor]]:
+    """By the reference and by the kernel."""
+    found = []
+    for backend in ("reference", "cpu"):
+        with bs.use(backend):
+            found.append(FUSED[op](value, dtype=dtype, y=y, **SETTINGS.get(op, {}), **more))
+    return found
+
+
+@pytest.mark.parametrize("fmt", SPELLED)
+def test_every_code(isa: str, fmt: str) -> None:
+    value = every_code(fmt, 0.047)
+    for op in tables.OPS:
+        for y in (*RESULTS, Quantizer(value.scale, value.zero_point, None, fmt)):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                (expected,), (found,) = both(op, value, y, dtype)
+                assert same(found, expected), (op, y.fmt, dtype)
+
+
+def test_settings_make_other_tables() -> None:
+    value = every_code(UINT8, 0.1, 128)
+    for op, settings in (
+        ("gelu", [{"approximate": "none"}, {"approximate": "tanh"}]),
+        ("leaky_relu", [{"negative_slope": 0.01}, {"negative_slope": 0.3}]),
+        ("hardtanh", [{"min_val": -1.0, "max_val": 1.0}, {"min_val": -2.0, "max_val": 6.0}]),
+    ):
+        results = [both(op, value, UNQUANTIZED, torch.float32, **each) for each in settings]
+        assert all(same(found[0], expected[0]) for expected, found in results)
+        assert not torch.equal(results[0][1][0], results[1][1][0])
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (5, 33), (2, 3, 1), (1, 4099), (3, 70_001)])
+@pytest.mark.parametrize("fmt", [UINT8, "int4:tensor:fp32", "e3m2:tensor:fp32"])
+def test_every_place_is_looked_up(isa: str, fmt: str, shape: tuple[int, ...]) -> None:
+    """In integers: where input and result have one scale, relu is the larger of code and zero."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    value = coded(x, fmt)
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        with bs.use("cpu"):
+            same_scale = Quantizer(value.scale, value.zero_point, None, fmt)
+            (found,) = FUSED["relu"](value, y=same_scale)
+            (floats,) = FUSED["neg"](value)
+        with bs.use("reference"):
+            plain = bs.ops.primitives.dequantize(value.operand, torch.float32)
+            codes = bs.ops.primitives.quantize(plain.relu(), same_scale)
+        assert torch.equal(found, codes)
+        assert same(floats, -plain)
+        if fmt == UINT8:
+            zero = int(value.zero_point)  # type: ignore[arg-type]
+            assert torch.equal(found, value.data.clamp(min=zero))
+
+
+def test_codes_that_lie_apart() -> None:
+    value = coded(torch.randn(40, 30), UINT8)
+    turned = value._replace(data=value.data.t(), size=40)
+    (expected,), (found,) = both("neg", turned, fixed(UINT8, 2), torch.float32)
+    assert same(found, expected)
+
+
+def test_no_codes() -> None:
+    value = coded(torch.empty(3, 0), "int8:tensor:fp32")
+    (expected,), (found,) = (FUSED["neg"](value), FUSED["neg"](value, y=fixed(UINT8, 2)))
+    assert expected.shape == found.shape == (3, 0)
+
+
+def test_a_scale_that_changes_is_seen() -> None:
+    """Also under inference mode, where torch counts no changes, and in each of the numbers."""
+    with torch.inference_mode():
+        value, y = every_code(UINT8, 0.05, 100), fixed(UINT8, 2)
+        parts = [value.scale, value.zero_point, y.scale, y.zero_point]
+        before = both("sigmoid", value, y, torch.float32)[1]
+        for part in parts:
+            assert part is not None
+            part.add_(3)
+            (expected,), (found,) = both("sigmoid", value, y, torch.float32)
+            assert same(found, expected)
+            assert not torch.equal(found, before[0])
+            before = [found]
+
+
+def test_a_scale_of_any_rank() -> None:
+    value = every_code(UINT8, 0.05, 100)
+    expected = FUSED["relu"](value)
+    assert value.scale is not None and value.zero_point is not None
+    for rank in (0, 1, 3):
+        parts = [part.reshape((1,) * rank) for part in (value.scale, value.zero_point)]
+        moved = value._replace(scale=parts[0], zero_point=parts[1])
+        with bs.use("cpu"):
+            assert same(FUSED["relu"](moved)[0], expected[0])
+
+
+def test_tables_are_forgotten() -> None:
+    tables._tables.clear()
+    for i in range(tables.MOST_TABLES + 3):
+        value = every_code("int8:tensor:fp32", 0.01 + i / 1000)
+        with bs.use("cpu"):
+            FUSED["neg"](value)
+    assert 0 < len(tables._tables) <= tables.MOST_TABLES
+
+
+def test_what_no_table_is_for() -> None:
+    """Several scales, 16 bits, chances and scales of results that are not there yet."""
+    x = torch.randn(4, 32)
+    refused = [
+        (coded(x, "int8:token:fp32"), UNQUANTIZED),
+        (coded(x, "int16:tensor:fp32"), UNQUANTIZED),
+        (coded(x, "mxfp8"), UNQUANTIZED),
+        (coded(x, "int8:tensor:fp32"), Quantizer(None, None, None, UINT8)),
+        (coded(x, "int8:tensor:fp32"), Quantizer(None, None, None, "int8:token:fp32")),
+    ]
+    for value, y in refused:
+        formats = tuple(parse(fmt) for fmt in (value.fmt, y.fmt) if fmt)
+        assert not tables.supports(formats, (value, torch.float32, y))
+        with bs.use("reference"):
+            expected = FUSED["abs"](value, y=y)
+        found = FUSED["abs"](value, y=y)
+        assert all(same(a, b) for a, b in zip(found, expected, strict=True))
+    drawn = fixed("int8:tensor:fp32:stochastic", 2)._replace(seed=torch.tensor([1, 0]))
+    value = coded(x, "int8:tensor:fp32")
+    assert not tables.supports((), (value, torch.float32, drawn))
+
+
+def test_codes_that_are_none() -> None:
+    value = coded(torch.randn(4, 32), "int8:tensor:fp32")
+    with bs.use("cpu"), pytest.raises(ValueError, match=r"packed as torch\.int8 of shape"):
+        FUSED["relu"](value._replace(data=value.data.to(torch.int16)))
+    bad = fixed(UINT8, 2)._replace(scale=torch.full((1, 1), 0.1, dtype=torch.float64))
+    with bs.use("cpu"), pytest.raises(ValueError, match="float64"):
+        FUSED["relu"](value, y=bad)

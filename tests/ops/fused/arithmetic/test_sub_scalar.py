@@ -1,0 +1,15 @@
+"""A tensor minus a number."""
+
+import torch
+
+from tests.ops.fused.cases import Case, check, every
+
+CASES = [
+    Case(((4, 36),), torch.sub, {"other": 0.3}),
+    Case(((2, 3, 20),), torch.sub, {"other": -2.0, "alpha": 0.5}),
+]
+
+
+@every(CASES)
+def test_sub_scalar(case: Case, dtype: torch.dtype) -> None:
+    check("sub_scalar", case, dtype)

@@ -1,0 +1,16 @@
+"""The smallest element along dimensions and of all."""
+
+import torch
+
+from tests.ops.fused.cases import Case, check, every
+
+CASES = [
+    Case(((4, 3, 20),), torch.amin, {"dim": [1, 2], "keepdim": True}),
+    Case(((4, 3, 20),), torch.amin, {"dim": [1]}),
+    Case(((4, 36),), lambda x: torch.amin(x), rows=False, name="all"),
+]
+
+
+@every(CASES)
+def test_amin(case: Case, dtype: torch.dtype) -> None:
+    check("amin", case, dtype)

@@ -1,0 +1,27 @@
+"""Means of windows over 3 dimensions."""
+
+import torch
+import torch.nn.functional as F
+
+from tests.ops.fused.cases import Case, check, every
+
+CASES = [
+    Case(((2, 3, 4, 4, 20),), F.avg_pool3d, {"kernel_size": [2]}),
+    Case(
+        ((2, 3, 4, 4, 20),),
+        F.avg_pool3d,
+        {
+            "kernel_size": [3, 3, 3],
+            "stride": [2, 2, 2],
+            "padding": [1, 1, 1],
+            "ceil_mode": True,
+            "count_include_pad": False,
+            "divisor_override": 5,
+        },
+    ),
+]
+
+
+@every(CASES, (torch.float32,))  # torch has none in bfloat16 on a CPU
+def test_avg_pool3d(case: Case, dtype: torch.dtype) -> None:
+    check("avg_pool3d", case, dtype)

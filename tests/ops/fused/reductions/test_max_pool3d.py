@@ -1,0 +1,26 @@
+"""Maxima of windows over 3 dimensions."""
+
+import torch
+import torch.nn.functional as F
+
+from tests.ops.fused.cases import Case, check, every
+
+CASES = [
+    Case(((2, 3, 4, 4, 20),), F.max_pool3d, {"kernel_size": [2]}),
+    Case(
+        ((2, 3, 4, 4, 20),),
+        F.max_pool3d,
+        {
+            "kernel_size": [3, 3, 3],
+            "stride": [2, 2, 2],
+            "padding": [1, 1, 1],
+            "dilation": [1, 1, 1],
+            "ceil_mode": True,
+        },
+    ),
+]
+
+
+@every(CASES)
+def test_max_pool3d(case: Case, dtype: torch.dtype) -> None:
+    check("max_pool3d", case, dtype)

@@ -1,0 +1,16 @@
+"""Sum along dimensions and of all elements."""
+
+import torch
+
+from tests.ops.fused.cases import Case, check, every
+
+CASES = [
+    Case(((4, 3, 20),), torch.sum, {"dim": [-1], "keepdim": True}),
+    Case(((4, 3, 20),), torch.sum, {"dim": [1]}),
+    Case(((4, 36),), lambda x: torch.sum(x), rows=False, name="all"),
+]
+
+
+@every(CASES)
+def test_sum(case: Case, dtype: torch.dtype) -> None:
+    check("sum", case, dtype)
