@@ -65,7 +65,10 @@ def conv_transpose(
     shape: the float weight's, [channels, n / groups, *kernel]. An input format's blocks run over
     the channels: x is quantized with its channels last, before zeros come between its values.
     """
-    values = quantized_input(x.movedim(1, -1), input).movedim(-1, 1)
+    last = x.movedim(1, -1)
+    if input.fmt:
+        last = last.contiguous()  # as codes are: float sums are torch's, which follow the strides
+    values = quantized_input(last, input).movedim(-1, 1)
     offset = None if bias is None else bias.to(torch.float32)
     run, settings = _RUN[len(shape) - 2], (stride, padding, output_padding, groups, dilation)
     with float32_inside(x):

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from blockscale.core.arithmetic.tables import table
 from blockscale.core.element import Element, ElementNumbers
 from blockscale.core.rounding import Round
 from blockscale.core.scale import Levels
@@ -102,14 +103,13 @@ class Codebook(Element):
 
     def encode(self, y: Tensor, rounding: Round, zero_point: Tensor | None, wide: bool) -> Tensor:
         del rounding, zero_point, wide
-        thresholds = torch.tensor(self.thresholds, dtype=torch.float32, device=y.device)
-        order = torch.tensor(self.order, dtype=torch.uint8, device=y.device)
+        thresholds = table(self.thresholds, torch.float32, y)
+        order = table(self.order, torch.uint8, y)
         y = torch.where(y.isnan(), 0.0, y).contiguous()
         return order[torch.searchsorted(_ordered(thresholds), _ordered(y))]
 
     def decode(self, codes: Tensor) -> Tensor:
-        table = torch.tensor(self.values, dtype=torch.float32, device=codes.device)
-        return table[codes.to(torch.int32)]
+        return table(self.values, torch.float32, codes)[codes.to(torch.int32)]
 
     def in_range(self, y: Tensor, rounding: Round, zero_point: Tensor | None, wide: bool) -> Tensor:
         del rounding, zero_point

@@ -78,12 +78,18 @@ class Minifloat(Element):
         hidden = 2**self.mantissa_bits if field else 0  # the 1 in 1.m, absent in subnormals
         return math.ldexp(hidden + fraction, max(field, 1) - self.bias - self.mantissa_bits)
 
+    @property
+    def infinity(self) -> int | None:
+        """The magnitude code that other encoders write for infinity (OCP OFP8 1.0, table 1)."""
+        parts = (self.exponent_bits, self.mantissa_bits, self.reserved)
+        return 0x7C if parts == (5, 2, 4) else None
+
     def values(self) -> list[float]:
         """The value of every code, in the order of the codes."""
         positive = [self.magnitude_of(code) for code in range(self.max_code + 1)]
         positive += [math.nan] * self.reserved
-        if (self.exponent_bits, self.mantissa_bits, self.reserved) == (5, 2, 4):
-            positive[0x7C] = math.inf  # written by other encoders (OCP OFP8 1.0, table 1)
+        if self.infinity is not None:
+            positive[self.infinity] = math.inf
         return positive + [-value for value in positive]
 
     def _steps(self, y: Tensor, rounding: Round) -> tuple[Tensor, Tensor]:
@@ -103,8 +109,15 @@ class Minifloat(Element):
         return torch.where(nan, self.nan_code or 0, code).to(torch.uint8)
 
     def decode(self, codes: Tensor) -> Tensor:
-        table = torch.tensor(self.values(), dtype=torch.float32, device=codes.device)
-        return table[codes.to(torch.int32)]
+        codes, sign = codes.to(torch.int32), self.bits - 1
+        code = codes & (2**sign - 1)
+        normal = (code << (23 - self.mantissa_bits)) + ((127 - self.bias) << 23)
+        subnormal = code.to(torch.float32) * self.smallest  # exact: code has few bits
+        size = torch.where(code < 2**self.mantissa_bits, subnormal, normal.view(torch.float32))
+        size = size.masked_fill(code > self.max_code, math.nan)
+        if self.infinity is not None:
+            size = size.masked_fill(code == self.infinity, math.inf)
+        return (size.view(torch.int32) | (codes >> sign << 31)).view(torch.float32)
 
     def in_range(self, y: Tensor, rounding: Round, zero_point: Tensor | None, wide: bool) -> Tensor:
         del zero_point, wide
@@ -116,7 +129,6 @@ class Minifloat(Element):
 
     def numbers(self, wide: bool) -> ElementNumbers:
         del wide
-        infinities = [code for code, value in enumerate(self.values()) if value == math.inf]
         return ElementNumbers(
             family="minifloat",
             bits=self.bits,
@@ -129,7 +141,7 @@ class Minifloat(Element):
             bias=self.bias,
             max_code=self.max_code,
             nan=-1 if self.nan_code is None else self.nan_code,
-            infinity=infinities[0] if infinities else -1,
+            infinity=-1 if self.infinity is None else self.infinity,
         )
 
 

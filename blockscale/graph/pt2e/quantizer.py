@@ -5,6 +5,7 @@ blockscale.layers.plan), so that a rule means the same here.
 """
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class RecipeQuantizer(Quantizer):
         supplied(plans)  # raises for formats that cannot choose a scale
         calls = {n.meta[_ORIGIN]: n for n in twin.graph.nodes if n.op == "call_module"}
         by_layer = {name: plan for plan in plans for name in plan.names}
-        entries = [plan.entry for plan in plans] + list(plan_others(twin, plans, self.recipe))
+        entries = [_entry(plan) for plan in plans] + list(plan_others(twin, plans, self.recipe))
         asked = _Annotations(self)
         for node in list(model.graph.nodes):
             call = calls.get(node.name)
@@ -136,7 +137,7 @@ class _Annotations:
         found = kinds.QUANTIZED[node.target](model, node)
         assert found is not None
         w, bias = _operands(node)
-        scheme, layout, rank = plan.scheme, plan.kind.layout, plan.parameter.ndim
+        scheme, layout, rank = plan.scheme, plan.layout, plan.parameter.ndim
         if "mm" in str(node.target):
             layout = "transposed"  # these take weights so, whatever the layer has
         settings: dict[str, Any] = {"layout": layout, "rank": rank}
@@ -216,6 +217,22 @@ class _Annotations:
                 allow_implicit_sharing=False,
                 _annotated=True,
             )
+
+
+def _entry(plan: Decision) -> Entry:
+    """What the ledger says of a layer before it is converted."""
+    if not isinstance(plan, Plan):
+        return plan.entry
+    scheme = plan.scheme
+    taken = scheme.input if plan.kind.takes_input else None
+    return replace(
+        plan.entry,
+        weight=str(plan.format),
+        input=str(taken or ""),
+        output=str(scheme.output or ""),
+        bias=str(scheme.bias) if plan.quantizes_bias else "",
+        notes=(f"its bias stays in float: {plan.bias_left}",) if plan.bias_left else (),
+    )
 
 
 def _is_static(plan: Plan) -> bool:

@@ -60,13 +60,10 @@ def test_every_format_as_the_modules(fmt: str) -> None:
     assert not any(name.endswith("weight") for name, _ in whole.named_parameters())
 
 
-def bits_of(observer: str) -> str:
-    return "uint8" if observer != "mean" else "int8"
-
-
-@pytest.mark.parametrize("observer", ["mse", "percentile:99", "moving_average", "entropy", "mean"])
+@pytest.mark.parametrize("observer", ["mse", "percentile:99", "moving_average", "entropy"])
 def test_observers(observer: str) -> None:
-    check(bs.Recipe("int8_channel", bits_of(observer)), observer)
+    check(bs.Recipe("int8_channel", "uint8"), observer)
+    check(bs.Recipe("int4", "int8:channel-1:fp32"), observer)
 
 
 def test_rules_outputs_and_different_formats_of_one_tensor() -> None:

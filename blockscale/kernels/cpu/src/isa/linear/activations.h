@@ -45,7 +45,7 @@ inline Vector tangent(Vector x) {
                              1.33314422036e-1f, -3.33332819422e-1f};
     Vector z = x * x, size = magnitude(x), p = multiply_add(polynomial(z, kOf) * z, x, x);
     Vector far = 1.0f - 2.0f / (exponential(size + size) + 1.0f);
-    return with_sign_of(size < 0.625f ? p : far, x);  // of 0, too
+    return size_and_sign(size < 0.625f ? p : far, x);  // of 0, too
 }
 
 // x * Phi(x). Phi(x) - 1/2 is x times a polynomial in x^2 (fitted to scipy's erf for the least largest
@@ -58,7 +58,7 @@ inline Vector gelu(Vector x) {
                              0x1.96b2c2p-5f,  -0x1.12f392p-4f,  0x1.13c848p-3f};
     Vector w = multiply_add(x * x, all(2.0f / (kEnd * kEnd)), all(-1.0f));
     Vector inside = polynomial(w, kOf) * x;
-    Vector half = magnitude(x) > kEnd ? with_sign_of(all(0.5f), x) : inside;
+    Vector half = magnitude(x) > kEnd ? size_and_sign(all(0.5f), x) : inside;
     return x * (half + 0.5f);
 }
 

@@ -68,7 +68,7 @@ inline Vector greatest(Vector a, Vector b) {
 
 inline Vector magnitude(Vector a) { return (Vector)((Ints)a & INT32_MAX); }
 
-inline Vector with_sign_of(Vector size, Vector sign) {
+inline Vector size_and_sign(Vector size, Vector sign) {
     return (Vector)((Ints)size | ((Ints)sign & INT32_MIN));
 }
 

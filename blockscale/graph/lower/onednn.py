@@ -1,0 +1,161 @@
+"""Products of 8-bit integers by oneDNN, as torch has it: `blockscale::onednn_linear`.
+
+The op takes what `fused_linear` takes. Its sums are the exact integers; then, in float32,
+
+    y = sum * (x_scale * weight_scale) + bias        within the ulps of fused_linear
+    codes = round(activation(y) / y_scale) + zero    at most one code from the reference's
+
+because oneDNN multiplies by reciprocals and has a gelu of its own. Activations go in as uint8: oneDNN
+5.x has no fast kernel for int8 ones on processors with VNNI and without AMX (1000 times slower), so int8
+codes are moved up by 128, and their zero point with them, which changes no sum.
+"""
+
+import platform
+import zlib
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from blockscale.core.elements.integer import Integer
+from blockscale.core.format import Format
+from blockscale.core.operand import Operand, Quantizer, Value
+from blockscale.core.parse import parse
+from blockscale.core.scale import FloatScale
+from blockscale.kernels.resident import Residents
+from blockscale.ops.fused import FUSED
+from blockscale.ops.op import LIBRARY
+
+_POST_OPS = {"": ("none", ""), "relu": ("relu", ""), "gelu": ("gelu", "none"),
+             "gelu_tanh": ("gelu", "tanh")}  # fmt: skip
+
+
+@cache
+def unavailable() -> str | None:
+    """Why oneDNN's products of 8 bits do not run here, or None if they do."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return f"its products are for x86-64, and this is a {platform.machine()}"
+    if not torch.backends.mkldnn.is_available():
+        return "this torch was built without oneDNN"
+    if not torch.cpu._is_vnni_supported():
+        return "this processor has no VNNI, without which its products saturate at 16 bits"
+    return None
+
+
+def refuses(x: str, weight: str, activation: str, y: str, given: bool) -> str | None:
+    """Why a product of these formats cannot be oneDNN's, or None.
+
+    x, y: spellings of formats, empty for floats; weight: of a weight [n, k]
+    given: whether the result's scale is there beforehand
+    """
+    if not x or not _per_tensor(parse(x)):
+        return f"oneDNN takes activations of 8 bits under one scale, not {x or 'floats'}"
+    if not weight or not _weight(parse(weight)):
+        return f"oneDNN takes int8 weights under one scale a row, not {weight or 'floats'}"
+    if activation not in _POST_OPS:
+        return f"oneDNN's products do not end in {activation}"
+    if y and not (_per_tensor(parse(y)) and given):
+        return f"oneDNN gives floats, or 8 bits under one scale given beforehand, not {y}"
+    return None
+
+
+def _eight_bits(form: Format) -> bool:
+    """Whether its codes are integers of 8 bits and its steps floats as stored."""
+    plain = isinstance(form.element, Integer) and isinstance(form.scale, FloatScale)
+    offset = form.offset is None and form.zero is None
+    return plain and offset and form.element.bits == 8
+
+
+def _per_tensor(form: Format) -> bool:
+    return _eight_bits(form) and form.block.name == "tensor" and form.rounding == "nearest_even"
+
+
+def _weight(form: Format) -> bool:
+    symmetric = not form.asym and form.element.signed
+    return _eight_bits(form) and symmetric and form.block.name in ("tensor", "channel0", "token")
+
+
+class _Packed(NamedTuple):
+    """codes: as oneDNN lays them out; scale: float32 [n]; zero: int32 [n], all 0."""
+
+    codes: Tensor
+    scale: Tensor
+    zero: Tensor
+
+
+def _pack(weight: Operand) -> _Packed:
+    n = weight.codes.shape[0]
+    scale = weight.scale.to(torch.float32).reshape(-1).expand(n).contiguous()
+    codes = torch.ops.onednn.qlinear_prepack(weight.codes.contiguous(), None)
+    return _Packed(codes, scale, torch.zeros(n, dtype=torch.int32))
+
+
+def _fingerprint(part: Tensor) -> int:
+    """A number that changes with a tensor's bytes."""
+    return zlib.crc32(part.contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+_PACKED = Residents(_pack, _fingerprint)
+
+
+def linear(
+    x: Value,
+    weight: Value,
+    bias: Tensor | None,
+    activation: str,
+    dtype: torch.dtype,
+    y: Quantizer,
+) -> list[Tensor]:
+    """As `fused_linear`. Raises ValueError for formats that oneDNN does not take."""
+    reason = refuses(x.fmt, weight.fmt, activation, y.fmt, y.scale is not None)
+    if reason is not None:
+        raise ValueError(f"onednn_linear: {reason}")
+    assert x.scale is not None
+    packed = _PACKED[weight.operand]
+    codes, zero = _unsigned(x)
+    offset = None if bias is None else bias.to(torch.float32)
+    scale, zero_y, kind = _result(y)
+    done = torch.ops.onednn.qlinear_pointwise(
+        codes, float(x.scale), zero, packed.codes, packed.scale, packed.zero, offset,
+        scale, zero_y, kind, _POST_OPS[activation][0], [], _POST_OPS[activation][1],
+    )  # fmt: skip
+    if not y.fmt:
+        return [done.to(dtype)]
+    return [done if kind == torch.uint8 or y.format.wide else done.clamp_(min=-127)]
+
+
+def _unsigned(x: Value) -> tuple[Tensor, int]:
+    """Codes as uint8, and the code that stands for 0."""
+    zero = 0 if x.zero_point is None else int(x.zero_point)
+    if x.data.dtype == torch.uint8:
+        return x.data.contiguous(), zero
+    return x.data.contiguous().view(torch.uint8) ^ 128, zero + 128
+
+
+def _result(y: Quantizer) -> tuple[float, int, torch.dtype]:
+    """The result's scale, zero point and dtype, as oneDNN takes them."""
+    if y.scale is None:
+        return 1.0, 0, torch.float32
+    kind = torch.int8 if y.format.element.signed else torch.uint8
+    return float(y.scale), 0 if y.zero_point is None else int(y.zero_point), kind
+
+
+def _register(name: str, like: str, run: Any) -> Any:
+    """Make `run` the torch op `blockscale::<name>`, of the schema and shapes of a fused op."""
+    op = FUSED[like].op
+    schema = str(op.overload._schema).removeprefix(f"blockscale::{op.name}")
+
+    def run_flat(*flat: Any) -> Any:
+        return run(*op.signature.bind(*flat))
+
+    def shape(*flat: Any, **named: Any) -> Any:
+        return op.overload(*flat, **named)
+
+    LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(name, run_flat, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"blockscale::{name}", shape, lib=LIBRARY)
+    return getattr(torch.ops.blockscale, name).default
+
+
+LINEAR = _register("onednn_linear", "linear", linear)

@@ -1,0 +1,48 @@
+"""Our CUDA kernels; the graph's tensors move to the current CUDA device."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from blockscale.graph.lower.kernels import kernel_way, misses
+from blockscale.graph.lower.way import Way, of_ours
+from blockscale.kernels.registry import unavailable as _unavailable
+
+
+def unavailable() -> str | None:
+    """Why our CUDA kernels do not run here, or None."""
+    return _unavailable("cuda")
+
+
+def supports(node: fx.Node) -> str | None:
+    """Why no kernel of ours runs the node, or None."""
+    return misses(node, "cuda") if of_ours(node) is not None else None
+
+
+def run(graph: fx.GraphModule) -> list[Way]:
+    """Move everything to the device; ops find their kernels there when they are called."""
+    move(graph, torch.device("cuda", torch.cuda.current_device()))
+    return [kernel_way(each, "cuda") for each in graph.graph.nodes if of_ours(each) is not None]
+
+
+def move(graph: fx.GraphModule, device: torch.device) -> None:
+    """The graph's tensors, the devices that its nodes name and its fake tensors go to `device`."""
+    for module in graph.modules():  # not graph.to, which changes tensors that others share
+        for name, tensor in module._parameters.items():
+            if tensor is not None:
+                kept = nn.Parameter(tensor.detach().to(device), requires_grad=False)
+                module._parameters[name] = kept
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else buffer.to(device)
+
+    def moved(value: Any) -> Any:
+        return device if isinstance(value, torch.device) else value
+
+    for node in graph.graph.nodes:
+        node.args = torch.fx.node.map_aggregate(node.args, moved)
+        node.kwargs = torch.fx.node.map_aggregate(node.kwargs, moved)
+        if "val" in node.meta:
+            node.meta["val"] = torch.utils._pytree.tree_map_only(
+                Tensor, lambda each: each.to(device), node.meta["val"]
+            )

@@ -1,0 +1,71 @@
+"""What became of the nodes of a lowered graph."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from blockscale.graph.names import described, op_name, scope
+from blockscale.ops.fused import FUSED
+from blockscale.ops.op import OPS, Op
+
+_KEY = "blockscale ways"
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a target runs one node.
+
+    node:  its name in the graph that was lowered
+    told:  the node as errors name it, with the line of the model's source
+    scope: the dotted name of the layer that it came from; may be empty
+    op:    what it computes
+    way:   what runs it, in a word or two, e.g. "kernel"
+    why:   the reason for that way
+    left:  whether the target cannot run it, so that the reference does
+    """
+
+    node: str
+    told: str
+    scope: str
+    op: str
+    way: str
+    why: str
+    left: bool = False
+
+    @property
+    def text(self) -> str:
+        """Way and reason in one line."""
+        return f"{self.op}: {self.way}" + (f" ({self.why})" if self.why else "")
+
+
+def way(node: fx.Node, name: str, why: str = "", *, left: bool = False) -> Way:
+    """What became of a node that still stands in the graph."""
+    return Way(node.name, described(node), scope(node), op_name(node), name, why, left)
+
+
+def ways(graph: fx.GraphModule) -> tuple[Way, ...]:
+    """How each op of ours runs in a lowered graph, in the graph's order; () before it is lowered."""
+    found: tuple[Way, ...] = graph.meta.get(_KEY, ())
+    return found
+
+
+def set_ways(graph: fx.GraphModule, found: list[Way]) -> None:
+    """Keep them with the graph."""
+    graph.meta[_KEY] = tuple(found)
+
+
+def of_ours(node: fx.Node) -> Op | None:
+    """The op of ours that the node calls, or None."""
+    return by_overload().get(node.target) if node.op == "call_function" else None
+
+
+def by_overload() -> dict[Any, Op]:
+    """{torch op: the op of ours}, fused ones included."""
+    if len(_known) != len(OPS) + len(FUSED):
+        fused = (each.op for each in FUSED.values())
+        _known.update({op.overload: op for op in (*OPS.values(), *fused)})
+    return _known
+
+
+_known: dict[Any, Op] = {}
