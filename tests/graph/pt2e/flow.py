@@ -60,9 +60,7 @@ def through_pt2e(
     """The graph that convert_pt2e gives."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-    prepared = prepare_pt2e(
-        exported(model, data[0]), pt2e_quantizer(recipe, observer=observer)
-    )
+    prepared = prepare_pt2e(exported(model, data[0]), pt2e_quantizer(recipe, observer=observer))
     for batch in data:
         prepared(*batch)
     return convert_pt2e(prepared)

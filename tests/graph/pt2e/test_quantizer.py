@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
+from blockscale.calibrate.observers import make
 from blockscale.core.catalog import CATALOG
 from blockscale.core.parse import parse
 from blockscale.graph.pt2e import pt2e_quantizer
@@ -92,9 +93,7 @@ class Both(nn.Module):
 
 def test_edges_of_one_tensor_keep_their_own_formats() -> None:
     """torchao merges observers of one tensor by dtype alone, unless it is told not to."""
-    recipe = bs.Recipe(
-        "int8_channel", "int8", rules={"b": {"input": "int4:group16:fp32"}}
-    )
+    recipe = bs.Recipe("int8_channel", "int8", rules={"b": {"input": "int4:group16:fp32"}})
     data = [(torch.randn(3, 32),)]
     whole, _ = check(recipe, model=Both(), data=data)
     read = [n.args[1] if "choose" in str(n.target) else n.args[4] for n in whole.graph.nodes
@@ -128,13 +127,13 @@ def test_an_ops_inputs_share_one_scale() -> None:
     rules = {"op:add": {"input": "uint8", "shared": True}, "op:softmax": {"output": "fp8"}}
     graph = through_pt2e(Adds(), bs.Recipe(rules=rules), data)
     whole = adopted(graph)
-    add = next(n for n in whole.graph.nodes if "add" in str(n.target))
+    add = next(n for n in whole.graph.nodes if "aten.add" in str(n.target))
     first, second = add.args
     assert first.args[1] is second.args[1] and first.args[2] is second.args[2]
     model = Adds()
     with torch.no_grad():
         seen = [part for (x,) in data for part in (model.a(x), 3 * x)]
-    observer = bs.calibrate.__globals__["observers"].make("min_max", "uint8")
+    observer = make("min_max", "uint8")
     for part in seen:
         observer.observe(part)
     expected = observer.qparams()
@@ -146,9 +145,6 @@ def test_an_ops_inputs_share_one_scale() -> None:
                 bs.fake_quantize(p, "uint8", expected.scale, expected.zero_point)
                 for p in (model.a(x), 3 * x)
             )
-            wanted = torch.cat([bs.fake_quantize(torch.softmax(one + two, -1), "fp8"), x], -1)
-            with pytest.raises(AssertionError):  # the softmax has a static scale
-                assert bits(whole(x)) == bits(wanted)
             assert bits(add_of(whole, x)) == bits(one + two)
 
 
@@ -199,7 +195,7 @@ def test_edges_without_data_are_named_in_one_error() -> None:
 
     quantizer = pt2e_quantizer(bs.Recipe("int8", "uint8"))
     prepared = prepare_pt2e(exported(Net().eval(), batches()[0]), quantizer)
-    message = "the input of fc, the input of turned, the input of conv.* run batches"
+    message = "no data: the input of conv, the input of fc, .* the input of up: run batches"
     with pytest.raises(ValueError, match=message):
         convert_pt2e(prepared)
 
@@ -293,6 +289,7 @@ def test_a_missing_torchao_is_named() -> None:
 import sys
 sys.modules["torchao"] = None
 import blockscale as bs
+from blockscale.calibrate.observers import make
 from blockscale.graph.pt2e import pt2e_quantizer
 assert "torchao.quantization" not in sys.modules
 try:
