@@ -1,6 +1,9 @@
 """Graphs that others quantized: their nodes become ours, to the bit, and their weights codes."""
 
-from torch import fx
+import operator
+
+from torch import Tensor, fx
+from torch._guards import detect_fake_mode
 
 from blockscale.graph.adopt.foreign import translate
 from blockscale.graph.adopt.weights import fold
@@ -18,11 +21,23 @@ def adopt(graph: fx.GraphModule) -> int:
     codes: quantize nodes of constants are computed and the float tensors dropped. So it takes what
     torchao's convert_pt2e gives, with any quantizer, pt2e_quantizer among them.
     """
-    for node in graph.graph.nodes:  # convert_pt2e leaves new nodes without values
-        if node.op == "call_function" and "val" not in node.meta:
-            set_value(node)
+    _set_values(graph)
     changes = translate(graph)
     tidy(graph)
     changes += fold(graph)
     tidy(graph)
     return changes
+
+
+def _set_values(graph: fx.GraphModule) -> None:
+    """Values for the nodes that have none, as those that convert_pt2e made."""
+    mode = detect_fake_mode([node.meta.get("val") for node in graph.graph.nodes])
+    for node in graph.graph.nodes:
+        if "val" in node.meta:
+            continue
+        if node.op == "get_attr" and mode is not None:
+            tensor = operator.attrgetter(str(node.target))(graph)
+            if isinstance(tensor, Tensor):
+                node.meta["val"] = mode.from_tensor(tensor.detach(), static_shapes=True)
+        elif node.op == "call_function":
+            set_value(node)

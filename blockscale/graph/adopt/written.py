@@ -10,8 +10,10 @@ from torch import fx
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.pack import packed_dtype
 from blockscale.core.parse import parse
+from blockscale.graph import constants
 from blockscale.graph.adopt.calls import Call, NoFormatError, block_name, constant, element
 from blockscale.graph.adopt.parts import Parts, parts_of
+from blockscale.graph.adopt.weights import WANTED, reader_of
 from blockscale.graph.nodes import aten, call, ours, replace, shape
 from blockscale.ops import primitives
 
@@ -67,6 +69,8 @@ def dequantize(graph: fx.GraphModule, node: fx.Node, found: Call, packed: Known)
     else:
         parts = parts_of(graph, node, found)
         fmt = _format(found, parts)
+        if constants.is_constant(found.x):
+            found.x.meta.setdefault(WANTED, f"{reader_of(node)}.codes")
         codes = _packed(graph, node, found, fmt)
     size = _size(graph, found.x, node)
     coded = Operand(codes, parts.scale, parts.zero_point, None, fmt, size)  # type: ignore[arg-type]
