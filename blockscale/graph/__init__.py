@@ -1,6 +1,7 @@
 """Programs between layers: what stands for a whole model, as a graph."""
 
 from blockscale.graph.adopt import adopt as adopt
+from blockscale.graph.adopt.quantize_fx import from_quantize_fx as from_quantize_fx
 from blockscale.graph.convert import convert as convert
 from blockscale.graph.fuse import fuse as fuse
 from blockscale.graph.integer.convert import IntegerModel as IntegerModel

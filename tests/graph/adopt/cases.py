@@ -56,12 +56,12 @@ def left(graph: fx.GraphModule) -> list[str]:
 
 
 def notes(graph: fx.GraphModule) -> str:
-    return "\n".join(
-        text for entry in state(graph).ledger for text in (entry.reason, *entry.notes)
-    )
+    return "\n".join(text for entry in state(graph).ledger for text in (entry.reason, *entry.notes))
 
 
-def inputs(shape: tuple[int, ...], scale: float, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def inputs(
+    shape: tuple[int, ...], scale: float, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
     """Normal numbers, ties of this scale, zeros, far out of range, tiny ones."""
     torch.manual_seed(0)
     size = torch.Size(shape).numel()

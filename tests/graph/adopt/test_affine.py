@@ -92,9 +92,7 @@ def test_arithmetic_in_other_floats_stays() -> None:
 
     def both(x, scale, zeros):
         q = A.quantize_affine(x, [1, 64], scale, zeros, torch.int8)
-        return A.dequantize_affine(
-            q, [1, 64], scale, zeros, torch.int8, None, None, torch.bfloat16
-        )
+        return A.dequantize_affine(q, [1, 64], scale, zeros, torch.int8, None, None, torch.bfloat16)
 
     x = torch.randn(4, 64).bfloat16()
     graph = graph_of(both, x, free=False, scale=scale, zeros=zeros)

@@ -244,12 +244,8 @@ def test_biases_of_32_bits() -> None:
     codes = torch.randint(-(2**30), 2**30, (8,), dtype=torch.int32)
 
     def values(x, codes, scales, zeros):
-        one = D.dequantize_per_channel(
-            codes, scales, zeros, 0, -(2**31), 2**31 - 1, torch.int32
-        )
-        return x + one + D.dequantize_per_tensor(
-            codes, 0.1, 0, -(2**31), 2**31 - 1, torch.int32
-        )
+        one = D.dequantize_per_channel(codes, scales, zeros, 0, -(2**31), 2**31 - 1, torch.int32)
+        return x + one + D.dequantize_per_tensor(codes, 0.1, 0, -(2**31), 2**31 - 1, torch.int32)
 
     zeros = torch.zeros(8, dtype=torch.int64)
     graph = graph_of(values, torch.randn(4, 8), codes=codes, scales=torch.rand(8), zeros=zeros)
