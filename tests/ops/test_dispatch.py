@@ -1,5 +1,8 @@
 """An op called from Python skips the dispatcher only where nothing listens there."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -121,3 +124,18 @@ def test_fake_tensors_and_graphs() -> None:
         assert call(mode.from_tensor(X)).shape == X.shape
     compiled = torch.compile(call, fullgraph=True, backend="eager")
     assert torch.equal(compiled(X), call(X))
+
+
+def test_the_first_call_of_a_process_may_be_on_fake_tensors() -> None:
+    """What plain tensors are is found out once; under fake tensors it was found out wrongly."""
+    code = """
+import torch, blockscale
+from torch._subclasses.fake_tensor import FakeTensorMode
+mode = FakeTensorMode()
+with mode, torch.no_grad():
+    x = mode.from_tensor(torch.randn(8, 27))
+    made = torch.ops.blockscale.choose_quantize.default(x, "int8", None)
+print(type(made[0]).__name__, tuple(made[0].shape))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.stdout.strip() == "FakeTensor (8, 27)", ran.stderr
