@@ -68,7 +68,11 @@ class Fused:
 
     @property
     def ulps(self) -> int:
-        """How far a kernel may be from the reference; 0 means equal bits."""
+        """How far a kernel may be from the reference; 0 means equal bits.
+
+        Of element-wise functions, torch's vectors and the scalar code for what is left over differ
+        by as much (in bfloat16 by a unit of that): what an element becomes depends on its place.
+        """
         return self.op.ulps
 
     @cached_property
