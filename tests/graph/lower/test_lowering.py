@@ -88,7 +88,8 @@ def test_the_ledger_of_a_program():
 
 def learned():
     model = torch.nn.Sequential(torch.nn.Linear(64, 8)).eval()
-    bs.quantize_(model, bs.Recipe("book4:tensor:fp32"))
+    with bs.use("reference"):
+        bs.quantize_(model, bs.Recipe("book4:tensor:fp32"))
     return torch.export.export(model, (torch.randn(3, 64),))
 
 

@@ -43,12 +43,10 @@ def processor() -> str:
 def choose(product: Product | None, refused: dict[str, str | None], times: Times | None) -> Choice:
     """The way for a product.
 
-    refused: {way: why it cannot run it, or None}, in the order in which ways go unmeasured
+    refused: {way: why it cannot run it, or None}, in the order in which ways go unmeasured; one can
     times: measured here and now; None: those of the table
     """
     able = [way for way, reason in refused.items() if reason is None]
-    if not able:
-        return Choice("reference", "; ".join(f"{way}: {why}" for way, why in refused.items()))
     if len(able) == 1:
         return Choice(able[0], f"the only way here: {refused.get('onednn')}")
     if product is None:
