@@ -73,7 +73,8 @@ def run(x: Value, weight: Value, **more) -> list[Tensor]:
 
 
 def _arguments(x: Value, weight: Value, more: dict) -> tuple:
-    return (x, weight, None, more.get("activation", ""), more.get("dtype", torch.float32), None)
+    settings = (more.get("activation", ""), more.get("dtype", torch.float32))
+    return (x, weight, None, *settings, more.get("y", UNQUANTIZED))
 
 
 def close(x: Value, weight: Value, y: Tensor, bias: Tensor | None) -> None:
