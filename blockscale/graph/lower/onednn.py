@@ -112,6 +112,9 @@ def linear(
     if reason is not None:
         raise ValueError(f"onednn_linear: {reason}")
     assert x.scale is not None
+    if not x.data.numel():  # oneDNN loses sizes of 0
+        made: list[Tensor] = FUSED["linear"].op.run(x, weight, bias, activation, dtype, y)
+        return made
     packed = _PACKED[weight.operand]
     codes, zero = _unsigned(x)
     offset = None if bias is None else bias.to(torch.float32)

@@ -105,11 +105,15 @@ def _codes_of(graph: fx.GraphModule, parts: Parts, quantized: Quantized) -> Valu
 
 
 def _told(graph: fx.GraphModule, part: object) -> object:
-    """A scale or a zero point, so that equal constants are equal."""
-    if not is_constant(part):
+    """A scale or a zero point, so that views of equal constants are equal."""
+    if not isinstance(part, fx.Node):
+        return repr(part)
+    if is_constant(part):
+        tensor = get(graph, part)
+        return (str(tensor.dtype), *tensor.reshape(-1).tolist())
+    if part.op != "call_function":
         return part
-    tensor = get(graph, part)  # type: ignore[arg-type]
-    return (str(tensor.dtype), *tensor.reshape(-1).tolist())
+    return (str(part.target), *(_told(graph, each) for each in part.args))
 
 
 def _as_inside(graph: fx.GraphModule, parts: Parts) -> None:
