@@ -93,7 +93,7 @@ def _pack(weight: Operand) -> _Packed:
 
 def _fingerprint(part: Tensor) -> int:
     """A number that changes with a tensor's bytes."""
-    return zlib.crc32(part.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return zlib.crc32(part.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 _PACKED = Residents(_pack, _fingerprint)

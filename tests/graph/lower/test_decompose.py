@@ -7,11 +7,11 @@ import torch
 
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
+from blockscale.core.operand import operand
+from blockscale.core.parse import parse
 from blockscale.graph.lower.decompose import Decomposer, attribute, bodies
 from blockscale.graph.lower.way import of_ours
 from blockscale.ops.primitives import choose_quantize, dequantize, from_list
-from blockscale.core.operand import operand
-from blockscale.core.parse import parse
 from tests.graph.lower.programs import layers
 
 
@@ -63,8 +63,9 @@ def test_results_taken_as_one_list():
 
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
-    x.meta["val"] = torch.export.export(Whole(), (torch.randn(2, 64),)).graph_signature and (
-        layers("mxfp8")[0].graph.find_nodes(op="placeholder")[0].meta["val"]
+    x.meta["val"] = (
+        torch.export.export(Whole(), (torch.randn(2, 64),)).graph_signature
+        and (layers("mxfp8")[0].graph.find_nodes(op="placeholder")[0].meta["val"])
     )
     node = graph.call_function(choose_quantize.overload, (x, "mxfp8", None))
     graph.output(node)

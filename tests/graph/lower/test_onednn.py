@@ -113,7 +113,7 @@ def test_scales_of_any_rank():
 
 REFUSED = {
     "floats": (("", "int8_channel", "", "", False), "not floats"),
-    "per token": (("int8_token", "int8_channel", "", "", False), "one scale, not int8_token"),
+    "per token": (("int8_token", "int8_channel", "", "", False), "beforehand, not int8_token"),
     "16 bits": (("int16:tensor:fp32", "int8_channel", "", "", False), "not int16"),
     "power of two": (("int8:tensor:e8m0", "int8_channel", "", "", False), "not int8:tensor:e8m0"),
     "float weight": (("int8", "", "", "", False), "one scale a row, not floats"),
@@ -121,7 +121,10 @@ REFUSED = {
     "unsigned weight": (("int8", "uint8:channel0:fp32:asym", "", "", False), "not uint8"),
     "sigmoid": (("int8", "int8_channel", "sigmoid", "", False), "do not end in sigmoid"),
     "dynamic": (("int8", "int8_channel", "", "int8", False), "one scale given beforehand, not"),
-    "result per token": (("int8", "int8_channel", "", "int8_token", True), "one scale, not int8_token"),
+    "result per token": (
+        ("int8", "int8_channel", "", "int8_token", True),
+        "beforehand, not int8_token",
+    ),
 }
 
 

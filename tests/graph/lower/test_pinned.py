@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import blockscale as bs
+from blockscale.core.operand import UNQUANTIZED, operand
 from blockscale.graph.lower.pinned import PREFIX, pinned
 from blockscale.graph.lower.way import by_overload
 from blockscale.ops.linear import linear
-from blockscale.core.operand import UNQUANTIZED, operand
 
 
 def test_every_op_has_one_of_its_schema():

@@ -84,9 +84,7 @@ def key_of(product: Product) -> str:
 def _distance(sizes: str, product: Product) -> float:
     """How far three sizes are from the product's: 0 is equal."""
     own = (max(product.rows, 1), product.n, product.k)
-    return sum(
-        abs(math.log(int(a) / b)) for a, b in zip(sizes.split(","), own, strict=True)
-    )
+    return sum(abs(math.log(int(a) / b)) for a, b in zip(sizes.split(","), own, strict=True))
 
 
 @cache

@@ -1,12 +1,13 @@
 """The ways to run a linear layer on a CPU.
 
-    kernel    our kernel of the op, on codes
-    inside    our kernel of `linear` on floats, which quantizes them itself; then what follows
-    onednn    oneDNN's product of 8-bit integers
-    composed  decoded, multiplied as floats, encoded
+kernel    our kernel of the op, on codes
+inside    our kernel of `linear` on floats, which quantizes them itself; then what follows
+onednn    oneDNN's product of 8-bit integers
+composed  decoded, multiplied as floats, encoded
 """
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
@@ -86,21 +87,23 @@ def _as_onednn(graph: fx.GraphModule, parts: Parts, quantized: Quantized) -> Non
 
 def _codes_of(graph: fx.GraphModule, parts: Parts, quantized: Quantized) -> Value:
     """The codes of floats x, which other products of x use too."""
-    by, x, size = parts.input, parts.x.data, parts.weight.size
+    by, size = parts.input, parts.weight.size
+    x: Any = parts.x.data  # a node, as are all tensors of parts
     key = (x, by.fmt, _told(graph, by.scale), _told(graph, by.zero_point))
     if key in quantized:
         return quantized[key]
     if by.scale is not None:
-        codes = call(graph, ours.quantize.default, quantize.flatten(x, by), like=parts.node)
+        codes: Any = call(graph, ours.quantize.default, quantize.flatten(x, by), like=parts.node)
         quantized[key] = Value(codes, by.scale, by.zero_point, None, by.fmt, size)
         return quantized[key]
     args = choose_quantize.flatten(x, by.fmt, by.seed)
     made = call(graph, ours.choose_quantize.default, args, like=parts.node)
     count = 1 + len(by.format.parts)
-    codes, scale, *zero = (
+    found: list[Any] = [
         call(graph, operator.getitem, (made, i), like=parts.node) for i in range(count)
-    )
-    quantized[key] = Value(codes, scale, zero[0] if zero else None, None, by.fmt, size)
+    ]
+    zero = found[2] if count > 2 else None
+    quantized[key] = Value(found[0], found[1], zero, None, by.fmt, size)
     return quantized[key]
 
 

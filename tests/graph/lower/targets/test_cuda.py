@@ -22,7 +22,9 @@ def test_everything_moves():
     assert {tensor.device.type for tensor in kept.values()} == {"cpu"}
     made = [node for node in graph.graph.nodes if "device" in node.kwargs]
     assert made and all(node.kwargs["device"] == torch.device("meta") for node in made)
-    values = [n.meta["val"] for n in graph.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    values = [
+        n.meta["val"] for n in graph.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)
+    ]
     assert values and all(value.device.type == "meta" for value in values)
 
 
