@@ -93,7 +93,7 @@ def _pack(weight: Operand) -> _Packed:
 
 def _fingerprint(part: Tensor) -> int:
     """A number that changes with a tensor's bytes."""
-    return zlib.crc32(part.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return zlib.crc32(part.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 _PACKED = Residents(_pack, _fingerprint)
@@ -112,6 +112,9 @@ def linear(
     if reason is not None:
         raise ValueError(f"onednn_linear: {reason}")
     assert x.scale is not None
+    if not x.data.numel():  # oneDNN loses sizes of 0
+        made: list[Tensor] = FUSED["linear"].op.run(x, weight, bias, activation, dtype, y)
+        return made
     packed = _PACKED[weight.operand]
     codes, zero = _unsigned(x)
     offset = None if bias is None else bias.to(torch.float32)

@@ -9,8 +9,8 @@ from torch.export import Dim
 
 import blockscale as bs
 from blockscale.core.operand import UNQUANTIZED, Value, operand, quantizer
-from blockscale.core.reference import choose_qparams
 from blockscale.core.parse import parse
+from blockscale.core.reference import choose_qparams
 from blockscale.graph.state import State, set_state
 from blockscale.ops.fused import FUSED
 from blockscale.ops.primitives import choose_quantize, from_list, quantize

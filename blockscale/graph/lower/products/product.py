@@ -65,9 +65,11 @@ def parts_of(node: fx.Node) -> Parts | None:
     sizes = _sizes(a["x"])
     if sizes is None:
         return None
-    weight = (a[name] for name in ("weight", "scale", "zero_point", "outer", "fmt"))
     by = (a[f"input_{name}"] for name in Quantizer._fields)
-    coded, dtype = Value(*weight, sizes[-1], a["more"]), node.meta["val"].dtype
+    coded = Value(
+        a["weight"], a["scale"], a["zero_point"], a["outer"], a["fmt"], sizes[-1], a["more"]
+    )
+    dtype = node.meta["val"].dtype
     return Parts(
         node, False, Value(a["x"]), Quantizer(*by), coded, a["bias"], "", dtype, UNQUANTIZED
     )
@@ -99,9 +101,9 @@ def spelled(fmt: str) -> str:
 
 def floats_of(parts: Parts) -> tuple[fx.Node, Quantizer] | None:
     """The floats that x is the codes of, and how; None where nobody can tell."""
+    source: Any = parts.x.data  # a node
     if not parts.x.fmt:
-        return parts.x.data, parts.input
-    source: Any = parts.x.data
+        return source, parts.input
     if calls(source, operator.getitem) and source.args[1] == 0:
         source = source.args[0]  # codes are the first result of choose_quantize
     found = quantize_of(source)

@@ -7,6 +7,7 @@ composed  decoded, multiplied as floats, encoded
 """
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
@@ -86,30 +87,36 @@ def _as_onednn(graph: fx.GraphModule, parts: Parts, quantized: Quantized) -> Non
 
 def _codes_of(graph: fx.GraphModule, parts: Parts, quantized: Quantized) -> Value:
     """The codes of floats x, which other products of x use too."""
-    by, x, size = parts.input, parts.x.data, parts.weight.size
+    by, size = parts.input, parts.weight.size
+    x: Any = parts.x.data  # a node, as are all tensors of parts
     key = (x, by.fmt, _told(graph, by.scale), _told(graph, by.zero_point))
     if key in quantized:
         return quantized[key]
     if by.scale is not None:
-        codes = call(graph, ours.quantize.default, quantize.flatten(x, by), like=parts.node)
+        codes: Any = call(graph, ours.quantize.default, quantize.flatten(x, by), like=parts.node)
         quantized[key] = Value(codes, by.scale, by.zero_point, None, by.fmt, size)
         return quantized[key]
     args = choose_quantize.flatten(x, by.fmt, by.seed)
     made = call(graph, ours.choose_quantize.default, args, like=parts.node)
     count = 1 + len(by.format.parts)
-    codes, scale, *zero = (
+    found: list[Any] = [
         call(graph, operator.getitem, (made, i), like=parts.node) for i in range(count)
-    )
-    quantized[key] = Value(codes, scale, zero[0] if zero else None, None, by.fmt, size)
+    ]
+    zero = found[2] if count > 2 else None
+    quantized[key] = Value(found[0], found[1], zero, None, by.fmt, size)
     return quantized[key]
 
 
 def _told(graph: fx.GraphModule, part: object) -> object:
-    """A scale or a zero point, so that equal constants are equal."""
-    if not is_constant(part):
+    """A scale or a zero point, so that views of equal constants are equal."""
+    if not isinstance(part, fx.Node):
+        return repr(part)
+    if is_constant(part):
+        tensor = get(graph, part)
+        return (str(tensor.dtype), *tensor.reshape(-1).tolist())
+    if part.op != "call_function":
         return part
-    tensor = get(graph, part)  # type: ignore[arg-type]
-    return (str(tensor.dtype), *tensor.reshape(-1).tolist())
+    return (str(part.target), *(_told(graph, each) for each in part.args))
 
 
 def _as_inside(graph: fx.GraphModule, parts: Parts) -> None:

@@ -18,9 +18,7 @@ STATIC = "uint8:tensor:fp32:asym"
 )
 def test_the_ways_compute_the_same(x, y, activation):
     given = y == STATIC
-    product = Product(
-        spelled(x), spelled("int8_channel"), spelled(y), activation, given, 3, 32, 64
-    )
+    product = Product(spelled(x), spelled("int8_channel"), spelled(y), activation, given, 3, 32, 64)
     runs = timing._runs(product)
     names = ["kernel", "inside", "composed"]
     names += ["onednn"] if x == STATIC and onednn.unavailable() is None else []

@@ -6,8 +6,8 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.core.operand import UNQUANTIZED, Quantizer, Value, operand, quantizer
-from blockscale.core.reference import QParams, choose_qparams
 from blockscale.core.parse import parse
+from blockscale.core.reference import QParams, choose_qparams
 from blockscale.graph.lower.products.product import parts_of, product_of
 from blockscale.graph.lower.products.ways import WAYS, refused
 from blockscale.graph.state import State, set_state
