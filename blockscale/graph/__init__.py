@@ -1,6 +1,9 @@
 """Programs between layers: what stands for a whole model, as a graph."""
 
+from blockscale.graph.adopt import adopt as adopt
+from blockscale.graph.adopt.quantize_fx import from_quantize_fx as from_quantize_fx
 from blockscale.graph.convert import convert as convert
+from blockscale.graph.draw import draw as draw
 from blockscale.graph.fuse import fuse as fuse
 from blockscale.graph.integer.convert import IntegerModel as IntegerModel
 from blockscale.graph.integer.convert import to_integer as to_integer
@@ -9,4 +12,5 @@ from blockscale.graph.integer.layers import NotIntegerError as NotIntegerError
 from blockscale.graph.ledger import ledger as ledger
 from blockscale.graph.lower import lower as lower
 from blockscale.graph.prepare import prepare as prepare
+from blockscale.graph.pt2e import pt2e_quantizer as pt2e_quantizer
 from blockscale.graph.qparams import QuantParams as QuantParams

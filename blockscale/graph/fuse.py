@@ -5,6 +5,7 @@ from dataclasses import replace
 from torch import fx
 
 from blockscale.graph import passes
+from blockscale.graph.adopt import adopt
 from blockscale.graph.expand import expand
 from blockscale.graph.ledger import of_nodes
 from blockscale.graph.program import Program, imported
@@ -26,6 +27,7 @@ def fuse(converted: Program) -> fx.GraphModule:
         raise ValueError("a prepared graph is not fused: bs.graph.convert it first")
     if known.stage == "imported":
         passes.apply(graph, passes.FLOAT)
+        adopt(graph)
         set_state(graph, replace(known, stage="converted", ledger=of_nodes(graph)))
     expand(graph)
     changes = passes.apply(graph, passes.FUSE)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes
 
 _TENSORS = frozenset((Tensor, nn.Parameter))
 _VALUES = frozenset((type(None), str, int, float, bool, torch.dtype))
@@ -94,6 +95,7 @@ def _plain_keys(device: str) -> frozenset[int]:
         return frozenset()
     found = set()
     for inference in (False, True):
-        with torch.inference_mode(inference):
+        # without modes: under that of fake tensors, what torch makes here is no plain tensor
+        with _disable_current_modes(), torch.inference_mode(inference):
             found.add(_keys_of(torch.empty(0, device=device)).raw_repr())
     return frozenset(found)

@@ -1,12 +1,16 @@
 """An op called from Python skips the dispatcher only where nothing listens there."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from blockscale.core.operand import Quantizer
+from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
 from blockscale.ops import op as module
+from blockscale.ops.fused import FUSED
 from blockscale.ops.primitives import fake_quantize
 
 X = torch.linspace(-3, 3, 64).reshape(4, 16)
@@ -75,6 +79,33 @@ def test_a_transform_does(dispatched: list[bool]) -> None:
     assert dispatched == [True]
 
 
+def test_lists_are_looked_into() -> None:
+    """Tensors of a list are as telling as others."""
+    plain = ([X, X.clone()], [None], [1, 2], [""], 3)
+    assert module.alone(plain)
+    assert not module.alone(([X, X.clone().requires_grad_()], [None]))
+    assert not module.alone(([X], [torch._neg_view(X)]))
+    with torch.no_grad():
+        assert module.alone(([X.clone().requires_grad_()],))
+
+    class Sub(Tensor):
+        pass
+
+    assert not module.alone(([X.as_subclass(Sub)],))
+
+
+def test_autograd_looks_into_lists() -> None:
+    """Of an op whose operands are a list of tensors."""
+    cat = FUSED["cat"]
+    values = [Value(X), Value(X.clone().requires_grad_())]
+    assert cat(*values)[0].requires_grad
+    assert not cat(Value(X), Value(X))[0].requires_grad
+    flat = cat.flatten(values, {}, torch.float32, UNQUANTIZED)
+    assert cat.op.overload(*flat)[0].requires_grad
+    with torch.no_grad():
+        assert not cat.op.overload(*flat)[0].requires_grad
+
+
 def test_a_negated_view_and_a_subclass_do(dispatched: list[bool]) -> None:
     negated = torch._neg_view(X)
     assert torch.equal(call(negated), call(-X))
@@ -93,3 +124,18 @@ def test_fake_tensors_and_graphs() -> None:
         assert call(mode.from_tensor(X)).shape == X.shape
     compiled = torch.compile(call, fullgraph=True, backend="eager")
     assert torch.equal(compiled(X), call(X))
+
+
+def test_the_first_call_of_a_process_may_be_on_fake_tensors() -> None:
+    """What plain tensors are is found out once; under fake tensors it was found out wrongly."""
+    code = """
+import torch, blockscale
+from torch._subclasses.fake_tensor import FakeTensorMode
+mode = FakeTensorMode()
+with mode, torch.no_grad():
+    x = mode.from_tensor(torch.randn(8, 27))
+    made = torch.ops.blockscale.choose_quantize.default(x, "int8", None)
+print(type(made[0]).__name__, tuple(made[0].shape))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.stdout.strip() == "FakeTensor (8, 27)", ran.stderr

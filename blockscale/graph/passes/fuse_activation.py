@@ -1,6 +1,6 @@
 """An activation behind a product becomes part of it.
 
-    fused_linear -> gelu -> q   ->   fused_linear(activation="gelu", y...)
+fused_linear -> gelu -> q   ->   fused_linear(activation="gelu", y...)
 """
 
 from torch import fx
@@ -35,6 +35,12 @@ def run(graph: fx.GraphModule) -> int:
         _write(graph, made, node, user, behind)
         count += 1
     return count
+
+
+def activation_of(user: fx.Node, node: fx.Node) -> str:
+    """The activation that `user` computes of `node` and a product could end in; "" if none."""
+    behind = _behind(user, node)
+    return "" if behind is None else _name(behind)
 
 
 def _behind(user: fx.Node, node: fx.Node) -> Call | None:

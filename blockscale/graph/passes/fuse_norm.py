@@ -1,6 +1,6 @@
 """The sum that ends a residual branch and its layer norm become one op.
 
-    layer_norm(a + b) -> q   ->   fused_add_layer_norm(a..., b..., y...)
+layer_norm(a + b) -> q   ->   fused_add_layer_norm(a..., b..., y...)
 """
 
 from dataclasses import replace
