@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+import torch
 from torch import Tensor
 
 WHOLE = 0  # a block size: all of this dimension
@@ -87,12 +88,23 @@ class Block:
         if self.strided:
             return scale.reshape(1, -1).expand(self.flat, -1).reshape(tuple(shape))
         if self.flat:
-            every = scale.reshape(-1).repeat_interleave(self.flat)
-            return every[: prod(shape)].reshape(tuple(shape))
+            every = repeated(scale.reshape(-1), self.flat, 0, prod(shape))
+            return every.reshape(tuple(shape))
         for dim, size in enumerate(self.sizes_for(len(shape))):
             if size > 1:
-                scale = scale.repeat_interleave(size, dim).narrow(dim, 0, shape[dim])
+                scale = repeated(scale, size, dim, shape[dim])
         return scale
+
+
+def repeated(parts: Tensor, size: int, dim: int, n: int) -> Tensor:
+    """parts, one a block of `size` along `dim` -> one each of the n elements.
+
+    A partial last block is looked up: where a repeated tensor is cut to a size that the block does
+    not divide, Inductor's C++ leaves the rest out (torch 2.13, `try_loop_split`).
+    """
+    if isinstance(n, int) and n % size == 0:
+        return parts.repeat_interleave(size, dim)
+    return parts.index_select(dim, torch.arange(n, device=parts.device) // size)
 
 
 def divided(shape: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:

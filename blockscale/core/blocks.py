@@ -29,7 +29,10 @@ class Blocks:
         self._empty = x.numel() == 0
 
     def _split(self, x: Tensor) -> Tensor:
-        """[n...] -> [count, size, count, size, ...], padded with zeros (False)."""
+        """[n...] -> [count, size, count, size, ...], padded with zeros.
+
+        Not of bools: Inductor's C++ of a padded one does not compile (torch 2.13).
+        """
         padding: list[int] = []
         for n, size in zip(reversed(x.shape), reversed(self._sizes), strict=True):
             padding += [0, -n % size if size > 1 else 0]
@@ -46,7 +49,7 @@ class Blocks:
 
     @cached_property
     def _finite(self) -> Tensor:
-        return self._split(self._x.isfinite())
+        return self._split(self._x.isfinite().to(torch.uint8)).to(torch.bool)
 
     @cached_property
     def _values(self) -> Tensor:
@@ -77,8 +80,8 @@ class Blocks:
         """Whether each block holds a NaN or an infinity."""
         if self._empty:
             return self._zeros().to(torch.bool)
-        odd = self._split(~self._x.isfinite())
-        return odd.to(torch.uint8).amax(self._dims).to(torch.bool).reshape(self.shape)
+        odd = self._split((~self._x.isfinite()).to(torch.uint8))
+        return odd.amax(self._dims).to(torch.bool).reshape(self.shape)
 
     def mean_magnitude(self, above: Tensor | None = None) -> Tensor:
         """The mean of |x| in each block, over |x| > `above` if given: one per block.

@@ -3,6 +3,7 @@
 from blockscale.graph.adopt import adopt as adopt
 from blockscale.graph.adopt.quantize_fx import from_quantize_fx as from_quantize_fx
 from blockscale.graph.convert import convert as convert
+from blockscale.graph.draw import draw as draw
 from blockscale.graph.fuse import fuse as fuse
 from blockscale.graph.integer.convert import IntegerModel as IntegerModel
 from blockscale.graph.integer.convert import to_integer as to_integer

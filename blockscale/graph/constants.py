@@ -34,8 +34,8 @@ def put(graph: fx.GraphModule, name: str, tensor: Tensor, *, like: fx.Node) -> f
     """
     owner: nn.Module = graph
     path, parts = "", name.split(".")
-    for i, part in enumerate(parts):
-        part = _free(graph, owner, path, part, last=i + 1 == len(parts))
+    for i, wanted in enumerate(parts):
+        part = _free(graph, owner, path, wanted, last=i + 1 == len(parts))
         path = f"{path}.{part}".lstrip(".")
         if isinstance(getattr(owner, part, None), Tensor):
             delattr(owner, part)

@@ -121,7 +121,21 @@ def _input(graph: fx.GraphModule, x: fx.Node, by: Quantizer, like: fx.Node) -> f
 
 def _write_fake_quantize(graph: fx.GraphModule, node: fx.Node, op: Any) -> fx.Node:
     x, by = bound(node, op)
-    return quantized(graph, x, by, value(x).dtype, node)
+    values = quantized(graph, x, by, value(x).dtype, node)
+    strides = value(x).stride()
+    order = sorted(range(len(strides)), key=lambda dim: -_known(strides[dim]))
+    if order == sorted(order):
+        return values
+    # the op gives what lies as x does, and float sums behind it depend on that in their last bits
+    values = call(graph, aten.permute.default, (values, order), like=node)
+    values = call(graph, aten.contiguous.default, (values,), like=node)
+    back = [order.index(dim) for dim in range(len(order))]
+    return call(graph, aten.permute.default, (values, back), like=node)
+
+
+def _known(size: Any) -> int:
+    """A stride, of a symbol that of the example."""
+    return int(size if isinstance(size, int) else size.node.hint)
 
 
 def _write_linear(graph: fx.GraphModule, node: fx.Node, op: Any) -> fx.Node:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, statically_known_true
 
@@ -63,7 +64,7 @@ def set_value(node: fx.Node) -> None:
         return
     args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
     try:
-        with mode, torch.no_grad():
+        with mode, enable_python_dispatcher(), torch.no_grad():  # as torch.export traces
             node.meta["val"] = node.target(*args, **kwargs)
     except GuardOnDataDependentSymNode:
         node.meta.pop("val", None)  # sizes that only data tell: the node stays without a value

@@ -122,10 +122,13 @@ def prepare(
         raise ValueError("qat=True trains weights as they are: leave out weight and transform")
     graph = imported(program)
     _check_float(graph)
-    passes.apply(graph, passes.FLOAT[:1] if qat else passes.FLOAT)
-    if qat:
+    if qat:  # before anything is cleaned away that training needs, such as dropout
         _own_tensors(graph)
-    with_layers(graph, training=qat)
+        with_layers(graph, training=True)
+        passes.apply(graph, (passes.clean,))
+    else:
+        passes.apply(graph, passes.FLOAT)
+        with_layers(graph)
     found, unmatched = places(graph, recipe)
     edges = list(put_edges(graph, found, methods.observer, fake=qat))
     made = _as_prepared(graph, methods, strict=strict, qat=qat)

@@ -17,6 +17,17 @@ from blockscale.ops.primitives import dequantize, straight_through
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
+def quantized_channels(x: Tensor, by: Quantizer) -> Tensor:
+    """x [batch, channels, *size] -> float32 values that the input format leaves of it.
+
+    Its channels lie last in memory where there is a format, as they do in codes: torch's float sums
+    depend on it in their last bits, and graphs have codes in between.
+    """
+    if not by.fmt:
+        return quantized_input(x, by)
+    return quantized_input(x.movedim(1, -1), by).contiguous().movedim(-1, 1)
+
+
 def _dense(weight: Operand, shape: list[int]) -> Tensor:
     """The float32 weight [outputs, inputs / groups, *kernel]."""
     return from_stored(dequantize(weight, torch.float32), "channels_last", shape)
@@ -57,13 +68,11 @@ def conv(
     shape: the float weight's, [n, channels / groups, *kernel]. An input format's blocks run over
     the channels: x is quantized with its channels last.
     """
-    values = quantized_input(x.movedim(1, -1), input)
+    values = quantized_channels(x, input)
     offset = None if bias is None else bias.to(torch.float32)
     run = _CONV[len(shape) - 2]
     with float32_inside(x):
-        y = run(
-            values.movedim(-1, 1), _dense(weight, shape), offset, stride, padding, dilation, groups
-        )
+        y = run(values, _dense(weight, shape), offset, stride, padding, dilation, groups)
     return y.to(x.dtype).contiguous()
 
 

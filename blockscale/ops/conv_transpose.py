@@ -9,8 +9,8 @@ from torch import Tensor
 from blockscale.core.arithmetic.precision import float32_inside
 from blockscale.core.layout import from_stored, grouped_layout
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
+from blockscale.ops.conv import quantized_channels
 from blockscale.ops.gradient import differentiable
-from blockscale.ops.linear import quantized_input
 from blockscale.ops.op import op
 from blockscale.ops.primitives import dequantize, straight_through
 
@@ -65,10 +65,7 @@ def conv_transpose(
     shape: the float weight's, [channels, n / groups, *kernel]. An input format's blocks run over
     the channels: x is quantized with its channels last, before zeros come between its values.
     """
-    last = x.movedim(1, -1)
-    if input.fmt:
-        last = last.contiguous()  # as codes are: float sums are torch's, which follow the strides
-    values = quantized_input(last, input).movedim(-1, 1)
+    values = quantized_channels(x, input)
     offset = None if bias is None else bias.to(torch.float32)
     run, settings = _RUN[len(shape) - 2], (stride, padding, output_padding, groups, dilation)
     with float32_inside(x):

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from blockscale.core import pack as packing
 from blockscale.core import reference
-from blockscale.core.block import WHOLE, Block
+from blockscale.core.block import WHOLE, Block, repeated
 from blockscale.core.elements.learned_codebook import element_of
 from blockscale.core.operand import Operand
 from blockscale.ops.gradient import not_differentiable
@@ -34,7 +34,7 @@ def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
         chosen = parts.index_select(
             0, torch.zeros_like(rows) if height == WHOLE else rows // height
         )
-        return chosen.repeat_interleave(width, 1)[:, :size] if width > 1 else chosen
+        return repeated(chosen, width, 1, size) if width > 1 else chosen
 
     values = element_of(form.element, qparams.book).decode(codes)
     if qparams.zero_point is not None:

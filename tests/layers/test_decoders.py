@@ -110,7 +110,7 @@ class Whole(nn.Module):
 
 CONVS = [
     (nn.Conv3d(3, 4, (2, 3, 1), padding=1, stride=(1, 2, 1)), None),
-    (nn.ConvTranspose1d(6, 4, 3, stride=2), [14]),
+    (nn.ConvTranspose1d(6, 4, 4, stride=2, padding=1), [13]),
     (nn.ConvTranspose2d(4, 6, (2, 3), stride=2, padding=(0, 1), output_padding=1), None),
 ]
 

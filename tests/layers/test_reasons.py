@@ -34,6 +34,10 @@ class Sub(nn.Linear):
     """A subclass of a layer that is replaced."""
 
 
+class Upsampling(nn.ConvTranspose3d):
+    """Another one."""
+
+
 def replaced_forward() -> nn.Module:
     layer = nn.Linear(2, 2)
     layer.forward = lambda x: x
@@ -45,6 +49,9 @@ def replaced_forward() -> nn.Module:
     [
         (nn.Linear(2, 2), None),
         (Sub(2, 2), "Sub is a subclass: a quantized layer would replace what it adds"),
+        (nn.ConvTranspose1d(2, 2, 2), None),
+        (Upsampling(2, 2, 2), "Upsampling is a subclass: a quantized layer would replace what"),
+        (nn.LazyConvTranspose2d(2, 2), "it is lazy and its weight holds no data"),
         (nn.Bilinear(2, 2, 2), "there is no quantized Bilinear"),
         (nn.LazyLinear(2), "it is lazy and its weight holds no data: run the model once first"),
         (replaced_forward(), "its forward was replaced on the instance"),

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from blockscale.core.operand import Quantizer
+from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
 from blockscale.ops import op as module
+from blockscale.ops.fused import FUSED
 from blockscale.ops.primitives import fake_quantize
 
 X = torch.linspace(-3, 3, 64).reshape(4, 16)
@@ -76,6 +77,33 @@ def test_a_transform_does(dispatched: list[bool]) -> None:
     with pytest.raises(RuntimeError, match="functorch"):  # torch's word on library ops
         torch.func.grad(lambda x: call(x).sum())(X)
     assert dispatched == [True]
+
+
+def test_lists_are_looked_into() -> None:
+    """Tensors of a list are as telling as others."""
+    plain = ([X, X.clone()], [None], [1, 2], [""], 3)
+    assert module.alone(plain)
+    assert not module.alone(([X, X.clone().requires_grad_()], [None]))
+    assert not module.alone(([X], [torch._neg_view(X)]))
+    with torch.no_grad():
+        assert module.alone(([X.clone().requires_grad_()],))
+
+    class Sub(Tensor):
+        pass
+
+    assert not module.alone(([X.as_subclass(Sub)],))
+
+
+def test_autograd_looks_into_lists() -> None:
+    """Of an op whose operands are a list of tensors."""
+    cat = FUSED["cat"]
+    values = [Value(X), Value(X.clone().requires_grad_())]
+    assert cat(*values)[0].requires_grad
+    assert not cat(Value(X), Value(X))[0].requires_grad
+    flat = cat.flatten(values, {}, torch.float32, UNQUANTIZED)
+    assert cat.op.overload(*flat)[0].requires_grad
+    with torch.no_grad():
+        assert not cat.op.overload(*flat)[0].requires_grad
 
 
 def test_a_negated_view_and_a_subclass_do(dispatched: list[bool]) -> None:

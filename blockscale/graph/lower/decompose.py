@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
@@ -80,7 +81,7 @@ class Decomposer:
                 args, named = pytree.tree_unflatten(filled, spec)
                 return target(*args, **named)
 
-            with torch.no_grad():
+            with torch.no_grad(), enable_python_dispatcher():  # whose rules know symbolic sizes
                 traced = make_fx(run, decomposition_table=self._table)(*(flat[i] for i in inputs))
             traced.graph.eliminate_dead_code()
             self._traced[key] = traced

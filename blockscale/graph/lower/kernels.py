@@ -2,8 +2,12 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
+from blockscale.graph.lower.pinned import pinned
 from blockscale.graph.lower.way import Way, of_ours, way
 from blockscale.kernels.registry import supporting
 from blockscale.ops.fused import FUSED
@@ -13,7 +17,10 @@ _PRIMITIVES = ("dequantize", "quantize")
 
 
 def kernel_way(node: fx.Node, backend: str) -> Way:
-    """How a node of ours runs on the backend: by its kernel, composed of others, or not at all."""
+    """How a node of ours runs on the backend: by its kernel, or composed of others.
+
+    A node that does neither is kept to the reference from here on.
+    """
     op = of_ours(node)
     assert op is not None
     if has_kernel(node, backend):
@@ -21,7 +28,9 @@ def kernel_way(node: fx.Node, backend: str) -> Way:
     reason = misses(node, backend)
     if reason is None:
         return way(node, "composed", f"no {backend} kernel of its own: decoded, torch's, encoded")
-    return way(node, "reference", reason, left=True)
+    left = way(node, "reference", reason, left=True)
+    node.target = pinned(node.target)
+    return left
 
 
 def has_kernel(node: fx.Node, backend: str) -> bool:
@@ -67,7 +76,7 @@ def own_arguments(node: fx.Node, op: Op) -> tuple[Any, ...]:
                 f"{node.name}: the value of {each.name} is not known: lower a graph as export or "
                 f"a step of ours gave it"
             )
-        return found if isinstance(found, int | Tensor) else _hinted(found)
+        return pytree.tree_map(_hinted, found)
 
     args = fx.node.map_arg(node.args, value)
     named = fx.node.map_arg(dict(node.kwargs), value)
@@ -76,7 +85,14 @@ def own_arguments(node: fx.Node, op: Op) -> tuple[Any, ...]:
     return op.signature.bind(*args, *(named.get(name, defaults[name]) for name in names))
 
 
-def _hinted(size: Any) -> Any:
-    """A symbolic size as the number that it was traced with."""
-    node = getattr(size, "node", None)
-    return int(node.hint) if node is not None and node.has_hint() else size
+def _hinted(value: Any) -> Any:
+    """A symbolic size as the number that it was traced with, in a tensor's sizes too."""
+    if isinstance(value, Tensor):
+        sizes, strides = ([_hinted(each) for each in of] for of in (value.shape, value.stride()))
+        with _SIZED:
+            return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+    node = getattr(value, "node", None)
+    return int(node.hint) if node is not None and node.has_hint() else value
+
+
+_SIZED = FakeTensorMode()  # of tensors without symbols: kernels remember sizes

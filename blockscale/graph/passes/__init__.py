@@ -10,7 +10,23 @@ from typing import Protocol
 from torch import fx
 
 from blockscale.graph.constants import drop_unused
-from blockscale.graph.passes import clean, fold_batch_norm
+from blockscale.graph.passes import (
+    absorb,
+    cancel,
+    channels_last,
+    clean,
+    compact,
+    constants,
+    duplicates,
+    fold_batch_norm,
+    fold_mul,
+    fuse,
+    fuse_activation,
+    fuse_conv,
+    fuse_norm,
+    merge_products,
+    moving,
+)
 
 _ROUNDS = 50  # more than the longest chain of changes that let one another happen
 
@@ -25,8 +41,11 @@ class Pass(Protocol):
 
 
 FLOAT: Sequence[Pass] = (clean, fold_batch_norm)
-FUSE: Sequence[Pass] = (clean,)
-LOWERING: Sequence[Pass] = ()
+FUSE: Sequence[Pass] = (
+    *(clean, constants, fold_mul, fuse_conv, channels_last, moving, duplicates, cancel),
+    *(merge_products, fuse_norm, fuse, fuse_activation, absorb),
+)
+LOWERING: Sequence[Pass] = (compact,)
 
 
 def apply(graph: fx.GraphModule, passes: Sequence[Pass]) -> dict[str, int]:

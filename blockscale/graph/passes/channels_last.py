@@ -13,11 +13,11 @@ from blockscale.graph.nodes import aten, call, calls, each_call, same_sizes, sha
 from blockscale.graph.passes.fused import matched
 
 _PERMUTES = (aten.permute, aten.transpose, aten.t)
-ELEMENTWISE = frozenset(
-    "abs add add_scalar clamp div div_scalar elu exp gelu hardsigmoid hardswish hardtanh leaky_relu "
-    "maximum minimum mish mul mul_scalar neg pow_scalar relu relu6 rsub_scalar sigmoid silu "
-    "softplus sqrt sub sub_scalar tanh".split()
-)
+_ONE = ("abs", "clamp", "elu", "exp", "gelu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu")
+_MORE = ("mish", "neg", "relu", "relu6", "sigmoid", "silu", "softplus", "sqrt", "tanh")
+_NUMBER = ("add_scalar", "div_scalar", "mul_scalar", "pow_scalar", "rsub_scalar", "sub_scalar")
+_TWO = ("add", "div", "maximum", "minimum", "mul", "sub")
+ELEMENTWISE = frozenset((*_ONE, *_MORE, *_NUMBER, *_TWO))
 
 
 def run(graph: fx.GraphModule) -> int:
@@ -80,7 +80,7 @@ class _Pull:
 
     def _made(self, node: Any) -> fx.Node:
         if permutation(node) is not None:
-            return node.args[0]  # type: ignore[no-any-return]
+            return node.args[0]
         if calls(node, aten.contiguous):
             return self._made(node.args[0])
         if (made := self.done.get(node)) is None:

@@ -10,13 +10,12 @@ import torch
 from torch import fx
 
 from blockscale.core.operand import Quantizer, Value
-from blockscale.graph.nodes import aten, calls
 from blockscale.graph.passes.fused import (
     Call,
     as_value,
     dtype_of,
     matched,
-    only_user,
+    narrowed,
     put_back,
     quantized_by,
     widened,
@@ -35,7 +34,7 @@ def run(graph: fx.GraphModule) -> int:
 
 def fuse(graph: fx.GraphModule, node: fx.Node, found: Match) -> bool:
     """Write `found` in the place of the op that ends in `node`; whether it could be done."""
-    last, dtype = _narrowed(node, found)
+    last, dtype = narrowed(node) if found.fused.wide else (node, dtype_of(node))
     quantizes, by = quantized_by(last) or (None, None)
     if found.fused.indices:
         quantizes = None
@@ -59,16 +58,6 @@ def fuse(graph: fx.GraphModule, node: fx.Node, found: Match) -> bool:
 def _wide(operand: Value) -> Value:
     """Floats before they were widened, which a wide op does by itself."""
     return operand if operand.fmt else Value(widened(operand.data))  # type: ignore[arg-type]
-
-
-def _narrowed(node: fx.Node, found: Match) -> tuple[fx.Node, torch.dtype | None]:
-    """Where the op ends and the dtype there: a wide op includes a conversion of its result."""
-    user = only_user(node)
-    if found.fused.wide and calls(user, aten.to) and user is not None:
-        dtype = dtype_of(user)
-        if dtype in (torch.bfloat16, torch.float16) and not user.kwargs.get("copy"):
-            return user, dtype
-    return node, dtype_of(node)
 
 
 def _dtype_inside(found: Match) -> torch.dtype | None:

@@ -37,6 +37,12 @@ def run(graph: fx.GraphModule) -> int:
     return count
 
 
+def activation_of(user: fx.Node, node: fx.Node) -> str:
+    """The activation that `user` computes of `node` and a product could end in; "" if none."""
+    behind = _behind(user, node)
+    return "" if behind is None else _name(behind)
+
+
 def _behind(user: fx.Node, node: fx.Node) -> Call | None:
     """What the user computes of `node`, an op of aten or a fused one."""
     fused = read(user)

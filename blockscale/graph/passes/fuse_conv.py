@@ -22,10 +22,11 @@ from blockscale.graph.nodes import (
     calls,
     dequantize_of,
     each_call,
+    replace,
     shape,
     value,
 )
-from blockscale.graph.passes.fused import Call, as_value, dtype_of, result, widened
+from blockscale.graph.passes.fused import Call, as_value, dtype_of, narrowed, result, widened
 from blockscale.ops.fused import FUSED
 
 _CONVS = (aten.conv1d, aten.conv2d, aten.conv3d)
@@ -66,7 +67,7 @@ def _stored(weight: Any, groups: int, transposed: bool) -> Dequantize | None:
     layout = grouped_layout(groups) if transposed else "channels_last"
     expected = from_stored(places, layout, sizes)
     for each in reversed(chain):
-        places = each.target(places, *each.args[1:], **each.kwargs)  # type: ignore[operator]
+        places = each.target(places, *each.args[1:], **each.kwargs)
     return found if torch.equal(places, expected) else None
 
 
@@ -109,12 +110,14 @@ def _write(
     if values is None:
         values = Value(_before(graph, x, first, last, node))  # type: ignore[arg-type]
     if not values.fmt:
-        values = Value(widened(values.data))
-    made = Call(FUSED["conv"], [values, weight], settings, torch.float32)
+        values = Value(widened(values.data))  # type: ignore[arg-type]
+    end, dtype = narrowed(node)
+    made = Call(FUSED["conv"], [values, weight], settings, dtype or torch.float32)
     y = result(graph, made.write(graph, node), node)
     permuted = call(graph, aten.permute.default, (y, first), like=node)
-    node.replace_all_uses_with(permuted)
-    graph.graph.erase_node(node)
+    replace(end, permuted)
+    if end is not node:
+        graph.graph.erase_node(node)
     views_to_reshapes(permuted)
 
 

@@ -89,7 +89,7 @@ def as_value(node: fx.Node, dtype: torch.dtype) -> Value | None:
     """A node as an operand: the codes that it dequantizes to `dtype`, or itself, floats."""
     found = dequantize_of(node)
     if found is None:
-        return Value(node)
+        return Value(node)  # type: ignore[arg-type]  # nodes stand for tensors
     return Value(*found.coded) if found.dtype == dtype else None
 
 
@@ -100,6 +100,16 @@ def widened(node: fx.Node) -> fx.Node:
         if dtype_of(before) in (torch.bfloat16, torch.float16):
             return before  # type: ignore[return-value]
     return node
+
+
+def narrowed(node: fx.Node) -> tuple[fx.Node, torch.dtype | None]:
+    """Where a wide op ends, and the dtype there: it includes the conversion of its result."""
+    user = only_user(node)
+    if user is not None and calls(user, aten.to):
+        dtype = dtype_of(user)
+        if dtype in (torch.bfloat16, torch.float16) and not arguments(user).get("copy"):
+            return user, dtype
+    return node, dtype_of(node)
 
 
 def quantized_by(node: fx.Node) -> tuple[fx.Node, Quantizer] | None:

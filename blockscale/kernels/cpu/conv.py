@@ -53,10 +53,7 @@ def conv(
     input: Quantizer = UNQUANTIZED,
 ) -> Tensor:
     """As ops.conv.conv."""
-    if prod(shape[1:]) != weight.size:
-        raise ValueError(
-            f"a weight of shape {shape} has rows of {prod(shape[1:])}, not {weight.size}"
-        )
+    check_weight(weight, shape)
     if input.fmt and groups == 1:
         y = _as_integers(x, weight, bias, shape, (stride, padding, dilation), input)
         if y is not None:
@@ -72,6 +69,15 @@ def conv(
     with float32_inside(x):
         y = CONV[len(shape) - 2](values, dense, offset, stride, padding, dilation, groups)
     return y.to(x.dtype).contiguous()
+
+
+def check_weight(weight: Operand, shape: Sizes) -> None:
+    """Raise ValueError if the codes of a weight are not those of this shape."""
+    rows, size = weight.codes.shape[0], prod(shape[1:])
+    if size != weight.size:
+        raise ValueError(f"a weight of shape {shape} has rows of {size}, not {weight.size}")
+    if rows != shape[0]:
+        raise ValueError(f"a weight of shape {shape} has {shape[0]} rows, not {rows}")
 
 
 def _as_integers(

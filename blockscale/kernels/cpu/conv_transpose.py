@@ -1,20 +1,33 @@
-"""Transposed convolutions: torch's, of a weight and an input that kernels brought to float32."""
+"""Transposed convolutions: an integer product of x with each place of the kernel, added up where
+places of x reach the same output; else torch's own in float32."""
 
-from math import prod
+from collections.abc import Sequence
+from functools import cache
+from itertools import product
+from math import gcd, prod
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from blockscale.core.arithmetic.precision import float32_inside
+from blockscale.core.block import WHOLE
 from blockscale.core.layout import from_stored, grouped_layout
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
+from blockscale.kernels.cpu.choose_qparams import choose_qparams
 from blockscale.kernels.cpu.dequantize import dequantize
 from blockscale.kernels.cpu.fake_quantize import fake_quantize
+from blockscale.kernels.cpu.linear import as_integers, row_block
 from blockscale.kernels.cpu.native import floats, known
+from blockscale.kernels.cpu.prepack import fingerprint, ready_of
 from blockscale.kernels.registry import kernel
+from blockscale.kernels.resident import Residents
 
-_RUN = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+RUN = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+_PRODUCTS = 4 << 20  # bytes of products at a time
+_CHANNELS = 32  # with fewer, moving the products costs more than they save (measured)
+_ADDED = 32  # products that one output adds up in float32, at most: half of what the op allows
 
 Sizes = list[int]
 
@@ -38,6 +51,11 @@ def conv_transpose(
         raise ValueError(
             f"a weight of shape {shape} in {groups} groups has rows of {row}, not {weight.size}"
         )
+    if input.fmt and groups == 1:
+        settings = stride, padding, output_padding, dilation
+        y = _as_integers(x, weight, bias, shape, settings, input)
+        if y is not None:
+            return y
     dense = from_stored(dequantize(weight, torch.float32), grouped_layout(groups), shape)
     values = x.to(torch.float32)
     if input.fmt:
@@ -45,7 +63,148 @@ def conv_transpose(
     else:
         floats(x)  # refuses what the reference refuses
     offset = None if bias is None else bias.to(torch.float32)
-    settings = stride, padding, output_padding, groups, dilation
     with float32_inside(x):
-        y = _RUN[len(shape) - 2](values, dense, offset, *settings)
+        run = RUN[len(shape) - 2]
+        y = run(values, dense, offset, stride, padding, output_padding, groups, dilation)
     return y.to(x.dtype).contiguous()
+
+
+class Places(NamedTuple):
+    """Where products go.
+
+    sizes: of x; whole: of the result before its padding is cut off; kernel: its sizes
+    steps: stride and dilation of each dimension
+    cut:   what is left of each dimension
+    """
+
+    sizes: Sizes
+    whole: Sizes
+    kernel: Sizes
+    steps: list[tuple[int, int]]
+    cut: list[slice]
+
+    @property
+    def left(self) -> Sizes:
+        """The sizes of the result."""
+        return [each.stop - each.start for each in self.cut]
+
+    def together(self, outputs: int) -> int:
+        """How many of a batch are computed together, so that their products stay in a cache."""
+        return max(1, _PRODUCTS // (4 * prod(self.sizes) * prod(self.kernel) * outputs))
+
+
+def places_of(
+    size: Sequence[int], shape: Sizes, settings: tuple[Sizes, Sizes, Sizes, Sizes]
+) -> Places | None:
+    """Where products of x go, whose size is [batch, *sizes, channels]; None where that cannot be or
+    does not pay, and where torch raises an error of its own.
+
+    settings: stride, padding, output padding, dilation
+    """
+    if len(size) != len(shape):
+        return None
+    (batch, *sizes, channels), kernel = size, shape[2:]
+    dims = list(zip(sizes, kernel, *settings, strict=True))
+    over = prod(-(-k // (s // gcd(s, d))) for _, k, s, _, _, d in dims)
+    if channels != shape[0] or channels < _CHANNELS or over > _ADDED or min(batch, *sizes) <= 0:
+        return None
+    whole = [(n - 1) * s + d * (k - 1) + 1 + more for n, k, s, _, more, d in dims]
+    cut = [slice(dim[3], n - dim[3]) for n, dim in zip(whole, dims, strict=True)]
+    odd = any(more >= max(s, d) for _, _, s, _, more, d in dims)
+    if odd or any(each.stop <= each.start for each in cut):
+        return None
+    return Places(sizes, whole, kernel, [(dim[2], dim[5]) for dim in dims], cut)
+
+
+def _as_integers(
+    x: Tensor,
+    weight: Operand,
+    bias: Tensor | None,
+    shape: Sizes,
+    settings: tuple[Sizes, Sizes, Sizes, Sizes],
+    by: Quantizer,
+) -> Tensor | None:
+    """The same by integer arithmetic, or None where that cannot give it or does not pay."""
+    size = (*x.shape[:1], *x.shape[2:], *x.shape[1:2])
+    places, block = places_of(size, shape, settings), row_block(by.fmt, x.ndim)
+    if places is None or block is None or (block and by.scale is not None):
+        return None
+    count, outputs = prod(places.kernel), shape[1]
+    ready = None if by.format.rounding == "stochastic" else by_places(count)[weight]
+    if ready is None:
+        return None
+    if block == 0 and by.scale is None:  # one scale for all of x, which comes in parts
+        scale, *more = choose_qparams(x, by.fmt)
+        by = Quantizer(scale, more[0] if more else None, None, by.fmt)
+    y = torch.empty((x.shape[0], outputs, *places.left), dtype=x.dtype)
+    together = places.together(outputs)
+    for some, into in zip(x.split(together), y.split(together), strict=True):
+        rows, _ = floats(some.movedim(1, -1))
+        products = torch.empty(some.shape[0] * prod(places.sizes), count * outputs)
+        if not as_integers(ready.weight, rows, block, by, None, products):
+            return None
+        into.copy_(added(products, bias, places).movedim(-1, 1))
+    return y
+
+
+def added(products: Tensor, bias: Tensor | None, places: Places) -> Tensor:
+    """Products [rows, prod(kernel) * n], each added in its place -> [batch, *size, n] float32."""
+    outputs = products.shape[-1] // prod(places.kernel)
+    apart = products.view(-1, *places.sizes, *places.kernel, outputs)
+    y = torch.zeros(apart.shape[0], *places.whole, outputs)
+    if bias is not None:
+        y += bias.to(torch.float32)
+    for place in product(*map(range, places.kernel)):
+        dims = zip(place, places.sizes, places.steps, strict=True)
+        to = [slice(d * i, d * i + (n - 1) * s + 1, s) for i, n, (s, d) in dims]
+        of_place = apart
+        for i in place:
+            of_place = of_place.select(1 + len(places.sizes), i)
+        y[(slice(None), *to)] += of_place
+    return y[(slice(None), *places.cut)]
+
+
+class _Turned(NamedTuple):
+    """weight: a _native.LinearWeight, which reads the memory of `operand` and `copies`."""
+
+    weight: Any
+    operand: Operand
+    copies: tuple[Tensor, ...]
+
+
+@cache
+def by_places(places: int) -> Residents[_Turned | None]:
+    """Weights [n, places * channels] as those of a linear layer [places * n, channels]; None for
+    blocks that hold channels of several places, and codes that share a byte with the next place."""
+
+    def make(weight: Operand) -> _Turned | None:
+        turned = _turned(weight, places)
+        if turned is None:
+            return None
+        ready = ready_of(turned)
+        return _Turned(ready.weight, turned, ready.copies)
+
+    return Residents(make, fingerprint)
+
+
+def _turned(weight: Operand, places: int) -> Operand | None:
+    """A weight [n, places * channels] -> the same as [places * n, channels], in other memory."""
+    block, channels = weight.format.block, weight.size // places
+    if block.flat or weight.more or channels * weight.format.element.bits % 8:
+        return None
+    rows, size = block.sizes_for(2)
+    if (rows, size) != (WHOLE, WHOLE) and (rows != 1 or (size != WHOLE and channels % size)):
+        return None
+    if weight.outer is not None and weight.outer.numel() != 1:
+        return None
+
+    def turn(part: Tensor, entries: int) -> Tensor:
+        """Entries of each place [n, places * entries]; of all places if that is 0."""
+        if not entries:
+            return part.clone() if rows == WHOLE else part.repeat(places, 1)
+        return part.unflatten(1, (places, -1)).movedim(1, 0).flatten(0, 1).contiguous()
+
+    zero_point = None if weight.zero_point is None else turn(weight.zero_point, size)
+    outer = None if weight.outer is None else weight.outer.clone()
+    codes, scale = turn(weight.codes, channels), turn(weight.scale, size)
+    return Operand(codes, scale, zero_point, outer, weight.fmt, channels)

@@ -10,7 +10,7 @@ from blockscale.core.arithmetic.precision import float32_inside
 from blockscale.core.format import Format
 from blockscale.core.layout import from_stored
 from blockscale.core.operand import Operand, Quantizer, Value
-from blockscale.kernels.cpu.conv import CONV, Sizes, of_codes, window
+from blockscale.kernels.cpu.conv import CONV, Sizes, check_weight, of_codes, window
 from blockscale.kernels.cpu.dequantize import dequantize
 from blockscale.kernels.cpu.fused_linear import Result, finished, takes
 from blockscale.kernels.cpu.linear import float_bias
@@ -50,6 +50,7 @@ def fused_conv(
     """As ops.fused.products.conv."""
     del groups, transposed, output_padding  # `_supports` has said what they are
     whole, settings = weight.operand, (stride, padding, dilation)
+    check_weight(whole, shape)
     offset = None if bias is None else float_bias(bias, shape[0])
     result = Result(offset, activation, dtype, y)
     made = of_codes(x, whole, shape, settings, result)

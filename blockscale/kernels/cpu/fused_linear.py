@@ -5,6 +5,8 @@ in formats that the kernel does not end in are quantized by the primitives.
 """
 
 from collections.abc import Sequence
+from functools import cache
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from blockscale.core.format import Format
 from blockscale.core.operand import Quantizer, Value
+from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.dequantize import dequantize
@@ -20,7 +23,6 @@ from blockscale.kernels.cpu.native import (
     DTYPES,
     NO_PARTS,
     Native,
-    Parts,
     addresses,
     floats,
     known,
@@ -61,9 +63,17 @@ def takes(x: Value, weight: Value, activation: str, dtype: torch.dtype) -> bool:
     return activation in ACTIVATIONS and (bool(x.fmt) or x.data.dtype in DTYPES)
 
 
+@cache
+def all_known(spellings: tuple[str, ...]) -> bool:
+    """Whether the kernels run these formats; empty ones are none."""
+    return known(tuple(parse(spelling) for spelling in spellings if spelling), ())
+
+
 def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
-    x, weight, _, activation, dtype, _ = arguments
-    return x.data.ndim > 0 and takes(x, weight, activation, dtype) and known(formats, arguments)
+    del formats
+    x, weight, _, activation, dtype, y = arguments
+    spellings = (x.fmt, weight.fmt, y.fmt)
+    return x.data.ndim > 0 and takes(x, weight, activation, dtype) and all_known(spellings)
 
 
 @kernel("fused_linear", backend="cpu", supports=_supports)
@@ -77,7 +87,8 @@ def fused_linear(
 ) -> list[Tensor]:
     """As ops.fused.products.linear."""
     whole = weight.operand
-    n, (*rows, k) = whole.codes.shape[0], x.operand.shape if x.fmt else x.data.shape
+    n, (*rows, k) = whole.codes.shape[0], x.data.shape
+    k = x.size if x.fmt else k
     if k != whole.size:
         raise ValueError(f"expected x of shape [..., {whole.size}], found {(*rows, k)}")
     offset = None if bias is None else float_bias(bias, n)
@@ -101,7 +112,7 @@ def given_parts(form: Native, shape: Sequence[int], value: Value) -> QParams:
     """The parts beside codes of this shape; one scale for all of them may have any rank."""
     assert value.scale is not None
     zero_point, scale = value.zero_point, value.scale
-    if scale.numel() == 1 and scale.ndim != len(shape):
+    if scale.ndim != len(shape) and scale.numel() == 1:
         whole = (1,) * len(shape)
         scale = scale.reshape(whole)
         zero_point = None if zero_point is None else zero_point.reshape(whole)
@@ -123,13 +134,11 @@ def from_codes(
     codes, parts: of x, in order; block: elements of a row that share a scale, 0: one for all of x
     places: of a convolution: numbers as `window` of src/bind_linear.cpp takes them; () without
     """
-    end = _end(result.y, shape)
-    y, handle, into = new(shape, result.dtype), None, NO_PARTS
-    if end is not None:
+    end, rows = _end(result.y, shape), prod(shape[:-1])
+    if end is None:
+        y, handle, into = new(shape, result.dtype), None, NO_PARTS
+    else:
         y, handle, into = end[0].new_packed(shape), end[0].handle, addresses(end[1])
-    rows = 1
-    for size in shape[:-1]:
-        rows *= size
     scale, _, zero_point, _ = addresses(parts)
     done = ready.codes(
         form.handle, codes.data_ptr(), rows, block, scale, zero_point, parts.scale.numel(), places,

@@ -10,7 +10,7 @@ from blockscale.kernels.cpu.native import addresses, native, threads
 from blockscale.kernels.resident import Residents, tensors
 
 
-class _Ready(NamedTuple):
+class Ready(NamedTuple):
     """weight: a _native.LinearWeight; copies: what it reads in the place of tensors of ours."""
 
     weight: Any
@@ -25,7 +25,8 @@ def prepared(weight: Operand) -> Any:
     return _READY[weight].weight
 
 
-def _make(weight: Operand) -> _Ready:
+def ready_of(weight: Operand) -> Ready:
+    """A weight [n, k] made ready, kept nowhere. Raises as `prepared`."""
     n, codes = native(weight.fmt), weight.codes
     if codes.ndim != 2:
         raise ValueError(f"{n.format}: a linear weight's codes are [n, k], not {codes.shape}")
@@ -36,7 +37,7 @@ def _make(weight: Operand) -> _Ready:
     originals = {id(part) for part in tensors(weight)}
     given = (ordered, *parts)
     copies = tuple(part for part in given if part is not None and id(part) not in originals)
-    return _Ready(made, copies)
+    return Ready(made, copies)
 
 
 def fingerprint(part: Tensor) -> int:
@@ -46,4 +47,4 @@ def fingerprint(part: Tensor) -> int:
     return value
 
 
-_READY = Residents(_make, fingerprint, lambda ready: bool(ready.weight.unchanged()))
+_READY = Residents(ready_of, fingerprint, lambda ready: bool(ready.weight.unchanged()))

@@ -139,37 +139,41 @@ def fused(
     The body's positional tensors, or its one positional list of them, become operands; its
     keyword-only arguments are settings, which torch must be able to spell.
 
-    ulps: as in blockscale.ops.op; for kernels that sum in another order
+    ulps: as in blockscale.ops.op
     aten, wide, indices, chain: as in Fused
     activation: it has a last setting of that name; the activation computes in `dtype`
-    shape: gives the result's shape where the body would ask symbolic sizes questions, of what the
-        body takes
-    floats: runs in the place of the body on the Values themselves, then compute dtype, then
-        settings by name, where there is a better way than to dequantize all of an operand
+    shape: gives the result's shape where the body would ask symbolic sizes questions
+    floats: takes Values, the dtype to compute in and settings in the place of the body
     """
 
     def define(body: Callable[..., Tensor]) -> Fused:
         own = _parameters(body, activation)
         operands = [p for p in own if p.annotation in (Value, list[Value])]
         settings = own[len(operands) : -2]
+        taken = [p.name for p in settings if not (activation and p.name == "activation")]
         plan = Plan(
-            f"fused_{body.__name__}", body, tuple(p.name for p in operands),
-            tuple(p.name for p in settings if not (activation and p.name == "activation")),
+            f"fused_{body.__name__}", body, tuple(p.name for p in operands), tuple(taken),
             operands[0].annotation == list[Value], wide, indices, activation, shape, floats,
         )  # fmt: skip
-        takes = signature_of(own)
-        run = _runner(plan, takes, *fitting({p.name: p.annotation for p in own}))
-        made = register(
-            plan.name, plan.reference, takes, list[Tensor], run, shape=plan.empty, ulps=ulps
-        )
-        not_differentiable(made, _INSTEAD)
-        FUSED[body.__name__] = Fused(
-            body.__name__, body, made, plan.operands, {p.name: _default(p) for p in settings},
-            {p.name: p.annotation for p in settings}, aten, wide, indices, plan.many, chain,
+        made = Fused(
+            body.__name__, body, _registered(plan, own, ulps), plan.operands,
+            {p.name: _default(p) for p in settings}, {p.name: p.annotation for p in settings},
+            aten, wide, indices, plan.many, chain,
         )  # fmt: skip
-        return FUSED[body.__name__]
+        return FUSED.setdefault(made.name, made)
 
     return define
+
+
+def _registered(plan: Plan, own: list[Parameter], ulps: int) -> Op:
+    """The torch op that runs a plan."""
+    takes = signature_of(own)
+    run = _runner(plan, takes, *fitting({p.name: p.annotation for p in own}))
+    made = register(
+        plan.name, plan.reference, takes, list[Tensor], run, shape=plan.empty, ulps=ulps
+    )
+    not_differentiable(made, _INSTEAD)
+    return made
 
 
 def _parameters(body: Callable[..., Tensor], activation: bool) -> list[Parameter]:

@@ -8,23 +8,25 @@ import torch
 from torch import Tensor
 
 from blockscale.core.arithmetic.precision import float32_inside
-from blockscale.core.operand import Quantizer, Value, part_names
+from blockscale.core.operand import FIRST, Quantizer, Value, part_names
 from blockscale.ops import shapes
 from blockscale.ops.primitives import choose_quantize, dequantize, quantize
 
 
 class Needs(NamedTuple):
-    """Which parts stand beside the codes of a format."""
+    """Which parts stand beside the codes of a format, and how many further ones."""
 
     outer: bool
     zero_point: bool
+    further: int
 
 
 @cache
 def needs(fmt: str) -> Needs:
     """Of the format that `fmt` spells."""
     names = part_names(fmt)
-    return Needs("outer" in names, "zero_point" in names)
+    further = sum(name not in FIRST for name in names)
+    return Needs("outer" in names, "zero_point" in names, further)
 
 
 def floats(value: Value, dtype: torch.dtype, wide: bool) -> Tensor:
@@ -75,22 +77,19 @@ def precise(dtype: torch.dtype, first: Tensor) -> AbstractContextManager[Any]:
 
 def check_value(op: str, name: str, value: Value) -> None:
     """Raise ValueError for codes without what their format needs, and floats that have some."""
-    fmt = value.fmt
-    if not fmt:
+    if not value.fmt:
         if value.scale is not None:
             raise ValueError(
                 f"{op}: {name} has a scale and no format: give the format of its codes, or leave "
                 f"the scale out if it is floats"
             )
         return
-    outer, zero = needs(fmt)
     if value.scale is None:
         raise ValueError(
-            f"{op}: {name} is codes in {fmt} without a scale: give the scale that they were "
+            f"{op}: {name} is codes in {value.fmt} without a scale: give the scale that they were "
             f"quantized by, or an empty format for floats"
         )
-    if (value.zero_point is None) is zero or (value.outer is None) is outer:
-        raise ValueError(_misfit(op, name, fmt, value.zero_point, value.outer))
+    _check_parts(op, name, value)
 
 
 def check_quantizer(op: str, by: Quantizer) -> None:
@@ -104,14 +103,20 @@ def check_quantizer(op: str, by: Quantizer) -> None:
         return
     if not by.fmt:
         raise ValueError(f"{op}: its result has a scale and no format: give the format, or neither")
-    outer, zero = needs(by.fmt)
-    if (by.zero_point is None) is zero or (by.outer is None) is outer:
-        raise ValueError(_misfit(op, "its result", by.fmt, by.zero_point, by.outer))
+    _check_parts(op, "its result", by)
 
 
-def _misfit(op: str, name: str, fmt: str, zero_point: object, outer: object) -> str:
-    """What is wrong with parts that are not those of the format."""
-    wanted = [part.replace("_", " ") for part in part_names(fmt)]
-    given = {"zero point": zero_point, "outer": outer}
-    found = ["scale", *(part for part, value in given.items() if value is not None)]
-    return f"{op}: {name} in {fmt} has {', '.join(wanted)}; found {', '.join(found)}"
+def _check_parts(op: str, name: str, given: Value | Quantizer) -> None:
+    """Raise ValueError unless the parts beside the scale are those that the format has."""
+    needed, more = needs(given.fmt), given.more
+    if (
+        (given.zero_point is None) is needed.zero_point
+        or (given.outer is None) is needed.outer
+        or (len(more) if more else 0) != needed.further
+    ):
+        wanted = ", ".join(part_names(given.fmt))
+        found = ["scale", *(p for p in ("zero_point", "outer") if getattr(given, p) is not None)]
+        found += [f"{len(more)} more"] if more else []
+        raise ValueError(
+            f"{op}: {name} in {given.fmt} has the parts {wanted}; found {', '.join(found)}"
+        )

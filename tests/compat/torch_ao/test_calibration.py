@@ -152,3 +152,20 @@ def test_what_does_not_fit() -> None:
     with pytest.raises(bs.SkippedError):
         prepare(both, STATIC, strict=True)
     assert not any(module._forward_hooks for module in both.modules())
+
+
+def test_convolutions_in_space_and_transposed_ones() -> None:
+    """An observer of their inputs sees channels, as in bs.calibrate."""
+    torch.manual_seed(2)
+    layers = nn.Conv3d(3, 4, 2), nn.ReLU(), nn.ConvTranspose3d(4, 6, 2, stride=2, groups=2)
+    model, data = nn.Sequential(*layers).eval(), [torch.randn(2, 3, 4, 4, 4) for _ in range(2)]
+    expected, config = copy.deepcopy(model), QConfig("int8:channel-1:fp32", "int8_channel")
+    bs.calibrate(expected, data, to_recipe(config), "moving_average", progress=False)
+    found = convert(shown(prepare(model, config), data))
+    assert found[2].input.scale.numel() == 4
+    state = expected.state_dict()
+    for name, value in found.state_dict().items():
+        same = (
+            torch.equal(value, state[name]) if isinstance(value, Tensor) else value == state[name]
+        )
+        assert same, name

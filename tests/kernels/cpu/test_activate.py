@@ -1,4 +1,4 @@
-"""Activations of results: torch's bits where they are exact, else few units from torch's in float64."""
+"""Activations of results: torch's bits where those are exact, else few units off in float64."""
 
 import pytest
 import torch

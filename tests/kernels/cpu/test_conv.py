@@ -31,7 +31,12 @@ WEIGHTS = ("int8_channel", "int4:group32:fp32", "mxint8", "mxfp4", "uint4:group1
 MORE = ("nf4:group16:fp32", "log8f3:token:fp32")
 INPUTS = (
     *(None, "int8", "int8_token", "mxint8", "int8:group16:fp32", "uint8", "mxfp8"),
-    *("uint8:token:fp32:asym", "uint4:group8:fp32:asym", "int3:tensor:fp32:asym", "uint8:token:fp32"),
+    *(
+        "uint8:token:fp32:asym",
+        "uint4:group8:fp32:asym",
+        "int3:tensor:fp32:asym",
+        "uint8:token:fp32",
+    ),
 )
 
 

@@ -51,7 +51,9 @@ def test_given_zero_points(isa: str, weight_fmt: str, bits: str) -> None:
     fmt = f"{bits}:tensor:fp32:asym"
     low, high = limits(fmt)
     weight, values = a_weight(weight_fmt, 35, 100)
-    for m, zero in itertools.product((1, 3, 13), (low, high, (low + high) // 2, high + 45, low - 9)):
+    for m, zero in itertools.product(
+        (1, 3, 13), (low, high, (low + high) // 2, high + 45, low - 9)
+    ):
         codes = torch.randint(low, high + 1, (m, 100))
         scale = torch.tensor([[0.75]])
         x = (codes - zero).float() * scale
@@ -90,8 +92,12 @@ def test_chosen_zero_points(isa: str, weight_fmt: str, fmt: str) -> None:
 
 
 @pytest.mark.parametrize("m", [1, 2, 6, 19])
-@pytest.mark.parametrize("fmt", ["uint8:group32:fp32:asym", "uint8:group16:pow2/ceil", "uint4:group48:fp32:asym"])
-@pytest.mark.parametrize("weight_fmt", ["int8:channel0:fp32", "uint8:group48:fp32:asym", "int4:group16:fp32"])
+@pytest.mark.parametrize(
+    "fmt", ["uint8:group32:fp32:asym", "uint8:group16:pow2/ceil", "uint4:group48:fp32:asym"]
+)
+@pytest.mark.parametrize(
+    "weight_fmt", ["int8:channel0:fp32", "uint8:group48:fp32:asym", "int4:group16:fp32"]
+)
 def test_blocks_of_x(isa: str, weight_fmt: str, fmt: str, m: int) -> None:
     """Last blocks are partial: 100 = 3 · 32 + 4."""
     del isa
@@ -128,7 +134,10 @@ def test_zero_points_too_far_for_int32() -> None:
     x, y = torch.randn(3, 64), torch.empty(3, 5)
     for zero, expected in ((0, True), (700, True), (-(2**21), False), (2**31 - 1, False)):
         given = (torch.ones(1, 1), torch.tensor([[zero]], dtype=torch.int32), None)
-        assert as_integers(ready, x, row_block(fmt, 2) or 0, Quantizer(*given, fmt), None, y) == expected
+        assert (
+            as_integers(ready, x, row_block(fmt, 2) or 0, Quantizer(*given, fmt), None, y)
+            == expected
+        )
     codes, scale, zero_point, *rest = stored(torch.randn(5, 64), "uint8:channel0:fp32:asym")
     far = torch.tensor([[2**20], [0], [-(2**22)], [2**23], [9]], dtype=torch.int32)
     for far_off in (zero_point, far):
@@ -137,7 +146,9 @@ def test_zero_points_too_far_for_int32() -> None:
         check(x, weight, "uint8:channel0:fp32:asym", fmt)
 
 
-@pytest.mark.parametrize("fmt", ["uint8:tensor:fp32:asym", "uint8:token:fp32:asym", "uint8:token:fp32"])
+@pytest.mark.parametrize(
+    "fmt", ["uint8:tensor:fp32:asym", "uint8:token:fp32:asym", "uint8:token:fp32"]
+)
 def test_numbers_that_are_none(isa: str, fmt: str) -> None:
     """Infinities saturate, NaN is 0: as the reference says."""
     del isa

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+import blockscale as bs
 from blockscale.core.operand import UNQUANTIZED, Value
 from blockscale.ops.fused import FUSED, match
 from blockscale.ops.fused.match import Match, dtype_of
@@ -76,7 +77,8 @@ def test_a_node_is_its_fused_op(name: str, case: Case) -> None:
     assert len(found) == 1, (name, activation, graph.graph)
     ((node, each),) = found.items()
     assert each.settings.keys() == FUSED[name].settings.keys()
-    assert bits(replaced(graph, node, each)(*tensors)) == bits(wanted)
+    with bs.use("reference"):
+        assert bits(replaced(graph, node, each)(*tensors)) == bits(wanted)
 
 
 X, Y = torch.randn(4, 6), torch.randn(4, 6)
@@ -103,6 +105,8 @@ SAME = [
     ("hardtanh", lambda x, y: torch.ops.aten.hardtanh(x, -1, 2)),
     ("cat", lambda x, y: torch.concat([x, y], 1)),
     ("mean", lambda x, y: x.mean((0, 1))),
+    ("max_pool2d", lambda x, y: F.max_pool2d(x[None], 2, return_indices=True)[0]),
+    ("max_pool3d", lambda x, y: F.max_pool3d(x[None, None], (1, 2, 2), return_indices=True)[0]),
     ("where_scalar", lambda x, y: torch.where(x > 0, x, 0.5)),
 ]  # fmt: skip
 
@@ -116,7 +120,8 @@ def test_other_spellings(name: str, function: Callable[..., Tensor]) -> None:
     found = {node: each for node, each in matches(graph).items() if each.fused.name == name}
     assert len(found) == 1, graph.graph
     ((node, each),) = found.items()
-    assert bits(replaced(graph, node, each)(X, Y)) == bits(wanted)
+    with bs.use("reference"):
+        assert bits(replaced(graph, node, each)(X, Y)) == bits(wanted)
 
 
 NOT = [
@@ -130,6 +135,7 @@ NOT = [
     ("clamp_of_tensors", lambda x, y: torch.clamp(x, y - 9, y + 9), {"sub_scalar", "add_scalar"}),
     ("both_of_max", lambda x, y: torch.max(x, 1)[0], set()),
     ("an_input_in_place", lambda x, y: F.relu_(x), set()),
+    ("dropped_out_in_place", lambda x, y: F.relu_(F.dropout(x, training=False)), set()),
     ("a_view_in_place", lambda x, y: (z := x * 2, F.relu_(z[1:]), z)[2], {"mul_scalar"}),
     ("half_products", lambda x, y: x.half() @ y.half().t(), set()),
     ("statistics", lambda x, y: torch.native_layer_norm(x, [6], None, None, 1e-5)[1], set()),

@@ -43,12 +43,10 @@ def processor() -> str:
 def choose(product: Product | None, refused: dict[str, str | None], times: Times | None) -> Choice:
     """The way for a product.
 
-    refused: {way: why it cannot run it, or None}, in the order in which ways go unmeasured
+    refused: {way: why it cannot run it, or None}, in the order in which ways go unmeasured; one can
     times: measured here and now; None: those of the table
     """
     able = [way for way, reason in refused.items() if reason is None]
-    if not able:
-        return Choice("reference", "; ".join(f"{way}: {why}" for way, why in refused.items()))
     if len(able) == 1:
         return Choice(able[0], f"the only way here: {refused.get('onednn')}")
     if product is None:
@@ -86,9 +84,7 @@ def key_of(product: Product) -> str:
 def _distance(sizes: str, product: Product) -> float:
     """How far three sizes are from the product's: 0 is equal."""
     own = (max(product.rows, 1), product.n, product.k)
-    return sum(
-        abs(math.log(int(a) / b)) for a, b in zip(sizes.split(","), own, strict=True)
-    )
+    return sum(abs(math.log(int(a) / b)) for a, b in zip(sizes.split(","), own, strict=True))
 
 
 @cache

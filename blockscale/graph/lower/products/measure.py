@@ -47,7 +47,9 @@ def measure(products: Iterable[Product], path: Path = TABLE) -> Table:
         for product in products:
             ways = ["kernel", "inside"]
             given = product.given or not product.y
-            if onednn.unavailable() is None and not onednn.refuses(*product[:2], "", product.y, given):
+            if onednn.unavailable() is None and not onednn.refuses(
+                *product[:2], "", product.y, given
+            ):
                 ways.append("onednn")
             sizes = f"{product.rows},{product.n},{product.k}"
             own.setdefault(key_of(product), {})[sizes] = timed(product, ways)

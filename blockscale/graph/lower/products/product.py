@@ -68,7 +68,9 @@ def parts_of(node: fx.Node) -> Parts | None:
     weight = (a[name] for name in ("weight", "scale", "zero_point", "outer", "fmt"))
     by = (a[f"input_{name}"] for name in Quantizer._fields)
     coded, dtype = Value(*weight, sizes[-1], a["more"]), node.meta["val"].dtype
-    return Parts(node, False, Value(a["x"]), Quantizer(*by), coded, a["bias"], "", dtype, UNQUANTIZED)
+    return Parts(
+        node, False, Value(a["x"]), Quantizer(*by), coded, a["bias"], "", dtype, UNQUANTIZED
+    )
 
 
 def product_of(parts: Parts) -> Product | None:

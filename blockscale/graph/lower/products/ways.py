@@ -1,9 +1,9 @@
 """The ways to run a linear layer on a CPU.
 
-    kernel    our kernel of the op, on codes
-    inside    our kernel of `linear` on floats, which quantizes them itself; then what follows
-    onednn    oneDNN's product of 8-bit integers
-    composed  decoded, multiplied as floats, encoded
+kernel    our kernel of the op, on codes
+inside    our kernel of `linear` on floats, which quantizes them itself; then what follows
+onednn    oneDNN's product of 8-bit integers
+composed  decoded, multiplied as floats, encoded
 """
 
 import operator

@@ -31,14 +31,14 @@ def run(graph: fx.GraphModule, *, measure: bool = False) -> list[Way]:
     times: dict[Product, Times] = {}
     for node in [each for each in graph.graph.nodes if of_ours(each) is not None]:
         parts = parts_of(node)
-        if parts is None:
+        if parts is None or misses(node, "cpu"):
             found.append(kernel_way(node, "cpu"))
             continue
         why, product = refused(parts), product_of(parts)
         if measure and product is not None and product not in times:
             times[product] = timed(product, [each for each, reason in why.items() if not reason])
         choice = choose(product, why, times.get(product) if product is not None else None)
-        found.append(way(node, choice.way, choice.why, left=choice.way == "reference"))
+        found.append(way(node, choice.way, choice.why))
         rewrite(graph, parts, choice.way, quantized)
     graph.graph.eliminate_dead_code()
     return found

@@ -12,6 +12,8 @@ from blockscale.kernels.registry import unavailable as _unavailable
 
 def unavailable() -> str | None:
     """Why our CUDA kernels do not run here, or None."""
+    if not torch.cuda.is_available():  # then Triton's interpreter may run the kernels, on the CPU
+        return "torch sees no CUDA device"
     return _unavailable("cuda")
 
 

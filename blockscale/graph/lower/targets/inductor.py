@@ -18,7 +18,8 @@ def unavailable() -> str | None:
 
 def supports(node: fx.Node) -> str | None:
     """The reason why the node's reference cannot be traced, or None."""
-    assert node.graph.owning_module is not None
+    if of_ours(node) is None or node.graph.owning_module is None:
+        return None
     return Decomposer(node.graph.owning_module).reason(node)
 
 

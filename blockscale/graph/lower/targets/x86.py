@@ -4,6 +4,8 @@ Linear layers whose inputs have 8 bits under one scale given beforehand and whos
 scale a row, whatever was measured: on processors with AMX they are the fastest there is.
 """
 
+from dataclasses import replace
+
 from torch import fx
 
 from blockscale.graph.lower import onednn
@@ -41,7 +43,6 @@ def run(graph: fx.GraphModule) -> list[Way]:
             rewrite(graph, parts, "onednn", quantized)
             continue
         own = kernel_way(node, "cpu")
-        why = "; ".join(filter(None, [own.why, reason]))
-        found.append(way(node, own.way, why, left=own.left))
+        found.append(replace(own, why="; ".join(filter(None, [own.why, reason]))))
     graph.graph.eliminate_dead_code()
     return found

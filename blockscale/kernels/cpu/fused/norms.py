@@ -18,7 +18,7 @@ Vector = Tensor | None
 
 
 def _serves(values: list[Value], sizes: list[int], vectors: list[Vector], last: Any) -> bool:
-    """Whether the norm over the last dimension of these is the C++'s: float32 within and without."""
+    """Whether the C++ has the norm over the last dimension of these: in float32 throughout."""
     dtype, y = last
     shape = shape_of(values[0])
     if dtype != torch.float32 or not shape or not math.prod(shape) or sizes != [shape[-1]]:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from blockscale.core.operand import Quantizer, Value
+from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.native import FAMILIES, FEATURES, NO_PARTS, Parts, addresses, native
+from blockscale.kernels.cpu.native import FAMILIES, FEATURES, addresses, native
 from blockscale.kernels.numbers import supports_families
 from blockscale.kernels.operand import in_order, listed, new
-from blockscale.core.parse import parse
 
 _known = supports_families(FAMILIES, FEATURES)
 Shape = tuple[int, ...]
@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 @lru_cache(1024)
 def row_block(fmt: str, shape: Shape) -> int:
-    """How many columns of a row share a scale: 0 if the whole tensor does, -1 for other blocks.
+    """How many columns of a row share a scale: 0 if all rows share one, -1 for other blocks.
 
     -1 as well for two levels, for rows that end within a byte, and for elements that the C++ does
     not know.
@@ -34,8 +34,17 @@ def row_block(fmt: str, shape: Shape) -> int:
 
 
 def shape_of(value: Value) -> Shape:
-    """The shape of the tensor that a value stands for."""
-    return value.operand.shape if value.fmt else tuple(value.data.shape)
+    """The shape of the tensor that a value stands for, as `traced`."""
+    return traced(value.operand.shape if value.fmt else value.data.shape)
+
+
+def traced(shape: Sequence[Any]) -> Shape:
+    """A shape in numbers: of symbolic sizes those that a graph was traced with, without a guard.
+
+    Graphs ask what supports their nodes. A size that depends on data counts as 0, which no kernel
+    here takes.
+    """
+    return tuple(size if type(size) is int else (size.node.hint or 0) for size in shape)
 
 
 def readable(value: Value) -> bool:
@@ -46,7 +55,7 @@ def readable(value: Value) -> bool:
 
 
 def writable(y: Quantizer, shape: Shape) -> bool:
-    """Whether the C++ writes a float32 result of this shape as `y` says, while it is in the cache."""
+    """Whether the C++ writes a float32 result of this shape as `y` says, part by part."""
     if not y.fmt:
         return True
     block = row_block(y.fmt, shape)
@@ -65,7 +74,7 @@ def rows_of(value: Value, keep: list[Tensor]) -> Any:
         return _native.Rows(data.data_ptr())
     n, shape = native(value.fmt), shape_of(value)
     codes = n.checked_codes(value.data, shape)
-    parts = _checked(value.fmt, shape, value)
+    parts = checked(value.fmt, shape, value)
     keep += [codes, *listed(parts)]
     block = row_block(value.fmt, shape)
     return _native.Rows(n.handle, block, codes.data_ptr(), addresses(parts))
@@ -88,7 +97,7 @@ class Result:
             self.tensors = [values]
         else:
             n = native(y.fmt)
-            parts = _checked(y.fmt, shape, y) if self.given else n.new_parts(shape)
+            parts = checked(y.fmt, shape, y) if self.given else n.new_parts(shape)
             codes = n.new_packed(shape)
             self.tensors = [codes] if self.given else [codes, *listed(parts)]
             self._keep = parts
@@ -97,8 +106,11 @@ class Result:
         self.floats = 0 if values is None else values.data_ptr()
 
 
-def _checked(fmt: str, shape: Shape, of: Value | Quantizer) -> QParams:
-    """A caller's scale for a tensor of `shape`. One number may be of any rank."""
+def checked(fmt: str, shape: Shape, of: Value | Quantizer) -> QParams:
+    """A caller's scale for a tensor of `shape`. One number may be of any rank.
+
+    Raises ValueError if it misfits.
+    """
     n = native(fmt)
     assert of.scale is not None
     expected = n.scale_shape(shape)

@@ -10,7 +10,7 @@ from blockscale.core.format import Format
 from blockscale.core.operand import Quantizer, Value
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.dequantize import dequantize
-from blockscale.kernels.cpu.fused.rows import Result, Shape, readable, shape_of, writable
+from blockscale.kernels.cpu.fused.rows import Result, Shape, readable, shape_of, traced, writable
 from blockscale.kernels.cpu.native import known, threads
 from blockscale.kernels.registry import kernel
 
@@ -43,7 +43,7 @@ def _fits(mask: Tensor | None, scores: Shape) -> bool:
     if mask.dtype not in MASKS or not mask.is_cpu or mask.ndim > len(scores):
         return False
     last = scores[len(scores) - mask.ndim :]
-    return all(n in (1, size) for n, size in zip(mask.shape, last, strict=True))
+    return all(n in (1, size) for n, size in zip(traced(mask.shape), last, strict=True))
 
 
 @kernel("fused_sdpa", backend="cpu", supports=supports)

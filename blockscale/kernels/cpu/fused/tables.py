@@ -18,7 +18,7 @@ from blockscale.core.operand import Quantizer, Value
 from blockscale.core.parse import parse
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.dequantize import unpack_into
-from blockscale.kernels.cpu.fused.rows import Shape
+from blockscale.kernels.cpu.fused.rows import Shape, checked, shape_of
 from blockscale.kernels.cpu.native import FAMILIES, FEATURES, native, threads
 from blockscale.kernels.numbers import supports_families
 from blockscale.kernels.operand import in_order, new
@@ -49,10 +49,10 @@ class Call(NamedTuple):
 def supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
     """Codes of up to 8 bits with one scale become such codes under a given one, or floats."""
     value, dtype, y = arguments[0], arguments[-2], arguments[-1]
-    if not value.fmt or not _known(formats) or not value.data.is_cpu or not value.data.numel():
+    if not value.fmt or not _known(formats) or not value.data.is_cpu:
         return False
-    shape = value.operand.shape
-    if not shape or not _single(value.fmt, shape) or dtype not in DTYPES:
+    shape = shape_of(value)
+    if not shape or not math.prod(shape) or not _single(value.fmt, shape) or dtype not in DTYPES:
         return False
     if not y.fmt:
         return True
@@ -129,6 +129,9 @@ def _made(call: Call) -> Tensor:
     """All codes in one row through the op's reference."""
     value, y = call.value, call.y
     n = native(value.fmt)
+    checked(value.fmt, (256,), value)
+    if y.fmt:
+        checked(y.fmt, (256,), y)
     patterns = torch.arange(256).remainder(2**n.bits).to(torch.uint8)
     codes = patterns.view(n.packed_dtype)
     if not n.bytewise:

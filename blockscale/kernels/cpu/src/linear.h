@@ -75,7 +75,7 @@ struct FloatWeight {
     float outer;
 };
 
-// What becomes of a sum and its bias, in the order of blockscale/kernels/cpu/native.py: ACTIVATIONS.
+// What becomes of a sum and its bias; in the order of ACTIVATIONS (blockscale/kernels/cpu/fused_linear.py).
 enum class Activation : int { none, relu, relu6, gelu, gelu_tanh, silu, hardswish, sigmoid, tanh };
 
 // Results that are integer codes of up to 8 bits under one given scale (numerics.md, section 4).

@@ -1,9 +1,10 @@
 """The norm of a residual sum, and floats beside it: what a transformer's next block begins with.
 
-A block's end is read twice: in codes, by the next linear layers, and as floats, by the next residual
-sum. After the norm where it stands behind the sum (`keep="norm"`, as in BERT), before the norm where
-it stands in front of a branch (`keep="sum"`, as in GPT-2 and Llama). A fused op has one result, so
-these are ops of their own kind: [floats, *result], where `result` is what a fused op gives.
+A block's end is read twice: in codes, by the next linear layers, and as floats, by the next
+residual sum. After the norm where it stands behind the sum (`keep="norm"`, as in BERT), before the
+norm where it stands in front of a branch (`keep="sum"`, as in GPT-2 and Llama). A fused op has one
+result, so these are ops of their own kind: [floats, *result], where `result` is what a fused op
+gives.
 """
 
 from collections.abc import Callable
@@ -92,7 +93,8 @@ def _empty(a: Value, b: Value, *rest: Any) -> list[Tensor]:
     _check(a, b, *rest)
     dtype, y = rest[-2:]
     sizes = [values.empty(each, dtype, False).shape for each in (a, b)]
-    kept = a.data.new_empty(torch.broadcast_shapes(*sizes), dtype=dtype)
+    shape = torch.broadcast_shapes(*sizes)  # type: ignore[no-untyped-call]
+    kept = a.data.new_empty(shape, dtype=dtype)
     return [kept, *values.empty_quantized(kept, y)]
 
 

@@ -36,8 +36,7 @@ def conv(
     output_padding: of transposed ones; () is none
     """
     offset = None if bias is None else bias.to(torch.float32)
-    # torch's choice of an algorithm, and so the order of sums, follows strides: those of the layers
-    channels_first, count = x.movedim(-1, 1).contiguous(), len(shape) - 2
+    channels_first, count = x.movedim(-1, 1), len(shape) - 2
     if transposed:
         dense = from_stored(weight, grouped_layout(groups), shape)
         more = [*output_padding] or [0] * count

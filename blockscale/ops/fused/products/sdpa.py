@@ -1,7 +1,5 @@
 """Scaled dot product attention."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,11 +10,7 @@ from blockscale.ops.fused.values import widened
 _PATTERN = "scaled_dot_product_attention.default query key value mask ! causal scale enable_gqa"
 
 
-def _shape(query: Tensor, key: Tensor, value: Tensor, **_: object) -> tuple[Any, ...]:
-    return (*query.shape[:-1], value.shape[-1])
-
-
-@fused(ulps=64, aten=(_PATTERN,), wide=True, shape=_shape)
+@fused(ulps=64, aten=(_PATTERN,), wide=True)
 def sdpa(
     query: Tensor,
     key: Tensor,

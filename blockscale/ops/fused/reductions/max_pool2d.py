@@ -6,7 +6,12 @@ from torch import Tensor
 from blockscale.ops.fused.define import fused
 
 
-@fused(aten=("max_pool2d.default",))
+@fused(
+    aten=(
+        "max_pool2d.default",
+        "max_pool2d_with_indices.default[0] x kernel_size stride padding dilation ceil_mode",
+    )
+)
 def max_pool2d(
     x: Tensor,
     *,

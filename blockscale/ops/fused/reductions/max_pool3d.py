@@ -6,7 +6,12 @@ from torch import Tensor
 from blockscale.ops.fused.define import fused
 
 
-@fused(aten=("max_pool3d.default",))
+@fused(
+    aten=(
+        "max_pool3d.default",
+        "max_pool3d_with_indices.default[0] x kernel_size stride padding dilation ceil_mode",
+    )
+)
 def max_pool3d(
     x: Tensor,
     *,

@@ -69,6 +69,6 @@ def test_no_such_activation() -> None:
 def test_widens_its_floats_and_stays_float32_under_autocast() -> None:
     x, weight = torch.randn(4, 36), coded(torch.randn(20, 36), "int8:channel0:fp32")
     wanted = F.linear(x, decoded(weight, torch.float32))
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16), bs.use("reference"):
         found = FUSED["linear"](Value(x), weight, y=UNQUANTIZED)
     assert bits(found) == bits(wanted)

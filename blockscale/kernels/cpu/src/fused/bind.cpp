@@ -29,16 +29,16 @@ struct NativeRows {
     std::shared_ptr<NativeFormat> format;
 };
 
-// The columns that share a scale where blocks lie within rows: 0 if the tensor has one scale, -1 if
-// blocks are something else.
+// The columns that share a scale where blocks lie within rows: 0 if several rows have one scale all
+// together, -1 if blocks are something else.
 int64_t row_block(const NativeFormat& format, const std::vector<int64_t>& shape) {
     OwnedLayout layout = format.layout(shape);
     const Grid& g = layout.grid;
     if (g.size() == 0 || format.spec().scale == ScaleKind::two_level) return -1;
-    if (g.blocks() == 1) return 0;
+    int64_t last = shape.back();
+    if (g.blocks() == 1) return g.size() == last ? last : 0;
     if (g.outer || g.interleaved || g.block_rows != 1) return -1;
     if (g.block_planes != 1 && g.planes != 1) return -1;
-    int64_t last = shape.back();
     bool whole = g.planes * g.rows == 1 && last % g.block_columns == 0;
     return g.columns == last || whole ? g.block_columns : -1;
 }

@@ -12,7 +12,7 @@ namespace blockscale {
 struct Rows {
     void* data;
     const Spec* spec;  // null: `data` are floats
-    int64_t block;     // columns that share a scale; 0: the tensor has one
+    int64_t block;     // columns that share a scale; 0: all rows have one
     QParams parts;
 };
 

@@ -1,8 +1,8 @@
 // Scaled dot product attention of float32, a block of query rows at a time. The rows of a block are the
 // lanes: products with a key are sums over broadcast numbers, and softmax runs down the keys without
 // sums across lanes. Only the query is laid out anew.
-#include "../linear/vector.h"
-#include "exp.h"
+#include "../../linear.h"
+#include "../linear/activations.h"
 #include "rows.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
@@ -97,7 +97,7 @@ void soften(float* scores, int64_t keys, float* inverses) {
         }
         most = most == all(-__builtin_inff()) ? Vector{} : most;
         for (int64_t i = 0; i < keys; ++i) {
-            Vector power = exp_of(load(column + i * kBlock) - most);
+            Vector power = exponential(load(column + i * kBlock) - most);
             sum += power;
             store(column + i * kBlock, power);
         }

@@ -1,0 +1,1 @@
+"""What ops that only move elements make of codes, and of the scales beside them."""

@@ -1,0 +1,131 @@
+"""Which block a tensor's scales have after its shape has changed, if that block has a name.
+
+Sizes are those of Block.sizes_for: one a dimension, WHOLE for all of it. Dimensions may be symbols:
+what holds only for some of their values is answered with no.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+from typing import Any
+
+from blockscale.core.block import WHOLE, Block, read_block
+from blockscale.graph.nodes import known
+
+Sizes = tuple[int, ...]
+Group = tuple[list[int], list[int]]  # dimensions of the old shape that become those of the new
+
+
+def named(sizes: Sequence[int], like: Block) -> Block:
+    """The block of these sizes: `like` itself where it has them, else by its usual name."""
+    rank = len(sizes)
+    try:
+        if like.sizes_for(rank) == tuple(sizes):
+            return like
+    except ValueError:  # a dimension that there is not any more
+        pass
+    if all(size == WHOLE for size in sizes):
+        return read_block("tensor")
+    ones = [i for i, size in enumerate(sizes) if size != WHOLE]
+    if len(ones) == 1 and sizes[ones[0]] == 1:
+        return read_block(f"channel{-1 if ones[0] == rank - 1 else ones[0]}")
+    larger = [i for i, size in enumerate(sizes) if size != 1]
+    if len(larger) == 1 and sizes[larger[0]] != WHOLE:
+        return read_block(f"group{sizes[larger[0]]}@{larger[0] - rank}")
+    return read_block("block" + "x".join("*" if size == WHOLE else str(size) for size in sizes))
+
+
+def groups(old: Sequence[Any], new: Sequence[Any]) -> list[Group] | None:
+    """The dimensions of a view's input and of its result, in groups of as many elements each.
+
+    From the left to the right; None where it cannot be told for every size of the symbols.
+    """
+    found: list[Group] = []
+    i, j = len(old), len(new)
+    while i and j:
+        lengths = sorted(product(range(1, i + 1), range(1, j + 1)), key=sum)
+        fits = (n for n in lengths if known(prod(old[i - n[0] : i]) == prod(new[j - n[1] : j])))
+        taken = next(fits, None)
+        if taken is None:
+            return None
+        i, j = i - taken[0], j - taken[1]
+        found.insert(0, ([*range(i, i + taken[0])], [*range(j, j + taken[1])]))
+    if not known(prod(old[:i]) == 1) or not known(prod(new[:j]) == 1):
+        return None
+    return [([*range(i)], [*range(j)]), *found] if i or j else found
+
+
+def through_view(
+    sizes: Sequence[int], old: Sequence[Any], new: Sequence[Any], rest: int
+) -> Sizes | None:
+    """The sizes after a view from the shape `old` to `new`; None where there are none.
+
+    rest: the size along a dimension of one element that is new: Block.rest.
+    """
+    parts = groups(old, new)
+    if parts is None:
+        return None
+    made = [rest] * len(new)
+    for left, right in parts:
+        whole = [(i, sizes[i]) for i in left if not known(old[i] == 1)]
+        there = [j for j in right if not known(new[j] == 1)]
+        changed = _through(
+            [s for _, s in whole], [old[i] for i, _ in whole], [new[j] for j in there]
+        )
+        if changed is None:
+            return None
+        for j, size in zip(there, changed, strict=True):
+            made[j] = size
+    return tuple(made)
+
+
+def _through(sizes: list[int], old: list[Any], new: list[Any]) -> list[int] | None:
+    """The same for dimensions that are merged, or split, or both."""
+    if len(old) == len(new) == 1:
+        return sizes
+    if all(size == 1 for size in sizes) or all(size == WHOLE for size in sizes):
+        return [sizes[0]] * len(new) if sizes else []
+    run = _run(sizes, old)
+    return None if run is None else _split(run, new)
+
+
+def _run(sizes: list[int], old: list[Any]) -> int | None:
+    """How many neighbours in memory share a scale; None if blocks are no such runs."""
+    run, open_ = 1, True
+    for size, n in zip(reversed(sizes), reversed(old), strict=True):
+        full = size == WHOLE or known(n == size)
+        if not open_:
+            if size != 1:
+                return None
+        elif full and isinstance(n, int):
+            run *= n
+        elif not full and size >= 1 and known(n % size == 0):
+            run, open_ = run * size, False
+        else:
+            return None
+    return run
+
+
+def _split(run: int, new: list[Any]) -> list[int] | None:
+    """Runs of this length as blocks of the new dimensions."""
+    made: list[int] = []
+    for n in reversed(new):
+        if run == 1:
+            made.insert(0, 1)
+        elif known(n % run == 0):
+            made.insert(0, run)
+            run = 1
+        elif isinstance(n, int) and run % n == 0:
+            made.insert(0, n)
+            run //= n
+        else:
+            return None
+    return made if run == 1 else None
+
+
+def counts(sizes: Sequence[int], shape: Sequence[Any]) -> list[Any]:
+    """How many blocks there are along each dimension."""
+    return [
+        1 if size == WHOLE else (n if size == 1 else (n + size - 1) // size)
+        for size, n in zip(sizes, shape, strict=True)
+    ]

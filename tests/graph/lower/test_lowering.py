@@ -1,0 +1,132 @@
+"""Lowering as a whole: errors, the ledger, what stays as it was."""
+
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.graph.lower import lower, targets, ways
+from blockscale.graph.lower.targets import cpu, cuda, inductor, reference, x86
+from blockscale.graph.program import exported
+from blockscale.graph.state import State, set_state, state
+from tests.graph.lower.programs import FORMATS, layers, network
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch itself
+HERE = [name for name, why in targets().items() if why is None]
+
+
+def test_targets_are_files():
+    assert set(targets()) == {"cpu", "cuda", "inductor", "reference", "x86"}
+    assert targets()["reference"] is None
+    assert (targets()["cuda"] is None) == torch.cuda.is_available()
+
+
+def test_unknown_target():
+    with pytest.raises(ValueError, match=r"no target 'tpu'; those that do: .*reference"):
+        lower(layers("int8 static")[0], "tpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here it runs")
+def test_a_target_that_does_not_run_here():
+    with pytest.raises(ValueError, match="'cuda' does not run here; those that do: .*\n.*no CUDA"):
+        lower(layers("int8 static")[0], "cuda")
+
+
+def test_what_is_no_graph():
+    with pytest.raises(TypeError, match="expected a program, found a Linear: export the model"):
+        lower(torch.nn.Linear(2, 2), "reference")
+
+
+def test_not_twice():
+    lowered = lower(layers("int8 static")[0], "reference")
+    with pytest.raises(ValueError, match="lowered to reference already: lower the graph that"):
+        lower(lowered, "inductor")
+
+
+def test_not_prepared():
+    program = torch.export.export(torch.nn.ReLU(), (torch.randn(2),))
+    graph = program.module(check_guards=False)
+    set_state(graph, State("prepared"))
+    with pytest.raises(ValueError, match="a prepared graph is not lowered: bs.graph.convert it"):
+        lower(graph, "reference")
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_what_is_lowered_stays_as_it_was(target):
+    graph, x = layers("uint8 asym static")
+    before, code, y = graph.state_dict(), graph.code, graph(x)
+    known = state(graph)
+    ledger = [*known.ledger]
+    lowered = lower(graph, target)
+    assert lowered is not graph
+    assert graph.code == code and torch.equal(graph(x), y)
+    assert all(torch.equal(graph.state_dict()[name], before[name]) for name in before)
+    assert (state(graph).stage, [*state(graph).ledger]) == ("fused", ledger)
+    assert (state(lowered).stage, state(lowered).target) == ("lowered", target)
+
+
+@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_ledger_has_each_node(kind, target):
+    graph, _ = layers(kind)
+    lowered = lower(graph, target)
+    ours = [n.name for n in graph.graph.nodes if str(n.target).startswith("blockscale.")]
+    assert [each.node for each in ways(lowered)] == ours
+    notes = {entry.reason for entry in state(lowered).ledger}
+    notes |= {note for entry in state(lowered).ledger for note in entry.notes}
+    for each in ways(lowered):
+        assert each.way
+        assert f"{target}: {each.text}" in notes
+
+
+def test_the_ledger_of_a_program():
+    """Layers that were quantized before have their entries, and how they run beside them."""
+    _, program, _ = network("int8 static")
+    ledger = state(lower(program, "reference")).ledger
+    assert ledger["up"].weight == "int8:channel0:fp32"
+    assert ledger["up"].notes == ("reference: linear: reference",)
+
+
+def learned():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 8)).eval()
+    with bs.use("reference"):
+        bs.quantize_(model, bs.Recipe("book4:tensor:fp32"))
+    return torch.export.export(model, (torch.randn(3, 64),))
+
+
+@pytest.mark.parametrize("target", [t for t in ("cpu", "x86", "inductor") if t in HERE])
+def test_strict_names_what_stays_on_the_reference(target):
+    program, x = learned(), torch.randn(3, 64)
+    message = rf"strict: {target} cannot run everything .*\n  linear of 0 \(.*: .*\nUse formats"
+    with pytest.raises(bs.SkippedError, match=message):
+        lower(program, target, strict=True)
+    lowered = lower(program, target)
+    (way,) = ways(lowered)
+    assert way.left and way.way == "reference" and way.why
+    with bs.use("reference"):
+        assert torch.equal(lowered(x), program.module()(x))
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_strict_lets_pass_what_runs(target):
+    assert not any(each.left for each in ways(lower(layers("mxfp8")[0], target, strict=True)))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_supports_says_what_is_left(kind):
+    graph, _ = layers(kind)
+    for module in (reference, inductor, *([cpu, x86] if "x86" in HERE else [])):
+        for node in graph.graph.nodes:
+            assert module.supports(node) is None
+    assert cuda.supports(next(iter(graph.graph.nodes))) is None
+
+
+@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("kind", FORMATS)
+def test_exported_again(kind, target):
+    """The program of a lowered graph computes what the graph does, with other sizes too."""
+    graph, _ = layers(kind)
+    lowered = lower(graph, target)
+    module = exported(lowered).module()
+    for rows in (4, 2, 7):
+        x = torch.randn(rows, 64)
+        assert torch.equal(module(x), lowered(x))

@@ -1,0 +1,93 @@
+"""Edges of ops: which tensors they are on, what they see, and when they begin to quantize."""
+
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.calibrate.observers import make
+from blockscale.graph.edges import Edge, places
+from blockscale.graph.program import imported
+from tests.graph import models
+
+INT8 = bs.parse("int8:tensor:fp32")
+
+
+def test_an_edge_lets_pass_then_quantizes():
+    edge, x = Edge(INT8, make("min_max", INT8), "the input of add"), torch.randn(4, 8)
+    assert torch.equal(edge(x), x) and edge.ready
+    edge.settle()
+    expected = bs.fake_quantize(x, INT8)
+    assert torch.equal(edge(x), expected)
+    assert torch.equal(edge(2 * x), bs.fake_quantize(2 * x, INT8, scale=edge.scale))
+
+
+def test_one_that_has_seen_nothing():
+    edge = Edge(INT8, make("min_max", INT8), "the input of add")
+    assert not edge.ready
+    with pytest.raises(ValueError, match="saw no data"):
+        edge.settle()
+    dynamic = Edge(bs.parse("int8_token"), None, "the input of add")
+    assert dynamic.ready
+    dynamic.settle()
+    x = torch.randn(3, 4)
+    assert torch.equal(dynamic(x), bs.fake_quantize(x, "int8_token"))
+
+
+def test_for_training_it_quantizes_from_the_start_and_passes_gradients():
+    edge = Edge(INT8, make("min_max", INT8), "the input of add", fake=True)
+    x = torch.randn(4, 8, requires_grad=True)
+    edge(x).sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+    edge.eval()
+    before = edge.scale.clone()
+    edge(10 * x.detach())
+    assert torch.equal(edge.scale, before)
+
+
+def test_what_it_notes():
+    edge = Edge(INT8, make("min_max", INT8), "the input of add")
+    edge(torch.tensor([1.0, float("nan"), float("inf")]))
+    assert edge.notes() == ["1 NaN of 3 values, left out", "1 infinite of 3 values, left out"]
+
+
+def test_places_have_the_names_of_modules():
+    graph = imported(models.bert()[1])
+    recipe = bs.Recipe(
+        rules={"op:add@encoder.layer.0.*": {"output": "int8"}, "op:gel?": {"input": "int8"}}
+    )
+    found, unmatched = places(graph, recipe)
+    assert unmatched == []
+    names = [place.name for place in found]
+    assert "encoder.layer.0.attention.output.add" in names
+    assert "encoder.layer.1.intermediate.intermediate_act_fn.gelu" in names
+    assert not [name for name in names if ".layer.1." in name and name.endswith("add")]
+
+
+def test_parameters_and_indices_get_none():
+    _, program, batches = models.bert()
+    rules = {
+        "op:layer_norm": {"input": "int8:tensor:fp32"},
+        "op:embedding": {"input": "int8:tensor:fp32"},
+    }
+    with pytest.warns(UserWarning, match="'op:embedding' of the recipe matches nothing"):
+        prepared = bs.graph.prepare(program, bs.Recipe("int8_channel", rules=rules))
+    names = {n for n, m in prepared.named_modules() if isinstance(m, Edge)}
+    assert names and all(name.endswith("layer_norm.input") for name in names)
+
+
+def test_joined_tensors_and_several_readers():
+    class Join(torch.nn.Module):
+        def forward(self, x, y):
+            z = torch.cat([x, y], 1)
+            return z + 1, z.relu()
+
+    x, y = torch.randn(2, 3), torch.randn(2, 4)
+    program = torch.export.export(Join(), (x, y))
+    rules = {"op:cat": {"input": "int8:tensor:fp32", "output": "int8:token:fp32"}}
+    prepared = bs.graph.prepare(program, bs.Recipe(rules=rules), observer="min_max")
+    prepared(x, y)
+    graph = bs.graph.convert(prepared)
+    assert {"cat.tensors_0.scale", "cat.tensors_1.scale"} <= set(graph.state_dict())
+    joined = torch.cat([bs.fake_quantize(t, "int8:tensor:fp32") for t in (x, y)], 1)
+    joined = bs.fake_quantize(joined, "int8:token:fp32")
+    assert torch.equal(graph(x, y)[0], joined + 1) and torch.equal(graph(x, y)[1], joined.relu())
