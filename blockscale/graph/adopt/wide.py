@@ -1,5 +1,6 @@
 """Products of bfloat16 and float16 models in float32, as layers of ours compute them."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ def widen(graph: fx.GraphModule) -> int:
         value = node.meta.get("val")
         if not node.meta.pop(LAYER, False) or value is None or value.dtype == torch.float32:
             continue
-        args = fx.node.map_arg(node.args, lambda n, at=node: _float32(graph, n, at))
+        args = fx.node.map_arg(node.args, partial(_float32, graph, like=node))
         y = call(graph, node.target, args, node.kwargs, like=node)
         replace(node, call(graph, aten.to.dtype, (y, value.dtype), like=node))
         count += 1
@@ -47,5 +48,5 @@ def _float32(graph: fx.GraphModule, node: fx.Node, like: fx.Node) -> fx.Node:
         return call(graph, node.target, (wide, *rest), node.kwargs, like=like)  # type: ignore[arg-type]
     source: Any = node.args[0] if calls(node, aten._to_copy) else None
     if source is not None and source.meta["val"].dtype == torch.float32:
-        return source  # type: ignore[no-any-return]
+        return source
     return call(graph, aten.to.dtype, (node, torch.float32), like=like)
