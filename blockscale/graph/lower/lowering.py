@@ -1,4 +1,4 @@
-"""Lowering: how the ops of a graph run on one target, chosen node by node and said in the ledger."""
+"""Lowering: how the ops of a graph run on one target, node by node, said in the ledger."""
 
 from types import ModuleType
 

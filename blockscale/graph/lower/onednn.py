@@ -5,9 +5,10 @@ The op takes what `fused_linear` takes. Its sums are the exact integers; then, i
     y = sum * (x_scale * weight_scale) + bias        within the ulps of fused_linear
     codes = round(activation(y) / y_scale) + zero    at most one code from the reference's
 
-because oneDNN multiplies by reciprocals and has a gelu of its own. Activations go in as uint8: oneDNN
-5.x has no fast kernel for int8 ones on processors with VNNI and without AMX (1000 times slower), so int8
-codes are moved up by 128, and their zero point with them, which changes no sum.
+because oneDNN multiplies by reciprocals and has a gelu of its own. Activations go in as uint8:
+torch 2.13's oneDNN has no fast kernel for int8 ones on processors with VNNI and without AMX (1000
+times slower), so int8 codes are moved up by 128, and their zero point with them, which changes no
+sum.
 """
 
 import platform

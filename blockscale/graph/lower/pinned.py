@@ -1,6 +1,6 @@
 """Ops that run on the reference whatever `bs.use` says: `blockscale::reference_linear` of `linear`.
 
-A graph that calls them keeps the reference's bits, also after copies, torch.export and torch.compile.
+A graph that calls them keeps the reference's bits, also after copies and torch.export.
 """
 
 from typing import Any

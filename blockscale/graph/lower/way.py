@@ -46,7 +46,7 @@ def way(node: fx.Node, name: str, why: str = "", *, left: bool = False) -> Way:
 
 
 def ways(graph: fx.GraphModule) -> tuple[Way, ...]:
-    """How each op of ours runs in a lowered graph, in the graph's order; () before it is lowered."""
+    """How each op of ours runs in a lowered graph, in its order; () before it is lowered."""
     found: tuple[Way, ...] = graph.meta.get(_KEY, ())
     return found
 

@@ -1,5 +1,6 @@
 """References in the place of ops."""
 
+import copy
 import operator
 
 import pytest
@@ -13,6 +14,8 @@ from blockscale.graph.lower.decompose import Decomposer, attribute, bodies
 from blockscale.graph.lower.way import of_ours
 from blockscale.ops.primitives import choose_quantize, dequantize, from_list
 from tests.graph.lower.programs import layers
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 
 
 class RoundTrip(torch.nn.Module):
@@ -75,7 +78,7 @@ def test_results_taken_as_one_list():
 
 def test_new_nodes_come_from_where_the_op_came():
     graph, _ = layers("mxfp8")
-    made = torch.fx.GraphModule(graph, __import__("copy").deepcopy(graph.graph))
+    made = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
     decomposer = Decomposer(made)
     node = next(n for n in made.graph.nodes if of_ours(n))
     trace, before = node.meta["stack_trace"], set(made.graph.nodes)

@@ -27,7 +27,7 @@ def test_unknown_target():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here it runs")
 def test_a_target_that_does_not_run_here():
-    with pytest.raises(ValueError, match="'cuda' does not run here; those that do: .*\n.*no CUDA"):
+    with pytest.raises(ValueError, match=r"'cuda' does not run here; those that do: .*\n.*no CUDA"):
         lower(layers("int8 static")[0], "cuda")
 
 
@@ -46,7 +46,7 @@ def test_not_prepared():
     program = torch.export.export(torch.nn.ReLU(), (torch.randn(2),))
     graph = program.module(check_guards=False)
     set_state(graph, State("prepared"))
-    with pytest.raises(ValueError, match="a prepared graph is not lowered: bs.graph.convert it"):
+    with pytest.raises(ValueError, match=r"a prepared graph is not lowered: bs.graph.convert it"):
         lower(graph, "reference")
 
 

@@ -1,7 +1,8 @@
 """Which way to run a linear layer: the fastest of those that can, as measured.
 
-`measured.json` holds milliseconds by kind of processor, formats and sizes, one thread, the quantizing of x
-included: {processor: {"x|weight|y|activation": {"rows,n,k": {way: ms}}}}. This writes it:
+`measured.json` holds milliseconds by kind of processor, formats and sizes, one thread, the
+quantizing of x included: {processor: {"x|weight|y|activation": {"rows,n,k": {way: ms}}}}. This
+writes it:
 
     python -m blockscale.graph.lower.products.measure
 """

@@ -13,13 +13,13 @@ import torch
 
 from blockscale.graph.lower import onednn
 from blockscale.graph.lower.products.choose import TABLE, Table, key_of, processor
-from blockscale.graph.lower.products.product import Product, spelled
+from blockscale.graph.lower.products.product import OPEN, Product, spelled
 from blockscale.graph.lower.products.timing import timed
 
 _STATIC = ("uint8:tensor:fp32:asym", "int8:tensor:fp32")
 _DYNAMIC = (("int8_token", "int8_channel"), ("mxfp8", "mxfp8"), ("bfp8", "bfp8"))
 _SIZES = ((384, 384), (1536, 384), (384, 1536), (768, 768), (3072, 768), (768, 3072))
-_ROWS = (1, 32, 512, 2048)
+_ROWS = (1, 32, 512, OPEN)
 
 
 def usual() -> list[Product]:
@@ -29,9 +29,8 @@ def usual() -> list[Product]:
         for n, k in _SIZES:
             for x in _STATIC:
                 for activation, y in (("", ""), ("gelu", ""), ("gelu", x)):
-                    weight = spelled("int8_channel")
-                    y = spelled(y)
-                    found.append(Product(spelled(x), weight, y, activation, True, rows, n, k))
+                    formats = spelled(x), spelled("int8_channel"), spelled(y)
+                    found.append(Product(*formats, activation, True, rows, n, k))
             for x, weight in _DYNAMIC:
                 found.append(Product(spelled(x), spelled(weight), "", "", False, rows, n, k))
     return found

@@ -2,6 +2,7 @@
 
 import operator
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -12,13 +13,15 @@ from blockscale.core.parse import parse
 from blockscale.graph.lower.way import of_ours
 from blockscale.graph.nodes import arguments, bound, calls, quantize_of
 
+OPEN = 2048  # rows where their number is open: many, since those calls take the time
+
 
 class Product(NamedTuple):
     """What the time of a product depends on; all spellings are those of formats' own `spelling`.
 
     x, weight, y: formats; of floats empty
     given: whether the result's scale is there beforehand
-    rows, n, k: of x [rows, k] and the weight [n, k]
+    rows, n, k: of x [rows, k] and the weight [n, k]; OPEN rows where their number is open
     """
 
     x: str
@@ -83,9 +86,7 @@ def product_of(parts: Parts) -> Product | None:
     k = parts.weight.size
     if not isinstance(k, int):
         return None
-    rows = 1
-    for size in x[:-1]:
-        rows *= size
+    rows = prod(x[:-1]) if _fixed(parts.x.data) else OPEN
     fmt = parts.x.fmt or parts.input.fmt
     given = parts.y.scale is not None
     return Product(
@@ -111,6 +112,11 @@ def floats_of(parts: Parts) -> tuple[fx.Node, Quantizer] | None:
         return None
     given = found.by.scale is not None and found.by.scale is not parts.x.scale
     return None if given else (found.x, found.by)
+
+
+def _fixed(node: Any) -> bool:
+    """Whether no size of its tensor is open."""
+    return all(isinstance(size, int) for size in node.meta["val"].shape)
 
 
 def _sizes(node: Any) -> list[int] | None:

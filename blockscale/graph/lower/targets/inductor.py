@@ -1,7 +1,8 @@
 """torch's own ops alone, for torch.compile and AOTInductor: Inductor writes C++ of them.
 
-The references of our ops stand in the graph, so that the results have the reference's bits, where the
-model's own float ops have them under Inductor (its layer norm and softmax differ in the last bits).
+The references of our ops stand in the graph, so that results have the reference's bits as far as
+the model's own float ops have theirs under Inductor: its gelu, softmax and layer norm differ in the
+last bits.
 """
 
 from torch import fx

@@ -1,7 +1,7 @@
 """oneDNN's products of 8-bit integers, as torch has them; the rest as on `cpu`.
 
-Linear layers whose inputs have 8 bits under one scale given beforehand and whose weights are int8 with a
-scale a row, whatever was measured: on processors with AMX they are the fastest there is.
+Linear layers whose inputs have 8 bits under one scale and whose weights are int8 with a scale a
+row, whatever was measured: on processors with AMX they are the fastest there is.
 """
 
 from dataclasses import replace

@@ -2,7 +2,7 @@
 
 import torch
 
-from blockscale.graph.lower.products.product import floats_of, parts_of, product_of, spelled
+from blockscale.graph.lower.products.product import OPEN, floats_of, parts_of, product_of, spelled
 from tests.graph.lower.programs import layers, network
 
 
@@ -13,7 +13,7 @@ def test_a_layer_of_the_module_flow():
     assert [each.fused for each in found] == [False] * 6
     up = product_of(found[0])
     assert up[:5] == ("uint8:tensor:fp32:asym", "int8:channel0:fp32", "", "", False)
-    assert up[5:] == (4 * 36, 96, 32)
+    assert up[5:] == (OPEN, 96, 32)
     x, by = floats_of(found[0])
     assert x is found[0].x.data and by.scale is not None
 

@@ -1,4 +1,4 @@
-"""The target `cpu`: our kernels beside the reference, node by node, and the ways of linear layers."""
+"""The target `cpu`: our kernels beside the reference, and the ways of linear layers."""
 
 import pytest
 import torch
