@@ -168,9 +168,7 @@ def about(folder: Path) -> str:
     return sentence[0] if sentence else ""
 
 
-DRAWN = re.compile(
-    r"(?P<head><!-- drawn: (?P<name>\w+) -->\n\n```text\n).*?(?=```\n)", re.DOTALL
-)
+DRAWN = re.compile(r"(?P<head><!-- drawn: (?P<name>\w+) -->\n\n```text\n).*?(?=```\n)", re.DOTALL)
 
 
 def drawings() -> dict[str, str]:

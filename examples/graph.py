@@ -1,6 +1,6 @@
 """A program, quantized: export, prepare, calibrate, convert, fuse, lower (docs/graph.md).
 
-    python examples/graph.py
+python examples/graph.py
 """
 
 import torch

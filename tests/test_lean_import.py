@@ -5,7 +5,17 @@ import sys
 
 import pytest
 
-HEAVY = ("triton", "wgpu", "torchao", "transformers", "typer", "rich", "onnx", "torch._dynamo")
+HEAVY = (
+    "triton",
+    "wgpu",
+    "torchao",
+    "transformers",
+    "typer",
+    "rich",
+    "onnx",
+    "torch._dynamo",
+    "sympy",
+)
 
 # What torch itself loads is not ours to judge.
 SCRIPT = """

@@ -68,58 +68,59 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     Returns the Ledger. Raises TypeError and ValueError for arguments that do not fit, and what the
     model raises. Whatever is raised, also by Ctrl-C, the model is as it was before.
     """
+    data = Data(batches, strict, progress, sequential, budget)
     own: Any = getattr(model, "calibrate_from", None)
-    if own is not None:  # a prepared graph, which knows its recipe and methods
-        if (recipe, observer, weight, transform) != (None, None, None, None):
-            raise ValueError(
-                "a prepared graph has its recipe, observer, weight algorithm and transform from "
-                "bs.graph.prepare: give them there"
-            )
-        found: Ledger = own(
-            batches, strict=strict, progress=progress, sequential=sequential, budget=budget,
-            seed=seed,
-        )  # fmt: skip
-        return found
+    if own is not None:
+        return _prepared(own, data, recipe, observer, weight, transform)
     if recipe is None:
         raise ValueError("expected a recipe, such as 'int8': only prepared graphs have their own")
     recipe = Recipe.read(recipe)
     methods = Methods.read(observer or "mse", weight or "absmax", transform)
     plans = plans_for(model, recipe)
     check(plans, list(plan_others(model, plans, recipe)), recipe, strict=strict)
-    session = chosen(
-        model, plans, methods, batches,
-        strict=strict, progress=progress, sequential=sequential, budget=budget,
-    )  # fmt: skip
+    session = chosen(model, plans, methods, data)
     ledger = apply(model, plans, recipe, session.places, strict=strict, seed=seed)
     ledger = told_by(ledger, session)
     ledger.warn()
     return ledger
 
 
-def chosen(
-    model: nn.Module,
-    plans: Sequence[Decision],
-    methods: "Methods",
-    batches: Iterable[Any],
-    *,
-    strict: bool = False,
-    progress: bool | Progress = True,
-    sequential: bool = True,
-    budget: float = 2e9,
-) -> Session:
+class Data(NamedTuple):
+    """Batches and how to go through them: arguments of `calibrate`."""
+
+    batches: Iterable[Any]
+    strict: bool = False
+    progress: bool | Progress = True
+    sequential: bool = True
+    budget: float = 2e9
+
+
+def _prepared(calibrate_from: Any, data: Data, *methods: object) -> Ledger:
+    """Let a prepared graph learn, which knows its recipe and methods."""
+    if any(each is not None for each in methods):
+        raise ValueError(
+            "a prepared graph has its recipe, observer, weight algorithm and transform from "
+            "bs.graph.prepare: give them there"
+        )
+    ledger: Ledger = calibrate_from(data)
+    return ledger
+
+
+def chosen(model: nn.Module, plans: Sequence[Decision], methods: "Methods", data: Data) -> Session:
     """All that can be learned from batches for these plans; the model is as it was.
 
-    The arguments are those of `calibrate`, which also says what is raised.
+    Raises as `calibrate`.
     """
-    steps = _Steps(model, plans, methods, budget, sequential=sequential)
-    told = listener(progress)
+    steps = _Steps(model, plans, methods, data.budget, sequential=data.sequential)
+    told = listener(data.progress)
     try:
-        session = Session(model, plans, Batches(batches, *steps.passes, told), strict=strict)
+        source = Batches(data.batches, *steps.passes, told)
+        session = Session(model, plans, source, strict=data.strict)
         with inference(model):
             choose_before(session, methods.transform, steps.to_transform)
             for group in steps.to_observe:
                 session.observe(group, methods.observer)
-            choose_weights(session, methods.algorithm, steps.to_weigh, sequential=sequential)
+            choose_weights(session, methods.algorithm, steps.to_weigh, sequential=data.sequential)
     finally:
         told.close()
     return session

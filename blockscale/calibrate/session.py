@@ -100,7 +100,7 @@ class Session:
     def observing(
         self, wanted: Sequence[tuple[Plan, str]], spec: Spec
     ) -> tuple[dict[str, Callback], list[Observing]]:
-        """What has to be told of these layers' inputs and outputs, and the observers that see it."""
+        """What has to be told of these layers' inputs and outputs, and who looks at it."""
         observers: list[Observing] = []
         callbacks: dict[str, Callback] = {}
         for plan, part in wanted:

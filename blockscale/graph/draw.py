@@ -59,7 +59,7 @@ def _call(node: fx.Node, names: dict[fx.Node, str]) -> str:
         return f"{_op(node)}({', '.join(shown)})"
     given = dict(zip([a.name for a in schema.arguments], node.args, strict=False)) | node.kwargs
     formats = {name: arg for name, arg in given.items() if name.endswith("fmt") and arg}
-    parts = []
+    parts: list[str] = []
     for name, arg in given.items():
         if arg is None or arg == "" or name in formats or _beside(name):
             continue

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, statically_known_true
 
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.graph.names import described
@@ -55,6 +54,8 @@ def call(
 
 def set_value(node: fx.Node) -> None:
     """Compute meta["val"] of a call_function node from those of its arguments, if all have one."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # loads sympy
+
     inputs = node.all_input_nodes
     if any("val" not in each.meta for each in inputs):
         return
@@ -138,6 +139,8 @@ def shape(node: Any) -> tuple[Any, ...] | None:
 
 def known(condition: Any) -> bool:
     """Whether it holds for every size that symbols may have; asks nothing that becomes a guard."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # loads sympy
+
     return bool(statically_known_true(condition))
 
 

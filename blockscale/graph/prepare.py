@@ -12,7 +12,7 @@ from torch import fx, nn
 from blockscale.calibrate import observers
 from blockscale.calibrate.algorithms import Transform, WeightAlgorithm
 from blockscale.calibrate.batches import Batches, inference
-from blockscale.calibrate.calibrate import Methods, chosen
+from blockscale.calibrate.calibrate import Data, Methods, chosen
 from blockscale.calibrate.hooks import Callback, watch
 from blockscale.calibrate.input_stats import InputStatsCollector
 from blockscale.calibrate.progress_bar import listener
@@ -56,22 +56,20 @@ class Prepared(fx.GraphModule):
     watching: Watching | None
     session: Session | None  # of bs.calibrate, once it was called
 
-    def calibrate_from(self, batches: Iterable[Any], **options: Any) -> Ledger:
+    def calibrate_from(self, data: Data) -> Ledger:
         """What `bs.calibrate(p, batches)` does: as many passes as the methods need."""
         if self.qat:
             raise ValueError("a graph prepared with qat=True learns its scales in training")
-        options.pop("seed", None)
-        options["strict"] = options.get("strict") or self.strict
+        data = data._replace(strict=data.strict or self.strict)
         self._stop_watching()
-        listed = batches if isinstance(batches, Sequence) else None
-        if self.edges and listed is None:
-            listed = batches = list(batches)
         if self.edges:
-            self._observe_edges(listed or ())
-        self.session = chosen(self, self.plans, self.methods, batches, **options)
+            if not isinstance(data.batches, Sequence):
+                data = data._replace(batches=list(data.batches))
+            self._observe_edges(data.batches)
+        self.session = chosen(self, self.plans, self.methods, data)
         return state(self).ledger
 
-    def _observe_edges(self, batches: Sequence[Any]) -> None:
+    def _observe_edges(self, batches: Iterable[Any]) -> None:
         """One pass for the ops' edges, which then look no more."""
         with inference(self):
             Batches(batches, 1, "edges", listener(False)).run(self)
@@ -122,13 +120,7 @@ def prepare(
         raise ValueError("qat=True trains weights as they are: leave out weight and transform")
     graph = imported(program)
     _check_float(graph)
-    if qat:  # before anything is cleaned away that training needs, such as dropout
-        _own_tensors(graph)
-        with_layers(graph, training=True)
-        passes.apply(graph, (passes.clean,))
-    else:
-        passes.apply(graph, passes.FLOAT)
-        with_layers(graph)
+    _layered(graph, qat=qat)
     found, unmatched = places(graph, recipe)
     edges = list(put_edges(graph, found, methods.observer, fake=qat))
     made = _as_prepared(graph, methods, strict=strict, qat=qat)
@@ -136,14 +128,24 @@ def prepare(
         ledger = _prepared_for_training(made, recipe, methods, learn, strict=strict)
     else:
         ledger = _watched(made, recipe, strict=strict)
-    known = state(graph)
     left = [p for p in ledger.unmatched if not p.startswith("op:")]
     told = Ledger([*ledger.entries, *edges], (*left, *unmatched))
     if strict:
         told.raise_if_skipped()
     told.warn()
-    set_state(made, replace(known, stage="prepared", ledger=told, recipe=recipe))
+    set_state(made, replace(state(graph), stage="prepared", ledger=told, recipe=recipe))
     return made
+
+
+def _layered(graph: fx.GraphModule, *, qat: bool) -> None:
+    """Clean the graph and give it layers."""
+    if qat:  # before anything is cleaned away that training needs, such as dropout
+        _own_tensors(graph)
+        with_layers(graph, training=True)
+        passes.apply(graph, (passes.clean,))
+    else:
+        passes.apply(graph, passes.FLOAT)
+        with_layers(graph)
 
 
 def _check_float(graph: fx.GraphModule) -> None:

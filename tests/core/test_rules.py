@@ -1,4 +1,4 @@
-"""Patterns of recipes, and rules for ops: what they cover, what is refused, and how they are told."""
+"""Patterns of recipes, and rules for ops: what they cover, what is refused, how they are told."""
 
 import pytest
 
@@ -30,7 +30,8 @@ def test_patterns_that_name_no_op(pattern):
 def test_a_recipe_decides_for_ops():
     recipe = bs.Recipe(
         "int8", input="int8_token", skip=["op:softmax@head"],
-        rules=SOFTMAX | {"fc": "mxfp4", "op:softmax@*": None, "op:add": {"input": "int8", "shared": True}},
+        rules=SOFTMAX
+        | {"fc": "mxfp4", "op:softmax@*": None, "op:add": {"input": "int8", "shared": True}},
     )  # fmt: skip
     scheme, pattern = recipe.decide_op("softmax", "encoder.0")
     assert str(scheme.input) == "int8:tensor:fp32" and pattern == "op:softmax"

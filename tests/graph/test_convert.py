@@ -68,7 +68,8 @@ def test_every_named_format_of_weights(name):
 @pytest.mark.parametrize(
     "fmt",
     ["int8:tensor:fp32", "uint8:tensor:fp32:asym", "int8_token", "mxfp8", "nvfp4", "bfp8",
-     "int8:channel-1:fp32", "nf4:group16:fp32", "uint4:group16:fp16:asym", "uint4:group16:fp16:offset"],
+     "int8:channel-1:fp32", "nf4:group16:fp32", "uint4:group16:fp16:asym",
+     "uint4:group16:fp16:offset"],
 )  # fmt: skip
 @pytest.mark.parametrize("made", [models.bert, models.gpt2, lambda: folded(models.net())])
 def test_inputs(made, fmt):
@@ -182,7 +183,7 @@ def test_a_transform_needs_calibrate():
 
 
 def test_only_prepared_graphs_are_converted():
-    with pytest.raises(TypeError, match="expected what bs.graph.prepare gave, found a Net"):
+    with pytest.raises(TypeError, match=r"expected what bs\.graph\.prepare gave, found a Net"):
         bs.graph.convert(models.net()[0])  # type: ignore[arg-type]
 
 
@@ -208,7 +209,7 @@ def test_ops_by_rules():
     largest = max(float(t.abs().max()) for t in seen["add"])
     assert state["add.inputs.scale"].item() == torch.tensor(largest).div(127).item()
     nodes = {n.name: n for n in graph.graph.nodes if str(n.target) == "aten.add.Tensor"}
-    sources = [source for source in next(iter(nodes.values())).args]
+    sources = list(next(iter(nodes.values())).args)
     assert [str(s.target) for s in sources] == ["blockscale.dequantize.default"] * 2
     assert sources[0].args[1] is not None
     entries = {e.name: e for e in bs.graph.ledger(graph)}

@@ -64,7 +64,7 @@ def test_places_have_the_names_of_modules():
 
 
 def test_parameters_and_indices_get_none():
-    _, program, batches = models.bert()
+    _, program, _ = models.bert()
     rules = {
         "op:layer_norm": {"input": "int8:tensor:fp32"},
         "op:embedding": {"input": "int8:tensor:fp32"},

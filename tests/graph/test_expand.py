@@ -13,7 +13,8 @@ from blockscale.graph.program import exported, imported
 from tests.graph import models
 
 FORMATS = ["int8:tensor:fp32", "uint8:tensor:fp32:asym", "int8_token", "mxfp8", "nvfp4",
-           "uint4:group4:fp16:asym(fp16)", "int4:group4:(uint6:tensor:fp32)", "uint4:group4:fp16:offset"]  # fmt: skip
+           "uint4:group4:fp16:asym(fp16)", "int4:group4:(uint6:tensor:fp32)",
+           "uint4:group4:fp16:offset"]  # fmt: skip
 
 
 def quantized(model, fmt, weight="int8_channel"):

@@ -79,8 +79,8 @@ def test_training_on_digits(learn):
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1),
-        nn.Linear(512, 10),
+        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(),
+        nn.Dropout(0.1), nn.Linear(512, 10),
     ).eval()  # fmt: skip
     rows = torch.export.Dim("rows")
     program = torch.export.export(model, (x[:2],), dynamic_shapes=({0: rows},))
@@ -93,7 +93,7 @@ def test_training_on_digits(learn):
     prepared = bs.graph.prepare(program, recipe, qat=True, learn=learn)
     optimizer = torch.optim.Adam(prepared.parameters(), 2e-3)
     prepared.train()
-    for _ in range(8):
+    for _ in range(12):
         for at in torch.randperm(1400).split(100):
             optimizer.zero_grad()
             nn.functional.cross_entropy(prepared(x[at]), y[at]).backward()

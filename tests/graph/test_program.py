@@ -25,7 +25,7 @@ def test_a_program_becomes_a_graph_over_the_same_tensors():
 
 
 def test_sizes_and_their_ranges_come_back():
-    _, program, batches = models.gpt2()
+    _, program, _ = models.gpt2()
     again = exported(imported(program))
     bounds = {str(r.upper) for r in again.range_constraints.values()}
     assert "32" in bounds

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from blockscale.graph.nodes import (
     arguments,
@@ -62,6 +61,8 @@ def _without_checks(graph: fx.GraphModule) -> int:
 
 
 def _of_data(node: fx.Node) -> bool:
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols  # loads sympy
+
     return any(
         free_unbacked_symbols(value(each))
         for each in node.all_input_nodes
@@ -71,6 +72,7 @@ def _of_data(node: fx.Node) -> bool:
 
 def _idle(node: fx.Node) -> bool:
     """Whether the node gives its input, in the same memory."""
+
     if calls(node, *_SAME):
         return True
     if calls(node, *_DROPOUT):

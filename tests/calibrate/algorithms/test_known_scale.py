@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import blockscale as bs
+from blockscale.calibrate.algorithms.known_scale import nearest_scale, qparams_beside
 from blockscale.core import reference, zero_point
 from blockscale.core.block import read_block
 from blockscale.core.format import Format
-from blockscale.calibrate.algorithms.known_scale import nearest_scale, qparams_beside
 from blockscale.core.reference import QParams
 from blockscale.core.scales.two_level import TwoLevel
 from tests import strategies

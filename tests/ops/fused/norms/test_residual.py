@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.ops.fused.cases import FORMATS, RESULTS, coded, decoded, encoded, quantizer_of
 from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
 from blockscale.ops.fused.norms.residual import KEPT, RESIDUAL_LAYER_NORM, RESIDUAL_RMS_NORM
+from tests.ops.fused.cases import FORMATS, RESULTS, coded, decoded, encoded, quantizer_of
 from tests.ops.samples import bits
 
 SHAPE = (3, 4, 32)

@@ -1,0 +1,38 @@
+"""The ledger of a graph: what its steps said, or what its nodes show."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import blockscale as bs
+from tests.graph import models
+
+
+def test_every_layer_and_parameter_is_there():
+    model, program, _ = models.bert()
+    recipe = bs.Recipe("int8_channel", skip=["encoder.layer.1"])
+    ledger = bs.graph.ledger(bs.graph.convert(bs.graph.prepare(program, recipe)))
+    theirs = bs.quantize_(copy.deepcopy(model), recipe)
+    assert {e.name: e.status for e in ledger} == {e.name: e.status for e in theirs}
+    assert ledger.bytes_before == theirs.bytes_before and ledger.bytes_after == theirs.bytes_after
+
+
+def test_of_a_program_that_came_quantized():
+    model, _, batches = models.net()
+    model = copy.deepcopy(model)
+    bs.quantize_(model, bs.Recipe("mxfp8", "mxfp8", skip=["fc"]))
+    program = torch.export.export(model, batches[0])
+    ledger = bs.graph.ledger(program)
+    assert {e.name for e in ledger.quantized} == {"c1", "c2", "up", "c3", "c4"}
+    codes = model.c1.weight
+    assert ledger["c1"].weight == codes.fmt and ledger["c1"].bytes_after == codes.nbytes
+    assert ledger["fc.weight"].status == "kept"
+
+
+def test_of_a_float_program_and_of_none():
+    ledger = bs.graph.ledger(models.net()[1])
+    assert not ledger.quantized and ledger["fc.weight"].reason == "float in the program"
+    with pytest.raises(TypeError, match="expected a program, found a Linear"):
+        bs.graph.ledger(nn.Linear(2, 2))  # type: ignore[arg-type]
