@@ -1,4 +1,4 @@
-"""Which nodes are layers: every spelling of a product that torch.export and its decompositions use."""
+"""Which nodes are layers: every spelling of a product that torch.export and decompositions use."""
 
 import pytest
 import torch

@@ -137,8 +137,12 @@ def test_sums_in_bfloat16_are_not_those_of_float32() -> None:
         a = round_trip(x.to(torch.bfloat16), "mxfp8")
         return a @ a.transpose(1, 2)
 
-    graph = graph_of(net, X)
-    assert same_after(graph, (fuse,), X) == {"fuse": 0}
+    def of_floats(_, x):
+        low = x.to(torch.bfloat16)
+        return round_trip(low @ low.transpose(1, 2), "int8:token:fp32")
+
+    for function in (net, of_floats):
+        assert same_after(graph_of(function, X), (fuse,), X) == {"fuse": 0}
 
 
 def test_codes_of_another_dtype_are_not_taken() -> None:
