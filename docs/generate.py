@@ -2,7 +2,8 @@
 
 docs/formats.md from the catalogue; docs/performance.md and its plots from docs/performance_notes.md
 and the newest full run of `blockscale bench` that git tracks; in docs/design.md the drawing of the
-house, from the folders of the package and the first sentence of what each says of itself.
+house, from the folders of the package and the first sentence of what each says of itself; in
+docs/graph.md the graphs.
 """
 
 import ast
@@ -22,6 +23,7 @@ from blockscale.report.speed.page import pages
 
 PAGE = Path(__file__).with_name("formats.md")
 DESIGN = Path(__file__).with_name("design.md")
+GRAPH = Path(__file__).with_name("graph.md")
 PACKAGE = Path(bs.__file__).parent
 SPEED = {"performance": "cpu", "performance_cuda": "cuda"}  # a page's name, what it is about
 SHAPE = (4096, 4096)
@@ -166,6 +168,30 @@ def about(folder: Path) -> str:
     return sentence[0] if sentence else ""
 
 
+DRAWN = re.compile(
+    r"(?P<head><!-- drawn: (?P<name>\w+) -->\n\n```text\n).*?(?=```\n)", re.DOTALL
+)
+
+
+def drawings() -> dict[str, str]:
+    """The graphs of docs/graph.md: two linear layers and a GELU, after each step."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.GELU(), torch.nn.Linear(32, 8))
+    x, rows = torch.randn(4, 64), torch.export.Dim("rows")
+    program = torch.export.export(model.eval(), (x,), dynamic_shapes=({0: rows},))
+    prepared = bs.graph.prepare(program, bs.Recipe("int8_channel", "uint8:tensor:fp32:asym"))
+    prepared(x)
+    converted = bs.graph.convert(prepared)
+    graphs = {"prepared": prepared, "converted": converted, "fused": bs.graph.fuse(converted)}
+    return {name: re.sub(r"\bs\d+\b", "rows", bs.graph.draw(g)) for name, g in graphs.items()}
+
+
+def graph() -> str:
+    """docs/graph.md with the graphs of today."""
+    drawn = drawings()
+    return DRAWN.sub(lambda found: found["head"] + drawn[found["name"]], GRAPH.read_text())
+
+
 def design() -> str:
     """docs/design.md with the drawing of today."""
     return HOUSE.sub(lambda _: house(), DESIGN.read_text())
@@ -174,6 +200,7 @@ def design() -> str:
 if __name__ == "__main__":
     PAGE.write_text(page())
     DESIGN.write_text(design())
+    GRAPH.write_text(graph())
     for name, text in performance().items():
         target = PAGE.parent / name
         target.parent.mkdir(exist_ok=True)

@@ -30,6 +30,10 @@ def same(path, text):
     return path.exists() and path.read_text() == text
 
 
+def test_the_drawn_graphs_are_up_to_date():
+    assert generator().graph() == (DOCS / "graph.md").read_text(), "run: make docs"
+
+
 def test_every_named_format_has_its_row():
     page = (DOCS / "formats.md").read_text()
     missing = [name for name, fmt in bs.formats().items() if f"| `{name}` | `{fmt}` |" not in page]

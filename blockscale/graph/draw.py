@@ -50,16 +50,31 @@ def _op(node: fx.Node) -> str:
 
 
 def _call(node: fx.Node, names: dict[fx.Node, str]) -> str:
-    """`linear(q, fc.weight.codes, …) int8:tensor:fp32`: what it reads, and the formats it names."""
+    """`linear(q, fc.weight.codes, …)`: what it reads; codes of ours with their formats."""
     if node.op == "placeholder":
         return "input"
-    formats = [arg for arg in node.args if isinstance(arg, str) and ":" in arg]
-    others = [arg for arg in node.args if not (isinstance(arg, str) and ":" in arg)]
-    ours = str(node.target).startswith("blockscale.")
-    shown = [a for a in others if isinstance(a, fx.Node | list | tuple)] if ours else others
-    shown = [a for a in shown if a is not None]
-    inside = ", ".join(_text(arg, names) for arg in shown if _text(arg, names))
-    return " ".join([f"{_op(node)}({inside})", *formats])
+    schema: Any = getattr(node.target, "_schema", None)
+    if schema is None or not str(schema.name).startswith("blockscale::"):
+        shown = [_text(arg, names) for arg in node.args if arg is not None]
+        return f"{_op(node)}({', '.join(shown)})"
+    given = dict(zip([a.name for a in schema.arguments], node.args, strict=False)) | node.kwargs
+    formats = {name: arg for name, arg in given.items() if name.endswith("fmt") and arg}
+    parts = []
+    for name, arg in given.items():
+        if arg is None or arg == "" or name in formats or _beside(name):
+            continue
+        fmt = formats.get(f"{name}_fmt", formats.get("fmt", "") if not parts else "")
+        parts.append(f"{_text(arg, names)} {fmt}".strip())
+    made = next((fmt for name, fmt in formats.items() if name in ("y_fmt", "input_fmt")), "")
+    return f"{_op(node)}({', '.join(parts)})" + (f" -> {made}" if made else "")
+
+
+_BESIDE = ("scale", "zero_point", "outer", "size", "seed", "more", "dtype")
+
+
+def _beside(name: str) -> bool:
+    """Whether an argument only says how codes are meant, or in which dtype they are read."""
+    return name in _BESIDE or name.endswith(tuple(f"_{part}" for part in _BESIDE))
 
 
 def _text(value: object, names: dict[fx.Node, str]) -> str:

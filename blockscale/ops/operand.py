@@ -20,7 +20,8 @@ first. A list of Values is a list of each field; their lists `more` are joined t
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from inspect import Parameter
 from typing import Any, get_type_hints
 
@@ -56,9 +57,24 @@ class Signature:
 
     flat: tuple[Parameter, ...]
     defaults: tuple[Any, ...]
-    bind: Tuples
-    flatten: Tuples
-    spellings: Tuples
+    _own: tuple[Parameter, ...]
+    _texts: tuple[tuple[str, ...], ...]  # the expressions of the three functions
+    _scope: dict[str, Any] = field(compare=False, repr=False)
+
+    @cached_property
+    def bind(self) -> Tuples:
+        """Made when it is first asked for, as the others: there are many ops, and few are used."""
+        return _function(self.flat, self._texts[0], self._scope)
+
+    @cached_property
+    def flatten(self) -> Tuples:
+        """The way back from `bind`."""
+        return _function(self._own, self._texts[1], self._scope)
+
+    @cached_property
+    def spellings(self) -> Tuples:
+        """Formats, for the choice of a kernel."""
+        return _function(self._own, self._texts[2], self._scope)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -126,13 +142,8 @@ def signature_of(own: Sequence[Parameter], size_of: SizeOf | None = None) -> Sig
     scope = {"_size_of": size_of, "_columns": _columns, "_more_of": _more_of} | _MAKERS
     defaults = tuple(parameter.default for parameter in own)
     required = [parameter.replace(default=Parameter.empty) for parameter in own]
-    return Signature(
-        tuple(flat),
-        defaults,
-        _function(flat, made, scope),
-        _function(required, taken + last, scope),
-        _function(required, spelled, scope),
-    )
+    texts = (tuple(made), (*taken, *last), tuple(spelled))
+    return Signature(tuple(flat), defaults, tuple(required), texts, scope)
 
 
 def _made(kind: Any, fields: list[Parameter], size_of: SizeOf | None) -> str:

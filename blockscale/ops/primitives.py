@@ -72,7 +72,7 @@ def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
     return _strided_like(gradient, torch.where(inside, gradient, 0.0))
 
 
-@op()
+@op(shape=shapes.pack)
 def pack(codes: Tensor, fmt: str) -> Tensor:
     """Codes [..., k] -> packed [..., packed_size(k)]."""
     return packing.pack(
@@ -80,7 +80,7 @@ def pack(codes: Tensor, fmt: str) -> Tensor:
     ).clone()  # an op's output must not alias its input
 
 
-@op()
+@op(shape=shapes.unpack)
 def unpack(packed: Tensor, fmt: str, size: int) -> Tensor:
     """Packed codes of rows of `size` -> codes [..., size]."""
     shape = (*packed.shape[:-1], size)

@@ -36,6 +36,17 @@ def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
     return [packed(x, parse(fmt)), *choose_qparams(x, fmt)]
 
 
+def pack(codes: Tensor, fmt: str) -> Tensor:
+    """Packed codes, empty."""
+    return packed(codes, parse(fmt))
+
+
+def unpack(packed: Tensor, fmt: str, size: int) -> Tensor:
+    """Codes, empty."""
+    dtype = parse(fmt).element.code_dtype
+    return packed.new_empty((*packed.shape[:-1], size), dtype=dtype)
+
+
 def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
     """Values, empty."""
     return packed.codes.new_empty(packed.shape, dtype=dtype)

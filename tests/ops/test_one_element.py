@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, Value, operand, quantizer
-from blockscale.kernels.cpu import prepack
+from blockscale.kernels.resident import Residents
 from blockscale.ops import one_element
 from blockscale.ops import primitives as P
 from blockscale.ops.conv import conv
@@ -199,7 +199,7 @@ def test_the_gradient_of_a_scale_has_its_shape() -> None:
 
 def test_what_kernels_keep_beside_a_weight_is_made_once() -> None:
     made = []
-    kept = prepack.Residents(lambda weight: made.append(weight.fmt) or 1, lambda part: 0)
+    kept = Residents(lambda weight: made.append(weight.fmt) or 1, lambda part: 0)
     q = bs.quantize(torch.randn(8, 64), "int8")
     fits, fitted = of(linear)
     scale = q.qparams.scale.reshape(())

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from blockscale.demo.graph import ROWS, TOKENS, Step, steps
 from blockscale.demo.run import RECIPES, Demo, Row
 from blockscale.demo.sentences import SENTENCES
 from blockscale.kernels.registry import unavailable
@@ -37,10 +38,17 @@ def demo(
         for done, (name, recipe) in enumerate(RECIPES.items(), 1):
             progress.update(task, description=f"{done} of {len(RECIPES)}: {name}")
             rows.append(measured.measure(name, recipe))
+        progress.update(task, description="the same model as a program")
+        flow: list[Step] = []
+        for step in steps(measured.model, measured.tokens):
+            flow.append(step)
+            progress.update(task, description=f"program: {step.recipe} {step.name}")
     if json:
-        typer.echo(to_json.dumps([asdict(row) for row in rows], indent=2))
+        told = {"rows": [asdict(row) for row in rows], "steps": [asdict(s) for s in flow]}
+        typer.echo(to_json.dumps(told, indent=2))
         return
     console.print(_table(rows))
+    console.print(_flow_table(flow))
     console.print(
         f"{len(SENTENCES)} sentences; embeddings compared with float32's after saving and loading "
         f"each file; {time.perf_counter() - started:.0f} s in all. Every layer was quantized, the "
@@ -55,6 +63,21 @@ def _layers_ran_on() -> str:
         if reason is None
         else f"layers ran on the reference, which is exact and not fast: {reason}"
     )
+
+
+def _flow_table(flow: list[Step]) -> Table:
+    table = Table(
+        title=f"the same model as a program (bs.graph); times of {ROWS} x {TOKENS} tokens",
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
+    )  # fmt: skip
+    for column in ("recipe", "step", "s", "program\nMB", "cosine\nmin", "time of\nmodules"):
+        table.add_column(column, justify="left" if column in ("recipe", "step") else "right")
+    for step in flow:
+        size = "" if step.program_bytes is None else f"{step.program_bytes / 1e6:.1f}"
+        cosine = "" if step.cosine is None else f"{step.cosine:.4f}"
+        ratio = "" if step.to_modules is None else f"{step.to_modules:.2f}"
+        table.add_row(step.recipe, step.name, f"{step.seconds:.1f}", size, cosine, ratio)
+    return table
 
 
 def _table(rows: list[Row]) -> Table:

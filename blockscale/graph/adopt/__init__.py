@@ -7,6 +7,7 @@ from torch._guards import detect_fake_mode
 
 from blockscale.graph.adopt.foreign import translate
 from blockscale.graph.adopt.weights import fold
+from blockscale.graph.adopt.wide import widen
 from blockscale.graph.nodes import set_value
 from blockscale.graph.passes import tidy
 
@@ -22,7 +23,7 @@ def adopt(graph: fx.GraphModule) -> int:
     torchao's convert_pt2e gives, with any quantizer, pt2e_quantizer among them.
     """
     _set_values(graph)
-    changes = translate(graph)
+    changes = widen(graph) + translate(graph)
     tidy(graph)
     changes += fold(graph)
     tidy(graph)

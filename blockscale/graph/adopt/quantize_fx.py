@@ -1,8 +1,8 @@
 """Graph modules of torch.ao's quantize_fx, as programs that the graph flow takes.
 
-prepare_fx observes, and calls float modules; convert_to_reference_fx calls `torch.quantize_per_tensor`
-and reference modules, which quantize their weight at each call. Neither has codes that torch.export
-knows. torch.ao has a form of both in ops of `quantized_decomposed`, which it does.
+prepare_fx observes, and calls float modules; convert_to_reference_fx calls `quantize_per_tensor` of
+torch and reference modules, which quantize their weight at each call. Neither has codes that
+torch.export knows. torch.ao has a form of both in ops of `quantized_decomposed`, which it does.
 """
 
 import copy

@@ -7,6 +7,7 @@ from torch import fx
 
 from blockscale.graph.names import described, op_name, scope
 from blockscale.ops.fused import FUSED
+from blockscale.ops.fused.norms.residual import RESIDUAL
 from blockscale.ops.op import OPS, Op
 
 _KEY = "blockscale ways"
@@ -62,9 +63,9 @@ def of_ours(node: fx.Node) -> Op | None:
 
 def by_overload() -> dict[Any, Op]:
     """{torch op: the op of ours}, fused ones included."""
-    if len(_known) != len(OPS) + len(FUSED):
+    if len(_known) != len(OPS) + len(FUSED) + len(RESIDUAL):
         fused = (each.op for each in FUSED.values())
-        _known.update({op.overload: op for op in (*OPS.values(), *fused)})
+        _known.update({op.overload: op for op in (*OPS.values(), *fused, *RESIDUAL)})
     return _known
 
 

@@ -51,16 +51,20 @@ LOWERING: Sequence[Pass] = (compact,)
 def apply(graph: fx.GraphModule, passes: Sequence[Pass]) -> dict[str, int]:
     """Run the passes in order, again and again until none changes anything. In place.
 
-    Returns {name of a pass: its changes}. After each, dead nodes and constants are gone and the
-    graph is checked. Raises RuntimeError if they do not come to an end, which is a bug of ours.
+    Returns {name of a pass: its changes}. After each that changed something, dead nodes are gone and
+    the graph is checked. Raises RuntimeError if they do not come to an end, which is a bug of ours.
     """
     changes = {_name(each): 0 for each in passes}
     for _ in range(_ROUNDS):
         before = sum(changes.values())
         for each in passes:
-            changes[_name(each)] += each.run(graph)
-            tidy(graph)
+            if count := each.run(graph):
+                changes[_name(each)] += count
+                graph.graph.eliminate_dead_code()
+                graph.graph.lint()
+        drop_unused(graph)
         if sum(changes.values()) == before:
+            tidy(graph)
             return changes
     raise RuntimeError(f"passes do not come to an end after {_ROUNDS} rounds: {changes}")
 

@@ -12,7 +12,7 @@ from torch import fx
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.graph.nodes import aten, call, calls, ours, quantize_of, shape
-from blockscale.graph.passes.fused import only_user, taken_out
+from blockscale.graph.passes.fused import matched, only_user, taken_out
 from blockscale.graph.passes.moves.moved import ONTO, moved
 from blockscale.graph.passes.moves.parts import of_rank
 
@@ -76,4 +76,4 @@ def _ends_in_op(source: Any) -> bool:
         source = source.args[0]
     if not isinstance(source, fx.Node) or len(source.users) != 1:
         return False
-    return taken_out(source) is not None
+    return taken_out(source) is not None or matched(source) is not None

@@ -31,8 +31,9 @@ def run(graph: fx.GraphModule) -> int:
     for node in list(graph.graph.nodes):
         if is_constant(node) and not node.users:
             graph.graph.erase_node(node)
+    taken = {str(node.target) for node in graph.graph.nodes if is_constant(node)}
     for node, name in made:
-        if str(node.target) != name:  # perhaps nobody reads what had the name any more
+        if name not in taken:  # nobody reads what had the name any more
             replace(node, put(graph, name, get(graph, node), like=node))
     return len(made)
 
@@ -110,7 +111,7 @@ def _foldable(node: fx.Node) -> bool:
 
 def _small_enough(made: Any, inputs: list[Any]) -> bool:
     sizes = [_bytes(each) for each in inputs]
-    return _bytes(made) <= max(_GROWS, *sizes)
+    return _bytes(made) <= max(_GROWS, *sizes, 0)
 
 
 def _bytes(of: Any) -> int:

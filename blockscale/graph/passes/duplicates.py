@@ -77,7 +77,7 @@ def _pure(node: fx.Node) -> bool:
 def _key(given: Any) -> Any:
     """Arguments as a key of a dictionary: 1, 1.0 and True are three, as are 0.0 and -0.0."""
     if isinstance(given, list | tuple):
-        return (type(given).__name__ == "slice", *(_key(each) for each in given))
+        return tuple(_key(each) for each in given)
     if isinstance(given, dict):
         return tuple((name, _key(each)) for name, each in sorted(given.items()))
     if isinstance(given, slice):

@@ -24,6 +24,7 @@ from blockscale.core.parse import parse
 from blockscale.core.recipe import read_bias
 from blockscale.core.reference import QParams, step_of
 from blockscale.graph import constants
+from blockscale.graph.adopt.wide import LAYER
 from blockscale.graph.nodes import SCOPE, aten, call
 from blockscale.graph.pt2e import written
 from blockscale.layers.bias import steps_of_outputs
@@ -100,6 +101,8 @@ class _Edge:
         for known in (*node.users, x):  # the new nodes are their neighbours' for those who read
             node.meta = {k: known.meta[k] for k in SCOPE if k in known.meta} | node.meta
         if place.part == "weight":
+            for layer in node.users:
+                layer.meta[LAYER] = True
             y = written.weight(model, x, place.fmt, place.layout, like=node)
         elif isinstance(self.kind, SumInteger):
             y = self._write_sums(model, x, node)

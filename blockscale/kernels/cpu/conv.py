@@ -22,8 +22,10 @@ from blockscale.kernels.cpu.quantize import choose_quantize, quantize
 from blockscale.kernels.registry import kernel
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-# With fewer, copying the patches costs more than their products save (measured).
+# With fewer, copying the patches costs more than their products save (measured). Without vpdpbusd
+# that is so earlier where pixels have scales of their own, which end sums.
 _OUTPUTS, _CHANNELS = 32, 32
+_OUTPUTS_OF_BLOCKS = 128
 
 Sizes = list[int]
 
@@ -123,12 +125,17 @@ def window(
         for n, p, span, s in zip(x[1:-1], padding, spans, stride, strict=True)
     ]
     block = row_block(fmt, len(x))
-    if min(x[0], *out) <= 0 or block is None or shape[0] < _OUTPUTS or channels < _CHANNELS:
+    if min(x[0], *out) <= 0 or block is None or not _pays(shape[0], channels, block):
         return None
     if block and channels % min(block, channels):
         return None  # a last block that is partial at every place of the kernel
     numbers = [*kernel_size, *x[1:-1], *out, *stride, *padding, *dilation, channels]
     return Window(numbers, min(block, channels), (x[0], *out, shape[0]))
+
+
+def _pays(outputs: int, channels: int, block: int) -> bool:
+    slow = block and _native.isa() != "avx512vnni"
+    return channels >= _CHANNELS and outputs >= (_OUTPUTS_OF_BLOCKS if slow else _OUTPUTS)
 
 
 def of_codes(

@@ -26,7 +26,7 @@ from blockscale.ops.fused.plan import Plan
 from blockscale.ops.gradient import not_differentiable
 from blockscale.ops.one_element import fitting
 from blockscale.ops.op import Op, register
-from blockscale.ops.operand import Signature, Tuples, signature_of
+from blockscale.ops.operand import Signature, signature_of
 
 _INSTEAD = "it is for inference; train the prepared graph or model, and fuse what was converted"
 
@@ -68,7 +68,11 @@ class Fused:
 
     @property
     def ulps(self) -> int:
-        """How far a kernel may be from the reference; 0 means equal bits."""
+        """How far a kernel may be from the reference; 0 means equal bits.
+
+        Of element-wise functions, torch's vectors and the scalar code for what is left over differ
+        by as much (in bfloat16 by a unit of that): what an element becomes depends on its place.
+        """
         return self.op.ulps
 
     @cached_property
@@ -168,7 +172,7 @@ def fused(
 def _registered(plan: Plan, own: list[Parameter], ulps: int) -> Op:
     """The torch op that runs a plan."""
     takes = signature_of(own)
-    run = _runner(plan, takes, *fitting({p.name: p.annotation for p in own}))
+    run = _first_made(lambda: _runner(plan, takes, {p.name: p.annotation for p in own}))
     made = register(
         plan.name, plan.reference, takes, list[Tensor], run, shape=plan.empty, ulps=ulps
     )
@@ -196,8 +200,21 @@ def _default(parameter: Parameter) -> Any:
     return [*parameter.default] if type(parameter.default) is tuple else parameter.default
 
 
-def _runner(plan: Plan, takes: Signature, fits: Tuples, fitted: Tuples) -> Callable[..., Any]:
+def _first_made(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """What `make` gives, made when it is first called: there are many ops, and few are used."""
+    made: list[Callable[..., Any]] = []
+
+    def run(*args: Any) -> Any:
+        if not made:
+            made.append(make())
+        return made[0](*args)
+
+    return run
+
+
+def _runner(plan: Plan, takes: Signature, kinds: dict[str, Any]) -> Callable[..., Any]:
     """What runs the kernel of the op's arguments or, where there is none, the composition."""
+    fits, fitted = fitting(kinds)
     name, reference, check, spellings = plan.name, plan.reference, plan.check, takes.spellings
     many = plan.many
 

@@ -1,4 +1,8 @@
-"""From what fused ops take to floats, and from floats to what they give."""
+"""From what fused ops take to floats, and from floats to what they give.
+
+The primitives are run, not called: a fused op is below torch's dispatcher already, and to ask again
+whether anybody listens would cost as much as a small tensor does.
+"""
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -32,7 +36,7 @@ def needs(fmt: str) -> Needs:
 def floats(value: Value, dtype: torch.dtype, wide: bool) -> Tensor:
     """Codes as values of `dtype`; floats as they are or, for `wide`, as values of `dtype`."""
     if value.fmt:
-        values: Tensor = dequantize(value.operand, dtype)
+        values: Tensor = dequantize.run(value.operand, dtype)
         return values
     return widened(value.data, dtype) if wide else value.data
 
@@ -56,9 +60,9 @@ def quantized(y: Tensor, by: Quantizer) -> list[Tensor]:
     if not by.fmt:
         return [y.contiguous()]
     if by.scale is None:
-        made: list[Tensor] = choose_quantize(y, by.fmt, by.seed)
+        made: list[Tensor] = choose_quantize.run(y, by.fmt, by.seed)
         return made
-    return [quantize(y, by)]
+    return [quantize.run(y, by)]
 
 
 def empty_quantized(y: Tensor, by: Quantizer) -> list[Tensor]:

@@ -120,7 +120,10 @@ class QATConv(QATLayer):
         around, inside = _paddings(self)
         if around:
             x = F.pad(x, around, "constant" if self.padding_mode == "zeros" else self.padding_mode)
-        values = self._input(x.movedim(1, -1)).movedim(-1, 1)
+        values = self._input(x.movedim(1, -1))
+        if self.input_quantizer is not None:
+            values = values.contiguous()  # as the quantized layer's: torch's sums depend on it
+        values = values.movedim(-1, 1)
         stored = self.weight_quantizer(weight)
         dense = from_stored(stored, self.weight_quantizer.layout, weight.shape)
         y = self._run(values, dense, self._added(bias, weight), inside, *more)

@@ -10,8 +10,14 @@ from typer.testing import CliRunner
 
 from blockscale.cli.app import app
 from blockscale.cli.commands import demo
+from blockscale.demo.graph import Step
 from blockscale.demo.run import RECIPES, Row
 
+STEPS = [
+    Step("", "export", 1.84),
+    Step("int8", "convert", 2.5, 24_700_000, 0.99023),
+    Step("int8", "lower to cpu", 0.4, 24_200_000, 0.99021, 0.704),
+]
 ROW = Row("float32", 90_900_000, 32.0, float("inf"), 1.0, 1.0, 1.0, 0.0, 0.25)
 
 
@@ -19,6 +25,7 @@ class Invented:
     """Measures nothing."""
 
     float_row = ROW
+    model = tokens = None
 
     def measure(self, name, recipe):
         assert RECIPES[name] is recipe
@@ -28,6 +35,7 @@ class Invented:
 @pytest.fixture(autouse=True)
 def _invented(monkeypatch):
     monkeypatch.setattr(demo, "Demo", Invented)
+    monkeypatch.setattr(demo, "steps", lambda model, tokens: iter(STEPS))
 
 
 def read(line: str) -> tuple[str, list[str]] | None:
@@ -79,9 +87,19 @@ def test_the_table(monkeypatch):
 
 def test_json():
     result = CliRunner().invoke(app, ["demo", "--json"])
-    rows = json.loads(result.stdout)
-    assert [row["name"] for row in rows] == ["float32", *RECIPES]
-    assert rows[1]["bits_per_weight"] == 4.25
+    told = json.loads(result.stdout)
+    assert [row["name"] for row in told["rows"]] == ["float32", *RECIPES]
+    assert told["rows"][1]["bits_per_weight"] == 4.25
+    assert told["steps"][0]["cosine"] is None and told["steps"][2]["to_modules"] == 0.704
+
+
+def test_the_steps_of_a_program(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = CliRunner().invoke(app, ["demo"]).stdout
+    lines = [line.split() for line in text.splitlines()]
+    assert ["int8", "convert", "2.5", "24.7", "0.9902"] in lines
+    assert ["int8", "lower", "to", "cpu", "0.4", "24.2", "0.9902", "0.70"] in lines
+    assert ["export", "1.8"] in lines
 
 
 def test_where_layers_ran(monkeypatch):

@@ -33,7 +33,7 @@ class Net(nn.Module):
         self.conv, self.bn = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
         self.fc, self.last = nn.Linear(128, 16), nn.Linear(16, 4)
 
-    def forward(self, input):  # noqa: A002 - torch.ao's name for it
+    def forward(self, input):
         y = torch.relu(self.bn(self.conv(input))).flatten(1)
         return self.last(torch.relu(self.fc(y)))
 

@@ -43,6 +43,7 @@ INPUTS = (
 def always(monkeypatch: pytest.MonkeyPatch, outputs: int = 1) -> None:
     """Patches of codes from so many outputs on, however few channels there are."""
     monkeypatch.setattr(kernel, "_OUTPUTS", outputs)
+    monkeypatch.setattr(kernel, "_OUTPUTS_OF_BLOCKS", outputs)
     monkeypatch.setattr(kernel, "_CHANNELS", 1)
 
 
@@ -82,15 +83,18 @@ def test_every_setting(shape: tuple, outputs: int, monkeypatch: pytest.MonkeyPat
         check(model.to(dtype), torch.randn(3, shape[0], *shape[-1]).to(dtype))
 
 
-def test_which_are_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("outputs", [31, 32, 64, 127, 128])
+def test_which_are_patches(isa: str, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     run = kernel._as_integers
     monkeypatch.setattr(kernel, "_as_integers", lambda *a: found.append(run(*a)) or found[-1])
-    x = torch.randn(2, 32, 8, 8)
-    for given, outputs, expected in (("int8_token", 32, True), ("int8_token", 31, False),
-                                     ("uint8", 128, True), ("int8", 128, True)):  # fmt: skip
-        layer((32, outputs, 3, 1, 1, 1, 1, (8, 8)), "int8_channel", given)(x)
-        assert (found.pop() is not None) == expected
+    blocks = 32 if isa == "avx512vnni" else 128
+    for given, least in (("int8_token", blocks), ("uint8", 32), ("int8", 32), ("mxfp8", 999)):
+        for channels in (16, 32):
+            layer((channels, outputs, 3, 1, 1, 1, 1, (8, 8)), "int8_channel", given)(
+                torch.randn(2, channels, 8, 8)
+            )
+            assert (found.pop() is not None) == (outputs >= least and channels == 32)
 
 
 def test_given_scales(monkeypatch: pytest.MonkeyPatch) -> None:

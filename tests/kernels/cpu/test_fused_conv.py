@@ -48,6 +48,7 @@ INPUTS = (
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     """However few outputs and channels there are."""
     monkeypatch.setattr(of_patches, "_OUTPUTS", 1)
+    monkeypatch.setattr(of_patches, "_OUTPUTS_OF_BLOCKS", 1)
     monkeypatch.setattr(of_patches, "_CHANNELS", 1)
 
 

@@ -293,7 +293,7 @@ def test_what_does_not_fit_is_an_error() -> None:
         ((x._replace(data=x.data.to(torch.int8)), weight), "packed as"),
         ((x._replace(scale=x.scale.repeat(3, 1)), weight), "expected torch.float32"),
         ((x._replace(zero_point=x.zero_point.long()), weight), "expected torch.int32"),
-        ((x._replace(zero_point=None), weight), "zero point"),
+        ((x._replace(zero_point=None), weight), r"zero.point"),
         ((x, weight._replace(scale=weight.scale[:5])), "expected torch.float32"),
     ):
         with pytest.raises(ValueError, match=match), bs.use("cpu"):

@@ -168,3 +168,23 @@ def test_a_kernel_takes_the_ops_own_arguments(monkeypatch: pytest.MonkeyPatch) -
     formats, arguments = asked[-1]
     assert formats == ("int8:tensor:fp32", "e4m3:group32:e8m0/floor")
     assert arguments[2:4] == (1.0, torch.float32) and arguments[4] is by
+
+
+NUMBERS = {"other": 0.3, "exponent": 2.0, "min": -0.5}
+SETTINGS = {
+    name: {k: v for k, v in NUMBERS.items() if k in FUSED[name].settings}
+    for name in f"{ACTIVATIONS} {FUNCTIONS} {NUMBER}".split()
+    if not FUSED[name].ulps and name not in ("prelu", "where_scalar", "masked_fill")
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_equal_bits_are_promised_where_an_elements_place_says_nothing(
+    name: str, dtype: torch.dtype
+) -> None:
+    """Torch's vectors and its code for what is left over give the same, so a table can too."""
+    x = torch.linspace(0.1, 9, 7 * 300).to(dtype)
+    body, settings = FUSED[name].body, SETTINGS[name]
+    pieces = torch.cat([body(each.clone(), **settings) for each in x.split(7)])
+    assert bits(body(x, **settings)) == bits(pieces)

@@ -1,5 +1,7 @@
 """Operands become floats and floats results; what does not fit is refused in words."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -117,7 +119,7 @@ def test_a_part_that_is_dropped_is_found(part: str, monkeypatch: pytest.MonkeyPa
 
     case = test_leaky_relu.CASES[0]
     check("leaky_relu", case, torch.float32)
-    monkeypatch.setattr(values, "dequantize", dropped)
+    monkeypatch.setattr(values, "dequantize", SimpleNamespace(run=dropped))
     with pytest.raises(AssertionError, match="leaky_relu of"):
         check("leaky_relu", case, torch.float32)
 
@@ -128,7 +130,7 @@ def test_a_given_scale_that_is_not_used_is_found(monkeypatch: pytest.MonkeyPatch
     def other(y: torch.Tensor, by: Quantizer) -> torch.Tensor:
         return plain(y, quantizer_of(y * 2, f"static {by.fmt}"))
 
-    monkeypatch.setattr(values, "quantize", other)
+    monkeypatch.setattr(values, "quantize", SimpleNamespace(run=other))
     with pytest.raises(AssertionError, match="static"):
         check("add", test_add.CASES[0], torch.float32)
 

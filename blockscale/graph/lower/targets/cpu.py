@@ -2,6 +2,7 @@
 
 from torch import fx
 
+from blockscale.graph.lower import attention, residual
 from blockscale.graph.lower.kernels import kernel_way, misses
 from blockscale.graph.lower.products.choose import Times, choose
 from blockscale.graph.lower.products.product import Product, parts_of, product_of
@@ -26,6 +27,8 @@ def run(graph: fx.GraphModule, *, measure: bool = False) -> list[Way]:
 
     measure: time the ways of each linear layer here and now, instead of looking them up
     """
+    attention.run(graph, "cpu")
+    residual.run(graph, "cpu")
     found: list[Way] = []
     quantized: Quantized = {}
     times: dict[Product, Times] = {}

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import fx
 
-from blockscale.graph.lower import onednn
+from blockscale.graph.lower import attention, onednn, residual
 from blockscale.graph.lower.kernels import kernel_way, misses
 from blockscale.graph.lower.products.product import parts_of
 from blockscale.graph.lower.products.ways import Quantized, refused, rewrite
@@ -33,6 +33,8 @@ def supports(node: fx.Node) -> str | None:
 
 def run(graph: fx.GraphModule) -> list[Way]:
     """Linear layers become oneDNN's where it takes them; the rest stays on our kernels."""
+    attention.run(graph, "cpu")
+    residual.run(graph, "cpu")
     found: list[Way] = []
     quantized: Quantized = {}
     for node in [each for each in graph.graph.nodes if of_ours(each) is not None]:

@@ -6,7 +6,7 @@ from torch import Tensor
 from blockscale.ops.fused.define import fused
 
 
-@fused(aten=("gelu.default",))
+@fused(ulps=4, aten=("gelu.default",))
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     """x [...] -> the same shape; approximate: "none" or "tanh"."""
     return F.gelu(x, approximate=approximate)

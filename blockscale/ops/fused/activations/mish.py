@@ -6,7 +6,7 @@ from torch import Tensor
 from blockscale.ops.fused.define import fused
 
 
-@fused(aten=("mish.default",))
+@fused(ulps=4, aten=("mish.default",))
 def mish(x: Tensor) -> Tensor:
     """x [...] -> the same shape."""
     return F.mish(x)

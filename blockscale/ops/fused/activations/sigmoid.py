@@ -6,7 +6,7 @@ from torch import Tensor
 from blockscale.ops.fused.define import fused
 
 
-@fused(aten=("sigmoid.default",))
+@fused(ulps=4, aten=("sigmoid.default",))
 def sigmoid(x: Tensor) -> Tensor:
     """x [...] -> the same shape."""
     return torch.sigmoid(x)

@@ -6,7 +6,7 @@ from torch import Tensor
 from blockscale.ops.fused.define import fused
 
 
-@fused(aten=("silu.default",))
+@fused(ulps=4, aten=("silu.default",))
 def silu(x: Tensor) -> Tensor:
     """x [...] -> the same shape."""
     return F.silu(x)

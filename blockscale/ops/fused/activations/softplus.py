@@ -6,7 +6,7 @@ from torch import Tensor
 from blockscale.ops.fused.define import fused
 
 
-@fused(aten=("softplus.default",))
+@fused(ulps=4, aten=("softplus.default",))
 def softplus(x: Tensor, *, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """x [...] -> the same shape; x itself where beta * x is above the threshold."""
     return F.softplus(x, beta, threshold)

@@ -6,7 +6,7 @@ from torch import Tensor
 from blockscale.ops.fused.define import fused
 
 
-@fused(aten=("tanh.default",))
+@fused(ulps=4, aten=("tanh.default",))
 def tanh(x: Tensor) -> Tensor:
     """x [...] -> the same shape."""
     return torch.tanh(x)

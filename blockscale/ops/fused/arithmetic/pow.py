@@ -6,7 +6,7 @@ from torch import Tensor
 from blockscale.ops.fused.define import fused
 
 
-@fused(aten=("pow.Tensor_Tensor",))
+@fused(ulps=4, aten=("pow.Tensor_Tensor",))
 def pow(a: Tensor, b: Tensor) -> Tensor:  # noqa: A001  (torch's name)
     """a [...], exponents b [...] that broadcast -> powers."""
     return torch.pow(a, b)

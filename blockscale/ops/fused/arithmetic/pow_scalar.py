@@ -6,7 +6,7 @@ from torch import Tensor
 from blockscale.ops.fused.define import fused
 
 
-@fused(aten=("pow.Tensor_Scalar",))
+@fused(ulps=4, aten=("pow.Tensor_Scalar",))
 def pow_scalar(a: Tensor, *, exponent: float) -> Tensor:
     """a [...] -> its powers."""
     return torch.pow(a, exponent)

@@ -6,7 +6,7 @@ from torch import Tensor
 from blockscale.ops.fused.define import fused
 
 
-@fused(aten=("exp.default",))
+@fused(ulps=4, aten=("exp.default",))
 def exp(x: Tensor) -> Tensor:
     """x [...] -> the same shape."""
     return torch.exp(x)

@@ -6,7 +6,7 @@ from torch import Tensor
 from blockscale.ops.fused.define import fused
 
 
-@fused(aten=("rsqrt.default",))
+@fused(ulps=4, aten=("rsqrt.default",))
 def rsqrt(x: Tensor) -> Tensor:
     """x [...] -> the same shape."""
     return torch.rsqrt(x)

@@ -125,3 +125,4 @@ def _op(reference: Callable[..., list[Tensor]]) -> Op:
 
 RESIDUAL_LAYER_NORM = _op(residual_layer_norm)
 RESIDUAL_RMS_NORM = _op(residual_rms_norm)
+RESIDUAL = (RESIDUAL_LAYER_NORM, RESIDUAL_RMS_NORM)

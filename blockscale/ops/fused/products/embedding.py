@@ -15,7 +15,7 @@ def _floats(weight: Value, *, dtype: torch.dtype, indices: Tensor) -> Tensor:
     """Only the rows that are asked for are dequantized."""
     if not weight.fmt:
         return F.embedding(indices, weight.data)
-    rows: Tensor = rows_of(weight.operand, indices, dtype)
+    rows: Tensor = rows_of.run(weight.operand, indices, dtype)
     return rows
 
 

@@ -1,0 +1,149 @@
+"""MiniLM as a program: each step of the graph flow, with what it takes and what it leaves."""
+
+import copy
+import io
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from blockscale.calibrate.calibrate import calibrate
+from blockscale.core.recipe import Recipe
+from blockscale.graph.convert import convert
+from blockscale.graph.fuse import fuse
+from blockscale.graph.lower import lower
+from blockscale.graph.lower.lowering import targets
+from blockscale.graph.prepare import prepare
+from blockscale.graph.program import exported
+from blockscale.layers.apply import quantize_
+
+RECIPES: dict[str, tuple[Recipe, Recipe]] = {  # name: of the graph, of the modules beside it
+    "int8": (
+        Recipe("int8_channel", "uint8:tensor:fp32:asym", skip=["pooler"]),
+        Recipe("int8_channel", "int8_token", skip=["pooler"]),
+    ),
+    "mxfp8": (
+        Recipe("mxfp8", "mxfp8", skip=["pooler"]),
+        Recipe("mxfp8", "mxfp8", skip=["pooler"]),
+    ),
+}
+ROWS, TOKENS = 32, 64
+_RUNS = 5
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line: a step's seconds, the bytes of the program after it, the smallest cosine of the
+    sentence embeddings to float's, and its time over that of quantized modules; None where a step
+    leaves no such thing."""
+
+    recipe: str
+    name: str
+    seconds: float
+    program_bytes: int | None = None
+    cosine: float | None = None
+    to_modules: float | None = None
+
+
+def steps(model: nn.Module, tokens: Mapping[str, Tensor]) -> Iterator[Step]:
+    """The flow on an encoder of transformers, step by step, for each recipe.
+
+    tokens: input_ids and what goes with them, [sentences, length]; batch and length stay free
+    """
+    program, seconds = _timed(lambda: _exported(model, tokens))
+    yield Step("", "export", seconds)
+    with torch.no_grad():
+        expected = _embedded(model(**tokens), tokens)
+    for name, (recipe, of_modules) in RECIPES.items():
+        yield from _flow(name, recipe, program, tokens, expected, _modules(model, of_modules))
+
+
+def _flow(
+    name: str,
+    recipe: Recipe,
+    program: Any,
+    tokens: Mapping[str, Tensor],
+    expected: Tensor,
+    modules: nn.Module,
+) -> Iterator[Step]:
+    def calibrated() -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the pattern of a dead layer
+            prepared = prepare(program, recipe, observer="min_max")
+        calibrate(prepared, [dict(tokens)], progress=False)
+        return prepared
+
+    prepared, seconds = _timed(calibrated)
+    yield Step(name, "prepare, calibrate", seconds)
+    graph, seconds = _timed(lambda: convert(prepared))
+    yield _measured(name, "convert", seconds, graph, tokens, expected)
+    graph, seconds = _timed(lambda: fuse(graph))
+    yield _measured(name, "fuse", seconds, graph, tokens, expected)
+    target = "cpu" if targets()["cpu"] is None else "reference"
+    graph, seconds = _timed(lambda: lower(graph, target))
+    step = _measured(name, f"lower to {target}", seconds, graph, tokens, expected)
+    yield Step(name, step.name, seconds, step.program_bytes, step.cosine, _ratio(graph, modules))
+
+
+def _measured(
+    recipe: str,
+    name: str,
+    seconds: float,
+    graph: fx.GraphModule,
+    tokens: Mapping[str, Tensor],
+    expected: Tensor,
+) -> Step:
+    file = io.BytesIO()
+    torch.export.save(exported(graph), file)
+    with torch.no_grad():
+        found = _embedded(graph(**tokens), tokens)
+    cosine = float((found * expected).sum(-1).min())
+    return Step(recipe, name, seconds, file.getbuffer().nbytes, cosine)
+
+
+def _exported(model: nn.Module, tokens: Mapping[str, Tensor]) -> Any:
+    free = {0: torch.export.Dim("rows"), 1: torch.export.Dim("tokens", min=2, max=512)}
+    sizes = dict.fromkeys(tokens, free)
+    return torch.export.export(model, (), dict(tokens), dynamic_shapes=sizes)
+
+
+def _modules(model: nn.Module, recipe: Recipe) -> nn.Module:
+    quantized = copy.deepcopy(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        quantize_(quantized, recipe)
+    return quantized
+
+
+def _embedded(output: Any, tokens: Mapping[str, Tensor]) -> Tensor:
+    """Sentence embeddings of length 1, by mean pooling of what an encoder gives first."""
+    states = next(iter(output.values())) if isinstance(output, Mapping) else output[0]
+    mask = tokens["attention_mask"][..., None].to(states.dtype)
+    return F.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
+
+
+def _ratio(graph: fx.GraphModule, modules: nn.Module) -> float:
+    """The graph's time over the modules', of 32 rows of 64 tokens, taking turns."""
+    ids = torch.arange(ROWS * TOKENS).reshape(ROWS, TOKENS) % 20_000 + 1_000
+    names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
+    batch = {
+        name: ids if "ids" in name and "type" not in name else
+        (torch.ones_like(ids) if "mask" in name else torch.zeros_like(ids))
+        for name in names
+    }  # fmt: skip
+    times: dict[nn.Module, list[float]] = {graph: [], modules: []}
+    with torch.no_grad():
+        for _ in range(_RUNS):
+            for each, taken in times.items():
+                taken.append(_timed(lambda each=each: each(**batch))[1])  # type: ignore[misc]
+    return min(times[graph]) / min(times[modules])
+
+
+def _timed(run: Callable[[], Any]) -> tuple[Any, float]:
+    started = time.perf_counter()
+    return run(), time.perf_counter() - started

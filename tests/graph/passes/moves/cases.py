@@ -1,0 +1,45 @@
+"""Moving ops, and graphs that move what was dequantized."""
+
+import torch
+
+from blockscale.graph.nodes import dequantize_of
+from blockscale.graph.passes import moving
+from tests.graph.passes.nets import graph_of, round_trip, same_after
+
+X = torch.randn(3, 6, 64)
+MOVES = {
+    "view": lambda x: x.view(x.shape[0], 6, 4, 16),
+    "view of rows": lambda x: x.view(x.shape[0] * 6, 64),
+    "view of all": lambda x: x.view(x.shape[0], 6 * 64),
+    "flatten": lambda x: x.flatten(1),
+    "unflatten": lambda x: x.unflatten(-1, (2, 32)),
+    "permute": lambda x: x.permute(1, 0, 2),
+    "permute of the last": lambda x: x.permute(-1, 0, 1),
+    "transpose": lambda x: x.transpose(1, -2),
+    "heads": lambda x: x.view(x.shape[0], 6, 4, 16).transpose(1, 2),
+    "unsqueeze": lambda x: x.unsqueeze(1),
+    "unsqueeze last": lambda x: x.unsqueeze(-1),
+    "squeeze": lambda x: x[:, :1].squeeze(1),
+    "slice": lambda x: x[:, 2:5],
+    "slice of a step": lambda x: x[:, ::2],
+    "slice from the end": lambda x: x[:, -2:],
+    "slice of rows": lambda x: x[..., 16:48],
+    "slice within a group": lambda x: x[..., 8:40],
+    "select": lambda x: x[:, -1],
+    "select last": lambda x: x.select(-1, 3),
+    "expand": lambda x: x.unsqueeze(1).expand(-1, 5, -1, -1),
+    "contiguous": lambda x: x.transpose(1, 2).contiguous(),
+}
+FORMATS = (
+    *("int8:tensor:fp32", "int8:token:fp32", "mxfp8", "int4:group16:fp32", "nvfp4"),
+    *("uint8:group16:fp32:asym", "int8:channel-1:fp32", "int8:tile3x32:fp32", "int8:flat32:fp32"),
+)
+
+
+def block_after(move: str, fmt: str) -> str:
+    """The format of what is dequantized after the move; "" if the floats moved."""
+    graph = graph_of(lambda _, x: MOVES[move](round_trip(x, fmt)) + 1, X)
+    same_after(graph, (moving,), X)
+    node = list(graph.graph.nodes)[-2].args[0]
+    found = dequantize_of(node)
+    return found.coded.fmt.split(":")[1] if found else ""

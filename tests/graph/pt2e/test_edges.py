@@ -1,0 +1,85 @@
+"""What stands on an edge of a prepared program: observers let tensors pass, fakes do not."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.calibrate.observers import make
+from tests.ops.samples import bits
+
+pytest.importorskip("torchao")
+
+
+def edge(kind: str, part: str = "input", fmt: str = "uint8", **more):
+    from blockscale.graph.pt2e import edges
+
+    place = edges.Place(part, fmt, f"fc.{part}", f"the {part} of fc", **more)
+    return getattr(edges, kind)(place, "min_max", dtype=torch.uint8, quant_min=None)
+
+
+def test_an_observer_lets_tensors_pass_and_knows_the_scale() -> None:
+    x, watch, observer = torch.randn(3, 8), edge("Watch"), make("min_max", "uint8")
+    assert watch.missing
+    assert watch(x) is x
+    observer.observe(x)
+    scale, zero = watch.calculate_qparams()
+    assert not watch.missing
+    assert bits(scale) == bits(observer.qparams().scale)
+    assert bits(zero) == bits(observer.qparams().zero_point)
+
+
+def test_a_convolution_is_seen_with_its_channels_last() -> None:
+    watch = edge("Watch", fmt="int8:channel-1:fp32", layout="channels_last", rank=4)
+    x = torch.randn(2, 5, 3, 4)
+    watch(x)
+    assert watch.qparams().scale.shape == (1, 5)
+    expected = x.abs().amax((0, 2, 3)) / 127
+    assert torch.equal(watch.qparams().scale.reshape(-1), expected)
+
+
+@pytest.mark.parametrize("layout", ["plain", "transposed", "channels_last"])
+def test_fake_quantizers_pass_gradients(layout: str) -> None:
+    rank = 4 if layout == "channels_last" else 2
+    w = torch.randn(*(4, 6, 2, 2)[:rank], requires_grad=True)
+    fake = edge("Fake", "weight", "int8_channel", layout=layout, rank=rank)
+    y = fake(w)
+    assert y.shape == w.shape and not torch.equal(y, w)
+    y.sum().backward()
+    assert torch.equal(w.grad, torch.ones_like(w))
+    outputs = 1 if layout == "transposed" else 0
+    moved = w.detach().movedim(outputs, 0).flatten(1)
+    assert torch.equal(
+        y.detach().movedim(outputs, 0).flatten(1), bs.fake_quantize(moved, "int8_channel")
+    )
+
+
+def test_fakes_are_switched_as_torchao_switches_them() -> None:
+    fake, x = edge("Fake"), torch.randn(3, 8)
+    first = fake(x)
+    fake.disable_observer()
+    assert torch.equal(fake(x), first)
+    fake(x * 100)
+    assert torch.equal(fake(x), first)
+    fake.disable_fake_quant()
+    assert fake(x) is x
+
+
+def test_dynamic_edges_have_no_scale_yet() -> None:
+    watch = edge("Watch", fmt="mxfp8")
+    watch(torch.randn(3, 64))
+    assert not watch.missing and watch.qparams() is None
+    with pytest.raises(ValueError, match="the input of fc: its scale is chosen from each tensor"):
+        watch.calculate_qparams()
+
+
+def test_edges_are_copied_with_what_they_saw() -> None:
+    watch = edge("Watch")
+    watch(torch.randn(3, 8))
+    assert bits(copy.deepcopy(watch).qparams().scale) == bits(watch.qparams().scale)
+    assert pickle.loads(pickle.dumps(watch.place)) == watch.place
+    other = edge("Watch")
+    other.load_state_dict(watch.state_dict())
+    assert bits(other.qparams().scale) == bits(watch.qparams().scale)
