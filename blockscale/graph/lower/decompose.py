@@ -16,7 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from blockscale.graph.lower.pinned import REFERENCE
 from blockscale.graph.lower.way import by_overload
+from blockscale.kernels.registry import as_chosen
 from blockscale.ops.op import Op
 
 Body = Callable[..., Any]
@@ -32,7 +34,8 @@ def _body(op: Op) -> Body:
         names = op.signature.names[len(flat) :]
         defaults = {each.name: each.default for each in op.signature.flat}
         flat += tuple(named.get(name, defaults[name]) for name in names)
-        return op.reference(*op.signature.bind(*flat))
+        with as_chosen(REFERENCE):  # references of fused ops look for kernels of what they call
+            return op.reference(*op.signature.bind(*flat))
 
     return body
 

@@ -12,7 +12,7 @@ from blockscale.kernels.registry import Choice, as_chosen
 from blockscale.ops.op import LIBRARY, Op
 
 PREFIX = "reference_"
-_REFERENCE = Choice("reference", must=False)
+REFERENCE = Choice("reference", must=False)
 _pinned: dict[Any, Any] = {}  # torch op -> the one that keeps to the reference
 
 
@@ -35,7 +35,7 @@ def _pin(op: Op) -> Any:
     schema = str(op.overload._schema).removeprefix("blockscale::")
 
     def run(*flat: Any) -> Any:
-        with as_chosen(_REFERENCE):
+        with as_chosen(REFERENCE):
             return op.run(*op.signature.bind(*flat))
 
     def shape(*flat: Any, **named: Any) -> Any:

@@ -63,7 +63,7 @@ def test_only_what_was_lowered_to_it(make):
 
 
 def test_a_package_holds_no_op_of_ours(tmp_path):
-    model = nn.Linear(64, 8).eval()
+    model = nn.Sequential(nn.Linear(64, 8)).eval()
     with bs.use("reference"):
         bs.quantize_(model, bs.Recipe("book4:tensor:fp32"))
     lowered = lower(torch.export.export(model, (torch.randn(3, 64),)), "inductor")
@@ -72,7 +72,12 @@ def test_a_package_holds_no_op_of_ours(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_freezing_is_said(monkeypatch):
-    monkeypatch.setattr(torch._inductor.config, "freezing", True)
-    with pytest.warns(UserWarning, match="it decodes the weights while it compiles"):
-        compiled(lower(layers("int8 static")[0], "inductor"))
+def test_freezing_is_said():
+    from torch._inductor import config
+
+    lowered = lower(layers("int8 static")[0], "inductor")
+    with (
+        config.patch(freezing=True),
+        pytest.warns(UserWarning, match="it decodes the weights while it compiles"),
+    ):
+        compiled(lowered)

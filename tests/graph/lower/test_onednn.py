@@ -113,7 +113,7 @@ def test_scales_of_any_rank():
 
 REFUSED = {
     "floats": (("", "int8_channel", "", "", False), "not floats"),
-    "per token": (("int8_token", "int8_channel", "", "", False), "beforehand, not int8_token"),
+    "per token": (("int8_token", "int8_channel", "", "", False), "under one scale, not int8_token"),
     "16 bits": (("int16:tensor:fp32", "int8_channel", "", "", False), "not int16"),
     "power of two": (("int8:tensor:e8m0", "int8_channel", "", "", False), "not int8:tensor:e8m0"),
     "float weight": (("int8", "", "", "", False), "one scale a row, not floats"),

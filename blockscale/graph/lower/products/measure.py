@@ -9,8 +9,6 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
-
 from blockscale.graph.lower import onednn
 from blockscale.graph.lower.products.choose import TABLE, Table, key_of, processor
 from blockscale.graph.lower.products.product import OPEN, Product, spelled
@@ -37,23 +35,17 @@ def usual() -> list[Product]:
 
 
 def measure(products: Iterable[Product], path: Path = TABLE) -> Table:
-    """Time each product on one thread and write the table with what it had before."""
+    """Time each product and write the table with what it had before."""
     table: Table = json.loads(path.read_text()) if path.exists() else {}
     own = table.setdefault(processor(), {})
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for product in products:
-            ways = ["kernel", "inside"]
-            given = product.given or not product.y
-            if onednn.unavailable() is None and not onednn.refuses(
-                *product[:2], "", product.y, given
-            ):
-                ways.append("onednn")
-            sizes = f"{product.rows},{product.n},{product.k}"
-            own.setdefault(key_of(product), {})[sizes] = timed(product, ways)
-    finally:
-        torch.set_num_threads(before)
+    for product in products:
+        ways = ["kernel", "inside"]
+        formats = product.x, product.weight, product.activation, product.y
+        given = product.given or not product.y
+        if onednn.unavailable() is None and not onednn.refuses(*formats, given):
+            ways.append("onednn")
+        sizes = f"{product.rows},{product.n},{product.k}"
+        own.setdefault(key_of(product), {})[sizes] = timed(product, ways)
     path.write_text(_written(table))
     return table
 

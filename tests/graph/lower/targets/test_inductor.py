@@ -18,7 +18,12 @@ def of_ours(graph):
     return [n.name for n in graph.graph.nodes if str(n.target).startswith("blockscale.")]
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+SLOW = ("mxfp8", "nvfp4")  # long references: 10 seconds and more
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=pytest.mark.slow) if k in SLOW else k for k in FORMATS]
+)
 def test_no_op_of_ours_is_left(kind):
     graph, x = layers(kind)
     model, program, images = network(kind)
