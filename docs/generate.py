@@ -8,6 +8,7 @@ docs/graph.md the graphs.
 
 import ast
 import importlib.util
+import json
 import math
 import re
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from blockscale.report.speed.page import pages
 
 PAGE = Path(__file__).with_name("formats.md")
 DESIGN = Path(__file__).with_name("design.md")
+FLOWS = Path(__file__).with_name("flows.json")  # python -m tests.graph.flows
 GRAPH = Path(__file__).with_name("graph.md")
 PACKAGE = Path(bs.__file__).parent
 SPEED = {"performance": "cpu", "performance_cuda": "cuda"}  # a page's name, what it is about
@@ -63,6 +65,16 @@ does not, and any decoder reads the result.
 """
 
 
+FLOW_HEAD = """
+## What runs where
+
+Two linear layers in each format, through modules (`bs.calibrate`), `bs.graph.convert` and `bs.graph.fuse`, whose results are equal to the bit on the
+reference, and lowered to each target. `kernel`: one of ours; `oneDNN`: torch's product of 8-bit integers; `torch's ops`: the reference traced for
+Inductor, with its bits. Every cell was run, by `tests/graph/test_flows.py`, on an x86-64 processor with AVX-512 and VNNI. `cuda` is not in the
+table, as it was not run in the session that made it.
+"""
+
+
 def number(value: float) -> str:
     """A short exact-looking number: powers of two as such when small."""
     if value < 1e-4:
@@ -96,7 +108,18 @@ def page() -> str:
     for element in ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "int8"):
         cells = [f"{sqnr(f'{element}:group32:e8m0/{rule}'):.2f}" for rule in columns]
         lines.append(f"| `{element}:group32` | " + " | ".join(cells) + " |")
-    return HEAD + "\n".join(rows) + "\n" + tail + RULE_HEAD + "\n".join(lines) + "\n"
+    rules = RULE_HEAD + "\n".join(lines) + "\n"
+    return HEAD + "\n".join(rows) + "\n" + tail + rules + FLOW_HEAD + "\n".join(flows()) + "\n"
+
+
+def flows() -> Iterator[str]:
+    """The table of formats, flows and targets, from docs/flows.json, which a test run wrote."""
+    recorded = json.loads(FLOWS.read_text())
+    columns = list(next(iter(recorded.values()))["weight"])
+    for part in ("weight", "weight and input"):
+        yield f"\n| {part} | " + " | ".join(columns) + " |\n|---" + "|---" * len(columns) + "|"
+        for name, parts in recorded.items():
+            yield f"| `{name}` | " + " | ".join(parts[part][c] for c in columns) + " |"
 
 
 def performance() -> dict[str, str]:

@@ -9,6 +9,7 @@ from blockscale.core.format import Format
 MATRIX = (4096, 4096)  # the shape that promises are about
 GPU_MATRIX = (16384, 16384)
 MODEL: Targets = {"relative": ("at_most", 0.25), "cosine": ("at_least", 0.997)}
+GRAPH: Targets = {"relative": ("at_most", 0.28), "cosine": ("at_least", 0.99)}
 PUBLIC: Targets = {"microseconds": ("at_most", 12.0)}
 OP: Targets = {"over_torch": ("at_most", 5.0)}
 _ACROSS = re.compile(r"tile.*|group.*@.*")  # blocks that are not a run of memory

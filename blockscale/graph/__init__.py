@@ -10,7 +10,11 @@ from blockscale.graph.integer.convert import to_integer as to_integer
 from blockscale.graph.integer.convert import with_integer_bias as with_integer_bias
 from blockscale.graph.integer.layers import NotIntegerError as NotIntegerError
 from blockscale.graph.ledger import ledger as ledger
+from blockscale.graph.lower import compiled as compiled
 from blockscale.graph.lower import lower as lower
+from blockscale.graph.lower import package as package
+from blockscale.graph.lower import targets as targets
+from blockscale.graph.lower import ways as ways
 from blockscale.graph.prepare import prepare as prepare
 from blockscale.graph.pt2e import pt2e_quantizer as pt2e_quantizer
 from blockscale.graph.qparams import QuantParams as QuantParams

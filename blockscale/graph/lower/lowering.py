@@ -1,5 +1,7 @@
 """Lowering: how the ops of a graph run on one target, node by node, said in the ledger."""
 
+import warnings
+from dataclasses import replace
 from types import ModuleType
 
 from torch import fx
@@ -48,12 +50,33 @@ def lower(
     found: list[Way] = made.run(lowered, measure=True) if measure else made.run(lowered)
     if strict:
         _raise_if_left(target, found)
-    for each in found:
-        note(lowered, each.scope or each.node, each.op, f"{target}: {each.text}")
+    _tell(lowered, target, found)
     known.stage, known.target = "lowered", target
     set_ways(lowered, found)
     tidy(lowered)
     return lowered
+
+
+def _tell(graph: fx.GraphModule, target: str, found: list[Way]) -> None:
+    """Say in the ledger how each layer's ops run; warn once of those that the target cannot."""
+    ways: dict[str, list[str]] = {}
+    for each in found:
+        ways.setdefault(each.scope, []).append(each.text)
+        if each.left and target != "reference":
+            text = f"{target}: {each.text}"
+            note(graph, each.scope or each.node, each.op, text)
+    entries = state(graph).ledger.entries
+    for i, entry in enumerate(entries):
+        if entry.name in ways:
+            told = f"on {target}: {'; '.join(dict.fromkeys(ways[entry.name]))}"
+            details = "; ".join(filter(None, [entry.details, told]))
+            entries[i] = replace(entry, details=details)
+    left = [f"\n  {each.told}: {each.why}" for each in found if each.left]
+    if left and target != "reference":
+        text = (
+            f"blockscale: {target} cannot run these, which stay on the reference, slow and exact:"
+        )
+        warnings.warn(text + "".join(dict.fromkeys(left)), stacklevel=3)
 
 
 def targets() -> dict[str, str | None]:

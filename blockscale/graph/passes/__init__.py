@@ -52,7 +52,7 @@ def apply(graph: fx.GraphModule, passes: Sequence[Pass]) -> dict[str, int]:
     """Run the passes in order, again and again until none changes anything. In place.
 
     Returns {name of a pass: its changes}. After each that changed something, dead nodes are gone
-        and the graph is checked. Raises RuntimeError if they do not come to an end, a bug of ours.
+    and the graph is checked. Raises RuntimeError if they do not come to an end, a bug of ours.
     """
     changes = {_name(each): 0 for each in passes}
     for _ in range(_ROUNDS):

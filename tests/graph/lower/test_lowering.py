@@ -66,16 +66,25 @@ def test_what_is_lowered_stays_as_it_was(target):
 
 @pytest.mark.parametrize("target", HERE)
 @pytest.mark.parametrize("kind", FORMATS)
-def test_the_ledger_has_each_node(kind, target):
+def test_each_node_has_its_way(kind, target):
     graph, _ = layers(kind)
     lowered = lower(graph, target)
     ours = [n.name for n in graph.graph.nodes if str(n.target).startswith("blockscale.")]
     assert [each.node for each in ways(lowered)] == ours
-    notes = {entry.reason for entry in state(lowered).ledger}
-    notes |= {note for entry in state(lowered).ledger for note in entry.notes}
-    for each in ways(lowered):
-        assert each.way
-        assert f"{target}: {each.text}" in notes
+    assert all(each.way for each in ways(lowered))
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_the_ledger_has_each_layer(target):
+    _, program, _ = network("int8 static")
+    lowered = lower(bs.graph.fuse(program), target)
+    entries = {entry.name: entry for entry in state(lowered).ledger}
+    told = [each for each in ways(lowered) if each.scope in entries]
+    assert {each.scope for each in told} == {"up", *(e.scope for e in told)}
+    for each in told:
+        details = entries[each.scope].details
+        assert f"on {target}: " in details and each.text in details
+        assert not entries[each.scope].notes
 
 
 def test_the_ledger_of_a_program():
@@ -83,7 +92,8 @@ def test_the_ledger_of_a_program():
     _, program, _ = network("int8 static")
     ledger = state(lower(program, "reference")).ledger
     assert ledger["up"].weight == "int8:channel0:fp32"
-    assert ledger["up"].notes == ("reference: linear: reference",)
+    assert ledger["up"].details == "as the program has it; on reference: linear: reference"
+    assert not ledger["up"].notes
 
 
 def learned():
@@ -99,8 +109,10 @@ def test_strict_names_what_stays_on_the_reference(target):
     message = rf"strict: {target} cannot run everything .*\n  linear of 0 \(.*: .*\nUse formats"
     with pytest.raises(bs.SkippedError, match=message):
         lower(program, target, strict=True)
-    lowered = lower(program, target)
+    with pytest.warns(UserWarning, match=rf"{target} cannot run these, .*\n  linear of 0"):
+        lowered = lower(program, target)
     (way,) = ways(lowered)
+    assert way.text in state(lowered).ledger["0"].notes[0]
     assert way.left and way.way == "reference" and way.why
     with bs.use("reference"):
         assert torch.equal(lowered(x), program.module()(x))

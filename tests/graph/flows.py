@@ -1,0 +1,74 @@
+"""What each named format does in each flow: cells of the table in docs/formats.md, each one run.
+
+python -m tests.graph.flows        writes docs/flows.json; then `make docs`
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import blockscale as bs
+
+TABLE = Path(__file__).parents[2] / "docs" / "flows.json"
+TARGETS = ("cpu", "x86", "inductor")
+_WORDS = {"kernel": "kernel", "inside": "kernel", "onednn": "oneDNN", "composed": "composed"}
+
+
+def row(name: str, *, both: bool) -> dict[str, str]:
+    """{flow or target: what became of a linear layer in it}, for a format of weights, or of weights
+    and inputs. Raises AssertionError where two flows do not agree to the bit.
+    """
+    torch.manual_seed(0)
+    model, x = (
+        nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32)).eval(),
+        torch.randn(4, 64),
+    )
+    recipe = bs.Recipe(name, name if both else None)
+    cells: dict[str, str] = {}
+    program = torch.export.export(model, (x,))
+    spec = "mean" if bs.parse(name).element.name in ("binary", "ternary") else "min_max"
+    graph = bs.graph.prepare(program, recipe, observer=spec)
+    bs.calibrate(graph, [x], progress=False)
+    converted = bs.graph.convert(graph)
+    fused = bs.graph.fuse(converted)
+    bs.calibrate(model, [x], recipe, observer=spec, progress=False)
+    with bs.use("reference"), torch.no_grad():
+        expected = model(x)
+        assert torch.equal(converted(x), expected), "converted is not what modules compute"
+        assert torch.equal(fused(x), expected), "fused is not what modules compute"
+    cells["modules, graph, fused"] = "equal"
+    for target in TARGETS:
+        if bs.graph.targets()[target] is not None:
+            continue
+        cells[target] = _way(fused, target, x, expected)
+    return cells
+
+
+def _way(fused: Any, target: str, x: torch.Tensor, expected: torch.Tensor) -> str:
+    lowered = bs.graph.lower(fused, target)
+    with torch.no_grad():
+        y = lowered(x)
+    if target == "inductor":
+        assert torch.equal(y, expected), "traced references have other bits"
+    else:
+        assert torch.nn.functional.cosine_similarity(y, expected).min() > 0.99
+    found = [way for way in bs.graph.ways(lowered) if "linear" in way.op]
+    if target == "inductor" and not any(way.left for way in found):
+        return "torch's ops"
+    told = {f"reference: {way.why}" if way.left else _WORDS.get(way.way, way.way) for way in found}
+    return ", ".join(sorted(told))
+
+
+def table() -> dict[str, dict[str, dict[str, str]]]:
+    """{format: {"weight" or "weight and input": cells}} of the catalogue."""
+    return {
+        name: {"weight": row(name, both=False), "weight and input": row(name, both=True)}
+        for name in bs.formats()
+    }
+
+
+if __name__ == "__main__":
+    TABLE.write_text(json.dumps(table(), indent=1) + "\n")

@@ -1,0 +1,22 @@
+"""Every named format in every flow, on every target: the table of docs/formats.md is what runs."""
+
+import json
+
+import pytest
+
+import blockscale as bs
+from tests.graph import flows
+
+RECORDED = json.loads(flows.TABLE.read_text())
+
+
+def test_every_format_is_in_the_table():
+    assert list(RECORDED) == list(bs.formats()), "run: python -m tests.graph.flows && make docs"
+
+
+@pytest.mark.parametrize("name", sorted(bs.formats()))
+@pytest.mark.parametrize("part", ["weight", "weight and input"])
+def test_row(name, part):
+    found = flows.row(name, both=part == "weight and input")
+    recorded = {key: RECORDED[name][part][key] for key in found}  # of targets that run here
+    assert found == recorded, "run: python -m tests.graph.flows && make docs"
