@@ -123,6 +123,21 @@ def test_a_prepared_graph_for_training_equals_modules_for_training():
         assert torch.equal(prepared(*batches[1]), other(*batches[1]))
 
 
+def test_schedules_and_switches_take_a_prepared_graph():
+    _, program, batches = models.net()
+    prepared = bs.graph.prepare(program, STATIC, qat=True)
+    prepared.train()
+    schedule = bs.qat.Schedule(prepared, observe_until=2, freeze_bn_at=2)
+    scales, norms = [], []
+    for i in range(4):
+        prepared(*[(i + 1) * x for x in batches[0]])
+        scales.append(prepared.c1.input_quantizer.stored.scale.clone())
+        norms.append(prepared.b1.running_mean.clone())
+        schedule.step()
+    for seen in (scales, norms):
+        assert not torch.equal(seen[0], seen[1]) and torch.equal(seen[2], seen[3])
+
+
 def test_strict():
     recipe = bs.Recipe("int8_channel", skip=["nowhere"])
     with pytest.raises(bs.SkippedError, match="pattern 'nowhere' matches nothing"):

@@ -35,13 +35,14 @@ def refused(parts: Parts) -> dict[str, str | None]:
     """{way: why it cannot run this product, or None}."""
     return {
         "kernel": None if has_kernel(parts.node, "cpu") else "no kernel takes these formats",
-        "inside": _inside(parts),
+        "inside": inside(parts, "cpu"),
         "onednn": onednn.unavailable() or _onednn(parts),
         "composed": misses(parts.node, "cpu") if parts.fused else "it came as one op",
     }
 
 
-def _inside(parts: Parts) -> str | None:
+def inside(parts: Parts, backend: str) -> str | None:
+    """Why the backend's kernel of `linear` cannot quantize x itself for this product, or None."""
     if not parts.x.fmt:
         return "it has floats already"
     found = floats_of(parts)
@@ -54,7 +55,7 @@ def _inside(parts: Parts) -> str | None:
     if parts.activation and parts.activation not in _AFTER:
         return f"no op for {parts.activation} alone"
     formats = (parts.weight.fmt, parts.x.fmt)
-    return None if supporting("linear", "cpu", formats, ()) else "no kernel takes these formats"
+    return None if supporting("linear", backend, formats, ()) else "no kernel takes these formats"
 
 
 def _onednn(parts: Parts) -> str | None:

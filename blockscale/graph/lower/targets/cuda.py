@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from blockscale.graph.lower.kernels import kernel_way, misses
-from blockscale.graph.lower.way import Way, of_ours
+from blockscale.graph.lower.products.product import parts_of
+from blockscale.graph.lower.products.ways import inside, rewrite
+from blockscale.graph.lower.way import Way, of_ours, way
 from blockscale.kernels.registry import unavailable as _unavailable
 
 
@@ -25,7 +27,22 @@ def supports(node: fx.Node) -> str | None:
 def run(graph: fx.GraphModule) -> list[Way]:
     """Move everything to the device; ops find their kernels there when they are called."""
     move(graph, torch.device("cuda", torch.cuda.current_device()))
-    return [kernel_way(each, "cuda") for each in graph.graph.nodes if of_ours(each) is not None]
+    return choose(graph)
+
+
+def choose(graph: fx.GraphModule) -> list[Way]:
+    """A way for each node of ours. Linear layers on codes go through the kernels of `linear`, which
+    take floats and quantize them: there is none of `fused_linear` yet."""
+    found = []
+    for node in [each for each in graph.graph.nodes if of_ours(each) is not None]:
+        parts = parts_of(node)
+        if parts is None or not parts.fused or inside(parts, "cuda") is not None:
+            found.append(kernel_way(node, "cuda"))
+            continue
+        found.append(way(node, "inside", "our kernel of linear, which quantizes its input"))
+        rewrite(graph, parts, "inside", {})
+    graph.graph.eliminate_dead_code()  # what quantized the inputs before
+    return found
 
 
 def move(graph: fx.GraphModule, device: torch.device) -> None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import blockscale as bs
 from blockscale.graph.lower.targets import cuda
 from tests.graph.lower.programs import FORMATS, layers
 
@@ -36,6 +37,24 @@ class Constants(torch.nn.Module):
 
     def forward(self, x):
         return x + self.a * self.b + torch.ones(3, device="cpu")
+
+
+@pytest.mark.skipif(
+    cuda._unavailable("cuda") is not None, reason="neither a device nor Triton's interpreter"
+)
+@pytest.mark.parametrize("kind", FORMATS)
+def test_linear_layers_go_through_the_kernel_that_there_is(kind):
+    """On the CPU's tensors here: which ops are called, and that the reference of both is one."""
+    graph, x = layers(kind)
+    expected = layers(kind)[0]
+    found = {way.way for way in cuda.choose(graph) if way.op == "fused_linear"}
+    graph.recompile()
+    targets = [str(node.target) for node in graph.graph.nodes]
+    if "inside" in found:
+        assert "blockscale.linear.default" in targets
+    assert found <= {"inside", "composed", "kernel"}
+    with bs.use("reference"):
+        torch.testing.assert_close(graph(x), expected(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif(
