@@ -144,6 +144,7 @@ SOURCES = {  # folders of C++, which say nothing of themselves
     "simd": "Vectors: one way to write them for every instruction set.",
     "primitives": "quantize, dequantize and fake_quantize: statistics, scales, encoding, packing.",
     "linear": "Products with a quantized weight.",
+    "fused": "Ops between products: tables, sums, norms, attention, on floats and codes.",
 }
 
 

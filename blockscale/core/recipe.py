@@ -66,8 +66,7 @@ class Recipe:
     weight: Format | None = None
     input: Format | None = None
     output: Format | None = None
-    rules: Mapping[str, Scheme] = field(default_factory=dict)  # of layers
-    op_rules: Mapping[str, OpScheme] = field(default_factory=dict)
+    rules: Mapping[str, Scheme | OpScheme] = field(default_factory=dict)
     skip: tuple[str, ...] = ()
     bias: BiasFormat | None = None
 
@@ -90,24 +89,30 @@ class Recipe:
             raise TypeError(f"rules maps patterns to what they get, it is not {rules!r}")
         for pattern in (*(rules or {}), *skip):
             patterns.check(pattern)
-        of_ops = {p: rule for p, rule in (rules or {}).items() if names_op(p)}
-        of_layers = {p: rule for p, rule in (rules or {}).items() if p not in of_ops}
-        made: dict[str, dict[str, Any]] = {
-            "rules": {p: _scheme(p, rule, default) for p, rule in of_layers.items()},
-            "op_rules": {p: patterns.read_scheme(p, rule) for p, rule in of_ops.items()},
+        read = {
+            p: patterns.read_scheme(p, rule) if names_op(p) else _scheme(p, rule, default)
+            for p, rule in (rules or {}).items()
         }
-        frozen: dict[str, Any] = {name: MappingProxyType(each) for name, each in made.items()}
-        for name, value in {**vars(default), **frozen, "skip": tuple(skip)}.items():
+        frozen = MappingProxyType(read)
+        for name, value in {**vars(default), "rules": frozen, "skip": tuple(skip)}.items():
             object.__setattr__(self, name, value)
 
     def __hash__(self) -> int:
-        rules = (*self.rules.items(), *self.op_rules.items())
-        return hash((self.default, rules, self.skip))
+        return hash((self.default, tuple(self.rules.items()), self.skip))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        rules = {**self.rules, **self.op_rules}
-        parts = (self.weight, self.input, self.output, rules, self.skip, self.bias)
+        parts = (self.weight, self.input, self.output, dict(self.rules), self.skip, self.bias)
         return Recipe, parts
+
+    @property
+    def layer_rules(self) -> dict[str, Scheme]:
+        """The rules whose patterns name layers."""
+        return {p: each for p, each in self.rules.items() if isinstance(each, Scheme)}
+
+    @property
+    def op_rules(self) -> dict[str, OpScheme]:
+        """The rules whose patterns name ops."""
+        return {p: each for p, each in self.rules.items() if isinstance(each, OpScheme)}
 
     @property
     def default(self) -> Scheme:
@@ -119,7 +124,7 @@ class Recipe:
         for pattern in self.skip:
             if matches(pattern, name):
                 return Scheme(), pattern
-        for pattern, scheme in self.rules.items():
+        for pattern, scheme in self.layer_rules.items():
             if matches(pattern, name):
                 return scheme, pattern
         return self.default, None
@@ -141,19 +146,21 @@ class Recipe:
     @property
     def has_biases(self) -> bool:
         """Whether any layer's bias could get a format."""
-        return any(scheme.bias for scheme in (self.default, *self.rules.values()))
+        return any(scheme.bias for scheme in (self.default, *self.layer_rules.values()))
 
     def unmatched(self, names: Iterable[str]) -> tuple[str, ...]:
         """The patterns that match none of these names of layers; those for ops match none."""
         names = list(names)
-        every = (*self.skip, *self.rules, *self.op_rules)
+        every = (*self.skip, *self.rules)
         return tuple(p for p in every if not any(matches(p, name) for name in names))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads back."""
-        rules: dict[str, object] = {p: self._spell(each) or None for p, each in self.rules.items()}
-        of_ops = {pattern: patterns.spelled(scheme) for pattern, scheme in self.op_rules.items()}
-        extra = {"rules": {**rules, **of_ops}, "skip": list(self.skip)}
+        rules = {
+            p: patterns.spelled(each) if isinstance(each, OpScheme) else self._spell(each) or None
+            for p, each in self.rules.items()
+        }
+        extra = {"rules": rules, "skip": list(self.skip)}
         default = {part: text for part, text in self._spell(self.default).items() if text}
         return default | {key: value for key, value in extra.items() if value}
 

@@ -213,7 +213,7 @@ def _watched(graph: Prepared, recipe: Recipe, *, strict: bool) -> Ledger:
 def replace_ops(recipe: Recipe) -> Recipe:
     """The recipe without its rules for ops, which a ledger of layers knows nothing of."""
     skip = [pattern for pattern in recipe.skip if not pattern.startswith("op:")]
-    return Recipe(recipe.weight, recipe.input, recipe.output, dict(recipe.rules), skip, recipe.bias)  # type: ignore[arg-type]
+    return replace(recipe, rules=recipe.layer_rules, skip=tuple(skip))
 
 
 def _prepared_for_training(

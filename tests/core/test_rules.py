@@ -1,5 +1,8 @@
 """Patterns of recipes, and rules for ops: what they cover, what is refused, how they are told."""
 
+import pickle
+from dataclasses import replace
+
 import pytest
 
 import blockscale as bs
@@ -53,6 +56,8 @@ def test_json_and_back():
     assert recipe.to_dict()["rules"]["op:add"] == {"input": str(bs.parse("int8")), "shared": True}
     assert recipe.to_dict()["rules"]["op:x"] is None
     assert bs.Recipe("int8") != recipe
+    assert replace(recipe, skip=("fc",)).op_rules == recipe.op_rules
+    assert pickle.loads(pickle.dumps(recipe)) == recipe
 
 
 def test_what_a_rule_for_ops_may_say():

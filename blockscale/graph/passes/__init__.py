@@ -58,8 +58,10 @@ def apply(graph: fx.GraphModule, passes: Sequence[Pass]) -> dict[str, int]:
     for _ in range(_ROUNDS):
         before = sum(changes.values())
         for each in passes:
-            if count := each.run(graph):
-                changes[_name(each)] += count
+            size = len(graph.graph.nodes)
+            count = each.run(graph)
+            changes[_name(each)] += count
+            if count or len(graph.graph.nodes) != size:  # also what it tried and left
                 graph.graph.eliminate_dead_code()
                 graph.graph.lint()
         drop_unused(graph)

@@ -2,6 +2,7 @@
 
 from blockscale.graph.lower.way import by_overload, of_ours, set_ways, way, ways
 from blockscale.ops.fused import FUSED
+from blockscale.ops.fused.norms.residual import RESIDUAL
 from blockscale.ops.op import OPS
 from tests.graph.lower.programs import layers
 
@@ -30,7 +31,7 @@ def test_ways_stay_with_the_graph():
 
 def test_every_op_of_ours():
     assert {op.name for op in by_overload().values()} == {
-        *OPS, *(fused.op.name for fused in FUSED.values())
+        *OPS, *(fused.op.name for fused in FUSED.values()), *(op.name for op in RESIDUAL)
     }  # fmt: skip
     graph, _ = layers("mxfp8")
     others = [n for n in graph.graph.nodes if n.op != "call_function"]
