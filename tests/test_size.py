@@ -14,6 +14,10 @@ ALLOWED: dict[str, tuple[int, str]] = {
         62,
         "two thirds are its signature and the docstring of its eleven options",
     ),
+    "core/recipe.py": (
+        256,
+        "a third is the documentation of one class, which should not be torn apart",
+    ),
     "graph/prepare.py:prepare": (
         48,
         "two thirds are its signature and the docstring of its options",
