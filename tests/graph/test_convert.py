@@ -60,6 +60,7 @@ def assert_equal(made, recipe, **options):
     return graph
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CATALOG)
 def test_every_named_format_of_weights(name):
     assert_equal(models.bert(), bs.Recipe(weight=name))

@@ -7,6 +7,7 @@ import torch
 
 import blockscale as bs
 from blockscale.graph.state import state
+from tests.export.test_program import read_by_another
 from tests.graph import models
 from tests.graph.models import run
 from tests.graph.test_convert import converted
@@ -15,7 +16,12 @@ FORMATS = ["int8:tensor:fp32", "uint8:tensor:fp32:asym", "int8_token", "mxfp8", 
            "int8:channel-1:fp32", "uint4:group16:fp16:offset", "nf4:group16:fp32"]  # fmt: skip
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+FEW = ("uint8:tensor:fp32:asym", "mxfp8")
+
+
+@pytest.mark.parametrize(
+    "fmt", [pytest.param(f, marks=[pytest.mark.slow] * (f not in FEW)) for f in FORMATS]
+)
 @pytest.mark.parametrize("made", [models.bert, models.gpt2, models.net])
 def test_fused_equals_converted(made, fmt):
     graph = converted(made(), bs.Recipe("int8_channel", fmt))
@@ -29,6 +35,7 @@ def test_fused_equals_converted(made, fmt):
     assert not [t for t in targets if t in ("aten.linear.default", "aten.conv2d.default")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(bs.formats()))
 def test_every_named_format_of_weights(name):
     _, _, batches = models.bert()
@@ -69,6 +76,18 @@ def test_a_fused_graph_is_saved_and_read(tmp_path):
     read = torch.export.load(tmp_path / "model.pt2").module()
     with bs.use("reference"):
         assert torch.equal(run(read, batches[1]), run(fused, batches[1]))
+
+
+@pytest.mark.parametrize("step", ["converted", "fused", "lowered"])
+def test_another_process_reads_a_program_and_computes_the_same(step, tmp_path):
+    _, _, batches = models.net()
+    graph = converted(models.net(), bs.Recipe("int8_channel", "uint8:tensor:fp32:asym"))
+    if step != "converted":
+        graph = bs.graph.fuse(graph)
+    if step == "lowered":
+        graph = bs.graph.lower(graph, "reference")
+    bs.export.program(graph, tmp_path / "model.pt2")
+    assert read_by_another(tmp_path, graph, batches[0][0], batches[1][0])
 
 
 def test_what_is_no_graph():
