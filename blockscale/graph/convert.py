@@ -153,13 +153,14 @@ class _SettledEdges:
         self.edges = [module for module in model.modules() if isinstance(module, Edge)]
 
     def __enter__(self) -> None:
-        self.before = [edge.settled for edge in self.edges]
+        self.before = [(edge.settled, edge.quantizing) for edge in self.edges]
         for edge in self.edges:
             edge.settle()
+            edge.quantizing = True
 
     def __exit__(self, *error: object) -> None:
-        for edge, settled in zip(self.edges, self.before, strict=True):
-            edge.settled = settled
+        for edge, (settled, quantizing) in zip(self.edges, self.before, strict=True):
+            edge.settled, edge.quantizing = settled, quantizing
 
 
 def _edge_entries(prepared: Prepared, ledger: Ledger) -> list[Entry]:

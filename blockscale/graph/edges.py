@@ -31,15 +31,15 @@ class Edge(QInput):
         self.where, self.fake = where, fake
         self.observer = observer
         self.settled = observer is None and fake
-        self.watching = True
+        self.observing = self.quantizing = True  # as layers in training have them: bs.qat.switch
 
     def forward(self, x: Tensor) -> Tensor:
         """x [...] -> x, or what the format leaves of it."""
-        if self.settled:
+        if self.settled and self.quantizing:
             return super().forward(x)
-        if self.observer is not None and self.watching and (self.training or not self.fake):
+        if self.observer is not None and self.observing and (self.training or not self.fake):
             self.observer.observe(x.detach())
-        if not self.fake:
+        if not self.fake or not self.quantizing:
             return x
         self.settle()
         quantized = super().forward(x)

@@ -74,7 +74,7 @@ class Prepared(fx.GraphModule):
         with inference(self):
             Batches(batches, 1, "edges", listener(False)).run(self)
         for edge in self.edges:
-            edge.watching = False
+            edge.observing = False
 
     @property
     def edges(self) -> list[Edge]:

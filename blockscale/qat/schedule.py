@@ -16,6 +16,13 @@ def layers(model: nn.Module) -> Iterator[tuple[str, QATLayer]]:
     yield from prepared
 
 
+def edges(model: nn.Module) -> Iterator[Any]:
+    """What else is switched: modules that observe and quantize what passes between ops."""
+    for module in model.modules():
+        if not isinstance(module, QATLayer) and hasattr(module, "observing"):
+            yield module
+
+
 def switch(
     model: nn.Module,
     *,
@@ -23,21 +30,22 @@ def switch(
     quantize: bool | None = None,
     freeze_norms: bool | None = None,
 ) -> None:
-    """Turn parts of fake quantization on or off in every prepared layer; None leaves one alone.
+    """Turn parts of fake quantization on or off in every prepared layer, and on the edges of a
+    prepared graph; None leaves one alone.
 
     observe: whether observers look, in training.
     quantize: whether values are quantized; without it the model is the float model.
     freeze_norms: whether batch norms that are folded in use their running statistics in training.
     Raises ValueError if nothing is prepared.
     """
-    for _, layer in layers(model):
+    for part in (*dict(layers(model)).values(), *edges(model)):
         for name, value in {
             "observing": observe,
             "quantizing": quantize,
             "norm_frozen": freeze_norms,
         }.items():
-            if value is not None:
-                setattr(layer, name, bool(value))
+            if value is not None and hasattr(part, name):
+                setattr(part, name, bool(value))
 
 
 def freeze(model: nn.Module) -> None:
@@ -59,6 +67,9 @@ def synchronize(model: nn.Module, group: Any = None) -> None:
             if quantizer is not None and quantizer.observer is not None:
                 quantizer.observer.all_reduce_(group)
                 quantizer.refresh()
+    for edge in edges(model):
+        if edge.observer is not None:
+            edge.observer.all_reduce_(group)
 
 
 class Schedule:

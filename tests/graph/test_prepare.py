@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -125,8 +126,10 @@ def test_a_prepared_graph_for_training_equals_modules_for_training():
 
 def test_schedules_and_switches_take_a_prepared_graph():
     _, program, batches = models.net()
-    prepared = bs.graph.prepare(program, STATIC, qat=True)
+    recipe = replace(STATIC, rules={"op:softmax": {"input": "int8:tensor:fp32"}})
+    prepared = bs.graph.prepare(program, recipe, qat=True)
     prepared.train()
+    (edge,) = prepared.edges
     schedule = bs.qat.Schedule(prepared, observe_until=2, freeze_bn_at=2)
     scales, norms = [], []
     for i in range(4):
@@ -136,6 +139,12 @@ def test_schedules_and_switches_take_a_prepared_graph():
         schedule.step()
     for seen in (scales, norms):
         assert not torch.equal(seen[0], seen[1]) and torch.equal(seen[2], seen[3])
+    assert int(edge.observer.samples) == 2 * 5 * len(batches[0][0])
+    bs.qat.switch(prepared, quantize=False)
+    x = torch.randn(3, 5)
+    assert torch.equal(edge(x), x)
+    bs.qat.switch(prepared, quantize=True)
+    assert not torch.equal(edge(x), x)
 
 
 def test_strict():

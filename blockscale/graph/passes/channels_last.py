@@ -15,7 +15,17 @@ from blockscale.graph.passes.fused import matched
 _PERMUTES = (aten.permute, aten.transpose, aten.t)
 # Without elu, exp, gelu, mish, pow, sigmoid, silu, softplus, tanh: torch's last bits of those depend
 # on where in memory an element lies (docs/numerics.md, section 7).
-_ONE = ("abs", "clamp", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "neg", "relu", "relu6")
+_ONE = (
+    "abs",
+    "clamp",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "leaky_relu",
+    "neg",
+    "relu",
+    "relu6",
+)
 _NUMBER = ("add_scalar", "div_scalar", "mul_scalar", "rsub_scalar", "sub_scalar")
 _TWO = ("add", "div", "maximum", "minimum", "mul", "sub")
 ELEMENTWISE = frozenset((*_ONE, "sqrt", *_NUMBER, *_TWO))
