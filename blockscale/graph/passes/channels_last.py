@@ -13,22 +13,12 @@ from blockscale.graph.nodes import aten, call, calls, each_call, same_sizes, sha
 from blockscale.graph.passes.fused import matched
 
 _PERMUTES = (aten.permute, aten.transpose, aten.t)
-# Without elu, exp, gelu, mish, pow, sigmoid, silu, softplus, tanh: torch's last bits of those depend
-# on where in memory an element lies (docs/numerics.md, section 7).
-_ONE = (
-    "abs",
-    "clamp",
-    "hardsigmoid",
-    "hardswish",
-    "hardtanh",
-    "leaky_relu",
-    "neg",
-    "relu",
-    "relu6",
-)
+# Without elu, exp, gelu, mish, pow, sigmoid, silu, softplus, tanh: torch's last bits of those
+# depend on where in memory an element lies (docs/numerics.md, section 7).
+_ONE = ("abs", "clamp", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "neg", "relu")
 _NUMBER = ("add_scalar", "div_scalar", "mul_scalar", "rsub_scalar", "sub_scalar")
 _TWO = ("add", "div", "maximum", "minimum", "mul", "sub")
-ELEMENTWISE = frozenset((*_ONE, "sqrt", *_NUMBER, *_TWO))
+ELEMENTWISE = frozenset((*_ONE, "relu6", "sqrt", *_NUMBER, *_TWO))
 
 
 def run(graph: fx.GraphModule) -> int:
