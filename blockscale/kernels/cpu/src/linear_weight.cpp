@@ -44,6 +44,7 @@ uint64_t mix(uint64_t hash, uint64_t word) {
 uint64_t sample_of(const void* data, int64_t bytes, uint64_t hash) {
     constexpr int64_t kWords = 32;
     const char* at = static_cast<const char*>(data);
+    if (bytes == 0) return hash;  // memcpy takes no null pointer, not even for nothing
     for (int64_t i = 0; i < kWords; ++i) {
         uint64_t word = 0;
         int64_t first = bytes <= 8 ? 0 : (bytes - 8) * i / (kWords - 1);
