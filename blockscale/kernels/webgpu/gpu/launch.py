@@ -1,0 +1,97 @@
+"""Launching shaders: pipelines are kept by their text, sizes are baked in where that pays."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from blockscale.kernels.webgpu.gpu.device import Gpu, GpuError, gpu
+from blockscale.kernels.webgpu.gpu.memory import Memory, upload
+from blockscale.kernels.webgpu.gpu.shader import Shader, source
+
+_BAKED = 1 << 20  # groups x 64 from which a pipeline of its own for these sizes pays
+
+
+class Window(NamedTuple):
+    """A part of a buffer, as large as a kernel may see: `start` is a multiple of 256 bytes."""
+
+    memory: Memory
+    start: int
+    nbytes: int
+
+
+def launch(
+    shader: Shader,
+    buffers: Mapping[str, Memory | Window],
+    sizes: Mapping[str, int],
+    groups: int,
+    *,
+    baked: bool | None = None,
+) -> None:
+    """Run `groups` workgroups of a shader.
+
+    buffers: by the names that the shader binds
+    sizes: by the names that it reads; each below 2^32
+    baked: sizes are constants of a pipeline of their own; None: where the call is large
+
+    Raises GpuError for a buffer that is larger than the device's kernels can see.
+    """
+    if groups == 0:
+        return
+    device = gpu()
+    names, values = tuple(sizes), tuple(sizes.values())
+    fixed = groups * 64 >= _BAKED if baked is None else baked
+    made = source(shader, names, values if fixed else None)
+    pipeline = _pipeline(made.text)
+    given: dict[str, Memory | Window] = dict(buffers)
+    if "sizes" in made.bindings:
+        given["sizes"] = _uniform(values)
+    entries = [
+        {"binding": i, "resource": _resource(device, name, given[name])}
+        for i, name in enumerate(made.bindings)
+    ]
+    with device.telling():
+        group = device.device.create_bind_group(
+            layout=pipeline.get_bind_group_layout(0), entries=entries
+        )
+    device.dispatch(pipeline, group, grid(groups, device.limits))
+
+
+def grid(groups: int, limits: Mapping[str, int]) -> tuple[int, int, int]:
+    """Workgroups as a grid of two dimensions, of which neither is above the device's limit.
+
+    There may be a few more than asked for: kernels leave out what lies beyond their sizes.
+    """
+    most = limits["max-compute-workgroups-per-dimension"]
+    rows = -(-groups // most)
+    return -(-groups // rows), rows, 1
+
+
+def _resource(device: Gpu, name: str, part: Memory | Window) -> dict[str, Any]:
+    if isinstance(part, Memory):
+        window = Window(part, 0, max(-(-part.nbytes // 4) * 4, 4))
+    else:
+        window = part
+    if window.nbytes > device.binding_limit:
+        raise GpuError(
+            f"{name} has {window.nbytes} bytes, and kernels on {device.name} see at most "
+            f"{device.binding_limit} (max-storage-buffer-binding-size)"
+        )
+    return {"buffer": window.memory.buffer, "offset": window.start, "size": window.nbytes}
+
+
+@cache
+def _pipeline(text: str) -> Any:
+    device = gpu()
+    with device.telling("compiling a kernel"):
+        module = device.device.create_shader_module(code=text)
+        return device.device.create_compute_pipeline(
+            layout="auto", compute={"module": module, "entry_point": "main"}
+        )
+
+
+@cache
+def _uniform(values: tuple[int, ...]) -> Memory:
+    padded = [*values, *[0] * (-len(values) % 4)]
+    return upload(torch.tensor(padded, dtype=torch.int64).to(torch.int32))

@@ -1,0 +1,119 @@
+"""Shaders are composed of small named parts of WGSL, the files below `wgsl/`.
+
+A part may begin with lines of these kinds:
+
+    // needs: bits/multiply, element/{element}     parts that it calls; {element} is filled in
+    enable subgroups;                              moved to the top of the shader
+
+Shaders bind buffers by name, `@group(0) @binding(codes)`, and read the sizes of a call as members
+of `sizes`, which is a constant (baked in) or a uniform: the text is the same.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+_FOLDER = Path(__file__).parents[1] / "wgsl"
+_NEEDS = re.compile(r"^// needs: (.*)$", re.MULTILINE)
+_ENABLE = re.compile(r"^(?:enable|requires) .*;\n", re.MULTILINE)
+_BINDING = re.compile(r"@binding\(([a-z_]+)\)")
+
+
+class Signed(int):
+    """A constant that is an i32 in WGSL; other ints are u32."""
+
+
+Constant = bool | int | Signed | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Shader:
+    """A compute shader before the sizes of a call are known. Hashable.
+
+    kernel:    the part with the entry point `main`
+    choices:   (role, name): what fills {role} in the names of parts
+    constants: (name, value): u32, i32 (Signed), bool, or an array of u32
+    """
+
+    kernel: str
+    choices: tuple[tuple[str, str], ...] = ()
+    constants: tuple[tuple[str, Constant], ...] = ()
+
+
+@dataclass(frozen=True)
+class Source:
+    """WGSL, and the names of the buffers that it binds, in the order of their numbers."""
+
+    text: str
+    bindings: tuple[str, ...]
+
+
+@cache
+def source(shader: Shader, names: tuple[str, ...], sizes: tuple[int, ...] | None) -> Source:
+    """A shader's text, with `sizes` of these names baked in, or as a uniform (None).
+
+    Raises ValueError for a part that does not exist, or one whose choice is missing.
+    """
+    texts: dict[str, str] = {}
+    _collect(shader.kernel, dict(shader.choices), texts)
+    whole = "\n".join(texts.values())
+    enabled = "".join(dict.fromkeys(_ENABLE.findall(whole)))
+    head = [_constant(name, value) for name, value in shader.constants]
+    body = "\n".join((*head, _sizes(names, sizes), _ENABLE.sub("", whole)))
+    bindings = tuple(dict.fromkeys(_BINDING.findall(body)))
+    text = _BINDING.sub(lambda found: f"@binding({bindings.index(found[1])})", body)
+    return Source(enabled + text, bindings)
+
+
+def _collect(name: str, choices: Mapping[str, str], texts: dict[str, str]) -> None:
+    """Add a part and, before it, the parts that it needs."""
+    if name in texts:
+        return
+    text = part(name)
+    for line in _NEEDS.findall(text):
+        for needed in line.split(","):
+            _collect(_filled(needed.strip(), choices, name), choices, texts)
+    texts[name] = f"// {name}.wgsl\n{_NEEDS.sub('', text)}"
+
+
+def _filled(needed: str, choices: Mapping[str, str], by: str) -> str:
+    try:
+        return needed.format_map(choices)
+    except KeyError as missing:
+        raise ValueError(
+            f"{by}.wgsl needs {needed}, and the shader chooses no {missing.args[0]!r}; it chooses "
+            f"{dict(choices)}"
+        ) from None
+
+
+@cache
+def part(name: str) -> str:
+    """The text of a part. Raises ValueError if there is none of this name."""
+    path = _FOLDER / f"{name}.wgsl"
+    if not path.is_file():
+        raise ValueError(f"no part {name}.wgsl of shaders in {_FOLDER}")
+    return path.read_text()
+
+
+def _constant(name: str, value: Constant) -> str:
+    if isinstance(value, tuple):
+        listed = ", ".join(f"{each}u" for each in value)
+        return f"const {name} = array<u32, {len(value)}>({listed});"
+    if isinstance(value, bool):
+        return f"const {name}: bool = {str(value).lower()};"
+    if isinstance(value, Signed):
+        return f"const {name}: i32 = i32({int(value)});"
+    return f"const {name}: u32 = {value}u;"
+
+
+def _sizes(names: tuple[str, ...], sizes: tuple[int, ...] | None) -> str:
+    if not names:
+        return ""
+    members = ", ".join(f"{name}: u32" for name in names)
+    if sizes is None:
+        bound = "@group(0) @binding(sizes) var<uniform> sizes: Sizes;"
+    else:
+        bound = f"const sizes = Sizes({', '.join(f'{size}u' for size in sizes)});"
+    return f"struct Sizes {{ {members} }};\n{bound}"
