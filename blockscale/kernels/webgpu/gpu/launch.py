@@ -69,16 +69,17 @@ def grid(groups: int, limits: Mapping[str, int]) -> tuple[int, int, int]:
 
 
 def _resource(device: Gpu, name: str, part: Memory | Window) -> dict[str, Any]:
-    if isinstance(part, Memory):
-        window = Window(part, 0, max(-(-part.nbytes // 4) * 4, 4))
-    else:
-        window = part
+    window = part if isinstance(part, Window) else _all(part)
     if window.nbytes > device.binding_limit:
         raise GpuError(
             f"{name} has {window.nbytes} bytes, and kernels on {device.name} see at most "
             f"{device.binding_limit} (max-storage-buffer-binding-size)"
         )
     return {"buffer": window.memory.buffer, "offset": window.start, "size": window.nbytes}
+
+
+def _all(memory: Memory) -> Window:
+    return Window(memory, 0, max(-(-memory.nbytes // 4) * 4, 4))
 
 
 @cache

@@ -29,6 +29,8 @@ class WebGPUTensor(Tensor):
         stride: tuple[int, ...] | None = None,
         offset: int = 0,
     ) -> WebGPUTensor:
+        if stride is None:  # rows after one another
+            stride = torch.empty(shape, device="meta").stride()
         made: WebGPUTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
             shape,
