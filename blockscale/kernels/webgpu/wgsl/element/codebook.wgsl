@@ -3,12 +3,12 @@
 // in_order; the missing ones are never reached.
 // needs: bits/parts, step/step
 fn encode(y: u32, s: Step, word: u32) -> u32 {
-    let place = place_of(in_order(select(y, 0u, is_nan(y))));
+    let place = threshold_place(in_order(select(y, 0u, is_nan(y))));
     return (select(ORDER[0], ORDER[1], place >= 8u) >> (4u * (place & 7u))) & 15u;
 }
 
 // How many thresholds are below: a search by halves.
-fn place_of(y: u32) -> u32 {
+fn threshold_place(y: u32) -> u32 {
     let a = y > THRESHOLDS[7];
     let b = y > select(THRESHOLDS[3], THRESHOLDS[11], a);
     let c = y > select(select(THRESHOLDS[1], THRESHOLDS[5], b),
