@@ -1,0 +1,103 @@
+"""Where the elements of a tensor lie in a 3-D texture, and to which blocks they belong.
+
+Texel (x, y, z) holds the elements 4x … 4x + 3 along the last dimension (the width), of row y of the
+one before (the height); z counts all other dimensions in row-major order, so that the batch is
+folded with the channels: z = channel + channels * batch.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from math import prod
+from typing import NamedTuple
+
+from blockscale.core.block import WHOLE, Block
+from blockscale.kernels.blocks import merged
+from blockscale.kernels.webgpu.gpu.texels import COMPONENTS
+
+Four = tuple[int, int, int, int]  # along the width, the height, the channels, the batch
+
+
+class Layout(NamedTuple):
+    """Elements along the width, rows along the height, and layers of them."""
+
+    width: int
+    height: int
+    depth: int
+
+    @property
+    def texels(self) -> tuple[int, int, int]:
+        """Texels along x, y and z."""
+        return -(-self.width // COMPONENTS), self.height, self.depth
+
+    @property
+    def rows(self) -> int:
+        """Rows of elements."""
+        return self.height * self.depth
+
+
+class BlockGrid(NamedTuple):
+    """Blocks that are boxes; all four by width, height, channels, batch.
+
+    tensor:  the tensor's sizes
+    sizes:   the blocks' sizes, at most the tensor's
+    counts:  how many there are along each dimension
+    strides: between neighbours along each dimension in the row-major order of scales
+    """
+
+    tensor: Four
+    sizes: Four
+    counts: Four
+    strides: Four
+
+    @property
+    def texels(self) -> tuple[int, int, int]:
+        """The most texels that a block reaches into, along x, y and z."""
+        width, height, channels, batch = self.sizes
+        aligned = width % COMPONENTS == 0 or self.counts[0] == 1
+        across = -(-width // COMPONENTS) if aligned else (width + 2) // COMPONENTS + 1
+        return min(across, -(-self.tensor[0] // COMPONENTS)), height, channels * batch
+
+
+def layout(shape: Sequence[int]) -> Layout:
+    """The layout of a tensor of `shape`, of any rank."""
+    height, width = _last_two(shape)
+    return Layout(width, height, prod(shape[:-2]))
+
+
+@cache
+def block_grid(shape: tuple[int, ...], block: Block) -> BlockGrid:
+    """The blocks of a tensor of `shape`, which has elements.
+
+    Dimensions before the last two are merged into two where blocks allow it; raises ValueError
+    where they do not, and for blocks over the flattened tensor, which are no boxes.
+    """
+    if block.flat:
+        raise ValueError(
+            f"blocks of {block.name!r} run over the flattened tensor and are no boxes of texels: "
+            f"keep such a tensor in a buffer"
+        )
+    given = block.sizes_for(len(shape))
+    own = [n if size == WHOLE else min(size, n) for n, size in zip(shape, given, strict=True)]
+    outer, outer_sizes = merged(shape[:-2], own[:-2])
+    if len(outer) > 2:
+        raise ValueError(
+            f"blocks of {block.name!r} divide a tensor of shape {shape} along {len(outer)} "
+            f"dimensions before its last two, and textures have places for two of them: keep it "
+            f"in a buffer"
+        )
+    tensor = _four(outer, _last_two(shape))
+    sizes = _four(outer_sizes, _last_two(own))
+    counts = _four((), tuple(-(-n // size) for n, size in zip(tensor, sizes, strict=True))[::-1])
+    strides = (1, counts[0], prod(counts[:2]), prod(counts[:3]))
+    return BlockGrid(tensor, sizes, counts, strides)
+
+
+def _last_two(sizes: Sequence[int]) -> tuple[int, int]:
+    height, width = (1, 1, *sizes)[-2:]
+    return height, width
+
+
+def _four(outer: tuple[int, ...], inner: tuple[int, ...]) -> Four:
+    """Sizes in the order of a shape, as width, height, channels, batch."""
+    batch, channels, height, width = (1, 1, *outer, *inner)[-4:]
+    return width, height, channels, batch
