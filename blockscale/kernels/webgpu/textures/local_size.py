@@ -13,7 +13,8 @@ def local_size(block: Three, size: Three) -> Three:
 
     A workgroup covers one block where it can, so that all of it uses one scale: along x first,
     whose texels are neighbours in memory, then y, then z. What is left of its invocations goes to
-    blocks beside it, in the same order. Each is a power of two, and none is larger than the texture.
+    blocks beside it, in the same order. Each is a power of two,
+    and none is larger than what the texture needs.
     """
     sizes = [1, 1, 1]
     left = INVOCATIONS

@@ -81,7 +81,7 @@ def test_texels(shape: tuple[int, ...], texels: tuple[int, int, int]) -> None:
 
 
 def test_what_is_no_box_is_refused() -> None:
-    with pytest.raises(ValueError, match="flat8.*no boxes of texels.*buffer"):
+    with pytest.raises(ValueError, match=r"flat8.*no boxes of texels.*buffer"):
         block_grid((4, 16), parse("int8:flat8:fp32").block)
-    with pytest.raises(ValueError, match="4 dimensions before its last two.*buffer"):
+    with pytest.raises(ValueError, match=r"4 dimensions before its last two.*buffer"):
         block_grid((4, 4, 4, 4, 4, 4), parse("int8:block2x2x2x2x2x2:fp32").block)
