@@ -12,6 +12,7 @@ from blockscale.kernels.webgpu.gpu.shader import Constant, Signed
 
 FAMILIES = ("integer", "minifloat")  # of elements, that parts of shaders know
 FEATURES = ("nd", "flat")  # of FormatNumbers.features, that they know
+_STORAGE = {"fp32": 0, "fp16": 1, "bf16": 2}  # as bits/storage.wgsl has it
 Choices = tuple[tuple[str, str], ...]
 Constants = tuple[tuple[str, Constant], ...]
 _families = supports_families(FAMILIES, FEATURES)
@@ -46,10 +47,19 @@ def shader_of(fmt: Format | str) -> tuple[Choices, Constants]:
         "zero": "integer" if numbers.asym else "none",
         "offset": "added" if numbers.offset else "none",
         "random": "philox" if drawn else "none",
+        "rule": "float" if numbers.scale in _STORAGE else numbers.scale,
+        "numerator": _numerator(numbers),
+        "ratio": _ratio(numbers),
+        "power": "nearest" if numbers.nearest else "threshold",
         "hardware": "plain",
     }
     constants: dict[str, Constant] = {
         **_element_constants(element),
+        **_divisors(LEVELS=numbers.levels, LOWEST=element.low, HIGHEST=element.high),
+        "EMAX": Signed(numbers.emax),
+        "THRESHOLD": numbers.threshold,
+        "SCALE_STORAGE": _STORAGE.get(numbers.scale, 0),
+        "OFFSET_STORAGE": _STORAGE.get(numbers.offset, 0),
         "FAR_VALUES": _reaches_far(element),
         "FRACTION_BITS": numbers.fraction_bits,
     }
@@ -66,6 +76,30 @@ def _how(numbers: FormatNumbers) -> str:
 def _step(numbers: FormatNumbers) -> str:
     """How a stored scale becomes a step."""
     return numbers.scale if numbers.scale in ("e8m0", "two_level") else "float"
+
+
+def _numerator(numbers: FormatNumbers) -> str:
+    """What of a range a power of two, or an outer scale, is chosen from."""
+    if numbers.asym or "offset" in numbers.features:
+        return "spread"
+    return "magnitude" if numbers.element.signed and numbers.statistic != "mean" else "high"
+
+
+def _ratio(numbers: FormatNumbers) -> str:
+    """How a float scale is divided from a range."""
+    if "signed" in numbers.features:
+        return "signed"
+    return "two_sided" if numbers.full else "divided"
+
+
+def _divisors(**values: float) -> dict[str, Constant]:
+    """Numbers and, where they are ordinary (step/step.wgsl), their reciprocals, as bits."""
+    found: dict[str, Constant] = {}
+    for name, value in values.items():
+        exact = float_of(bits_of(value))
+        ordinary = 2.0**-100 <= abs(exact) <= 2.0**100
+        found |= {name: bits_of(value), f"INVERSE_{name}": bits_of(1 / exact) if ordinary else 0}
+    return found
 
 
 def _element_constants(element: ElementNumbers) -> dict[str, Constant]:
@@ -95,3 +129,8 @@ def _reaches_far(element: ElementNumbers) -> bool:
 def bits_of(value: float) -> int:
     """The bits of the float32 nearest to a number."""
     return int(struct.unpack("<I", struct.pack("<f", value))[0])
+
+
+def float_of(bits: int) -> float:
+    """The float32 of these bits."""
+    return float(struct.unpack("<f", struct.pack("<I", bits))[0])

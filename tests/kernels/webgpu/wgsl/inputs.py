@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-FEW = torch.tensor(
-    [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 2.0**-126, 2.0**-149, -(2.0**-149)]
-    + [2.0**-126 - 2.0**-149, 3.4028234663852886e38, -3.4028234663852886e38, 2.0**127, 1.5, 0.5]
-)
+FEW = torch.tensor([
+    0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 2.0**-126, 2.0**-149, -(2.0**-149),
+    2.0**-126 - 2.0**-149, 3.4028234663852886e38, -3.4028234663852886e38, 2.0**127, 1.5, 0.5,
+])  # fmt: skip
 
 
 def any_bits(count: int, seed: int = 0) -> Tensor:

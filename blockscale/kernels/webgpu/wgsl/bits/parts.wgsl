@@ -54,10 +54,6 @@ fn is_finite(x: u32) -> bool {
 }
 
 // Numbers in their order as unsigned integers, -0 below 0.
-fn ordered(x: u32) -> u32 {
+fn in_order(x: u32) -> u32 {
     return select(x | SIGN, ~x, x >= SIGN);
-}
-
-fn less(a: u32, b: u32) -> bool { // of numbers, where 0 equals -0
-    return ordered(select(a, 0u, a == SIGN)) < ordered(select(b, 0u, b == SIGN));
 }
