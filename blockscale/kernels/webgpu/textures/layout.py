@@ -50,11 +50,15 @@ class BlockGrid(NamedTuple):
     strides: Four
 
     @property
+    def shared(self) -> bool:
+        """Whether the components of a texel lie in one block."""
+        return self.counts[0] == 1 or self.sizes[0] % COMPONENTS == 0
+
+    @property
     def texels(self) -> tuple[int, int, int]:
         """The most texels that a block reaches into, along x, y and z."""
         width, height, channels, batch = self.sizes
-        aligned = width % COMPONENTS == 0 or self.counts[0] == 1
-        across = -(-width // COMPONENTS) if aligned else (width + 2) // COMPONENTS + 1
+        across = -(-width // COMPONENTS) if self.shared else (width + 2) // COMPONENTS + 1
         return min(across, -(-self.tensor[0] // COMPONENTS)), height, channels * batch
 
 
