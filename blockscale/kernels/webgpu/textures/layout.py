@@ -69,26 +69,19 @@ def layout(shape: Sequence[int]) -> Layout:
 
 
 @cache
-def block_grid(shape: tuple[int, ...], block: Block) -> BlockGrid:
-    """The blocks of a tensor of `shape`, which has elements.
+def block_grid(shape: tuple[int, ...], block: Block) -> BlockGrid | None:
+    """The blocks of a tensor of `shape`, which has elements; None where they are no boxes so.
 
-    Dimensions before the last two are merged into two where blocks allow it; raises ValueError
-    where they do not, and for blocks over the flattened tensor, which are no boxes.
+    Dimensions before the last two are merged into two where blocks allow it; they are no boxes
+    where they do not, and where blocks run over the flattened tensor.
     """
     if block.flat:
-        raise ValueError(
-            f"blocks of {block.name!r} run over the flattened tensor and are no boxes of texels: "
-            f"keep such a tensor in a buffer"
-        )
+        return None
     given = block.sizes_for(len(shape))
     own = [n if size == WHOLE else min(size, n) for n, size in zip(shape, given, strict=True)]
     outer, outer_sizes = merged(shape[:-2], own[:-2])
     if len(outer) > 2:
-        raise ValueError(
-            f"blocks of {block.name!r} divide a tensor of shape {shape} along {len(outer)} "
-            f"dimensions before its last two, and textures have places for two of them: keep it "
-            f"in a buffer"
-        )
+        return None
     tensor = _four(outer, _last_two(shape))
     sizes = _four(outer_sizes, _last_two(own))
     counts = _four((), tuple(-(-n // size) for n, size in zip(tensor, sizes, strict=True))[::-1])

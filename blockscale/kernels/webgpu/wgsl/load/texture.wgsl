@@ -1,9 +1,9 @@
-// Numbers in a texture, widened to float32 bits. WHOLE_TEXELS: rows end with a texel.
+// Numbers in a texture, widened to float32 bits; i counts elements in rows of sizes.width.
 // needs: float/{dtype}
 @group(0) @binding(x) var x: texture_3d<u32>;
 
 fn load4(quad: u32) -> vec4<u32> {
-    if (WHOLE_TEXELS) {
+    if (sizes.width % 4u == 0u) {
         let four = texel_of(quad * 4u);
         return vec4(widen(four.x), widen(four.y), widen(four.z), widen(four.w));
     }
