@@ -64,3 +64,12 @@ def check(spelling: str, hardware: str) -> None:
 @pytest.mark.parametrize("fmt", PLAIN)
 def test_scales_of_one_level(fmt: str, hardware: str) -> None:
     check(fmt, hardware)
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    ["uint8:group1:fp32:asym", "uint4:group1:e8m0/floor:asym", "int8:group1:fp32:asym",
+     "uint16:group1:e8m0/nearest:asym", "uint4:group1:pow2/ceil:asym", "uint2:group1:fp32:asym"],
+)  # fmt: skip
+def test_zero_points(fmt: str, hardware: str) -> None:
+    check(fmt, hardware)

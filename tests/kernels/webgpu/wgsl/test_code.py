@@ -5,10 +5,12 @@ import torch
 from torch import Tensor
 
 from blockscale.core import reference
+from blockscale.core.arithmetic import philox
 from blockscale.core.elements.codebook import Codebook
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
+from blockscale.core.rounding import ROUNDINGS
 from blockscale.core.scale import FloatScale, PowerOfTwo
 from blockscale.core.scales.two_level import TwoLevel
 from tests.kernels.webgpu.wgsl.inputs import FEW, any_bits, beside
@@ -74,29 +76,69 @@ def stored(fmt: Format, step: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check(spelling: str, hardware: str, **parts: Tensor) -> None:
-    """Codes of hard numbers and values of all codes, bit for bit."""
+    """Codes of hard numbers and values of all codes, bit for bit.
+
+    parts: fields of QParams besides the scale, each with a few numbers that are repeated
+    """
     fmt = parse(spelling)
     x, step, codes = asked(fmt)
     scale, given = stored(fmt, step)
+    others = {name: part.repeat(-(-len(x) // len(part)))[: len(x)] for name, part in parts.items()}
+    qparams = QParams(scale, **others)
+    seed = torch.tensor([11, 5])
+    chance = philox.uniform(x.shape, seed, x.device) * 2**24
+    zeros = torch.zeros(len(x))
+    columns = [others.get(name, zeros) for name in ("zero_point", "outer", "offset")]
     found = run(
         shader("probe/code", spelling, hardware=hardware),
         ("questions", "answers"),
-        words(x, given, torch.zeros(1), torch.zeros(1), torch.zeros(1), torch.zeros(1), codes),
+        words(x, given, *(_float_if(c) for c in columns), chance.to(torch.int64), codes),
         2,
     )
-    qparams = QParams(scale)
-    expected = fmt.element.to_bits(reference.quantize(x, qparams, fmt))
+    expected = fmt.element.to_bits(reference.quantize(x, qparams, fmt, seed))
     wrong = found[:, 0] != expected
     at = int(wrong.nonzero()[0]) if wrong.any() else 0
-    assert not wrong.any(), (int(wrong.sum()), x[at], given[at], found[at, 0], expected[at])
+    here = [column[at] for column in (x, given, *columns)]
+    assert not wrong.any(), (int(wrong.sum()), *here, found[at, 0], expected[at])
     values = reference.dequantize(fmt.element.from_bits(codes), qparams, fmt, torch.float32)
     wrong = ~same_bits(found[:, 1], values)
     at = int(wrong.nonzero()[0]) if wrong.any() else 0
+    here = [column[at] for column in (codes, given, *columns)]
     assert not wrong.any(), (
-        int(wrong.sum()), codes[at], given[at], found[at, 1:].view(torch.float32), values[at]
+        int(wrong.sum()), *here, found[at, 1:].view(torch.float32), values[at]
     )  # fmt: skip
+
+
+def _float_if(x: Tensor) -> Tensor:
+    """Floats of any type as float32, integers as they are."""
+    return x.float() if x.is_floating_point() else x
 
 
 @pytest.mark.parametrize("fmt", PLAIN)
 def test_nearest_even(fmt: str, hardware: str) -> None:
     check(fmt, hardware)
+
+
+@pytest.mark.parametrize("rounding", [r for r in ROUNDINGS if r != "nearest_even"])
+@pytest.mark.parametrize(
+    "fmt",
+    ["int8:group1:fp32", "int4:group1:e8m0/floor", "int16:group1:fp32", "uint8:group1:fp32",
+     "e4m3:group1:fp32", "e2m1:group1:e8m0/floor", "log8:group1:fp32", "e7m0:group1:fp32"],
+)  # fmt: skip
+def test_other_roundings(fmt: str, rounding: str, hardware: str) -> None:
+    check(f"{fmt}:{rounding}", hardware)
+
+
+ZEROS = torch.tensor(
+    [0, 1, 7, 8, 15, 100, 128, 255, 65535, -1, -9, 2**22 - 1, 2**22, -(2**22), 2**24 + 1, 2**31 - 1]
+    + [-(2**31), 300, 12]
+).to(torch.int32)
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    ["uint8:group1:fp32:asym", "uint4:group1:fp32:asym", "int8:group1:e8m0/ceil:asym",
+     "uint16:group1:fp32:asym", "int4:group1:fp32:asym:down", "uint8:group1:fp32:asym:stochastic"],
+)  # fmt: skip
+def test_integer_zero_points(fmt: str, hardware: str) -> None:
+    check(fmt, hardware, zero_point=ZEROS)
