@@ -18,6 +18,7 @@ from blockscale.ops import primitives as P
 from tests.kernels.same import same
 from tests.kernels.webgpu import founding
 from tests.kernels.webgpu.founding import CHOSEN, DTYPES, GIVEN, KINDS, Chosen, Given
+from tests.kernels.webgpu.here import here
 
 STORAGES = ("buffer", "texture")
 BY = {"division": "", "reciprocal": ":recip"}
@@ -106,10 +107,10 @@ def test_choose_qparams(case: Chosen) -> None:
         with bs.use("webgpu"):
             buffers = P.from_list(P.choose_qparams(x, fmt), parse(fmt))
         for parts in (buffers, textures.choose_qparams(textures.texture(x), fmt)):
-            assert torch.equal(parts.scale.cpu().reshape(-1), torch.from_numpy(scale)), kind
+            assert torch.equal(here(parts.scale).reshape(-1), torch.from_numpy(scale)), kind
             if case.mapping == founding.A:
                 assert parts.zero_point is not None
-                assert torch.equal(parts.zero_point.cpu().reshape(-1), torch.from_numpy(zero)), kind
+                assert torch.equal(here(parts.zero_point).reshape(-1), torch.from_numpy(zero)), kind
 
 
 def test_these_tests_refuse_what_the_document_s_own_accept() -> None:
