@@ -1,0 +1,4 @@
+// Scales of one level.
+fn outer_of_block(block: u32) -> u32 {
+    return 0u;
+}
