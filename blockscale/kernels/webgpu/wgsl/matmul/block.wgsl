@@ -3,11 +3,15 @@
 struct Block { step: f32, zero: f32, offset: f32, doubt: bool }
 
 fn prepared_block(block: u32) -> Block {
-    let step = step_of_block(block);
-    let doubt = (step.bits & 0x7fffffffu) > STEP_LIMIT
-        || u32(step.zero + i32(ZERO_LIMIT)) > 2u * ZERO_LIMIT
-        || (step.offset & 0x7fffffffu) > VALUE_LIMIT;
-    return Block(bitcast<f32>(step.bits), f32(step.zero), bitcast<f32>(step.offset), doubt);
+    let step = step_at(block);
+    var zero = f32(step.zero);
+    var doubt = u32(step.zero + i32(ZERO_LIMIT)) > 2u * ZERO_LIMIT;
+    if (FLOAT_ZERO) {
+        zero = bitcast<f32>(step.zero);
+        doubt = (u32(step.zero) & 0x7fffffffu) > bitcast<u32>(f32(ZERO_LIMIT));
+    }
+    doubt |= (step.bits & 0x7fffffffu) > STEP_LIMIT || (step.offset & 0x7fffffffu) > VALUE_LIMIT;
+    return Block(bitcast<f32>(step.bits), zero, bitcast<f32>(step.offset), doubt);
 }
 
 // The weights that four values stand for. A product that feeds a sum is not rounded by itself on

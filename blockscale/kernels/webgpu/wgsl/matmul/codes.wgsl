@@ -1,6 +1,5 @@
 // A weight's codes of BITS <= 8, in rows of sizes.row_bytes bytes, and the step of each block.
-// needs: step/{step}, code/value, matmul/scale/{stored_scale}, matmul/zero/{stored_zero}
-// needs: matmul/outer/{stored_outer}, matmul/offset/{stored_offset}
+// needs: given/step, code/value
 @group(0) @binding(codes) var<storage, read> codes: array<u32>;
 const CODE_MASK: u32 = (1u << BITS) - 1u;
 
@@ -28,11 +27,7 @@ fn block_of(n: u32, k: u32) -> u32 {
     return (sizes.first + n) / BLOCK_ROWS * sizes.blocks + k / BLOCK_SIZE;
 }
 
-fn step_of_block(block: u32) -> Step {
-    return step_of(scale_of(block), zero_of(block), outer_of_block(block), offset_of(block));
-}
-
 // The weight itself, to the bit.
 fn weight_of(n: u32, k: u32) -> u32 {
-    return value_of(code_of_place(n, k), step_of_block(block_of(n, k)));
+    return value_of(code_of_place(n, k), step_at(block_of(n, k)));
 }

@@ -1,7 +1,0 @@
-// Block scales stored as bfloat16.
-// needs: matmul/half/bfloat16
-@group(0) @binding(scale) var<storage, read> scale: array<u32>;
-
-fn scale_of(block: u32) -> u32 {
-    return bfloat16_bits(scale[block / 2u] >> (block % 2u * 16u) & 0xffffu);
-}
