@@ -1,5 +1,5 @@
 // Values of codes: a chunk of CHUNK to an invocation.
-// needs: grid, load/codes_in_{codes}, blocks/{blocks}, given/step, code/{how}, store/{store}
+// needs: grid, load/fours_in_{codes}, blocks/{blocks}, given/step, code/{how}, store/{store}
 
 struct Held {
     block: u32,

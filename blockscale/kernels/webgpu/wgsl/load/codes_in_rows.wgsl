@@ -1,4 +1,4 @@
-// Codes of BITS in rows that end anywhere in a byte; i counts elements of the whole tensor.
+// Codes of BITS in rows that end anywhere in a byte; i counts elements of a whole tensor.
 @group(0) @binding(codes) var<storage, read> codes: array<u32>;
 
 fn code_at(i: u32) -> u32 {
@@ -13,6 +13,3 @@ fn code_at(i: u32) -> u32 {
     return pattern & (0xffffffffu >> (32u - BITS));
 }
 
-fn codes4(i: u32) -> vec4<u32> {
-    return vec4(code_at(i), code_at(i + 1u), code_at(i + 2u), code_at(i + 3u));
-}

@@ -9,15 +9,15 @@ fn keys_of(x: u32) -> Keys {
     if (!POISONS && (x & 0x7fffffffu) >= 0x7f800000u) {
         return NOTHING;
     }
-    let up = ordered(x);
+    let up = key_of(x);
     return vec2(up, ~up);
 }
 
-fn ordered(x: u32) -> u32 {
+fn key_of(x: u32) -> u32 {
     return select(x | 0x80000000u, ~x, x >= 0x80000000u);
 }
 
-fn unordered(key: u32) -> u32 {
+fn number_of(key: u32) -> u32 {
     return select(~key, key & 0x7fffffffu, key >= 0x80000000u);
 }
 
@@ -25,8 +25,8 @@ fn range_of(found: Keys) -> Range {
     if (found.x == 0u) {
         return Range(0u, 0u, false);
     }
-    let low = unordered(~found.y);
-    let high = unordered(found.x);
+    let low = number_of(~found.y);
+    let high = number_of(found.x);
     // 0 has no sign here: of 0 and -0 in a block either may be found (core/blocks.py)
     return Range(select(low, 0u, low == 0x80000000u), high, max(found.x, found.y) >= 0xff800000u);
 }

@@ -1,4 +1,4 @@
-// Codes of BITS without gaps between rows; i counts elements of what is bound.
+// Codes of BITS without gaps between rows; i counts elements of a piece.
 @group(0) @binding(codes) var<storage, read> codes: array<u32>;
 
 fn code_at(i: u32) -> u32 {
