@@ -10,13 +10,13 @@ from blockscale.core.block import WHOLE
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
-from blockscale.core.reference import QParams
 from blockscale.kernels.resident import Residents
-from blockscale.kernels.webgpu.gpu.memory import Memory, upload
-from blockscale.kernels.webgpu.matmul.factors import Limits, Right, constants_of
-from blockscale.kernels.webgpu.primitives.choices import given
-from blockscale.kernels.webgpu.primitives.form import form, memory_of, place
-from blockscale.kernels.webgpu.primitives.parts import given_parts
+from blockscale.kernels.webgpu.gpu.launch import Window
+from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, upload
+from blockscale.kernels.webgpu.matmul.factors import Limits, Right, constants_of, floats
+from blockscale.kernels.webgpu.primitives.decode import decode
+from blockscale.kernels.webgpu.primitives.form import Form, form, memory_of, place
+from blockscale.kernels.webgpu.primitives.parts import Parts, given_parts, reading
 from blockscale.kernels.webgpu.spec import shader_of
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 
@@ -32,94 +32,79 @@ def decodes(fmt: Format) -> bool:
     return fmt.bits <= 8 and not fmt.block.flat and (size == _EVERY or size % 4 == 0)
 
 
-def on_device(weight: Operand) -> Operand:
-    """A weight with all its tensors on the GPU: those of the CPU are uploaded once, and kept.
+def right_of(weight: Operand) -> Right:
+    """A weight [n, k] as the right factor. One on the CPU is uploaded once, and kept.
 
     Raises ValueError if its parts do not fit its format.
     """
-    if isinstance(weight.codes, WebGPUTensor):
-        return _checked(weight)
-    return _UPLOADED[weight]
+    return _made(weight) if isinstance(weight.codes, WebGPUTensor) else _UPLOADED[weight]
 
 
-def _checked(weight: Operand) -> Operand:
+def _made(weight: Operand) -> Right:
     if weight.codes.ndim != 2:
         raise ValueError(
             f"{weight.fmt}: a linear weight's codes are [n, k], not {tuple(weight.codes.shape)}"
         )
-    stored, shape = form(weight.fmt), (weight.codes.shape[0], weight.size)
-    codes = stored.checked_codes(weight.codes, shape, place(weight.codes))
-    scale, zero_point, outer = weight.scale, weight.zero_point, weight.outer
-    given_parts(stored, shape, scale, zero_point, outer, weight.more, codes)
-    return weight
+    f, shape, packed = form(weight.fmt), (weight.codes.shape[0], weight.size), weight.codes
+    packed = f.checked_codes(packed, shape, place(packed))
+    parts = given_parts(
+        f, shape, weight.scale, weight.zero_point, weight.outer, weight.more, packed
+    )
+    if not packed.numel():
+        return floats(allocate(0), torch.float32, shape[0], (0, shape[1], 1))
+    if decodes(f.format):
+        return _codes(f, memory_of(packed), shape, parts)
+    dense = decode(f, memory_of(packed), shape, parts, torch.float32)
+    return floats(dense, torch.float32, shape[0], (0, shape[1], 1))
 
 
-def _upload(weight: Operand) -> Operand:
-    weight = _checked(weight)
-
-    def there(part: Tensor | None) -> Tensor | None:
-        if part is None:
-            return None
-        return WebGPUTensor(upload(part), tuple(part.shape), part.dtype)
-
-    more = [there(part) for part in weight.more] if weight.more else None
-    moved = (there(part) for part in weight[:4])
-    return Operand(*moved, weight.fmt, weight.size, more)  # type: ignore[arg-type]
-
-
-def fingerprint(part: Tensor) -> int:
+def _fingerprint(part: Tensor) -> int:
     """A number that changes with a tensor's bytes."""
     return hash(part.contiguous().view(torch.uint8).numpy().tobytes())
 
 
-_UPLOADED = Residents(_upload, fingerprint)
+_UPLOADED = Residents(_made, _fingerprint)
 
 
-def codes(weight: Operand) -> Right:
-    """A weight on the GPU whose format `decodes`, as the right factor."""
-    fmt, f = parse(weight.fmt), form(weight.fmt)
-    shape = (weight.codes.shape[0], weight.size)
-    parts = given_parts(
-        f, shape, weight.scale, weight.zero_point, weight.outer, weight.more, weight.codes
-    )
-    choices, buffers = given(f, parts)
+def _codes(f: Form, packed: Memory, shape: tuple[int, int], parts: Parts) -> Right:
+    """Codes of a format that `decodes`."""
+    fmt = f.format
+    choices, memories = reading(f, parts, shape)
+    buffers: dict[str, Memory | Window] = {**memories}
     own, constants = shader_of(fmt)
-    row_bytes = f.row_bytes(weight.size)
+    row_bytes, size = f.row_bytes(shape[1]), _sizes(fmt)[1]
     wide = row_bytes % 16 == 0 and fmt.bits in (4, 8)
     table = dict(own)["element"] != "integer"
     if table:
         buffers["values"] = _table(str(fmt))
-    rows, size = _sizes(fmt)
     chunk = 32 // fmt.bits if wide else _QUADS
+    choices |= {
+        "right": "codes",
+        "decode": "table" if table else "integer",
+        "chunk": "words" if wide else "any",
+    }
     piece = chunk if size == _EVERY else gcd(size // 4, chunk)
     return Right(
         shape[0],
-        dict(own)
-        | choices
-        | {
-            "right": "codes",
-            "decode": "table" if table else "integer",
-            "chunk": "words" if wide else "any",
-        },
-        dict(constants) | _constants(fmt, parts) | {"PIECE": piece},
-        dict(buffers),
-        {"row_bytes": row_bytes, "blocks": -(-weight.size // size)},
+        dict(own) | choices,
+        dict(constants) | _constants(fmt) | {"PIECE": piece},
+        buffers,
+        {"row_bytes": row_bytes, "blocks": -(-shape[1] // size)},
         limits_of(fmt),
-        memory_of(weight.codes),
+        packed,
         row_bytes,
-        "words" if wide else "any",
+        choices["chunk"],
         chunk,
     )
 
 
-def _constants(fmt: Format, parts: QParams) -> dict[str, bool | int]:
+def _constants(fmt: Format) -> dict[str, bool | int]:
     rows, size = _sizes(fmt)
-    zero = parts.zero_point
     return {
         "BLOCK_ROWS": rows,
         "BLOCK_SIZE": size,
         "HAS_OFFSET": fmt.offset is not None,
-        "FLOAT_ZERO": zero is not None and zero.dtype.is_floating_point,
+        "FLOAT_ZERO": fmt.zero is not None,
         "ZERO_LIMIT": _LARGEST_ZERO,
         "OUTPUTS_ADJOIN": False,
         **constants_of(limits_of(fmt)),
