@@ -5,10 +5,12 @@ import torch
 from torch import Tensor
 
 from blockscale.core import reference
+from blockscale.core.arithmetic import philox
 from blockscale.core.elements.codebook import Codebook
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
+from blockscale.core.rounding import ROUNDINGS
 from blockscale.core.scale import FloatScale, PowerOfTwo
 from blockscale.core.scales.two_level import TwoLevel
 from tests.kernels.webgpu.wgsl.inputs import FEW, any_bits, beside
@@ -23,6 +25,23 @@ PLAIN = [
     "e2m3:group1:e8m0/floor", "e4m3:group1:e8m0/floor", "e5m2:group1:e8m0/floor",
     "log4:group1:fp32", "log8:group1:fp32", "log8:group1:e8m0/floor", "e7m0:group1:fp32",
     "e1m6r3:group1:fp32", "e2m1r1:group1:fp32", "e6m1:group1:e8m0/floor", "e5m2r0:group1:fp32",
+]  # fmt: skip
+LEVELS = [
+    "e2m1:group1:(e4m3:group1:fp32)", "int4:group1:(e4m3:group1:fp16)",
+    "int8:group1:(e5m2:group1:fp32)", "e4m3:group1:(uint6:group1:bf16)",
+    "int8:group1:(nf4:group1:fp32)", "e2m1:group1:(e4m3:group1:fp32)/inv",
+    "int4:group1:(e2m1:group1:fp32)", "int4:group1:(int5:group1:fp16)/inv",
+    "int4:group1:(log8:group1:fp32)",
+]  # fmt: skip
+EIGHTHS = ",".join(str((37 * k % 200 - 90) / 8) for k in range(200))  # in no order
+OTHERS = [
+    "ternary:group1:fp32", "binary:group1:fp32", "binary:group1:bf16", "ternary:group1:e8m0/floor",
+    "binary:group1:e8m0/floor", "nf4:group1:fp32", "fp4:group1:fp16", "iq4_nl:group1:fp32",
+    "nf4:group1:e8m0/floor", f"book({EIGHTHS}):group1:fp32", "log8f3:group1:fp32",
+    "book(0,0.5,1,2,-0,-0.5,-1,-2):group1:fp32", "book(0.25,-3,1e-05,7):group1:fp32",
+    "book(-0,3,0,-1,1):group1:fp32", "book(-1,1):group1:bf16", "book(1e-30,-1e-30):group1:fp32",
+    "apot4:group1:fp32", "book(0,1):group1:fp32", "uapot4:group1:bf16", "log4f1:group1:fp32:recip",
+    "book(1e-38,1e-44,-1e38):group1:fp32",
 ]  # fmt: skip
 
 
@@ -74,29 +93,128 @@ def stored(fmt: Format, step: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check(spelling: str, hardware: str, **parts: Tensor) -> None:
-    """Codes of hard numbers and values of all codes, bit for bit."""
+    """Codes of hard numbers and values of all codes, bit for bit.
+
+    parts: fields of QParams besides the scale, each with a few numbers that are repeated
+    """
     fmt = parse(spelling)
     x, step, codes = asked(fmt)
     scale, given = stored(fmt, step)
+    others = {name: part.repeat(-(-len(x) // len(part)))[: len(x)] for name, part in parts.items()}
+    qparams = QParams(scale, **others)
+    seed = torch.tensor([11, 5])
+    chance = philox.uniform(x.shape, seed, x.device) * 2**24
+    zeros = torch.zeros(len(x))
+    columns = [others.get(name, zeros) for name in ("zero_point", "outer", "offset")]
     found = run(
         shader("probe/code", spelling, hardware=hardware),
         ("questions", "answers"),
-        words(x, given, torch.zeros(1), torch.zeros(1), torch.zeros(1), torch.zeros(1), codes),
+        words(x, given, *(_float_if(c) for c in columns), chance.to(torch.int64), codes),
         2,
     )
-    qparams = QParams(scale)
-    expected = fmt.element.to_bits(reference.quantize(x, qparams, fmt))
+    expected = fmt.element.to_bits(reference.quantize(x, qparams, fmt, seed))
     wrong = found[:, 0] != expected
     at = int(wrong.nonzero()[0]) if wrong.any() else 0
-    assert not wrong.any(), (int(wrong.sum()), x[at], given[at], found[at, 0], expected[at])
+    here = [column[at] for column in (x, given, *columns)]
+    assert not wrong.any(), (int(wrong.sum()), *here, found[at, 0], expected[at])
     values = reference.dequantize(fmt.element.from_bits(codes), qparams, fmt, torch.float32)
     wrong = ~same_bits(found[:, 1], values)
     at = int(wrong.nonzero()[0]) if wrong.any() else 0
+    here = [column[at] for column in (codes, given, *columns)]
     assert not wrong.any(), (
-        int(wrong.sum()), codes[at], given[at], found[at, 1:].view(torch.float32), values[at]
+        int(wrong.sum()), *here, found[at, 1:].view(torch.float32), values[at]
     )  # fmt: skip
+
+
+def _float_if(x: Tensor) -> Tensor:
+    """Floats of any type as float32, integers as they are."""
+    return x.float() if x.is_floating_point() else x
 
 
 @pytest.mark.parametrize("fmt", PLAIN)
 def test_nearest_even(fmt: str, hardware: str) -> None:
     check(fmt, hardware)
+
+
+@pytest.mark.parametrize("rounding", [r for r in ROUNDINGS if r != "nearest_even"])
+@pytest.mark.parametrize(
+    "fmt",
+    ["int8:group1:fp32", "int4:group1:e8m0/floor", "int16:group1:fp32", "uint8:group1:fp32",
+     "e4m3:group1:fp32", "e2m1:group1:e8m0/floor", "log8:group1:fp32", "e7m0:group1:fp32"],
+)  # fmt: skip
+def test_other_roundings(fmt: str, rounding: str, hardware: str) -> None:
+    check(f"{fmt}:{rounding}", hardware)
+
+
+ZEROS = torch.tensor([
+    0, 1, 7, 8, 15, 100, 128, 255, 65535, -1, -9, 2**22 - 1, 2**22, -(2**22), 2**24 + 1, 2**31 - 1,
+    -(2**31), 300, 12,
+]).to(torch.int32)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    ["uint8:group1:fp32:asym", "uint4:group1:fp32:asym", "int8:group1:e8m0/ceil:asym",
+     "uint16:group1:fp32:asym", "int4:group1:fp32:asym:down", "uint8:group1:fp32:asym:stochastic"],
+)  # fmt: skip
+def test_integer_zero_points(fmt: str, hardware: str) -> None:
+    check(fmt, hardware, zero_point=ZEROS)
+
+
+FLOATS = torch.cat([torch.tensor([0.5, 7.25, 0.0, 0.0, -3.75, 127.5, 1e-3]), FEW[FEW.isfinite()]])
+
+
+@pytest.mark.parametrize(
+    "fmt", ["uint4:group1:fp32:asym(fp32)", "uint8:group1:bf16:asym(bf16):up",
+            "int8:group1:e8m0/ceil:asym(fp16)"],
+)  # fmt: skip
+def test_float_zero_points(fmt: str, hardware: str) -> None:
+    form = parse(fmt)
+    assert form.zero is not None
+    check(fmt, hardware, zero_point=form.zero.store_any(FLOATS))
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    ["int8:group1:bf16", "e2m1:group1:fp16", "uint4:group1:fp16:asym", "int4:group1:fp16:signed"],
+)
+def test_scales_of_16_bits(fmt: str, hardware: str) -> None:
+    zeros = {"zero_point": ZEROS} if parse(fmt).asym else {}
+    check(fmt, hardware, **zeros)
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    ["int8:group1:fp32:recip", "int8:group1:bf16:recip", "e4m3:group1:fp32:recip",
+     "uint4:group1:fp16:asym:recip", "e2m1:group1:(e4m3:group1:fp32):recip",
+     "int8:group1:(e4m3:group1:fp32)/inv:recip", "log8:group1:fp32:recip:up"],
+)  # fmt: skip
+def test_products_with_the_reciprocal(fmt: str, hardware: str) -> None:
+    parts = {"outer": OUTERS} if "(" in fmt else {"zero_point": ZEROS} if "asym" in fmt else {}
+    check(fmt, hardware, **parts)
+
+
+OUTERS = torch.cat([torch.exp2(torch.randn(64)), any_bits(32, 9).nan_to_num(), FLOATS])
+
+
+@pytest.mark.parametrize("fmt", LEVELS)
+def test_two_levels(fmt: str, hardware: str) -> None:
+    scale = parse(fmt).scale
+    assert isinstance(scale, TwoLevel)
+    check(fmt, hardware, outer=scale.outer_type.store_any(OUTERS))
+
+
+@pytest.mark.parametrize("fmt", OTHERS)
+def test_binary_ternary_and_tables(fmt: str, hardware: str) -> None:
+    check(fmt, hardware)
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    ["int4:group1:fp16:offset", "nf4:group1:fp32:offset", "e2m1:group1:e8m0/ceil:offset",
+     "uint8:group1:fp32:offset(bf16):recip", "int8:group1:fp32:offset:stochastic"],
+)  # fmt: skip
+def test_offsets(fmt: str, hardware: str) -> None:
+    offset = parse(fmt).offset
+    assert offset is not None
+    check(fmt, hardware, offset=offset.type.store_any(FLOATS))
