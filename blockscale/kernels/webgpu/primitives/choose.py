@@ -9,7 +9,7 @@ from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, zeros
 from blockscale.kernels.webgpu.primitives.choices import Choices, Constants, shader
 from blockscale.kernels.webgpu.primitives.find import GROUP, find, of_means, statistic
-from blockscale.kernels.webgpu.primitives.form import Form, whole
+from blockscale.kernels.webgpu.primitives.form import DTYPES, Form, whole
 from blockscale.kernels.webgpu.primitives.geometry import geometry
 from blockscale.kernels.webgpu.primitives.parts import Parts, outer_of_blocks, new_parts
 
@@ -51,7 +51,9 @@ def _finish(
     choices = {
         **choices,
         "store_zero": "none" if parts.zero is None else "word",
-        "store_offset": "none" if parts.offset is None else "words",
+        "store_offsets": "none" if parts.offset is None else "words",
+        "stored_scale": stored(f.scale_dtype),
+        "stored_offset": stored(f.offset_dtype),
     }
     written = {"scales": parts.scale, "zeros": parts.zero, "offsets": parts.offset}
     there = {name: part for name, part in written.items() if part is not None}
@@ -61,6 +63,11 @@ def _finish(
         {"blocks": blocks},
         -(-blocks // (GROUP * together)),
     )
+
+
+def stored(dtype: torch.dtype | None) -> str:
+    """How what is chosen as float32, or as a byte, is stored."""
+    return DTYPES[dtype] if dtype in (torch.float16, torch.bfloat16) else "plain"
 
 
 def _outer(f: Form, found: dict[str, Memory], choices: Choices, shape: Shape) -> Memory:

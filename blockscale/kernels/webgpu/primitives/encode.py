@@ -77,8 +77,9 @@ def _encode(
     choices |= numbers(dtype) | {"blocks": at.kind, "result": what}
     choices["drawn"] = "undrawn" if seed is None else "drawn"
     constants: Constants = {"OUT_BITS": bits} if what == "codes" else {}
-    if what == "gradient":
+    if what == "gradient":  # its mask does not depend on a draw (docs/numerics.md, 5)
         constants["GRADIENT_BITS"] = bits
+        choices["rounding"] = f.format.rounding if not f.drawn else "nearest_even"
     chunk = chunk_of(bits, dtype)
     constants |= {"CHUNK": chunk, "SHARED": at.shares(chunk)}
     made = shader("quantize", f, choices, constants)
