@@ -1,0 +1,3 @@
+fn of_two(a: u32, b: u32) -> u32 {
+    return bitcast<u32>(bitcast<f32>(a) * bitcast<f32>(b));
+}
