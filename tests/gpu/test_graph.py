@@ -1,6 +1,6 @@
 """Graphs lowered to CUDA: what they compute is near the reference, end to end.
 
-Needs CUDA: `pytest -m gpu tests/gpu`. (Written in a session without a GPU and not run there.)
+Needs CUDA: `pytest -m gpu tests/gpu`.
 """
 
 import pytest

@@ -47,8 +47,9 @@ class Gpu:
     def dispatch(self, pipeline: Any, group: Any, groups: tuple[int, int, int]) -> None:
         """Record one launch of a pipeline."""
         with self.telling():
-            if self._pass is None:
+            if self._encoder is None:
                 self._encoder = self.device.create_command_encoder()
+            if self._pass is None:
                 self._pass = self._encoder.begin_compute_pass()
             self._pass.set_pipeline(pipeline)
             self._pass.set_bind_group(0, group)

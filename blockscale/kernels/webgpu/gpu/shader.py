@@ -56,15 +56,23 @@ def source(shader: Shader, names: tuple[str, ...], sizes: tuple[int, ...] | None
 
     Raises ValueError for a part that does not exist, or one whose choice is missing.
     """
-    texts: dict[str, str] = {}
-    _collect(shader.kernel, dict(shader.choices), texts)
-    whole = "\n".join(texts.values())
+    whole = "\n".join(needed(shader).values())
     enabled = "".join(dict.fromkeys(_ENABLE.findall(whole)))
-    head = [_constant(name, value) for name, value in shader.constants]
+    head = [constant(name, value) for name, value in shader.constants]
     body = "\n".join((*head, _sizes(names, sizes), _ENABLE.sub("", whole)))
     bindings = tuple(dict.fromkeys(_BINDING.findall(body)))
     text = _BINDING.sub(lambda found: f"@binding({bindings.index(found[1])})", body)
     return Source(enabled + text, bindings)
+
+
+def needed(shader: Shader) -> dict[str, str]:
+    """{name: text} of the parts that a shader is made of, each after those that it needs.
+
+    Raises ValueError for a part that does not exist, or one whose choice is missing.
+    """
+    texts: dict[str, str] = {}
+    _collect(shader.kernel, dict(shader.choices), texts)
+    return texts
 
 
 def _collect(name: str, choices: Mapping[str, str], texts: dict[str, str]) -> None:
@@ -97,7 +105,8 @@ def part(name: str) -> str:
     return path.read_text()
 
 
-def _constant(name: str, value: Constant) -> str:
+def constant(name: str, value: Constant) -> str:
+    """The declaration of a constant in WGSL."""
     if isinstance(value, tuple):
         listed = ", ".join(f"{each}u" for each in value)
         return f"const {name} = array<u32, {len(value)}>({listed});"

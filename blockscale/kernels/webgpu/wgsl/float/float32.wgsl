@@ -1,8 +1,8 @@
-// Numbers stored as float32: their own bits.
+// Numbers of a tensor of float32.
 const FLOAT_BITS: u32 = 32u;
 
-fn widen(stored: u32) -> u32 {
-    return stored;
+fn widen(x: u32) -> u32 {
+    return x;
 }
 
 fn narrow(x: u32) -> u32 {

@@ -1,0 +1,39 @@
+"""`blockscale webgpu-page`: a page that quantizes on the visitor's GPU."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import blockscale
+from blockscale.core.parse import formats as catalogue
+from blockscale.core.parse import parse
+from blockscale.files.whole import check_place, written_whole
+from blockscale.report.browser.formats import refusal
+from blockscale.report.browser.page import page
+
+
+def webgpu_page(
+    out: Annotated[Path, typer.Argument(metavar="OUT.html", help="The file to write.")],
+    formats: Annotated[
+        str,
+        typer.Option(metavar="A,B", help="These names or spellings in place of all named formats."),
+    ] = "",
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT.html.")] = False,
+) -> None:
+    """Write one HTML file that quantizes tensors in the browser, on the visitor's own GPU.
+
+    It shows numbers, values, errors and codes side by side, and checks this GPU's results against
+    what the reference computes now, bit for bit. It needs no server and sends nothing anywhere.
+    """
+    path = check_place(out, "blockscale.html")
+    if path.exists() and not force:
+        raise ValueError(f"{path} exists: choose another name, or pass --force")
+    names = [each.strip() for each in formats.split(",") if each.strip()]
+    wanted = {name: parse(name) for name in names} if names else dict(catalogue())
+    if not names:  # all that a page can show
+        wanted = {name: fmt for name, fmt in wanted.items() if refusal(fmt) is None}
+    text = page(wanted, blockscale.__version__)
+    with written_whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    print(f"wrote {path}: {len(wanted)} formats, {len(text) / 1e6:.1f} MB; open it in a browser")

@@ -1,0 +1,30 @@
+"""Kernels for a format, and how numbers of a dtype are read and written."""
+
+from collections.abc import Mapping
+
+import torch
+
+from blockscale.kernels.webgpu.gpu.shader import Constant, Shader
+from blockscale.kernels.webgpu.primitives.form import DTYPES, Form
+from blockscale.kernels.webgpu.spec import shader_of
+
+Choices = dict[str, str]
+Constants = dict[str, Constant]
+
+
+def shader(
+    kernel: str, f: Form, choices: Mapping[str, str], constants: Mapping[str, Constant]
+) -> Shader:
+    """A kernel for a format, with what else it chooses."""
+    own, known = shader_of(f.format)
+    return Shader(
+        f"kernels/{kernel}",
+        tuple((dict(own) | dict(choices)).items()),
+        tuple((dict(known) | dict(constants)).items()),
+    )
+
+
+def numbers(dtype: torch.dtype) -> Choices:
+    """How numbers of a dtype are read and written."""
+    halves = "whole" if dtype == torch.float32 else "halves"
+    return {"dtype": DTYPES[dtype], "load": halves, "store": halves}

@@ -1,0 +1,39 @@
+"""Packed codes -> values."""
+
+import torch
+
+from blockscale.kernels.webgpu.gpu.launch import launch
+from blockscale.kernels.webgpu.gpu.memory import Memory
+from blockscale.kernels.webgpu.primitives.choices import Constants, numbers, shader
+from blockscale.kernels.webgpu.primitives.form import Form, result, whole
+from blockscale.kernels.webgpu.primitives.geometry import geometry
+from blockscale.kernels.webgpu.primitives.pieces import pieces
+from blockscale.kernels.webgpu.primitives.parts import Parts, reading
+
+
+def decode(
+    f: Form, codes: Memory, shape: tuple[int, ...], parts: Parts, dtype: torch.dtype
+) -> Memory:
+    """Packed codes of a tensor of `shape`, which is not empty -> values of `dtype`."""
+    at = geometry(tuple(shape), f.format.block)
+    row = shape[-1] if shape else 1
+    streams = f.streams(row)
+    choices, buffers = reading(f, parts, shape)
+    beside = {name: whole(part) for name, part in buffers.items()}
+    choices |= numbers(dtype) | {"blocks": at.kind, "codes": "stream" if streams else "rows"}
+    chunk = 16 // dtype.itemsize
+    constants: Constants = {"CHUNK": chunk, "SHARED": at.shares(chunk)}
+    made = shader("dequantize", f, choices, constants)
+    out, bits = result(shape, dtype), 8 * dtype.itemsize
+    for piece in pieces(at.count, max(bits, f.bits)):
+        sizes = at.named | piece.named
+        if not streams:
+            sizes |= {"row": row, "row_bytes": f.row_bytes(row)}
+        memory = piece.window(codes, f.bits) if streams else whole(codes)
+        launch(
+            made,
+            {**beside, "codes": memory, "values": piece.window(out, bits)},
+            sizes,
+            -(-piece.count // (256 * chunk)),
+        )
+    return out

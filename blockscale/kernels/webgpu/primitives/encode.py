@@ -1,0 +1,111 @@
+"""Numbers -> codes or values, with a scale that is given."""
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from blockscale.kernels.webgpu.gpu.launch import launch
+from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, upload
+from blockscale.kernels.webgpu.primitives.choices import Constants, numbers, shader
+from blockscale.kernels.webgpu.primitives.form import Form, result, whole
+from blockscale.kernels.webgpu.primitives.geometry import Geometry, geometry
+from blockscale.kernels.webgpu.primitives.pieces import pieces
+from blockscale.kernels.webgpu.primitives.parts import Parts, reading
+
+Shape = tuple[int, ...]
+
+
+def seed_memory(f: Form, seed: Tensor | None) -> Memory | None:
+    """The four words that kernels read of a seed, or None where rounding draws nothing.
+
+    Raises ValueError if it is missing or something else.
+    """
+    checked = f.checked_seed(seed, anywhere=True)
+    if checked is None:
+        return None
+    words = torch.zeros(2, dtype=torch.int64)
+    words[: checked.numel()] = checked.cpu().reshape(-1)
+    return upload(words)
+
+
+def codes(
+    f: Form, x: Memory, dtype: torch.dtype, shape: Shape, parts: Parts, seed: Memory | None
+) -> Memory:
+    """Packed codes of numbers [*shape], of which there are some.
+
+    Rows that end within a byte are packed by a second kernel.
+    """
+    row = shape[-1] if shape else 1
+    streams = f.streams(row)
+    bits = f.bits if streams else 8 if f.bits <= 8 else 16
+    out = allocate(-(-prod(shape) * bits // 8))
+    _encode(f, x, dtype, shape, parts, seed, "codes", out, bits)
+    if streams:
+        return out
+    from blockscale.kernels.webgpu.pack import pack_items
+
+    return pack_items(f, out, prod(shape), row, bits)
+
+
+def values(
+    f: Form, x: Memory, dtype: torch.dtype, shape: Shape, parts: Parts, seed: Memory | None
+) -> Memory:
+    """Numbers [*shape] after a round trip, in their dtype."""
+    out = result(shape, dtype)
+    _encode(f, x, dtype, shape, parts, seed, "values", out, 8 * dtype.itemsize)
+    return out
+
+
+def passing(
+    f: Form, x: Memory, dtype: torch.dtype, shape: Shape, parts: Parts, gradient: Memory, bits: int
+) -> Memory:
+    """A gradient of `bits` an element where x is in range, else 0."""
+    out = allocate(prod(shape) * bits // 8)
+    _encode(f, x, dtype, shape, parts, None, "gradient", out, bits, gradient)
+    return out
+
+
+def _encode(
+    f: Form, x: Memory, dtype: torch.dtype, shape: Shape, parts: Parts, seed: Memory | None,
+    what: str, out: Memory, bits: int, gradient: Memory | None = None,
+) -> None:  # fmt: skip
+    """bits: of an element of `out`"""
+    at = geometry(tuple(shape), f.format.block)
+    choices, buffers = reading(f, parts, shape)
+    beside = {name: whole(memory) for name, memory in buffers.items()}
+    choices |= numbers(dtype) | {"blocks": at.kind, "result": what}
+    choices["drawn"] = "undrawn" if seed is None else "drawn"
+    constants: Constants = {"OUT_BITS": bits} if what == "codes" else {}
+    if what == "gradient":  # its mask does not depend on a draw (docs/numerics.md, 5)
+        constants["GRADIENT_BITS"] = bits
+        choices["rounding"] = f.format.rounding if not f.drawn else "nearest_even"
+    chunk = chunk_of(bits, dtype)
+    constants |= {"CHUNK": chunk, "SHARED": at.shares(chunk)}
+    made = shader("quantize", f, choices, constants)
+    written = "codes" if what == "codes" else "values"
+    own = 8 * dtype.itemsize
+    for piece in pieces(at.count, max(own, bits)):
+        sizes = at.named | piece.named
+        given_buffers = {**beside, "x": piece.window(x, own), written: piece.window(out, bits)}
+        if what == "codes":
+            sizes["words"] = -(-piece.count * bits // 32)
+        if seed is not None:
+            given_buffers["seed"] = whole(seed)
+        if gradient is not None:
+            given_buffers["gradient"] = piece.window(gradient, bits)
+        launch(made, given_buffers, sizes, -(-piece.count // (256 * chunk)))
+
+
+def chunk_of(bits: int, dtype: torch.dtype) -> int:
+    """How many elements an invocation takes: such that it writes whole words, and reads 16 bytes.
+
+    bits: of what it writes
+    """
+    whole_words = max(32 // (bits & -bits), 4)
+    return max(whole_words, 16 // dtype.itemsize)
+
+
+def blocks_of(f: Form, shape: Shape) -> Geometry:
+    """Where the blocks of a tensor of `shape` lie."""
+    return geometry(tuple(shape), f.format.block)

@@ -1,0 +1,80 @@
+"""What the scales of blocks are chosen from: extremes and sums, merged from slices of blocks."""
+
+import torch
+
+from blockscale.kernels.numbers import lowered
+from blockscale.kernels.webgpu.gpu.launch import launch
+from blockscale.kernels.webgpu.gpu.memory import Memory, zeros
+from blockscale.kernels.webgpu.primitives.choices import Choices, Constants, numbers, shader
+from blockscale.kernels.webgpu.primitives.form import Form
+from blockscale.kernels.webgpu.primitives.geometry import Geometry
+from blockscale.kernels.webgpu.primitives.pieces import pieces
+
+GROUP = 256  # invocations of a workgroup
+_LANES = 1 << 18  # invocations that keep a large GPU busy
+_LEAST = 8  # units that an invocation takes, if there are so many
+
+
+def statistic(f: Form) -> str:
+    """The part statistics/{statistic}.wgsl of a format."""
+    numbers = lowered(f.format)
+    if numbers.statistic == "range":
+        return "bare" if numbers.offset else "both"
+    return "high" if numbers.statistic == "high" else "magnitude"
+
+
+def of_means(f: Form) -> bool:
+    """Whether scales are chosen from means of magnitudes."""
+    return lowered(f.format).statistic in ("mean", "mean_above")
+
+
+def find(f: Form, x: Memory, dtype: torch.dtype, at: Geometry) -> dict[str, Memory]:
+    """What found/extremes or found/means reads, by the names that it binds."""
+    keys = 2 if statistic(f) in ("both", "bare") else 1
+    work = zeros(4 * keys * at.blocks)
+    _merge(f, x, dtype, at, "extremes", {"work": work}, {})
+    if not of_means(f):
+        return {"work": work}
+    sums = zeros(12 * at.blocks)
+    _merge(f, x, dtype, at, "sums", {"sums": sums, "largest": work}, {"least": "least_any"})
+    if lowered(f.format).statistic == "mean_above":
+        first, sums = sums, zeros(12 * at.blocks)
+        buffers = {"sums": sums, "largest": work, "first": first}
+        _merge(f, x, dtype, at, "sums", buffers, {"least": "least_above"})
+    return {"work": work, "sums": sums}
+
+
+def _merge(
+    f: Form, x: Memory, dtype: torch.dtype, at: Geometry, kernel: str,
+    buffers: dict[str, Memory], choices: Choices,
+) -> None:  # fmt: skip
+    quads = not at.shape and (at.blocks == 1 or at.block % 4 == 0)
+    unit = 4 if quads else 1
+    units = -(-at.block // unit)
+    team = team_of(-(-at.inner // unit))
+    each = max(_LEAST, -(-units * at.blocks // _LANES))
+    part = min(team * each, units)
+    slices = -(-units // part)
+    choices = {
+        **choices,
+        **numbers(dtype),
+        "statistic": statistic(f),
+        "reading": "quads" if quads else "ones",
+        "blocks": at.kind,
+        "team": "alone" if team == 1 else "workgroup",
+    }
+    constants: Constants = {"TEAM": team, "POISONS": lowered(f.format).poisons}
+    made = shader(kernel, f, choices, constants)
+    sizes = {"count": at.count, "blocks": at.blocks, "slices": slices, "slice": part}
+    for piece in pieces(at.count, 8 * dtype.itemsize):
+        launch(
+            made,
+            {**buffers, "x": piece.window(x, 8 * dtype.itemsize)},
+            at.named | sizes | piece.named,
+            -(-at.blocks * slices * team // GROUP),
+        )
+
+
+def team_of(units: int) -> int:
+    """How many invocations share so many neighbouring units: a power of two."""
+    return min(1 << (units - 1).bit_length(), GROUP)

@@ -1,0 +1,110 @@
+"""What stands beside the codes of a tensor, in memory on the GPU."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from blockscale.core.reference import QParams
+from blockscale.kernels.webgpu.gpu.launch import launch
+from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
+from blockscale.kernels.webgpu.gpu.shader import Shader
+from blockscale.kernels.webgpu.primitives.form import (
+    DTYPES,
+    Form,
+    back,
+    memory_of,
+    moved,
+    place,
+    whole,
+)
+from blockscale.kernels.webgpu.primitives.geometry import geometry
+
+Shape = tuple[int, ...]
+
+
+class Parts(NamedTuple):
+    """As QParams; None where a format has none of it. outer: as it is stored"""
+
+    scale: Memory
+    outer: Memory | None = None
+    zero: Memory | None = None
+    offset: Memory | None = None
+
+
+def given_parts(
+    f: Form, shape: Shape, scale: Tensor, zero_point: Tensor | None, outer: Tensor | None,
+    more: Sequence[Tensor] | None, x: Tensor,
+) -> Parts:  # fmt: skip
+    """A caller's scale for a tensor of `shape`, where x is. Raises ValueError if it misfits."""
+    parts = f.checked_parts(torch.Size(shape), scale, zero_point, outer, place(x), more)
+    found = (parts.scale, parts.outer, parts.zero_point, parts.offset)
+    first, *others = (part if part is None else memory_of(part) for part in found)
+    assert first is not None
+    return Parts(first, *others)
+
+
+def new_parts(f: Form, shape: Shape) -> Parts:
+    """Memory for the scale of a tensor of `shape` and what goes with it, but for an outer one."""
+    blocks = prod(f.scale_shape(shape))
+    return Parts(
+        allocate(blocks * f.scale_dtype.itemsize),
+        None,
+        allocate(4 * blocks) if f.asym else None,
+        None if f.offset_dtype is None else allocate(blocks * f.offset_dtype.itemsize),
+    )
+
+
+def returned(f: Form, parts: Parts, shape: Shape, like: Tensor) -> list[Tensor]:
+    """The parts that there are, where `like` is, in the order that ops return them in."""
+    blocks = f.scale_shape(shape)
+    found = [back(parts.scale, blocks, f.scale_dtype, like)]
+    if parts.outer is not None and f.outer_shape is not None:
+        found.append(back(parts.outer, f.outer_shape(blocks), torch.float32, like))
+    if parts.zero is not None:
+        found.append(back(parts.zero, blocks, torch.int32, like))
+    if parts.offset is not None and f.offset_dtype is not None:
+        found.append(back(parts.offset, blocks, f.offset_dtype, like))
+    return found
+
+
+def listed(parts: QParams, like: Tensor) -> list[Tensor]:
+    """What the reference chose on the CPU for an empty tensor, where `like` is."""
+    return [moved(part, like) for part in parts if part is not None]
+
+
+def reading(f: Form, parts: Parts, shape: Shape) -> tuple[dict[str, str], dict[str, Memory]]:
+    """Which parts of shaders read what stands beside codes, and its memory."""
+    choices = {
+        "given_scale": "byte" if f.scale_dtype == torch.uint8 else DTYPES[f.scale_dtype],
+        "given_zero": "none" if parts.zero is None else "word",
+        "given_offset": "none" if f.offset_dtype is None else DTYPES[f.offset_dtype],
+        "given_outer": "none",
+    }
+    buffers = {"scales": parts.scale}
+    if parts.zero is not None:
+        buffers["zeros"] = parts.zero
+    if parts.offset is not None:
+        buffers["offsets"] = parts.offset
+    if parts.outer is not None:
+        choices["given_outer"], buffers["outers"] = outer_of_blocks(f, parts.outer, shape)
+    return choices, buffers
+
+
+def outer_of_blocks(f: Form, outer: Memory, shape: Shape) -> tuple[str, Memory]:
+    """The one outer scale of all blocks, or that of each: how it is read, and its memory."""
+    assert f.inner is not None
+    if f.one_outer:
+        return "one", outer
+    blocks = f.scale_shape(shape)
+    at = geometry(blocks, f.inner.block)
+    each = allocate(4 * at.count)
+    launch(
+        Shader("kernels/spread", (("blocks", at.kind),)),
+        {"outers": whole(outer), "each": whole(each)},
+        at.named | {"count": at.count},
+        -(-at.count // 256),
+    )
+    return "each", each

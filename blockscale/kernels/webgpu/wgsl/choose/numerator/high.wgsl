@@ -1,0 +1,4 @@
+// needs: statistics/range
+fn numerator(r: Range) -> u32 {
+    return r.high;
+}

@@ -1,0 +1,3 @@
+fn given_offset(block: u32) -> u32 {
+    return 0u;
+}

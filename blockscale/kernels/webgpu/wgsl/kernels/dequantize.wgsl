@@ -1,0 +1,33 @@
+// Values of codes: a chunk of CHUNK to an invocation.
+// needs: grid, load/fours_in_{codes}, blocks/{blocks}, given/step, code/{how}, store/{store}
+
+struct Held {
+    block: u32,
+    step: Step,
+}
+
+fn value_at(i: u32, code: u32, held: ptr<function, Held>) -> u32 {
+    if (!SHARED) {
+        let block = block_of(sizes.first + min(i, sizes.bound - 1u));
+        if (block != (*held).block) {
+            *held = Held(block, step_at(block));
+        }
+    }
+    return value_of(code, (*held).step);
+}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let start = (group_number(group, groups) * 256u + lane) * CHUNK;
+    if (start >= sizes.bound) {
+        return;
+    }
+    let block = block_of(sizes.first + start);
+    var held = Held(block, step_at(block));
+    for (var i = start; i < min(start + CHUNK, sizes.bound); i += 4u) {
+        let code = codes4(i);
+        store4(i / 4u, vec4(value_at(i, code.x, &held), value_at(i + 1u, code.y, &held),
+                            value_at(i + 2u, code.z, &held), value_at(i + 3u, code.w, &held)));
+    }
+}

@@ -1,0 +1,33 @@
+// The largest numerator of the blocks that share an outer scale; poisoned ones are left out.
+// `largest` starts as zeros. An invocation takes EACH blocks; where all share one outer scale, a
+// workgroup merges what it found before it tells.
+// needs: grid, choose/{rule}, found/{found}, blocks/{blocks}
+@group(0) @binding(largest) var<storage, read_write> largest: array<atomic<u32>>;
+
+const EACH = 16u;
+var<workgroup> of_group: atomic<u32>;
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let first = group_number(group, groups) * 256u * EACH + lane;
+    var most = 0u;
+    for (var i = 0u; i < EACH; i++) {
+        let block = first + 256u * i;
+        if (block < sizes.blocks) {
+            let range = range_at(block);
+            let a = select(numerator(range), 0u, range.poisoned);
+            most = max(most, a);
+            if (!ONE_OUTER) {
+                atomicMax(&largest[block_of(block)], a);
+            }
+        }
+    }
+    if (ONE_OUTER) {
+        atomicMax(&of_group, most);
+        workgroupBarrier();
+        if (lane == 0u) {
+            atomicMax(&largest[0], atomicLoad(&of_group));
+        }
+    }
+}

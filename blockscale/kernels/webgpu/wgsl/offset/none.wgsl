@@ -1,0 +1,9 @@
+// Formats without an offset.
+// needs: step/step
+fn without_offset(x: u32, s: Step) -> u32 {
+    return x;
+}
+
+fn with_offset(value: u32, s: Step) -> u32 {
+    return value;
+}

@@ -1,0 +1,41 @@
+// Codes of a chunk, written as a stream of OUT_BITS each that begins with a word.
+// needs: code/{how}, given/{drawn}
+@group(0) @binding(codes) var<storage, read_write> codes: array<u32>;
+
+struct Written {
+    place: u32,  // of the next word
+    word: u32,   // what it holds so far,
+    filled: u32, // in so many bits
+}
+
+fn written_from(i: u32) -> Written {
+    return Written(i / 32u * OUT_BITS + i % 32u * OUT_BITS / 32u, 0u, 0u);
+}
+
+// i: of the element in what is bound
+fn made(x: u32, s: Step, i: u32) -> u32 {
+    return select(0u, code_of(x, s, word_of(sizes.first + i)), i < sizes.bound);
+}
+
+fn put4(w: Written, i: u32, four: vec4<u32>) -> Written {
+    if (OUT_BITS <= 8u) {
+        let bits = vec4(0u, 1u, 2u, 3u) * min(OUT_BITS, 8u);
+        let placed = four << bits;
+        return append(w, placed.x | placed.y | placed.z | placed.w, 4u * OUT_BITS);
+    }
+    let one = append(w, four.x | (four.y << min(OUT_BITS, 16u)), 2u * OUT_BITS);
+    return append(one, four.z | (four.w << min(OUT_BITS, 16u)), 2u * OUT_BITS);
+}
+
+// bits: `count` of them, at most 32
+fn append(w: Written, bits: u32, count: u32) -> Written {
+    let word = w.word | (bits << w.filled);
+    let filled = w.filled + count;
+    if (filled < 32u) {
+        return Written(w.place, word, filled);
+    }
+    if (w.place < sizes.words) {
+        codes[w.place] = word;
+    }
+    return Written(w.place + 1u, select(bits >> (32u - w.filled), 0u, w.filled == 0u), filled - 32u);
+}

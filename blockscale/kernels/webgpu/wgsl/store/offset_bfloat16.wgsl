@@ -1,0 +1,4 @@
+// needs: bits/half
+fn stored_offset(x: u32) -> u32 {
+    return narrow_bfloat16(x);
+}

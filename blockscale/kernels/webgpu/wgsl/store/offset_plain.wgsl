@@ -1,0 +1,3 @@
+fn stored_offset(x: u32) -> u32 {
+    return x;
+}

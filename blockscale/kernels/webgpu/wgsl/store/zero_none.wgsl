@@ -1,0 +1,2 @@
+fn put_zero(block: u32, zero: i32) {
+}

@@ -1,0 +1,1 @@
+"""One page that quantizes in the visitor's browser, on the visitor's GPU, with our shaders."""

@@ -1,0 +1,84 @@
+"""What a page has to know of a format: its blocks as a matrix has them, and its shaders."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from blockscale.core.block import WHOLE
+from blockscale.core.format import Format
+from blockscale.core.scales.two_level import TwoLevel
+from blockscale.kernels.numbers import lowered
+from blockscale.kernels.webgpu.gpu.shader import Shader, constant, needed, part
+from blockscale.kernels.webgpu.spec import known, shader_of
+
+
+def refusal(fmt: Format) -> str | None:
+    """Why a page cannot show a format, or None."""
+    if fmt.rounding == "stochastic":
+        return f"{fmt}: a page shows codes that do not depend on chance; leave 'stochastic' out"
+    if fmt.unchosen:
+        return f"{fmt}: {fmt.unchosen}"
+    if isinstance(fmt.scale, TwoLevel) and fmt.scale.inner.block.name != "tensor":
+        return f"{fmt}: a page knows scales of two levels with one outer scale"
+    if fmt.block.strided:
+        return f"{fmt}: a page's blocks lie together"
+    return None if known((fmt,), ()) else f"{fmt} has no shaders"
+
+
+def told(name: str, fmt: Format) -> dict[str, Any]:
+    """A format as plain data for the page.
+
+    Raises ValueError if a page cannot show it.
+    """
+    reason = refusal(fmt)
+    if reason is not None:
+        raise ValueError(reason)
+    block = (fmt.block.flat, fmt.block.flat) if fmt.block.flat else fmt.block.sizes_for(2)
+    sizes = fmt.stored((4, 4))  # of which only dtypes count
+    once = 8 * sizes["outer"][0].itemsize if "outer" in sizes else 0
+    every = sum(8 * dtype.itemsize for part, (dtype, _) in sizes.items() if part != "outer")
+    return {
+        "name": name,
+        "spelling": str(fmt),
+        "bits": fmt.bits,
+        "overhead": every,  # bits beside the codes of each block
+        "once": once,  # and of each tensor
+        "asym": fmt.asym,
+        "flat": bool(fmt.block.flat),
+        "block": [None if size == WHOLE else size for size in block],
+        "table": [],
+        "shaders": {
+            step: _plain(shader)
+            for step, shader in zip(("ranges", "scales", "codes"), shaders(fmt), strict=True)
+        },
+    }
+
+
+def shaders(fmt: Format) -> tuple[Shader, Shader, Shader]:
+    """What finds ranges, chooses scales and makes codes, one invocation a block or a number."""
+    numbers = lowered(fmt)
+    choices, constants = shader_of(fmt)
+    statistic = "mean" if numbers.statistic in ("mean", "mean_above") else "range"
+    more = (
+        ("BARE", fmt.offset is not None),
+        ("ABOVE", numbers.statistic == "mean_above"),
+        ("POISONS", numbers.poisons),
+    )
+    given = tuple({**dict(constants), **dict(more)}.items())
+    chosen = tuple({**dict(choices), "statistic": statistic}.items())
+    kernels = ("kernels/box_ranges", "kernels/box_scales", "kernels/box_codes")
+    first, second, third = (Shader(kernel, chosen, given) for kernel in kernels)
+    return first, second, third
+
+
+def parts(formats: Mapping[str, Format]) -> dict[str, str]:
+    """The text of every part that the shaders of these formats are made of."""
+    names = {name for fmt in formats.values() for shader in shaders(fmt) for name in needed(shader)}
+    return {name: part(name) for name in sorted(names)}
+
+
+def _plain(shader: Shader) -> dict[str, Any]:
+    return {
+        "kernel": shader.kernel,
+        "choices": dict(shader.choices),
+        "constants": [constant(name, value) for name, value in shader.constants],
+    }

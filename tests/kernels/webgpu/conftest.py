@@ -1,0 +1,29 @@
+"""Without an adapter these tests are skipped, loudly; Mesa's lavapipe is one, in software."""
+
+import importlib.util
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from blockscale.kernels import registry
+
+MISSING = (
+    "wgpu is not installed: `pip install wgpu`"
+    if importlib.util.find_spec("wgpu") is None
+    else registry.unavailable("webgpu")
+)
+# these import wgpu's names, or kernels that load with it
+collect_ignore_glob = ["test_*.py", "*/test_*.py"] if MISSING else []
+if MISSING:
+    warnings.warn(f"NO WEBGPU KERNEL IS TESTED: {MISSING}", stacklevel=1)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """For the reference and for comparing: on a busy machine threads wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,144 @@
+"""Codes and values of elements against the reference (code, element, step, round, zero …)."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from blockscale.core import reference
+from blockscale.core.arithmetic import philox
+from blockscale.core.elements.codebook import Codebook
+from blockscale.core.format import Format
+from blockscale.core.parse import parse
+from blockscale.core.reference import QParams
+from blockscale.core.rounding import ROUNDINGS
+from blockscale.core.scale import FloatScale, PowerOfTwo
+from blockscale.core.scales.two_level import TwoLevel
+from tests.kernels.webgpu.wgsl.inputs import FEW, any_bits, beside
+from tests.kernels.webgpu.wgsl.running import run, same_bits, shader, words
+
+COUNT = 1 << 13
+PLAIN = [
+    "int8:group1:fp32", "int8:group1:e8m0/floor", "int8:group1:pow2/nearest", "int4:group1:fp32",
+    "uint8:group1:fp32", "int2:group1:fp32", "int16:group1:fp32", "uint16:group1:e8m0/floor",
+    "int4:group1:fp32:full", "uint1:group1:fp32", "int16:group1:e8m0/floor",
+    "e4m3:group1:fp32", "e5m2:group1:fp32", "e2m1:group1:e8m0/floor", "e3m2:group1:e8m0/floor",
+    "e2m3:group1:e8m0/floor", "e4m3:group1:e8m0/floor", "e5m2:group1:e8m0/floor",
+    "log4:group1:fp32", "log8:group1:fp32", "log8:group1:e8m0/floor", "e7m0:group1:fp32",
+    "e1m6r3:group1:fp32", "e2m1r1:group1:fp32", "e6m1:group1:e8m0/floor", "e5m2r0:group1:fp32",
+]  # fmt: skip
+
+
+def turning(fmt: Format) -> Tensor:
+    """Numbers of steps where a code turns over to the next, their neighbours and those beyond."""
+    element = fmt.element
+    if element.bits > 9:
+        high = element.limits(fmt.wide)[1]
+        whole = torch.cat([torch.arange(300.0), high - torch.arange(300.0)])
+    elif isinstance(element, Codebook):
+        whole = torch.tensor([*element.thresholds, *element.table])
+    else:
+        values = element.decode(element.from_bits(torch.arange(2**element.bits)))
+        whole = torch.cat([values[values.isfinite()].abs().unique(), values.new_tensor([300.0])])
+    middles = ((whole[1:].double() + whole[:-1].double()) / 2).float()
+    return beside(torch.cat([whole, middles, 1.25 * whole]), 2)
+
+
+def asked(fmt: Format, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Numbers, float32 steps of the format's kind, and codes: [n] each."""
+    made = torch.Generator().manual_seed(seed)
+    y = turning(fmt)
+    y = y[torch.randint(0, len(y), (4 * COUNT,), generator=made)]
+    step = torch.exp2(torch.randint(-40, 40, (4 * COUNT,), generator=made).float())
+    step[: 3 * COUNT] *= 1 + torch.rand(3 * COUNT, generator=made)
+    step[:COUNT] = any_bits(COUNT, seed + 1)
+    x = [y * step, torch.randn(COUNT, generator=made), any_bits(COUNT, seed + 2), FEW.repeat(16)]
+    steps = [step, any_bits(2 * COUNT, seed + 3), FEW.repeat_interleave(16)]
+    codes = torch.randint(0, 2**fmt.element.bits, (6 * COUNT + 256,), generator=made)
+    return torch.cat(x), torch.cat(steps), codes
+
+
+def stored(fmt: Format, step: Tensor) -> tuple[Tensor, Tensor]:
+    """Steps -> scales as the format stores them (near those steps), and as a shader takes them."""
+    scale = fmt.scale
+    if isinstance(scale, PowerOfTwo) and scale.byte:
+        field = (step.view(torch.int32) >> 23) & 255
+        return field.to(torch.uint8), field
+    if isinstance(scale, PowerOfTwo):
+        power = (step.view(torch.int32) & 0x7F800000).view(torch.float32)
+        kept = torch.where(power.isfinite() & (power > 0), power, 1.0)
+        return kept, kept
+    if isinstance(scale, TwoLevel):
+        patterns = step.view(torch.int32) % 2**scale.inner.element.bits
+        return patterns.to(torch.uint8), patterns
+    assert isinstance(scale, FloatScale)
+    kept = step.to(scale.dtype)
+    return kept, kept.float()
+
+
+def check(spelling: str, hardware: str, **parts: Tensor) -> None:
+    """Codes of hard numbers and values of all codes, bit for bit.
+
+    parts: fields of QParams besides the scale, each with a few numbers that are repeated
+    """
+    fmt = parse(spelling)
+    x, step, codes = asked(fmt)
+    scale, given = stored(fmt, step)
+    others = {name: part.repeat(-(-len(x) // len(part)))[: len(x)] for name, part in parts.items()}
+    qparams = QParams(scale, **others)
+    seed = torch.tensor([11, 5])
+    chance = philox.uniform(x.shape, seed, x.device) * 2**24
+    zeros = torch.zeros(len(x))
+    columns = [others.get(name, zeros) for name in ("zero_point", "outer", "offset")]
+    found = run(
+        shader("probe/code", spelling, hardware=hardware),
+        ("questions", "answers"),
+        words(x, given, *(_float_if(c) for c in columns), chance.to(torch.int64), codes),
+        2,
+    )
+    expected = fmt.element.to_bits(reference.quantize(x, qparams, fmt, seed))
+    wrong = found[:, 0] != expected
+    at = int(wrong.nonzero()[0]) if wrong.any() else 0
+    here = [column[at] for column in (x, given, *columns)]
+    assert not wrong.any(), (int(wrong.sum()), *here, found[at, 0], expected[at])
+    values = reference.dequantize(fmt.element.from_bits(codes), qparams, fmt, torch.float32)
+    wrong = ~same_bits(found[:, 1], values)
+    at = int(wrong.nonzero()[0]) if wrong.any() else 0
+    here = [column[at] for column in (codes, given, *columns)]
+    assert not wrong.any(), (
+        int(wrong.sum()), *here, found[at, 1:].view(torch.float32), values[at]
+    )  # fmt: skip
+
+
+def _float_if(x: Tensor) -> Tensor:
+    """Floats of any type as float32, integers as they are."""
+    return x.float() if x.is_floating_point() else x
+
+
+@pytest.mark.parametrize("fmt", PLAIN)
+def test_nearest_even(fmt: str, hardware: str) -> None:
+    check(fmt, hardware)
+
+
+@pytest.mark.parametrize("rounding", [r for r in ROUNDINGS if r != "nearest_even"])
+@pytest.mark.parametrize(
+    "fmt",
+    ["int8:group1:fp32", "int4:group1:e8m0/floor", "int16:group1:fp32", "uint8:group1:fp32",
+     "e4m3:group1:fp32", "e2m1:group1:e8m0/floor", "log8:group1:fp32", "e7m0:group1:fp32"],
+)  # fmt: skip
+def test_other_roundings(fmt: str, rounding: str, hardware: str) -> None:
+    check(f"{fmt}:{rounding}", hardware)
+
+
+ZEROS = torch.tensor(
+    [0, 1, 7, 8, 15, 100, 128, 255, 65535, -1, -9, 2**22 - 1, 2**22, -(2**22), 2**24 + 1, 2**31 - 1]
+    + [-(2**31), 300, 12]
+).to(torch.int32)
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    ["uint8:group1:fp32:asym", "uint4:group1:fp32:asym", "int8:group1:e8m0/ceil:asym",
+     "uint16:group1:fp32:asym", "int4:group1:fp32:asym:down", "uint8:group1:fp32:asym:stochastic"],
+)  # fmt: skip
+def test_integer_zero_points(fmt: str, hardware: str) -> None:
+    check(fmt, hardware, zero_point=ZEROS)
