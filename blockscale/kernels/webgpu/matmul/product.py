@@ -1,0 +1,124 @@
+"""A product of two factors, in as many launches as what kernels can see at once asks for."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from blockscale.kernels.webgpu.gpu.device import gpu
+from blockscale.kernels.webgpu.gpu.launch import Window, launch
+from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
+from blockscale.kernels.webgpu.matmul.factors import Left, Right
+from blockscale.kernels.webgpu.matmul.plan import plan
+from blockscale.kernels.webgpu.matmul.shaders import cast_shader, product_shader
+from blockscale.kernels.webgpu.primitives.form import DTYPES
+
+_WINDOW = 256  # bytes: windows begin at multiples
+
+
+class Bias(NamedTuple):
+    """Numbers [outputs] that are added to the products."""
+
+    memory: Memory
+    dtype: torch.dtype
+
+
+class _Piece(NamedTuple):
+    """Rows of the left factor and outputs of the right one that one launch multiplies."""
+
+    row: int
+    rows: int
+    output: int
+    outputs: int
+
+
+def product(left: Left, right: Right, bias: Bias | None, dtype: torch.dtype) -> Memory:
+    """left [batches, rows, k] times right [outputs, k], plus the bias -> [batches, rows, outputs].
+
+    No size but k may be 0. Sums are of float32, and rounded to `dtype` once.
+    """
+    # two halves share a word: an odd number of outputs goes through float32
+    whole = dtype == torch.float32 or (dtype == left.dtype and right.outputs % 2 == 0)
+    kind = dtype if whole else torch.float32
+    count = left.batches * left.rows * right.outputs
+    result = allocate(count * kind.itemsize)
+    for piece in _pieces(left, right, kind):
+        _launch(left, right, bias, result, kind, piece)
+    return result if whole else _cast(result, count, dtype)
+
+
+def _launch(
+    left: Left, right: Right, bias: Bias | None, result: Memory, kind: torch.dtype, piece: _Piece
+) -> None:
+    p = plan(left.batches, piece.rows, piece.outputs, left.inner, right.chunk, right.chunk_quads)
+    store = "own" if kind == left.dtype else "float32"
+    added = DTYPES[bias.dtype] if bias is not None else "none"
+    shader = product_shader(p, right.choices, right.constants, DTYPES[left.dtype], added, store)
+    wide = right.outputs * kind.itemsize
+    buffers = dict(right.buffers) | {
+        "x": _part(left.memory, piece.row * left.inner * left.dtype.itemsize, left, piece),
+        "y": _window(result, piece.row * wide, left.batches * piece.rows * wide),
+    }
+    if right.codes is not None:
+        seen = _window(right.codes, piece.output * right.row_bytes, piece.outputs * right.row_bytes)
+        buffers["codes"] = seen
+        if p.kernel == "few_rows" and right.chunk == "words":
+            buffers["words"] = seen
+    if bias is not None:
+        buffers["bias"] = bias.memory
+    launch(shader, buffers, _sizes(left, right, piece) | p.sizes, p.groups, baked=False)
+
+
+def _sizes(left: Left, right: Right, piece: _Piece) -> dict[str, int]:
+    return {
+        "rows": piece.rows,
+        "outputs": piece.outputs,
+        "inner": left.inner,
+        "columns": right.outputs,
+        "first": piece.output,
+        "least": right.limits.least(left.inner),
+        **left.sizes,
+        **right.sizes,
+    }
+
+
+def _pieces(left: Left, right: Right, kind: torch.dtype) -> Iterator[_Piece]:
+    """What no launch can see at once goes in several."""
+    limit = gpu().binding_limit
+    outputs = _most(right.row_bytes, right.outputs, limit)
+    row = max(left.inner * left.dtype.itemsize, right.outputs * kind.itemsize)
+    in_order = left.batches == 1 and left.strides is None
+    rows = _most(row, left.rows, limit) if in_order else left.rows
+    for m in range(0, left.rows, rows):
+        for n in range(0, right.outputs, outputs):
+            yield _Piece(m, min(rows, left.rows - m), n, min(outputs, right.outputs - n))
+
+
+def _most(row_bytes: int, rows: int, limit: int) -> int:
+    """How many of so many rows a kernel sees at once, where the next ones begin at a window."""
+    if rows * row_bytes <= limit:
+        return rows
+    return max(limit // row_bytes // _WINDOW, 1) * _WINDOW
+
+
+def _part(memory: Memory, start: int, left: Left, piece: _Piece) -> Window:
+    if piece.rows == left.rows:
+        return _window(memory, 0, memory.nbytes)
+    return _window(memory, start, piece.rows * left.inner * left.dtype.itemsize)
+
+
+def _window(memory: Memory, start: int, nbytes: int) -> Window:
+    return Window(memory, start, max(-(-nbytes // 16) * 16, 16))
+
+
+def _cast(values: Memory, count: int, dtype: torch.dtype) -> Memory:
+    """float32 [count] -> the same rounded to dtype, of 16 bits."""
+    result = allocate(count * dtype.itemsize)
+    words = -(-count // 2)
+    launch(
+        cast_shader(DTYPES[dtype]),
+        {"source": values, "result": result},
+        {"count": count},
+        -(-words // 256),
+    )
+    return result
