@@ -8,7 +8,7 @@ from torch import Tensor
 
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import launch
-from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, download, upload
+from blockscale.kernels.webgpu.gpu.memory import allocate, download, upload
 from blockscale.kernels.webgpu.gpu.shader import Shader
 from blockscale.kernels.webgpu.torch_device.addresses import Sizes, addresses
 from blockscale.kernels.webgpu.torch_device.handlers import handles
@@ -45,18 +45,23 @@ def read(x: WebGPUTensor) -> Tensor:
 def gathered(x: WebGPUTensor) -> WebGPUTensor:
     """A copy in row-major order, in memory of its own."""
     made = fresh(tuple(x.shape), x.dtype)
+    _gather(x, made)
+    return made
+
+
+def _gather(x: WebGPUTensor, made: WebGPUTensor) -> None:
+    """Write x into all of another memory, in row-major order."""
     if is_whole(x):
         with gpu().encoder() as encoder:
             size = -(-made.nbytes // 4) * 4
             encoder.copy_buffer_to_buffer(x.memory.buffer, 0, made.memory.buffer, 0, size)
-        return made
+        return
     at = addresses(tuple(x.shape), [x], always=True)
     shader = Shader(
         "torch/kernels/gather", (at.choice,), (("ITEM_BITS", x.dtype.itemsize * 8), *at.constants)
     )
     buffers = {"x": x.memory, "result": made.memory, **at.buffers}
     launch(shader, buffers, {"count": x.numel()}, words(made), baked=False)
-    return made
 
 
 def whole(x: WebGPUTensor) -> WebGPUTensor:
@@ -66,11 +71,11 @@ def whole(x: WebGPUTensor) -> WebGPUTensor:
 
 def scattered(into: WebGPUTensor, x: WebGPUTensor) -> None:
     """Write x, which is broadcast, into a tensor or view of the same dtype."""
-    if is_all(into) and x.shape == into.shape:
-        exchange(into.memory, gathered(x).memory)
-        return
     if x.memory is into.memory:
         x = gathered(x)
+    if is_all(into) and x.shape == into.shape:
+        _gather(x, into)
+        return
     at = addresses(tuple(into.shape), [into, x], always=True)
     shader = Shader(
         "torch/kernels/scatter", (at.choice,), (("ITEM_BITS", x.dtype.itemsize * 8), *at.constants)
@@ -79,11 +84,6 @@ def scattered(into: WebGPUTensor, x: WebGPUTensor) -> None:
     count = into.numel()
     groups = -(-count * max(x.dtype.itemsize // 4, 1) // THREADS)
     launch(shader, buffers, {"count": count}, groups, baked=False)
-
-
-def exchange(a: Memory, b: Memory) -> None:
-    """Give each the other's buffer, so that all views of `a` have what b's had."""
-    a.buffer, b.buffer = b.buffer, a.buffer
 
 
 def is_all(x: WebGPUTensor) -> bool:

@@ -36,6 +36,8 @@ _COMPARE = {
     "ge": ("at_most", True),
 }
 
+HARDWARE = ("hardware", "plain")
+
 
 def bits(number: float) -> int:
     """A number as the bits of float32."""
@@ -71,7 +73,7 @@ def binary(part: str, a: Any, b: Any, *, compare: bool = False) -> Any:
     at = addresses(shape, operands)
     choices = (
         ("function", part), ("float", FLOATS[dtype]), at.choice,
-        ("second", "tensor" if number is None else "number"),
+        ("second", "tensor" if number is None else "number"), HARDWARE,
     )  # fmt: skip
     buffers: dict[str, Memory] = {"x": x.memory, "result": made.memory, **at.buffers}
     sizes = {"count": made.numel()}

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.kernels.webgpu.gpu.memory import allocate, zeros
-from blockscale.kernels.webgpu.torch_device.copies import copy_, exchange, fresh, is_all
-from blockscale.kernels.webgpu.torch_device.fallback import on_cpu
+from blockscale.kernels.webgpu.gpu.device import gpu
+from blockscale.kernels.webgpu.gpu.memory import allocate
+from blockscale.kernels.webgpu.torch_device.copies import copy_, fresh, is_all
+from blockscale.kernels.webgpu.torch_device.fallback import on_cpu, replaced
 from blockscale.kernels.webgpu.torch_device.handlers import handles
 from blockscale.kernels.webgpu.torch_device.tensor import NAME, WebGPUTensor
 
@@ -21,6 +22,7 @@ def register() -> tuple[Any, ...]:
     aten = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     aten.impl("empty.memory_format", empty, "PrivateUse1")
     aten.impl("empty_strided", empty_strided, "PrivateUse1")
+    aten.impl("copy_", copy_, "PrivateUse1")  # torch.tensor copies where handlers are left out
     others = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
     others.fallback(lambda op, *args, **kwargs: on_cpu(op, args, kwargs), "PrivateUse1")
     return aten, others
@@ -108,7 +110,8 @@ def new_full(
 def zero_(x: WebGPUTensor) -> WebGPUTensor:
     """Write zeros."""
     if is_all(x):
-        exchange(x.memory, zeros(x.nbytes))
+        with gpu().encoder() as encoder:
+            encoder.clear_buffer(x.memory.buffer, 0, x.memory.buffer.size)
         return x
     return fill_(x, 0)
 
@@ -124,5 +127,4 @@ def fill_(x: WebGPUTensor, value: Any) -> WebGPUTensor:
 @handles("arange.start_out")
 def arange(start: Any, end: Any, step: Any = 1, *, out: WebGPUTensor) -> Tensor:
     """Numbers in steps, made on the CPU: they are few."""
-    made = torch.arange(start, end, step, dtype=out.dtype)
-    return copy_(out, made)
+    return replaced(out, torch.arange(start, end, step, dtype=out.dtype))

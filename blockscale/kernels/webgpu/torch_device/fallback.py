@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from blockscale.kernels.webgpu.torch_device.handlers import handles_rest
 from blockscale.kernels.webgpu.torch_device.tensor import NAME, WebGPUTensor
 from blockscale.kernels.webgpu.torch_device.views import view_of
 
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_COMPOSITE = "CompositeImplicitAutograd"
 _OURS = torch._C.DispatchKey.CompositeExplicitAutograd
 _ANSWERS = ("equal", "is_nonzero", "allclose")  # they are asked for what the CPU wants to know
 _warned: set[str] = set()
@@ -24,11 +25,17 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an op that has no handler: ours by its kernels, views without any, others on the CPU."""
     if op.namespace == "blockscale":
         return op._op_dk(_OURS, *args, **kwargs)
+    if _is_composite(op):
+        return op.decompose(*args, **kwargs)
     if op.is_view or op is torch.ops.aten._unsafe_view.default:
         return view_of(op, args, kwargs)
-    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _COMPOSITE):
-        return op.decompose(*args, **kwargs)
     return on_cpu(op, args, kwargs)
+
+
+@cache
+def _is_composite(op: Any) -> bool:
+    """Whether torch makes it of others, which it leaves to us where nothing asks for gradients."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _COMPOSITE))
 
 
 def on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -68,13 +75,16 @@ def _write_back(
         for x in pytree.tree_leaves(given):
             if not isinstance(x, WebGPUTensor):
                 continue
-            changed = read_back[id(x)][1]
-            if changed.shape != x.shape:
-                raise RuntimeError(
-                    f"{op} changes the sizes of a tensor on webgpu from {tuple(x.shape)} to "
-                    f"{tuple(changed.shape)}, which it cannot: make a new one"
-                )
-            copy_(x, changed)
+            replaced(x, read_back[id(x)][1])
+
+
+def replaced(x: WebGPUTensor, by: Tensor) -> WebGPUTensor:
+    """x with the numbers of a tensor on the CPU, and its sizes: torch resizes what is empty."""
+    if by.shape == x.shape:
+        copy_(x, by)
+    else:
+        x.data = sent(by)
+    return x
 
 
 def _warn(op: Any, args: tuple[Any, ...]) -> None:
@@ -86,7 +96,7 @@ def _warn(op: Any, args: tuple[Any, ...]) -> None:
     of = f" of {' and '.join(sorted(dtypes))}" if dtypes else ""
     warnings.warn(
         f"webgpu has no kernel for {name}{of}: it runs on the CPU, and its tensors are read back",
-        stacklevel=5,
+        stacklevel=6,
     )
 
 

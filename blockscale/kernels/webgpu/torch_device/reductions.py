@@ -14,7 +14,7 @@ from blockscale.kernels.webgpu.torch_device.elementwise import binary, bits, una
 from blockscale.kernels.webgpu.torch_device.handlers import handles
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 
-_STARTS = {"add": 0.0, "maximum": -float("inf"), "minimum": float("inf")}
+_STARTS = {"join_sums": 0.0, "maximum": -float("inf"), "minimum": float("inf")}
 _SPAN = 1 << 13  # elements that one workgroup takes
 
 
@@ -55,7 +55,7 @@ def sum_of(x: WebGPUTensor, dims: Any = None, keep: bool = False, *, dtype: Any 
     """Sums over dimensions, or over all."""
     if x.dtype not in FLOATS or (dtype or x.dtype) not in FLOATS:
         return NotImplemented
-    return narrowed(reduced("add", x, dims, keep), dtype or x.dtype)
+    return narrowed(reduced("join_sums", x, dims, keep), dtype or x.dtype)
 
 
 @handles("mean.dim", "mean.default")
@@ -63,7 +63,7 @@ def mean(x: WebGPUTensor, dims: Any = None, keep: bool = False, *, dtype: Any = 
     """Means over dimensions, or over all."""
     if x.dtype not in FLOATS or (dtype or x.dtype) not in FLOATS:
         return NotImplemented
-    total = reduced("add", x, dims, keep)
+    total = reduced("join_sums", x, dims, keep)
     count = x.numel() / max(total.numel(), 1)
     return narrowed(binary("div", total, count), dtype or x.dtype)
 
@@ -91,4 +91,4 @@ def vector_norm(
     wide = cast(x, torch.float32)
     squares: Tensor = binary("mul", wide, wide)
     assert isinstance(squares, WebGPUTensor)
-    return narrowed(unary("sqrt", reduced("add", squares, dims, keep)), dtype or x.dtype)
+    return narrowed(unary("sqrt", reduced("join_sums", squares, dims, keep)), dtype or x.dtype)

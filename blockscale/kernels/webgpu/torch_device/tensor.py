@@ -59,6 +59,10 @@ class WebGPUTensor(Tensor):
         assert isinstance(value, WebGPUTensor)  # torch has refused others
         self.memory = value.memory
 
+    def tolist(self) -> Any:
+        """The numbers as Python's own, in nested lists."""
+        return self.detach().cpu().tolist()
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         if isinstance(self, nn.Parameter):
             return f"Parameter containing:\n{self.data!r}"

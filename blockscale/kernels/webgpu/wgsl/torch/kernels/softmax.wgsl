@@ -21,7 +21,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         powers += exponential(bits_of(float_of(first(start + j)) - float_of(most)));
     }
     let whole = sum_of(powers, lane);
-    let finite = (most & INFINITE) != INFINITE;
+    let finite = (most & INFINITY) != INFINITY;
     let nothing = select(NAN, 0u, SAFE && most == 0xff800000u);
     for (var j = lane; j < sizes.columns; j += 64u) {
         let x = float_of(first(start + j)) - float_of(most);

@@ -5,7 +5,7 @@ fn exponential(x: u32) -> f32 {
         return 0.0;
     }
     if (order(x) > 1118925336) { // 88.72284: above it, only what is infinite
-        return float_of(INFINITE);
+        return float_of(INFINITY);
     }
     return exp(float_of(x));
 }

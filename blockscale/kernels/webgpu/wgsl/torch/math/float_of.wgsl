@@ -1,4 +1,5 @@
 // Floats for functions whose result is near, not exact: of the bits, and back.
+// needs: bits/parts
 fn float_of(x: u32) -> f32 {
     return bitcast<f32>(x);
 }
@@ -6,6 +7,3 @@ fn float_of(x: u32) -> f32 {
 fn bits_of(x: f32) -> u32 {
     return bitcast<u32>(x);
 }
-
-const NAN: u32 = 0x7fc00000u;
-const INFINITE: u32 = 0x7f800000u;

@@ -1,12 +1,10 @@
 // The order of floats by integers, which drop no NaN and flush nothing.
-fn is_nan(x: u32) -> bool {
-    return (x & 0x7fffffffu) > 0x7f800000u;
-}
+// needs: bits/parts
 
 // Ascends as the floats do; the same for 0 and -0.
 fn order(x: u32) -> i32 {
-    let size = bitcast<i32>(x & 0x7fffffffu);
-    return select(size, -size, x >> 31u == 1u);
+    let size = bitcast<i32>(x & MAGNITUDE);
+    return select(size, -size, x >= SIGN);
 }
 
 fn either_nan(a: u32, b: u32) -> bool {

@@ -9,5 +9,5 @@ fn of_one(x: u32) -> u32 {
     if (x < 0x800000u) { // subnormal, which devices take for 0
         return bits_of(log(f32(x)) - 103.27893);
     }
-    return select(bits_of(log(float_of(x))), INFINITE, x == INFINITE);
+    return select(bits_of(log(float_of(x))), INFINITY, x == INFINITY);
 }

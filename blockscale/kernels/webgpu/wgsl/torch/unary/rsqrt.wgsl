@@ -4,7 +4,7 @@ fn of_one(x: u32) -> u32 {
         return NAN;
     }
     if ((x << 1u) == 0u) {
-        return INFINITE | x;
+        return INFINITY | x;
     }
-    return select(bits_of(1.0 / sqrt(float_of(x))), 0u, x == INFINITE);
+    return select(bits_of(1.0 / sqrt(float_of(x))), 0u, x == INFINITY);
 }
