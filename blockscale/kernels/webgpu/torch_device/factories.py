@@ -28,17 +28,34 @@ def register() -> tuple[Any, ...]:
     return aten, others
 
 
-def empty(size: Any, dtype: torch.dtype | None = None, *_: Any, **__: Any) -> Tensor:
-    """torch.empty(size, dtype=..., device="webgpu")."""
+def empty(
+    size: Any, dtype: torch.dtype | None = None, *_: Any, device: Any = None, **__: Any
+) -> Tensor:
+    """torch.empty(size, dtype=..., device="webgpu"). Raises RuntimeError for another than 0."""
+    _check_number(device)
     return fresh(tuple(size), dtype or torch.get_default_dtype())
 
 
 def empty_strided(
-    size: Any, stride: Any, dtype: torch.dtype | None = None, *_: Any, **__: Any
+    size: Any,
+    stride: Any,
+    dtype: torch.dtype | None = None,
+    *_: Any,
+    device: Any = None,
+    **__: Any,
 ) -> Tensor:
     """torch.empty_strided(size, stride, dtype=..., device="webgpu")."""
+    _check_number(device)
     dtype = dtype or torch.get_default_dtype()
     return _strided(tuple(size), tuple(stride), dtype)
+
+
+def _check_number(device: Any) -> None:
+    if device is not None and device.index not in (None, 0):
+        raise RuntimeError(
+            f"no device {device}: a process computes on one GPU, webgpu:0; BLOCKSCALE_WEBGPU_ADAPTER "
+            f"says which"
+        )
 
 
 def _strided(size: Sizes, stride: Sizes, dtype: torch.dtype) -> Tensor:

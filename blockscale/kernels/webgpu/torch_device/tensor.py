@@ -59,32 +59,49 @@ class WebGPUTensor(Tensor):
         assert isinstance(value, WebGPUTensor)  # torch has refused others
         self.memory = value.memory
 
+    def untyped_storage(self) -> Any:
+        """Raises NotImplementedError, which tells readers of storages that there is none."""
+        raise NotImplementedError(f"a tensor on {self.device} has no storage: see .cpu()")
+
+    storage = untyped_storage
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """The numbers as an array, if `force` allows to read them back; raises TypeError."""
+        if not force:
+            raise TypeError(f"a tensor on {self.device} is no array: use .cpu().numpy()")
+        return self.detach().cpu().numpy()
+
     def tolist(self) -> Any:
         """The numbers as Python's own, in nested lists."""
         return self.detach().cpu().tolist()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        if isinstance(self, nn.Parameter):
-            return f"Parameter containing:\n{self.data!r}"
         text = repr(self.detach().cpu())
-        gradient = ", requires_grad=True" if self.requires_grad and self.grad_fn is None else ""
+        gradient = ", requires_grad=True" if self.requires_grad else ""
         if self.grad_fn is not None:
             gradient = f", grad_fn=<{type(self.grad_fn).__name__}>"
-        return f"{text[:-1]}, device='{self.device}'{gradient})"
+        parameter = "Parameter containing:\n" if isinstance(self, nn.Parameter) else ""
+        return f"{parameter}{text[:-1]}, device='{self.device}'{gradient})"
+
+    def __copy__(self) -> Any:
+        return self._as(self.detach())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
-            copied = self.detach().clone().requires_grad_(self.requires_grad)
-            copied._is_param = isinstance(self, nn.Parameter)  # type: ignore[attr-defined]
-            memo[id(self)] = copied
+            memo[id(self)] = self._as(self.detach().clone())
         return memo[id(self)]
+
+    def _as(self, x: Any) -> Any:
+        """Another tensor, as a parameter or wanting gradients if this one does."""
+        x.requires_grad_(self.requires_grad)._is_param = isinstance(self, nn.Parameter)
+        return x
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Files hold a tensor on the CPU, which every machine can read."""
-        there: Tensor = self.detach().cpu().requires_grad_(self.requires_grad)
+        there: Tensor = self.detach().cpu()
         if isinstance(self, nn.Parameter):
             there = nn.Parameter(there, self.requires_grad)
-        return there.__reduce_ex__(protocol)
+        return there.requires_grad_(self.requires_grad).__reduce_ex__(protocol)
 
 
 def rows(shape: tuple[int, ...]) -> tuple[int, ...]:
