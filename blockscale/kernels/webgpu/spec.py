@@ -6,21 +6,32 @@ from functools import cache
 
 from blockscale.core.element import ElementNumbers
 from blockscale.core.format import Format
+from blockscale.core.parse import parse
+from blockscale.core.scales.two_level import TwoLevel
 from blockscale.kernels.numbers import FormatNumbers, lowered, supports_families
 from blockscale.kernels.registry import ByFormats
 from blockscale.kernels.webgpu.gpu.shader import Constant, Signed
 
-FAMILIES = ("integer", "minifloat")  # of elements, that parts of shaders know
-FEATURES = ("nd", "flat")  # of FormatNumbers.features, that they know
-_STORAGE = {"fp32": 0, "fp16": 1, "bf16": 2}  # as bits/storage.wgsl has it
+FAMILIES = ("integer", "minifloat", "binary", "codebook")  # of elements, that parts know
+FEATURES = ("nd", "flat", "offset", "float_zero", "signed", "given", "inner")  # and of formats
+STORAGE = {"fp32": 0, "fp16": 1, "bf16": 2}  # as bits/storage.wgsl has it
 Choices = tuple[tuple[str, str], ...]
 Constants = tuple[tuple[str, Constant], ...]
 _families = supports_families(FAMILIES, FEATURES)
+NAN = 0x7FC00000
+_TURNED = 0x01010101  # as element/codebook.wgsl has it
 _FAR = 24  # values beyond 2^24 or below 2^-24 times an ordinary step may not be normal
 
 
 def _supported(formats: Sequence[Format]) -> bool:
-    return _families(formats)
+    """Not offsets that are codes or have blocks of their own, nor offsets of scales."""
+    return _families(formats) and not any(_has_rare_offset(fmt) for fmt in formats)
+
+
+def _has_rare_offset(fmt: Format) -> bool:
+    offset, scale = fmt.offset, fmt.scale
+    of_scales = isinstance(scale, TwoLevel) and scale.inner.offset is not None
+    return of_scales or (offset is not None and bool(offset.inner or offset.block))
 
 
 known = ByFormats(_supported)  # and every dtype, shape and layout
@@ -31,65 +42,123 @@ def shader_of(fmt: Format | str) -> tuple[Choices, Constants]:
     """The choices and constants of a shader for a format, its name or its spelling.
 
     choices: roles of parts: element, rounding, how, step, zero, offset, random, hardware and
-        those of choosing scales
+        those of choosing scales, rule before all
     constants: BITS, SIGNED, LOW, HIGH and more, all of which any part may use
 
     Raises TypeError if no part knows its elements: `known` keeps those from here.
     """
     numbers = lowered(fmt)
-    element = numbers.element
-    drawn = numbers.rounding == "stochastic" and element.family in ("integer", "minifloat")
-    choices = {
-        "element": element.family,
-        "rounding": numbers.rounding,
-        "how": _how(numbers),
-        "step": _step(numbers),
-        "zero": "integer" if numbers.asym else "none",
-        "offset": "added" if numbers.offset else "none",
-        "random": "philox" if drawn else "none",
-        "rule": "float" if numbers.scale in _STORAGE else numbers.scale,
-        "numerator": _numerator(numbers),
-        "ratio": _ratio(numbers),
-        "power": "nearest" if numbers.nearest else "threshold",
-        "hardware": "plain",
-    }
+    form = parse(fmt)
+    choices = {**_coding(numbers), **_choosing(numbers), **_levels(numbers, form)}
     constants: dict[str, Constant] = {
-        **_element_constants(element),
-        **_divisors(LEVELS=numbers.levels, LOWEST=element.low, HIGHEST=element.high),
+        **_element_constants(numbers.element),
+        "FAR_VALUES": _reaches_far(numbers.element) or form.zero is not None,
+        **_divisors(LEVELS=numbers.levels),
+        **_divisors(LOWEST=numbers.element.low, HIGHEST=numbers.element.high),
         "EMAX": Signed(numbers.emax),
         "THRESHOLD": numbers.threshold,
-        "SCALE_STORAGE": _STORAGE.get(numbers.scale, 0),
-        "OFFSET_STORAGE": _STORAGE.get(numbers.offset, 0),
-        "FAR_VALUES": _reaches_far(element),
         "FRACTION_BITS": numbers.fraction_bits,
+        "SCALE_STORAGE": STORAGE.get(numbers.scale, 0),
+        "OFFSET_STORAGE": STORAGE.get(numbers.offset, 0),
+        "ZERO_STORAGE": STORAGE[str(form.zero)] if form.zero is not None else 0,
+        **_inner_constants(numbers, form),
     }
     return tuple(choices.items()), tuple(constants.items())
 
 
-def _how(numbers: FormatNumbers) -> str:
-    """How elements become steps."""
-    if numbers.scale == "e8m0":
-        return "shift"
-    return "product" if numbers.recip else "quotient"
+def _coding(numbers: FormatNumbers) -> dict[str, str]:
+    """What quantize and dequantize choose."""
+    rounds = numbers.element.family in ("integer", "minifloat")
+    how = "shift" if numbers.scale == "e8m0" else "product" if numbers.recip else "quotient"
+    zero = "float" if "float_zero" in numbers.features else "integer"
+    return {
+        "element": "large_codebook" if _is_large(numbers.element) else numbers.element.family,
+        "rounding": numbers.rounding,
+        "how": how,
+        "step": numbers.scale if numbers.scale in ("e8m0", "two_level") else "float",
+        "zero": zero if numbers.asym else "none",
+        "offset": "added" if numbers.offset else "none",
+        "random": "philox" if rounds and numbers.rounding == "stochastic" else "none",
+        "hardware": "plain",
+    }
 
 
-def _step(numbers: FormatNumbers) -> str:
-    """How a stored scale becomes a step."""
-    return numbers.scale if numbers.scale in ("e8m0", "two_level") else "float"
+def _choosing(numbers: FormatNumbers) -> dict[str, str]:
+    """What choosing scales chooses. "given" has the rule that its scale would have."""
+    element = numbers.element
+    largest = "magnitude" if element.signed and element.family != "binary" else "high"
+    mean = element.statistic in ("mean", "mean_above")
+    ratio = "two_sided" if numbers.full else "divided"
+    return {
+        "rule": "float" if numbers.scale in STORAGE else numbers.scale,
+        "numerator": "spread" if numbers.asym or numbers.offset else "high" if mean else largest,
+        "ratio": "signed" if "signed" in numbers.features else ratio,
+        "power": "nearest" if numbers.nearest else "threshold",
+    }
 
 
-def _numerator(numbers: FormatNumbers) -> str:
-    """What of a range a power of two, or an outer scale, is chosen from."""
-    if numbers.asym or "offset" in numbers.features:
-        return "spread"
-    return "magnitude" if numbers.element.signed and numbers.statistic != "mean" else "high"
+def _levels(numbers: FormatNumbers, fmt: Format) -> dict[str, str]:
+    """What scales of two levels choose."""
+    if numbers.inner is None or not isinstance(fmt.scale, TwoLevel):
+        return {}
+    inverse = fmt.scale.reciprocal
+    return {
+        "inner": numbers.inner.family,
+        "joined": "divided" if inverse else "multiplied",
+        "levels": "apart" if numbers.recip and not inverse else "whole",
+    }
 
 
-def _ratio(numbers: FormatNumbers) -> str:
-    """How a float scale is divided from a range."""
-    if "signed" in numbers.features:
-        return "signed"
-    return "two_sided" if numbers.full else "divided"
+def _element_constants(element: ElementNumbers, prefix: str = "") -> dict[str, Constant]:
+    """Of a format's element or, with the prefix INNER_, that of its scales."""
+    found: dict[str, Constant] = {"BITS": element.bits, "SIGNED": element.signed}
+    if element.family == "integer":
+        found |= {"LOW": Signed(element.low), "HIGH": Signed(element.high)}
+    elif element.family == "minifloat":
+        found |= {
+            "MBITS": element.mbits,
+            "LEAST": 128 - element.bias,
+            "LARGEST_VALUE": bits_of(element.high),
+            "MAX_CODE": element.max_code,
+            "INFINITY_CODE": element.infinity if element.infinity >= 0 else 256,
+        }
+    elif element.family == "codebook":
+        found |= _tables(element, large=prefix != "" or _is_large(element))
+    found["NAN_CODE"] = max(element.nan, 0)
+    return {prefix + name: value for name, value in found.items()}
+
+
+def _is_large(element: ElementNumbers) -> bool:
+    """Whether it is a codebook of which selections would be too many."""
+    return element.family == "codebook" and element.bits > 4
+
+
+def _tables(element: ElementNumbers, *, large: bool) -> dict[str, Constant]:
+    """Of a codebook: for selections, or as one table."""
+    size = 2**element.bits if large else 16
+    thresholds = [in_order(bits_of(each)) for each in element.thresholds]
+    thresholds += [0xFFFFFFFF] * (size - len(thresholds))
+    order = [*element.order, *[0] * (size - len(element.order))]
+    values = [bits_of(each) for each in element.values]
+    values += [NAN] * (size - len(values))
+    if large:
+        return {"TABLE": (*thresholds, *order, *values)}
+    turned = tuple(value ^ _TURNED for value in values)
+    nibbles = [sum(code << 4 * i for i, code in enumerate(order[at : at + 8])) for at in (0, 8)]
+    return {"THRESHOLDS": tuple(thresholds), "ORDER": tuple(nibbles), "VALUES": turned}
+
+
+def _inner_constants(numbers: FormatNumbers, fmt: Format) -> dict[str, Constant]:
+    """Of the scales' own format, where they are codes."""
+    if numbers.inner is None or not isinstance(fmt.scale, TwoLevel):
+        return {}
+    return {
+        **_element_constants(numbers.inner, "INNER_"),
+        **_divisors(OUTER_LEVELS=numbers.outer_levels),
+        "INNER_SMALLEST_NORMAL": bits_of(numbers.inner.smallest_normal),
+        "INNER_LARGEST": bits_of(fmt.scale.largest),
+        "OUTER_STORAGE": STORAGE[str(fmt.scale.outer_type)],
+    }
 
 
 def _divisors(**values: float) -> dict[str, Constant]:
@@ -102,28 +171,17 @@ def _divisors(**values: float) -> dict[str, Constant]:
     return found
 
 
-def _element_constants(element: ElementNumbers) -> dict[str, Constant]:
-    common: dict[str, Constant] = {"BITS": element.bits, "SIGNED": element.signed}
-    if element.family == "integer":
-        return common | {"LOW": Signed(element.low), "HIGH": Signed(element.high)}
-    return common | minifloat_constants(element)
-
-
-def minifloat_constants(element: ElementNumbers) -> dict[str, Constant]:
-    """Those of a minifloat besides BITS."""
-    return {
-        "MBITS": element.mbits,
-        "LEAST": 128 - element.bias,
-        "LARGEST_VALUE": bits_of(element.high),
-        "MAX_CODE": element.max_code,
-        "NAN_CODE": max(element.nan, 0),
-        "INFINITY_CODE": element.infinity if element.infinity >= 0 else 256,
-    }
-
-
 def _reaches_far(element: ElementNumbers) -> bool:
     """Whether the product of a value with an ordinary step may be too large or too small."""
+    if element.family == "codebook":
+        sizes = [abs(value) for value in element.values if value]
+        return min(sizes) < 2.0**-_FAR or max(sizes) > 2.0**_FAR
     return element.family == "minifloat" and element.bias + element.mbits > _FAR
+
+
+def in_order(bits: int) -> int:
+    """As bits/parts.wgsl has it: unsigned integers in the order of numbers, -0 below 0."""
+    return bits ^ (0xFFFFFFFF if bits >> 31 else 0x80000000)
 
 
 def bits_of(value: float) -> int:

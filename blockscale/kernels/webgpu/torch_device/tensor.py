@@ -65,6 +65,10 @@ class WebGPUTensor(Tensor):
 
     storage = untyped_storage
 
+    def data_ptr(self) -> int:
+        """A number that tensors share which begin at the same place; it is no address."""
+        return id(self.memory) + self.storage_offset() * self.dtype.itemsize
+
     def numpy(self, *, force: bool = False) -> Any:
         """The numbers as an array, if `force` allows to read them back; raises TypeError."""
         if not force:

@@ -9,6 +9,7 @@ from blockscale.core.parse import parse
 from tests.kernels.same import bits
 from tests.kernels.webgpu.wgsl.inputs import FEW, any_bits, beside
 from tests.kernels.webgpu.wgsl.running import run, shader, words
+from tests.kernels.webgpu.wgsl.test_code import LEVELS, OTHERS
 
 COUNT = 1 << 14
 RULES = ("floor", "ceil", "rceil", "even", "tosa", "nearest")
@@ -38,6 +39,8 @@ def given_ranges(*, bare: bool = False) -> tuple[Tensor, Tensor, Tensor]:
 def check(spelling: str, hardware: str) -> None:
     fmt = parse(spelling)
     low, high, poisoned = given_ranges(bare=fmt.offset is not None)
+    if not fmt.element.ranged:
+        low = -high  # of a mean
     if not fmt.scale.poisons:
         poisoned = torch.zeros_like(poisoned)
     expected = reference.qparams_from_range(low, high, poisoned, fmt)
@@ -72,4 +75,33 @@ def test_scales_of_one_level(fmt: str, hardware: str) -> None:
      "uint16:group1:e8m0/nearest:asym", "uint4:group1:pow2/ceil:asym", "uint2:group1:fp32:asym"],
 )  # fmt: skip
 def test_zero_points(fmt: str, hardware: str) -> None:
+    check(fmt, hardware)
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    ["uint4:group1:fp32:asym(fp32)", "uint4:group1:fp16:asym(fp16)", "int4:group1:fp16:asym",
+     "int8:group1:bf16:asym(bf16)", "uint4:group1:e8m0/floor:asym(fp32)"],
+)  # fmt: skip
+def test_float_zero_points(fmt: str, hardware: str) -> None:
+    check(fmt, hardware)
+
+
+@pytest.mark.parametrize("fmt", [*LEVELS, "uint4:group1:(uint6:group1:fp16):asym"])
+def test_two_levels(fmt: str, hardware: str) -> None:
+    check(fmt, hardware)
+
+
+@pytest.mark.parametrize("fmt", OTHERS)
+def test_binary_ternary_and_tables(fmt: str, hardware: str) -> None:
+    check(fmt, hardware)
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    ["int4:group1:fp16:offset", "nf4:group1:fp32:offset", "e2m1:group1:e8m0/ceil:offset",
+     "uint8:group1:fp32:offset(bf16)", "e4m3:group1:bf16:offset", "log4:group1:pow2/ceil:offset",
+     "nf4:group1:(e4m3:group1:fp32):offset", "int8:group1:bf16:signed", "int4:group1:fp16:full"],
+)  # fmt: skip
+def test_offsets_and_spans(fmt: str, hardware: str) -> None:
     check(fmt, hardware)

@@ -26,6 +26,23 @@ PLAIN = [
     "log4:group1:fp32", "log8:group1:fp32", "log8:group1:e8m0/floor", "e7m0:group1:fp32",
     "e1m6r3:group1:fp32", "e2m1r1:group1:fp32", "e6m1:group1:e8m0/floor", "e5m2r0:group1:fp32",
 ]  # fmt: skip
+LEVELS = [
+    "e2m1:group1:(e4m3:group1:fp32)", "int4:group1:(e4m3:group1:fp16)",
+    "int8:group1:(e5m2:group1:fp32)", "e4m3:group1:(uint6:group1:bf16)",
+    "int8:group1:(nf4:group1:fp32)", "e2m1:group1:(e4m3:group1:fp32)/inv",
+    "int4:group1:(e2m1:group1:fp32)", "int4:group1:(int5:group1:fp16)/inv",
+    "int4:group1:(log8:group1:fp32)",
+]  # fmt: skip
+EIGHTHS = ",".join(str((37 * k % 200 - 90) / 8) for k in range(200))  # in no order
+OTHERS = [
+    "ternary:group1:fp32", "binary:group1:fp32", "binary:group1:bf16", "ternary:group1:e8m0/floor",
+    "binary:group1:e8m0/floor", "nf4:group1:fp32", "fp4:group1:fp16", "iq4_nl:group1:fp32",
+    "nf4:group1:e8m0/floor", f"book({EIGHTHS}):group1:fp32", "log8f3:group1:fp32",
+    "book(0,0.5,1,2,-0,-0.5,-1,-2):group1:fp32", "book(0.25,-3,1e-05,7):group1:fp32",
+    "book(-0,3,0,-1,1):group1:fp32", "book(-1,1):group1:bf16", "book(1e-30,-1e-30):group1:fp32",
+    "apot4:group1:fp32", "book(0,1):group1:fp32", "uapot4:group1:bf16", "log4f1:group1:fp32:recip",
+    "book(1e-38,1e-44,-1e38):group1:fp32",
+]  # fmt: skip
 
 
 def turning(fmt: Format) -> Tensor:
@@ -129,10 +146,10 @@ def test_other_roundings(fmt: str, rounding: str, hardware: str) -> None:
     check(f"{fmt}:{rounding}", hardware)
 
 
-ZEROS = torch.tensor(
-    [0, 1, 7, 8, 15, 100, 128, 255, 65535, -1, -9, 2**22 - 1, 2**22, -(2**22), 2**24 + 1, 2**31 - 1]
-    + [-(2**31), 300, 12]
-).to(torch.int32)
+ZEROS = torch.tensor([
+    0, 1, 7, 8, 15, 100, 128, 255, 65535, -1, -9, 2**22 - 1, 2**22, -(2**22), 2**24 + 1, 2**31 - 1,
+    -(2**31), 300, 12,
+]).to(torch.int32)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -142,3 +159,62 @@ ZEROS = torch.tensor(
 )  # fmt: skip
 def test_integer_zero_points(fmt: str, hardware: str) -> None:
     check(fmt, hardware, zero_point=ZEROS)
+
+
+FLOATS = torch.cat([torch.tensor([0.5, 7.25, 0.0, 0.0, -3.75, 127.5, 1e-3]), FEW[FEW.isfinite()]])
+
+
+@pytest.mark.parametrize(
+    "fmt", ["uint4:group1:fp32:asym(fp32)", "uint8:group1:bf16:asym(bf16):up",
+            "int8:group1:e8m0/ceil:asym(fp16)"],
+)  # fmt: skip
+def test_float_zero_points(fmt: str, hardware: str) -> None:
+    form = parse(fmt)
+    assert form.zero is not None
+    check(fmt, hardware, zero_point=form.zero.store_any(FLOATS))
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    ["int8:group1:bf16", "e2m1:group1:fp16", "uint4:group1:fp16:asym", "int4:group1:fp16:signed"],
+)
+def test_scales_of_16_bits(fmt: str, hardware: str) -> None:
+    zeros = {"zero_point": ZEROS} if parse(fmt).asym else {}
+    check(fmt, hardware, **zeros)
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    ["int8:group1:fp32:recip", "int8:group1:bf16:recip", "e4m3:group1:fp32:recip",
+     "uint4:group1:fp16:asym:recip", "e2m1:group1:(e4m3:group1:fp32):recip",
+     "int8:group1:(e4m3:group1:fp32)/inv:recip", "log8:group1:fp32:recip:up"],
+)  # fmt: skip
+def test_products_with_the_reciprocal(fmt: str, hardware: str) -> None:
+    parts = {"outer": OUTERS} if "(" in fmt else {"zero_point": ZEROS} if "asym" in fmt else {}
+    check(fmt, hardware, **parts)
+
+
+OUTERS = torch.cat([torch.exp2(torch.randn(64)), any_bits(32, 9).nan_to_num(), FLOATS])
+
+
+@pytest.mark.parametrize("fmt", LEVELS)
+def test_two_levels(fmt: str, hardware: str) -> None:
+    scale = parse(fmt).scale
+    assert isinstance(scale, TwoLevel)
+    check(fmt, hardware, outer=scale.outer_type.store_any(OUTERS))
+
+
+@pytest.mark.parametrize("fmt", OTHERS)
+def test_binary_ternary_and_tables(fmt: str, hardware: str) -> None:
+    check(fmt, hardware)
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    ["int4:group1:fp16:offset", "nf4:group1:fp32:offset", "e2m1:group1:e8m0/ceil:offset",
+     "uint8:group1:fp32:offset(bf16):recip", "int8:group1:fp32:offset:stochastic"],
+)  # fmt: skip
+def test_offsets(fmt: str, hardware: str) -> None:
+    offset = parse(fmt).offset
+    assert offset is not None
+    check(fmt, hardware, offset=offset.type.store_any(FLOATS))

@@ -3,10 +3,11 @@
 const MASK: u32 = 0xffffffffu >> (32u - BITS);
 
 fn encode(y: u32, s: Step, word: u32) -> u32 {
-    let size = min(y & MAGNITUDE, 0x4b000000u); // beyond 2^23 all saturate
-    let whole = i32(rounded(size, 127u, y >= SIGN, word));
-    let steps = select(select(whole, -whole, y >= SIGN), 0, is_nan(y));
-    return u32(clamp(placed(steps, y, s), LOW, HIGH)) & MASK;
+    let t = moved(y, s);
+    let size = min(t & MAGNITUDE, 0x4b000000u); // beyond 2^23 all saturate
+    let whole = i32(rounded(size, 127u, t >= SIGN, word));
+    let steps = select(select(whole, -whole, t >= SIGN), 0, is_nan(t));
+    return u32(clamp(placed(steps, t, s), LOW, HIGH)) & MASK;
 }
 
 fn decode(code: u32, s: Step) -> u32 {

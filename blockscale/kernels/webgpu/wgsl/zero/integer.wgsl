@@ -2,6 +2,10 @@
 // needs: step/step, bits/add, bits/integer
 const LARGE_ZERO: u32 = 1u << 22u; // below it, nothing of a sum with a code is rounded
 
+fn moved(y: u32, s: Step) -> u32 {
+    return y;
+}
+
 // steps: R(y), at most 2^23 in magnitude
 fn placed(steps: i32, y: u32, s: Step) -> i32 {
     if (u32(abs(s.zero)) < LARGE_ZERO) {

@@ -1,4 +1,4 @@
 // needs: statistics/range
 fn numerator(r: Range) -> u32 {
-    return r.high;
+    return r.high & 0x7fffffffu;
 }

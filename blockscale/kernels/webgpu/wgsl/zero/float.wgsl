@@ -1,0 +1,13 @@
+// Zero points that are floats, which are added before rounding (docs/numerics.md, 4 and 5).
+// needs: step/step, bits/add, bits/integer
+fn moved(y: u32, s: Step) -> u32 {
+    return add(select(y, 0u, is_nan(y)), bitcast<u32>(s.zero));
+}
+
+fn placed(steps: i32, y: u32, s: Step) -> i32 {
+    return steps;
+}
+
+fn unplaced(code: i32, s: Step) -> u32 {
+    return subtract(to_float(code), bitcast<u32>(s.zero));
+}
