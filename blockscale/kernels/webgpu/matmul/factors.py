@@ -9,7 +9,7 @@ import torch
 from blockscale.kernels.webgpu.gpu.launch import Window
 from blockscale.kernels.webgpu.gpu.memory import Memory
 from blockscale.kernels.webgpu.gpu.shader import Constant
-from blockscale.kernels.webgpu.primitives.form import DTYPES
+from blockscale.kernels.webgpu.matmul.shaders import storage
 
 _FLUSHED = -126  # devices may take what is below 2^-126 for 0
 _MARGIN = 21  # a sum may be off by 2^-18 of its terms' magnitudes (64 ulps); the rest is reserve
@@ -81,8 +81,12 @@ def floats(
     limits = Limits(2.0**30, 1.0, left=2.0**30)
     return Right(
         outputs,
-        {"right": "floats", "float": DTYPES[dtype]},
-        {"OUTPUTS_ADJOIN": strides_of[1] == 1 and strides_of[2] != 1, **constants_of(limits)},
+        {"right": "floats"},
+        {
+            "RIGHT_STORAGE": storage(dtype),
+            "OUTPUTS_ADJOIN": strides_of[1] == 1 and strides_of[2] != 1,
+            **constants_of(limits),
+        },
         {"w": memory},
         strides("right", strides_of),
         limits,

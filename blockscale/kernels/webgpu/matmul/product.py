@@ -11,7 +11,6 @@ from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
 from blockscale.kernels.webgpu.matmul.factors import Left, Right
 from blockscale.kernels.webgpu.matmul.plan import plan
 from blockscale.kernels.webgpu.matmul.shaders import cast_shader, product_shader
-from blockscale.kernels.webgpu.primitives.form import DTYPES
 
 _WINDOW = 256  # bytes: windows begin at multiples
 
@@ -38,7 +37,7 @@ def product(left: Left, right: Right, bias: Bias | None, dtype: torch.dtype) -> 
     No size but k may be 0. Sums are of float32, and rounded to `dtype` once.
     """
     # two halves share a word: an odd number of outputs goes through float32
-    whole = dtype == torch.float32 or (dtype == left.dtype and right.outputs % 2 == 0)
+    whole = dtype == torch.float32 or right.outputs % 2 == 0
     kind = dtype if whole else torch.float32
     count = left.batches * left.rows * right.outputs
     result = allocate(count * kind.itemsize)
@@ -51,9 +50,8 @@ def _launch(
     left: Left, right: Right, bias: Bias | None, result: Memory, kind: torch.dtype, piece: _Piece
 ) -> None:
     p = plan(left.batches, piece.rows, piece.outputs, left.inner, right.chunk, right.chunk_quads)
-    store = "own" if kind == left.dtype else "float32"
-    added = DTYPES[bias.dtype] if bias is not None else "none"
-    shader = product_shader(p, right.choices, right.constants, DTYPES[left.dtype], added, store)
+    added = None if bias is None else bias.dtype
+    shader = product_shader(p, right.choices, right.constants, left.dtype, added, kind)
     wide = right.outputs * kind.itemsize
     buffers = dict(right.buffers) | {
         "x": _part(left.memory, piece.row * left.inner * left.dtype.itemsize, left, piece),
@@ -116,7 +114,7 @@ def _cast(values: Memory, count: int, dtype: torch.dtype) -> Memory:
     result = allocate(count * dtype.itemsize)
     words = -(-count // 2)
     launch(
-        cast_shader(DTYPES[dtype]),
+        cast_shader(dtype),
         {"source": values, "result": result},
         {"count": count},
         -(-words // 256),

@@ -1,5 +1,5 @@
-// float32 -> numbers of 16 bits, two to an invocation.
-// needs: grid, float/{float}
+// float32 -> numbers of 16 bits, two to an invocation. RESULT_STORAGE: as in bits/storage.
+// needs: grid, bits/storage
 @group(0) @binding(source) var<storage, read> source: array<u32>;
 @group(0) @binding(result) var<storage, read_write> result: array<u32>;
 
@@ -10,9 +10,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if (i >= sizes.count) {
         return;
     }
-    var word = narrow(source[i]);
+    var word = narrowed(source[i], RESULT_STORAGE);
     if (i + 1u < sizes.count) {
-        word |= narrow(source[i + 1u]) << 16u;
+        word |= narrowed(source[i + 1u], RESULT_STORAGE) << 16u;
     }
     result[i / 2u] = word;
 }

@@ -1,7 +1,7 @@
 // Few rows of x with a weight: its codes are read once, and decoded once for ROWS rows. Each team of
 // TEAM lanes has four outputs; a lane takes chunks of their codes that are TEAM chunks apart.
 // needs: grid, matmul/chunk/{chunk}, matmul/block, matmul/decode/{decode}, matmul/right/codes
-// needs: matmul/exact, matmul/trust, matmul/bias/{bias}, matmul/store/{store}
+// needs: matmul/exact, matmul/trust, matmul/bias/{bias}, matmul/result
 const TEAMS: u32 = 256u / TEAM;
 const OUTPUTS: u32 = 4u * TEAMS; // of a workgroup
 const STAGE: u32 = TILES * TEAM * CHUNK; // quads of a row of x that are at hand
@@ -74,7 +74,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
                 let block2 = prepared_block(block_of(n.z, k));
                 let block3 = prepared_block(block_of(n.w, k));
                 doubt |= block0.doubt | block1.doubt | block2.doubt | block3.doubt;
-                var part: array<vec4<f32>, ROWS>;
+                var part = array<vec4<f32>, ROWS>(); // anew for each piece
                 for (var q = piece; q < piece + PIECE; q++) {
                     let w0 = in_block(block0, values_of(chunk_codes(chunk0, n.x, first, q)));
                     let w1 = in_block(block1, values_of(chunk_codes(chunk1, n.y, first, q)));

@@ -1,7 +1,7 @@
 // Many rows: tiles of both factors as floats in the workgroup's memory, from which each lane takes
 // SIDE x SIDE blocks of 4 x 4 results. Results that are in doubt are computed again, exactly.
 // needs: grid, matmul/left, matmul/right/{right}, matmul/exact, matmul/trust, matmul/bias/{bias}
-// needs: matmul/store/{store}
+// needs: matmul/result
 const DOWN: u32 = TILE_ROWS / (4u * SIDE); // lanes
 const ACROSS: u32 = 256u / DOWN;
 const TILE_OUTPUTS: u32 = ACROSS * 4u * SIDE;

@@ -1,13 +1,14 @@
-// The right factor as floats: of output n, column k, the bits of a float32.
-// needs: float/{float}, matmul/quad
+// The right factor as floats. RIGHT_STORAGE: as in bits/storage.
+// needs: bits/storage, matmul/quad
 @group(0) @binding(w) var<storage, read> w: array<u32>;
 
+// Of output n, column k: the bits of a float32.
 fn right_of(batch: u32, n: u32, k: u32) -> u32 {
     let place = batch * sizes.right_batch + n * sizes.right_row + k * sizes.right_column;
-    if (FLOAT_BITS == 32u) {
-        return widen(w[place]);
+    if (RIGHT_STORAGE == 0u) {
+        return w[place];
     }
-    return widen(w[place / 2u] >> (place % 2u * 16u) & 0xffffu);
+    return widened(w[place / 2u] >> (place % 2u * 16u) & 0xffffu, RIGHT_STORAGE);
 }
 
 fn prepare_right(lane: u32) {}
