@@ -14,7 +14,7 @@ NATIVE := pyproject.toml CMakeLists.txt $(shell find blockscale/kernels/cpu/src)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test slow gpu check fix bench docs native sanitize lock clean
+.PHONY: help demo test slow gpu webgpu check fix bench docs native sanitize lock clean
 
 # Scripts in .venv name its full path, so a checkout that was copied or moved starts a new one.
 ifneq ($(wildcard .venv/.made),)
@@ -34,16 +34,21 @@ help: ## this list
 demo: .venv/.native ## the tour: a real model, quantized and measured
 	@HF_HUB_OFFLINE=1 $(BIN)/blockscale demo $(ARGS)
 
-test: .venv/.test .venv/.native .venv/.triton ## the fast tests (minutes)
+test: .venv/.test .venv/.native .venv/.triton .venv/.vulkan ## the fast tests (minutes)
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
 
-slow: .venv/.test .venv/.native .venv/.triton ## the exhaustive tests
+slow: .venv/.test .venv/.native .venv/.triton .venv/.vulkan ## the exhaustive tests
 	@$(BIN)/python -m pytest -m slow -n 2 $(ARGS) || [ $$? -eq 5 ] # 5: there are none
 
 # Under 8 minutes on an H200 with ARGS="-n 12": kernels are compiled once each.
 gpu: ## tests and benchmark on CUDA, in the environment at hand (torch with CUDA, pytest)
 	@$(PYTHON) -m pytest -m gpu tests/gpu -p no:benchmark $(ARGS)
 	@$(PYTHON) -m benchmarks.run --device cuda --seconds 270
+
+# The adapter is the best that is here; BLOCKSCALE_WEBGPU_ADAPTER names another.
+webgpu: ## the WebGPU tests, slow ones too, and benchmark, in the environment at hand (wgpu, torch, pytest)
+	@$(PYTHON) -m pytest -m "slow or not slow" tests/kernels/webgpu -p no:benchmark $(ARGS)
+	@$(PYTHON) -m benchmarks.webgpu --write
 
 check: .venv/.dev ## lint, format and types
 	@failed=0; \
@@ -117,6 +122,11 @@ clean: ## remove the environment, what was built and the caches
 		echo "installing requirements/triton.txt into .venv (once): the CUDA kernels run in its interpreter"; \
 		$(PIP) -r requirements/triton.txt; } || \
 		echo "no Triton for this platform: the tests of the CUDA kernels are skipped"
+	@touch $@
+
+# WebGPU's kernels are tested on any Vulkan driver; where there is none, on Mesa's, in software.
+.venv/.vulkan: requirements/vulkan.sh .venv/.test
+	@PYTHON=$(BIN)/python bash requirements/vulkan.sh
 	@touch $@
 
 .venv/.bench: requirements/bench.txt .venv/.test

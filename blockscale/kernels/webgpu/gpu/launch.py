@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cache
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from blockscale.kernels.webgpu.gpu.device import Gpu, GpuError, gpu
 from blockscale.kernels.webgpu.gpu.memory import Memory, upload
 from blockscale.kernels.webgpu.gpu.shader import Shader, source, tables
+from blockscale.kernels.webgpu.gpu.texels import Texels
 
 _BAKED = 1 << 20  # groups x 64 from which a pipeline of its own for these sizes pays
 
@@ -21,30 +23,36 @@ class Window(NamedTuple):
     nbytes: int
 
 
+Bound = Memory | Window | Texels
+
+
 def launch(
     shader: Shader,
-    buffers: Mapping[str, Memory | Window],
+    buffers: Mapping[str, Bound],
     sizes: Mapping[str, int],
-    groups: int,
+    groups: int | tuple[int, int, int],
     *,
     baked: bool | None = None,
 ) -> None:
     """Run `groups` workgroups of a shader.
 
-    buffers: by the names that the shader binds
+    buffers: by the names that the shader binds, textures among them
     sizes: by the names that it reads; each below 2^32
+    groups: how many, or a grid of them, of which the device takes up to
+        max-compute-workgroups-per-dimension along each
     baked: sizes are constants of a pipeline of their own; None: where the call is large
 
     Raises GpuError for a buffer that is larger than the device's kernels can see.
     """
-    if groups == 0:
+    count = groups if isinstance(groups, int) else prod(groups)
+    if count == 0:
         return
     device = gpu()
     names, values = tuple(sizes), tuple(sizes.values())
-    fixed = groups * 64 >= _BAKED if baked is None else baked
+    fixed = count * 64 >= _BAKED if baked is None else baked
     made = source(shader, names, values if fixed else None)
     pipeline = _pipeline(made.text)
-    given: dict[str, Memory | Window] = dict(buffers)
+    given: dict[str, Bound] = dict(buffers)
     own = tables(shader)
     given |= {name: _words(own[name]) for name in made.bindings if name in own}
     if "sizes" in made.bindings:
@@ -57,7 +65,8 @@ def launch(
         group = device.device.create_bind_group(
             layout=pipeline.get_bind_group_layout(0), entries=entries
         )
-    device.dispatch(pipeline, group, grid(groups, device.limits))
+    shape = grid(groups, device.limits) if isinstance(groups, int) else groups
+    device.dispatch(pipeline, group, shape)
 
 
 def grid(groups: int, limits: Mapping[str, int]) -> tuple[int, int, int]:
@@ -70,7 +79,9 @@ def grid(groups: int, limits: Mapping[str, int]) -> tuple[int, int, int]:
     return -(-groups // rows), rows, 1
 
 
-def _resource(device: Gpu, name: str, part: Memory | Window) -> dict[str, Any]:
+def _resource(device: Gpu, name: str, part: Bound) -> Any:
+    if isinstance(part, Texels):
+        return part.view
     window = part if isinstance(part, Window) else _all(part)
     if window.nbytes > device.binding_limit:
         raise GpuError(

@@ -2,6 +2,7 @@
 
 from math import prod
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -19,9 +20,8 @@ class Memory:
 
     def __init__(self, buffer: Any, nbytes: int):
         self.buffer, self.nbytes = buffer, nbytes
-
-    def __del__(self) -> None:
-        _give_back(self.buffer)
+        # Not __del__: the collector of cycles would destroy the buffer together with its owner.
+        finalize(self, _give_back, buffer).atexit = False
 
 
 _free: dict[int, list[Any]] = {}

@@ -11,12 +11,13 @@ from blockscale.kernels.webgpu.primitives.choices import Choices, Constants, sha
 from blockscale.kernels.webgpu.primitives.find import GROUP, find, of_means, statistic
 from blockscale.kernels.webgpu.primitives.form import DTYPES, Form, whole
 from blockscale.kernels.webgpu.primitives.geometry import geometry
-from blockscale.kernels.webgpu.primitives.parts import Parts, outer_of_blocks, new_parts
+from blockscale.kernels.webgpu.primitives.parts import Parts, new_parts, outer_of_blocks
+from blockscale.kernels.webgpu.primitives.source import Source
 
 Shape = tuple[int, ...]
 
 
-def choose(f: Form, x: Memory, dtype: torch.dtype, shape: Shape) -> Parts:
+def choose(f: Form, x: Source, dtype: torch.dtype, shape: Shape) -> Parts:
     """The scale of numbers [*shape], of which there are some, and what goes with it."""
     at = geometry(tuple(shape), f.format.block)
     found = find(f, x, dtype, at)

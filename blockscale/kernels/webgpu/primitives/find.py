@@ -5,10 +5,10 @@ import torch
 from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, zeros
-from blockscale.kernels.webgpu.primitives.choices import Choices, Constants, numbers, shader
+from blockscale.kernels.webgpu.primitives.choices import Choices, Constants, shader
 from blockscale.kernels.webgpu.primitives.form import Form
 from blockscale.kernels.webgpu.primitives.geometry import Geometry
-from blockscale.kernels.webgpu.primitives.pieces import pieces
+from blockscale.kernels.webgpu.primitives.source import Source, read, seen, sizes
 
 GROUP = 256  # invocations of a workgroup
 _LANES = 1 << 18  # invocations that keep a large GPU busy
@@ -28,7 +28,7 @@ def of_means(f: Form) -> bool:
     return lowered(f.format).statistic in ("mean", "mean_above")
 
 
-def find(f: Form, x: Memory, dtype: torch.dtype, at: Geometry) -> dict[str, Memory]:
+def find(f: Form, x: Source, dtype: torch.dtype, at: Geometry) -> dict[str, Memory]:
     """What found/extremes or found/means reads, by the names that it binds."""
     keys = 2 if statistic(f) in ("both", "bare") else 1
     work = zeros(4 * keys * at.blocks)
@@ -45,7 +45,7 @@ def find(f: Form, x: Memory, dtype: torch.dtype, at: Geometry) -> dict[str, Memo
 
 
 def _merge(
-    f: Form, x: Memory, dtype: torch.dtype, at: Geometry, kernel: str,
+    f: Form, x: Source, dtype: torch.dtype, at: Geometry, kernel: str,
     buffers: dict[str, Memory], choices: Choices,
 ) -> None:  # fmt: skip
     quads = not at.shape and (at.blocks == 1 or at.block % 4 == 0)
@@ -57,7 +57,7 @@ def _merge(
     slices = -(-units // part)
     choices = {
         **choices,
-        **numbers(dtype),
+        **read(x, dtype),
         "statistic": statistic(f),
         "reading": "quads" if quads else "ones",
         "blocks": at.kind,
@@ -65,12 +65,12 @@ def _merge(
     }
     constants: Constants = {"TEAM": team, "POISONS": lowered(f.format).poisons}
     made = shader(kernel, f, choices, constants)
-    sizes = {"count": at.count, "blocks": at.blocks, "slices": slices, "slice": part}
-    for piece in pieces(at.count, 8 * dtype.itemsize):
+    named = {"count": at.count, "blocks": at.blocks, "slices": slices, "slice": part}
+    for piece, window in seen(x, at.count, 8 * dtype.itemsize):
         launch(
             made,
-            {**buffers, "x": piece.window(x, 8 * dtype.itemsize)},
-            at.named | sizes | piece.named,
+            {**buffers, "x": window},
+            at.named | named | sizes(x) | piece.named,
             -(-at.blocks * slices * team // GROUP),
         )
 

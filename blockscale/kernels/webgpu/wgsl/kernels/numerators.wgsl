@@ -10,6 +10,10 @@ var<workgroup> of_group: atomic<u32>;
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
+    if (lane == 0u) {
+        atomicStore(&of_group, 0u); // WGSL says that it is 0 already; on Mesa 22.3's lavapipe it is not
+    }
+    workgroupBarrier();
     let first = group_number(group, groups) * 256u * EACH + lane;
     var most = 0u;
     for (var i = 0u; i < EACH; i++) {

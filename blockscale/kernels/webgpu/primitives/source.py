@@ -1,0 +1,43 @@
+"""Numbers that kernels read: in a buffer, in pieces that they can see, or in a texture."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from blockscale.kernels.webgpu.gpu.launch import Bound
+from blockscale.kernels.webgpu.gpu.memory import Memory
+from blockscale.kernels.webgpu.gpu.texels import Texels
+from blockscale.kernels.webgpu.primitives.choices import Choices, numbers
+from blockscale.kernels.webgpu.primitives.pieces import Piece, pieces
+
+
+class InTexture(NamedTuple):
+    """Numbers in texels, in rows of `width`, of which `height` make a layer."""
+
+    texels: Texels
+    width: int
+    height: int
+
+
+Source = Memory | InTexture
+
+
+def read(x: Source, dtype: torch.dtype) -> Choices:
+    """How the numbers, of this dtype, are read."""
+    texture = {"load": "texture"} if isinstance(x, InTexture) else {}
+    return numbers(dtype) | texture
+
+
+def sizes(x: Source) -> dict[str, int]:
+    """The sizes that load/texture reads."""
+    return {"width": x.width, "height": x.height} if isinstance(x, InTexture) else {}
+
+
+def seen(x: Source, count: int, bits: int) -> Iterator[tuple[Piece, Bound]]:
+    """Pieces of `count` numbers of `bits`, and what is bound for each."""
+    if isinstance(x, InTexture):
+        yield Piece(0, count), x.texels
+        return
+    for piece in pieces(count, bits):
+        yield piece, piece.window(x, bits)

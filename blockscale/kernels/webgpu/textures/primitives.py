@@ -1,0 +1,153 @@
+"""The primitives on tensors in textures: the same bits as in buffers."""
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from blockscale.core import reference
+from blockscale.core.format import Format
+from blockscale.core.operand import Operand, further, operand
+from blockscale.core.parse import parse
+from blockscale.core.reference import FLOATS, QParams
+from blockscale.kernels.webgpu.gpu.memory import Memory, upload
+from blockscale.kernels.webgpu.primitives.choose import choose
+from blockscale.kernels.webgpu.primitives.encode import seed_memory
+from blockscale.kernels.webgpu.primitives.form import Form, form
+from blockscale.kernels.webgpu.primitives.parts import Parts, given_parts
+from blockscale.kernels.webgpu.primitives.source import InTexture
+from blockscale.kernels.webgpu.spec import known
+from blockscale.kernels.webgpu.textures.layout import layout
+from blockscale.kernels.webgpu.textures.texels_to_texels import run
+from blockscale.kernels.webgpu.textures.texture import Texture, empty, texture_of_codes
+from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedTexture:
+    """Codes in a texture, and what stands beside them in buffers.
+
+    codes:   one a component, as bit patterns
+    qparams: the scale of each block and what else the format has
+    """
+
+    codes: Texture
+    qparams: QParams
+    fmt: Format
+
+    def operand(self, device: str | torch.device = "cpu") -> Operand:
+        """The same with packed codes in linear memory on a device, as ops take it there."""
+        size = self.codes.shape[-1] if self.codes.shape else 1
+        parts = QParams(*(part if part is None else part.to(device) for part in self.qparams))
+        return operand(self.codes.tensor(device), parts, self.fmt, size)
+
+
+def quantized(packed: Operand) -> QuantizedTexture:
+    """A quantized tensor on the CPU or on "webgpu", with its codes in a texture.
+
+    Raises ValueError for another number of codes than the scale's blocks have.
+    """
+    f = _known(packed.fmt)
+    codes = texture_of_codes(packed.codes, packed.shape, f.bits)
+    return QuantizedTexture(codes, packed.qparams, f.format)
+
+
+def choose_qparams(x: Texture, fmt: Format | str) -> QParams:
+    """The scale of each block and what else the format has, on "webgpu" (numerics.md, 3).
+
+    Raises TypeError for a texture that holds no floats and for a format that shaders do not know.
+    """
+    f = _known(fmt)
+    _check_floats(x)
+    if prod(x.shape) == 0:
+        chosen = reference.choose_qparams(torch.empty(x.shape, dtype=x.dtype), f.format)
+        return QParams(*(part if part is None else _there(upload(part), part) for part in chosen))
+    at = layout(x.shape)
+    parts = choose(f, InTexture(x.texels, at.width, at.height), x.dtype, x.shape)
+    return _qparams(f, parts, x.shape)
+
+
+def quantize(
+    x: Texture, fmt: Format | str, qparams: QParams | None = None, seed: Tensor | None = None
+) -> QuantizedTexture:
+    """Numbers -> codes (docs/numerics.md, section 4); without a scale, x chooses it.
+
+    seed: int64 [] or [2] (seed, index of the first element), for stochastic rounding
+
+    Raises as `choose_qparams`, and ValueError for a scale or a seed that does not fit.
+    """
+    f = _known(fmt)
+    _check_floats(x)
+    words = seed_memory(f, seed)
+    chosen = qparams or choose_qparams(x, fmt)
+    made = empty(x.shape, f.bits, tuple(f.packed_shape(x.shape)), f.packed_dtype)
+    run("quantize", f, x, made, _parts(f, x.shape, chosen), words)
+    return QuantizedTexture(made, chosen, f.format)
+
+
+def dequantize(q: QuantizedTexture, dtype: torch.dtype = torch.float32) -> Texture:
+    """Codes -> values (docs/numerics.md, section 5).
+
+    Raises TypeError for another dtype than float32, bfloat16 and float16.
+    """
+    f, shape = _known(q.fmt), q.codes.shape
+    if dtype not in FLOATS:
+        raise TypeError(f"textures hold values of float32, bfloat16 or float16, not {dtype}")
+    made = empty(shape, 8 * dtype.itemsize, shape, dtype)
+    run("dequantize", f, q.codes, made, _parts(f, shape, q.qparams), None)
+    return made
+
+
+def fake_quantize(
+    x: Texture, fmt: Format | str, qparams: QParams | None = None, seed: Tensor | None = None
+) -> Texture:
+    """Numbers -> what is left of them after a round trip, in their dtype. Raises as `quantize`."""
+    f = _known(fmt)
+    _check_floats(x)
+    words = seed_memory(f, seed)
+    parts = _parts(f, x.shape, qparams or choose_qparams(x, fmt))
+    made = empty(x.shape, x.bits, x.shape, x.dtype)
+    run("fake_quantize", f, x, made, parts, words)
+    return made
+
+
+def _known(fmt: Format | str) -> Form:
+    parsed = parse(fmt)
+    if not known((parsed,), ()):
+        raise TypeError(
+            f"no shader knows {parsed}: quantize the tensor on the CPU (bs.quantize), where the "
+            f"reference knows every format"
+        )
+    return form(parsed.spelling)
+
+
+def _check_floats(x: Texture) -> None:
+    if x.dtype not in FLOATS:
+        reference.widen(torch.empty(0, dtype=x.dtype))
+
+
+def _parts(f: Form, shape: tuple[int, ...], given: QParams) -> Parts:
+    scale, outer, zero = given[:3]
+    return given_parts(f, shape, scale, zero, outer, further(given), scale)
+
+
+def _qparams(f: Form, parts: Parts, shape: tuple[int, ...]) -> QParams:
+    """Parts as tensors on "webgpu"."""
+    blocks = f.scale_shape(shape)
+
+    def tensor(memory: Memory | None, dtype: torch.dtype | None) -> Tensor | None:
+        if memory is None or dtype is None:
+            return None
+        return WebGPUTensor(memory, blocks, dtype)
+
+    outer = None
+    if parts.outer is not None and f.outer_shape is not None:
+        outer = WebGPUTensor(parts.outer, f.outer_shape(blocks), torch.float32)
+    scale = WebGPUTensor(parts.scale, blocks, f.scale_dtype)
+    offset = tensor(parts.offset, f.offset_dtype)
+    return QParams(scale, outer, tensor(parts.zero, torch.int32), offset)
+
+
+def _there(memory: Memory, like: Tensor) -> Tensor:
+    return WebGPUTensor(memory, tuple(like.shape), like.dtype)

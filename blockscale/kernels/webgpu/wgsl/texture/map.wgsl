@@ -1,0 +1,32 @@
+// Texels -> texels, each component with the step of its block: numbers become codes, codes numbers,
+// or numbers what is left of them. SHARED: the four components of a texel are in one block.
+// needs: texture/result/{texel}, texture/blocks/{texels}, texture/does/{does}, given/{drawn}, given/step
+@group(0) @binding(source) var source: texture_3d<u32>;
+
+@compute @workgroup_size(LOCAL_X, LOCAL_Y, LOCAL_Z)
+fn main(@builtin(global_invocation_id) at: vec3<u32>) {
+    if (any(at * vec3(4u, 1u, 1u) >= vec3(sizes.width, sizes.height, sizes.depth))) {
+        return;
+    }
+    let given = textureLoad(source, at, 0);
+    let start = row_start(at.y, at.z);
+    let first = at.x * 4u;
+    let index = (at.z * sizes.height + at.y) * sizes.width + first;
+    var made = vec4<u32>();
+    var block = block_in_row(start, first);
+    var s = step_at(block);
+    for (var i = 0u; i < 4u; i++) {
+        if (first + i >= sizes.width) {
+            break; // components beyond a row's end stay 0
+        }
+        if (!SHARED) {
+            let own = block_in_row(start, first + i);
+            if (own != block) {
+                block = own;
+                s = step_at(block);
+            }
+        }
+        made[i] = result_of(given[i], s, index + i);
+    }
+    textureStore(result, at, made);
+}

@@ -1,0 +1,128 @@
+"""Textures give the reference's bits, as buffers do: formats x dtypes x shapes x hard numbers."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import blockscale as bs
+from blockscale.core import pack as packing
+from blockscale.core import reference
+from blockscale.core.parse import parse
+from blockscale.core.reference import QParams
+from blockscale.kernels.webgpu import textures
+from blockscale.kernels.webgpu.spec import known
+from tests.kernels.same import same
+from tests.kernels.webgpu.here import here
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+MORE = [
+    "int8:block2x3x2x3:fp32:asym", "int4:tile2x3:fp16", "e4m3:tile3x2:bf16", "uint8:group5:fp32:asym",
+    "int8:block2x2x2x2x2x2:fp32", "e2m1:block2x2x4:e8m0/even", "int3:flat7:fp32", "int8:flat6@0:fp32",
+    "int12:group6:fp32:asym", "uint16:token:fp32", "int8:channel1:fp32:full", "int5:group8@0:pow2/ceil",
+    "int8:group32:fp32:recip", "int8:group4:fp32:offset", "int4:group8:e8m0/rceil:stochastic",
+    "e4m3:group6:fp32:stochastic", "int8:tensor:fp32:nearest_away", "int8:token:fp32:toward_zero",
+]  # fmt: skip
+FAST = ["int8", "mxfp4", "mxfp6", "nvfp4", "ternary", *MORE[:6]]
+SHAPES = [(6,), (5, 18), (4, 3, 10), (2, 3, 4, 5), (2, 4, 2, 2, 2, 6)]
+
+
+def hard(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Numbers of every size, ties, zeros, subnormals, and what is not finite."""
+    made = torch.Generator().manual_seed(sum(shape))
+    x = torch.randn(shape, generator=made)
+    kind = torch.rand(shape, generator=made)
+    x = torch.where(kind < 0.25, torch.round(x * 8) / 2, x)
+    x = torch.where(kind > 0.9, x * 2.0**-140, x)
+    special = torch.tensor([0.0, -0.0, torch.nan, torch.inf, -torch.inf, 3e38, 2.0**-149, 448.0])
+    rare = special[torch.randint(0, 8, shape, generator=made)]
+    return torch.where(kind > 0.97, rare, x).to(dtype)
+
+
+def fits(fmt: str, shape: tuple[int, ...]) -> bool:
+    try:
+        parse(fmt).block.scale_shape(shape)
+    except ValueError:
+        return False
+    return True
+
+
+def differing(fmt: str, shape: tuple[int, ...], dtype: torch.dtype) -> list[str]:
+    """Names of the results whose bits are not the reference's."""
+    form, x = parse(fmt), hard(shape, dtype)
+    seed = torch.tensor([2**40 + 7, 3]) if form.rounding == "stochastic" else None
+    parts = reference.choose_qparams(x, form)
+    codes = reference.quantize(x, parts, form, seed)
+    packed = packing.pack(codes, form.element)
+    values = {d: reference.dequantize(codes, parts, form, d) for d in DTYPES}
+    source = textures.texture(x)
+    q = textures.quantize(source, fmt, parts, seed)
+    own = textures.quantize(source, fmt, seed=seed)
+    found = {
+        "codes": (q.codes.tensor(), packed),
+        "codes, scale chosen": (own.codes.tensor(), packed),
+        "round trip": (textures.fake_quantize(source, fmt, parts, seed).tensor(), values[dtype]),
+        "round trip, scale chosen": (
+            textures.fake_quantize(source, fmt, seed=seed).tensor(), values[dtype]
+        ),
+    }  # fmt: skip
+    for name, part in parts._asdict().items():
+        if part is not None:
+            found[name] = here(getattr(own.qparams, name)), part
+    for to, value in values.items():
+        found[f"values {to}"] = textures.dequantize(q, to).tensor(), value
+    return [name for name, (a, b) in found.items() if not same(a, b)]
+
+
+@pytest.mark.parametrize("fmt", FAST)
+def test_bits(fmt: str) -> None:
+    for shape in SHAPES[1:4]:
+        if fits(fmt, shape):
+            assert differing(fmt, shape, torch.float32) == [], shape
+    assert differing(fmt, SHAPES[4], torch.bfloat16) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("fmt", [*bs.formats(), *MORE])
+def test_every_format(fmt: str, dtype: torch.dtype) -> None:
+    if not known((parse(fmt),), ()):
+        pytest.skip(f"no shader knows {fmt}")
+    for shape in SHAPES:
+        if fits(fmt, shape):
+            assert differing(fmt, shape, dtype) == [], shape
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (2, 0, 3)], ids=str)
+def test_nothing_to_quantize(shape: tuple[int, ...]) -> None:
+    x = torch.empty(shape)
+    for fmt in ("mxfp4", "uint8:group4:fp32:asym"):
+        expected = reference.choose_qparams(x, parse(fmt))
+        q = textures.quantize(textures.texture(x), fmt)
+        assert same(here(q.qparams.scale), expected.scale)
+        assert textures.dequantize(q).tensor().shape == shape
+
+
+def test_rank_0() -> None:
+    assert differing("int8:tensor:fp32", (), torch.float32) == []
+
+
+def test_a_quantized_tensor_goes_into_a_texture_and_comes_back() -> None:
+    x = torch.randn(5, 19)
+    q = bs.quantize(x, "int4:group8:fp32")
+    there = textures.quantized(q.operand)
+    assert same(textures.dequantize(there).tensor(), q.dequantize())
+
+
+def test_bad_input() -> None:
+    x = textures.texture(torch.randn(4, 6))
+    with pytest.raises(TypeError, match=r"expected float32, bfloat16 or float16, found int32"):
+        textures.quantize(textures.texture(torch.ones(3, dtype=torch.int32)), "int8")
+    with pytest.raises(ValueError, match=r"int8.*expected torch.float32 of shape \(1, 1\)"):
+        textures.quantize(x, "int8:tensor:fp32", QParams(torch.ones(3)))
+    with pytest.raises(ValueError, match=r"stochastic rounding needs a seed"):
+        textures.quantize(x, "int8:tensor:fp32:stochastic")
+    with pytest.raises(TypeError, match=r"float32, bfloat16 or float16, not torch.float64"):
+        textures.dequantize(textures.quantize(x, "int8"), torch.float64)
+    with pytest.raises(TypeError, match=r"no shader knows book4.*bs.quantize"):
+        textures.quantize(x, "book4:tensor:fp32")
