@@ -22,6 +22,8 @@ MORE = (
     "nf4:flat64:fp32",
 )
 FEW = ("int8", "mxfp4", "nvfp4", "ternary")
+CHECKED = "document.documentElement.dataset.checked"
+SAID = "find('message').textContent"
 pytestmark = pytest.mark.xdist_group("chromium")
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None,

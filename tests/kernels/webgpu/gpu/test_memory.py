@@ -1,4 +1,4 @@
-"""Memory: bytes go there and come back, buffers are used again, and what is too large is refused."""
+"""Memory: bytes go there and come back, buffers are used again, too large ones are refused."""
 
 import pytest
 import torch
