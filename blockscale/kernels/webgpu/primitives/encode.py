@@ -10,8 +10,8 @@ from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, upload
 from blockscale.kernels.webgpu.primitives.choices import Constants, numbers, shader
 from blockscale.kernels.webgpu.primitives.form import Form, result, whole
 from blockscale.kernels.webgpu.primitives.geometry import Geometry, geometry
-from blockscale.kernels.webgpu.primitives.pieces import pieces
 from blockscale.kernels.webgpu.primitives.parts import Parts, reading
+from blockscale.kernels.webgpu.primitives.pieces import pieces
 
 Shape = tuple[int, ...]
 
