@@ -1,4 +1,4 @@
-"""Local sizes of the kernels on textures, by the shape of blocks: python -m benchmarks.webgpu_textures
+"""Local sizes on textures, by the shape of blocks: python -m benchmarks.webgpu_textures [--write]
 
 Quantizing numbers in a 3-D texture with a given scale, under every local size of 32 to 256
 invocations that is a power of two along each axis, beside what the rule of
@@ -15,7 +15,6 @@ import torch
 
 from benchmarks.record import record
 from benchmarks.webgpu import OnWebGPU, copying
-from blockscale.core.reference import QParams
 from blockscale.kernels.registry import unavailable
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.primitives.form import form
@@ -47,7 +46,7 @@ def measured(block: str, x: Texture, clock: OnWebGPU, rounds: int, most: int) ->
     f = form(f"int8:{block}:fp32")
     made = empty(x.shape, 8, x.shape, torch.int8)
     scale = torch.full(f.scale_shape(x.shape), 0.05)
-    parts = given_parts(f, x.shape, *QParams(scale)[:1], None, None, None, scale)
+    parts = given_parts(f, x.shape, scale, None, None, None, scale)
     grid = block_grid(x.shape, f.format.block)
     assert grid is not None
     at = layout(x.shape)
