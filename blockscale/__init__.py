@@ -23,6 +23,7 @@ from blockscale.files.metadata import FileError as FileError
 from blockscale.files.save import save as save
 from blockscale.kernels.hardware import hardware as hardware
 from blockscale.kernels.registry import use as use
+from blockscale.kernels.webgpu import webgpu as webgpu
 from blockscale.layers.apply import quantize_ as quantize_
 from blockscale.ops.quantize import choose_qparams as choose_qparams
 from blockscale.ops.quantize import fake_quantize as fake_quantize

@@ -88,8 +88,14 @@ def _unique(
             aliases[name] = first[place]
             continue
         first[place] = name
-        whole = tensor.untyped_storage().nbytes() == tensor.nbytes
-        tensors[name] = (
-            tensor.contiguous() if whole else tensor.clone(memory_format=torch.contiguous_format)
-        )
+        tensors[name] = _apart(tensor)
     return tensors, aliases
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    """The same numbers, contiguous and alone in their storage."""
+    if tensor.device.type == "webgpu":  # whose tensors have no storage
+        return tensor.cpu()
+    if tensor.untyped_storage().nbytes() == tensor.nbytes:
+        return tensor.contiguous()
+    return tensor.clone(memory_format=torch.contiguous_format)

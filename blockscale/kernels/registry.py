@@ -3,7 +3,7 @@
 A backend is a folder `blockscale/kernels/<backend>/` whose `__init__` has `available()`, which says
 why the backend cannot run here (None if it can), and imports its kernels when first asked for. It
 may have `takes(device)`: whether tensors on a device of that type can go there; without it, those
-on the device that has the backend's name. The kernels register themselves with `@kernel`. Nothing
+on the device that has the backend's name. And it may have `run_reference`. The kernels register themselves with `@kernel`. Nothing
 is probed or imported before the first op runs.
 """
 
@@ -236,6 +236,15 @@ def _by_formats_alone(kernel: Kernel) -> bool:
     registered = KERNELS[kernel.op, kernel.backend]
     asked = registered[registered.index(kernel) :]
     return all(type(each.supports) is ByFormats for each in asked)
+
+
+def run_reference(reference: Callable[..., Any], device: str, args: tuple[Any, ...]) -> Any:
+    """Run an op's reference for tensors on a device of this type, where no kernel runs it.
+
+    A backend whose floats are not IEEE's has a `run_reference` of its own, which runs it elsewhere.
+    """
+    elsewhere = getattr(_module(device), "run_reference", None) if device in backends() else None
+    return reference(*args) if elsewhere is None else elsewhere(reference, args)
 
 
 def supporting(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core.operand import Operand
-from blockscale.kernels.registry import find
+from blockscale.kernels.registry import find, run_reference
 from blockscale.ops.dispatch import alone
 from blockscale.ops.one_element import accepting, fitting
 from blockscale.ops.operand import Signature, Tuples, signature
@@ -122,8 +122,9 @@ def _runner(
         if not fits(*args):
             args = fitted(*args)
         first = args[0].codes if operand_first else args[0]
-        kernel = find(name, spellings(*args), first.device.type, args)
-        return reference(*args) if kernel is None else kernel.run(*args)
+        device = first.device.type
+        kernel = find(name, spellings(*args), device, args)
+        return run_reference(reference, device, args) if kernel is None else kernel.run(*args)
 
     return run
 

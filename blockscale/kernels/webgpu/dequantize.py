@@ -18,9 +18,7 @@ def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
     f, shape = form(packed.fmt), packed.shape
     where = None if packed.codes.is_cpu else packed.codes.device
     codes = f.checked_codes(packed.codes, shape, where)
-    parts = given_parts(
-        f, shape, packed.scale, packed.zero_point, packed.outer, packed.more, codes
-    )
+    parts = given_parts(f, shape, packed.scale, packed.zero_point, packed.outer, packed.more, codes)
     kind = dtype if dtype in FLOATS else torch.float32
     if torch.Size(shape).numel() == 0:
         return moved(torch.empty(shape, dtype=dtype), codes)

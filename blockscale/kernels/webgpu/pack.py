@@ -7,10 +7,9 @@ from torch import Tensor
 from blockscale.core import pack as packing
 from blockscale.kernels.registry import ByFormats, Formats, kernel
 from blockscale.kernels.webgpu.gpu.launch import launch
-from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
+from blockscale.kernels.webgpu.gpu.memory import allocate
 from blockscale.kernels.webgpu.gpu.shader import Shader
 from blockscale.kernels.webgpu.primitives.form import (
-    Form,
     back,
     form,
     memory_of,
@@ -18,6 +17,8 @@ from blockscale.kernels.webgpu.primitives.form import (
     place,
     whole,
 )
+
+from blockscale.kernels.webgpu.primitives.packing import pack_items
 
 
 def _any(formats: Formats) -> bool:
@@ -42,25 +43,6 @@ def pack(codes: Tensor, fmt: str) -> Tensor:
     row = codes.shape[-1] if codes.ndim else 1
     packed = pack_items(f, memory_of(codes), codes.numel(), row, 8 * codes.dtype.itemsize)
     return back(packed, shape, f.packed_dtype, codes)
-
-
-def pack_items(f: Form, items: Memory, count: int, row: int, item_bits: int) -> Memory:
-    """Codes [count], one an item of 8, 16 or 32 bits, of rows of `row` -> packed bytes.
-
-    Bits of an item above those of a code are dropped.
-    """
-    constants = dict(f.item_constants) | {"ITEM_BITS": item_bits}
-    if item_bits != 8 * f.format.element.code_dtype.itemsize:
-        constants["BY_SIGN"] = False  # patterns, not codes
-    nbytes = count // row * f.row_bytes(row)
-    packed = allocate(nbytes)
-    launch(
-        Shader("kernels/pack", (), tuple(constants.items())),
-        {"items": whole(items), "codes": whole(packed)},
-        {"bytes": nbytes, "row_bytes": f.row_bytes(row), "row": row},
-        -(-nbytes // 1024),
-    )
-    return packed
 
 
 @kernel("unpack", backend="webgpu", supports=anything)

@@ -6,6 +6,7 @@ from blockscale.core import pack as packing
 from blockscale.core import reference
 from blockscale.core.operand import Quantizer
 from blockscale.kernels.registry import kernel
+from blockscale.kernels.webgpu.primitives import once
 from blockscale.kernels.webgpu.primitives.choose import choose
 from blockscale.kernels.webgpu.primitives.encode import codes, seed_memory
 from blockscale.kernels.webgpu.primitives.form import back, floats, form, moved
@@ -35,11 +36,14 @@ def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
     drawn = seed_memory(f, seed)
     if x.numel() == 0:
         parts = reference.choose_qparams(x.cpu(), f.format)
-        made = reference.quantize(x.cpu(), parts, f.format, seed)
-        return [moved(packing.pack(made, f.format.element), x), *listed(parts, x)]
+        none = reference.quantize(x.cpu(), parts, f.format, seed)
+        return [moved(packing.pack(none, f.format.element), x), *listed(parts, x)]
     memory = floats(x)
-    chosen = choose(f, memory, x.dtype, shape)
-    packed = codes(f, memory, x.dtype, shape, chosen, drawn)
+    made = once.codes(f, memory, x.dtype, shape, drawn)
+    if made is None:
+        chosen = choose(f, memory, x.dtype, shape)
+        made = codes(f, memory, x.dtype, shape, chosen, drawn), chosen
+    packed, chosen = made
     return [
         back(packed, f.packed_shape(shape), f.packed_dtype, x),
         *returned(f, chosen, shape, x),

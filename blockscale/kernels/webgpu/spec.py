@@ -10,6 +10,7 @@ from blockscale.core.parse import parse
 from blockscale.core.scales.two_level import TwoLevel
 from blockscale.kernels.numbers import FormatNumbers, lowered, supports_families
 from blockscale.kernels.registry import ByFormats
+from blockscale.kernels.webgpu.gpu.probe import INTEGERS, refusal
 from blockscale.kernels.webgpu.gpu.shader import Constant, Signed
 
 FAMILIES = ("integer", "minifloat", "binary", "codebook")  # of elements, that parts know
@@ -18,12 +19,27 @@ STORAGE = {"fp32": 0, "fp16": 1, "bf16": 2}  # as bits/storage.wgsl has it
 Choices = tuple[tuple[str, str], ...]
 Constants = tuple[tuple[str, Constant], ...]
 _families = supports_families(FAMILIES, FEATURES)
+NAN = 0x7FC00000
+_TURNED = 0x01010101  # as element/codebook.wgsl has it
 _FAR = 24  # values beyond 2^24 or below 2^-24 times an ordinary step may not be normal
 
 
 def _supported(formats: Sequence[Format]) -> bool:
-    """Not offsets that are codes or have blocks of their own, nor offsets of scales."""
-    return _families(formats) and not any(_has_rare_offset(fmt) for fmt in formats)
+    """Not offsets that are codes or have blocks of their own, nor offsets of scales; and only what
+    the device computes right."""
+    if not _families(formats) or any(_has_rare_offset(fmt) for fmt in formats):
+        return False
+    return all(refusal(operations(fmt)) is None for fmt in formats)
+
+
+@cache
+def operations(fmt: Format) -> tuple[str, ...]:
+    """Those of probe.OPERATIONS that kernels for a format rely on."""
+    choices = dict(shader_of(fmt)[0])
+    divides = choices["how"] != "shift" or "levels" in choices or choices["rule"] == "float"
+    sums = "sum of normal numbers" if "even" in choices["rounding"] or fmt.asym else ""
+    quick = "division by a reciprocal" if divides or choices["power"] == "nearest" else ""
+    return (*INTEGERS, "product of normal numbers", "conversion of whole numbers", sums, quick)
 
 
 def _has_rare_offset(fmt: Format) -> bool:
@@ -70,7 +86,7 @@ def _coding(numbers: FormatNumbers) -> dict[str, str]:
     how = "shift" if numbers.scale == "e8m0" else "product" if numbers.recip else "quotient"
     zero = "float" if "float_zero" in numbers.features else "integer"
     return {
-        "element": numbers.element.family,
+        "element": "large_codebook" if _is_large(numbers.element) else numbers.element.family,
         "rounding": numbers.rounding,
         "how": how,
         "step": numbers.scale if numbers.scale in ("e8m0", "two_level") else "float",
@@ -121,15 +137,29 @@ def _element_constants(element: ElementNumbers, prefix: str = "") -> dict[str, C
             "INFINITY_CODE": element.infinity if element.infinity >= 0 else 256,
         }
     elif element.family == "codebook":
-        count = 2**element.bits - 1
-        thresholds = [in_order(bits_of(each)) for each in element.thresholds]
-        found |= {
-            "VALUES": tuple(bits_of(each) for each in element.values),
-            "ORDER": (*element.order, *[0] * (count + 1 - len(element.order))),
-            "THRESHOLDS": (*thresholds, *[0xFFFFFFFF] * (count - len(thresholds))),
-        }
+        found |= _tables(element, large=prefix != "" or _is_large(element))
     found["NAN_CODE"] = max(element.nan, 0)
     return {prefix + name: value for name, value in found.items()}
+
+
+def _is_large(element: ElementNumbers) -> bool:
+    """Whether it is a codebook of which selections would be too many."""
+    return element.family == "codebook" and element.bits > 4
+
+
+def _tables(element: ElementNumbers, *, large: bool) -> dict[str, Constant]:
+    """Of a codebook: for selections, or as one table."""
+    size = 2**element.bits if large else 16
+    thresholds = [in_order(bits_of(each)) for each in element.thresholds]
+    thresholds += [0xFFFFFFFF] * (size - len(thresholds))
+    order = [*element.order, *[0] * (size - len(element.order))]
+    values = [bits_of(each) for each in element.values]
+    values += [NAN] * (size - len(values))
+    if large:
+        return {"TABLE": (*thresholds, *order, *values)}
+    turned = tuple(value ^ _TURNED for value in values)
+    nibbles = [sum(code << 4 * i for i, code in enumerate(order[at : at + 8])) for at in (0, 8)]
+    return {"THRESHOLDS": tuple(thresholds), "ORDER": tuple(nibbles), "VALUES": turned}
 
 
 def _inner_constants(numbers: FormatNumbers, fmt: Format) -> dict[str, Constant]:

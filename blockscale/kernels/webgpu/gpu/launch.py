@@ -9,7 +9,7 @@ import torch
 
 from blockscale.kernels.webgpu.gpu.device import Gpu, GpuError, gpu
 from blockscale.kernels.webgpu.gpu.memory import Memory, upload
-from blockscale.kernels.webgpu.gpu.shader import Shader, source
+from blockscale.kernels.webgpu.gpu.shader import Shader, source, tables
 from blockscale.kernels.webgpu.gpu.texels import Texels
 
 _BAKED = 1 << 20  # groups x 64 from which a pipeline of its own for these sizes pays
@@ -53,8 +53,10 @@ def launch(
     made = source(shader, names, values if fixed else None)
     pipeline = _pipeline(made.text)
     given: dict[str, Bound] = dict(buffers)
+    own = tables(shader)
+    given |= {name: _words(own[name]) for name in made.bindings if name in own}
     if "sizes" in made.bindings:
-        given["sizes"] = _uniform(values)
+        given["sizes"] = _words(values)
     entries = [
         {"binding": i, "resource": _resource(device, name, given[name])}
         for i, name in enumerate(made.bindings)
@@ -104,6 +106,7 @@ def _pipeline(text: str) -> Any:
 
 
 @cache
-def _uniform(values: tuple[int, ...]) -> Memory:
+def _words(values: tuple[int, ...]) -> Memory:
+    """Memory with these words, kept for later calls."""
     padded = [*values, *[0] * (-len(values) % 4)]
     return upload(torch.tensor(padded, dtype=torch.int64).to(torch.int32))

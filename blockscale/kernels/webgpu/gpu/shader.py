@@ -6,7 +6,8 @@ A part may begin with lines of these kinds:
     enable subgroups;                              moved to the top of the shader
 
 Shaders bind buffers by name, `@group(0) @binding(codes)`, and read the sizes of a call as members
-of `sizes`, which is a constant (baked in) or a uniform: the text is the same.
+of `sizes`, which is a constant (baked in) or a uniform: the text is the same. Constant arrays that
+are called TABLE, or end so, are buffers, too: parts bind them by their name in small letters.
 """
 
 import re
@@ -58,11 +59,25 @@ def source(shader: Shader, names: tuple[str, ...], sizes: tuple[int, ...] | None
     """
     whole = "\n".join(needed(shader).values())
     enabled = "".join(dict.fromkeys(_ENABLE.findall(whole)))
-    head = [constant(name, value) for name, value in shader.constants]
+    head = [constant(name, value) for name, value in shader.constants if not is_table(name)]
     body = "\n".join((*head, _sizes(names, sizes), _ENABLE.sub("", whole)))
     bindings = tuple(dict.fromkeys(_BINDING.findall(body)))
     text = _BINDING.sub(lambda found: f"@binding({bindings.index(found[1])})", body)
     return Source(enabled + text, bindings)
+
+
+def is_table(name: str) -> bool:
+    """Whether the constant of this name is a buffer of u32, which `launch` binds."""
+    return name.endswith("TABLE")
+
+
+def tables(shader: Shader) -> dict[str, tuple[int, ...]]:
+    """The buffers that are a shader's own: their names in bindings, and the words in them."""
+    return {
+        name.lower(): value
+        for name, value in shader.constants
+        if is_table(name) and isinstance(value, tuple)
+    }
 
 
 def needed(shader: Shader) -> dict[str, str]:

@@ -21,49 +21,59 @@ def choose(f: Form, x: Source, dtype: torch.dtype, shape: Shape) -> Parts:
     """The scale of numbers [*shape], of which there are some, and what goes with it."""
     at = geometry(tuple(shape), f.format.block)
     found = find(f, x, dtype, at)
-    choices: Choices = {
-        "statistic": statistic(f),
-        "found": "means" if of_means(f) else "extremes",
-        "given_outer": "none",
-    }
+    choices = _reading(f)
     parts = new_parts(f, shape)
     buffers = dict(found)
     if f.inner is not None:
-        parts = parts._replace(outer=_outer(f, found, choices, shape))
+        parts = parts._replace(outer=_outer(f, found, shape))
         assert parts.outer is not None
         choices["given_outer"], buffers["outers"] = outer_of_blocks(f, parts.outer, shape)
     _finish(f, buffers, choices, parts, at.blocks)
     return parts
 
 
+def choose_outer(f: Form, x: Memory, dtype: torch.dtype, shape: Shape) -> Memory:
+    """The outer scales alone of a format that has two levels."""
+    return _outer(f, find(f, x, dtype, geometry(tuple(shape), f.format.block)), shape)
+
+
+def _reading(f: Form) -> Choices:
+    """How what was found in blocks is read."""
+    found = "means" if of_means(f) else "extremes"
+    return {"statistic": statistic(f), "found": found, "given_outer": "none"}
+
+
 def _finish(
     f: Form, buffers: dict[str, Memory], choices: Choices, parts: Parts, blocks: int
 ) -> None:
     """Write the scales of blocks."""
-    scale_bits = 8 * f.scale_dtype.itemsize
-    offset_bits = 32 if f.offset_dtype is None else 8 * f.offset_dtype.itemsize
-    together = 32 // min(scale_bits, offset_bits)
+    writing, constants, written = scale_writing(f, parts)
+    bits = constants["SCALE_BITS"], constants["OFFSET_BITS"]
+    together = 32 // min(bits)
+    constants["TOGETHER"] = together
+    launch(
+        shader("finish", f, choices | writing, constants),
+        {name: whole(memory) for name, memory in (buffers | written).items()},
+        {"blocks": blocks},
+        -(-blocks // (GROUP * together)),
+    )
+
+
+def scale_writing(f: Form, parts: Parts) -> tuple[Choices, Constants, dict[str, Memory]]:
+    """How kernels write what they choose for blocks, and the memory that they write to."""
     constants: Constants = {
-        "SCALE_BITS": scale_bits,
-        "OFFSET_BITS": offset_bits,
-        "TOGETHER": together,
+        "SCALE_BITS": 8 * f.scale_dtype.itemsize,
+        "OFFSET_BITS": 32 if f.offset_dtype is None else 8 * f.offset_dtype.itemsize,
         "POISONS": lowered(f.format).poisons,
     }
     choices = {
-        **choices,
         "store_zero": "none" if parts.zero is None else "word",
         "store_offsets": "none" if parts.offset is None else "words",
         "stored_scale": stored(f.scale_dtype),
         "stored_offset": stored(f.offset_dtype),
     }
     written = {"scales": parts.scale, "zeros": parts.zero, "offsets": parts.offset}
-    there = {name: part for name, part in written.items() if part is not None}
-    launch(
-        shader("finish", f, choices, constants),
-        {name: whole(memory) for name, memory in (buffers | there).items()},
-        {"blocks": blocks},
-        -(-blocks // (GROUP * together)),
-    )
+    return choices, constants, {name: part for name, part in written.items() if part is not None}
 
 
 def stored(dtype: torch.dtype | None) -> str:
@@ -71,10 +81,10 @@ def stored(dtype: torch.dtype | None) -> str:
     return DTYPES[dtype] if dtype in (torch.float16, torch.bfloat16) else "plain"
 
 
-def _outer(f: Form, found: dict[str, Memory], choices: Choices, shape: Shape) -> Memory:
+def _outer(f: Form, found: dict[str, Memory], shape: Shape) -> Memory:
     """The outer scales, chosen from the largest numerators of the blocks that share them."""
     assert f.inner is not None and f.outer_shape is not None
-    scales = f.scale_shape(shape)
+    choices, scales = _reading(f), f.scale_shape(shape)
     at = geometry(scales, f.inner.block)
     count = prod(f.outer_shape(scales))
     largest, outers = zeros(4 * count), allocate(4 * count)
@@ -86,7 +96,7 @@ def _outer(f: Form, found: dict[str, Memory], choices: Choices, shape: Shape) ->
         -(-at.count // (GROUP * 16)),
     )
     launch(
-        shader("outer", f, choices, {}),
+        shader("outer", f, choices, {"POISONS": lowered(f.format).poisons}),
         {"largest": whole(largest), "outers": whole(outers)},
         {"outers": count},
         -(-count // GROUP),

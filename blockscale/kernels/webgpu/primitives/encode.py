@@ -9,9 +9,10 @@ from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, upload
 from blockscale.kernels.webgpu.primitives.choices import Constants, numbers, shader
 from blockscale.kernels.webgpu.primitives.form import Form, result, whole
-from blockscale.kernels.webgpu.primitives.geometry import Geometry, geometry
-from blockscale.kernels.webgpu.primitives.parts import Parts, reading
+from blockscale.kernels.webgpu.primitives.geometry import geometry
 from blockscale.kernels.webgpu.primitives.pieces import pieces
+from blockscale.kernels.webgpu.primitives.packing import pack_items
+from blockscale.kernels.webgpu.primitives.parts import Parts, reading
 
 Shape = tuple[int, ...]
 
@@ -37,15 +38,10 @@ def codes(
     Rows that end within a byte are packed by a second kernel.
     """
     row = shape[-1] if shape else 1
-    streams = f.streams(row)
-    bits = f.bits if streams else 8 if f.bits <= 8 else 16
+    streams, bits = f.streams(row), written_bits(f, shape)
     out = allocate(-(-prod(shape) * bits // 8))
     _encode(f, x, dtype, shape, parts, seed, "codes", out, bits)
-    if streams:
-        return out
-    from blockscale.kernels.webgpu.pack import pack_items
-
-    return pack_items(f, out, prod(shape), row, bits)
+    return out if streams else pack_items(f, out, prod(shape), row, bits)
 
 
 def values(
@@ -97,6 +93,13 @@ def _encode(
         launch(made, given_buffers, sizes, -(-piece.count // (256 * chunk)))
 
 
+def written_bits(f: Form, shape: Shape) -> int:
+    """The bits that a code takes where it is first written: bytes where rows end within one."""
+    if f.streams(shape[-1] if shape else 1):
+        return f.bits
+    return 8 if f.bits <= 8 else 16
+
+
 def chunk_of(bits: int, dtype: torch.dtype) -> int:
     """How many elements an invocation takes: such that it writes whole words, and reads 16 bytes.
 
@@ -105,7 +108,3 @@ def chunk_of(bits: int, dtype: torch.dtype) -> int:
     whole_words = max(32 // (bits & -bits), 4)
     return max(whole_words, 16 // dtype.itemsize)
 
-
-def blocks_of(f: Form, shape: Shape) -> Geometry:
-    """Where the blocks of a tensor of `shape` lie."""
-    return geometry(tuple(shape), f.format.block)

@@ -31,12 +31,17 @@ class Piece(NamedTuple):
         return Window(memory, self.first * bits // 8, max(-(-nbytes // 16) * 16, 16))
 
 
-def pieces(count: int, bits: int, limit: int | None = None) -> Iterator[Piece]:
-    """Pieces of `count` elements of which none has more than `limit` bytes in any buffer.
+def pieces(count: int, bits: int, step: int = STEP) -> Iterator[Piece]:
+    """Pieces of `count` elements of which none has more bytes than a kernel sees of a buffer.
 
     bits: of an element, in the buffer that has the most
-    limit: None for that of the device
+    step: pieces are multiples of it; itself a multiple of STEP
     """
-    most = 8 * (limit or gpu().binding_limit) // bits // STEP * STEP
+    most = largest(bits, step)
     for first in range(0, count, most):
         yield Piece(first, min(most, count - first))
+
+
+def largest(bits: int, step: int = STEP) -> int:
+    """How many elements a piece has at most; 0 where not even one step fits."""
+    return 8 * gpu().binding_limit // bits // step * step

@@ -6,9 +6,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from blockscale.kernels.webgpu.gpu.memory import Memory, download, upload
+from blockscale.kernels.webgpu.torch_device import handlers
 
 NAME = "webgpu"
 
@@ -29,15 +30,13 @@ class WebGPUTensor(Tensor):
         stride: tuple[int, ...] | None = None,
         offset: int = 0,
     ) -> WebGPUTensor:
-        if stride is None:  # rows after one another
-            stride = torch.empty(shape, device="meta").stride()
         made: WebGPUTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
             shape,
-            strides=stride,
+            strides=rows(shape) if stride is None else stride,
             storage_offset=offset,
             dtype=dtype,
-            device=webgpu(),
+            device=registered(),
         )
         made.memory = memory
         return made
@@ -46,11 +45,80 @@ class WebGPUTensor(Tensor):
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        raise NotImplementedError(func)
+        del types
+        return handlers.run(func, args, kwargs or {})
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        """The same numbers without a gradient, as torch says. `x.data = y` makes x have y's."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        assert isinstance(value, WebGPUTensor)  # torch has refused others
+        self.memory = value.memory
+
+    def untyped_storage(self) -> Any:
+        """Raises NotImplementedError, which tells readers of storages that there is none."""
+        raise NotImplementedError(f"a tensor on {self.device} has no storage: see .cpu()")
+
+    storage = untyped_storage
+
+    def data_ptr(self) -> int:
+        """A number that tensors share which begin at the same place; it is no address."""
+        return id(self.memory) + self.storage_offset() * self.dtype.itemsize
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """The numbers as an array, if `force` allows to read them back; raises TypeError."""
+        if not force:
+            raise TypeError(f"a tensor on {self.device} is no array: use .cpu().numpy()")
+        return self.detach().cpu().numpy()
+
+    def tolist(self) -> Any:
+        """The numbers as Python's own, in nested lists."""
+        return self.detach().cpu().tolist()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        text = repr(self.detach().cpu())
+        gradient = ", requires_grad=True" if self.requires_grad else ""
+        if self.grad_fn is not None:
+            gradient = f", grad_fn=<{type(self.grad_fn).__name__}>"
+        parameter = "Parameter containing:\n" if isinstance(self, nn.Parameter) else ""
+        return f"{parameter}{text[:-1]}, device='{self.device}'{gradient})"
+
+    def __copy__(self) -> Any:
+        return self._as(self.detach())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            memo[id(self)] = self._as(self.detach().clone())
+        return memo[id(self)]
+
+    def _as(self, x: Any) -> Any:
+        """Another tensor, as a parameter or wanting gradients if this one does."""
+        x.requires_grad_(self.requires_grad)._is_param = isinstance(self, nn.Parameter)
+        return x
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Files hold a tensor on the CPU, which every machine can read."""
+        there: Tensor = self.detach().cpu()
+        if isinstance(self, nn.Parameter):
+            there = nn.Parameter(there, self.requires_grad)
+        return there.requires_grad_(self.requires_grad).__reduce_ex__(protocol)
+
+
+def rows(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a tensor whose rows lie after one another."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
 
 
 @cache
-def webgpu() -> torch.device:
+def registered() -> torch.device:
     """torch's device "webgpu", registered at the first call.
 
     Raises RuntimeError if another library has taken the place that torch has for such devices.
@@ -61,11 +129,23 @@ def webgpu() -> torch.device:
     return torch.device(NAME, 0)
 
 
+def is_whole(x: WebGPUTensor) -> bool:
+    """Whether it is its memory from the first byte, in row-major order."""
+    return x.storage_offset() == 0 and x.is_contiguous()
+
+
 def on_gpu(x: Tensor) -> Memory:
-    """The memory of a contiguous tensor on the GPU; one on the CPU is uploaded."""
-    if isinstance(x, WebGPUTensor):
+    """The memory of a tensor's numbers in row-major order: its own, or a copy's.
+
+    A view on the GPU is copied there, a tensor on the CPU is uploaded.
+    """
+    if not isinstance(x, WebGPUTensor):
+        return upload(x)
+    if is_whole(x):
         return x.memory
-    return upload(x)
+    copied = x.clone(memory_format=torch.contiguous_format)
+    assert isinstance(copied, WebGPUTensor)
+    return copied.memory
 
 
 def given_back(memory: Memory, shape: tuple[int, ...], dtype: torch.dtype, like: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 fn to_float(i: i32) -> u32 {
     let negative = i < 0;
     let size = select(u32(i), 0u - u32(i), negative);
-    return select(0u, SIGN, negative) | rounded_float(size, 0);
+    return (u32(negative) << 31u) | rounded_float(size, 0);
 }
 
 // Of a number that is no NaN: the whole number below it in magnitude, -most … most.

@@ -57,3 +57,8 @@ fn is_finite(x: u32) -> bool {
 fn in_order(x: u32) -> u32 {
     return select(x | SIGN, ~x, x >= SIGN);
 }
+
+// Of numbers, where 0 and -0 are equal.
+fn less(a: u32, b: u32) -> bool {
+    return in_order(select(a, 0u, a == SIGN)) < in_order(select(b, 0u, b == SIGN));
+}

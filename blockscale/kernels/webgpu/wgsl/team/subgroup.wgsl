@@ -1,5 +1,5 @@
-enable subgroups;
-// Teams of TEAM neighbours within a subgroup; all of them get the result.
+// Teams of TEAM neighbours within a subgroup; all of them get the result. Needs the feature
+// "subgroup"; naga knows it without "enable subgroups;", which browsers ask for.
 fn team_max(mine: Keys, lane: u32) -> Keys {
     var found = mine;
     for (var side = 1u; side < TEAM; side *= 2u) {

@@ -1,0 +1,1 @@
+"""Products on the GPU: floats with quantized weights or floats, few rows or many."""

@@ -1,0 +1,101 @@
+"""Rows by their numbers, and tensors one after the other: of any dtype."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockscale.kernels.webgpu.gpu.launch import launch
+from blockscale.kernels.webgpu.gpu.shader import Shader
+from blockscale.kernels.webgpu.torch_device.copies import (
+    cast,
+    fresh,
+    read,
+    scattered,
+    whole,
+    words,
+)
+from blockscale.kernels.webgpu.torch_device.handlers import handles
+from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+
+_INDICES = {torch.int64: 2, torch.int32: 1}  # words of each
+
+
+@handles("embedding.default")
+def embedding(
+    weight: WebGPUTensor,
+    indices: WebGPUTensor,
+    padding: int = -1,
+    scale_by_frequency: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """weight [n, k], indices [...] -> rows [..., k]."""
+    del padding, scale_by_frequency, sparse  # they are for gradients
+    return _rows(weight, indices, (*indices.shape, *weight.shape[1:]))
+
+
+@handles("index_select.default")
+def index_select(x: WebGPUTensor, dim: int, indices: WebGPUTensor) -> Any:
+    """What lies at indices [i] along a dimension."""
+    if x.ndim == 0:
+        return NotImplemented
+    moved: Any = x.movedim(dim, 0)
+    made = _rows(moved, indices, (indices.numel(), *moved.shape[1:]))
+    return made if made is NotImplemented else made.movedim(0, dim)
+
+
+def _rows(table: WebGPUTensor, indices: Tensor, shape: tuple[int, ...]) -> Any:
+    if not isinstance(indices, WebGPUTensor) or indices.dtype not in _INDICES:
+        return NotImplemented
+    _check(read(indices), table.shape[0])
+    table, indices = whole(table), whole(indices)
+    made = fresh(shape, table.dtype)
+    constants = (
+        ("ITEM_BITS", table.dtype.itemsize * 8),
+        ("INDEX_WORDS", _INDICES[indices.dtype]),
+    )
+    shader = Shader("torch/kernels/choose_rows", (), constants)
+    buffers = {"table": table.memory, "indices": indices.memory, "result": made.memory}
+    sizes = {"count": made.numel(), "row": table.numel() // max(table.shape[0], 1)}
+    launch(shader, buffers, sizes, words(made), baked=False)
+    return made
+
+
+def _check(indices: Tensor, count: int) -> None:
+    """On the CPU: kernels have no way to say that one is wrong."""
+    if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < count:
+        raise IndexError(
+            f"indices from {int(indices.min())} to {int(indices.max())} are out of range: there "
+            f"are {count} rows"
+        )
+
+
+@handles("cat.default")
+def cat(tensors: Any, dim: int = 0) -> Any:
+    """Tensors one after the other along a dimension."""
+    parts = [x for x in tensors if tuple(x.shape) != (0,)]  # torch lets these go with any others
+    if not parts or not all(isinstance(x, WebGPUTensor) for x in parts):
+        return NotImplemented
+    dtype = parts[0].dtype
+    for x in tensors:
+        dtype = torch.promote_types(dtype, x.dtype)
+    dim %= parts[0].ndim
+    shape = list(parts[0].shape)
+    for x in parts:
+        if [*x.shape[:dim], *x.shape[dim + 1 :]] != [*shape[:dim], *shape[dim + 1 :]]:
+            raise RuntimeError(
+                f"cat along {dim}: {tuple(x.shape)} does not fit to {tuple(parts[0].shape)}"
+            )
+    shape[dim] = sum(x.shape[dim] for x in parts)
+    made, start = fresh(tuple(shape), dtype), 0
+    for x in parts:
+        part: Any = made.narrow(dim, start, x.shape[dim])
+        scattered(part, cast(x, dtype))
+        start += x.shape[dim]
+    return made
+
+
+@handles("stack.default")
+def stack(tensors: Any, dim: int = 0) -> Any:
+    """Tensors one after the other along a new dimension."""
+    return cat([x.unsqueeze(dim) for x in tensors], dim % (tensors[0].ndim + 1))

@@ -1,0 +1,2 @@
+// Tables in a buffer have ends, too.
+// needs: inside/codebook

@@ -1,0 +1,4 @@
+// The second operand is a number.
+fn second(i: u32) -> u32 {
+    return sizes.number;
+}

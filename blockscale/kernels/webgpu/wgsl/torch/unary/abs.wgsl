@@ -1,0 +1,3 @@
+fn of_one(x: u32) -> u32 {
+    return x & 0x7fffffffu;
+}
