@@ -5,7 +5,6 @@ test_choose_qparams_per_row.cpp), with what they leave out: negative, clipped an
 Its oracle here is numpy, which divides as IEEE 754 says, element by element.
 """
 
-import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,15 +118,11 @@ def numbers(kind: str, shape: tuple[int, ...], scale: Tensor) -> Tensor:
 
 
 def block_ids(shape: tuple[int, ...], block: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """The block of each element, from coordinates counted one by one."""
-    counts = [n // b for n, b in zip(shape, block, strict=True)]
-    found = np.empty(shape, np.int64)
-    for at in itertools.product(*map(range, shape)):
-        number = 0
-        for i, b, count in zip(at, block, counts, strict=True):
-            number = number * count + i // b
-        found[at] = number
-    return found
+    """The block of each element, in the row-major order of blocks."""
+    ids = np.zeros(shape, np.int64)
+    for coordinates, n, b in zip(np.indices(shape, sparse=True), shape, block, strict=True):
+        ids = ids * (n // b) + coordinates // b
+    return ids
 
 
 @np.errstate(all="ignore")
@@ -153,10 +148,11 @@ def dequantized(codes: np.ndarray[Any, Any], case: Given, dtype: torch.dtype) ->
 @np.errstate(all="ignore")
 def chosen(x: Tensor, case: Chosen) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Scales and zero points of the blocks, in row-major order."""
-    ids, given = block_ids(case.shape, case.block), x.float().numpy()
+    ids, given = block_ids(case.shape, case.block).ravel(), x.float().numpy().ravel()
+    order = np.argsort(ids, kind="stable")
+    starts = np.cumsum(np.bincount(ids))[:-1]
     scales, zeros = [], []
-    for number in range(ids.max() + 1):
-        block = given[ids == number]
+    for block in np.split(given[order], starts):
         block = block[np.isfinite(block)]
         low = np.float32(min(0, block.min(initial=0)))
         high = np.float32(max(0, block.max(initial=0)))
