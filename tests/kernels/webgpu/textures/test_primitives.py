@@ -83,6 +83,11 @@ def test_bits(fmt: str) -> None:
     assert differing(fmt, SHAPES[4], torch.bfloat16) == []
 
 
+def test_stochastic_rounding() -> None:
+    """Each element draws by its place in the tensor, whichever texel it lies in."""
+    assert differing("int8:group4:fp32:stochastic", (3, 5, 18), torch.float32) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("fmt", [*bs.formats(), *MORE])
