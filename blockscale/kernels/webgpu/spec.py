@@ -10,6 +10,7 @@ from blockscale.core.parse import parse
 from blockscale.core.scales.two_level import TwoLevel
 from blockscale.kernels.numbers import FormatNumbers, lowered, supports_families
 from blockscale.kernels.registry import ByFormats
+from blockscale.kernels.webgpu.gpu.probe import INTEGERS, refusal
 from blockscale.kernels.webgpu.gpu.shader import Constant, Signed
 
 FAMILIES = ("integer", "minifloat", "binary", "codebook")  # of elements, that parts know
@@ -24,8 +25,21 @@ _FAR = 24  # values beyond 2^24 or below 2^-24 times an ordinary step may not be
 
 
 def _supported(formats: Sequence[Format]) -> bool:
-    """Not offsets that are codes or have blocks of their own, nor offsets of scales."""
-    return _families(formats) and not any(_has_rare_offset(fmt) for fmt in formats)
+    """Not offsets that are codes or have blocks of their own, nor offsets of scales; and only what
+    the device computes right."""
+    if not _families(formats) or any(_has_rare_offset(fmt) for fmt in formats):
+        return False
+    return all(refusal(operations(fmt)) is None for fmt in formats)
+
+
+@cache
+def operations(fmt: Format) -> tuple[str, ...]:
+    """Those of probe.OPERATIONS that kernels for a format rely on."""
+    choices = dict(shader_of(fmt)[0])
+    divides = choices["how"] != "shift" or "levels" in choices or choices["rule"] == "float"
+    sums = "sum of normal numbers" if "even" in choices["rounding"] or fmt.asym else ""
+    quick = "division by a reciprocal" if divides or choices["power"] == "nearest" else ""
+    return (*INTEGERS, "product of normal numbers", "conversion of whole numbers", sums, quick)
 
 
 def _has_rare_offset(fmt: Format) -> bool:
