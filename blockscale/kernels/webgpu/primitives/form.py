@@ -40,7 +40,7 @@ class Form(Storage):
         return (
             ("BITS", self.bits),
             ("ITEM_BITS", 8 * element.code_dtype.itemsize),
-            ("SIGNED", element.integer and element.signed or element.name == "ternary"),
+            ("SIGNED", (element.integer and element.signed) or element.name == "ternary"),
             ("BY_SIGN", element.name == "binary"),
         )
 
