@@ -1,19 +1,16 @@
 // Codes or values of numbers whose blocks have a scale: a chunk of CHUNK to an invocation.
-// needs: grid, load/{load}, blocks/{blocks}, given/step, result/{result}
+// needs: grid, load/{load}, blocks/four, result/{result}
 
-struct Held {
-    block: u32,
-    step: Step,
-}
-
-fn made_at(i: u32, x: u32, held: ptr<function, Held>) -> u32 {
-    if (!SHARED) {
-        let block = block_of(sizes.first + min(i, sizes.bound - 1u));
-        if (block != (*held).block) {
-            *held = Held(block, step_at(block));
-        }
+fn made_at(i: u32, x: vec4<u32>, shared_step: Step) -> vec4<u32> {
+    if (SHARED) {
+        return made4(x, shared_step, i);
     }
-    return made(x, (*held).step, i);
+    let blocks = blocks_of_four(i);
+    if (all(blocks == blocks.xxxx)) {
+        return made4(x, step_at(blocks.x), i);
+    }
+    return vec4(made(x.x, step_at(blocks.x), i), made(x.y, step_at(blocks.y), i + 1u),
+                made(x.z, step_at(blocks.z), i + 2u), made(x.w, step_at(blocks.w), i + 3u));
 }
 
 @compute @workgroup_size(256)
@@ -23,12 +20,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if (start >= sizes.bound) {
         return;
     }
-    let block = block_of(sizes.first + start);
-    var held = Held(block, step_at(block));
+    let shared_step = step_at(block_of(sizes.first + start));
     var written = written_from(start);
     for (var i = start; i < start + CHUNK; i += 4u) {
-        let x = load4(i / 4u);
-        written = put4(written, i, vec4(made_at(i, x.x, &held), made_at(i + 1u, x.y, &held),
-                                        made_at(i + 2u, x.z, &held), made_at(i + 3u, x.w, &held)));
+        written = put4(written, i, made_at(i, load4(i / 4u), shared_step));
     }
 }

@@ -17,6 +17,11 @@ fn made(x: u32, s: Step, i: u32) -> u32 {
     return select(0u, code_of(x, s, word_of(sizes.first + i)), i < sizes.bound);
 }
 
+fn made4(x: vec4<u32>, s: Step, i: u32) -> vec4<u32> {
+    let codes = codes_of(x, s, words_of(sizes.first + i));
+    return select(vec4(0u), codes, vec4(i, i + 1u, i + 2u, i + 3u) < vec4(sizes.bound));
+}
+
 fn put4(w: Written, i: u32, four: vec4<u32>) -> Written {
     if (OUT_BITS <= 8u) {
         let bits = vec4(0u, 1u, 2u, 3u) * min(OUT_BITS, 8u);

@@ -16,6 +16,10 @@ fn made(x: u32, s: Step, i: u32) -> u32 {
     return select(0u, 0xffffffffu, inside(in_steps(x, s), s));
 }
 
+fn made4(x: vec4<u32>, s: Step, i: u32) -> vec4<u32> {
+    return vec4(made(x.x, s, i), made(x.y, s, i), made(x.z, s, i), made(x.w, s, i));
+}
+
 fn put4(w: Written, i: u32, four: vec4<u32>) -> Written {
     if (GRADIENT_BITS == 32u) {
         for (var j = 0u; j < 4u && i + j < sizes.bound; j++) {

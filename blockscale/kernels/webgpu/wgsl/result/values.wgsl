@@ -12,6 +12,10 @@ fn made(x: u32, s: Step, i: u32) -> u32 {
     return value_of(code_of(x, s, word_of(sizes.first + i)), s);
 }
 
+fn made4(x: vec4<u32>, s: Step, i: u32) -> vec4<u32> {
+    return values_of(codes_of(x, s, words_of(sizes.first + i)), s);
+}
+
 fn put4(w: Written, i: u32, four: vec4<u32>) -> Written {
     if (i < sizes.bound) {
         store4(i / 4u, four);
