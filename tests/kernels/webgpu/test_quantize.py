@@ -75,7 +75,8 @@ def test_every_block(block: str) -> None:
 
 
 def test_rank_zero_and_empty_tensors() -> None:
-    assert not wrong(torch.tensor(-3.25), "int8:tensor:fp32")
+    for fmt in ("int8:tensor:fp32", "int4:tensor:fp32", "binary:tensor:bf16"):
+        assert not wrong(torch.tensor(-3.25), fmt)
     assert not wrong(torch.empty(0, 64), "int8:tensor:fp32")
     assert not wrong(torch.empty(3, 0), "mxfp4")
 
