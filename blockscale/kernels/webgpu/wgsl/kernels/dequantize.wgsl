@@ -1,16 +1,17 @@
 // Values of codes: a chunk of CHUNK to an invocation.
-// needs: grid, load/fours_in_{codes}, blocks/four, code/{how}, store/{store}
+// needs: grid, load/fours_in_{codes}, blocks/{blocks}, given/step, code/{how}, store/{store}
 
-fn values_at(i: u32, codes: vec4<u32>, shared_step: Step) -> vec4<u32> {
-    if (SHARED) {
-        return values_of(codes, shared_step);
+struct Held {
+    block: u32,
+    step: Step,
+}
+
+fn value_at(i: u32, code: u32, held: ptr<function, Held>) -> u32 {
+    let block = block_of(sizes.first + min(i, sizes.bound - 1u));
+    if (block != (*held).block) {
+        *held = Held(block, step_at(block));
     }
-    let blocks = blocks_of_four(i);
-    if (all(blocks == blocks.xxxx)) {
-        return values_of(codes, step_at(blocks.x));
-    }
-    return vec4(value_of(codes.x, step_at(blocks.x)), value_of(codes.y, step_at(blocks.y)),
-                value_of(codes.z, step_at(blocks.z)), value_of(codes.w, step_at(blocks.w)));
+    return value_of(code, (*held).step);
 }
 
 @compute @workgroup_size(256)
@@ -20,8 +21,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if (start >= sizes.bound) {
         return;
     }
-    let shared_step = step_at(block_of(sizes.first + start));
+    let block = block_of(sizes.first + start);
+    var held = Held(block, step_at(block));
     for (var i = start; i < min(start + CHUNK, sizes.bound); i += 4u) {
-        store4(i / 4u, values_at(i, codes4(i), shared_step));
+        let codes = codes4(i);
+        if (SHARED) {
+            store4(i / 4u, four_values(codes, held.step));
+        } else {
+            store4(i / 4u, vec4(value_at(i, codes.x, &held), value_at(i + 1u, codes.y, &held),
+                                value_at(i + 2u, codes.z, &held),
+                                value_at(i + 3u, codes.w, &held)));
+        }
     }
 }

@@ -1,16 +1,29 @@
 // Codes or values of numbers whose blocks have a scale: a chunk of CHUNK to an invocation.
-// needs: grid, load/{load}, blocks/four, result/{result}
+// needs: grid, load/{load}, blocks/{blocks}, given/step, result/{result}
 
-fn made_at(i: u32, x: vec4<u32>, shared_step: Step) -> vec4<u32> {
+struct Held {
+    block: u32,
+    step: Step,
+}
+
+// The step of element i, which is read where the block is another than that of the one before.
+fn step_of_element(i: u32, held: ptr<function, Held>) -> Step {
+    let block = block_of(sizes.first + min(i, sizes.bound - 1u));
+    if (block != (*held).block) {
+        *held = Held(block, step_at(block));
+    }
+    return (*held).step;
+}
+
+// Four elements from i on. Where each may have a step of its own, only its place of four is kept.
+fn made4_at(i: u32, x: vec4<u32>, held: ptr<function, Held>) -> vec4<u32> {
     if (SHARED) {
-        return made4(x, shared_step, i);
+        return made4(x, (*held).step, i);
     }
-    let blocks = blocks_of_four(i);
-    if (all(blocks == blocks.xxxx)) {
-        return made4(x, step_at(blocks.x), i);
-    }
-    return vec4(made(x.x, step_at(blocks.x), i), made(x.y, step_at(blocks.y), i + 1u),
-                made(x.z, step_at(blocks.z), i + 2u), made(x.w, step_at(blocks.w), i + 3u));
+    let first = made4(vec4(x.x), step_of_element(i, held), i).x;
+    let second = made4(vec4(x.y), step_of_element(i + 1u, held), i).y;
+    let third = made4(vec4(x.z), step_of_element(i + 2u, held), i).z;
+    return vec4(first, second, third, made4(vec4(x.w), step_of_element(i + 3u, held), i).w);
 }
 
 @compute @workgroup_size(256)
@@ -20,9 +33,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if (start >= sizes.bound) {
         return;
     }
-    let shared_step = step_at(block_of(sizes.first + start));
+    let block = block_of(sizes.first + start);
+    var held = Held(block, step_at(block));
     var written = written_from(start);
     for (var i = start; i < start + CHUNK; i += 4u) {
-        written = put4(written, i, made_at(i, load4(i / 4u), shared_step));
+        written = put4(written, i, made4_at(i, load4(i / 4u), &held));
     }
 }
