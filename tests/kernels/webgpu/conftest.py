@@ -27,3 +27,9 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Software adapters, whose floats are exact, compute as GPUs do (gpu/probe.py)."""
+    monkeypatch.setenv("BLOCKSCALE_WEBGPU_ARITHMETIC", "integers")

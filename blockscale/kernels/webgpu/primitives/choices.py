@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
+from blockscale.kernels.webgpu.gpu.probe import arithmetic
 from blockscale.kernels.webgpu.gpu.shader import Constant, Shader
 from blockscale.kernels.webgpu.primitives.form import DTYPES, Form
 from blockscale.kernels.webgpu.spec import shader_of
@@ -19,7 +20,7 @@ def shader(
     own, known = shader_of(f.format)
     return Shader(
         f"kernels/{kernel}",
-        tuple((dict(own) | dict(choices)).items()),
+        tuple((dict(own) | dict(choices) | {"arithmetic": arithmetic()}).items()),
         tuple((dict(known) | dict(constants)).items()),
     )
 

@@ -2,6 +2,7 @@
 
 from blockscale.kernels.webgpu.gpu.launch import Bound, launch
 from blockscale.kernels.webgpu.gpu.memory import Memory
+from blockscale.kernels.webgpu.gpu.probe import arithmetic
 from blockscale.kernels.webgpu.gpu.shader import Constant, Shader
 from blockscale.kernels.webgpu.gpu.texels import COMPONENTS
 from blockscale.kernels.webgpu.primitives.form import DTYPES, Form, whole
@@ -33,7 +34,7 @@ def run(
     size = local or local_size(block, at.texels)
     choices = dict(own) | read | chosen | {
         "texel": f"bits{made.texels.bits}", "does": does, "dtype": DTYPES[numbers.dtype],
-        "drawn": "undrawn" if seed is None else "drawn",
+        "drawn": "undrawn" if seed is None else "drawn", "arithmetic": arithmetic(),
     }  # fmt: skip
     constants: dict[str, Constant] = {
         **dict(known), "SHARED": shared,
