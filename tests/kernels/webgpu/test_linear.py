@@ -13,7 +13,7 @@ from blockscale.kernels.webgpu.matmul import factors, plan, weight
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear
-from tests.kernels.webgpu.matmul.exact import by, check, on_webgpu, stored, there
+from tests.kernels.webgpu.matmul.exact import by, check, on_webgpu, stored
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 QUICK = ("int8_channel", "int4", "mxfp4", "nvfp4", "fp8", "uint4", "nf4")
@@ -207,10 +207,12 @@ def test_a_weight_is_uploaded_once_and_again_when_it_changes(monkeypatch) -> Non
 
 def test_tensors_stay_on_the_gpu() -> None:
     w, x = stored(torch.randn(8, 64), "int4:group32:fp32"), torch.randn(3, 64)
-    moved = w._replace(codes=there(w.codes), scale=there(w.scale))
-    y = linear(there(x), moved, there(torch.zeros(8)))
+    device = bs.webgpu()
+    moved = w._replace(codes=w.codes.to(device), scale=w.scale.to(device))
+    y = linear(x.to(device), moved, torch.ones(8).to(device))
     assert isinstance(y, WebGPUTensor)
-    assert torch.equal(memory.download(y.memory, (3, 8), torch.float32), on_webgpu(x, w))
+    found, expected = y.cpu(), on_webgpu(x, w, torch.ones(8))
+    assert torch.equal(found, expected), (found - expected, y.cpu() - expected)
 
 
 def test_what_does_not_fit_is_an_error() -> None:

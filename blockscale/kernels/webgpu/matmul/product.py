@@ -1,6 +1,7 @@
 """A product of two factors, in as many launches as what kernels can see at once asks for."""
 
 from collections.abc import Iterator
+from math import gcd
 from typing import NamedTuple
 
 import torch
@@ -79,21 +80,25 @@ def _sizes(left: Left, right: Right, piece: _Piece) -> dict[str, int]:
 
 def _pieces(left: Left, right: Right, kind: torch.dtype) -> Iterator[_Piece]:
     """What no launch can see at once goes in several."""
-    limit = gpu().binding_limit
-    outputs = most(right.row_bytes, right.outputs, limit)
-    row = max(left.inner * left.dtype.itemsize, right.outputs * kind.itemsize)
+    outputs = most(right.outputs, right.row_bytes)
     in_order = left.batches == 1 and left.places is None
-    rows = most(row, left.rows, limit) if in_order else left.rows
+    both = (left.inner * left.dtype.itemsize, right.outputs * kind.itemsize)
+    rows = most(left.rows, *both) if in_order else left.rows
     for m in range(0, left.rows, rows):
         for n in range(0, right.outputs, outputs):
             yield _Piece(m, min(rows, left.rows - m), n, min(outputs, right.outputs - n))
 
 
-def most(row_bytes: int, rows: int, limit: int) -> int:
-    """How many of so many rows a kernel sees at once, where the next ones begin at a window."""
-    if rows * row_bytes <= limit:
+def most(rows: int, *row_bytes: int) -> int:
+    """How many of so many rows a kernel sees at once, where the next ones begin at a window.
+
+    row_bytes: those of a row, of each tensor that is seen in part
+    """
+    limit, largest = gpu().binding_limit, max(row_bytes)
+    if rows * largest <= limit:
         return rows
-    return max(limit // row_bytes // _WINDOW, 1) * _WINDOW
+    step = _WINDOW // gcd(_WINDOW, *row_bytes)
+    return max(limit // largest // step, 1) * step
 
 
 def _part(left: Left, piece: _Piece) -> Window:

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
 from blockscale.kernels.webgpu.matmul.factors import Right, window
@@ -19,8 +18,8 @@ def rows(table: Right, columns: int, indices: Tensor, dtype: torch.dtype) -> Mem
     count, wide = indices.numel(), columns * kind.itemsize
     result, asked = allocate(count * wide), memory_of(indices)
     shader = rows_shader(table.choices, table.constants, indices.dtype, kind)
-    each = most(wide, count, gpu().binding_limit)
-    seen = most(table.row_bytes, table.outputs, gpu().binding_limit)
+    each = most(count, wide)
+    seen = most(table.outputs, table.row_bytes)
     for first in range(0, count, each):
         number = min(each, count - first) * columns
         part = {"indices": asked, "y": window(result, first * wide, number * kind.itemsize)}

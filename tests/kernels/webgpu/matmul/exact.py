@@ -6,8 +6,6 @@ from torch import Tensor
 import blockscale as bs
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, operand
 from blockscale.core.parse import parse
-from blockscale.kernels.webgpu.gpu.memory import upload
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear, quantized_input
 from blockscale.ops.op import OPS
@@ -55,8 +53,3 @@ def check(x: Tensor, w: Operand, bias: Tensor | None = None, input: Quantizer = 
     """Compute it on the GPU, and fail where that is off."""
     y = on_webgpu(x, w, bias, input)
     assert excess(y, x, w, bias, input) <= 1, (w.fmt, input.fmt, tuple(x.shape), x.dtype)
-
-
-def there(x: Tensor) -> WebGPUTensor:
-    """A tensor on the device "webgpu"."""
-    return WebGPUTensor(upload(x), tuple(x.shape), x.dtype)

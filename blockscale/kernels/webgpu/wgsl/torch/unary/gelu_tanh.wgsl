@@ -1,5 +1,8 @@
 // needs: torch/math/tangent
 fn of_one(x: u32) -> u32 {
+    if (x == 0xff800000u) { // -inf times 0
+        return NAN;
+    }
     if ((x & 0x7fffffffu) > 0x42000000u) { // beyond 32 it is x or 0
         return select(x, 0x80000000u, x >> 31u == 1u);
     }

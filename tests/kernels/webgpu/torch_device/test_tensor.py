@@ -1,0 +1,139 @@
+"""A tensor on the device is a tensor: parameters, copies, files, gradients, how it is shown."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import nn
+
+from blockscale.kernels.webgpu.gpu.memory import upload
+from blockscale.kernels.webgpu.torch_device.tensor import (
+    WebGPUTensor,
+    given_back,
+    is_whole,
+    on_gpu,
+    rows,
+)
+
+
+def test_how_it_is_shown(device: torch.device) -> None:
+    x = torch.tensor([1.0, 2.5]).to(device)
+    assert repr(x) == "tensor([1.0000, 2.5000], device='webgpu:0')"
+    assert repr(x.half()).endswith("dtype=torch.float16, device='webgpu:0')")
+    x.requires_grad_()
+    assert repr(x).endswith("device='webgpu:0', requires_grad=True)")
+    assert "grad_fn=<MulBackward0>" in repr(x * 2)
+    assert repr(nn.Parameter(x.detach())).startswith("Parameter containing:\ntensor(")
+    assert str(torch.zeros(0, device=device)) == "tensor([], device='webgpu:0')"
+
+
+def test_numbers_for_python(device: torch.device) -> None:
+    x = torch.tensor([[1.0, 2.0]]).to(device)
+    assert x.tolist() == [[1.0, 2.0]]
+    assert [each.item() for each in x[0]] == [1.0, 2.0]
+    assert len(x[0]) == 2
+    with pytest.raises(TypeError, match=r"use \.cpu\(\)"):
+        x.numpy()
+    assert x.numpy(force=True).tolist() == [[1.0, 2.0]]
+    with pytest.raises(NotImplementedError, match="no storage"):
+        x.untyped_storage()
+
+
+def test_places(device: torch.device) -> None:
+    x, y = torch.ones(4, device=device), torch.ones(4, device=device)
+    assert x.data_ptr() == x.view(2, 2).data_ptr() != y.data_ptr()
+    assert x[1:].data_ptr() == x.data_ptr() + 4
+    assert rows((2, 3, 4)) == (12, 4, 1)
+    assert rows((2, 0, 4)) == torch.empty(2, 0, 4).stride()
+    assert rows(()) == ()
+
+
+def test_copies(device: torch.device) -> None:
+    x = nn.Parameter(torch.ones(3, device=device))
+    deep, shallow = copy.deepcopy(x), copy.copy(x)
+    assert all(isinstance(each, nn.Parameter) for each in (x, deep, shallow))
+    assert isinstance(x, WebGPUTensor)
+    with torch.no_grad():
+        x.zero_()
+    assert deep.sum().item() == 3
+    assert shallow.sum().item() == 0
+    twice = copy.deepcopy([x, x])
+    assert twice[0] is twice[1]
+
+
+def test_models_move_and_change_their_dtype(device: torch.device) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    names = list(model.state_dict())
+    model.to(device)
+    assert {x.device for x in model.state_dict().values()} == {device}
+    first = model[0].weight.detach().cpu()
+    assert isinstance(model[0].weight, nn.Parameter)
+    model.half()
+    assert model[0].weight.dtype == torch.float16
+    assert torch.equal(model[0].weight.detach().cpu(), first.half())
+    model.float().cpu()
+    assert type(model[0].weight) is nn.Parameter
+    assert list(model.state_dict()) == names
+
+
+def test_files_hold_tensors_of_the_cpu(device: torch.device) -> None:
+    model = nn.Linear(4, 3)
+    expected = {name: x.clone() for name, x in model.state_dict().items()}
+    model.to(device)
+    for written in (model.state_dict(), model):
+        file = io.BytesIO()
+        torch.save(written, file)
+        file.seek(0)
+        found = torch.load(file, weights_only=written is not model)
+        found = found.state_dict() if found.__class__ is nn.Linear else found
+        assert all(torch.equal(found[name], x) for name, x in expected.items())
+        assert all(x.device.type == "cpu" for x in found.values())
+    model.weight.data.zero_()
+    model.load_state_dict(expected)
+    assert model.weight.device == device
+    assert torch.equal(model.weight.detach().cpu(), expected["weight"])
+    assert torch.equal(load(save({"a": model.weight.detach()}))["a"], expected["weight"])
+    assert torch.equal(pickle.loads(pickle.dumps(model.bias)), expected["bias"])
+
+
+def test_training(device: torch.device) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    other = copy.deepcopy(model).to(device)
+    x, y = torch.randn(16, 4), torch.randn(16, 1)
+    for each, place in ((model, "cpu"), (other, "webgpu")):
+        for _ in range(3):
+            each.zero_grad()
+            (each(x.to(place)) - y.to(place)).square().mean().backward()
+            with torch.no_grad():
+                for p in each.parameters():
+                    assert p.grad is not None
+                    p -= 0.1 * p.grad
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(b.detach().cpu(), a.detach(), atol=1e-6, rtol=1e-5)
+
+
+def test_data(device: torch.device) -> None:
+    x = nn.Parameter(torch.ones(3, device=device))
+    x.data = torch.zeros(5, device=device)
+    assert x.shape == (5,)
+    assert x.sum().item() == 0
+    with pytest.raises(RuntimeError):
+        x.data = torch.zeros(5)
+
+
+def test_memory_of_views_and_of_the_cpu(device: torch.device) -> None:
+    x = torch.arange(6.0).view(2, 3)
+    on = x.to(device)
+    assert on_gpu(on) is on.memory  # type: ignore[attr-defined]
+    for view in (on.T, on[1:], on.view(6)[2:]):
+        assert not is_whole(view)  # type: ignore[arg-type]
+        memory = on_gpu(view)
+        assert torch.equal(
+            given_back(memory, tuple(view.shape), view.dtype, torch.ones(1)), view.cpu()
+        )
+    assert torch.equal(given_back(upload(x), (2, 3), x.dtype, on).cpu(), x)
+    assert torch.equal(given_back(on_gpu(x), (2, 3), x.dtype, x), x)
