@@ -107,7 +107,7 @@ def _chosen(name: str, choices: Mapping[str, str]) -> str:
     if choices.get("arithmetic") != "native":
         return name
     folder, _, last = name.partition("/")
-    if folder == "quick":
+    if folder == "quick" and last != "quick":
         return "quick/none"
     native = f"native/{last}"
     return native if folder == "bits" and (_FOLDER / f"{native}.wgsl").is_file() else name
