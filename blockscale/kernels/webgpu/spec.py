@@ -1,7 +1,7 @@
 """A format as what shaders are made of: the parts that they choose, and their constants."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 
 from blockscale.core.element import ElementNumbers
@@ -55,7 +55,7 @@ known = ByFormats(_supported)  # and every dtype, shape and layout
 def shader_of(fmt: Format | str) -> tuple[Choices, Constants]:
     """The choices and constants of a shader for a format, its name or its spelling.
 
-    choices: roles of parts: element, rounding, how, step, zero, offset, random, hardware and
+    choices: roles of parts, some of which depend on the device (`on_device`): element, rounding, how, step, zero, offset, random, hardware and
         those of choosing scales, rule before all
     constants: BITS, SIGNED, LOW, HIGH and more, all of which any part may use
 
@@ -81,6 +81,11 @@ def shader_of(fmt: Format | str) -> tuple[Choices, Constants]:
     return tuple(choices.items()), tuple(constants.items())
 
 
+def on_device(features: Collection[str]) -> dict[str, str]:
+    """What a device with these features can choose instead."""
+    return {"wide": "native"} if "shader-int64" in features else {}
+
+
 def _coding(numbers: FormatNumbers) -> dict[str, str]:
     """What quantize and dequantize choose."""
     rounds = numbers.element.family in ("integer", "minifloat")
@@ -97,6 +102,7 @@ def _coding(numbers: FormatNumbers) -> dict[str, str]:
         "offset": "added" if numbers.offset else "none",
         "random": "philox" if rounds and numbers.rounding == "stochastic" else "none",
         "hardware": "plain",
+        "wide": "words",
     }
 
 

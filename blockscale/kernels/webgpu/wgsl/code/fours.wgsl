@@ -1,7 +1,7 @@
 // Codes and values, four at a time: together where that is sure, else one by one. `near_products`
 // and `code_of_one` are those of code/{how}.
 // needs: offset/{offset}, quick/{quick}, code/value
-fn codes_of(x: vec4<u32>, s: Step, words: vec4<u32>) -> vec4<u32> {
+fn four_codes(x: vec4<u32>, s: Step, words: vec4<u32>) -> vec4<u32> {
     let quick = quick_codes(near_products(without_offsets(x, s), s), s);
     if (quick.sure) {
         return quick.codes;

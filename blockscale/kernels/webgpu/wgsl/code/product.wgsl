@@ -9,5 +9,5 @@ fn in_steps(x: u32, s: Step) -> u32 {
 }
 
 fn near_products(x: vec4<u32>, s: Step) -> vec4<u32> {
-    return products(x, vec4(s.inverse));
+    return four_products(x, vec4(s.inverse));
 }

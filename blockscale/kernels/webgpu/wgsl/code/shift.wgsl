@@ -16,5 +16,5 @@ fn shifted(x: u32, s: Step) -> u32 {
 }
 
 fn near_products(x: vec4<u32>, s: Step) -> vec4<u32> {
-    return products(x, vec4(0x7f000000u - s.bits)); // of an ordinary step
+    return four_products(x, vec4(0x7f000000u - s.bits)); // of an ordinary step
 }

@@ -22,22 +22,22 @@ fn ratio(a: u32, b: u32) -> u32 {
     return flushed(near + off - 2u);
 }
 
-fn products(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
+fn four_products(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
     let found = bitcast<vec4<f32>>(all_flushed(a)) * bitcast<vec4<f32>>(all_flushed(b));
     return all_flushed(bitcast<vec4<u32>>(found));
 }
 
-fn sums(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
+fn four_sums(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
     let found = bitcast<vec4<f32>>(all_flushed(a)) + bitcast<vec4<f32>>(all_flushed(b));
     return all_flushed(bitcast<vec4<u32>>(found));
 }
 
-fn least(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
+fn four_least(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
     let found = min(bitcast<vec4<f32>>(all_flushed(a)), bitcast<vec4<f32>>(all_flushed(b)));
     return all_flushed(bitcast<vec4<u32>>(found));
 }
 
-fn most(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
+fn four_most(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
     let found = max(bitcast<vec4<f32>>(all_flushed(a)), bitcast<vec4<f32>>(all_flushed(b)));
     return all_flushed(bitcast<vec4<u32>>(found));
 }

@@ -14,18 +14,18 @@ fn ratio(a: u32, b: u32) -> u32 {
     return bitcast<u32>(bitcast<f32>(a) / bitcast<f32>(b));
 }
 
-fn products(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
+fn four_products(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
     return bitcast<vec4<u32>>(bitcast<vec4<f32>>(a) * bitcast<vec4<f32>>(b));
 }
 
-fn sums(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
+fn four_sums(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
     return bitcast<vec4<u32>>(bitcast<vec4<f32>>(a) + bitcast<vec4<f32>>(b));
 }
 
-fn least(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
+fn four_least(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
     return bitcast<vec4<u32>>(min(bitcast<vec4<f32>>(a), bitcast<vec4<f32>>(b)));
 }
 
-fn most(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
+fn four_most(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
     return bitcast<vec4<u32>>(max(bitcast<vec4<f32>>(a), bitcast<vec4<f32>>(b)));
 }

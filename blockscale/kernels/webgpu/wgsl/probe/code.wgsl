@@ -29,7 +29,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if (i < sizes.count) {
         let asked = questions[i];
         let s = step_of(asked.scale, asked.zero, asked.outer, asked.offset);
-        answers[i] = Answer(codes_of(asked.x, s, asked.words), values_of(asked.codes, s),
+        answers[i] = Answer(four_codes(asked.x, s, asked.words), four_values(asked.codes, s),
                             code_of(asked.x.x, s, asked.words.x), value_of(asked.codes.x, s),
                             vec2(0u));
     }

@@ -8,11 +8,11 @@ const QUICK_TIE: u32 = QUICK_CENTER + (1u << (QUICK_FRACTION - 1u)) + 2u;
 fn quick_codes(near: vec4<u32>, s: Step) -> Quick {
     let low = bitcast<u32>(f32(LOW - zero_of(s)));
     let high = bitcast<u32>(f32(HIGH - zero_of(s)));
-    let bounded = least(most(near, vec4(low)), vec4(high));
-    let codes = (sums(bounded, vec4(0x4b400000u)) + vec4(u32(zero_of(s)))) & vec4(MASK);
+    let bounded = four_least(four_most(near, vec4(low)), vec4(high));
+    let codes = (four_sums(bounded, vec4(0x4b400000u)) + vec4(u32(zero_of(s)))) & vec4(MASK);
     var sure = s.ordinary && finite_together(near) && fits_zero(s);
     if (!EXACT_PRODUCT) {
-        let rest = sums(bounded, vec4(QUICK_TIE)) & vec4((1u << QUICK_FRACTION) - 1u);
+        let rest = four_sums(bounded, vec4(QUICK_TIE)) & vec4((1u << QUICK_FRACTION) - 1u);
         sure = sure && smallest_of_four(rest) > 4u;
     }
     return Quick(codes, sure);

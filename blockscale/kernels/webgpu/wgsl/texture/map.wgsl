@@ -12,7 +12,7 @@ fn main(@builtin(global_invocation_id) at: vec3<u32>) {
     let start = row_start(at.y, at.z);
     let first = at.x * 4u;
     let index = (at.z * sizes.height + at.y) * sizes.width + first;
-    let words = vec4(word_of(index), word_of(index + 1u), word_of(index + 2u), word_of(index + 3u));
+    let words = words_of(index);
     var made = vec4<u32>();
     if (SHARED) {
         made = results_of(given, step_at(block_in_row(start, first)), words);

@@ -5,7 +5,7 @@ struct Decoded {
     sure: bool, // they are right, and normal or 0
 }
 
-fn decoded(codes: vec4<u32>, s: Step) -> Decoded {
+fn four_decoded(codes: vec4<u32>, s: Step) -> Decoded {
     let found = vec4(decode(codes.x, s), decode(codes.y, s), decode(codes.z, s),
                      decode(codes.w, s));
     return Decoded(found, !FAR_VALUES);

@@ -5,9 +5,9 @@ struct Decoded {
     sure: bool, // they are right, and normal or 0
 }
 
-fn decoded(codes: vec4<u32>, s: Step) -> Decoded {
+fn four_decoded(codes: vec4<u32>, s: Step) -> Decoded {
     let turned = select(0u, 1u << (BITS - 1u), SIGNED); // so that they ascend from 0
     let floats = ((codes ^ vec4(turned)) & vec4(MASK)) | vec4(0x4b000000u);
     let least = SIGN | u32(0x4b000000 + i32(turned) + zero_of(s)); // negative
-    return Decoded(sums(floats, vec4(least)), fits_zero(s));
+    return Decoded(four_sums(floats, vec4(least)), fits_zero(s));
 }
