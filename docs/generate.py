@@ -72,8 +72,8 @@ FLOW_HEAD = """
 
 Two linear layers in each format, through modules (`bs.calibrate`), `bs.graph.convert` and `bs.graph.fuse`, whose results are equal to the bit on the
 reference, and lowered to each target. `kernel`: one of ours; `oneDNN`: torch's product of 8-bit integers; `torch's ops`: the reference traced for
-Inductor, with its bits. Every cell was run, by `tests/graph/test_flows.py`, on an x86-64 processor with AVX-512 and VNNI. `cuda` is not in the
-table, as it was not run in the session that made it.
+Inductor, with its bits. Every cell was run, by `tests/graph/test_flows.py`, on an x86-64 processor with AVX-512 and VNNI, those of `cuda` by
+`tests/gpu/test_graph.py` on an H200, where linear layers go through `linear`, which quantizes its input inside.
 """
 
 

@@ -43,4 +43,4 @@ for _module in import_all(commands.__name__, commands.__path__):
     _name = _module.__name__.rpartition(".")[2]
     _command = getattr(_module, _name, None)
     if isinstance(_command, FunctionType):
-        app.command(_name)(tidy(_command))
+        app.command(_name.replace("_", "-"))(tidy(_command))

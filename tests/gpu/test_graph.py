@@ -3,11 +3,13 @@
 Needs CUDA: `pytest -m gpu tests/gpu`.
 """
 
+import json
+
 import pytest
 import torch
 
 import blockscale as bs
-from tests.graph import models
+from tests.graph import flows, models
 from tests.graph.models import run
 from tests.graph.test_convert import converted
 
@@ -32,3 +34,12 @@ def test_lowered_to_cuda(made, fmt):
     assert cosine.min() > 0.99
     ways = {way.way for way in bs.graph.ways(graph)}
     assert ways <= {"kernel", "inside", "composed", "reference"}
+
+
+@pytest.mark.parametrize("name", sorted(bs.formats()))
+@pytest.mark.parametrize("part", ["weight", "weight and input"])
+def test_every_format_as_the_table_says(name, part):
+    """The column `cuda` of docs/formats.md."""
+    found = flows.row(name, both=part == "weight and input", targets=("cuda",))
+    recorded = json.loads(flows.TABLE.read_text())[name][part]
+    assert found == {key: recorded[key] for key in found}, "run: python -m tests.graph.flows cuda"

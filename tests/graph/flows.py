@@ -1,9 +1,13 @@
 """What each named format does in each flow: cells of the table in docs/formats.md, each one run.
 
-python -m tests.graph.flows        writes docs/flows.json; then `make docs`
+python -m tests.graph.flows [TARGET]     writes docs/flows.json, all or one column; then `make docs`
+
+What another machine wrote of targets that do not run here stays: `python -m tests.graph.flows cuda`
+on one with a GPU.
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +17,11 @@ from torch import nn
 import blockscale as bs
 
 TABLE = Path(__file__).parents[2] / "docs" / "flows.json"
-TARGETS = ("cpu", "x86", "inductor")
+TARGETS = ("cpu", "x86", "inductor", "cuda")
 _WORDS = {"kernel": "kernel", "inside": "kernel", "onednn": "oneDNN", "composed": "composed"}
 
 
-def row(name: str, *, both: bool) -> dict[str, str]:
+def row(name: str, *, both: bool, targets: tuple[str, ...] = TARGETS) -> dict[str, str]:
     """{flow or target: what became of a linear layer in it}, for a format of weights, or of weights
     and inputs. Raises AssertionError where two flows do not agree to the bit.
     """
@@ -40,7 +44,7 @@ def row(name: str, *, both: bool) -> dict[str, str]:
         assert torch.equal(converted(x), expected), "converted is not what modules compute"
         assert torch.equal(fused(x), expected), "fused is not what modules compute"
     cells["modules, graph, fused"] = "equal"
-    for target in TARGETS:
+    for target in targets:
         if bs.graph.targets()[target] is not None:
             continue
         cells[target] = _way(fused, target, x, expected)
@@ -49,8 +53,9 @@ def row(name: str, *, both: bool) -> dict[str, str]:
 
 def _way(fused: Any, target: str, x: torch.Tensor, expected: torch.Tensor) -> str:
     lowered = bs.graph.lower(fused, target)
+    device = "cuda" if target == "cuda" else "cpu"
     with torch.no_grad():
-        y = lowered(x)
+        y = lowered(x.to(device)).cpu()
     if target == "inductor":
         assert torch.equal(y, expected), "traced references have other bits"
     else:
@@ -62,13 +67,20 @@ def _way(fused: Any, target: str, x: torch.Tensor, expected: torch.Tensor) -> st
     return ", ".join(sorted(told))
 
 
-def table() -> dict[str, dict[str, dict[str, str]]]:
-    """{format: {"weight" or "weight and input": cells}} of the catalogue."""
-    return {
-        name: {"weight": row(name, both=False), "weight and input": row(name, both=True)}
-        for name in bs.formats()
-    }
+def table(targets: tuple[str, ...]) -> dict[str, dict[str, dict[str, str]]]:
+    """{format: {"weight" or "weight and input": cells}} of the catalogue, with what was written of
+    other targets.
+    """
+    old = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    for name in bs.formats():
+        for part, both in (("weight", False), ("weight and input", True)):
+            known = old.get(name, {}).get(part, {})
+            cells = known | row(name, both=both, targets=targets)
+            order = [key for key in ("modules, graph, fused", *TARGETS) if key in cells]
+            found.setdefault(name, {})[part] = {key: cells[key] for key in order}
+    return found
 
 
 if __name__ == "__main__":
-    TABLE.write_text(json.dumps(table(), indent=1) + "\n")
+    TABLE.write_text(json.dumps(table(tuple(sys.argv[1:]) or TARGETS), indent=1) + "\n")

@@ -25,6 +25,7 @@ from blockscale.graph.nodes import (
 from blockscale.graph.passes.fused import matched
 from blockscale.graph.passes.moves.joins import joined, padded
 from blockscale.graph.passes.moves.moved import MOVES, moved
+from blockscale.graph.passes.moves.pieces import PIECES, cut
 from blockscale.ops import primitives
 
 _JOINS = (aten.cat, aten.concat, aten.concatenate)
@@ -33,7 +34,10 @@ _PADS = (aten.constant_pad_nd, aten.pad)
 
 def run(graph: fx.GraphModule) -> int:
     """Move codes in the place of floats. Equal to the bit."""
-    count = 0
+    count = sum(
+        _movable(node.args[0]) is not None and cut(graph, node)
+        for node in each_call(graph, *PIECES)
+    )
     for node in each_call(graph, *MOVES, *_JOINS, *_PADS):
         if not node.users:
             continue

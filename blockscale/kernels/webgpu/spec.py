@@ -10,6 +10,7 @@ from blockscale.core.parse import parse
 from blockscale.core.scales.two_level import TwoLevel
 from blockscale.kernels.numbers import FormatNumbers, lowered, supports_families
 from blockscale.kernels.registry import ByFormats
+from blockscale.kernels.webgpu.gpu.probe import INTEGERS, refusal
 from blockscale.kernels.webgpu.gpu.shader import Constant, Signed
 
 FAMILIES = ("integer", "minifloat", "binary", "codebook")  # of elements, that parts know
@@ -24,8 +25,21 @@ _FAR = 24  # values beyond 2^24 or below 2^-24 times an ordinary step may not be
 
 
 def _supported(formats: Sequence[Format]) -> bool:
-    """Not offsets that are codes or have blocks of their own, nor offsets of scales."""
-    return _families(formats) and not any(_has_rare_offset(fmt) for fmt in formats)
+    """Not offsets that are codes or have blocks of their own, nor offsets of scales; and only what
+    the device computes right."""
+    if not _families(formats) or any(_has_rare_offset(fmt) for fmt in formats):
+        return False
+    return all(refusal(operations(fmt)) is None for fmt in formats)
+
+
+@cache
+def operations(fmt: Format) -> tuple[str, ...]:
+    """Those of probe.OPERATIONS that kernels for a format rely on."""
+    choices = dict(shader_of(fmt)[0])
+    divides = choices["how"] != "shift" or "levels" in choices or choices["rule"] == "float"
+    sums = "sum of normal numbers" if "even" in choices["rounding"] or fmt.asym else ""
+    quick = "division by a reciprocal" if divides or choices["power"] == "nearest" else ""
+    return (*INTEGERS, "product of normal numbers", "conversion of whole numbers", sums, quick)
 
 
 def _has_rare_offset(fmt: Format) -> bool:
@@ -55,6 +69,7 @@ def shader_of(fmt: Format | str) -> tuple[Choices, Constants]:
         "FAR_VALUES": _reaches_far(numbers.element) or form.zero is not None,
         **_divisors(LEVELS=numbers.levels),
         **_divisors(LOWEST=numbers.element.low, HIGHEST=numbers.element.high),
+        "EXACT_PRODUCT": _how(numbers) != "quotient",
         "EMAX": Signed(numbers.emax),
         "THRESHOLD": numbers.threshold,
         "FRACTION_BITS": numbers.fraction_bits,
@@ -69,18 +84,35 @@ def shader_of(fmt: Format | str) -> tuple[Choices, Constants]:
 def _coding(numbers: FormatNumbers) -> dict[str, str]:
     """What quantize and dequantize choose."""
     rounds = numbers.element.family in ("integer", "minifloat")
-    how = "shift" if numbers.scale == "e8m0" else "product" if numbers.recip else "quotient"
+    how = _how(numbers)
     zero = "float" if "float_zero" in numbers.features else "integer"
     return {
         "element": "large_codebook" if _is_large(numbers.element) else numbers.element.family,
         "rounding": numbers.rounding,
         "how": how,
+        "quick": _quick(numbers, how),
         "step": numbers.scale if numbers.scale in ("e8m0", "two_level") else "float",
         "zero": zero if numbers.asym else "none",
         "offset": "added" if numbers.offset else "none",
         "random": "philox" if rounds and numbers.rounding == "stochastic" else "none",
         "hardware": "plain",
     }
+
+
+def _how(numbers: FormatNumbers) -> str:
+    """How elements become steps."""
+    return "shift" if numbers.scale == "e8m0" else "product" if numbers.recip else "quotient"
+
+
+def _quick(numbers: FormatNumbers, how: str) -> str:
+    """How most codes are found from a product with the reciprocal, without an exact quotient."""
+    element = numbers.element
+    if numbers.rounding != "nearest_even" or "float_zero" in numbers.features:
+        return "none"
+    if element.family == "minifloat":
+        return "none" if _reaches_far(element) else "minifloat"  # products may be flushed
+    few = element.bits <= (10 if how == "quotient" else 16)
+    return "integer" if element.family == "integer" and few else "none"
 
 
 def _choosing(numbers: FormatNumbers) -> dict[str, str]:

@@ -7,7 +7,7 @@ from blockscale.core.block import WHOLE
 from blockscale.core.format import Format
 from blockscale.core.scales.two_level import TwoLevel
 from blockscale.kernels.numbers import lowered
-from blockscale.kernels.webgpu.gpu.shader import Shader, constant, needed, part
+from blockscale.kernels.webgpu.gpu.shader import Shader, constant, is_table, needed, part, tables
 from blockscale.kernels.webgpu.spec import known, shader_of
 
 
@@ -45,7 +45,6 @@ def told(name: str, fmt: Format) -> dict[str, Any]:
         "asym": fmt.asym,
         "flat": bool(fmt.block.flat),
         "block": [None if size == WHOLE else size for size in block],
-        "table": [],
         "shaders": {
             step: _plain(shader)
             for step, shader in zip(("ranges", "scales", "codes"), shaders(fmt), strict=True)
@@ -80,5 +79,6 @@ def _plain(shader: Shader) -> dict[str, Any]:
     return {
         "kernel": shader.kernel,
         "choices": dict(shader.choices),
-        "constants": [constant(name, value) for name, value in shader.constants],
+        "constants": [constant(*each) for each in shader.constants if not is_table(each[0])],
+        "tables": {name: list(words) for name, words in tables(shader).items()},
     }

@@ -33,7 +33,7 @@ def page(formats: Mapping[str, Format], version: str) -> str:
         "parts": parts(formats),
         "checks": [check(name, fmt) for name, fmt in formats.items()],
     }
-    made = Environment(autoescape=False, trim_blocks=True, keep_trailing_newline=True)  # noqa: S701
+    made = Environment(autoescape=False, trim_blocks=True, keep_trailing_newline=True)
     return made.from_string(_text("page.html.jinja")).render(
         style=_text("style.css"),
         scripts=[_text(name) for name in _SCRIPTS],

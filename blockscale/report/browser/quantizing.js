@@ -17,7 +17,6 @@ async function quantized(format, x, rows, columns) {
   const held = {
     numbers: Gpu.buffer(x), ranges: Gpu.buffer(16 * blocks), largest: Gpu.buffer(new Uint32Array(1)),
     chosen: Gpu.buffer(16 * blocks), codes: Gpu.buffer(4 * count), values: Gpu.buffer(4 * count),
-    table: Gpu.buffer(new Uint32Array(format.table.length ? format.table : [0])),
   };
   try {
     await Gpu.run(format.shaders.ranges, held, sizes, blocks);

@@ -44,7 +44,8 @@ const Gpu = {
     const { text, bindings } = composed(shader, Object.keys(sizes));
     const pipeline = await this.pipeline(text);
     const uniform = this.buffer(new Uint32Array([...Object.values(sizes), 0, 0, 0].slice(0, 4 * Math.ceil(Object.keys(sizes).length / 4))));
-    const named = { ...buffers, sizes: uniform };
+    const own = Object.entries(shader.tables).map(([name, listed]) => [name, this.buffer(new Uint32Array(listed))]);
+    const named = { ...buffers, ...Object.fromEntries(own), sizes: uniform };
     const entries = bindings.map((name, binding) => ({ binding, resource: { buffer: named[name] } }));
     const group = this.device.createBindGroup({ layout: pipeline.getBindGroupLayout(0), entries });
     const groups = Math.ceil(invocations / 64);

@@ -27,3 +27,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _software() -> None:
+    """The device says once that it is software; that is no news here."""
+    if not MISSING:
+        from blockscale.kernels.webgpu.gpu.device import gpu
+
+        with warnings.catch_warnings(action="ignore"):
+            gpu()

@@ -8,22 +8,22 @@ import json
 import shutil
 import subprocess
 import threading
-from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 _QUIET = (
-    "--headless --no-sandbox --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage"
-).split()
+    *("--headless", "--no-sandbox", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
+)
 SOFTWARE_GPU = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
 WITHOUT_GPU = ("--disable-features=WebGPU", "--disable-gpu")
 _SEND = """
 <script>
 (async () => {{
-  const until = async (ready) => {{ while (!ready()) await new Promise((done) => setTimeout(done, 20)); }};
+  const pause = () => new Promise((done) => setTimeout(done, 20));
+  const until = async (ready) => {{ while (!ready()) await pause(); }};
   const find = (id) => document.getElementById(id);
   let found;
   try {{
@@ -86,7 +86,7 @@ def _handler(
             arrived.set()
 
         def _answer(self, body: bytes, kind: str, status: int) -> None:
-            headers: Mapping[str, str] = {"Content-Type": kind, "Content-Length": str(len(body))}
+            headers = {"Content-Type": kind, "Content-Length": str(len(body))}
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)

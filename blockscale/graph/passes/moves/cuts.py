@@ -1,4 +1,4 @@
-"""Slices, selections and expansions of codes."""
+"""Slices, selections, picked places and expansions of codes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -64,6 +64,27 @@ def sliced(
 
     made = changed(coded, change, coded.fmt, row)
     codes: Any = call(graph, aten.slice.Tensor, (coded.codes, dim, start, end, step), like=node)
+    return made._replace(codes=codes)
+
+
+def picked(
+    graph: fx.GraphModule, node: fx.Node, coded: Operand, sizes: Sequence[int]
+) -> Operand | None:
+    """Places along a dimension, by index. None where several of them share a scale."""
+    old, index = shape(node.args[0]), arguments(node)["index"]
+    assert old is not None
+    dim = dim_of(node, old)
+    row = row_of(node, old, coded.size)
+    if sizes[dim] not in (1, WHOLE) or row is None:
+        return None
+
+    def change(part: Any) -> Any:
+        if sizes[dim] == WHOLE:
+            return part
+        return call(graph, aten.index_select.default, (part, dim, index), like=node)
+
+    made = changed(coded, change, coded.fmt, row)
+    codes: Any = call(graph, aten.index_select.default, (coded.codes, dim, index), like=node)
     return made._replace(codes=codes)
 
 

@@ -11,7 +11,7 @@ from blockscale.core.parse import parse
 from blockscale.core.scales.two_level import TwoLevel
 from blockscale.graph.nodes import aten, call, calls, known, shape
 from blockscale.graph.passes.channels_last import permutation
-from blockscale.graph.passes.moves.cuts import expanded, selected, sliced
+from blockscale.graph.passes.moves.cuts import expanded, picked, selected, sliced
 from blockscale.graph.passes.moves.onto import permuted, viewed
 from blockscale.graph.passes.moves.parts import dim_of, of_rank
 
@@ -21,7 +21,7 @@ VIEWS = (
 )
 PERMUTES = (aten.permute, aten.transpose, aten.t)
 ONTO = (*VIEWS, *PERMUTES, aten.contiguous)  # each element goes to one place
-MOVES = (*ONTO, aten.slice, aten.select, aten.expand)
+MOVES = (*ONTO, aten.slice, aten.select, aten.index_select, aten.expand)
 
 
 def moved(graph: fx.GraphModule, node: fx.Node, coded: Operand) -> Operand | None:
@@ -41,15 +41,12 @@ def moved(graph: fx.GraphModule, node: fx.Node, coded: Operand) -> Operand | Non
         return coded._replace(codes=codes)
     if not _rows_stay(fmt, node, old, new):
         return None
-    if calls(node, *PERMUTES):
-        return permuted(graph, node, coded, sizes)
-    if calls(node, *VIEWS):
-        return viewed(graph, node, coded, sizes)
-    if calls(node, aten.select):
-        return selected(graph, node, coded, sizes)
-    if calls(node, aten.slice):
-        return sliced(graph, node, coded, sizes)
-    return expanded(graph, node, coded, sizes) if calls(node, aten.expand) else None
+    ways = (
+        *((PERMUTES, permuted), (VIEWS, viewed), ((aten.select,), selected)),
+        *(((aten.slice,), sliced), ((aten.index_select,), picked), ((aten.expand,), expanded)),
+    )
+    way = next((way for ops, way in ways if calls(node, *ops)), None)
+    return None if way is None else way(graph, node, coded, sizes)
 
 
 def _simple(fmt: Format, coded: Operand) -> bool:
@@ -73,4 +70,4 @@ def _rows_stay(fmt: Format, node: fx.Node, old: Sequence[Any], new: Sequence[Any
             return True
         return all(isinstance(n, int) and n * fmt.bits % 8 == 0 for n in (old[-1], new[-1]))
     dim = dim_of(node, old)
-    return calls(node, aten.slice, aten.select) and dim != len(old) - 1
+    return calls(node, aten.slice, aten.select, aten.index_select) and dim != len(old) - 1

@@ -1,6 +1,5 @@
 """The two factors of a product, as its kernels read them."""
 
-import struct
 from math import ceil, log2
 from typing import NamedTuple
 
@@ -10,25 +9,40 @@ from blockscale.kernels.webgpu.gpu.launch import Window
 from blockscale.kernels.webgpu.gpu.memory import Memory
 from blockscale.kernels.webgpu.gpu.shader import Constant
 from blockscale.kernels.webgpu.matmul.shaders import storage
+from blockscale.kernels.webgpu.spec import bits_of
 
 _FLUSHED = -126  # devices may take what is below 2^-126 for 0
 _MARGIN = 21  # a sum may be off by 2^-18 of its terms' magnitudes (64 ulps); the rest is reserve
 
 
+class Places(NamedTuple):
+    """Where numbers are in memory, counted in numbers: the first, and from one to the next."""
+
+    start: int
+    batch: int
+    row: int
+    column: int
+
+    def named(self, factor: str) -> dict[str, int]:
+        """By the names that shaders have for a factor's."""
+        return {f"{factor}_{name}": value for name, value in self._asdict().items()}
+
+
 class Left(NamedTuple):
-    """Floats [batches, rows, inner]; strides count numbers."""
+    """Floats [batches, rows, inner], one after another where nothing is said of their places."""
 
     memory: Memory
     dtype: torch.dtype
     rows: int
     inner: int
     batches: int = 1
-    strides: tuple[int, int, int] | None = None  # of batches, rows and columns; None: in order
+    places: Places | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The strides by the names that shaders have for them."""
-        return strides("left", self.strides or (self.rows * self.inner, self.inner, 1))
+        """Their places by the names that shaders have for them."""
+        places = self.places or Places(0, self.rows * self.inner, self.inner, 1)
+        return places.named("left")
 
 
 class Limits(NamedTuple):
@@ -73,22 +87,32 @@ class Right(NamedTuple):
     chunk: str = ""
     chunk_quads: int = 0
 
+    def bound(self, first: int, count: int) -> dict[str, Memory | Window]:
+        """What a launch binds that sees `count` outputs from the first on."""
+        if self.codes is None:
+            return dict(self.buffers)
+        part = window(self.codes, first * self.row_bytes, count * self.row_bytes)
+        return self.buffers | {"codes": part}
 
-def floats(
-    memory: Memory, dtype: torch.dtype, outputs: int, strides_of: tuple[int, int, int]
-) -> Right:
-    """Floats as the right factor; strides, in numbers, of batches, outputs and columns."""
+
+def window(memory: Memory, start: int, nbytes: int) -> Window:
+    """A part of memory, in whole fours of words."""
+    return Window(memory, start, max(-(-nbytes // 16) * 16, 16))
+
+
+def floats(memory: Memory, dtype: torch.dtype, outputs: int, places: Places) -> Right:
+    """Floats as the right factor; a row of theirs belongs to an output."""
     limits = Limits(2.0**30, 1.0, left=2.0**30)
     return Right(
         outputs,
         {"right": "floats"},
         {
             "RIGHT_STORAGE": storage(dtype),
-            "OUTPUTS_ADJOIN": strides_of[1] == 1 and strides_of[2] != 1,
+            "OUTPUTS_ADJOIN": places.row == 1 and places.column != 1,
             **constants_of(limits),
         },
         {"w": memory},
-        strides("right", strides_of),
+        places.named("right"),
         limits,
     )
 
@@ -97,13 +121,3 @@ def constants_of(limits: Limits) -> dict[str, Constant]:
     """Limits as shaders compare with them: the bits of magnitudes."""
     return {"LEFT_LIMIT": bits_of(limits.left), "VALUE_LIMIT": bits_of(limits.weight),
             "STEP_LIMIT": bits_of(limits.step)}  # fmt: skip
-
-
-def strides(of: str, counts: tuple[int, int, int]) -> dict[str, int]:
-    """Strides of a factor by the names that shaders have for them."""
-    return dict(zip((f"{of}_batch", f"{of}_row", f"{of}_column"), counts, strict=True))
-
-
-def bits_of(value: float) -> int:
-    """The bits of the float32 nearest to a number."""
-    return int(struct.unpack("<I", struct.pack("<f", value))[0])

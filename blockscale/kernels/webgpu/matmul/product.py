@@ -1,6 +1,7 @@
 """A product of two factors, in as many launches as what kernels can see at once asks for."""
 
 from collections.abc import Iterator
+from math import gcd
 from typing import NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ import torch
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import Window, launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
-from blockscale.kernels.webgpu.matmul.factors import Left, Right
+from blockscale.kernels.webgpu.matmul.factors import Left, Right, window
 from blockscale.kernels.webgpu.matmul.plan import plan
 from blockscale.kernels.webgpu.matmul.shaders import cast_shader, product_shader
 
@@ -43,7 +44,7 @@ def product(left: Left, right: Right, bias: Bias | None, dtype: torch.dtype) -> 
     result = allocate(count * kind.itemsize)
     for piece in _pieces(left, right, kind):
         _launch(left, right, bias, result, kind, piece)
-    return result if whole else _cast(result, count, dtype)
+    return result if whole else cast(result, count, dtype)
 
 
 def _launch(
@@ -53,15 +54,12 @@ def _launch(
     added = None if bias is None else bias.dtype
     shader = product_shader(p, right.choices, right.constants, left.dtype, added, kind)
     wide = right.outputs * kind.itemsize
-    buffers = dict(right.buffers) | {
-        "x": _part(left.memory, piece.row * left.inner * left.dtype.itemsize, left, piece),
-        "y": _window(result, piece.row * wide, left.batches * piece.rows * wide),
+    buffers = right.bound(piece.output, piece.outputs) | {
+        "x": _part(left, piece),
+        "y": window(result, piece.row * wide, left.batches * piece.rows * wide),
     }
-    if right.codes is not None:
-        seen = _window(right.codes, piece.output * right.row_bytes, piece.outputs * right.row_bytes)
-        buffers["codes"] = seen
-        if p.kernel == "few_rows" and right.chunk == "words":
-            buffers["words"] = seen
+    if p.kernel == "few_rows" and right.chunk == "words":
+        buffers["words"] = buffers["codes"]
     if bias is not None:
         buffers["bias"] = bias.memory
     launch(shader, buffers, _sizes(left, right, piece) | p.sizes, p.groups, baked=False)
@@ -82,34 +80,35 @@ def _sizes(left: Left, right: Right, piece: _Piece) -> dict[str, int]:
 
 def _pieces(left: Left, right: Right, kind: torch.dtype) -> Iterator[_Piece]:
     """What no launch can see at once goes in several."""
-    limit = gpu().binding_limit
-    outputs = _most(right.row_bytes, right.outputs, limit)
-    row = max(left.inner * left.dtype.itemsize, right.outputs * kind.itemsize)
-    in_order = left.batches == 1 and left.strides is None
-    rows = _most(row, left.rows, limit) if in_order else left.rows
+    outputs = most(right.outputs, right.row_bytes)
+    in_order = left.batches == 1 and left.places is None
+    both = (left.inner * left.dtype.itemsize, right.outputs * kind.itemsize)
+    rows = most(left.rows, *both) if in_order else left.rows
     for m in range(0, left.rows, rows):
         for n in range(0, right.outputs, outputs):
             yield _Piece(m, min(rows, left.rows - m), n, min(outputs, right.outputs - n))
 
 
-def _most(row_bytes: int, rows: int, limit: int) -> int:
-    """How many of so many rows a kernel sees at once, where the next ones begin at a window."""
-    if rows * row_bytes <= limit:
+def most(rows: int, *row_bytes: int) -> int:
+    """How many of so many rows a kernel sees at once, where the next ones begin at a window.
+
+    row_bytes: those of a row, of each tensor that is seen in part
+    """
+    limit, largest = gpu().binding_limit, max(row_bytes)
+    if rows * largest <= limit:
         return rows
-    return max(limit // row_bytes // _WINDOW, 1) * _WINDOW
+    step = _WINDOW // gcd(_WINDOW, *row_bytes)
+    return max(limit // largest // step, 1) * step
 
 
-def _part(memory: Memory, start: int, left: Left, piece: _Piece) -> Window:
+def _part(left: Left, piece: _Piece) -> Window:
     if piece.rows == left.rows:
-        return _window(memory, 0, memory.nbytes)
-    return _window(memory, start, piece.rows * left.inner * left.dtype.itemsize)
+        return window(left.memory, 0, left.memory.nbytes)
+    row = left.inner * left.dtype.itemsize
+    return window(left.memory, piece.row * row, piece.rows * row)
 
 
-def _window(memory: Memory, start: int, nbytes: int) -> Window:
-    return Window(memory, start, max(-(-nbytes // 16) * 16, 16))
-
-
-def _cast(values: Memory, count: int, dtype: torch.dtype) -> Memory:
+def cast(values: Memory, count: int, dtype: torch.dtype) -> Memory:
     """float32 [count] -> the same rounded to dtype, of 16 bits."""
     result = allocate(count * dtype.itemsize)
     words = -(-count // 2)

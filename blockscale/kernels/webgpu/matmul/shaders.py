@@ -41,3 +41,14 @@ def product_shader(
 def cast_shader(dtype: torch.dtype) -> Shader:
     """float32 to a type of 16 bits."""
     return Shader("matmul/cast", (), (("RESULT_STORAGE", storage(dtype)),))
+
+
+def rows_shader(
+    choices: dict[str, str],
+    constants: dict[str, Constant],
+    indices: torch.dtype,
+    result: torch.dtype,
+) -> Shader:
+    """Rows of a table, for what it chooses as a right factor, and these dtypes."""
+    stored = {"INDEX_WORDS": indices.itemsize // 4, "RESULT_STORAGE": storage(result)}
+    return Shader("matmul/rows", tuple(choices.items()), tuple((constants | stored).items()))

@@ -13,7 +13,8 @@ from blockscale.core.parse import parse
 from blockscale.kernels.resident import Residents
 from blockscale.kernels.webgpu.gpu.launch import Window
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, upload
-from blockscale.kernels.webgpu.matmul.factors import Limits, Right, constants_of, floats
+from blockscale.kernels.webgpu.gpu.shader import Constant
+from blockscale.kernels.webgpu.matmul.factors import Limits, Places, Right, constants_of, floats
 from blockscale.kernels.webgpu.primitives.decode import decode
 from blockscale.kernels.webgpu.primitives.form import Form, form, memory_of, place
 from blockscale.kernels.webgpu.primitives.parts import Parts, given_parts, reading
@@ -25,11 +26,11 @@ _QUADS = 8  # of four codes each, that are read one by one where rows are not re
 _LARGEST_ZERO = 1 << 20  # a zero point for which codes less it stay quick
 
 
-def decodes(fmt: Format) -> bool:
-    """Whether products decode this format; others are dequantized first."""
-    rows, size = _sizes(fmt)
-    del rows
-    return fmt.bits <= 8 and not fmt.block.flat and (size == _EVERY or size % 4 == 0)
+def decodes(fmt: Format, inner: int) -> bool:
+    """Whether products decode weights [n, inner] of this format; others become floats first."""
+    size = _sizes(fmt, inner)[1]
+    own_blocks = fmt.offset is not None and fmt.offset.block is not None
+    return fmt.bits <= 8 and not own_blocks and size > 0 and (size == _EVERY or size % 4 == 0)
 
 
 def right_of(weight: Operand) -> Right:
@@ -51,11 +52,11 @@ def _made(weight: Operand) -> Right:
         f, shape, weight.scale, weight.zero_point, weight.outer, weight.more, packed
     )
     if not packed.numel():
-        return floats(allocate(0), torch.float32, shape[0], (0, shape[1], 1))
-    if decodes(f.format):
+        return floats(allocate(0), torch.float32, shape[0], Places(0, 0, shape[1], 1))
+    if decodes(f.format, weight.size):
         return _codes(f, memory_of(packed), shape, parts)
     dense = decode(f, memory_of(packed), shape, parts, torch.float32)
-    return floats(dense, torch.float32, shape[0], (0, shape[1], 1))
+    return floats(dense, torch.float32, shape[0], Places(0, 0, shape[1], 1))
 
 
 def _fingerprint(part: Tensor) -> int:
@@ -72,7 +73,7 @@ def _codes(f: Form, packed: Memory, shape: tuple[int, int], parts: Parts) -> Rig
     choices, memories = reading(f, parts, shape)
     buffers: dict[str, Memory | Window] = {**memories}
     own, constants = shader_of(fmt)
-    row_bytes, size = f.row_bytes(shape[1]), _sizes(fmt)[1]
+    row_bytes, size = f.row_bytes(shape[1]), _sizes(fmt, shape[1])[1]
     wide = row_bytes % 16 == 0 and fmt.bits in (4, 8)
     table = dict(own)["element"] != "integer"
     if table:
@@ -87,7 +88,7 @@ def _codes(f: Form, packed: Memory, shape: tuple[int, int], parts: Parts) -> Rig
     return Right(
         shape[0],
         dict(own) | choices,
-        dict(constants) | _constants(fmt) | {"PIECE": piece},
+        dict(constants) | _constants(fmt, shape[1]) | {"PIECE": piece},
         buffers,
         {"row_bytes": row_bytes, "blocks": -(-shape[1] // size)},
         limits_of(fmt),
@@ -98,8 +99,8 @@ def _codes(f: Form, packed: Memory, shape: tuple[int, int], parts: Parts) -> Rig
     )
 
 
-def _constants(fmt: Format) -> dict[str, bool | int]:
-    rows, size = _sizes(fmt)
+def _constants(fmt: Format, inner: int) -> dict[str, Constant]:
+    rows, size = _sizes(fmt, inner)
     return {
         "BLOCK_ROWS": rows,
         "BLOCK_SIZE": size,
@@ -111,9 +112,13 @@ def _constants(fmt: Format) -> dict[str, bool | int]:
     }
 
 
-def _sizes(fmt: Format) -> tuple[int, int]:
-    """Rows and columns of a block of a weight [n, k]."""
-    rows, columns = fmt.block.sizes_for(2)
+def _sizes(fmt: Format, inner: int) -> tuple[int, int]:
+    """Rows and columns of a block of a weight [n, inner]; 0 columns where it is no rectangle."""
+    block = fmt.block
+    if block.flat:
+        whole = not block.strided and inner % block.flat == 0
+        return 1, block.flat if whole else 0
+    rows, columns = block.sizes_for(2)
     return (_EVERY if rows == WHOLE else rows), (_EVERY if columns == WHOLE else columns)
 
 

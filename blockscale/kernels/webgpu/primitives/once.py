@@ -11,7 +11,7 @@ from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
 from blockscale.kernels.webgpu.primitives.choices import Choices, Constants, numbers, shader
-from blockscale.kernels.webgpu.primitives.choose import choose_outer, scale_writing
+from blockscale.kernels.webgpu.primitives.choose import choose_outer, scale_writing, stored_bits
 from blockscale.kernels.webgpu.primitives.encode import chunk_of, written_bits
 from blockscale.kernels.webgpu.primitives.find import GROUP, of_means, statistic, team_of
 from blockscale.kernels.webgpu.primitives.form import Form, whole
@@ -55,8 +55,8 @@ def plan(f: Form, dtype: torch.dtype, shape: Shape, bits: int, keeps: bool) -> P
     chunks = -(-at.block // chunk)
     team = team_of(chunks)
     quads = -(-chunks // team) * chunk // 4
-    small = [32] if not keeps else [8 * t.itemsize for t in (f.scale_dtype, f.offset_dtype) if t]
-    if quads > _MOST or GROUP // team * min(small) % 32:
+    small = min(stored_bits(f)) if keeps else 32
+    if quads > _MOST or GROUP // team * small % 32 or f.format.unchosen is not None:
         return None  # words of scales would belong to two workgroups
     step = lcm(at.block, STEP) if at.blocks > 1 else STEP
     if at.count > largest(max(8 * dtype.itemsize, bits), step):

@@ -7,6 +7,7 @@ from blockscale.graph.passes import moving
 from tests.graph.passes.nets import graph_of, round_trip, same_after
 
 X = torch.randn(3, 6, 64)
+PLACES = torch.tensor([4, 0, 4])
 MOVES = {
     "view": lambda x: x.view(x.shape[0], 6, 4, 16),
     "view of rows": lambda x: x.view(x.shape[0] * 6, 64),
@@ -27,6 +28,13 @@ MOVES = {
     "slice within a group": lambda x: x[..., 8:40],
     "select": lambda x: x[:, -1],
     "select last": lambda x: x.select(-1, 3),
+    "index_select": lambda x: x.index_select(1, PLACES),
+    "index_select of rows": lambda x: x.index_select(-1, PLACES),
+    "split": lambda x: x.split(4, 1)[1],
+    "split of rows": lambda x: x.split([16, 32, 16], -1)[1],
+    "split within a group": lambda x: x.split(24, -1)[1],
+    "chunk": lambda x: x.chunk(4, 1)[-1],
+    "unbind": lambda x: x.unbind(1)[-1],
     "expand": lambda x: x.unsqueeze(1).expand(-1, 5, -1, -1),
     "contiguous": lambda x: x.transpose(1, 2).contiguous(),
 }

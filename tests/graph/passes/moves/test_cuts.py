@@ -15,6 +15,10 @@ from tests.graph.passes.moves.cases import block_after
         ("slice", "int8:tile3x32:fp32", ""),
         ("slice of rows", "int8:token:fp32", "token"),
         ("select", "int8:group2@1:fp32", "group1"),
+        ("index_select", "int8:token:fp32", "token"),
+        ("index_select", "int8:group2@1:fp32", ""),
+        ("index_select of rows", "int8:channel-1:fp32", "channel-1"),
+        ("index_select of rows", "int8:group16:fp32", ""),
     ],
 )
 def test_the_block_is_spelled_anew(move: str, fmt: str, block: str) -> None:

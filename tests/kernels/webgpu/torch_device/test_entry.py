@@ -167,6 +167,7 @@ print("usable")
 """
 
 
+@pytest.mark.slow  # a process of its own
 def test_a_lost_device() -> None:
     done = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "usable", done.stderr
@@ -187,6 +188,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.slow  # a process of its own
 def test_another_device_of_torch() -> None:
     done = subprocess.run(
         [sys.executable, "-c", TAKEN], capture_output=True, text=True, check=False

@@ -50,6 +50,7 @@ print(x.grad.tolist())
 """
 
 
+@pytest.mark.slow  # a process of its own
 def test_after_a_pass_without_the_device() -> None:
     done = subprocess.run(
         [sys.executable, "-c", EARLIER], capture_output=True, text=True, check=False

@@ -22,7 +22,7 @@ def pairs() -> tuple[Tensor, Tensor]:
 
 def arithmetic(a: Tensor, b: Tensor, hardware: str) -> Tensor:
     return run(
-        Shader("probe/arithmetic", (("hardware", hardware),)), ("pairs", "results"), words(a, b), 8
+        Shader("probe/arithmetic", (("hardware", hardware),)), ("pairs", "results"), words(a, b), 9
     )
 
 
@@ -30,6 +30,7 @@ def test_every_operation_is_exact(hardware: str) -> None:
     a, b = pairs()
     found = arithmetic(a, b, hardware)
     whole = a.view(torch.int32).to(torch.float32)
+    assert bool(same_bits(found[:, 8], (a.view(torch.int32) >> 8).float()).all())
     for column, expected in enumerate((a * b, a / b, a + b, a - b, whole, a / b)):
         wrong = ~same_bits(found[:, column], expected)
         at = int(wrong.nonzero()[0]) if wrong.any() else 0

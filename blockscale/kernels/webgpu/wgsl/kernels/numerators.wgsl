@@ -15,6 +15,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     workgroupBarrier();
     let first = group_number(group, groups) * 256u * EACH + lane;
+    if (ONE_OUTER) {
+        atomicStore(&of_group, 0u); // not all drivers clear it between workgroups
+        workgroupBarrier();
+    }
     var most = 0u;
     for (var i = 0u; i < EACH; i++) {
         let block = first + 256u * i;

@@ -19,7 +19,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let outer = given_outer(block);
         let chosen = choose(range_of_team(lane), outer);
         steps[lane] = step_of(chosen.scale, chosen.zero, outer, chosen.offset);
-        keep(lane, block, chosen);
+        keep(lane, chosen);
     }
     workgroupBarrier();
     if (first < sizes.blocks) {

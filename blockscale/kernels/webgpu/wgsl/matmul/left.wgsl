@@ -4,7 +4,8 @@
 
 // Of row m, column k, in the batch's matrix of this number.
 fn left_of(batch: u32, m: u32, k: u32) -> u32 {
-    let place = batch * sizes.left_batch + m * sizes.left_row + k * sizes.left_column;
+    let place = sizes.left_start + batch * sizes.left_batch + m * sizes.left_row
+        + k * sizes.left_column;
     if (LEFT_STORAGE == 0u) {
         return x[place];
     }

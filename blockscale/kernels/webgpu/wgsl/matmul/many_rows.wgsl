@@ -55,14 +55,17 @@ fn fill_right(i: u32, batch: u32, first: u32, quad: u32) -> bool {
             q = task / (TILE_OUTPUTS / 4u);
             four = task % (TILE_OUTPUTS / 4u);
         }
-        if ((quad + q) * 4u >= sizes.inner) {
-            continue; // what lies there is multiplied by zeros, but must be finite
-        }
         let n = min(vec4(first + four * 4u) + vec4(0u, 1u, 2u, 3u), vec4(sizes.outputs - 1u));
-        let r0 = right_quad(batch, n.x, quad + q);
-        let r1 = right_quad(batch, n.y, quad + q);
-        let r2 = right_quad(batch, n.z, quad + q);
-        let r3 = right_quad(batch, n.w, quad + q);
+        var r0 = Quad(vec4<f32>(), false);
+        var r1 = r0;
+        var r2 = r0;
+        var r3 = r0;
+        if ((quad + q) * 4u < sizes.inner) {
+            r0 = right_quad(batch, n.x, quad + q);
+            r1 = right_quad(batch, n.y, quad + q);
+            r2 = right_quad(batch, n.z, quad + q);
+            r3 = right_quad(batch, n.w, quad + q);
+        }
         doubt |= r0.doubt | r1.doubt | r2.doubt | r3.doubt;
         let turned = transpose(mat4x4(r0.values, r1.values, r2.values, r3.values));
         let place = q * 4u * RIGHT_STRIDE + four;
@@ -87,6 +90,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let down = i / ACROSS;
     let across = i % ACROSS;
     prepare_right(i);
+    if (i == 0u) {
+        atomicStore(&doubts, 0u); // wgpu does not do it, whatever WGSL says
+    }
     var sums: array<vec4<f32>, 4u * SIDE * SIDE>;
     var doubt = false;
     for (var quad = 0u; quad * 4u < sizes.inner; quad += DEPTH / 4u) {

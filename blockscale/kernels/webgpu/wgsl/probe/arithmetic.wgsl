@@ -9,6 +9,7 @@ struct Results {
     quick_quotient: u32,
     hardware_product: u32,
     hardware_sum: u32,
+    hardware_whole: u32, // of the upper 24 bits of a, which a float32 holds
 }
 
 @group(0) @binding(pairs) var<storage, read> pairs: array<vec2<u32>>;
@@ -24,6 +25,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let ordinary = (b & MAGNITUDE) - 0x0d800000u <= 0x64000000u;
         results[i] = Results(
             multiply(a, b), divide(a, b), add(a, b), subtract(a, b), to_float(bitcast<i32>(a)),
-            quotient(a, b, reciprocal(b), ordinary), product(a, b), sum(a, b));
+            quotient(a, b, reciprocal(b), ordinary), product(a, b), sum(a, b),
+            bitcast<u32>(f32(bitcast<i32>(a) >> 8u)));
     }
 }

@@ -1,5 +1,5 @@
 // A gradient where its number is in range, else 0, in words of GRADIENT_BITS an element.
-// needs: code/{how}, inside/{element}
+// needs: code/{how}, inside/{ends}
 @group(0) @binding(gradient) var<storage, read> gradient: array<u32>;
 @group(0) @binding(values) var<storage, read_write> values: array<u32>;
 

@@ -1,5 +1,14 @@
 // Formats without a zero point.
 // needs: step/step
+// Whether numbers of steps beyond the codes' range saturate, and them with a zero point that does.
+fn fits_zero(s: Step) -> bool {
+    return true;
+}
+
+fn with_zero(steps: i32, s: Step) -> i32 {
+    return steps;
+}
+
 fn moved(y: u32, s: Step) -> u32 {
     return y;
 }

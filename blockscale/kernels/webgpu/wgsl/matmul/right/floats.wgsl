@@ -4,7 +4,8 @@
 
 // Of output n, column k: the bits of a float32.
 fn right_of(batch: u32, n: u32, k: u32) -> u32 {
-    let place = batch * sizes.right_batch + n * sizes.right_row + k * sizes.right_column;
+    let place = sizes.right_start + batch * sizes.right_batch + n * sizes.right_row
+        + k * sizes.right_column;
     if (RIGHT_STORAGE == 0u) {
         return w[place];
     }

@@ -1,0 +1,76 @@
+"""The device: recorded work runs in order, and its errors say what to do."""
+
+import pytest
+import torch
+import wgpu
+
+from blockscale.kernels.webgpu.gpu.device import GpuError, gpu
+from blockscale.kernels.webgpu.gpu.launch import launch
+from blockscale.kernels.webgpu.gpu.memory import allocate, download, upload, zeros
+from blockscale.kernels.webgpu.gpu.shader import Shader
+
+COPY = Shader("kernels/copy")
+
+
+def copy(source, result, words=64):
+    launch(COPY, {"source": source, "result": result}, {"count": words // 4}, 1)
+
+
+def test_launches_and_copies_keep_their_order():
+    """A launch after a copy does not drop it, nor the other way round."""
+    x = torch.arange(64, dtype=torch.int32)
+    source, first, second = upload(x), allocate(256), allocate(256)
+    copy(source, first)
+    with gpu().encoder() as encoder:
+        encoder.copy_buffer_to_buffer(first.buffer, 0, second.buffer, 0, 256)
+    copy(zeros(256), first)
+    assert torch.equal(download(second, (64,), torch.int32), x)
+    assert not download(first, (64,), torch.int32).any()
+
+
+def test_more_launches_than_wait_together():
+    x = torch.arange(64, dtype=torch.int32)
+    a, b = upload(x), allocate(256)
+    for _ in range(300):
+        copy(a, b)
+        a, b = b, a
+    assert torch.equal(download(a, (64,), torch.int32), x)
+
+
+def test_flush_of_nothing():
+    gpu().flush()
+    gpu().flush()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (wgpu.GPUOutOfMemoryError("no room"), "ran out of memory while .*: no room.*smaller"),
+        (wgpu.GPUValidationError("Device is lost"), "start the process again"),
+        (wgpu.GPUInternalError("whatever"), "please report this"),
+    ],
+)
+def test_errors_name_the_device_and_a_remedy(error, said):
+    with pytest.raises(GpuError, match=said) as raised, gpu().telling("testing"):
+        raise error
+    assert gpu().name in str(raised.value)
+
+
+def test_a_wrong_shader_leaves_the_device_usable(tmp_path, monkeypatch):
+    from blockscale.kernels.webgpu.gpu import shader
+
+    (tmp_path / "wrong.wgsl").write_text("fn main() { let x: u32 = 1.5; }\n")
+    shader.part.cache_clear()
+    monkeypatch.setattr(shader, "_FOLDER", tmp_path)
+    with pytest.raises(GpuError, match="failed while compiling a kernel"):
+        launch(Shader("wrong"), {}, {}, 1)
+    monkeypatch.undo()
+    x = torch.arange(64, dtype=torch.int32)
+    result = allocate(256)
+    copy(upload(x), result)
+    assert torch.equal(download(result, (64,), torch.int32), x)
+
+
+def test_the_limit_of_bindings_is_a_multiple_of_every_alignment():
+    assert gpu().binding_limit % 256 == 0
+    assert 0 < gpu().binding_limit <= gpu().limits["max-storage-buffer-binding-size"]

@@ -1,0 +1,65 @@
+"""Launches: grids, windows, sizes that are baked in or not."""
+
+import pytest
+import torch
+
+from blockscale.kernels.webgpu.gpu.device import GpuError, gpu
+from blockscale.kernels.webgpu.gpu.launch import Window, grid, launch
+from blockscale.kernels.webgpu.gpu.memory import allocate, download, upload
+from blockscale.kernels.webgpu.gpu.shader import Shader
+
+COPY = Shader("kernels/copy")
+LIMITS = {"max-compute-workgroups-per-dimension": 65535}
+
+
+@pytest.mark.parametrize("groups", [1, 65535, 65536, 131070, 131071, 10**8])
+def test_a_grid_has_enough_groups_and_few_more(groups):
+    x, y, z = grid(groups, LIMITS)
+    assert z == 1
+    assert max(x, y) <= 65535
+    assert groups <= x * y < groups + y
+
+
+@pytest.mark.parametrize("baked", [True, False, None])
+@pytest.mark.parametrize("count", [4, 4096, 1 << 20])
+def test_sizes_baked_or_not(baked, count):
+    x = torch.arange(count, dtype=torch.int32)
+    result = allocate(x.nbytes)
+    groups = -(-count // 1024)
+    launch(
+        COPY, {"source": upload(x), "result": result}, {"count": count // 4}, groups, baked=baked
+    )
+    assert torch.equal(download(result, (count,), torch.int32), x)
+
+
+def test_groups_beyond_one_dimension():
+    """70,000 groups, each of which copies; the last one's words arrive."""
+    count = 70_000 * 1024
+    x = torch.arange(count, dtype=torch.int32)
+    result = allocate(x.nbytes)
+    if x.nbytes > gpu().binding_limit:
+        pytest.skip("this adapter's kernels do not see as much at once")
+    launch(COPY, {"source": upload(x), "result": result}, {"count": count // 4}, 70_000)
+    assert torch.equal(download(result, (count,), torch.int32), x)
+
+
+def test_a_window_is_what_the_kernel_sees():
+    x = torch.arange(256, dtype=torch.int32)
+    source, result = upload(x), upload(torch.zeros(256, dtype=torch.int32))
+    windows = {"source": Window(source, 512, 256), "result": Window(result, 256, 256)}
+    launch(COPY, windows, {"count": 16}, 1)
+    found = download(result, (256,), torch.int32)
+    assert torch.equal(found[64:128], x[128:192])
+    assert not found[:64].any()
+    assert not found[128:].any()
+
+
+def test_no_groups_do_nothing():
+    launch(COPY, {}, {"count": 0}, 0)
+
+
+def test_more_than_a_kernel_can_see_is_refused():
+    small = allocate(256)
+    large = Window(small, 0, gpu().binding_limit + 256)
+    with pytest.raises(GpuError, match=r"source has \d+ bytes, and kernels on .* see at most"):
+        launch(COPY, {"source": large, "result": small}, {"count": 1}, 1)

@@ -1,0 +1,233 @@
+"""Linear layers on the GPU against float64: formats, inputs, dtypes, sizes, numbers that are hard."""
+
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.core.catalog import CATALOG
+from blockscale.core.operand import Operand, Quantizer
+from blockscale.core.parse import parse
+from blockscale.kernels.webgpu.gpu import memory
+from blockscale.kernels.webgpu.gpu.device import gpu
+from blockscale.kernels.webgpu.matmul import factors, plan, weight
+from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.ops import primitives as P
+from blockscale.ops.linear import linear
+from tests.kernels.webgpu.matmul.exact import by, check, on_webgpu, stored
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+QUICK = ("int8_channel", "int4", "mxfp4", "nvfp4", "fp8", "uint4", "nf4")
+WEIGHTS = (
+    *CATALOG.values(),
+    *("int4:group32:fp32", "uint4:group32:e8m0/floor:asym", "int3:group16:fp16", "e7m0:token:fp32"),
+    *("int8:tile16x32:fp32", "int8:tile16x32:e8m0/floor", "int8:channel1:fp32"),
+    *("uint8:group64:fp32", "int8:group20:fp32", "int5:group32:bf16", "int7:group8:fp32"),
+    *("e2m1:group16:(e4m3:token:fp32)", "int8:group16:(uint8:tensor:fp32)", "e4m3:group16:e5m2"),
+    *("log4:group32:e8m0/ceil", "e3m0:group64:pow2/even", "uint4:token:fp32:asym"),
+    *("int8:block8x*:fp32", "uint4:block4x*:bf16:asym", "int4:flat32:fp32", "int6:flat48:fp32"),
+    *("uint4:group32:fp16:offset", "nf4:group64:fp32:offset", "e2m1:group32:e8m0/ceil:offset"),
+    *("fp4:group64:fp16", "book(-1,-0.5,0,0.5,1):token:fp32", "uint4:group32:fp16:asym(fp16)"),
+)
+INPUTS = ("int8:token:fp32", "mxfp8", "uint8:token:fp32:asym", "nvfp4", "int8:tensor:fp32")
+SIZES = ((1, 96, 7), (2, 160, 33), (4, 64, 50), (5, 80, 1), (18, 64, 17), (70, 100, 66))
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_few_and_many_rows(name: str) -> None:
+    w = stored(torch.randn(34, 128), name)
+    for i, rows in enumerate((1, 3, 20)):
+        dtype = DTYPES[(i + len(name)) % 3]
+        check(torch.randn(rows, 128).to(dtype), w, torch.randn(34).to(dtype) if i else None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fmt", WEIGHTS)
+def test_every_weight_format(fmt: str) -> None:
+    for i, (m, k, n) in enumerate(SIZES):
+        if "flat" in fmt and k % 16:
+            continue
+        w = stored(torch.randn(n, k), fmt)
+        dtype = DTYPES[(i + len(fmt)) % 3]
+        bias = torch.randn(n).to(DTYPES[i % 3]) if i % 2 else None
+        check(torch.randn(m, k).to(dtype), w, bias)
+
+
+@pytest.mark.parametrize("fmt", INPUTS[:2])
+def test_quantized_inputs(fmt: str) -> None:
+    w = stored(torch.randn(10, 64), "int8_channel")
+    for dtype in DTYPES[:2]:
+        check(torch.randn(2, 3, 64).to(dtype), w, torch.randn(10), by(fmt))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fmt", INPUTS)
+def test_every_input_format(fmt: str) -> None:
+    for i, name in enumerate(("int8_channel", "mxfp4", "fp8")):
+        w = stored(torch.randn(9, 64), name)
+        check(torch.randn(2, 3, 64).to(DTYPES[i]), w, torch.randn(9), by(fmt))
+
+
+def test_given_scales_of_inputs() -> None:
+    fmt = "uint8:tensor:fp32:asym"
+    x, w = torch.randn(2, 5, 48), stored(torch.randn(9, 48), "int8_channel")
+    scale, outer, zero = P.from_list(P.choose_qparams.reference(x * 0.7, fmt), parse(fmt))[:3]
+    check(x, w, None, Quantizer(scale, zero, outer, fmt))
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inner"),
+    [(1, 5000, 160), (2, 40, 2080), (129, 12, 40), (40, 70, 24), (300, 260, 20)],
+)
+def test_shapes_of_every_plan(rows: int, outputs: int, inner: int) -> None:
+    w = stored(torch.randn(outputs, inner), "int4:group8:fp32" if inner % 32 else "int4:group32:fp32")
+    check(torch.randn(rows, inner), w)
+
+
+def test_the_largest_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_BUSY", 4)
+    plan.plan.cache_clear()
+    w = stored(torch.randn(133, 72), "uint4:group8:fp32:asym")
+    check(torch.randn(140, 72).half(), w, torch.randn(133).half())
+    plan.plan.cache_clear()
+
+
+@pytest.mark.parametrize("fmt", ["int4:group32:fp32", "e4m3:group32:e8m0/floor", "mxint8"])
+def test_numbers_that_are_not(fmt: str) -> None:
+    values = torch.randn(6, 128)
+    values[4] = 0.0
+    w = stored(values, fmt)
+    for rows in (3, 9):
+        for odd in (torch.inf, -torch.inf, torch.nan):
+            x = torch.randn(rows, 128)
+            x[1, 7] = odd
+            with bs.use("reference"):
+                expected = linear(x, w)
+            y = on_webgpu(x, w)
+            assert torch.equal(y.isnan(), expected.isnan())
+            assert torch.equal(y.isinf(), expected.isinf())
+            assert torch.equal(y.sign().nan_to_num(), expected.sign().nan_to_num())
+
+
+def test_poisoned_blocks_and_codes() -> None:
+    w = stored(torch.randn(6, 128), "mxfp8")
+    w.scale[2, 1], w.codes[3, 5] = 255, 0x7F  # a poisoned block, a NaN code
+    for rows in (2, 20):
+        y = on_webgpu(torch.randn(rows, 128), w)
+        assert y.isnan().any(0).tolist() == [False, False, True, True, False, False]
+
+
+@pytest.mark.parametrize("fmt", ["int8:group32:e8m0/floor", "int4:group32:fp32", "nf4:group32:fp32"])
+def test_small_and_large_numbers(fmt: str) -> None:
+    """Subnormal factors, products and results; huge ones; and zeros, which are exact."""
+    for w_size, x_size in ((1e-30, 1.0), (1e30, 1e-3), (1.0, 1e-25), (1e-20, 1e-20), (1e-38, 1e3),
+                           (1e3, 1e-40), (1e38, 1e-38), (1e-42, 1.0)):  # fmt: skip
+        w = stored(torch.randn(5, 64) * w_size, fmt)
+        for rows in (2, 6):
+            check(torch.randn(rows, 64) * x_size, w, torch.randn(5) * w_size * x_size)
+    zeros = stored(torch.zeros(5, 64), fmt)
+    assert not on_webgpu(torch.randn(2, 64), zeros).any()
+    assert not on_webgpu(torch.zeros(20, 64), stored(torch.randn(5, 64), fmt)).any()
+
+
+def test_magnitudes_of_every_kind_in_one_row() -> None:
+    w = stored(torch.randn(33, 96) * torch.logspace(-44, 36, 96), "e4m3:group4:fp32")
+    x = torch.randn(3, 96) * torch.logspace(36, -44, 96)
+    check(x, w)
+    check(x.repeat(4, 1), w)
+
+
+def test_powers_of_two_are_exact_to_the_last_bit() -> None:
+    codes = torch.randint(-15, 16, (7, 96)).to(torch.int8)
+    scale = torch.randint(131, 136, (7, 3)).to(torch.uint8)
+    w = Operand(codes, scale, None, None, "int8:group32:e8m0/floor", 96)
+    dense = P.dequantize.reference(w, torch.float32)
+    for rows in (2, 5):
+        x = torch.randint(-15, 16, (rows, 96)).float()
+        for dtype in DTYPES:
+            assert torch.equal(on_webgpu(x.to(dtype), w), (x @ dense.T).to(dtype))
+
+
+@pytest.mark.parametrize("name", ["int4", "mxfp8", "uint4"])
+def test_the_exact_way_for_everything(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where hardware cannot be trusted: all sums by integers."""
+    monkeypatch.setattr(weight, "limits_of", lambda fmt: factors.Limits(1.0, 2.0**-126, 2.0**-126))
+    w = stored(torch.randn(7, 96), name)
+    for rows in (3, 6):
+        check(torch.randn(rows, 96), w, torch.randn(7))
+
+
+@pytest.mark.parametrize("shape", [(64,), (2, 3, 64), (0, 64), (2, 0, 64)], ids=str)
+def test_shapes_of_x(shape: tuple[int, ...]) -> None:
+    w = stored(torch.randn(6, 64), "int8_channel")
+    check(torch.randn(shape), w, torch.randn(6))
+    check(torch.randn((*shape, 2))[..., 0], w, torch.randn(1))
+
+
+def test_no_inputs_and_no_outputs() -> None:
+    for m, k, n in ((3, 0, 5), (3, 16, 0), (0, 0, 0)):
+        bias = torch.randn(n)
+        y = on_webgpu(torch.randn(m, k), stored(torch.randn(n, k), "int8_channel"), bias)
+        assert torch.equal(y, bias.expand(m, n))
+
+
+def test_strided_codes_and_scales() -> None:
+    w = stored(torch.randn(9, 256), "int4")
+    wide = torch.zeros(9, 131, dtype=torch.uint8)
+    wide[:, 1:129] = w.codes
+    check(torch.randn(3, 256), w._replace(codes=wide[:, 1:129]))
+    check(torch.randn(3, 256), w._replace(codes=w.codes.t().contiguous().t()))
+
+
+def test_more_than_kernels_see_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of codes, of x and of the result; windows of whole rows."""
+    monkeypatch.setattr(type(gpu()), "binding_limit", property(lambda self: 32768))
+    w = stored(torch.randn(700, 96), "int8:group32:fp32")
+    check(torch.randn(2, 96), w, torch.randn(700))
+    w = stored(torch.randn(30, 96), "int8:group32:fp32")
+    check(torch.randn(600, 96), w, torch.randn(30))
+
+
+def test_a_weight_is_uploaded_once_and_again_when_it_changes(monkeypatch) -> None:
+    w, x = stored(torch.randn(8, 64), "int8_channel"), torch.randn(1, 64)
+    on_webgpu(x, w)
+    uploads: list[int] = []
+    upload = memory.upload
+    for module in ("blockscale.kernels.webgpu.torch_device.tensor",):
+        monkeypatch.setattr(f"{module}.upload", lambda t: uploads.append(t.nbytes) or upload(t))
+    check(x, w)
+    assert uploads == [x.nbytes]
+    w.codes.neg_()
+    check(x, w)
+
+
+def test_tensors_stay_on_the_gpu() -> None:
+    w, x = stored(torch.randn(8, 64), "int4:group32:fp32"), torch.randn(3, 64)
+    device = bs.webgpu()
+    moved = w._replace(codes=w.codes.to(device), scale=w.scale.to(device))
+    y = linear(x.to(device), moved, torch.ones(8).to(device))
+    assert isinstance(y, WebGPUTensor)
+    found, expected = y.cpu(), on_webgpu(x, w, torch.ones(8))
+    assert torch.equal(found, expected), (found - expected, y.cpu() - expected)
+
+
+def test_what_does_not_fit_is_an_error() -> None:
+    w = stored(torch.randn(6, 32), "int8_channel")
+    x = torch.randn(2, 32)
+    for left, right in (
+        (x[:, :31], w), (x, w._replace(codes=w.codes[:, :31])), (x, w._replace(scale=w.scale[:5])),
+        (x, w._replace(codes=w.codes.to(torch.uint8))), (x, w._replace(codes=w.codes[None])),
+        (x, w._replace(scale=w.scale.double())),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"expected|packed|codes"):
+            on_webgpu(left, right)
+    with pytest.raises(TypeError, match="float32, bfloat16 or float16"):
+        on_webgpu(x.double(), w)
+    with pytest.raises(RuntimeError, match="expand"):
+        on_webgpu(x, w, torch.zeros(5))
+    with pytest.raises(ValueError, match="stochastic rounding needs a seed"):
+        on_webgpu(x, w, None, by("int8:token:fp32:stochastic"))
