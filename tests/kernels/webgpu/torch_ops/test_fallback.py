@@ -8,8 +8,8 @@ import torch
 import blockscale as bs
 from blockscale.kernels import registry
 from blockscale.kernels.registry import KERNELS
-from blockscale.kernels.webgpu.torch_device.fallback import reference_on_cpu
-from tests.kernels.webgpu.torch_device.numbers import same
+from blockscale.kernels.webgpu.torch_ops.fallback import reference_on_cpu
+from tests.kernels.webgpu.torch_ops.numbers import same
 
 
 def test_one_warning_an_op(device: torch.device) -> None:

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.shader import Shader
-from blockscale.kernels.webgpu.torch_device.addresses import addresses
-from blockscale.kernels.webgpu.torch_device.copies import (
+from blockscale.kernels.webgpu.torch_device.handlers import handles
+from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_ops.addresses import addresses
+from blockscale.kernels.webgpu.torch_ops.copies import (
     FLOATS,
     cast,
     copy_,
@@ -18,9 +20,7 @@ from blockscale.kernels.webgpu.torch_device.copies import (
     sent,
     words,
 )
-from blockscale.kernels.webgpu.torch_device.handlers import handles
-from blockscale.kernels.webgpu.torch_device.integers import whole_binary
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_ops.integers import whole_binary
 
 # parts with the names of aten's ops, which have twins that change their tensor
 _UNARY = (

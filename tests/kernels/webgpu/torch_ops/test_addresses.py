@@ -2,8 +2,8 @@
 
 import torch
 
-from blockscale.kernels.webgpu.torch_device.addresses import addresses, broadcast, merged
-from blockscale.kernels.webgpu.torch_device.copies import sent
+from blockscale.kernels.webgpu.torch_ops.addresses import addresses, broadcast, merged
+from blockscale.kernels.webgpu.torch_ops.copies import sent
 
 
 def test_merged() -> None:
