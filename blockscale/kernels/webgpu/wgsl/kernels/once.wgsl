@@ -38,8 +38,7 @@ fn write(mine: Mine, s: Step) {
         for (var j = 0u; j < CHUNK / 4u; j++) {
             let i = mine.start + place + 4u * j;
             let x = read_again(chunk * (CHUNK / 4u) + j, i / 4u);
-            written = put4(written, i, vec4(made(x.x, s, i), made(x.y, s, i + 1u),
-                                            made(x.z, s, i + 2u), made(x.w, s, i + 3u)));
+            written = put4(written, i, made4(x, s, i));
         }
     }
 }

@@ -1,24 +1,19 @@
-// The code of an integer from a product that is at most an ulp off, where a correct quotient would
-// have the same. Nearest, ties to even.
-// needs: bits/parts, round/even, zero/{zero}
-const UNSURE: u32 = 0xffffffffu;
-const QUICK_UNIT: u32 = 104u + BITS; // 2^BITS is 2^23 of these units
-const QUICK_FRACTION: u32 = 23u - BITS;
+// Integers, to nearest, ties to even. Beside 1.5 * 2^23 the neighbours of a float32 are whole.
+// needs: quick/quick, zero/{zero}
+const QUICK_FRACTION: u32 = select(23u, 22u, HAS_ZERO || !SIGNED) - BITS; // bits, beside ...
+const QUICK_CENTER: u32 = ((150u - QUICK_FRACTION) << 23u) + 0x400000u; // 1.5 * 2^(23 - those)
+// What lies within two such units below and above a tie has a fraction of at most four there.
+const QUICK_TIE: u32 = QUICK_CENTER + (1u << (QUICK_FRACTION - 1u)) + 2u;
 
-fn quick_code(near: u32, s: Step) -> u32 {
-    let size = near & MAGNITUDE;
-    let bounded = min(size, (127u + BITS) << 23u); // beyond 2^BITS all saturate
-    var whole = 0u;
-    var unsure = !s.ordinary || size > INFINITY || !fits_zero(s);
-    if (EXACT_PRODUCT) {
-        whole = rounded_even(bounded, 127u);
-    } else {
-        let half = 1u << (QUICK_FRACTION - 1u);
-        let units = rounded_even(bounded, QUICK_UNIT) + half;
-        whole = units >> QUICK_FRACTION;
-        // a product and its rounding to units are at most a unit off: not within two of a tie
-        unsure = unsure || ((units + 2u) & ((1u << QUICK_FRACTION) - 1u)) <= 4u;
+fn quick_codes(near: vec4<u32>, s: Step) -> Quick {
+    let low = bitcast<u32>(f32(LOW - zero_of(s)));
+    let high = bitcast<u32>(f32(HIGH - zero_of(s)));
+    let bounded = four_least(four_most(near, vec4(low)), vec4(high));
+    let codes = (four_sums(bounded, vec4(0x4b400000u)) + vec4(u32(zero_of(s)))) & vec4(MASK);
+    var sure = s.ordinary && finite_together(near) && fits_zero(s);
+    if (!EXACT_PRODUCT) {
+        let rest = four_sums(bounded, vec4(QUICK_TIE)) & vec4((1u << QUICK_FRACTION) - 1u);
+        sure = sure && smallest_of_four(rest) > 4u;
     }
-    let steps = select(i32(whole), -i32(whole), near >= SIGN);
-    return select(u32(clamp(with_zero(steps, s), LOW, HIGH)) & MASK, UNSURE, unsure);
+    return Quick(codes, sure);
 }

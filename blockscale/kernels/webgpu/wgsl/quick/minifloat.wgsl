@@ -1,24 +1,22 @@
-// The code of a minifloat from a product that is at most an ulp off, where a correct quotient would
-// have the same. Nearest, ties to even.
-// needs: bits/parts, round/even
-const UNSURE: u32 = 0xffffffffu;
+// Minifloats, to nearest, ties to even. `binade` is the power of two below a number, of the first
+// binade for subnormals too: beside 2^(23 - MBITS) of it the neighbours are one code apart.
+// needs: quick/quick
+const QUICK_FRACTION: u32 = 22u - MBITS; // bits beside twice the binade
+// 2, half a code, and two units: what lies within two units of a tie has a fraction of at most four.
+const QUICK_TIE: u32 = 0x40000000u + (1u << (QUICK_FRACTION - 1u)) + 2u;
 
-fn quick_code(near: u32, s: Step) -> u32 {
-    let size = near & MAGNITUDE;
-    let bounded = min(size, LARGEST_VALUE);
-    let field = max(bounded >> 23u, LEAST);
-    var steps = 0u;
-    var unsure = !s.ordinary || size > INFINITY;
-    if (EXACT_PRODUCT) {
-        steps = rounded_even(bounded, field - MBITS);
-    } else {
-        let fraction = 22u - MBITS;
-        let half = 1u << (fraction - 1u);
-        let units = rounded_even(bounded, field - 22u) + half;
-        steps = units >> fraction;
-        // a product and its rounding to units are at most a unit off: not within two of a tie
-        unsure = unsure || ((units + 2u) & ((1u << fraction) - 1u)) <= 4u;
+fn quick_codes(near: vec4<u32>, s: Step) -> Quick {
+    let bounded = four_least(near & vec4(MAGNITUDE), vec4(LARGEST_VALUE));
+    let binade = max(bounded & vec4(INFINITY), vec4(LEAST << 23u));
+    let magic = binade + vec4((23u - MBITS) << 23u);
+    let steps = four_sums(bounded, magic) - magic;
+    let size = (binade >> vec4(23u - MBITS)) + steps - vec4(LEAST << MBITS);
+    let codes = size | ((near >> vec4(32u - BITS)) & vec4(1u << (BITS - 1u)));
+    var sure = s.ordinary && finite_together(near);
+    if (!EXACT_PRODUCT) {
+        let beside = four_sums(bounded, four_products(binade, vec4(QUICK_TIE)));
+        let rest = beside & vec4((1u << QUICK_FRACTION) - 1u);
+        sure = sure && smallest_of_four(rest) > 4u;
     }
-    let code = (((field - LEAST) << MBITS) + steps) | ((near >> 31u) << (BITS - 1u));
-    return select(code, UNSURE, unsure);
+    return Quick(codes, sure);
 }

@@ -7,8 +7,11 @@ fn fits_zero(s: Step) -> bool {
     return s.zero >= LOW && s.zero <= HIGH;
 }
 
-fn with_zero(steps: i32, s: Step) -> i32 {
-    return steps + s.zero;
+const HAS_ZERO: bool = true;
+
+// A zero point that fits.
+fn zero_of(s: Step) -> i32 {
+    return s.zero;
 }
 
 fn moved(y: u32, s: Step) -> u32 {

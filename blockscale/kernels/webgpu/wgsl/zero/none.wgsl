@@ -5,8 +5,11 @@ fn fits_zero(s: Step) -> bool {
     return true;
 }
 
-fn with_zero(steps: i32, s: Step) -> i32 {
-    return steps;
+const HAS_ZERO: bool = false;
+
+// A zero point that fits.
+fn zero_of(s: Step) -> i32 {
+    return 0;
 }
 
 fn moved(y: u32, s: Step) -> u32 {
