@@ -100,6 +100,14 @@ def test_our_ops_run_their_reference_on_the_cpu(
         assert same(q.dequantize(), expected.dequantize())
 
 
+def test_the_reference_by_name(device: torch.device) -> None:
+    x = torch.randn(4, 64)
+    with bs.use("reference"):
+        found = bs.fake_quantize(x.to(device), "int4:group32:fp32")
+        assert same(found, bs.fake_quantize(x, "int4:group32:fp32"))
+    assert found.device == device
+
+
 def test_a_reference_sees_the_cpu(device: torch.device) -> None:
     seen = []
 
