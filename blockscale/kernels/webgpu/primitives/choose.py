@@ -20,7 +20,9 @@ Shape = tuple[int, ...]
 def choose(f: Form, x: Source, dtype: torch.dtype, shape: Shape) -> Parts:
     """The scale of numbers [*shape], of which there are some, and what goes with it."""
     if f.format.unchosen is not None:
-        raise ValueError(f"{f.format}: {f.format.unchosen}: pass what a file or another library gave")
+        raise ValueError(
+            f"{f.format}: {f.format.unchosen}: pass what a file or another library gave"
+        )
     at = geometry(tuple(shape), f.format.block)
     found = find(f, x, dtype, at)
     choices = _reading(f)

@@ -11,10 +11,10 @@ from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, upload
 from blockscale.kernels.webgpu.primitives.choices import Constants, numbers, shader
 from blockscale.kernels.webgpu.primitives.form import Form, result, whole
 from blockscale.kernels.webgpu.primitives.geometry import geometry
-from blockscale.kernels.webgpu.primitives.pieces import pieces
-from blockscale.kernels.webgpu.spec import shader_of
 from blockscale.kernels.webgpu.primitives.packing import pack_items
 from blockscale.kernels.webgpu.primitives.parts import Parts, reading
+from blockscale.kernels.webgpu.primitives.pieces import pieces
+from blockscale.kernels.webgpu.spec import shader_of
 
 Shape = tuple[int, ...]
 
@@ -117,4 +117,3 @@ def chunk_of(bits: int, dtype: torch.dtype) -> int:
     """
     whole_words = max(32 // (bits & -bits), 4)
     return max(whole_words, 16 // dtype.itemsize)
-

@@ -52,6 +52,7 @@ class Form(Storage):
         """Whether rows of so many codes follow one another without a gap."""
         return row * self.bits % 8 == 0
 
+
 @cache
 def form(spelling: str) -> Form:
     """The Form of a format's name or spelling. Raises ValueError if there is no such format."""

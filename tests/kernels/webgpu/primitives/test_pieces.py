@@ -12,7 +12,8 @@ from tests.kernels.webgpu.equal import hard, wrong
 def test_pieces_are_neighbours_and_begin_at_whole_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "largest", lambda bits, step=STEP: 2 * STEP)
     found = list(pieces(5 * STEP + 3, 32))
-    assert found == [(0, 2 * STEP), (2 * STEP, 2 * STEP), (4 * STEP, STEP + 3)]
+    counts = ((0, 2 * STEP), (2 * STEP, 2 * STEP), (4 * STEP, STEP + 3))
+    assert found == [Piece(*each) for each in counts]
     memory = allocate(4)
     for bits in range(1, 17):
         assert all(piece.window(memory, bits).start % 256 == 0 for piece in found)
@@ -21,7 +22,10 @@ def test_pieces_are_neighbours_and_begin_at_whole_words(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     "fmt",
-    ["int6:group32:fp32:stochastic", "uint8:tensor:fp32:asym", "int3:group10:fp32", "ternary:token:fp32"],
+    [
+        "int6:group32:fp32:stochastic", "uint8:tensor:fp32:asym", "int3:group10:fp32",
+        "ternary:token:fp32",
+    ],
 )  # fmt: skip
 def test_pieces_have_the_bits_of_the_whole(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def small(bits: int, step: int = STEP) -> int:
