@@ -1,7 +1,9 @@
 """Quantized weights as the right factor of a product."""
 
+from collections.abc import Callable
 from functools import cache
 from math import frexp, gcd
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from blockscale.core.format import Format
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.kernels.numbers import lowered
-from blockscale.kernels.resident import Residents
+from blockscale.kernels.resident import Residents, tensors
 from blockscale.kernels.webgpu.gpu.launch import Window
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, upload
 from blockscale.kernels.webgpu.gpu.shader import Constant
@@ -22,7 +24,7 @@ from blockscale.kernels.webgpu.primitives.decode import decode
 from blockscale.kernels.webgpu.primitives.form import Form, form, memory_of, place
 from blockscale.kernels.webgpu.primitives.parts import Parts, given_parts, reading
 from blockscale.kernels.webgpu.spec import bits_of, shader_of
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor, is_whole
 
 _EVERY = 1 << 30  # of columns or rows, of a block that has all of them
 _QUADS = 8  # of four codes each, that are read one by one where rows are not read by words
@@ -41,10 +43,29 @@ def right_of(weight: Operand) -> Right:
 
     Raises ValueError if its parts do not fit its format.
     """
-    return _made(weight) if isinstance(weight.codes, WebGPUTensor) else _UPLOADED[weight]
+    if not isinstance(weight.codes, WebGPUTensor):
+        return _UPLOADED[weight]
+    parts = [part for part in tensors(weight) if part is not None]
+    if all(isinstance(part, WebGPUTensor) and is_whole(part) for part in parts):
+        return _THERE[weight].right()
+    return _made(weight).right()
 
 
-def _made(weight: Operand) -> Right:
+class _There(NamedTuple):
+    """What is known of a weight on the GPU, whose memory it refers to.
+
+    direct: as it is multiplied; None where it becomes floats first, anew for each product
+    """
+
+    direct: Right | None
+    dense: Callable[[], Right]
+
+    def right(self) -> Right:
+        """The right factor."""
+        return self.direct or self.dense()
+
+
+def _made(weight: Operand) -> _There:
     if weight.codes.ndim != 2:
         raise ValueError(
             f"{weight.fmt}: a linear weight's codes are [n, k], not {tuple(weight.codes.shape)}"
@@ -54,20 +75,25 @@ def _made(weight: Operand) -> Right:
     parts = given_parts(
         f, shape, weight.scale, weight.zero_point, weight.outer, weight.more, packed
     )
-    if not packed.numel():
-        return floats(allocate(0), torch.float32, shape[0], Places(0, 0, shape[1], 1))
-    if decodes(f.format, weight.size):
-        return _codes(f, memory_of(packed), shape, parts)
-    dense = decode(f, memory_of(packed), shape, parts, torch.float32)
-    return floats(dense, torch.float32, shape[0], Places(0, 0, shape[1], 1))
+    there, numbers = memory_of(packed), shape[0] * shape[1]
+
+    def dense() -> Right:
+        values = decode(f, there, shape, parts, torch.float32) if numbers else allocate(0)
+        return floats(values, torch.float32, shape[0], Places(0, 0, shape[1], 1))
+
+    direct = decodes(f.format, shape[1]) and numbers > 0
+    return _There(_codes(f, there, shape, parts) if direct else None, dense)
 
 
 def _fingerprint(part: Tensor) -> int:
-    """A number that changes with a tensor's bytes."""
+    """A number that changes with a tensor's bytes or, on the GPU, with its memory."""
+    if isinstance(part, WebGPUTensor):
+        return id(part.memory)
     return hash(part.contiguous().view(torch.uint8).numpy().tobytes())
 
 
-_UPLOADED = Residents(_made, _fingerprint)
+_UPLOADED: Residents[Right] = Residents(lambda weight: _made(weight).right(), _fingerprint)
+_THERE = Residents(_made, _fingerprint)
 
 
 def _codes(f: Form, packed: Memory, shape: tuple[int, int], parts: Parts) -> Right:
