@@ -6,6 +6,7 @@ import pytest
 
 from blockscale.core.parse import parse
 from blockscale.kernels.webgpu.gpu import probe, shader
+from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.probe import OPERATIONS, refusal, wrongly_computed
 from blockscale.kernels.webgpu.spec import known, operations
 
@@ -86,3 +87,20 @@ def test_formats_are_refused_once(planted: pytest.MonkeyPatch) -> None:
         assert not known((parse("int8"),), ())
     assert not known((parse("int8"),), ())  # said once
     assert known((parse("mxfp4"),), ())
+
+
+def test_floats_of_a_device_are_used_only_where_they_are_exact(planted: pytest.MonkeyPatch) -> None:
+    planted.delenv(probe.ARITHMETIC)
+    expected = "native" if gpu().software else "integers"
+    assert probe.arithmetic() == expected
+    probe._arithmetic.cache_clear()
+    wrong = "bitcast<f32>((a + 4u) & 0xfffffff8u) / bitcast<f32>(b)"
+    plant(planted, "native/divide", "bitcast<f32>(a) / bitcast<f32>(b)", wrong)
+    wrongly_computed.cache_clear()
+    shader.source.cache_clear()
+    assert "division from integers" in wrongly_computed("native")
+    assert wrongly_computed() == ()
+    assert probe.arithmetic() == "integers"
+    probe._arithmetic.cache_clear()
+    planted.setenv(probe.ARITHMETIC, "integers")
+    assert probe.arithmetic() == "integers"
