@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.webgpu.torch_device.numbers import same
+from tests.kernels.webgpu.torch_ops.numbers import same
 
 WHOLE = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 ARITHMETIC = [torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum]

@@ -50,6 +50,23 @@ def _geometry(numbers: Sizes) -> Memory:
     return upload(torch.tensor(numbers, dtype=torch.int64).to(torch.int32))
 
 
+def joint(*shapes: Sizes) -> Sizes:
+    """The shape of what is computed of tensors of these shapes, as torch.broadcast_shapes.
+
+    That imports sympy, and takes as long as a small op. Raises RuntimeError if they do not fit.
+    """
+    if all(shape == shapes[0] for shape in shapes):
+        return tuple(shapes[0])
+    found = [1] * max(map(len, shapes))
+    for shape in shapes:
+        for d in range(-len(shape), 0):
+            if shape[d] != 1 and found[d] not in (1, shape[d]):
+                listed = " and ".join(str(tuple(each)) for each in shapes)
+                raise RuntimeError(f"shapes {listed} do not fit: sizes must be equal, or 1")
+            found[d] = found[d] if shape[d] == 1 else shape[d]
+    return tuple(found)
+
+
 def broadcast(shape: Sizes, own: Sizes, stride: Sizes) -> Sizes:
     """The strides of a tensor that is expanded to `shape`."""
     missing = len(shape) - len(own)

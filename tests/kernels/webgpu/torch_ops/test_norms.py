@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.kernels.webgpu.torch_device.numbers import FLOATS
+from tests.kernels.webgpu.torch_ops.numbers import FLOATS
 
 INFINITE = float("inf")
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockscale.kernels.webgpu.torch_device import elementwise
-from tests.kernels.webgpu.torch_device.numbers import FLOATS, hard, near, pairs, same
+from blockscale.kernels.webgpu.torch_ops import elementwise
+from tests.kernels.webgpu.torch_ops.numbers import FLOATS, hard, near, pairs, same
 
 ARITHMETIC = [torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum]
 COMPARISONS = [torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge]

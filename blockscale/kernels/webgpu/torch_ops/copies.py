@@ -10,9 +10,9 @@ from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import allocate, download, upload
 from blockscale.kernels.webgpu.gpu.shader import Shader
-from blockscale.kernels.webgpu.torch_device.addresses import Sizes, addresses
 from blockscale.kernels.webgpu.torch_device.handlers import handles
 from blockscale.kernels.webgpu.torch_device.tensor import NAME, WebGPUTensor, is_whole
+from blockscale.kernels.webgpu.torch_ops.addresses import Sizes, addresses
 
 FLOATS = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 # what casts to float32 read that is no float: the part that does

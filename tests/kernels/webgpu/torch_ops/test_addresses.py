@@ -1,9 +1,10 @@
 """Dimensions that say the same are one; broadcast ones have no stride."""
 
+import pytest
 import torch
 
-from blockscale.kernels.webgpu.torch_device.addresses import addresses, broadcast, merged
-from blockscale.kernels.webgpu.torch_device.copies import sent
+from blockscale.kernels.webgpu.torch_ops.addresses import addresses, broadcast, joint, merged
+from blockscale.kernels.webgpu.torch_ops.copies import sent
 
 
 def test_merged() -> None:
@@ -17,6 +18,20 @@ def test_merged() -> None:
 def test_broadcast() -> None:
     assert broadcast((2, 3, 4), (3, 1), (5, 1)) == (0, 5, 0)
     assert broadcast((2,), (), ()) == (0,)
+
+
+def test_joint() -> None:
+    shapes = [(), (1,), (3,), (4, 1), (2, 1, 3), (2, 4, 1), (0,), (1, 1, 1, 1), (4, 0)]
+    for a in shapes:
+        for b in shapes:
+            for c in ((), (1, 3)):
+                try:
+                    expected = tuple(torch.broadcast_shapes(a, b, c))
+                except RuntimeError:
+                    with pytest.raises(RuntimeError, match="do not fit"):
+                        joint(a, b, c)
+                else:
+                    assert joint(a, b, c) == expected
 
 
 def test_straight_only_where_all_lies_alike(device: torch.device) -> None:

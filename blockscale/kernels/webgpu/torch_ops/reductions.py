@@ -8,11 +8,11 @@ from torch import Tensor
 
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.shader import Shader
-from blockscale.kernels.webgpu.torch_device.addresses import addresses
-from blockscale.kernels.webgpu.torch_device.copies import FLOATS, cast, fresh, narrowed
-from blockscale.kernels.webgpu.torch_device.elementwise import binary, bits, unary
 from blockscale.kernels.webgpu.torch_device.handlers import handles
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_ops.addresses import addresses
+from blockscale.kernels.webgpu.torch_ops.copies import FLOATS, cast, fresh, narrowed
+from blockscale.kernels.webgpu.torch_ops.elementwise import binary, bits, unary
 
 _STARTS = {"join_sums": 0.0, "maximum": -float("inf"), "minimum": float("inf")}
 _SPAN = 1 << 13  # elements that one workgroup takes

@@ -15,8 +15,8 @@ from torch import nn
 import blockscale as bs
 from blockscale.kernels import webgpu
 from blockscale.kernels.webgpu.gpu.device import GpuError, gpu
-from blockscale.kernels.webgpu.torch_device.entry import device as entry
-from tests.kernels.webgpu.torch_device.numbers import same
+from blockscale.kernels.webgpu.torch_ops.entry import device as entry
+from tests.kernels.webgpu.torch_ops.numbers import same
 
 FORMATS = ["mxfp4", "mxfp8", "int8:channel0:fp32", "int4:group32:fp16", "nvfp4", "nf4"]
 
@@ -83,6 +83,21 @@ def test_a_model_that_is_quantized_there(device: torch.device) -> None:
     x = torch.randn(5, 64)
     with torch.no_grad():
         torch.testing.assert_close(other(x.to(device)).cpu(), model(x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fmt", [None, "mxfp4", "int8:channel0:fp32"])
+def test_minilm(fmt: str | None, device: torch.device) -> None:
+    minilm = pytest.importorskip("blockscale.demo.minilm")
+    path = minilm.directory()
+    model = minilm.build(path)
+    tokens = minilm.tokenize(path, ["a short one", "a sentence of several more words than that"])
+    if fmt is not None:
+        bs.quantize_(model, fmt)
+    expected = minilm.embed(model, tokens)
+    found = minilm.embed(model.to(device), {name: x.to(device) for name, x in tokens.items()})
+    assert found.device == device
+    torch.testing.assert_close(found.cpu(), expected, atol=1e-6, rtol=1e-4)
 
 
 def test_saving(device: torch.device, tmp_path) -> None:
@@ -167,6 +182,7 @@ print("usable")
 """
 
 
+@pytest.mark.slow  # a process of its own
 def test_a_lost_device() -> None:
     done = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "usable", done.stderr
@@ -187,6 +203,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.slow  # a process of its own
 def test_another_device_of_torch() -> None:
     done = subprocess.run(
         [sys.executable, "-c", TAKEN], capture_output=True, text=True, check=False

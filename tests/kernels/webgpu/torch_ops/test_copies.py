@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
-from blockscale.kernels.webgpu.torch_device.copies import gathered, is_all, read, sent, words
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
-from tests.kernels.webgpu.torch_device.numbers import FLOATS, hard, same
+from blockscale.kernels.webgpu.torch_ops.copies import gathered, is_all, read, sent, words
+from tests.kernels.webgpu.torch_ops.numbers import FLOATS, hard, same
 
 DTYPES = [
     torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.bool, torch.uint8,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.webgpu.torch_device.numbers import FLOATS, hard, same
+from tests.kernels.webgpu.torch_ops.numbers import FLOATS, hard, same
 
 DIMS = [(0,), (1,), (-1,), (0, 2), (2, 1), (0, 1, 2)]
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from blockscale.kernels.webgpu.gpu.adapter import NAMED
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.memory import allocate
-from blockscale.kernels.webgpu.torch_device.copies import copy_, fresh, is_all
-from blockscale.kernels.webgpu.torch_device.fallback import on_cpu, replaced
 from blockscale.kernels.webgpu.torch_device.handlers import handles
 from blockscale.kernels.webgpu.torch_device.tensor import NAME, WebGPUTensor
+from blockscale.kernels.webgpu.torch_ops.copies import copy_, fresh, is_all
+from blockscale.kernels.webgpu.torch_ops.fallback import on_cpu, replaced
 
 Sizes = tuple[int, ...]
 

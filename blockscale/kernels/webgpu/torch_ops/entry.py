@@ -6,10 +6,10 @@ import torch
 
 from blockscale.core.discover import import_all
 from blockscale.kernels.webgpu.gpu.device import gpu
-from blockscale.kernels.webgpu.torch_device import __name__ as package
-from blockscale.kernels.webgpu.torch_device import __path__ as folder
-from blockscale.kernels.webgpu.torch_device.factories import register
 from blockscale.kernels.webgpu.torch_device.tensor import registered
+from blockscale.kernels.webgpu.torch_ops import __name__ as package
+from blockscale.kernels.webgpu.torch_ops import __path__ as folder
+from blockscale.kernels.webgpu.torch_ops.factories import register
 
 
 @cache

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
-from blockscale.kernels.webgpu.torch_device.views import as_meta
+from blockscale.kernels.webgpu.torch_ops.views import as_meta
 
 CUTS: list[Callable[[Tensor], Tensor]] = [
     lambda t: t.view(6, 20), lambda t: t.reshape(-1), lambda t: t.transpose(0, 2),

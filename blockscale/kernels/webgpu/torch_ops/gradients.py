@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.kernels.webgpu.torch_device.copies import FLOATS
 from blockscale.kernels.webgpu.torch_device.handlers import handles
+from blockscale.kernels.webgpu.torch_ops.copies import FLOATS
 
 
 @handles("threshold_backward.default")

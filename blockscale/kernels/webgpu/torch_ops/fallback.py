@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from blockscale.kernels.webgpu.torch_device.copies import copy_, read, sent
 from blockscale.kernels.webgpu.torch_device.handlers import handles_rest
 from blockscale.kernels.webgpu.torch_device.tensor import NAME, WebGPUTensor
-from blockscale.kernels.webgpu.torch_device.views import view_of
+from blockscale.kernels.webgpu.torch_ops.copies import copy_, read, sent
+from blockscale.kernels.webgpu.torch_ops.views import view_of
 
 _COMPOSITE = "CompositeImplicitAutograd"
 _OURS = torch._C.DispatchKey.CompositeExplicitAutograd

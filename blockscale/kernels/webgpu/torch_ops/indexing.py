@@ -7,7 +7,9 @@ from torch import Tensor
 
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.shader import Shader
-from blockscale.kernels.webgpu.torch_device.copies import (
+from blockscale.kernels.webgpu.torch_device.handlers import handles
+from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_ops.copies import (
     cast,
     fresh,
     read,
@@ -16,8 +18,6 @@ from blockscale.kernels.webgpu.torch_device.copies import (
     whole,
     words,
 )
-from blockscale.kernels.webgpu.torch_device.handlers import handles
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 
 _INDICES = {torch.int64: 2, torch.int32: 1}  # words of each
 

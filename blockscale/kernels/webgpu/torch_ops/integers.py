@@ -6,10 +6,10 @@ import torch
 
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.shader import Constant, Shader
-from blockscale.kernels.webgpu.torch_device.addresses import addresses
-from blockscale.kernels.webgpu.torch_device.copies import THREADS, fresh, sent
 from blockscale.kernels.webgpu.torch_device.handlers import handles
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_ops.addresses import addresses, joint
+from blockscale.kernels.webgpu.torch_ops.copies import THREADS, fresh, sent
 
 WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _OF_BOOLEANS = {"add": "either", "mul": "both"}  # as torch has it
@@ -28,7 +28,7 @@ def whole_binary(part: str, a: Any, b: Any, dtype: torch.dtype) -> Any:
         part = _OF_BOOLEANS.get(part, part)
     if part == "sub" and torch.bool in (x.dtype, y.dtype):
         return NotImplemented  # torch refuses it
-    shape = tuple(torch.broadcast_shapes(x.shape, y.shape))
+    shape = joint(x.shape, y.shape)
     made = fresh(shape, dtype)
     at = addresses(shape, [x, y])
     constants: tuple[tuple[str, Constant], ...] = (

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.kernels.webgpu.torch_device.numbers import FLOATS
+from tests.kernels.webgpu.torch_ops.numbers import FLOATS
 
 SHAPES = [(1, 1, 1), (3, 5, 2), (64, 64, 64), (65, 17, 130), (1, 200, 70), (130, 3, 1)]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.kernels.webgpu.torch_device.numbers import same
+from tests.kernels.webgpu.torch_ops.numbers import same
 
 DTYPES = [torch.float32, torch.float16, torch.int64, torch.bool, torch.uint8]
 

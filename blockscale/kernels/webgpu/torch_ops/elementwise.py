@@ -9,8 +9,10 @@ from torch import Tensor
 
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.shader import Shader
-from blockscale.kernels.webgpu.torch_device.addresses import addresses
-from blockscale.kernels.webgpu.torch_device.copies import (
+from blockscale.kernels.webgpu.torch_device.handlers import handles
+from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_ops.addresses import addresses, joint
+from blockscale.kernels.webgpu.torch_ops.copies import (
     FLOATS,
     cast,
     copy_,
@@ -18,9 +20,7 @@ from blockscale.kernels.webgpu.torch_device.copies import (
     sent,
     words,
 )
-from blockscale.kernels.webgpu.torch_device.handlers import handles
-from blockscale.kernels.webgpu.torch_device.integers import whole_binary
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_ops.integers import whole_binary
 
 # parts with the names of aten's ops, which have twins that change their tensor
 _UNARY = (
@@ -69,7 +69,7 @@ def binary(part: str, a: Any, b: Any, *, compare: bool = False) -> Any:
     x = cast(a, dtype)
     number = None if isinstance(b, WebGPUTensor) else float(b)
     operands = [x] if number is not None else [x, cast(b, dtype)]
-    shape = tuple(torch.broadcast_shapes(*(each.shape for each in operands)))
+    shape = joint(*(each.shape for each in operands))
     made = fresh(shape, torch.bool if compare else dtype)
     at = addresses(shape, operands)
     choices = (
@@ -256,7 +256,7 @@ def where(condition: Any, a: Any, b: Any) -> Any:
         return NotImplemented
     dtype = torch.result_type(a, b)
     operands = [_there(condition), cast(_there(a), dtype), cast(_there(b), dtype)]
-    shape = tuple(torch.broadcast_shapes(*(each.shape for each in operands)))
+    shape = joint(*(each.shape for each in operands))
     made = fresh(shape, dtype)
     at = addresses(shape, operands)
     constants = (("ITEM_BITS", dtype.itemsize * 8), *at.constants)

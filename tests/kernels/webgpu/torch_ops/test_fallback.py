@@ -8,8 +8,8 @@ import torch
 import blockscale as bs
 from blockscale.kernels import registry
 from blockscale.kernels.registry import KERNELS
-from blockscale.kernels.webgpu.torch_device.fallback import reference_on_cpu
-from tests.kernels.webgpu.torch_device.numbers import same
+from blockscale.kernels.webgpu.torch_ops.fallback import reference_on_cpu
+from tests.kernels.webgpu.torch_ops.numbers import same
 
 
 def test_one_warning_an_op(device: torch.device) -> None:
@@ -98,6 +98,14 @@ def test_our_ops_run_their_reference_on_the_cpu(
     assert torch.equal(q.packed.cpu(), expected.packed)
     with pytest.warns(UserWarning, match="no webgpu kernel runs dequantize"):
         assert same(q.dequantize(), expected.dequantize())
+
+
+def test_the_reference_by_name(device: torch.device) -> None:
+    x = torch.randn(4, 64)
+    with bs.use("reference"):
+        found = bs.fake_quantize(x.to(device), "int4:group32:fp32")
+        assert same(found, bs.fake_quantize(x, "int4:group32:fp32"))
+    assert found.device == device
 
 
 def test_a_reference_sees_the_cpu(device: torch.device) -> None:

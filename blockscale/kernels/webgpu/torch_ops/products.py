@@ -4,48 +4,23 @@ from typing import Any
 
 import torch
 
-from blockscale.kernels.webgpu.gpu.launch import launch
-from blockscale.kernels.webgpu.gpu.shader import Shader
-from blockscale.kernels.webgpu.torch_device.copies import FLOATS, fresh, narrowed
-from blockscale.kernels.webgpu.torch_device.elementwise import binary
+from blockscale.kernels.webgpu.matmul.dense import dense
 from blockscale.kernels.webgpu.torch_device.handlers import handles
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_ops.copies import FLOATS, fresh, narrowed
+from blockscale.kernels.webgpu.torch_ops.elementwise import binary
 
-_TILE = 64
 
-
-def product(a: WebGPUTensor, b: WebGPUTensor) -> Any:
-    """[batches, m, k] x [batches, k, n] -> [batches, m, n] in float32."""
+def product(a: Any, b: Any, dtype: torch.dtype) -> Any:
+    """[batches, m, k] x [batches, k, n] -> [batches, m, n] of dtype."""
     (batches, m, k), n = a.shape, b.shape[2]
     if b.shape[:2] != (batches, k):
         raise RuntimeError(
             f"matrices of {tuple(a.shape)} and {tuple(b.shape)} cannot be multiplied"
         )
-    made = fresh((batches, m, n), torch.float32)
-    if k == 0:
-        return made.zero_()
-    flags = (("A_IN_ROWS", _in_rows(a)), ("B_IN_ROWS", _in_rows(b)))
-    sizes = {"batches": batches, "m": m, "n": n, "k": k, **_places("a", a), **_places("b", b)}
-    groups = batches * -(-m // _TILE) * -(-n // _TILE)
-    shader = Shader("torch/kernels/matmul", (("float", FLOATS[a.dtype]),), flags)
-    buffers = {"a": a.memory, "b": b.memory, "result": made.memory}
-    launch(shader, buffers, sizes, groups, baked=False)
-    return made
-
-
-def _in_rows(x: WebGPUTensor) -> bool:
-    """Whether neighbours in a row lie side by side."""
-    return x.stride()[2] <= x.stride()[1]
-
-
-def _places(name: str, x: WebGPUTensor) -> dict[str, int]:
-    batch, row, column = x.stride()
-    return {
-        f"{name}_start": int(x.storage_offset()),
-        f"{name}_batch": batch,
-        f"{name}_row": row,
-        f"{name}_column": column,
-    }
+    if 0 in (batches, m, k, n):
+        return fresh((batches, m, n), dtype).zero_()
+    return WebGPUTensor(dense(a, b, dtype), (batches, m, n), dtype)
 
 
 def _refused(*matrices: WebGPUTensor) -> bool:
@@ -55,7 +30,7 @@ def _refused(*matrices: WebGPUTensor) -> bool:
 @handles("bmm.default")
 def bmm(a: WebGPUTensor, b: WebGPUTensor) -> Any:
     """A product for each of a batch."""
-    return NotImplemented if _refused(a, b) else narrowed(product(a, b), a.dtype)
+    return NotImplemented if _refused(a, b) else product(a, b, a.dtype)
 
 
 @handles("mm.default")
@@ -63,8 +38,7 @@ def mm(a: WebGPUTensor, b: WebGPUTensor) -> Any:
     """One product."""
     if _refused(a, b):
         return NotImplemented
-    made: Any = product(a.unsqueeze(0), b.unsqueeze(0))  # type: ignore[arg-type]
-    return narrowed(made, a.dtype).squeeze(0)
+    return product(a.unsqueeze(0), b.unsqueeze(0), a.dtype).squeeze(0)
 
 
 @handles("addmm.default")
@@ -72,14 +46,18 @@ def addmm(c: Any, a: WebGPUTensor, b: WebGPUTensor, *, beta: float = 1, alpha: f
     """beta c + alpha a b."""
     if _refused(a, b):
         return NotImplemented
-    made = product(a.unsqueeze(0), b.unsqueeze(0)).squeeze(0)  # type: ignore[arg-type]
+    made = product(a.unsqueeze(0), b.unsqueeze(0), torch.float32).squeeze(0)
     return _added(c, made, a.dtype, beta, alpha)
 
 
 @handles("baddbmm.default")
 def baddbmm(c: Any, a: WebGPUTensor, b: WebGPUTensor, *, beta: float = 1, alpha: float = 1) -> Any:
     """beta c + alpha a b for each of a batch."""
-    return NotImplemented if _refused(a, b) else _added(c, product(a, b), a.dtype, beta, alpha)
+    return (
+        NotImplemented
+        if _refused(a, b)
+        else _added(c, product(a, b, torch.float32), a.dtype, beta, alpha)
+    )
 
 
 def _added(c: Any, made: Any, dtype: torch.dtype, beta: float, alpha: float) -> Any:

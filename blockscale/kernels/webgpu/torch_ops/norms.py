@@ -8,8 +8,10 @@ from torch import Tensor
 
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.shader import Shader
-from blockscale.kernels.webgpu.torch_device.addresses import addresses
-from blockscale.kernels.webgpu.torch_device.copies import (
+from blockscale.kernels.webgpu.torch_device.handlers import handles
+from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_ops.addresses import addresses
+from blockscale.kernels.webgpu.torch_ops.copies import (
     FLOATS,
     cast,
     fresh,
@@ -17,9 +19,7 @@ from blockscale.kernels.webgpu.torch_device.copies import (
     sent,
     whole,
 )
-from blockscale.kernels.webgpu.torch_device.elementwise import bits
-from blockscale.kernels.webgpu.torch_device.handlers import handles
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_ops.elementwise import bits
 
 
 def _softmax(x: WebGPUTensor, dim: int, dtype: torch.dtype, **flags: bool) -> Any:
