@@ -83,8 +83,13 @@ def clamp(x, low_bits: tl.constexpr, high_bits: tl.constexpr):
 
 @triton.jit
 def widen(x):
-    """Float32, bfloat16 or float16 -> float32."""
-    if INTERPRETED and x.dtype == tl.bfloat16:  # the interpreter flushes subnormals
+    """Float32, bfloat16 or float16 -> float32.
+
+    Bits of a bfloat16 are moved, not converted: LLVM 22 takes float16(float32(a) * float32(b)) of a
+    float16 a and a bfloat16 b for a product of float16, which loses most of b's range; and the
+    interpreter flushes subnormals.
+    """
+    if x.dtype == tl.bfloat16:
         wide = float_of(x.to(tl.int16, bitcast=True).to(tl.int32) << 16)
     else:
         wide = x.to(tl.float32)
