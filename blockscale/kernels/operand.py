@@ -30,6 +30,7 @@ class Storage:
     scale_shape:  the shape of a tensor -> that of its stored scale; raises ValueError if the block
                   does not fit
     outer_shape:  the shape of a stored scale -> that of its own scale; None without two levels
+    zero_dtype:   of the zero points, one for each block
     offset_dtype: of the offsets, which kernels take one for each block; None without them
     """
 
@@ -45,6 +46,7 @@ class Storage:
         self.packed_dtype = packed_dtype(fmt.element)
         self._packed_size = lru_cache(1024)(partial(packed_size, fmt.element))
         self.scale_dtype = fmt.scale.dtype
+        self.zero_dtype = torch.int32 if fmt.zero is None else fmt.zero.dtype
         self.offset_dtype = None if fmt.offset is None else fmt.offset.dtype
         self.scale_shape = _cached_shape(fmt.block)
         self.outer_shape = None
@@ -58,7 +60,7 @@ class Storage:
         outer = None
         if self.outer_shape is not None:
             outer = new(self.outer_shape(blocks), torch.float32, device)
-        zero_point = new(blocks, torch.int32, device) if self.asym else None
+        zero_point = new(blocks, self.zero_dtype, device) if self.asym else None
         if self.offset_dtype is None:
             return QParams(scale, outer, zero_point)
         return QParams(scale, outer, zero_point, new(blocks, self.offset_dtype, device))
@@ -115,7 +117,7 @@ class Storage:
             assert outer is not None
             outer = self._checked(outer, torch.float32, self.outer_shape(expected), device)
         if zero_point is not None:
-            zero_point = self._checked(zero_point, torch.int32, expected, device)
+            zero_point = self._checked(zero_point, self.zero_dtype, expected, device)
         if self.offset_dtype is None or not more:
             return QParams(scale, outer, zero_point)
         offset = self._checked(more[0], self.offset_dtype, expected, device)

@@ -18,11 +18,11 @@ from tests.gpu.test_linear import ROUNDS
 from tests.gpu.test_primitives import graded
 from tests.kernels.cuda.device.inputs import midpoints
 from tests.kernels.cuda.equal import DTYPES, wrong
-from tests.kernels.cuda.formats import CODEBOOKS, OFFSETS
+from tests.kernels.cuda.formats import CODEBOOKS, FLOAT_ZEROS, OFFSETS
 from tests.kernels.same import same
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
-FORMATS = [*CODEBOOKS, *OFFSETS]
+FORMATS = [*CODEBOOKS, *OFFSETS, *FLOAT_ZEROS]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -56,7 +56,7 @@ def test_every_midpoint(fmt: str) -> None:
         assert wrong(midpoints(plain), plain, given=given) == []
 
 
-@pytest.mark.parametrize("fmt", OFFSETS)
+@pytest.mark.parametrize("fmt", [*OFFSETS, *FLOAT_ZEROS])
 def test_blocks_of_one_number(fmt: str) -> None:
     """Their range is 0, and their offset all that is left of them."""
     for dtype in DTYPES:

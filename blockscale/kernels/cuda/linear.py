@@ -60,7 +60,7 @@ def linear(
         return y if bias is None else y.copy_(bias)
     with guard(x):
         left = read(x, input)
-        if w.more:  # parts that no way to multiply knows
+        if w.more or w.format.zero:  # parts that no way to multiply knows
             left = left.values() if isinstance(left, Codes) else left
             return _with_offsets(left, w, bias, x.dtype).reshape(shape)
         return multiplied(left, Weight(*w[:4]), fmt, bias, x.dtype).reshape(shape)
@@ -86,7 +86,7 @@ def _checked(weight: Operand, k: int) -> Operand:
 
 
 def _with_offsets(x: Values, w: Operand, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """x with a weight whose blocks have offsets: [rows, n] of dtype."""
+    """x with a weight whose blocks have offsets, or zero points that are no integers: [rows, n]."""
     other = offsets.with_zero_points(w.fmt, w.size)
     if not other:
         return _in_float32(x, w, bias, dtype)
@@ -173,9 +173,10 @@ def _times_row(x: Values, by: float) -> Tensor:
 def _in_float32(x: Values, w: Operand, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Elements of more than 8 bits, scales of a few elements: everything in float32.
 
-    Of tables and of blocks with offsets, for many rows, as two bfloat16 each.
+    Of tables, of blocks with offsets or with zero points that are no integers, for many rows, as two
+    bfloat16 each.
     """
-    own = w.more or spec(w.fmt).element.family == "codebook"
+    own = w.more or w.format.zero or spec(w.fmt).element.family == "codebook"
     if own and x.x.shape[0] >= _MANY and halves.takes(x.x, dtype):
         return halves.halves(x.x, w, Ends(x.row, bias), dtype)
     weight = dequantize(w, torch.float32)

@@ -8,7 +8,7 @@ from blockscale.kernels.numbers import FormatNumbers, lowered, supports_families
 from blockscale.kernels.registry import ByFormats
 
 FAMILIES = ("integer", "minifloat", "binary", "codebook")  # of elements, that device code knows
-FEATURES = ("nd", "offset")  # of FormatNumbers.features, that device code knows
+FEATURES = ("nd", "offset", "float_zero")  # of FormatNumbers.features, that device code knows
 known = ByFormats(supports_families(FAMILIES, FEATURES))  # and every dtype, shape and layout
 
 
@@ -27,6 +27,11 @@ class Spec(FormatNumbers):
     @cached_property
     def _hash(self) -> int:
         return hash(tuple(getattr(self, each.name) for each in fields(self)))
+
+    @property
+    def adds_zeros(self) -> bool:
+        """Whether zero points are added after rounding: those that are no integers are before."""
+        return self.asym and not self.zero
 
     @cached_property
     def per_level(self) -> float:

@@ -1,4 +1,5 @@
-"""Formats with codebooks and with offsets, of every kind that the kernels tell apart."""
+"""Formats with codebooks, with offsets and with zero points that are no integers, of every kind that
+the kernels tell apart."""
 
 EIGHTHS = ",".join(str((37 * k % 200 - 90) / 8) for k in range(200))  # in no order
 CODEBOOKS = [
@@ -16,4 +17,10 @@ OFFSETS = [
     "e2m1:group32:e8m0/ceil:offset", "int8:tensor:fp32:offset(bf16)", "e4m3:tile4x16:bf16:offset",
     "nf4:group16:e4m3:offset", "log4:group32:fp32:offset", "int4:group16@0:fp32:offset",
     "int8:group7:fp32:offset:stochastic", "e2m1:group16:(e4m3:token:fp32):offset(fp16)",
+]  # fmt: skip
+FLOAT_ZEROS = [
+    "uint4:group64:fp16:asym(fp16)", "int8:token:fp32:asym(fp32)", "uint8:group7:bf16:asym(bf16)",
+    "uint8:tensor:fp32:asym(fp32):recip", "int4:group16@0:fp32:asym(fp16):nearest_away",
+    "int8:group32:e8m0/floor:asym(fp32):stochastic", "uint4:group16:e4m3:asym(bf16)",
+    "int12:tile4x16:fp32:asym(fp32):down", "uint2:channel0:pow2/ceil:asym(fp16):up",
 ]  # fmt: skip

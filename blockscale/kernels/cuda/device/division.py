@@ -35,7 +35,7 @@ class Scaling(NamedTuple):
     second: float32, a power of two that x is multiplied by, too; or the second turning point
     by: float32, the divisor
     step: float32, what codes are multiplied by
-    zero: int32, the zero point, or 0 where the format has none
+    zero: int32 or float32, the zero point, or 0 where the format has none
     offset: float32, what is subtracted from x first, or 0.0 where the format has none
     """
 
@@ -49,9 +49,10 @@ class Scaling(NamedTuple):
 
 @triton.constexpr_function
 def divides_exactly(spec):
-    """Whether elements are divided by an exact division: where quotients below 2^-64 matter, and in
-    the interpreter, whose fma rounds twice."""
-    return INTERPRETED.value or tells_small_quotients_apart(spec)
+    """Whether elements are divided by an exact division: where quotients below 2^-64 matter, or, as
+    a given zero point may be anything, those of 2^20 and more; and in the interpreter, whose fma
+    rounds twice."""
+    return INTERPRETED.value or tells_small_quotients_apart(spec) or spec.zero != ""
 
 
 @triton.constexpr_function
@@ -265,7 +266,7 @@ def in_steps(x, scaling, spec: tl.constexpr):
 @triton.jit
 def limits(zero, spec: tl.constexpr):
     """The smallest and largest number of steps before the zero point is added, float32."""
-    if spec.asym:
+    if spec.adds_zeros:
         offset = zero.to(tl.float32)
         low, high = spec.element.low - offset, spec.element.high - offset
     else:

@@ -87,7 +87,7 @@ def reading(spelling: str, k: int) -> Reading | None:
     are bfloat16, or blocks with scales of their own are too small."""
     fmt = parse(spelling)
     numbers = lower(fmt)
-    if numbers is None or fmt.offset is not None:
+    if numbers is None or fmt.offset is not None or fmt.zero is not None:
         return None
     if numbers.element.family == "codebook":
         return _in_parts(fmt, k)

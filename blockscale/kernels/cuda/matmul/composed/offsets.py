@@ -1,8 +1,10 @@
-"""Integers with offsets: a product with zero points, and one of the sums of x with what is left.
+"""Integers with offsets, or with zero points z that are none: a product with whole zero points, and one
+of the sums of x with what is left.
 
-    code * step + b = (code - z) * step + rest,   z = b / -step rounded,   rest = z * step + b
+    code * step + b = (code - w) * step + rest,   w = b / -step rounded,   rest = w * step + b
+    (code - z) * step = (code - w) * step + rest,   w = z rounded,   rest = (w - z) * step
 
-A value is nearer to 0 than a step only where its code is z or next to it, so that neither product
+A value is nearer to 0 than a step only where its code is w or next to it, so that neither product
 is much larger than theirs: sums of codes without zero points would cancel against those of b.
 """
 
@@ -39,13 +41,15 @@ Product = Callable[[Values, Weight, str, torch.dtype], Tensor]
 def with_zero_points(spelling: str, k: int) -> str:
     """The format whose product with rows of k is one part of this one's; "" where there is none.
 
-    What a code loses next to the zero point is counted in values of the largest code: few bits,
-    or steps with which these are exact.
+    What a code loses next to an offset is counted in values of the largest code: few bits, or
+    steps with which these are exact.
     """
     form = parse(spelling)
-    if form.offset is None or not form.element.integer or isinstance(form.scale, TwoLevel):
+    if form.offset is None and form.zero is None:
         return ""
-    exact = not isinstance(form.scale, FloatScale) or form.scale.name != "fp32"
+    if not form.element.integer or isinstance(form.scale, TwoLevel):
+        return ""
+    exact = form.zero or not isinstance(form.scale, FloatScale) or form.scale.name != "fp32"
     if form.bits > (8 if exact else 4):
         return ""
     other = f"{form.element.name}:{form.block}:{form.scale}:asym"
@@ -143,28 +147,40 @@ def multiply_rest(
 
 
 def recentred(w: Operand) -> tuple[Tensor, Tensor]:
-    """A weight with offsets -> zero points, int32, and what these leave, float32, of each block."""
-    assert w.more is not None
+    """A weight with offsets, or zero points that are no integers -> zero points, int32, and what
+    these leave, float32, of each block."""
+    own = None if w.zero_point is None else w.zero_point.contiguous()
+    offset = w.more[0].contiguous() if w.more else None
     zero = torch.empty(w.scale.shape, dtype=torch.int32, device=w.scale.device)
     rest = torch.empty(w.scale.shape, dtype=torch.float32, device=w.scale.device)
     count = w.scale.numel()
     run: Any = direct(recentre)[(cdiv(count, _COLUMNS),)]
     run(
-        w.scale, w.more[0].contiguous(), zero, rest, count, spec=spec(w.fmt), columns=_COLUMNS,
+        w.scale, own, offset, zero, rest, count, spec=spec(w.fmt), columns=_COLUMNS,
         enable_fp_fusion=False,
     )  # fmt: skip
     return zero, rest
 
 
 @triton.jit
-def recentre(scale, offset, zero, rest, count, spec: tl.constexpr, columns: tl.constexpr):
-    """Stored scales and offsets [count] -> zero points, and what is left: float32."""
+def recentre(
+    scale, own, offset, zero, rest, count, spec: tl.constexpr, columns: tl.constexpr
+):  # fmt: skip
+    """Stored scales, and zero points of their own or offsets [count] -> whole zero points, and what
+    is left: float32."""
     index = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, columns)
     present = index < count
-    given = load_scale(scale, None, None, offset, index, present, index, spec)
-    near = tl.div_rn(0.0 - given.offset, given.step)
+    given = load_scale(scale, None, own, offset, index, present, index, spec)
+    if spec.zero != "":
+        near = given.zero
+    else:
+        near = tl.div_rn(0.0 - given.offset, given.step)
     near = tl.where(near == near, near, 0.0)
     near = tl.minimum(tl.maximum(near, spec.element.low), spec.element.high)
     whole = (near + MAGIC) - MAGIC
     tl.store(zero + index, whole.to(tl.int32), mask=present)
-    tl.store(rest + index, whole * given.step + given.offset, mask=present)
+    if spec.zero != "":
+        left = (whole - given.zero) * given.step
+    else:
+        left = whole * given.step + given.offset
+    tl.store(rest + index, left, mask=present)

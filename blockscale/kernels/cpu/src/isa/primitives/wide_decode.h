@@ -53,8 +53,8 @@ struct WideDecoder {
         if (integers) {
             __m512i wide = _mm512_cvtepu8_epi32(bytes);
             wide = _mm512_sra_epi32(_mm512_sll_epi32(wide, drop), drop);
-            if (asym) wide = _mm512_sub_epi32(wide, lanes.zero);
-            return _mm512_cvtepi32_ps(wide);
+            __m512 whole = _mm512_cvtepi32_ps(wide);
+            return asym ? _mm512_sub_ps(whole, lanes.zero) : whole;
         }
         __m256i code = _mm256_cvtepu8_epi16(bytes);
         __m256i half = _mm256_sll_epi16(_mm256_and_si256(code, magnitude), left);
