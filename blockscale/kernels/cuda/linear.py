@@ -16,13 +16,19 @@ from blockscale.kernels.cuda.dequantize import dequantize
 from blockscale.kernels.cuda.matmul import choice as ways
 from blockscale.kernels.cuda.matmul.call import Call
 from blockscale.kernels.cuda.matmul.choice import WAYS, Choice
+from blockscale.kernels.cuda.matmul.codebook.parts import exact_tables
 from blockscale.kernels.cuda.matmul.codes import codes, float8_sums, pair
 from blockscale.kernels.cuda.matmul.composed import halves, offsets
 from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends, add_up
 from blockscale.kernels.cuda.matmul.hopper import available
 from blockscale.kernels.cuda.matmul.input import Codes, Values, read
 from blockscale.kernels.cuda.matmul.order import PARTS
-from blockscale.kernels.cuda.matmul.reading import Reading, reading, through_memory
+from blockscale.kernels.cuda.matmul.reading import (
+    Reading,
+    reading,
+    reading_as_one,
+    through_memory,
+)
 from blockscale.kernels.cuda.matmul.weight import Weight, as_words
 from blockscale.kernels.cuda.primitives.form import floats, form
 from blockscale.kernels.cuda.primitives.launch import guard
@@ -37,8 +43,10 @@ _MANY, _MORE = 64, 1024  # rows from which values are taken as two bfloat16: of 
 def _how_exact(
     x: Tensor, weight: Operand, bias: Tensor | None = None, input: Quantizer = UNQUANTIZED
 ) -> str | None:
-    """What `pair` decides by, beside a call's arguments."""
-    del x, weight, bias
+    """What `pair` and `_how_read` decide by, beside a call's arguments."""
+    del x, bias
+    if _several(weight.fmt, weight.size):
+        return exact_tables()
     return float8_sums() if input.fmt else None
 
 
@@ -127,7 +135,7 @@ def weighted(
 ) -> Tensor:
     """Values of x with a weight that is decoded, as `choice` says, else as is best: [rows, n]."""
     (rows, k), n = x.x.shape, w.codes.shape[0]
-    r = reading(fmt, k)
+    r = _how_read(x.x, fmt, dtype)
     if r is None or (not r.width and isinstance(parse(fmt).scale, TwoLevel)):
         return _in_float32(x, Operand(*w, fmt, k), bias, dtype)
     if r.further and rows >= _MORE and choice is None and halves.takes(x.x, dtype):
@@ -143,6 +151,22 @@ def weighted(
     if r.further:
         return _sum_of_parts(x, w, fmt, r, bias, dtype, choice)
     return WAYS[choice.way].run(x.x, w, fmt, r, Ends(x.row, bias), choice.settings, dtype)
+
+
+@cache
+def _several(fmt: str, k: int) -> bool:
+    """Whether a table's values are read in several parts."""
+    r = reading(fmt, k)
+    return r is not None and bool(r.further)
+
+
+def _how_read(x: Tensor, fmt: str, dtype: torch.dtype) -> Reading | None:
+    """`reading` of a weight's rows; where a bfloat16 result of bfloat16 x hides what that loses, a
+    table's values as one bfloat16 each."""
+    k = x.shape[1]
+    if x.dtype is dtype is torch.bfloat16 and _several(fmt, k) and exact_tables() != "exact":
+        return reading_as_one(fmt, k) or reading(fmt, k)
+    return reading(fmt, k)
 
 
 def _sum_of_parts(

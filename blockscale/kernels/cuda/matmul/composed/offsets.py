@@ -17,15 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blockscale.core.arithmetic.precision import float32_inside
 from blockscale.core.block import WHOLE
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.core.scale import FloatScale
 from blockscale.core.scales.two_level import TwoLevel
-from blockscale.kernels.cuda.device.numerics import MAGIC
+from blockscale.kernels.cuda.device.numerics import MAGIC, narrow
 from blockscale.kernels.cuda.device.scale import load_scale
-from blockscale.kernels.cuda.matmul.finish import Ends, add_up
+from blockscale.kernels.cuda.matmul.finish import Ends, finished
 from blockscale.kernels.cuda.matmul.input import Values
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.kernels.cuda.matmul.weight import Weight
@@ -33,7 +32,6 @@ from blockscale.kernels.cuda.replay.direct import cdiv, direct, power_of_2
 from blockscale.kernels.cuda.spec import spec
 
 _COLUMNS = 256  # blocks of a program
-_FEW = 256  # rows of x up to which the second product is of our own, which recordings repeat
 Product = Callable[[Values, Weight, str, torch.dtype], Tensor]
 
 
@@ -68,16 +66,10 @@ def product(
     height, width = w.format.block.sizes_for(2)
     if height != 1:
         rest = rest.repeat_interleave(n if height == WHOLE else height, 0)[:n]
-    sums = x.x.new_empty((2, rows, n), dtype=torch.float32)
     plain = Weight(w.codes, w.scale, zero, None)
-    sums[0].copy_(main(Values(x.x), plain, str(parse(other)), torch.float32))
+    sums = main(Values(x.x), plain, str(parse(other)), torch.float32)
     of_blocks = block_sums(x.x, k if width == WHOLE else width)
-    if rows > _FEW:
-        with float32_inside(sums):
-            torch.mm(of_blocks, rest.t(), out=sums[1])
-    else:
-        of_rest(of_blocks, rest, sums[1])
-    return add_up(sums, 2, Ends(x.row, bias), sums.new_empty((rows, n), dtype=dtype))
+    return with_rest(of_blocks, rest, sums, Ends(x.row, bias), sums.new_empty((rows, n), dtype=dtype))
 
 
 def block_sums(x: Tensor, width: int) -> Tensor:
@@ -93,14 +85,19 @@ def block_sums(x: Tensor, width: int) -> Tensor:
     return sums
 
 
-def of_rest(of_blocks: Tensor, rest: Tensor, out: Tensor) -> None:
-    """Sums of blocks [rows, count] @ rest [n, count].T -> out [rows, n], all float32."""
+def with_rest(of_blocks: Tensor, rest: Tensor, sums: Tensor, ends: Ends, y: Tensor) -> Tensor:
+    """sums [rows, n] + sums of blocks [rows, count] @ rest [n, count].T, float32, finished -> y.
+
+    Returns y.
+    """
     (rows, count), n = of_blocks.shape, rest.shape[0]
     some = min(power_of_2(count), 32)
-    direct(multiply_rest)[(cdiv(n, 64), cdiv(rows, 16))](
-        of_blocks, rest, out, rows, n, count, rest.stride(0), COUNT=some,
-        STEPS=cdiv(count, some), num_warps=4,
+    high = min(max(power_of_2(rows), 16), 64) if count >= 16 else 16
+    direct(multiply_rest)[(cdiv(n, 64), cdiv(rows, high))](
+        of_blocks, rest, sums, ends.x_row, ends.bias, y, rows, n, count, rest.stride(0), HIGH=high,
+        COUNT=some, STEPS=cdiv(count, some), num_warps=4,
     )  # fmt: skip
+    return y
 
 
 @triton.jit
@@ -124,13 +121,15 @@ def sum_blocks(
 
 @triton.jit(do_not_specialize=["rows"])
 def multiply_rest(
-    of_blocks, rest, out, rows, n, count, stride, COUNT: tl.constexpr, STEPS: tl.constexpr
+    of_blocks, rest, first, x_row, bias, out, rows, n, count, stride,
+    HIGH: tl.constexpr, COUNT: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """As `of_rest`; a program has 64 outputs of 16 rows."""
+    """As `with_rest`; a program has 64 outputs of HIGH rows. Each number is two of the tensor cores'
+    float32 of 11 bits, which lose 12 units of 2^-24 of these products at most."""
     output = tl.program_id(0) * 64 + tl.arange(0, 64)
-    row = tl.program_id(1) * 16 + tl.arange(0, 16)
+    row = tl.program_id(1) * HIGH + tl.arange(0, HIGH)
     own, mine = tl.minimum(output, n - 1).to(tl.int64), tl.minimum(row, rows - 1).to(tl.int64)
-    sums = tl.zeros([16, 64], tl.float32)
+    sums = tl.zeros([HIGH, 64], tl.float32)
     for step in range(STEPS):
         at = step * COUNT + tl.arange(0, COUNT)
         there = at < count
@@ -139,11 +138,14 @@ def multiply_rest(
         )
         right = tl.load(rest + own[None, :] * stride + at[:, None], mask=there[:, None], other=0.0)
         if COUNT >= 16:
-            sums = tl.dot(left, right, sums, input_precision="ieee")
+            sums = tl.dot(left, right, sums, input_precision="tf32x3")
         else:
             sums += tl.sum(left[:, :, None] * right[None, :, :], 1)
-    place = out + row[:, None].to(tl.int64) * n + output[None, :]
-    tl.store(place, sums, mask=(row < rows)[:, None] & (output < n)[None, :])
+    place = row[:, None].to(tl.int64) * n + output[None, :]
+    there = (row < rows)[:, None] & (output < n)[None, :]
+    sums += tl.load(first + place, mask=there, other=0.0)
+    sums = finished(sums, x_row, bias, row, output, rows, n, 0)
+    tl.store(out + place, narrow(sums, out.dtype.element_ty), mask=there)
 
 
 def recentred(w: Operand) -> tuple[Tensor, Tensor]:

@@ -128,6 +128,18 @@ BLOCKSCALE_INLINE void for_quads(const LaneSource source, int64_t column, int64_
     });
 }
 
+BLOCKSCALE_INLINE __m512 with_sign_of(__m512 magnitude, __m512 y) {  // magnitude | (y & sign)
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(
+        _mm512_castps_si512(magnitude), _mm512_castps_si512(y), _mm512_set1_epi32(INT32_MIN), 0xF8));
+}
+
+// |t| + 1 where u is below the fraction of |t|, else |t|, without fractions; t >= 0.
+BLOCKSCALE_INLINE __m512 by_chance(__m512 t, __m512 u) {
+    __m512 whole = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __mmask16 up = _mm512_cmp_ps_mask(u, _mm512_sub_ps(t, whole), _CMP_LT_OQ);
+    return _mm512_mask_add_ps(whole, up, whole, _mm512_set1_ps(1.0f));
+}
+
 // moved: there are offsets.
 template <bool MULTIPLY>
 BLOCKSCALE_INLINE __m512 to_steps(__m512 x, const Lanes& lanes, bool moved) {
