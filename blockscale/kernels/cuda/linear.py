@@ -197,7 +197,7 @@ def _times_row(x: Values, by: float) -> Tensor:
 def _in_float32(x: Values, w: Operand, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Elements of more than 8 bits, scales of a few elements: everything in float32.
 
-    Of tables, of blocks with offsets or with zero points that are no integers, for many rows, as two
+    Tables, and blocks with offsets or with zero points that are no integers, for many rows: as two
     bfloat16 each.
     """
     own = w.more or w.format.zero or spec(w.fmt).element.family == "codebook"

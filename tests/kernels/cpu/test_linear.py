@@ -32,7 +32,8 @@ WEIGHTS = (
     *("nf4:group64:fp32:offset", "e4m3:group32:fp32:offset", "e2m1:group32:e8m0/ceil:offset"),
     *("log8f3:group32:fp16:offset", "uint6:token:fp32:offset", "int4:group16:e4m3:offset"),
     *("uint3:token:fp32:asym", "int8:group20:fp32", "e3m0:group64:pow2/even", "uint8:group16:bf16"),
-    *("uint4:group32:fp16:asym(fp16)", "uint8:token:fp32:asym(fp32)", "int4:group8:fp32:asym(bf16)"),
+    *("uint4:group32:fp16:asym(fp16)", "uint8:token:fp32:asym(fp32)"),
+    "int4:group8:fp32:asym(bf16)",
 )
 INPUTS = (
     *(

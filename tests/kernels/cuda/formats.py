@@ -1,5 +1,4 @@
-"""Formats with codebooks, with offsets and with zero points that are no integers, of every kind that
-the kernels tell apart."""
+"""Formats with codebooks, offsets, zero points that are no integers: what kernels tell apart."""
 
 EIGHTHS = ",".join(str((37 * k % 200 - 90) / 8) for k in range(200))  # in no order
 CODEBOOKS = [
@@ -8,8 +7,8 @@ CODEBOOKS = [
     "nf4:group32:e8m0/floor", "nf4:group32:pow2/ceil", "nf4:group16:e4m3",
     "fp4:tile4x16:bf16:recip",
     "book(0,0.5,1,2,-0,-0.5,-1,-2):group32:fp32", "book(0.25,-3,1e-05,7):group32:fp32",
-    "book(-0,3,0,-1,1):group32:fp32", "book(-1,1):group32:bf16", "book(0,1):group32:bf16", "uapot4:group32:bf16",
-    "uapot2:group7:bf16", "log8f1:group32:fp32",
+    "book(-0,3,0,-1,1):group32:fp32", "book(-1,1):group32:bf16", "book(0,1):group32:bf16",
+    "uapot4:group32:bf16", "uapot2:group32:bf16", "fp4:group32:bf16", "log8f1:group32:fp32",
     "book(1e-30,-1e-30):group16:fp32", "log4f1:group32@0:fp32",
 ]  # fmt: skip
 OFFSETS = [

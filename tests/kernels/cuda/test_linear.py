@@ -31,7 +31,8 @@ WEIGHTS = (
     *("log4:group32:e8m0/ceil", "e3m0:group64:pow2/even", "e4m3:group16:e5m2", "int8:group20:fp32"),
     *("int2:group64:e8m0/floor", "e2m1:token:e4m3", "int8:token:fp16", "e4m3:token:e8m0/floor"),
     *("int8:block8x*:fp32", "int4:block*x32:fp32", "e2m1:block*x32:e8m0/floor"),
-    *("uint4:group32:fp16:asym(fp16)", "uint8:token:fp32:asym(fp32)", "int4:group20:e4m3:asym(bf16)"),
+    *("uint4:group32:fp16:asym(fp16)", "uint8:token:fp32:asym(fp32)"),
+    "int4:group20:e4m3:asym(bf16)",
     *("uint4:block4x*:bf16:asym", "e2m1:block*x16:e4m3", "int4:block4x*:e8m0/floor"),
 )
 INPUTS = (

@@ -109,20 +109,17 @@ def searched(y, element: tl.constexpr):
     """As `unsigned_code`, by a binary search."""
     how: tl.constexpr = looked_up(element)
     bits = bits_of(y)
-    steps: tl.constexpr = how.steps
     if how.signed_zeros:  # as integers in the order of numbers, in which -0 is below 0
         bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     node = tl.zeros_like(bits) + 1
+    steps: tl.constexpr = how.steps
     for step in tl.static_range(steps):
         if step == 0:  # the same for all
             limit = tl.zeros_like(bits) + entry(element, "threshold", 1)
         else:
             limit = at_index(node, element, "threshold", 1 << step, 2 << step)
-        if steps == 1:  # the sign of a difference: not bools, of which docs/cuda.md warns
-            above = (bits_of((float_of(limit) + 0.0) - y) >> 31) & 1
-        else:
-            above = (bits > limit if how.signed_zeros else y > float_of(limit)).to(tl.int32)
-        node = 2 * node + above
+        above = bits > limit if how.signed_zeros else y > float_of(limit)
+        node = 2 * node + above.to(tl.int32)
     place = node - (1 << steps)
     if how.in_order:
         code = place

@@ -28,6 +28,7 @@ from blockscale.kernels.cuda.device.numerics import (
     quotient,
     reciprocal,
     widen,
+    widen_part,
 )
 
 SIGN: tl.constexpr = tl.constexpr(-0x80000000)
@@ -205,7 +206,7 @@ def load_scale(
     if spec.scale == "e8m0" or spec.scale == "two_level":
         stored = stored.to(tl.int32)
     else:
-        stored = widen(stored)
+        stored = widen_part(stored)
     above = 1.0
     if spec.scale == "two_level":
         above = tl.load(outer + outer_index, mask=present, other=1.0)
@@ -213,9 +214,9 @@ def load_scale(
     if spec.asym:
         point = tl.load(zero + index, mask=present, other=0)
         if spec.zero != "":
-            point = widen(point)
+            point = widen_part(point)
     if spec.offset != "":
-        added = widen(tl.load(offset + index, mask=present, other=0))
+        added = widen_part(tl.load(offset + index, mask=present, other=0))
     step = step_of(stored, above, spec)
     return Scale(stored, step, above, point, added, step)
 

@@ -22,7 +22,7 @@ WORD = 32
 SIGNIFICAND = 8  # bits of a bfloat16's
 SMALLEST_TILE = 16  # words along k
 SMALLEST_BLOCK = 16  # codes whose sums can have their own scale: what a tensor core takes at once
-_SUMS = 64  # units that the op allows sums; tensor cores that add up all of k: k / 8 (numerics.md, 7)
+_SUMS = 64  # units that the op allows sums; of all of k: k / 8 (docs/numerics.md, 7)
 _NOT_KNOWN = 256  # bits, more than any number here has
 
 

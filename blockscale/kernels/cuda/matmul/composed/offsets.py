@@ -1,5 +1,5 @@
-"""Integers with offsets, or with zero points z that are none: a product with whole zero points, and one
-of the sums of x with what is left.
+"""Integers with offsets, or with zero points z that are none: a product with whole zero points, and
+one of the sums of x with what is left.
 
     code * step + b = (code - w) * step + rest,   w = b / -step rounded,   rest = w * step + b
     (code - z) * step = (code - w) * step + rest,   w = z rounded,   rest = (w - z) * step
@@ -69,7 +69,8 @@ def product(
     plain = Weight(w.codes, w.scale, zero, None)
     sums = main(Values(x.x), plain, str(parse(other)), torch.float32)
     of_blocks = block_sums(x.x, k if width == WHOLE else width)
-    return with_rest(of_blocks, rest, sums, Ends(x.row, bias), sums.new_empty((rows, n), dtype=dtype))
+    y = sums.new_empty((rows, n), dtype=dtype)
+    return with_rest(of_blocks, rest, sums, Ends(x.row, bias), y)
 
 
 def block_sums(x: Tensor, width: int) -> Tensor:
@@ -124,8 +125,8 @@ def multiply_rest(
     of_blocks, rest, first, x_row, bias, out, rows, n, count, stride,
     HIGH: tl.constexpr, COUNT: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """As `with_rest`; a program has 64 outputs of HIGH rows. Each number is two of the tensor cores'
-    float32 of 11 bits, which lose 12 units of 2^-24 of these products at most."""
+    """As `with_rest`; a program has 64 outputs of HIGH rows. Each number is two of 11 bits, for the
+    tensor cores, which lose 12 units of 2^-24 of these products at most."""
     output = tl.program_id(0) * 64 + tl.arange(0, 64)
     row = tl.program_id(1) * HIGH + tl.arange(0, HIGH)
     own, mine = tl.minimum(output, n - 1).to(tl.int64), tl.minimum(row, rows - 1).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Integers with offsets or float zero points: zero points and what they leave, sums of blocks, and their products."""
+"""Integers with offsets or float zero points: whole ones, what these leave, and the products."""
 
 import pytest
 import torch
@@ -25,8 +25,8 @@ FORMATS = [
     "uint4:group32:fp16:offset", "int4:group64:fp32:offset", "uint8:token:fp16:offset",
     "int4:tile16x32:bf16:offset", "int3:group16:fp32:offset", "uint4:channel0:fp32:offset",
     "uint4:group24:fp32:offset", "int8:group32:fp32:offset", "uint4:group32:e8m0/floor:offset",
-    "uint4:group32:fp16:asym(fp16)", "uint8:token:fp32:asym(fp32)", "int4:tile16x32:bf16:asym(bf16)",
-    "int8:group64:fp32:asym(fp16)", "int12:token:fp32:asym(fp32)",
+    "uint4:group32:fp16:asym(fp16)", "uint8:token:fp32:asym(fp32)",
+    "int4:tile16x32:bf16:asym(bf16)", "int8:group64:fp32:asym(fp16)", "int12:token:fp32:asym(fp32)",
 ]  # fmt: skip
 
 
@@ -81,7 +81,8 @@ def test_products_of_what_is_left(count: int, rows: int) -> None:
         exact, size = left.double() @ rest.double().T, left.abs().double() @ rest.abs().double().T
         exact, size = exact + first, size + first.abs()
         if ends.x_row is not None and ends.bias is not None:
-            exact, size = exact * x_row[:, None] + ends.bias, size * x_row[:, None] + ends.bias.abs()
+            by, bias = x_row[:, None], ends.bias
+            exact, size = exact * by + bias, size * by + bias.abs()
         assert bool(((y - exact).abs() <= 2.0**-20 * size).all())
 
 
