@@ -16,6 +16,7 @@ OFFSETS = [
     "e2m1:group32:e8m0/ceil:offset", "int8:tensor:fp32:offset(bf16)", "e4m3:tile4x16:bf16:offset",
     "nf4:group16:e4m3:offset", "log4:group32:fp32:offset", "int4:group16@0:fp32:offset",
     "int8:group7:fp32:offset:stochastic", "e2m1:group16:(e4m3:token:fp32):offset(fp16)",
+    "uint4:token:fp16:offset",
 ]  # fmt: skip
 FLOAT_ZEROS = [
     "uint4:group64:fp16:asym(fp16)", "int8:token:fp32:asym(fp32)", "uint8:group7:bf16:asym(bf16)",

@@ -92,8 +92,8 @@ def with_rest(of_blocks: Tensor, rest: Tensor, sums: Tensor, ends: Ends, y: Tens
     Returns y.
     """
     (rows, count), n = of_blocks.shape, rest.shape[0]
-    some = min(power_of_2(count), 32)
-    high = min(max(power_of_2(rows), 16), 64) if count >= 16 else 16
+    some = min(max(power_of_2(count), 16), 32)  # as many as a product of the tensor cores takes
+    high = min(max(power_of_2(rows), 16), 64)
     direct(multiply_rest)[(cdiv(n, 64), cdiv(rows, high))](
         of_blocks, rest, sums, ends.x_row, ends.bias, y, rows, n, count, rest.stride(0), HIGH=high,
         COUNT=some, STEPS=cdiv(count, some), num_warps=4,
@@ -138,10 +138,7 @@ def multiply_rest(
             of_blocks + mine[:, None] * count + at[None, :], mask=there[None, :], other=0.0
         )
         right = tl.load(rest + own[None, :] * stride + at[:, None], mask=there[:, None], other=0.0)
-        if COUNT >= 16:
-            sums = tl.dot(left, right, sums, input_precision="tf32x3")
-        else:
-            sums += tl.sum(left[:, :, None] * right[None, :, :], 1)
+        sums = tl.dot(left, right, sums, input_precision="tf32x3")
     place = row[:, None].to(tl.int64) * n + output[None, :]
     there = (row < rows)[:, None] & (output < n)[None, :]
     sums += tl.load(first + place, mask=there, other=0.0)

@@ -235,7 +235,9 @@ inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
                 t.ahead * bytes, {s.factors.by, s.steps, s.zero_points, s.offsets}, direct};
     const Spec& spec = t.spec;
     Family family = spec.element.family;
-    auto integers = [&] { return WideIntegers(spec); };
+    auto integers = [&] { return WideIntegers<false>(spec); };
+    auto moved = [&] { return WideIntegers<true>(spec); };
+    bool moves = spec.zero != Stored::none;
     auto minifloats = [&] { return WideMinifloats(spec, t.finite); };
     auto signs = [] { return WideSigns(); };
     if (t.job == Job::codes) {
@@ -251,8 +253,11 @@ inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
                                     : wide_codes<1>(minifloats, w, codes);
                 break;
             case Family::integer:
-                spec.code_bytes() == 1 ? wide_codes<1>(integers, w, codes)
-                                       : wide_codes<2>(integers, w, codes);
+                if (spec.code_bytes() == 1) {
+                    moves ? wide_codes<1>(moved, w, codes) : wide_codes<1>(integers, w, codes);
+                } else {
+                    moves ? wide_codes<2>(moved, w, codes) : wide_codes<2>(integers, w, codes);
+                }
                 break;
         }
         store_patterns(t, c, codes);
@@ -260,7 +265,9 @@ inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
     }
     void* out = t.stream && !direct ? static_cast<void*>(values) : to;
     switch (family) {
-        case Family::integer: wide_values(integers, w, out); break;
+        case Family::integer:
+            moves ? wide_values(moved, w, out) : wide_values(integers, w, out);
+            break;
         case Family::minifloat: wide_values(minifloats, w, out); break;
         case Family::binary: wide_values(signs, w, out); break;
         case Family::codebook:

@@ -18,6 +18,8 @@ BLOCKSCALE_INLINE __m512i in_order(__m512i lanes) {
     return _mm512_permutexvar_epi32(from, lanes);
 }
 
+// MOVED: zero points are no integers and are added before rounding; NaN then counts as 0.
+template <bool MOVED>
 struct WideIntegers {
     template <Dtype>
     static constexpr bool kOfWords = false;
@@ -29,11 +31,10 @@ struct WideIntegers {
           byte_low(_mm512_set1_epi8(static_cast<char>(static_cast<int>(spec.element.low)))),
           byte_high(_mm512_set1_epi8(static_cast<char>(static_cast<int>(spec.element.high)))),
           byte_mask(_mm512_set1_epi8(static_cast<char>((1 << spec.element.bits) - 1))),
-          is_signed(spec.element.is_signed), adds(adds_zeros(spec)), typed(spec.asym && !adds) {}
+          is_signed(spec.element.is_signed), adds(adds_zeros(spec)) {}
 
-    // With zero points that are no integers, numbers in steps to round; NaN counts as 0.
-    BLOCKSCALE_INLINE __m512 moved(__m512 y, __m512 zero) const {
-        if (!typed) return y;
+    static BLOCKSCALE_INLINE __m512 moved(__m512 y, __m512 zero) {
+        if constexpr (!MOVED) return y;
         return _mm512_add_ps(_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, y, _CMP_ORD_Q), y), zero);
     }
 
@@ -43,7 +44,7 @@ struct WideIntegers {
         y = moved(y, lanes.zero);
         y = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, y, _CMP_ORD_Q), y);
         __m512 below = low, above = high;
-        if (adds) {
+        if (!MOVED && adds) {
             below = _mm512_sub_ps(low, lanes.zero);
             above = _mm512_sub_ps(high, lanes.zero);
         }
@@ -64,7 +65,7 @@ struct WideIntegers {
             if constexpr (DRAWN) t = with_sign_of(by_chance(_mm512_abs_ps(t), u[j]), t);
             t = _mm512_range_ps(t, _mm512_set1_ps(0x1p20f), 0b0010);
             steps[j] = _mm512_cvtps_epi32(t);
-            if (adds) steps[j] = _mm512_add_epi32(steps[j], _mm512_cvtps_epi32(zero[j]));
+            if (!MOVED && adds) steps[j] = _mm512_add_epi32(steps[j], _mm512_cvtps_epi32(zero[j]));
         }
         __m512i front = _mm512_packs_epi32(steps[0], steps[1]);
         __m512i back = _mm512_packs_epi32(steps[2], steps[3]);
@@ -81,21 +82,22 @@ struct WideIntegers {
     template <bool DRAWN>
     BLOCKSCALE_INLINE __m512i codes(__m512 y, const Lanes& lanes, __m512 u) const {
         __m512 steps = sum<DRAWN>(y, lanes, u);
-        if (adds) steps = _mm512_add_ps(steps, lanes.zero);
+        if (!MOVED && adds) steps = _mm512_add_ps(steps, lanes.zero);
         return _mm512_and_si512(_mm512_castps_si512(steps), mask);
     }
 
     template <bool DRAWN>
     BLOCKSCALE_INLINE __m512 values(__m512 y, const Lanes& lanes, __m512 u) const {
         __m512 steps = _mm512_sub_ps(sum<DRAWN>(y, lanes, u), magic);
-        return typed ? _mm512_sub_ps(steps, lanes.zero) : steps;
+        if constexpr (MOVED) return _mm512_sub_ps(steps, lanes.zero);
+        return steps;
     }
 
     __m512 low, high;
     __m512i mask;
     __m512 magic;
     __m512i byte_low, byte_high, byte_mask;  // of elements up to 8 bits
-    bool is_signed, adds, typed;  // zero points are added to codes, or to numbers before rounding
+    bool is_signed, adds;  // zero points are added to codes
 };
 
 // See MinifloatLimits in encode.h for the idea.
