@@ -1,9 +1,9 @@
 """Weights whose values are no bfloat16, for many rows of x: as two bfloat16 each, by the library.
 
 What the second one leaves of a value is at most 2^-17 of it, 128 units of 2^-24. Both products are
-float32: a sum that the library adds to one of bfloat16 was 1759 units off at k = 4096. Where x is bfloat16 and tensor cores add up all of k, k / 8
-units are allowed, of which they lose 0.035 k themselves (docs/numerics.md, section 7;
-docs/cuda_linear.md).
+float32: the library's sum of one of them and the other as bfloat16 was 1759 units off at k = 4096.
+Where x is bfloat16 and tensor cores add up all of k, k / 8 units are allowed, of which they lose
+0.035 k themselves (docs/numerics.md, section 7; docs/cuda_linear.md).
 """
 
 import torch
