@@ -244,5 +244,7 @@ def in_range(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
     mode: Round = rounding(
         fmt.rounding if fmt.rounding != "stochastic" else "nearest_even", x.new_empty
     )
-    y, zero = _points(in_steps(x, qparams, fmt), qparams, fmt)
-    return element_of(fmt.element, qparams.book).in_range(y, mode, zero, fmt.wide)
+    y = in_steps(x, qparams, fmt)
+    points, zero = _points(y, qparams, fmt)
+    inside = element_of(fmt.element, qparams.book).in_range(points, mode, zero, fmt.wide)
+    return inside & ~y.isnan()  # which a zero point that is no integer takes for 0

@@ -38,6 +38,7 @@ class FormatNumbers:
         levels beyond those of unsigned integers and minifloats under a float32), "flat" (blocks
         over the flattened tensor) and "nd" (blocks along more than two dimensions)
     offset: how offsets are stored: "fp32", "fp16", "bf16", or "" where a format has none
+    zero: the same of zero points that are no integers, else ""
     """
 
     element: ElementNumbers
@@ -57,6 +58,7 @@ class FormatNumbers:
     outer_levels: float
     features: tuple[str, ...]
     offset: str
+    zero: str
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -105,6 +107,7 @@ def _lower(spelling: str) -> FormatNumbers | None:
         outer_levels=outer_levels,
         features=_features(fmt),
         offset="" if fmt.offset is None or fmt.offset.inner else str(fmt.offset.type),
+        zero="" if fmt.zero is None else str(fmt.zero),
     )
 
 

@@ -70,3 +70,14 @@ def test_a_second_round_trip_changes_nothing_more(spelling: str, dtype: torch.dt
     qparams = R.choose_qparams(x, fmt)
     once = R.fake_quantize(x.float(), qparams, fmt)
     assert torch.equal(R.fake_quantize(once, qparams, fmt), once)
+
+
+@pytest.mark.parametrize("option", ["asym", "asym(fp16)", "asym(fp32)"])
+def test_nan_passes_no_gradient_whatever_the_zero_point(option: str) -> None:
+    """Though a zero point that is no integer makes a code of it as of 0."""
+    fmt = parse(f"uint8:tensor:fp32:{option}")
+    x = torch.tensor([-1.0, 0.5, torch.nan, 3.0, torch.inf])
+    qparams = R.choose_qparams(x, fmt)
+    assert R.in_range(x, qparams, fmt).tolist() == [True, True, False, True, False]
+    zero = R.quantize(torch.zeros(1), qparams, fmt)
+    assert R.quantize(x, qparams, fmt)[2] == zero[0]

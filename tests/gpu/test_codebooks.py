@@ -12,17 +12,17 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear
-from blockscale.ops.op import OPS
 from tests.gpu.test_cuda_reference import hard_inputs
 from tests.gpu.test_linear import ROUNDS
 from tests.gpu.test_primitives import graded
 from tests.kernels.cuda.device.inputs import midpoints
 from tests.kernels.cuda.equal import DTYPES, wrong
-from tests.kernels.cuda.formats import CODEBOOKS, OFFSETS
+from tests.kernels.cuda.formats import CODEBOOKS, FLOAT_ZEROS, OFFSETS
+from tests.kernels.cuda.matmul.exact import ulps_of
 from tests.kernels.same import same
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
-FORMATS = [*CODEBOOKS, *OFFSETS]
+FORMATS = [*CODEBOOKS, *OFFSETS, *FLOAT_ZEROS]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -56,7 +56,7 @@ def test_every_midpoint(fmt: str) -> None:
         assert wrong(midpoints(plain), plain, given=given) == []
 
 
-@pytest.mark.parametrize("fmt", OFFSETS)
+@pytest.mark.parametrize("fmt", [*OFFSETS, *FLOAT_ZEROS])
 def test_blocks_of_one_number(fmt: str) -> None:
     """Their range is 0, and their offset all that is left of them."""
     for dtype in DTYPES:
@@ -73,10 +73,10 @@ def weight_of(fmt: str, n: int, k: int) -> tuple:
     return stored, P.dequantize.reference(stored, torch.float32).double()
 
 
-def excess(y: Tensor, x: Tensor, dense: Tensor, bias: Tensor) -> float:
+def excess(y: Tensor, x: Tensor, dense: Tensor, bias: Tensor, fmt: str) -> float:
     """How many times the tolerance y is off."""
     exact, size = x.double() @ dense.T + bias, x.double().abs() @ dense.abs().T + bias.abs()
-    ulps = OPS["linear"].ulps
+    ulps = ulps_of(x, fmt)
     if x.dtype is torch.bfloat16 and x.shape[0] > 32:
         ulps = max(ulps, x.shape[1] / 8)  # docs/numerics.md, section 7
     bound = ulps * 2.0**-24 * size
@@ -95,7 +95,7 @@ def test_linear(fmt: str, k: int) -> None:
             x = torch.randn(m, k, device="cuda").to(dtype)
             for _ in range(3):  # the third is a recording
                 y = linear(x, stored, bias, Quantizer(None, None, None, "", None))
-            assert excess(y, x, dense, bias.double()) <= 1, (dtype, m)
+            assert excess(y, x, dense, bias.double(), fmt) <= 1, (dtype, m)
 
 
 @pytest.mark.parametrize("fmt", ["nf4:group64:fp32", "fp4:group64:fp16", "nf4:channel0:fp32"])
@@ -106,7 +106,24 @@ def test_long_sums(fmt: str) -> None:
     for m, dtype in ((3, torch.float32), (16, torch.bfloat16), (600, torch.bfloat16)):
         x = (torch.rand(m, k, device="cuda") * dense[3].sign()).to(dtype)
         y = linear(x, stored, None, Quantizer(None, None, None, "", None))
-        assert excess(y, x, dense, torch.zeros(n, device="cuda").double()) <= 1, (m, dtype)
+        assert excess(y, x, dense, torch.zeros(n, device="cuda").double(), fmt) <= 1, (m, dtype)
+
+
+def test_tables_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact products of tables keep to the op's own bound, those of one bfloat16 to half a unit."""
+    fmt, n, k = str(parse("nf4:group64:fp32")), 200, 4096
+    stored, dense = weight_of(fmt, n, k)
+    for m in (1, 33, 150, 1100):
+        x = torch.randn(m, k, device="cuda").bfloat16()
+        exact, size = x.double() @ dense.T, x.double().abs() @ dense.abs().T
+        rounds = 2.0**-8 * exact.abs()
+        lost = {}
+        for how in ("exact", ""):
+            monkeypatch.setenv("BLOCKSCALE_TABLE_PRODUCTS", how)
+            for _ in range(3):  # the third is a recording
+                y = linear(x, stored, None, Quantizer(None, None, None, "", None))
+            lost[how] = ((y.double() - exact).abs() - rounds).div(size).max().item() * 2**24
+        assert lost["exact"] <= max(64, k / 8) and lost[""] <= 2**15, (m, lost)
 
 
 def test_recordings_take_further_parts() -> None:

@@ -12,7 +12,7 @@ from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear, quantized_input
-from blockscale.ops.op import OPS
+from tests.kernels.cuda.matmul.exact import ulps_of
 
 pytestmark = pytest.mark.gpu
 
@@ -39,7 +39,7 @@ def stored(n, k, fmt):
 
 
 def excess(y, x, weight, fmt, input_fmt, bias, ulps=None):
-    ulps = OPS["linear"].ulps if ulps is None else ulps
+    ulps = ulps_of(x, fmt) if ulps is None else ulps
     values = quantized_input(x, Quantizer(*NOTHING, input_fmt)).double()
     dense = P.dequantize.reference(Operand(*weight, fmt, x.shape[-1]), torch.float32).double()
     exact = values @ dense.T + bias.double()

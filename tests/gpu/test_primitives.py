@@ -34,6 +34,16 @@ def test_hard_inputs(fmt: str) -> None:
     assert wrong(hard_inputs(DTYPES[i % 3]), fmt, decodes=DTYPES[(i + 1) % 3]) == []
 
 
+@pytest.mark.parametrize(
+    "fmt", ["e5m2:token:bf16:recip", "e4m3:group32:bf16", "e5m2:group32:bf16:nearest_away"]
+)
+def test_bfloat16_scales_beyond_float16(fmt: str) -> None:
+    """Numbers of every dtype decoded to every other: a compiler's float16 would lose the scales."""
+    for dtype in DTYPES:
+        for decodes in DTYPES:
+            assert wrong(hard_inputs(dtype), fmt, decodes=decodes) == [], (dtype, decodes)
+
+
 @pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8", "mxfp6", "nvfp4", "int8:group128:fp32", "int4"])
 def test_rows_that_fill_vectors(fmt: str) -> None:
     for dtype in DTYPES:

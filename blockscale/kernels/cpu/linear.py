@@ -57,7 +57,7 @@ def row_block(fmt: str, rank: int) -> int | None:
     None for any other block, and for formats that integer arithmetic does not take.
     """
     form = parse(fmt)
-    if form.offset is not None or isinstance(form.scale, TwoLevel):
+    if form.offset or form.zero or isinstance(form.scale, TwoLevel):
         return None
     *rows, size = form.block.sizes_for(rank)
     if not any((*rows, size)):

@@ -20,7 +20,7 @@ from blockscale.kernels.operand import Storage, in_order
 from blockscale.kernels.registry import ByFormats
 
 FAMILIES = ("integer", "minifloat", "binary", "codebook")  # of elements: `Family` of src/spec.h
-FEATURES = ("nd", "offset")  # FormatNumbers.features
+FEATURES = ("nd", "offset", "float_zero")  # FormatNumbers.features
 known = ByFormats(supports_families(FAMILIES, FEATURES))  # and every dtype, shape and layout
 UNKNOWN = ("features",)  # to the C++: `known` is what asks for them
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}

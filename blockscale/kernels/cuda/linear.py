@@ -16,13 +16,19 @@ from blockscale.kernels.cuda.dequantize import dequantize
 from blockscale.kernels.cuda.matmul import choice as ways
 from blockscale.kernels.cuda.matmul.call import Call
 from blockscale.kernels.cuda.matmul.choice import WAYS, Choice
+from blockscale.kernels.cuda.matmul.codebook.parts import exact_tables
 from blockscale.kernels.cuda.matmul.codes import codes, float8_sums, pair
 from blockscale.kernels.cuda.matmul.composed import halves, offsets
 from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends, add_up
 from blockscale.kernels.cuda.matmul.hopper import available
 from blockscale.kernels.cuda.matmul.input import Codes, Values, read
 from blockscale.kernels.cuda.matmul.order import PARTS
-from blockscale.kernels.cuda.matmul.reading import Reading, reading, through_memory
+from blockscale.kernels.cuda.matmul.reading import (
+    Reading,
+    reading,
+    reading_as_one,
+    through_memory,
+)
 from blockscale.kernels.cuda.matmul.weight import Weight, as_words
 from blockscale.kernels.cuda.primitives.form import floats, form
 from blockscale.kernels.cuda.primitives.launch import guard
@@ -37,8 +43,10 @@ _MANY, _MORE = 64, 1024  # rows from which values are taken as two bfloat16: of 
 def _how_exact(
     x: Tensor, weight: Operand, bias: Tensor | None = None, input: Quantizer = UNQUANTIZED
 ) -> str | None:
-    """What `pair` decides by, beside a call's arguments."""
-    del x, weight, bias
+    """What `pair` and `_how_read` decide by, beside a call's arguments."""
+    del x, bias
+    if _several(weight.fmt, weight.size):
+        return exact_tables()
     return float8_sums() if input.fmt else None
 
 
@@ -60,7 +68,7 @@ def linear(
         return y if bias is None else y.copy_(bias)
     with guard(x):
         left = read(x, input)
-        if w.more:  # parts that no way to multiply knows
+        if w.more or w.format.zero:  # parts that no way to multiply knows
             left = left.values() if isinstance(left, Codes) else left
             return _with_offsets(left, w, bias, x.dtype).reshape(shape)
         return multiplied(left, Weight(*w[:4]), fmt, bias, x.dtype).reshape(shape)
@@ -86,7 +94,7 @@ def _checked(weight: Operand, k: int) -> Operand:
 
 
 def _with_offsets(x: Values, w: Operand, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """x with a weight whose blocks have offsets: [rows, n] of dtype."""
+    """x with a weight whose blocks have offsets, or zero points that are no integers: [rows, n]."""
     other = offsets.with_zero_points(w.fmt, w.size)
     if not other:
         return _in_float32(x, w, bias, dtype)
@@ -127,7 +135,7 @@ def weighted(
 ) -> Tensor:
     """Values of x with a weight that is decoded, as `choice` says, else as is best: [rows, n]."""
     (rows, k), n = x.x.shape, w.codes.shape[0]
-    r = reading(fmt, k)
+    r = _how_read(x.x, fmt, dtype)
     if r is None or (not r.width and isinstance(parse(fmt).scale, TwoLevel)):
         return _in_float32(x, Operand(*w, fmt, k), bias, dtype)
     if r.further and rows >= _MORE and choice is None and halves.takes(x.x, dtype):
@@ -143,6 +151,22 @@ def weighted(
     if r.further:
         return _sum_of_parts(x, w, fmt, r, bias, dtype, choice)
     return WAYS[choice.way].run(x.x, w, fmt, r, Ends(x.row, bias), choice.settings, dtype)
+
+
+@cache
+def _several(fmt: str, k: int) -> bool:
+    """Whether a table's values are read in several parts."""
+    r = reading(fmt, k)
+    return r is not None and bool(r.further)
+
+
+def _how_read(x: Tensor, fmt: str, dtype: torch.dtype) -> Reading | None:
+    """`reading` of a weight's rows; where a bfloat16 result of bfloat16 x hides what that loses, a
+    table's values as one bfloat16 each."""
+    k = x.shape[1]
+    if x.dtype is dtype is torch.bfloat16 and _several(fmt, k) and exact_tables() != "exact":
+        return reading_as_one(fmt, k) or reading(fmt, k)
+    return reading(fmt, k)
 
 
 def _sum_of_parts(
@@ -173,9 +197,10 @@ def _times_row(x: Values, by: float) -> Tensor:
 def _in_float32(x: Values, w: Operand, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Elements of more than 8 bits, scales of a few elements: everything in float32.
 
-    Of tables and of blocks with offsets, for many rows, as two bfloat16 each.
+    Tables, and blocks with offsets or with zero points that are no integers, for many rows: as two
+    bfloat16 each.
     """
-    own = w.more or spec(w.fmt).element.family == "codebook"
+    own = w.more or w.format.zero or spec(w.fmt).element.family == "codebook"
     if own and x.x.shape[0] >= _MANY and halves.takes(x.x, dtype):
         return halves.halves(x.x, w, Ends(x.row, bias), dtype)
     weight = dequantize(w, torch.float32)

@@ -1,29 +1,15 @@
 """A format as the numbers that CUDA kernels are compiled for."""
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 
-from blockscale.core.elements.codebook import Codebook
-from blockscale.core.format import Format
 from blockscale.kernels.numbers import FormatNumbers, lowered, supports_families
 from blockscale.kernels.registry import ByFormats
 
 FAMILIES = ("integer", "minifloat", "binary", "codebook")  # of elements, that device code knows
-FEATURES = ("nd", "offset")  # of FormatNumbers.features, that device code knows
-_families = supports_families(FAMILIES, FEATURES)
-
-
-def _supported(formats: Sequence[Format]) -> bool:
-    """Not tables without negative values: under bf16 scales and in rows that blocks do not divide,
-    an H200 gave wrong codes of them, for a reason that is not found."""
-    return _families(formats) and all(
-        fmt.element.signed or not isinstance(fmt.element, Codebook) for fmt in formats
-    )
-
-
-known = ByFormats(_supported)  # and every dtype, shape and layout
+FEATURES = ("nd", "offset", "float_zero")  # of FormatNumbers.features, that device code knows
+known = ByFormats(supports_families(FAMILIES, FEATURES))  # and every dtype, shape and layout
 
 
 @dataclass(frozen=True)
@@ -41,6 +27,11 @@ class Spec(FormatNumbers):
     @cached_property
     def _hash(self) -> int:
         return hash(tuple(getattr(self, each.name) for each in fields(self)))
+
+    @property
+    def adds_zeros(self) -> bool:
+        """Whether zero points are added after rounding: those that are no integers are before."""
+        return self.asym and not self.zero
 
     @cached_property
     def per_level(self) -> float:

@@ -27,12 +27,16 @@ SHAPES = (
     (32, 8, 9, 1, 4, 1, 1, (5,)),
     *((16, 24, (3, 1, 2), (1, 2, 1), (1, 0, 2), 1, 1, (4, 5, 6)), (8, 6, 2, 1, 0, 2, 2, (4, 5, 3))),
 )
-WEIGHTS = ("int8_channel", "int4:group32:fp32", "mxint8", "mxfp4", "uint4:group16:fp32:asym")
+WEIGHTS = (
+    *("int8_channel", "int4:group32:fp32", "mxint8", "mxfp4", "uint4:group16:fp32:asym"),
+    "uint4:group16:fp32:asym(fp16)",
+)
 MORE = ("nf4:group16:fp32", "log8f3:token:fp32")
 INPUTS = (
     *(None, "int8", "int8_token", "mxint8", "int8:group16:fp32", "uint8", "mxfp8"),
     *(
         "uint8:token:fp32:asym",
+        "uint8:tensor:fp32:asym(fp32)",
         "uint4:group8:fp32:asym",
         "int3:tensor:fp32:asym",
         "uint8:token:fp32",

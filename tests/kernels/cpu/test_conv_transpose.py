@@ -27,7 +27,10 @@ SHAPES = (
     ((32, 5, 4, 2, 3, 1, 1, False, 3), (7, 5)),  # cut off deep, places far apart
     ((32, 8, 1, 3, 0, 2, 1, True, 1), (4, 5)),  # places that nothing reaches
 )
-WEIGHTS = ("int8_channel", "int4:group32:fp32", "mxint8", "mxfp4", "uint4:group16:fp32:asym")
+WEIGHTS = (
+    *("int8_channel", "int4:group32:fp32", "mxint8", "mxfp4", "uint4:group16:fp32:asym"),
+    "uint4:group16:fp32:asym(fp16)",
+)
 MORE = ("nf4:group16:fp32", "log8f3:token:fp32")
 INPUTS = (None, "int8", "int8_token", "mxint8", "int8:group16:fp32", "uint8", "mxfp8")
 

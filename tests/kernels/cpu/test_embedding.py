@@ -68,7 +68,10 @@ def test_elements_and_blocks(element: str) -> None:
     ids=["one", "none", "none of 3", "int32", "transposed", "strided", "expanded"],
 )
 def test_kinds_of_indices(indices: Tensor) -> None:
-    for fmt in ("int4:group16:fp16:asym", "e2m1:group16:e4m3", "int12:tile4x16:fp32"):
+    for fmt in (
+        *("int4:group16:fp16:asym", "uint4:group16:fp16:asym(fp16)"),
+        *("e2m1:group16:e4m3", "int12:tile4x16:fp32"),
+    ):
         assert wrong(table(fmt, 19, 37), indices) == []
 
 

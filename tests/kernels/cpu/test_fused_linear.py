@@ -22,6 +22,7 @@ WEIGHTS = (
     "int8:channel0:fp32",
     "int4:group32:fp32",
     "uint4:group16:fp16:asym",
+    "uint4:group16:fp16:asym(fp16)",
     "e2m1:group16:e4m3",
 )
 INPUTS = (
@@ -33,6 +34,7 @@ INPUTS = (
         "int5:group48:fp32",
     ),
     *("e4m3:token:fp32", "int8:token:fp32:offset", "int16:tensor:fp32", "int8:group16:e4m3"),
+    *("uint8:token:fp32:asym(fp32)", "uint8:tensor:fp32:asym(fp16)"),
 )
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -55,6 +57,7 @@ ENDS = (
 OTHERS = (
     *("int8:tensor:fp32:nearest_away", "e4m3:tensor:fp32", "int8:token:fp32", "int16:tensor:fp32"),
     *("int8:group16:e8m0/floor", "int8:tensor:fp32:offset", "binary:tensor:fp32"),
+    *("uint8:tensor:fp32:asym(fp32)", "uint8:token:bf16:asym(bf16)"),
 )
 
 

@@ -32,6 +32,8 @@ WEIGHTS = (
     *("nf4:group64:fp32:offset", "e4m3:group32:fp32:offset", "e2m1:group32:e8m0/ceil:offset"),
     *("log8f3:group32:fp16:offset", "uint6:token:fp32:offset", "int4:group16:e4m3:offset"),
     *("uint3:token:fp32:asym", "int8:group20:fp32", "e3m0:group64:pow2/even", "uint8:group16:bf16"),
+    *("uint4:group32:fp16:asym(fp16)", "uint8:token:fp32:asym(fp32)"),
+    "int4:group8:fp32:asym(bf16)",
 )
 INPUTS = (
     *(
@@ -42,6 +44,7 @@ INPUTS = (
         "uint8:token:fp32:asym",
     ),
     *("int8:group64:bf16:full", "int4:group32:fp32", "ternary:token:fp32", "e2m1:group16:e4m3"),
+    *("uint8:token:fp32:asym(fp32)", "uint8:tensor:fp32:asym(fp16)"),
     *("int8:channel-1:fp32", "int8:group16:e4m3", "int8:token:fp16:recip", "int8:group24:fp32"),
 )
 SIZES = ((1, 100, 7), (2, 64, 1), (5, 33, 65), (13, 17, 40), (33, 1, 3), (17, 160, 63))
@@ -206,6 +209,7 @@ def test_numbers_far_from_one(fmt: str) -> None:
 SIGNED = (
     *("int4:group32:fp32", "int8:channel0:fp32", "e2m1:group32:fp32", "e4m3:group32:fp32"),
     *("uint4:group32:fp32:asym", "nf4:group32:fp32", "uint4:group32:fp32:offset"),
+    *("uint4:group32:fp32:asym(fp16)", "int8:token:fp32:asym(bf16)"),
     *("e2m1:group16:e4m3", "int4:group16:e4m3", "log8f3:group32:fp32:offset"),
 )
 

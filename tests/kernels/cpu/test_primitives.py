@@ -56,6 +56,7 @@ def spelling(i: int, element: str, block: str) -> str:
         halves = scale in ("fp32", "fp16", "bf16") or scale.endswith("/nearest")
         spans += ["full"] + ["half"] * halves
     span = spans[i // 3 % len(spans)]
+    span += ("", "(fp16)", "(fp32)", "(bf16)")[i // 11 % 4] if span == "asym" else ""
     options = [span, *["recip"] * ("/" not in scale and i // 5 % 2)]
     offset = ("", "offset", "offset(fp16)", "offset(bf16)")[i // 7 % 4]
     options += [offset] * (not span and element not in ("binary", "ternary"))

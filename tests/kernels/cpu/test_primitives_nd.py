@@ -16,6 +16,7 @@ from tests.kernels.cpu.test_primitives import rough
 FORMATS = [  # each has `{}` for its block
     "int8:{}:fp32",
     "int4:{}:fp32:asym",
+    "uint8:{}:fp32:asym(fp16)",
     "e2m1:{}:e8m0/floor",
     "e4m3:{}:fp16",
     "e2m1:{}:e4m3",

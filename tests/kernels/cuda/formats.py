@@ -1,4 +1,4 @@
-"""Formats with codebooks and with offsets, of every kind that the kernels tell apart."""
+"""Formats with codebooks, offsets, zero points that are no integers: what kernels tell apart."""
 
 EIGHTHS = ",".join(str((37 * k % 200 - 90) / 8) for k in range(200))  # in no order
 CODEBOOKS = [
@@ -7,7 +7,8 @@ CODEBOOKS = [
     "nf4:group32:e8m0/floor", "nf4:group32:pow2/ceil", "nf4:group16:e4m3",
     "fp4:tile4x16:bf16:recip",
     "book(0,0.5,1,2,-0,-0.5,-1,-2):group32:fp32", "book(0.25,-3,1e-05,7):group32:fp32",
-    "book(-0,3,0,-1,1):group32:fp32", "book(-1,1):group32:bf16", "log8f1:group32:fp32",
+    "book(-0,3,0,-1,1):group32:fp32", "book(-1,1):group32:bf16", "book(0,1):group32:bf16",
+    "uapot4:group32:bf16", "uapot2:group32:bf16", "fp4:group32:bf16", "log8f1:group32:fp32",
     "book(1e-30,-1e-30):group16:fp32", "log4f1:group32@0:fp32",
 ]  # fmt: skip
 OFFSETS = [
@@ -15,4 +16,11 @@ OFFSETS = [
     "e2m1:group32:e8m0/ceil:offset", "int8:tensor:fp32:offset(bf16)", "e4m3:tile4x16:bf16:offset",
     "nf4:group16:e4m3:offset", "log4:group32:fp32:offset", "int4:group16@0:fp32:offset",
     "int8:group7:fp32:offset:stochastic", "e2m1:group16:(e4m3:token:fp32):offset(fp16)",
+    "uint4:token:fp16:offset",
+]  # fmt: skip
+FLOAT_ZEROS = [
+    "uint4:group64:fp16:asym(fp16)", "int8:token:fp32:asym(fp32)", "uint8:group7:bf16:asym(bf16)",
+    "uint8:tensor:fp32:asym(fp32):recip", "int4:group16@0:fp32:asym(fp16):nearest_away",
+    "int8:group32:e8m0/floor:asym(fp32):stochastic", "uint4:group16:e4m3:asym(bf16)",
+    "int12:tile4x16:fp32:asym(fp32):down", "uint2:channel0:pow2/ceil:asym(fp16):up",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from tests.kernels.cuda.matmul.exact import stored
 FORMATS = (
     *("int8:channel0:fp32", "int4:group32:fp32", "uint4:group16:fp16:asym", "e2m1:group16:e4m3"),
     *("e4m3:group32:e8m0/floor", "int8:tensor:fp32", "int8:channel1:fp32", "log4:token:fp32"),
+    "uint4:group16:fp16:asym(fp16)",
     *("binary:channel0:fp32", "e3m2:group32:e8m0/tosa", "int4:block*x32:fp32"),
 )
 

@@ -31,13 +31,15 @@ WEIGHTS = (
     *("log4:group32:e8m0/ceil", "e3m0:group64:pow2/even", "e4m3:group16:e5m2", "int8:group20:fp32"),
     *("int2:group64:e8m0/floor", "e2m1:token:e4m3", "int8:token:fp16", "e4m3:token:e8m0/floor"),
     *("int8:block8x*:fp32", "int4:block*x32:fp32", "e2m1:block*x32:e8m0/floor"),
+    *("uint4:group32:fp16:asym(fp16)", "uint8:token:fp32:asym(fp32)"),
+    "int4:group20:e4m3:asym(bf16)",
     *("uint4:block4x*:bf16:asym", "e2m1:block*x16:e4m3", "int4:block4x*:e8m0/floor"),
 )
 INPUTS = (
     *("", "int8:token:fp32", "e4m3:token:fp32", "int8:tensor:fp32", "int8:group32:e8m0/floor"),
     *("uint8:token:fp32:asym", "e2m1:group16:e4m3", "int4:group32:fp32", "e4m3:group32:e8m0/floor"),
     *("ternary:token:fp32", "int8:channel-1:fp32", "int16:token:fp32", "int8:token:e4m3"),
-    *("int8:block2x*:fp32", "e2m1:block*x16:e8m0/floor"),
+    *("int8:block2x*:fp32", "e2m1:block*x16:e8m0/floor", "uint8:token:fp32:asym(fp32)"),
 )
 SIZES = ((1, 96, 7), (3, 128, 33), (5, 80, 1), (18, 64, 17), (2, 100, 5))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -71,6 +73,18 @@ def run(x: Tensor, weight: tuple, fmt: str, input_fmt: str = "", **more) -> Tens
 def check(x: Tensor, weight: tuple, fmt: str, input_fmt: str = "", **more) -> None:
     y = run(x, weight, fmt, input_fmt, **more)
     assert excess(y, x, weight, fmt, input_fmt, **more) <= 1, (fmt, input_fmt, tuple(x.shape))
+
+
+def test_tables_as_one_bfloat16_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a bfloat16 result hides what that loses, unless the environment forbids it."""
+    fmt, x = str(parse("nf4:group64:fp32")), torch.randn(5, 128)
+    weight = stored(torch.randn(33, 128), fmt)
+    hidden = run(x.bfloat16(), weight, fmt)
+    check(x.bfloat16(), weight, fmt)
+    check(x.half(), weight, fmt)
+    monkeypatch.setenv("BLOCKSCALE_TABLE_PRODUCTS", "exact")
+    y = run(x.bfloat16(), weight, fmt)
+    assert excess(y, x.bfloat16(), weight, fmt, ulps=64) <= 1 and not torch.equal(y, hidden)
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)

@@ -14,7 +14,7 @@ from tests.core.test_against_rationals import cases
 from tests.gpu.test_cuda_reference import SPELLINGS, hard_inputs
 from tests.kernels.cuda.boxes import boxes
 from tests.kernels.cuda.equal import DTYPES, has_kernels, wrong
-from tests.kernels.cuda.formats import CODEBOOKS, OFFSETS
+from tests.kernels.cuda.formats import CODEBOOKS, FLOAT_ZEROS, OFFSETS
 
 # numpy, in which the interpreter computes, tells of infinities and NaN
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -27,7 +27,7 @@ FEW = [
     "int8_pow2", "uint4:token:fp16:asym", "int2:channel1:fp32:full", "int6:group7:e8m0/tosa",
     "int8:token:fp32:stochastic", "e2m1:group32@0:(uint4:channel0:fp32):nearest_away",
     "int8:group16:fp32:up", "e3m2:group16:fp32:down", "int12:group16:e4m3:toward_zero",
-    *CODEBOOKS, *OFFSETS,
+    *CODEBOOKS, *OFFSETS, *FLOAT_ZEROS,
 ]  # fmt: skip
 
 

@@ -45,8 +45,8 @@ Names<Rounding> names(Rounding) {
             {"up", Rounding::up},                     {"stochastic", Rounding::stochastic}};
 }
 
-Names<Offset> names(Offset) {
-    return {{"", Offset::none}, {"fp32", Offset::fp32}, {"fp16", Offset::fp16}, {"bf16", Offset::bf16}};
+Names<Stored> names(Stored) {
+    return {{"", Stored::none}, {"fp32", Stored::fp32}, {"fp16", Stored::fp16}, {"bf16", Stored::bf16}};
 }
 
 // A Python value as the type of a field. Throws std::invalid_argument; `where` names the field.
@@ -121,6 +121,7 @@ constexpr Field<Spec> kSpec[] = {
     {"rounding", set<&Spec::rounding>},
     {"inner", set<&Spec::inner>},
     {"outer_levels", set<&Spec::outer_levels>},
+    {"zero", set<&Spec::zero>},
     {"offset", set<&Spec::offset>},
 };
 

@@ -48,7 +48,7 @@ void bind_linear(nb::module_& m) {
     nb::class_<LinearWeight>(m, "LinearWeight")
         .def("__init__", [](LinearWeight* self, std::shared_ptr<NativeFormat> format, int64_t n,
                             int64_t k, Address codes, const std::array<Address, 4>& parts) {
-            QParams scale{at(parts[0]), at<float>(parts[1]), at<int32_t>(parts[2]), at(parts[3])};
+            QParams scale{at(parts[0]), at<float>(parts[1]), at(parts[2]), at(parts[3])};
             new (self) LinearWeight(std::move(format), n, k, at(codes), scale);
         })
         .def("unchanged", &LinearWeight::unchanged)

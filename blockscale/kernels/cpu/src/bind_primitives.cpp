@@ -22,7 +22,7 @@ using Parts = std::array<Address, 4>;  // scale, outer, zero point, offset
 
 QParams qparams(const Parts& parts) {
     return {reinterpret_cast<void*>(parts[0]), reinterpret_cast<float*>(parts[1]),
-            reinterpret_cast<int32_t*>(parts[2]), reinterpret_cast<void*>(parts[3])};
+            reinterpret_cast<void*>(parts[2]), reinterpret_cast<void*>(parts[3])};
 }
 
 void* at(Address address) { return reinterpret_cast<void*>(address); }

@@ -69,7 +69,7 @@ struct FloatWeight {
     Grid grid;  // rows: n, columns: k
     const uint8_t* codes;
     const float* steps;
-    const int32_t* zero_points;  // null without
+    const float* zero_points;    // null without
     const float* offsets;        // null without
     const uint8_t* scale_codes;  // one byte a step where that says it, times `outer`; else null
     float outer;

@@ -107,9 +107,11 @@ bool codes_of(const NativeFormat& format, const void* scale, const int32_t* zero
               Codes* codes) {
     constexpr int32_t kFar = 1 << 20;
     const Spec& spec = format.spec();
+    if (spec.zero != Stored::none) return false;
     int32_t zero = zero_point ? *zero_point : 0;
     if (spec.element.family != Family::integer || spec.element.bits > 8 ||
-        spec.offset != Offset::none || spec.scale == ScaleKind::two_level ||
+        spec.offset != Stored::none ||
+        spec.scale == ScaleKind::two_level ||
         spec.rounding != Rounding::nearest_even || zero < -kFar || zero > kFar)
         return false;
     float step;
@@ -157,8 +159,8 @@ LinearWeight::LinearWeight(std::shared_ptr<NativeFormat> format, int64_t n, int6
     steps_.assign(blocks + kSpare / 4, 0.0f);
     isa().primitives->steps(spec, layout, scale, steps_.data());
     if (scale.zero_point) {
-        zero_points_.assign(blocks + kSpare / 4, 0);
-        std::copy_n(scale.zero_point, blocks, zero_points_.begin());
+        zero_points_.assign(blocks + kSpare / 4, 0.0f);
+        isa().primitives->zero_points(spec, scale.zero_point, blocks, zero_points_.data());
     }
     if (scale.offset) {
         offsets_.assign(blocks + kSpare / 4, 0.0f);
@@ -192,7 +194,8 @@ uint64_t LinearWeight::sample() const {
 bool LinearWeight::integers_fit(const Spec& x, int64_t x_block) const {
     const Element &w = float_.spec->element, &e = x.element;
     if (w.family != Family::integer || w.bits > 8 || e.family != Family::integer || e.bits > 8 ||
-        x.offset != Offset::none || float_.offsets || x.scale == ScaleKind::two_level ||
+        x.offset != Stored::none || float_.offsets || x.zero != Stored::none ||
+        float_.spec->zero != Stored::none || x.scale == ScaleKind::two_level ||
         x.rounding == Rounding::stochastic)
         return false;
     int64_t k = float_.grid.columns, block = float_.grid.block_columns;
@@ -246,8 +249,9 @@ bool LinearWeight::integers(const NativeFormat& x_format, IntegerInput x, const 
     x.block = std::min(x.block, k);
     int64_t x_block = x.block == 0 ? k : x.block;
     std::vector<float> steps;
+    if (!integers_fit(spec, x_block)) return false;
     int64_t x_reach = reach_of(x);
-    if (!integers_fit(spec, x_block) || x_reach < 0 || !given_steps(x, &steps)) return false;
+    if (x_reach < 0 || !given_steps(x, &steps)) return false;
     IntegerSums sums{.block = 0, .steps = steps.data(), .sums = nullptr};
     {
         std::lock_guard<std::mutex> guard(lock_);

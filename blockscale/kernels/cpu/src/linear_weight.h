@@ -44,9 +44,7 @@ private:
     FloatWeight float_;
     QParams scale_;
     int64_t scale_bytes_;
-    std::vector<float> steps_;
-    std::vector<int32_t> zero_points_;
-    std::vector<float> offsets_;
+    std::vector<float> steps_, zero_points_, offsets_;
     std::vector<uint8_t> scale_codes_;
     uint64_t sample_;
 

@@ -9,12 +9,12 @@
 namespace blockscale {
 
 // The stored parts of a format's scale, each null where the format has none (see core.reference.QParams).
-// `scale` is float, fp16, bf16 or bytes as the format says; `outer` float; `zero_point` int32; `offset`
-// as Spec::offset says.
+// `scale` is float, fp16, bf16 or bytes as the format says; `outer` float; `zero_point` int32 or as
+// Spec::zero says; `offset` as Spec::offset says.
 struct QParams {
     void* scale;
     float* outer;
-    int32_t* zero_point;
+    void* zero_point;
     void* offset;
 };
 
@@ -49,12 +49,13 @@ struct Primitives {
     // codes packed by whole rows, as float32 values; for kernels that dequantize as they go.
     // `first` lies on a byte. Runs on the calling thread.
     void (*decode)(const Spec&, const Grid&, const void* packed, const float* steps,
-                   const int32_t* zero_points, const float* offsets, int64_t from, int64_t count,
+                   const float* zero_points, const float* offsets, int64_t from, int64_t count,
                    int64_t first, int64_t size, float* values, int64_t stride);
     // The float32 step of each block (section 1.3) [grid.blocks()].
     void (*steps)(const Spec&, const Layout&, QParams, float* steps);
-    // n stored offsets as float32.
+    // n stored offsets or zero points as float32.
     void (*offsets)(const Spec&, const void* stored, int64_t n, float* offsets);
+    void (*zero_points)(const Spec&, const void* stored, int64_t n, float* zero_points);
     // Rows of a matrix [rows, columns] (grid: NativeFormat::matrix) -> y [count, columns]. False,
     // and nothing written, if an index is out of range.
     bool (*embedding)(const Spec&, const Layout&, const void* packed, QParams,

@@ -20,7 +20,7 @@ enum class ScaleKind : int { fp32, fp16, bf16, pow2, e8m0, two_level };
 enum class Rounding : int { nearest_even, nearest_away, toward_zero, down, up, stochastic };
 enum class Statistic : int { magnitude, high, range, mean, mean_above };  // section 3.1, 3.2
 enum class Dtype : int { fp32, bf16, fp16 };  // of the float side of a primitive
-enum class Offset : int { none, fp32, fp16, bf16 };  // how a block's offset is stored
+enum class Stored : int { none, fp32, fp16, bf16 };  // how a block's offset or zero point is stored
 
 struct Element {
     Family family;
@@ -52,7 +52,8 @@ struct Spec {
     bool full;           // a range with a divisor for either side: element.low and element.high
     bool asym, recip, poisons;
     Rounding rounding;
-    Offset offset;       // section 3.8; such ranges are not widened to 0
+    Stored zero;         // of `asym`; none: int32, which is added after rounding (section 4)
+    Stored offset;       // section 3.8; such ranges are not widened to 0
     // Two levels: what encodes and decodes the scales' own codes, of which only the element and
     // rounding to nearest even count; null for one level. outer_levels: fl(L * Lc), section 3.5.
     std::shared_ptr<const Spec> inner;

@@ -7,7 +7,8 @@ Words that mean the same in all of it:
     in steps   a number divided by its block's step, which is what is rounded to a code
     stored     a block's scale as it is kept in memory; the step is computed from it
     outer      the scale of a two-level format's inner scales
-    zero       a zero point, int32, which is added to a number in steps; 0 where the format has none
+    zero       a zero point, which is added to a number in steps: int32, after rounding, or float32,
+               before it; 0 where the format has none
     block      the elements that share a scale; `poisoned` if one of them is NaN or infinite
     box        a block over k and over several dimensions before it that do not merge (tile.py)
     tile       the elements of one program, [rows, columns]; and what a kernel is compiled for

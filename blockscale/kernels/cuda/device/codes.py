@@ -94,6 +94,8 @@ def steps_of(x, scaling, ordinary: tl.constexpr, result: tl.constexpr, spec: tl.
     family: tl.constexpr = spec.element.family
     if (family == "integer" or family == "codebook") and not ordinary:
         y = tl.where(y == y, y, 0.0)
+    if spec.zero != "":
+        y = y + scaling.zero
     return y, low, high
 
 
@@ -105,7 +107,10 @@ def passes(x, scaling, spec: tl.constexpr):
     low, high = limits(scaling.zero, spec)
     if spec.offset != "":
         x = x - scaling.offset
-    return inside(in_steps(x, scaling, spec), low, high, element, rounding)
+    y = in_steps(x, scaling, spec)
+    if spec.zero != "":
+        y = y + scaling.zero
+    return inside(y, low, high, element, rounding)
 
 
 @triton.jit
@@ -119,8 +124,10 @@ def value_of(x, scaling, u, ordinary: tl.constexpr, spec: tl.constexpr):
         bounded: tl.constexpr = never_saturates(spec) if ordinary else clamps_first(spec, "values")
         y, low, high = steps_of(x, scaling, ordinary, "values", spec)
         source = bits_of(x) if ordinary and spec.offset == "" else bits_of(y)
-        asym: tl.constexpr = spec.asym
+        asym: tl.constexpr = spec.adds_zeros
         value = round_trip(y, source, low, high, u, element, rounding, asym, ordinary, bounded)
+    if spec.zero != "":
+        value = value - scaling.zero
     value = value * scaling.step
     if spec.offset != "":
         value = value + scaling.offset
@@ -132,7 +139,7 @@ def code_of(x, scaling, u, ordinary: tl.constexpr, spec: tl.constexpr):
     """Elements -> their codes, int32."""
     element: tl.constexpr = spec.element
     rounding: tl.constexpr = spec.rounding
-    asym: tl.constexpr = spec.asym
+    asym: tl.constexpr = spec.adds_zeros
     if counts_binades(ordinary, spec):
         code = power_codes(x, scaling.first, scaling.second, element)
     else:

@@ -35,7 +35,7 @@ class Scaling(NamedTuple):
     second: float32, a power of two that x is multiplied by, too; or the second turning point
     by: float32, the divisor
     step: float32, what codes are multiplied by
-    zero: int32, the zero point, or 0 where the format has none
+    zero: int32 or float32, the zero point, or 0 where the format has none
     offset: float32, what is subtracted from x first, or 0.0 where the format has none
     """
 
@@ -49,9 +49,10 @@ class Scaling(NamedTuple):
 
 @triton.constexpr_function
 def divides_exactly(spec):
-    """Whether elements are divided by an exact division: where quotients below 2^-64 matter, and in
-    the interpreter, whose fma rounds twice."""
-    return INTERPRETED.value or tells_small_quotients_apart(spec)
+    """Whether elements are divided by an exact division: where quotients below 2^-64 matter, or, as
+    a given zero point may be anything, those of 2^20 and more; and in the interpreter, whose fma
+    rounds twice."""
+    return INTERPRETED.value or tells_small_quotients_apart(spec) or spec.zero != ""
 
 
 @triton.constexpr_function
@@ -145,17 +146,44 @@ def all_ordinary(top, outer, spec: tl.constexpr):
 
 
 @triton.jit
+def nearer_to_one(size, bounded: tl.constexpr):
+    """The bits of magnitudes of steps -> a power of two for each, float32, that brings it to where
+    remainders are exact.
+
+    PTX, of which LLVM makes no vectors: of bools of 128 units it made words of 64, and ptxas, 12.8
+    and 13.0, took those of the last 28 apart wrongly (docs/cuda.md).
+    """
+    # 2^126, or 2^100 for a multiple of the divisor to be finite
+    above: tl.constexpr = 0x71800000 if bounded else 0x7E800000
+    if INTERPRETED:
+        second = tl.where(size < 0x2C800000, 1125899906842624.0, 1.0)  # 2^-38: 2^50
+        second = tl.where(size < 0x13800000, 5.192296858534828e33, second)  # 2^-88: 2^112
+        second = tl.where(size > above, 5.9604644775390625e-08, second)  # 2^-24
+    else:
+        ptx: tl.constexpr = selected(above)
+        second = tl.inline_asm_elementwise(ptx, "=f,r", [size], tl.float32, True, 1)
+    return second
+
+
+@triton.constexpr_function
+def selected(above):
+    """The PTX of `nearer_to_one`."""
+    return (
+        "{ .reg .pred p; .reg .f32 t; setp.lt.u32 p, $1, 0x2C800000;"
+        " selp.f32 t, 0f58800000, 0f3F800000, p; setp.lt.u32 p, $1, 0x13800000;"
+        f" selp.f32 t, 0f77800000, t, p; setp.gt.u32 p, $1, 0x{above:08X};"
+        " selp.f32 $0, 0f33800000, t, p; }"
+    )
+
+
+@triton.jit
 def any_divisor(step, bounded: tl.constexpr, spec: tl.constexpr):
     """Any steps, float32 -> `first`, `second` and `by` of a Scaling for Markstein's division."""
-    one = tl.zeros_like(step) + 1.0
-    second = one
     size = bits_of(step) & MAGNITUDE
-    if spec.scale != "fp16":  # a power of two, to bring steps to where remainders are exact
-        second = tl.where(size < 0x2C800000, 1125899906842624.0, second)  # 2^-38: 2^50
-        second = tl.where(size < 0x13800000, 5.192296858534828e33, second)  # 2^-88: 2^112
-        # 2^126, or 2^100 for a multiple of `by` to be finite: 2^-24
-        above: tl.constexpr = 0x71800000 if bounded else 0x7E800000
-        second = tl.where(size > above, 5.9604644775390625e-08, second)
+    if spec.scale == "fp16":
+        second = tl.zeros_like(step) + 1.0
+    else:
+        second = nearer_to_one(size, bounded)
     by = step * second
     if bounded:  # x / 0 is infinite: so is x over what is below all of its bounds
         small = float_of((bits_of(step) & -0x80000000) | FLT_MIN_BITS)
@@ -265,7 +293,7 @@ def in_steps(x, scaling, spec: tl.constexpr):
 @triton.jit
 def limits(zero, spec: tl.constexpr):
     """The smallest and largest number of steps before the zero point is added, float32."""
-    if spec.asym:
+    if spec.adds_zeros:
         offset = zero.to(tl.float32)
         low, high = spec.element.low - offset, spec.element.high - offset
     else:

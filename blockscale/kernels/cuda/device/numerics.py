@@ -85,7 +85,27 @@ def clamp(x, low_bits: tl.constexpr, high_bits: tl.constexpr):
 def widen(x):
     """Float32, bfloat16 or float16 -> float32."""
     if INTERPRETED and x.dtype == tl.bfloat16:  # the interpreter flushes subnormals
-        wide = float_of(x.to(tl.int16, bitcast=True).to(tl.int32) << 16)
+        wide = moved_up(x)
+    else:
+        wide = x.to(tl.float32)
+    return wide
+
+
+@triton.jit
+def moved_up(x):
+    """bfloat16 -> float32, by its bits."""
+    return float_of(x.to(tl.int16, bitcast=True).to(tl.int32) << 16)
+
+
+@triton.jit
+def widen_part(x):
+    """As `widen`, of scales and what goes with them.
+
+    LLVM 22 takes float16(float32(a) * float32(b)) of a float16 a and a bfloat16 b for a product of
+    float16, which loses most of b's range. It does not see through bits that are moved.
+    """
+    if x.dtype == tl.bfloat16:
+        wide = moved_up(x)
     else:
         wide = x.to(tl.float32)
     return wide

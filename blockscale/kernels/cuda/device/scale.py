@@ -28,6 +28,7 @@ from blockscale.kernels.cuda.device.numerics import (
     quotient,
     reciprocal,
     widen,
+    widen_part,
 )
 
 SIGN: tl.constexpr = tl.constexpr(-0x80000000)
@@ -45,7 +46,7 @@ class Scale(NamedTuple):
     stored: as above
     step: float32
     outer: float32, the outer scale of a two-level format, else 1.0
-    zero: int32, the zero point, or 0 where the format has none
+    zero: int32 or float32, the zero point, or 0 where the format has none
     offset: float32, what is added to values, or 0.0 where the format has none
     divisor: float32, what elements are divided by: the step, or 1 for a block of zeros
     """
@@ -205,15 +206,17 @@ def load_scale(
     if spec.scale == "e8m0" or spec.scale == "two_level":
         stored = stored.to(tl.int32)
     else:
-        stored = widen(stored)
+        stored = widen_part(stored)
     above = 1.0
     if spec.scale == "two_level":
         above = tl.load(outer + outer_index, mask=present, other=1.0)
     point, added = 0, 0.0
     if spec.asym:
         point = tl.load(zero + index, mask=present, other=0)
+        if spec.zero != "":
+            point = widen_part(point)
     if spec.offset != "":
-        added = widen(tl.load(offset + index, mask=present, other=0))
+        added = widen_part(tl.load(offset + index, mask=present, other=0))
     step = step_of(stored, above, spec)
     return Scale(stored, step, above, point, added, step)
 
@@ -228,8 +231,21 @@ def narrow_scale(stored, dtype: tl.constexpr):
 
 @triton.jit
 def zero_point(low, step, spec: tl.constexpr):
-    """The smallest number and the step of each block -> the zero point, int32 (3.6)."""
+    """The smallest number and the step of each block -> the zero point (3.6): int32, or float32 of
+    its type's values."""
     t = divide(low, step)
+    if spec.zero != "":
+        zero = spec.element.low - t
+        kind: tl.constexpr = spec.zero
+        zero = stored_as(tl.where(zero == zero, zero, 0.0), kind)
+    else:
+        zero = whole_zero_point(t, spec)
+    return zero
+
+
+@triton.jit
+def whole_zero_point(t, spec: tl.constexpr):
+    """The smallest number of each block in steps -> the zero point, int32."""
     near = tl.minimum(tl.maximum(t, -1048576.0), 1048576.0)  # far outside, yet whole if rounded
     zero = spec.element.low - ((near + MAGIC) - MAGIC)
     zero = tl.where(t == t, zero, 0.0)
@@ -242,17 +258,21 @@ def block_offset(low, step, spec: tl.constexpr):
     (3.8)."""
     kind: tl.constexpr = spec.offset
     offset = low - step * spec.element.low
-    offset = tl.where(offset == offset, offset, 0.0)
+    return stored_as(tl.where(offset == offset, offset, 0.0), kind)
+
+
+@triton.jit
+def stored_as(x, kind: tl.constexpr):
+    """x, no NaN -> the nearest number that a type stores, at most its largest: float32."""
     if kind == "fp16":
-        offset = tl.minimum(tl.maximum(offset, -65504.0), 65504.0)
-        offset = narrow(offset, tl.float16).to(tl.float32)
+        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
+        x = narrow(x, tl.float16).to(tl.float32)
     elif kind == "bf16":
-        offset = between(offset, 0x7F7F0000)
-        offset = widen(narrow(offset, tl.bfloat16))
+        x = widen(narrow(between(x, 0x7F7F0000), tl.bfloat16))
     else:
-        tl.static_assert(kind == "fp32", "unknown kind of offset")
-        offset = between(offset, FLT_MAX_BITS)
-    return offset
+        tl.static_assert(kind == "fp32", "unknown type of offsets and zero points")
+        x = between(x, FLT_MAX_BITS)
+    return x
 
 
 @triton.jit

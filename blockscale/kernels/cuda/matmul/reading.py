@@ -13,7 +13,7 @@ from blockscale.core.parse import parse
 from blockscale.core.scale import FloatScale, PowerOfTwo
 from blockscale.core.scales.two_level import TwoLevel
 from blockscale.kernels.cuda.matmul import ptx
-from blockscale.kernels.cuda.matmul.codebook.parts import parts_of
+from blockscale.kernels.cuda.matmul.codebook.parts import Parts, nearest_of, parts_of
 from blockscale.kernels.cuda.matmul.ptx_pairs import NO_PAIRS, Pairs, pairs, six
 from blockscale.kernels.cuda.spec import Spec, spec
 from blockscale.kernels.numbers import lower
@@ -22,6 +22,7 @@ WORD = 32
 SIGNIFICAND = 8  # bits of a bfloat16's
 SMALLEST_TILE = 16  # words along k
 SMALLEST_BLOCK = 16  # codes whose sums can have their own scale: what a tensor core takes at once
+_SUMS = 64  # units that the op allows sums; of all of k: k / 8 (docs/numerics.md, 7)
 _NOT_KNOWN = 256  # bits, more than any number here has
 
 
@@ -87,17 +88,24 @@ def reading(spelling: str, k: int) -> Reading | None:
     are bfloat16, or blocks with scales of their own are too small."""
     fmt = parse(spelling)
     numbers = lower(fmt)
-    if numbers is None or fmt.offset is not None:
+    if numbers is None or fmt.offset is not None or fmt.zero is not None:
         return None
     if numbers.element.family == "codebook":
-        return _in_parts(fmt, k)
+        return _in_parts(fmt, k, parts_of(numbers.element))
     return _reading(fmt, k, spec(spelling)) if is_bfloat16(fmt) else None
 
 
-def _in_parts(fmt: Format, k: int) -> Reading | None:
+@cache
+def reading_as_one(spelling: str, k: int) -> Reading | None:
+    """How to read rows of k codes of a table as one bfloat16 each, for results that hide what is
+    lost; None where it is not hidden."""
+    parts = nearest_of(spec(spelling).element, max(_SUMS, k / 8))
+    return None if parts is None else _in_parts(parse(spelling), k, parts)
+
+
+def _in_parts(fmt: Format, k: int, parts: Parts) -> Reading | None:
     """The Reading of a format whose elements are a table: of its first part, with the others."""
     numbers = spec(fmt.spelling)
-    parts = parts_of(numbers.element)
     each = [replace(numbers, element=replace(numbers.element, values=t)) for t in parts.tables]
     found = [_reading(fmt, k, one) for one in each]
     readings = tuple(one for one in found if one is not None)

@@ -31,7 +31,7 @@ def decode_tile(
     out: float32, bfloat16 or float16 [batch, m, k], contiguous
     scale: the stored scales of all blocks
     outer: float32, an outer scale for each block, or one for all; None with one level
-    zero: int32, the zero points of all blocks; None where the format has none
+    zero: int32 or floats, the zero points of all blocks; None where the format has none
     offset: float32, bfloat16 or float16, the offsets of all blocks; None where the format has none
     outer_count: how many outer scales there are; extents: a tiling.Extents
     """

@@ -95,7 +95,7 @@ def encode_tile(
            the outer scale is chosen; else None
     scale: the stored scales of all blocks
     outer: float32, an outer scale for each block, or one for all; None with one level
-    zero: int32, the zero points of all blocks; None where the format has none
+    zero: int32 or floats, the zero points of all blocks; None where the format has none
     offset: float32, bfloat16 or float16, the offsets of all blocks; None where the format has none
     seed: int64 [1] or [2], of stochastic rounding; else None
     outer_count: how many outer scales there are
@@ -184,7 +184,8 @@ def choose_scale(
         at = units.scale + units.index
         tl.store(at, narrow_scale(stored, units.scale.dtype.element_ty), mask=units.present)
         if spec.asym:
-            tl.store(units.zero + units.index, zero, mask=units.present)
+            at = units.zero + units.index
+            tl.store(at, narrow(zero, units.zero.dtype.element_ty), mask=units.present)
         if spec.offset != "":
             at = units.offset + units.index
             tl.store(at, narrow(offset, units.offset.dtype.element_ty), mask=units.present)

@@ -99,8 +99,8 @@ def finish(work, scale, zero, offset, count, spec: tl.constexpr, columns: tl.con
     """What `merge_extremes` left -> stored scales, and zero points or offsets.
 
     work: int32 [3, count]; count: how many blocks there are
-    scale: [count], as stored; zero: int32 [count], offset: floats [count]; None where the
-        format has none
+    scale: [count], as stored; zero: int32 or floats [count], offset: floats [count]; None
+        where the format has none
     columns: blocks of one program
     """
     index = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, columns)
@@ -115,7 +115,7 @@ def finish(work, scale, zero, offset, count, spec: tl.constexpr, columns: tl.con
     tl.store(scale + index, narrow_scale(stored, scale.dtype.element_ty), mask=present)
     if spec.asym:
         zeros = zero_point(low, step_of(stored, 1.0, spec), spec)
-        tl.store(zero + index, zeros, mask=present)
+        tl.store(zero + index, narrow(zeros, zero.dtype.element_ty), mask=present)
     if spec.offset != "":
         added = block_offset(low, step_of(stored, 1.0, spec), spec)
         tl.store(offset + index, narrow(added, offset.dtype.element_ty), mask=present)

@@ -22,6 +22,7 @@ from tests.kernels.same import same
 SHAPES = ((1, 1), (3, 7), (2, 5, 64), (2, 65), (4, 384), (1, 5003), (70, 300))
 RESULTS = (
     UINT8, "int8:tensor:fp32", "e4m3:tensor:fp32", "int8:token:fp32", "uint8:token:fp32:asym",
+    "uint8:token:fp32:asym(fp16)",
     "e4m3:group16:e8m0/floor", "int4:group8:fp16", "int8:channel0:fp32", "uint4:token:fp16:offset",
 )  # fmt: skip
 

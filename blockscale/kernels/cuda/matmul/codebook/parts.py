@@ -2,9 +2,11 @@
 
 A product with a table is the sum of the products with its parts. Times one number, which the sums
 are divided by, values may need fewer parts: those of fp4 are whole twelfths, and those of nf4 lie
-nearer to what two bfloat16 hold than they must.
+nearer to what two bfloat16 hold than they must. One bfloat16 for each is enough where a bfloat16
+result hides what is lost (`nearest_of`).
 """
 
+import os
 from dataclasses import dataclass
 from functools import cache
 
@@ -17,6 +19,7 @@ Numbers = NDArray[np.float64]
 _UNIT = 2.0**-24
 _NEAR = 1.0  # units that are lost of a value where one part may stand for it
 _ALLOWED = 24.0  # the same of several: the op allows 64 for all of a sum (docs/numerics.md, 7)
+_HIDDEN = 2.0**15  # units: half a unit of a bfloat16 result
 _MOST = 3  # parts, which hold any float32
 _TRIED = 1 << 16  # numbers that a table is multiplied by in turn
 
@@ -29,11 +32,33 @@ class Parts:
     tables: tuple[tuple[float, ...], ...]
 
 
+def exact_tables() -> str | None:
+    """What the environment says of products with tables: "exact" or nothing."""
+    return os.environ.get("BLOCKSCALE_TABLE_PRODUCTS")
+
+
+@cache
+def nearest_of(element: ElementNumbers, sums: float) -> Parts | None:
+    """One bfloat16 for each value of a table, where that and what sums lose is less than half a
+    unit of a bfloat16 result (docs/numerics.md, 7); else None.
+
+    sums: units of 2^-24 that sums of products lose
+    """
+    values = _fractions(element)
+    lost, multiplier = _best(values, 1 + np.arange(_TRIED) / _TRIED, 1)
+    return _parts(element, multiplier, 1) if lost + sums < _HIDDEN else None
+
+
+def _fractions(element: ElementNumbers) -> Numbers:
+    """The values' magnitudes, times powers of two: their parts are these' times the same."""
+    values = np.array([v for v in element.values if v and v == v])
+    return np.unique(np.frexp(np.abs(values))[0])
+
+
 @cache
 def parts_of(element: ElementNumbers) -> Parts:
     """The fewest parts of an element of the family "codebook"."""
-    values = np.array([v for v in element.values if v and v == v])
-    values = np.unique(np.frexp(np.abs(values))[0])  # parts of others are these' times 2^n
+    values = _fractions(element)
     small, many = np.arange(1.0, 65.0), 1 + np.arange(_TRIED) / _TRIED
     for count in range(1, _MOST + 1):
         for candidates, allowed in ((small[:1], 0.0), (small, _NEAR), (many, _ALLOWED)):

@@ -1,8 +1,10 @@
-"""Integers with offsets: a product with zero points, and one of the sums of x with what is left.
+"""Integers with offsets, or with zero points z that are none: a product with whole zero points, and
+one of the sums of x with what is left.
 
-    code * step + b = (code - z) * step + rest,   z = b / -step rounded,   rest = z * step + b
+    code * step + b = (code - w) * step + rest,   w = b / -step rounded,   rest = w * step + b
+    (code - z) * step = (code - w) * step + rest,   w = z rounded,   rest = (w - z) * step
 
-A value is nearer to 0 than a step only where its code is z or next to it, so that neither product
+A value is nearer to 0 than a step only where its code is w or next to it, so that neither product
 is much larger than theirs: sums of codes without zero points would cancel against those of b.
 """
 
@@ -15,15 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blockscale.core.arithmetic.precision import float32_inside
 from blockscale.core.block import WHOLE
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.core.scale import FloatScale
 from blockscale.core.scales.two_level import TwoLevel
-from blockscale.kernels.cuda.device.numerics import MAGIC
+from blockscale.kernels.cuda.device.numerics import MAGIC, narrow
 from blockscale.kernels.cuda.device.scale import load_scale
-from blockscale.kernels.cuda.matmul.finish import Ends, add_up
+from blockscale.kernels.cuda.matmul.finish import Ends, finished
 from blockscale.kernels.cuda.matmul.input import Values
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.kernels.cuda.matmul.weight import Weight
@@ -31,7 +32,6 @@ from blockscale.kernels.cuda.replay.direct import cdiv, direct, power_of_2
 from blockscale.kernels.cuda.spec import spec
 
 _COLUMNS = 256  # blocks of a program
-_FEW = 256  # rows of x up to which the second product is of our own, which recordings repeat
 Product = Callable[[Values, Weight, str, torch.dtype], Tensor]
 
 
@@ -39,13 +39,15 @@ Product = Callable[[Values, Weight, str, torch.dtype], Tensor]
 def with_zero_points(spelling: str, k: int) -> str:
     """The format whose product with rows of k is one part of this one's; "" where there is none.
 
-    What a code loses next to the zero point is counted in values of the largest code: few bits,
-    or steps with which these are exact.
+    What a code loses next to an offset is counted in values of the largest code: few bits, or
+    steps with which these are exact.
     """
     form = parse(spelling)
-    if form.offset is None or not form.element.integer or isinstance(form.scale, TwoLevel):
+    if form.offset is None and form.zero is None:
         return ""
-    exact = not isinstance(form.scale, FloatScale) or form.scale.name != "fp32"
+    if not form.element.integer or isinstance(form.scale, TwoLevel):
+        return ""
+    exact = form.zero or not isinstance(form.scale, FloatScale) or form.scale.name != "fp32"
     if form.bits > (8 if exact else 4):
         return ""
     other = f"{form.element.name}:{form.block}:{form.scale}:asym"
@@ -64,16 +66,11 @@ def product(
     height, width = w.format.block.sizes_for(2)
     if height != 1:
         rest = rest.repeat_interleave(n if height == WHOLE else height, 0)[:n]
-    sums = x.x.new_empty((2, rows, n), dtype=torch.float32)
     plain = Weight(w.codes, w.scale, zero, None)
-    sums[0].copy_(main(Values(x.x), plain, str(parse(other)), torch.float32))
+    sums = main(Values(x.x), plain, str(parse(other)), torch.float32)
     of_blocks = block_sums(x.x, k if width == WHOLE else width)
-    if rows > _FEW:
-        with float32_inside(sums):
-            torch.mm(of_blocks, rest.t(), out=sums[1])
-    else:
-        of_rest(of_blocks, rest, sums[1])
-    return add_up(sums, 2, Ends(x.row, bias), sums.new_empty((rows, n), dtype=dtype))
+    y = sums.new_empty((rows, n), dtype=dtype)
+    return with_rest(of_blocks, rest, sums, Ends(x.row, bias), y)
 
 
 def block_sums(x: Tensor, width: int) -> Tensor:
@@ -89,14 +86,19 @@ def block_sums(x: Tensor, width: int) -> Tensor:
     return sums
 
 
-def of_rest(of_blocks: Tensor, rest: Tensor, out: Tensor) -> None:
-    """Sums of blocks [rows, count] @ rest [n, count].T -> out [rows, n], all float32."""
+def with_rest(of_blocks: Tensor, rest: Tensor, sums: Tensor, ends: Ends, y: Tensor) -> Tensor:
+    """sums [rows, n] + sums of blocks [rows, count] @ rest [n, count].T, float32, finished -> y.
+
+    Returns y.
+    """
     (rows, count), n = of_blocks.shape, rest.shape[0]
-    some = min(power_of_2(count), 32)
-    direct(multiply_rest)[(cdiv(n, 64), cdiv(rows, 16))](
-        of_blocks, rest, out, rows, n, count, rest.stride(0), COUNT=some,
-        STEPS=cdiv(count, some), num_warps=4,
+    some = min(max(power_of_2(count), 16), 32)  # as many as a product of the tensor cores takes
+    high = min(max(power_of_2(rows), 16), 64)
+    direct(multiply_rest)[(cdiv(n, 64), cdiv(rows, high))](
+        of_blocks, rest, sums, ends.x_row, ends.bias, y, rows, n, count, rest.stride(0), HIGH=high,
+        COUNT=some, STEPS=cdiv(count, some), num_warps=4,
     )  # fmt: skip
+    return y
 
 
 @triton.jit
@@ -120,13 +122,15 @@ def sum_blocks(
 
 @triton.jit(do_not_specialize=["rows"])
 def multiply_rest(
-    of_blocks, rest, out, rows, n, count, stride, COUNT: tl.constexpr, STEPS: tl.constexpr
+    of_blocks, rest, first, x_row, bias, out, rows, n, count, stride,
+    HIGH: tl.constexpr, COUNT: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """As `of_rest`; a program has 64 outputs of 16 rows."""
+    """As `with_rest`; a program has 64 outputs of HIGH rows. Each number is two of 11 bits, for the
+    tensor cores, which lose 12 units of 2^-24 of these products at most."""
     output = tl.program_id(0) * 64 + tl.arange(0, 64)
-    row = tl.program_id(1) * 16 + tl.arange(0, 16)
+    row = tl.program_id(1) * HIGH + tl.arange(0, HIGH)
     own, mine = tl.minimum(output, n - 1).to(tl.int64), tl.minimum(row, rows - 1).to(tl.int64)
-    sums = tl.zeros([16, 64], tl.float32)
+    sums = tl.zeros([HIGH, 64], tl.float32)
     for step in range(STEPS):
         at = step * COUNT + tl.arange(0, COUNT)
         there = at < count
@@ -134,37 +138,49 @@ def multiply_rest(
             of_blocks + mine[:, None] * count + at[None, :], mask=there[None, :], other=0.0
         )
         right = tl.load(rest + own[None, :] * stride + at[:, None], mask=there[:, None], other=0.0)
-        if COUNT >= 16:
-            sums = tl.dot(left, right, sums, input_precision="ieee")
-        else:
-            sums += tl.sum(left[:, :, None] * right[None, :, :], 1)
-    place = out + row[:, None].to(tl.int64) * n + output[None, :]
-    tl.store(place, sums, mask=(row < rows)[:, None] & (output < n)[None, :])
+        sums = tl.dot(left, right, sums, input_precision="tf32x3")
+    place = row[:, None].to(tl.int64) * n + output[None, :]
+    there = (row < rows)[:, None] & (output < n)[None, :]
+    sums += tl.load(first + place, mask=there, other=0.0)
+    sums = finished(sums, x_row, bias, row, output, rows, n, 0)
+    tl.store(out + place, narrow(sums, out.dtype.element_ty), mask=there)
 
 
 def recentred(w: Operand) -> tuple[Tensor, Tensor]:
-    """A weight with offsets -> zero points, int32, and what these leave, float32, of each block."""
-    assert w.more is not None
+    """A weight with offsets, or zero points that are no integers -> zero points, int32, and what
+    these leave, float32, of each block."""
+    own = None if w.zero_point is None else w.zero_point.contiguous()
+    offset = w.more[0].contiguous() if w.more else None
     zero = torch.empty(w.scale.shape, dtype=torch.int32, device=w.scale.device)
     rest = torch.empty(w.scale.shape, dtype=torch.float32, device=w.scale.device)
     count = w.scale.numel()
     run: Any = direct(recentre)[(cdiv(count, _COLUMNS),)]
     run(
-        w.scale, w.more[0].contiguous(), zero, rest, count, spec=spec(w.fmt), columns=_COLUMNS,
+        w.scale, own, offset, zero, rest, count, spec=spec(w.fmt), columns=_COLUMNS,
         enable_fp_fusion=False,
     )  # fmt: skip
     return zero, rest
 
 
 @triton.jit
-def recentre(scale, offset, zero, rest, count, spec: tl.constexpr, columns: tl.constexpr):
-    """Stored scales and offsets [count] -> zero points, and what is left: float32."""
+def recentre(
+    scale, own, offset, zero, rest, count, spec: tl.constexpr, columns: tl.constexpr
+):  # fmt: skip
+    """Stored scales, and zero points of their own or offsets [count] -> whole zero points, and what
+    is left: float32."""
     index = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, columns)
     present = index < count
-    given = load_scale(scale, None, None, offset, index, present, index, spec)
-    near = tl.div_rn(0.0 - given.offset, given.step)
+    given = load_scale(scale, None, own, offset, index, present, index, spec)
+    if spec.zero != "":
+        near = given.zero
+    else:
+        near = tl.div_rn(0.0 - given.offset, given.step)
     near = tl.where(near == near, near, 0.0)
     near = tl.minimum(tl.maximum(near, spec.element.low), spec.element.high)
     whole = (near + MAGIC) - MAGIC
     tl.store(zero + index, whole.to(tl.int32), mask=present)
-    tl.store(rest + index, whole * given.step + given.offset, mask=present)
+    if spec.zero != "":
+        left = (whole - given.zero) * given.step
+    else:
+        left = whole * given.step + given.offset
+    tl.store(rest + index, left, mask=present)

@@ -1,4 +1,4 @@
-"""Integers with offsets: zero points and what they leave, sums of blocks, and their products."""
+"""Integers with offsets or float zero points: whole ones, what these leave, and the products."""
 
 import pytest
 import torch
@@ -9,10 +9,11 @@ from blockscale.core.operand import UNQUANTIZED, operand
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.matmul.composed.offsets import (
     block_sums,
-    of_rest,
     recentred,
+    with_rest,
     with_zero_points,
 )
+from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends
 from blockscale.kernels.registry import use
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear
@@ -24,6 +25,8 @@ FORMATS = [
     "uint4:group32:fp16:offset", "int4:group64:fp32:offset", "uint8:token:fp16:offset",
     "int4:tile16x32:bf16:offset", "int3:group16:fp32:offset", "uint4:channel0:fp32:offset",
     "uint4:group24:fp32:offset", "int8:group32:fp32:offset", "uint4:group32:e8m0/floor:offset",
+    "uint4:group32:fp16:asym(fp16)", "uint8:token:fp32:asym(fp32)",
+    "int4:tile16x32:bf16:asym(bf16)", "int8:group64:fp32:asym(fp16)", "int12:token:fp32:asym(fp32)",
 ]  # fmt: skip
 
 
@@ -48,6 +51,15 @@ def test_what_is_left_is_no_more_than_half_a_step() -> None:
     assert bool(inside.any()) and bool((rest.abs() <= step / 2)[inside].all())
 
 
+def test_what_zero_points_leave() -> None:
+    """Given ones may lie beyond all codes."""
+    stored, _ = weight("uint4:group32:fp32:asym(fp32)", 16, 128, 0.3)
+    given = torch.linspace(-40, 60, 64, device=DEVICE).reshape(16, 4)
+    zero, rest = recentred(stored._replace(zero_point=given))
+    assert torch.equal(zero, given.round().clamp(0, 15).int())
+    assert torch.equal(rest, (zero - given) * stored.scale)
+
+
 @pytest.mark.parametrize(("k", "width"), [(128, 32), (100, 24), (3000, 3000), (64, 64)])
 def test_sums_of_blocks(k: int, width: int) -> None:
     x = torch.randn(3, k, device=DEVICE)
@@ -59,13 +71,19 @@ def test_sums_of_blocks(k: int, width: int) -> None:
         assert bool(((found.double() - exact).abs() <= 2.0**-20 * size).all())
 
 
+@pytest.mark.parametrize("rows", [1, 19, 70])
 @pytest.mark.parametrize("count", [3, 16, 70])
-def test_products_of_what_is_left(count: int) -> None:
-    left, rest = torch.randn(19, count, device=DEVICE), torch.randn(67, count, device=DEVICE)
-    out = torch.full((19, 67), torch.nan, device=DEVICE)
-    of_rest(left, rest, out)
-    exact, size = left.double() @ rest.double().T, left.abs().double() @ rest.abs().double().T
-    assert bool(((out.double() - exact).abs() <= 2.0**-21 * size).all())
+def test_products_of_what_is_left(count: int, rows: int) -> None:
+    left, rest = torch.randn(rows, count, device=DEVICE), torch.randn(67, count, device=DEVICE)
+    first, x_row = torch.randn(rows, 67, device=DEVICE), torch.rand(rows, device=DEVICE)
+    for ends in (NO_ENDS, Ends(x_row, torch.randn(67, device=DEVICE))):
+        y = with_rest(left, rest, first, ends, torch.full_like(first, torch.nan)).double()
+        exact, size = left.double() @ rest.double().T, left.abs().double() @ rest.abs().double().T
+        exact, size = exact + first, size + first.abs()
+        if ends.x_row is not None and ends.bias is not None:
+            by, bias = x_row[:, None], ends.bias
+            exact, size = exact * by + bias, size * by + bias.abs()
+        assert bool(((y - exact).abs() <= 2.0**-20 * size).all())
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -86,5 +104,6 @@ def test_which_formats() -> None:
     assert with_zero_points("uint4:group32:fp16:offset", 128) == "uint4:group32:fp16:asym"
     assert with_zero_points("int4:group64:fp32:offset", 128) == "int4:group64:fp32:asym"
     assert with_zero_points("int8:group32:fp32:offset", 128) == ""  # loses too much beside 0
+    assert with_zero_points("int8:group32:fp32:asym(fp16)", 128) == "int8:group32:fp32:asym"
     assert with_zero_points("nf4:group64:fp32:offset", 128) == ""
     assert with_zero_points("int4:group64:fp32", 128) == ""

@@ -30,10 +30,10 @@ inline void* moved(void* from, int64_t bytes) {
 inline QParams parts_at(const Rows& r, int64_t columns, int64_t row) {
     if (r.block == 0) return r.parts;
     int64_t first = row * ceil_div(columns, r.block);
-    int64_t offset = r.spec->offset == Offset::fp32 ? 4 : 2;
+    int64_t offset = r.spec->offset == Stored::fp32 ? 4 : 2;
+    bool halves = r.spec->zero == Stored::fp16 || r.spec->zero == Stored::bf16;
     return {moved(r.parts.scale, first * scale_bytes(r.spec->scale)), r.parts.outer,
-            r.parts.zero_point ? r.parts.zero_point + first : nullptr,
-            moved(r.parts.offset, first * offset)};
+            moved(r.parts.zero_point, first * (halves ? 2 : 4)), moved(r.parts.offset, first * offset)};
 }
 
 inline Layout layout_of(const Rows& r, int64_t rows, int64_t columns) {

@@ -140,10 +140,8 @@ inline __m512 unit_steps(const FloatWeight& w, const LaneBlocks& b, int64_t at) 
 enum class Shift { none, zeros, offsets };
 
 inline __m512 unit_zeros(const FloatWeight& w, const LaneBlocks& b, int64_t at) {
-    if (b.per_unit == 0) return _mm512_set1_ps(static_cast<float>(w.zero_points[at]));
-    __m512i zeros = _mm512_castps_si512(
-        eight_floats(reinterpret_cast<const float*>(w.zero_points + at)));
-    return _mm512_cvtepi32_ps(_mm512_permutexvar_epi32(b.index, zeros));
+    if (b.per_unit == 0) return _mm512_set1_ps(w.zero_points[at]);
+    return _mm512_permutexvar_ps(b.index, eight_floats(w.zero_points + at));
 }
 
 inline __m512 unit_offsets(const FloatWeight& w, const LaneBlocks& b, int64_t at) {

@@ -47,7 +47,8 @@ bool pack_scales(const Rows& r, float* scales, int32_t* zeros) {
             bool there = row < r.count;
             float step = there ? r.from.steps[block_at(r, row, block)] : 0.0f;
             int32_t zero = shift;
-            if (there && r.from.zero_points) zero += r.from.zero_points[block_at(r, row, block)];
+            if (there && r.from.zero_points)  // integers, of weights that are packed
+                zero += static_cast<int32_t>(r.from.zero_points[block_at(r, row, block)]);
             if (zeros) zeros[at] = zero;
             scales[at] = step;
             if (!there || tame(step)) continue;

@@ -68,7 +68,7 @@ inline void apply(const float* x, int64_t column, int64_t n, int64_t size, const
 struct BlockScales {
     float* steps;
     Factors factors;
-    int32_t* zero_points;  // null unless asym
+    float* zero_points;    // null unless asym
     float* offsets;        // null without
 };
 
@@ -99,13 +99,12 @@ struct Chunk {
     int64_t n;
 };
 
-inline const float* expand_zero_points(const Grid& g, const int32_t* zero_points, const Chunk& c,
+inline const float* expand_zero_points(const Grid& g, const float* zero_points, const Chunk& c,
                                        float* z) {
     if (!zero_points) return nullptr;
-    for (int64_t i = 0; g.block_columns == 1 && i < c.n; ++i) z[i] = static_cast<float>(zero_points[i]);
-    if (g.block_columns == 1) return z;
+    if (g.block_columns == 1) return zero_points;
     for_blocks(c.column, c.n, g.block_columns, [&](int64_t i, int64_t length, int64_t block) {
-        float value = static_cast<float>(zero_points[block]);
+        float value = zero_points[block];
         for (int64_t k = i; k < i + length; ++k) z[k] = value;
     });
     return z;
@@ -236,7 +235,9 @@ inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
                 t.ahead * bytes, {s.factors.by, s.steps, s.zero_points, s.offsets}, direct};
     const Spec& spec = t.spec;
     Family family = spec.element.family;
-    auto integers = [&] { return WideIntegers(spec); };
+    auto integers = [&] { return WideIntegers<false>(spec); };
+    auto moved = [&] { return WideIntegers<true>(spec); };
+    bool moves = spec.zero != Stored::none;
     auto minifloats = [&] { return WideMinifloats(spec, t.finite); };
     auto signs = [] { return WideSigns(); };
     if (t.job == Job::codes) {
@@ -252,8 +253,11 @@ inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
                                     : wide_codes<1>(minifloats, w, codes);
                 break;
             case Family::integer:
-                spec.code_bytes() == 1 ? wide_codes<1>(integers, w, codes)
-                                       : wide_codes<2>(integers, w, codes);
+                if (spec.code_bytes() == 1) {
+                    moves ? wide_codes<1>(moved, w, codes) : wide_codes<1>(integers, w, codes);
+                } else {
+                    moves ? wide_codes<2>(moved, w, codes) : wide_codes<2>(integers, w, codes);
+                }
                 break;
         }
         store_patterns(t, c, codes);
@@ -261,7 +265,9 @@ inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
     }
     void* out = t.stream && !direct ? static_cast<void*>(values) : to;
     switch (family) {
-        case Family::integer: wide_values(integers, w, out); break;
+        case Family::integer:
+            moves ? wide_values(moved, w, out) : wide_values(integers, w, out);
+            break;
         case Family::minifloat: wide_values(minifloats, w, out); break;
         case Family::binary: wide_values(signs, w, out); break;
         case Family::codebook:
@@ -290,6 +296,10 @@ inline void run_chunk(const Task& t, const Chunk& c, const BlockScales& s) {
         apply<Times>(x, c.column, c.n, size, s.factors.by, y);
     } else {
         apply<Over>(x, c.column, c.n, size, s.factors.by, y);
+    }
+    if (t.spec.asym && t.spec.zero != Stored::none) {  // added before rounding; NaN counts as 0
+        bool kept = t.job == Job::masked;  // but passes no gradient
+        for (int64_t i = 0; i < c.n; ++i) y[i] = (y[i] == y[i] || kept ? y[i] : 0.0f) + z[i];
     }
     const float* u = nullptr;
     if (t.spec.rounding == Rounding::stochastic && t.job != Job::masked) {

@@ -188,6 +188,9 @@ inline void with_rounding(Rounding rounding, Body body) {
     }
 }
 
+// Whether zero points are added to codes after rounding: those that are no integers are in y before.
+inline bool adds_zeros(const Spec& spec) { return spec.asym && spec.zero == Stored::none; }
+
 // y [n] in steps, n <= kChunk -> patterns [n] of spec.code_bytes(); z: zero points if asym; u: if stochastic.
 inline void encode(const Spec& spec, const float* y, const float* z, const float* u, int64_t n,
                    void* codes) {
@@ -204,11 +207,11 @@ inline void encode(const Spec& spec, const float* y, const float* z, const float
         case Family::integer:
             return with_rounding(spec.rounding, [&]<Rounding R>() {
                 if (e.bits <= 8) {
-                    spec.asym ? integers_to_codes<R, true>(e, y, z, u, n, bytes)
-                              : integers_to_codes<R, false>(e, y, z, u, n, bytes);
+                    adds_zeros(spec) ? integers_to_codes<R, true>(e, y, z, u, n, bytes)
+                                     : integers_to_codes<R, false>(e, y, z, u, n, bytes);
                 } else {
-                    spec.asym ? integers_to_codes<R, true>(e, y, z, u, n, words)
-                              : integers_to_codes<R, false>(e, y, z, u, n, words);
+                    adds_zeros(spec) ? integers_to_codes<R, true>(e, y, z, u, n, words)
+                                     : integers_to_codes<R, false>(e, y, z, u, n, words);
                 }
             });
     }
@@ -226,10 +229,12 @@ inline void snap(const Spec& spec, const float* y, const float* z, const float* 
                 minifloats_to_values<R>(e, y, u, n, values);
             });
         case Family::integer:
-            return with_rounding(spec.rounding, [&]<Rounding R>() {
-                spec.asym ? integers_to_values<R, true>(e, y, z, u, n, values)
-                          : integers_to_values<R, false>(e, y, z, u, n, values);
+            with_rounding(spec.rounding, [&]<Rounding R>() {
+                adds_zeros(spec) ? integers_to_values<R, true>(e, y, z, u, n, values)
+                                 : integers_to_values<R, false>(e, y, z, u, n, values);
             });
+            for (int64_t i = 0; spec.asym && !adds_zeros(spec) && i < n; ++i) values[i] -= z[i];
+            return;
     }
 }
 

@@ -54,8 +54,8 @@ inline void in_range(const Spec& spec, const float* y, const float* z, int64_t n
             });
         case Family::integer:
             return with_rounding(rounding, [&]<Rounding R>() {
-                spec.asym ? integers_in_range<R, true>(e, y, z, n, inside)
-                          : integers_in_range<R, false>(e, y, z, n, inside);
+                adds_zeros(spec) ? integers_in_range<R, true>(e, y, z, n, inside)
+                                 : integers_in_range<R, false>(e, y, z, n, inside);
             });
     }
 }

@@ -154,7 +154,7 @@ inline void for_units(int64_t units, int threads, bool pays, Body body) {
 struct StatisticsBuffer {
     StatisticsBuffer(const Spec& spec, int64_t n)
         : ranged(takes_values(spec.statistic)), meant(summing_passes(spec.statistic) > 0),
-          bare(spec.offset != Offset::none),
+          bare(spec.offset != Stored::none),
           high(n), low(ranged ? n : 1), odd(n), sum(meant ? n : 1),
           count(meant ? n : 1) {}
 

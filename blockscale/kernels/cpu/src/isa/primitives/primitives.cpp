@@ -83,8 +83,8 @@ void store_blocks(const Spec& spec, const Statistics& s, int64_t n, QParams to, 
     const uint8_t* odd = s.odd;
     store_scales(spec, low, high, odd, n, to.scale, first);
     load_steps(spec, to.scale, first, n, steps);
-    if (spec.asym) store_zero_points(spec, low, steps, n, to.zero_point + first);
-    if (spec.offset != Offset::none) store_offsets(spec, low, steps, n, to.offset, first);
+    if (spec.asym) store_zero_points(spec, low, steps, n, to.zero_point, first);
+    if (spec.offset != Stored::none) store_offsets(spec, low, steps, n, to.offset, first);
 }
 
 // Means over blocks that no unit holds: the sums are merged pass by pass.
@@ -198,13 +198,13 @@ bool choose_all(const Source& source, const Layout& layout, QParams to) {
         to_numerators(from.spec, s, total);
         float* a = reinterpret_cast<float*>(s.high);
         store_two_levels(from.spec, layout.inner, a, s.odd, total, to, from.threads);
-        bool moved = from.spec.offset != Offset::none;
+        bool moved = from.spec.offset != Stored::none;
         if (from.spec.asym || moved) {
             Array<float> steps(total);
             table_steps(from.spec, layout, to, 0, total, steps);
             const float* low = reinterpret_cast<float*>(s.low);
             moved ? store_offsets(from.spec, low, steps, total, to.offset, 0)
-                  : store_zero_points(from.spec, low, steps, total, to.zero_point);
+                  : store_zero_points(from.spec, low, steps, total, to.zero_point, 0);
         }
         return finite;
     }
@@ -226,8 +226,7 @@ struct ColumnScales {
                 s.zero_points ? zero_points.get() : nullptr, s.offsets ? offsets.get() : nullptr};
     }
 
-    Array<float> steps, factors, offsets;
-    Array<int32_t> zero_points;
+    Array<float> steps, factors, offsets, zero_points;
     BlockScales view;
 };
 
@@ -237,10 +236,12 @@ void run_unit(Task& t, const Plan& p, const Layout& layout, const Rectangle& uni
     Factors by{nullptr, false};
     if (t.job != Job::dequantized)
         by = block_factors(t.spec, layout, scales, at, n, steps, factors);
-    bool moved = t.spec.offset != Offset::none;
+    bool moved = t.spec.offset != Stored::none;
     Array<float> offsets(moved ? n : 1);
     load_offsets(t.spec, scales.offset, at, n, offsets);
-    BlockScales s{steps, by, t.spec.asym ? scales.zero_point + at : nullptr,
+    Array<float> zero_points(t.spec.asym ? n : 1);
+    if (t.spec.asym) load_zero_points(t.spec, scales.zero_point, at, n, zero_points);
+    BlockScales s{steps, by, t.spec.asym ? zero_points.get() : nullptr,
                   moved ? offsets.get() : nullptr};
     t.of_words = !moved && t.table && by.multiply && t.dtype == Dtype::bf16 &&
                  t.table->serves_bits(by.by, n);
@@ -311,7 +312,7 @@ struct OwnScales {
     explicit OwnScales(const Spec& spec, const Layout& layout)
         : scale(layout.grid.blocks()), outer(layout.inner.blocks() + 1),
           zero_point(spec.asym ? layout.grid.blocks() : 1),
-          offset(spec.offset == Offset::none ? 1 : layout.grid.blocks()) {}
+          offset(spec.offset == Stored::none ? 1 : layout.grid.blocks()) {}
 
     QParams view() { return {scale.get(), outer, zero_point, offset.get()}; }
 
@@ -377,22 +378,13 @@ void straight_through(const Spec& spec, const Layout& layout, const void* x, Dty
     run_either(t, layout, given, scales, threads);
 }
 
-void all_steps(const Spec& spec, const Layout& layout, QParams from, float* steps) {
-    FullPrecision guard;
-    table_steps(spec, layout, from, 0, layout.grid.blocks(), steps);
-}
-
-void all_offsets(const Spec& spec, const void* stored, int64_t n, float* offsets) {
-    FullPrecision guard;
-    load_offsets(spec, stored, 0, n, offsets);
-}
-
 }  // namespace
 
 const Primitives& primitives() {
     static const Primitives table{choose,        quantize,         choose_quantize, dequantize,
                                   fake_quantize, straight_through, pack,            unpack,
-                                  decode_rows,   all_steps,        all_offsets,     embedding};
+                                  decode_rows,   all_steps,        all_offsets,     all_zero_points,
+                                  embedding};
     return table;
 }
 

@@ -53,7 +53,7 @@ void unpack(int bits, const void* packed, int64_t rows, int64_t size, void* patt
 }
 
 void decode_rows(const Spec& spec, const Grid& g, const void* packed, const float* steps,
-                 const int32_t* zero_points, const float* offsets, int64_t from, int64_t count,
+                 const float* zero_points, const float* offsets, int64_t from, int64_t count,
                  int64_t first, int64_t size, float* values, int64_t stride) {
     alignas(64) uint8_t codes[2 * kChunk + 64];
     alignas(64) float plain[kChunk], z_buffer[kChunk];
@@ -103,25 +103,29 @@ bool embedding(const Spec& spec, const Layout& layout, const void* packed, QPara
     int64_t blocks = g.scale_columns();
     for_rows(count, g.columns, threads, [&](int64_t i) {
         alignas(64) float values[kChunk];
-        Array<float> steps(blocks), offsets(blocks);
+        Array<float> steps(blocks), offsets(blocks), zero_points(blocks);
         int64_t scale = indices[i] / g.block_rows * blocks;
         table_steps(spec, layout, scales, scale, blocks, steps);
         // decode_rows indexes steps as the whole matrix does; these start at this row's.
         const float* from = steps.get() - scale;
         const float* added = nullptr;
-        if (spec.offset != Offset::none) {
+        if (spec.offset != Stored::none) {
             load_offsets(spec, scales.offset, scale, blocks, offsets);
             added = offsets.get() - scale;
+        }
+        const float* zeros = nullptr;
+        if (spec.asym) {
+            load_zero_points(spec, scales.zero_point, scale, blocks, zero_points);
+            zeros = zero_points.get() - scale;
         }
         for (int64_t c = 0; c < g.columns; c += kChunk) {
             int64_t n = smaller(kChunk, g.columns - c), at = i * g.columns + c;
             if (dtype == Dtype::fp32) {
-                decode_rows(spec, g, packed, from, scales.zero_point, added, indices[i], 1, c, n,
+                decode_rows(spec, g, packed, from, zeros, added, indices[i], 1, c, n,
                             static_cast<float*>(y) + at, n);
                 continue;
             }
-            decode_rows(spec, g, packed, from, scales.zero_point, added, indices[i], 1, c, n, values,
-                        n);
+            decode_rows(spec, g, packed, from, zeros, added, indices[i], 1, c, n, values, n);
             narrow(values, dtype, n, static_cast<uint16_t*>(y) + at);
         }
     });

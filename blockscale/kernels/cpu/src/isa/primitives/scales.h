@@ -244,10 +244,38 @@ inline void load_steps(const Spec& spec, const void* stored, int64_t first, int6
     }
 }
 
+// n numbers, none of them NaN, in the type they are stored as, at most its largest number in magnitude.
+// `found` is overwritten.
+inline void store_as(Stored kind, float* found, int64_t n, void* stored, int64_t first) {
+    float* singles = static_cast<float*>(stored) + first;
+    uint16_t* halves = static_cast<uint16_t*>(stored) + first;
+    float most = kind == Stored::fp16 ? 65504.0f : kind == Stored::bf16 ? from_bits(0x7F7F0000) : kFltMax;
+    for (int64_t i = 0; i < n; ++i) found[i] = clamp(found[i], -most, most);
+    switch (kind) {
+        case Stored::none: return;
+        case Stored::fp32: memcpy(singles, found, n * sizeof(float)); return;
+        case Stored::fp16: narrow(found, Dtype::fp16, n, halves); return;
+        case Stored::bf16: narrow(found, Dtype::bf16, n, halves); return;
+    }
+}
+
 // Zero points of n blocks (section 3.6).
 inline void store_zero_points(const Spec& spec, const float* low, const float* steps, int64_t n,
-                              int32_t* __restrict zero_points) {
+                              void* stored, int64_t first) {
     const Element& e = spec.element;
+    if (spec.zero != Stored::none) {
+        alignas(64) float found[256];
+        for (int64_t from = 0; from < n; from += 256) {
+            int64_t count = smaller(256, n - from);
+            for (int64_t i = 0; i < count; ++i) {
+                float zero = e.low - low[from + i] / steps[from + i];
+                found[i] = zero == zero ? zero : 0.0f;
+            }
+            store_as(spec.zero, found, count, stored, first + from);
+        }
+        return;
+    }
+    int32_t* __restrict zero_points = static_cast<int32_t*>(stored) + first;
     for (int64_t i = 0; i < n; ++i) {
         float t = low[i] / steps[i];
         // Beyond every limit, but within what adding kMagic rounds.
@@ -261,45 +289,42 @@ inline void store_zero_points(const Spec& spec, const float* low, const float* s
 // depend on their order.
 inline void store_offsets(const Spec& spec, const float* low, const float* steps, int64_t n,
                           void* stored, int64_t first) {
-    float* singles = static_cast<float*>(stored) + first;
-    uint16_t* halves = static_cast<uint16_t*>(stored) + first;
-    float most_bfloat = from_bits(0x7F7F0000);
     alignas(64) float found[256];
-    for (int64_t from = 0; from < n; from += 256, singles += 256, halves += 256) {
+    for (int64_t from = 0; from < n; from += 256) {
         int64_t count = smaller(256, n - from);
         for (int64_t i = 0; i < count; ++i) {
             float offset = low[from + i] - steps[from + i] * spec.element.low + 0.0f;
             found[i] = offset == offset ? offset : 0.0f;
         }
-        switch (spec.offset) {
-            case Offset::none: return;
-            case Offset::fp32:
-                for (int64_t i = 0; i < count; ++i) singles[i] = clamp(found[i], -kFltMax, kFltMax);
-                break;
-            case Offset::fp16:
-                for (int64_t i = 0; i < count; ++i) found[i] = clamp(found[i], -65504.0f, 65504.0f);
-                narrow(found, Dtype::fp16, count, halves);
-                break;
-            case Offset::bf16:
-                for (int64_t i = 0; i < count; ++i)
-                    found[i] = clamp(found[i], -most_bfloat, most_bfloat);
-                narrow(found, Dtype::bf16, count, halves);
-                break;
-        }
+        store_as(spec.offset, found, count, stored, first + from);
+    }
+}
+
+// Numbers stored as `kind` says, as float32.
+inline void load_stored(Stored kind, const void* stored, int64_t first, int64_t n, float* found) {
+    switch (kind) {
+        case Stored::none: return;
+        case Stored::fp32:
+            memcpy(found, static_cast<const float*>(stored) + first, n * sizeof(float));
+            return;
+        case Stored::fp16: widen(stored, Dtype::fp16, first, n, found); return;
+        case Stored::bf16: widen(stored, Dtype::bf16, first, n, found); return;
     }
 }
 
 // Stored offsets as float32.
 inline void load_offsets(const Spec& spec, const void* stored, int64_t first, int64_t n,
                          float* offsets) {
-    switch (spec.offset) {
-        case Offset::none: return;
-        case Offset::fp32:
-            memcpy(offsets, static_cast<const float*>(stored) + first, n * sizeof(float));
-            return;
-        case Offset::fp16: widen(stored, Dtype::fp16, first, n, offsets); return;
-        case Offset::bf16: widen(stored, Dtype::bf16, first, n, offsets); return;
-    }
+    load_stored(spec.offset, stored, first, n, offsets);
+}
+
+// Stored zero points, of a format that has them, as float32.
+inline void load_zero_points(const Spec& spec, const void* stored, int64_t first, int64_t n,
+                             float* __restrict zero_points) {
+    load_stored(spec.zero, stored, first, n, zero_points);
+    const int32_t* whole = static_cast<const int32_t*>(stored);
+    if (spec.zero == Stored::none)
+        for (int64_t i = 0; i < n; ++i) zero_points[i] = static_cast<float>(whole[first + i]);
 }
 
 // The reciprocal of a step or less, finite.

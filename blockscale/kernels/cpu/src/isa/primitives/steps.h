@@ -43,5 +43,21 @@ Factors block_factors(const Spec& spec, const Layout& layout, QParams from, int6
     return {buffer, true};
 }
 
+// What the parts of a whole tensor mean, for kernels that read them themselves.
+void all_steps(const Spec& spec, const Layout& layout, QParams from, float* steps) {
+    FullPrecision guard;
+    table_steps(spec, layout, from, 0, layout.grid.blocks(), steps);
+}
+
+void all_offsets(const Spec& spec, const void* stored, int64_t n, float* offsets) {
+    FullPrecision guard;
+    load_offsets(spec, stored, 0, n, offsets);
+}
+
+void all_zero_points(const Spec& spec, const void* stored, int64_t n, float* zero_points) {
+    FullPrecision guard;
+    load_zero_points(spec, stored, 0, n, zero_points);
+}
+
 }  // namespace
 }  // namespace blockscale::BLOCKSCALE_ISA

@@ -14,19 +14,17 @@ namespace {
 // What belongs to 16 neighbouring elements: how to scale them, back and forth, their zero points, and
 // what is added to them.
 struct Lanes {
-    __m512 factor, step;
-    __m512i zero;
-    __m512 offset;
+    __m512 factor, step, zero, offset;
 };
 
 struct LaneSource {
     const float *factors, *steps;
-    const int32_t* zeros;    // null unless asym
+    const float* zeros;      // null unless asym
     const float* offsets;    // null without
 
     BLOCKSCALE_INLINE Lanes block(int64_t b) const {
         return {_mm512_set1_ps(factors[b]), _mm512_set1_ps(steps[b]),
-                zeros ? _mm512_set1_epi32(zeros[b]) : _mm512_setzero_si512(),
+                zeros ? _mm512_set1_ps(zeros[b]) : _mm512_setzero_ps(),
                 offsets ? _mm512_set1_ps(offsets[b]) : _mm512_setzero_ps()};
     }
     // Blocks b and b + 1 of eight elements each; only the first where there are no more elements.
@@ -36,14 +34,13 @@ struct LaneSource {
         Lanes next = block(b + 1);
         lanes.factor = _mm512_mask_mov_ps(lanes.factor, 0xFF00, next.factor);
         lanes.step = _mm512_mask_mov_ps(lanes.step, 0xFF00, next.step);
-        lanes.zero = _mm512_mask_mov_epi32(lanes.zero, 0xFF00, next.zero);
+        lanes.zero = _mm512_mask_mov_ps(lanes.zero, 0xFF00, next.zero);
         lanes.offset = _mm512_mask_mov_ps(lanes.offset, 0xFF00, next.offset);
         return lanes;
     }
     BLOCKSCALE_INLINE Lanes each(int64_t i, __mmask16 m) const {
-        const float* z = reinterpret_cast<const float*>(zeros);
         return {load_floats(factors + i, m), load_floats(steps + i, m),
-                z ? _mm512_castps_si512(load_floats(z + i, m)) : _mm512_setzero_si512(),
+                zeros ? load_floats(zeros + i, m) : _mm512_setzero_ps(),
                 offsets ? load_floats(offsets + i, m) : _mm512_setzero_ps()};
     }
 };
@@ -131,6 +128,18 @@ BLOCKSCALE_INLINE void for_quads(const LaneSource source, int64_t column, int64_
     });
 }
 
+BLOCKSCALE_INLINE __m512 with_sign_of(__m512 magnitude, __m512 y) {  // magnitude | (y & sign)
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(
+        _mm512_castps_si512(magnitude), _mm512_castps_si512(y), _mm512_set1_epi32(INT32_MIN), 0xF8));
+}
+
+// |t| + 1 where u is below the fraction of |t|, else |t|, without fractions; t >= 0.
+BLOCKSCALE_INLINE __m512 by_chance(__m512 t, __m512 u) {
+    __m512 whole = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __mmask16 up = _mm512_cmp_ps_mask(u, _mm512_sub_ps(t, whole), _CMP_LT_OQ);
+    return _mm512_mask_add_ps(whole, up, whole, _mm512_set1_ps(1.0f));
+}
+
 // moved: there are offsets.
 template <bool MULTIPLY>
 BLOCKSCALE_INLINE __m512 to_steps(__m512 x, const Lanes& lanes, bool moved) {
@@ -195,8 +204,7 @@ BLOCKSCALE_INLINE void store_codes16(void* to, int64_t i, __m512i codes) {
 template <Dtype D, bool MULTIPLY, bool DRAWN, class Elements, class LanesAt>
 BLOCKSCALE_INLINE __m512i codes64(const Elements& e, const void* x, int64_t i, const float* u,
                                   int64_t ahead, bool moved, LanesAt lanes_at) {
-    __m512 y[4], chance[4];
-    __m512i zero[4];
+    __m512 y[4], chance[4], zero[4];
     for (int j = 0; j < 4; ++j) {
         int64_t at = i + 16 * j;
         prefetch<D>(x, at, ahead);

@@ -26,6 +26,8 @@ inline bool any_reserved(const Element& e, const uint8_t* codes, int64_t n) {
     return found != 0;
 }
 
+// ZEROS: of integers with zero points.
+template <bool ZEROS>
 struct WideDecoder {
     explicit WideDecoder(const Spec& spec)
         : magnitude(_mm256_set1_epi16((1 << (spec.element.bits - 1)) - 1)),
@@ -33,7 +35,7 @@ struct WideDecoder {
           sign_left(_mm_cvtsi32_si128(16 - spec.element.bits)),
           rebias(_mm512_set1_ps(from_bits((127 + 15 - spec.element.bias) << 23))),
           tabled(spec.element.bits <= 4 && !spec.asym),
-          integers(spec.element.family == Family::integer), asym(spec.asym),
+          integers(spec.element.family == Family::integer),
           bits(spec.element.bits), book(spec.element.book.get()),
           drop(_mm_cvtsi32_si128(spec.element.is_signed ? 32 - spec.element.bits : 0)) {
         alignas(64) float values[16] = {};
@@ -47,15 +49,11 @@ struct WideDecoder {
                                         const Lanes& lanes) const {
         const __m128i* from = reinterpret_cast<const __m128i*>(codes + i);
         __m128i bytes = mask == 0xFFFF ? _mm_loadu_si128(from) : _mm_maskz_loadu_epi8(mask, from);
+        if constexpr (ZEROS) return _mm512_sub_ps(whole(bytes), lanes.zero);
         if (tabled) return _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(bytes), table);
         if (book)
             return _mm512_castsi512_ps(look_up(book->values, bits, _mm512_cvtepu8_epi32(bytes)));
-        if (integers) {
-            __m512i wide = _mm512_cvtepu8_epi32(bytes);
-            wide = _mm512_sra_epi32(_mm512_sll_epi32(wide, drop), drop);
-            if (asym) wide = _mm512_sub_epi32(wide, lanes.zero);
-            return _mm512_cvtepi32_ps(wide);
-        }
+        if (integers) return whole(bytes);
         __m256i code = _mm256_cvtepu8_epi16(bytes);
         __m256i half = _mm256_sll_epi16(_mm256_and_si256(code, magnitude), left);
         __m256i sign = _mm256_sll_epi16(code, sign_left);  // the bit arrives at 15, others above are cut
@@ -63,10 +61,15 @@ struct WideDecoder {
         return _mm512_mul_ps(_mm512_cvtph_ps(half), rebias);
     }
 
+    BLOCKSCALE_INLINE __m512 whole(__m128i bytes) const {
+        __m512i wide = _mm512_cvtepu8_epi32(bytes);
+        return _mm512_cvtepi32_ps(_mm512_sra_epi32(_mm512_sll_epi32(wide, drop), drop));
+    }
+
     __m256i magnitude;
     __m128i left, sign_left;
     __m512 rebias, table;
-    bool tabled, integers, asym;
+    bool tabled, integers;
     int bits;
     const Codebook* book;
     __m128i drop;
@@ -91,10 +94,10 @@ inline bool wide_decodes(const Spec& spec, int64_t column, int64_t size, const u
 }
 
 // stream: see stream16.
-template <Dtype D>
+template <Dtype D, bool ZEROS>
 void decode_loop(const Spec& spec, const LaneSource source, const uint8_t* codes, int64_t column,
                  int64_t n, int64_t size, bool stream, void* to) {
-    const WideDecoder decode(spec);
+    const WideDecoder<ZEROS> decode(spec);
     const bool moved = source.offsets;
     auto quad = [&]<bool ALIKE>(int64_t i, auto lanes_at) BLOCKSCALE_INLINE_LAMBDA {
         __m512 y[4];
@@ -114,7 +117,8 @@ void decode_loop(const Spec& spec, const LaneSource source, const uint8_t* codes
 inline void wide_decode(const Spec& spec, const uint8_t* codes, int64_t column, int64_t n,
                         int64_t size, const LaneSource source, bool stream, void* to, Dtype dtype) {
     with_dtype(dtype, [&]<Dtype D>() {
-        decode_loop<D>(spec, source, codes, column, n, size, stream, to);
+        spec.asym ? decode_loop<D, true>(spec, source, codes, column, n, size, stream, to)
+                  : decode_loop<D, false>(spec, source, codes, column, n, size, stream, to);
     });
 }
 

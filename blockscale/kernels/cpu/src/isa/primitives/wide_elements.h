@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../simd/table.h"
+#include "encode.h"
 #include "wide.h"
 
 #if defined(__AVX512F__)
@@ -17,18 +18,8 @@ BLOCKSCALE_INLINE __m512i in_order(__m512i lanes) {
     return _mm512_permutexvar_epi32(from, lanes);
 }
 
-BLOCKSCALE_INLINE __m512 with_sign_of(__m512 magnitude, __m512 y) {  // magnitude | (y & sign)
-    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(
-        _mm512_castps_si512(magnitude), _mm512_castps_si512(y), _mm512_set1_epi32(INT32_MIN), 0xF8));
-}
-
-// |t| + 1 where u is below the fraction of |t|, else |t|, without fractions; t >= 0.
-BLOCKSCALE_INLINE __m512 by_chance(__m512 t, __m512 u) {
-    __m512 whole = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-    __mmask16 up = _mm512_cmp_ps_mask(u, _mm512_sub_ps(t, whole), _CMP_LT_OQ);
-    return _mm512_mask_add_ps(whole, up, whole, _mm512_set1_ps(1.0f));
-}
-
+// MOVED: zero points are no integers and are added before rounding; NaN then counts as 0.
+template <bool MOVED>
 struct WideIntegers {
     template <Dtype>
     static constexpr bool kOfWords = false;
@@ -40,17 +31,22 @@ struct WideIntegers {
           byte_low(_mm512_set1_epi8(static_cast<char>(static_cast<int>(spec.element.low)))),
           byte_high(_mm512_set1_epi8(static_cast<char>(static_cast<int>(spec.element.high)))),
           byte_mask(_mm512_set1_epi8(static_cast<char>((1 << spec.element.bits) - 1))),
-          is_signed(spec.element.is_signed), asym(spec.asym) {}
+          is_signed(spec.element.is_signed), adds(adds_zeros(spec)) {}
+
+    static BLOCKSCALE_INLINE __m512 moved(__m512 y, __m512 zero) {
+        if constexpr (!MOVED) return y;
+        return _mm512_add_ps(_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, y, _CMP_ORD_Q), y), zero);
+    }
 
     // 1.5 * 2^23 + the whole steps, whose low bits are the steps.
     template <bool DRAWN>
     BLOCKSCALE_INLINE __m512 sum(__m512 y, const Lanes& lanes, __m512 u) const {
+        y = moved(y, lanes.zero);
         y = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, y, _CMP_ORD_Q), y);
         __m512 below = low, above = high;
-        if (asym) {
-            __m512 zero = _mm512_cvtepi32_ps(lanes.zero);
-            below = _mm512_sub_ps(low, zero);
-            above = _mm512_sub_ps(high, zero);
+        if (!MOVED && adds) {
+            below = _mm512_sub_ps(low, lanes.zero);
+            above = _mm512_sub_ps(high, lanes.zero);
         }
         __m512 t = _mm512_min_ps(_mm512_max_ps(y, below), above);
         if constexpr (DRAWN) t = with_sign_of(by_chance(_mm512_abs_ps(t), u), t);
@@ -60,15 +56,16 @@ struct WideIntegers {
     // 64 codes as bytes. Packing saturates: all that is needed before is that the conversion does not
     // overflow.
     template <bool DRAWN>
-    BLOCKSCALE_INLINE __m512i bytes(const __m512* y, const __m512i* zero, const __m512* u) const {
+    BLOCKSCALE_INLINE __m512i bytes(const __m512* y, const __m512* zero, const __m512* u) const {
         __m512i steps[4];
         for (int j = 0; j < 4; ++j) {
             // NaN to 0; then the smaller of |t| and 2^20, with the sign of t.
-            __m512 t = _mm512_fixupimm_ps(y[j], y[j], _mm512_set1_epi32(0x11111188), 0);
+            __m512 t = moved(y[j], zero[j]);
+            t = _mm512_fixupimm_ps(t, t, _mm512_set1_epi32(0x11111188), 0);
             if constexpr (DRAWN) t = with_sign_of(by_chance(_mm512_abs_ps(t), u[j]), t);
             t = _mm512_range_ps(t, _mm512_set1_ps(0x1p20f), 0b0010);
             steps[j] = _mm512_cvtps_epi32(t);
-            if (asym) steps[j] = _mm512_add_epi32(steps[j], zero[j]);
+            if (!MOVED && adds) steps[j] = _mm512_add_epi32(steps[j], _mm512_cvtps_epi32(zero[j]));
         }
         __m512i front = _mm512_packs_epi32(steps[0], steps[1]);
         __m512i back = _mm512_packs_epi32(steps[2], steps[3]);
@@ -84,20 +81,23 @@ struct WideIntegers {
 
     template <bool DRAWN>
     BLOCKSCALE_INLINE __m512i codes(__m512 y, const Lanes& lanes, __m512 u) const {
-        __m512i steps = _mm512_castps_si512(sum<DRAWN>(y, lanes, u));
-        return _mm512_and_si512(_mm512_add_epi32(steps, lanes.zero), mask);
+        __m512 steps = sum<DRAWN>(y, lanes, u);
+        if (!MOVED && adds) steps = _mm512_add_ps(steps, lanes.zero);
+        return _mm512_and_si512(_mm512_castps_si512(steps), mask);
     }
 
     template <bool DRAWN>
     BLOCKSCALE_INLINE __m512 values(__m512 y, const Lanes& lanes, __m512 u) const {
-        return _mm512_sub_ps(sum<DRAWN>(y, lanes, u), magic);
+        __m512 steps = _mm512_sub_ps(sum<DRAWN>(y, lanes, u), magic);
+        if constexpr (MOVED) return _mm512_sub_ps(steps, lanes.zero);
+        return steps;
     }
 
     __m512 low, high;
     __m512i mask;
     __m512 magic;
     __m512i byte_low, byte_high, byte_mask;  // of elements up to 8 bits
-    bool is_signed, asym;
+    bool is_signed, adds;  // zero points are added to codes
 };
 
 // See MinifloatLimits in encode.h for the idea.
@@ -166,7 +166,7 @@ struct WideMinifloats {
 
     // 64 codes as bytes.
     template <bool DRAWN>
-    BLOCKSCALE_INLINE __m512i bytes(const __m512* y, const __m512i*, const __m512* u) const {
+    BLOCKSCALE_INLINE __m512i bytes(const __m512* y, const __m512*, const __m512* u) const {
         __m512i half[2];
         for (int j = 0; j < 4; j += 2) {
             __m512i low = _mm512_permutex2var_epi16(magnitudes<DRAWN>(y[j], u[j]), even_words,
@@ -263,7 +263,7 @@ struct WideCodebook {
     }
 
     template <bool DRAWN>
-    BLOCKSCALE_INLINE __m512i bytes(const __m512* y, const __m512i*, const __m512*) const {
+    BLOCKSCALE_INLINE __m512i bytes(const __m512* y, const __m512*, const __m512*) const {
         __m512i rank[4];
         for (int j = 0; j < 4; ++j) rank[j] = ranks(y[j]);
         __m512i front = _mm512_packs_epi32(rank[0], rank[1]);
@@ -328,7 +328,7 @@ struct WideCells : WideCodebook<4> {
     }
 
     template <bool DRAWN>
-    BLOCKSCALE_INLINE __m512i bytes(const __m512* y, const __m512i*, const __m512*) const {
+    BLOCKSCALE_INLINE __m512i bytes(const __m512* y, const __m512*, const __m512*) const {
         __m512i cell[4], half[2];
         __mmask16 over[4], minus[4];
         for (int j = 0; j < 4; ++j) {
@@ -374,7 +374,7 @@ struct WideSigns {
     }
 
     template <bool DRAWN>
-    BLOCKSCALE_INLINE __m512i bytes(const __m512* y, const __m512i*, const __m512*) const {
+    BLOCKSCALE_INLINE __m512i bytes(const __m512* y, const __m512*, const __m512*) const {
         __mmask32 front = _mm512_kunpackw(below(y[1]), below(y[0]));
         __mmask32 back = _mm512_kunpackw(below(y[3]), below(y[2]));
         const __m512i one = _mm512_set1_epi8(1);

@@ -90,7 +90,7 @@ struct WideTable : WideMinifloats {
     }
 
     template <bool DRAWN>
-    BLOCKSCALE_INLINE __m512i bytes(const __m512* y, const __m512i*, const __m512*) const {
+    BLOCKSCALE_INLINE __m512i bytes(const __m512* y, const __m512*, const __m512*) const {
         return together(half_of(y), half_of(y + 2));
     }
 
