@@ -1,25 +1,30 @@
 """Quantized weights as the right factor of a product."""
 
+from collections.abc import Callable
 from functools import cache
 from math import frexp, gcd
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from blockscale.core.block import WHOLE
+from blockscale.core.element import ElementNumbers
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
-from blockscale.kernels.resident import Residents
+from blockscale.kernels.numbers import lowered
+from blockscale.kernels.resident import Residents, tensors
 from blockscale.kernels.webgpu.gpu.launch import Window
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, upload
 from blockscale.kernels.webgpu.gpu.shader import Constant
 from blockscale.kernels.webgpu.matmul.factors import Limits, Places, Right, constants_of, floats
+from blockscale.kernels.webgpu.matmul.halves import widened_exactly
 from blockscale.kernels.webgpu.primitives.decode import decode
 from blockscale.kernels.webgpu.primitives.form import Form, form, memory_of, place
 from blockscale.kernels.webgpu.primitives.parts import Parts, given_parts, reading
-from blockscale.kernels.webgpu.spec import shader_of
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.spec import bits_of, shader_of
+from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor, is_whole
 
 _EVERY = 1 << 30  # of columns or rows, of a block that has all of them
 _QUADS = 8  # of four codes each, that are read one by one where rows are not read by words
@@ -38,10 +43,29 @@ def right_of(weight: Operand) -> Right:
 
     Raises ValueError if its parts do not fit its format.
     """
-    return _made(weight) if isinstance(weight.codes, WebGPUTensor) else _UPLOADED[weight]
+    if not isinstance(weight.codes, WebGPUTensor):
+        return _UPLOADED[weight]
+    parts = [part for part in tensors(weight) if part is not None]
+    if all(isinstance(part, WebGPUTensor) and is_whole(part) for part in parts):
+        return _THERE[weight].right()
+    return _made(weight).right()
 
 
-def _made(weight: Operand) -> Right:
+class _There(NamedTuple):
+    """What is known of a weight on the GPU, whose memory it refers to.
+
+    direct: as it is multiplied; None where it becomes floats first, anew for each product
+    """
+
+    direct: Right | None
+    dense: Callable[[], Right]
+
+    def right(self) -> Right:
+        """The right factor."""
+        return self.direct or self.dense()
+
+
+def _made(weight: Operand) -> _There:
     if weight.codes.ndim != 2:
         raise ValueError(
             f"{weight.fmt}: a linear weight's codes are [n, k], not {tuple(weight.codes.shape)}"
@@ -51,20 +75,25 @@ def _made(weight: Operand) -> Right:
     parts = given_parts(
         f, shape, weight.scale, weight.zero_point, weight.outer, weight.more, packed
     )
-    if not packed.numel():
-        return floats(allocate(0), torch.float32, shape[0], Places(0, 0, shape[1], 1))
-    if decodes(f.format, weight.size):
-        return _codes(f, memory_of(packed), shape, parts)
-    dense = decode(f, memory_of(packed), shape, parts, torch.float32)
-    return floats(dense, torch.float32, shape[0], Places(0, 0, shape[1], 1))
+    there, numbers = memory_of(packed), shape[0] * shape[1]
+
+    def dense() -> Right:
+        values = decode(f, there, shape, parts, torch.float32) if numbers else allocate(0)
+        return floats(values, torch.float32, shape[0], Places(0, 0, shape[1], 1))
+
+    direct = decodes(f.format, shape[1]) and numbers > 0
+    return _There(_codes(f, there, shape, parts) if direct else None, dense)
 
 
 def _fingerprint(part: Tensor) -> int:
-    """A number that changes with a tensor's bytes."""
+    """A number that changes with a tensor's bytes or, on the GPU, with its memory."""
+    if isinstance(part, WebGPUTensor):
+        return id(part.memory)
     return hash(part.contiguous().view(torch.uint8).numpy().tobytes())
 
 
-_UPLOADED = Residents(_made, _fingerprint)
+_UPLOADED: Residents[Right] = Residents(lambda weight: _made(weight).right(), _fingerprint)
+_THERE = Residents(_made, _fingerprint)
 
 
 def _codes(f: Form, packed: Memory, shape: tuple[int, int], parts: Parts) -> Right:
@@ -74,29 +103,60 @@ def _codes(f: Form, packed: Memory, shape: tuple[int, int], parts: Parts) -> Rig
     buffers: dict[str, Memory | Window] = {**memories}
     own, constants = shader_of(fmt)
     row_bytes, size = f.row_bytes(shape[1]), _sizes(fmt, shape[1])[1]
-    wide = row_bytes % 16 == 0 and fmt.bits in (4, 8)
-    table = dict(own)["element"] != "integer"
-    if table:
+    decode, factor = _decoding(fmt)
+    if decode == "table":
         buffers["values"] = _table(str(fmt))
-    chunk = 32 // fmt.bits if wide else _QUADS
-    choices |= {
-        "right": "codes",
-        "decode": "table" if table else "integer",
-        "chunk": "words" if wide else "any",
-    }
-    piece = chunk if size == _EVERY else gcd(size // 4, chunk)
+    chunk, quads, piece = _chunk(fmt.bits, row_bytes, size)
     return Right(
         shape[0],
-        dict(own) | choices,
-        dict(constants) | _constants(fmt, shape[1]) | {"PIECE": piece},
+        dict(own) | choices | {"right": "codes", "decode": decode, "chunk": chunk},
+        dict(constants)
+        | _constants(fmt, shape[1])
+        | {"PIECE": piece, "VALUE_FACTOR": bits_of(factor)},
         buffers,
         {"row_bytes": row_bytes, "blocks": -(-shape[1] // size)},
         limits_of(fmt),
         packed,
         row_bytes,
-        choices["chunk"],
         chunk,
+        quads,
     )
+
+
+def _chunk(bits: int, row_bytes: int, size: int) -> tuple[str, int, int]:
+    """How few rows read codes: by which part, so many quads at once, of which share a block."""
+    quads = 32 // bits
+    together = quads if size == _EVERY else gcd(size // 4, quads)
+    if bits in (4, 8) and row_bytes % 16 == 0 and together % (8 // bits) == 0:
+        return "words", quads, together
+    return "any", _QUADS, _QUADS if size == _EVERY else gcd(size // 4, _QUADS)
+
+
+def _decoding(fmt: Format) -> tuple[str, float]:
+    """Which part of shaders decodes elements, and how many times too small its values are."""
+    numbers = lowered(fmt).element
+    if numbers.family == "integer":
+        return "integer", 1.0
+    if numbers.family == "minifloat" and _is_half(numbers) and widened_exactly():
+        return "halves", 2.0 ** (15 - numbers.bias)
+    return "table", 1.0
+
+
+def _is_half(numbers: ElementNumbers) -> bool:
+    """Whether float16 has an element's numbers, and its NaN, at another exponent."""
+    exponent = numbers.bits - 1 - numbers.mbits
+    if exponent > 5:
+        return False
+    largest = (1 << (numbers.bits - 1)) - 1
+    reserved = largest - numbers.max_code
+    if exponent == 5:  # float16 reserves all codes of the largest exponent
+        return reserved == 1 << numbers.mbits
+    return reserved == 0 or _one_nan(numbers)
+
+
+def _one_nan(numbers: ElementNumbers) -> bool:
+    """Whether the magnitude of all ones, of eight bits, is the only one that is no number."""
+    return numbers.bits == 8 and numbers.max_code == 126 and numbers.bits - 1 - numbers.mbits < 5
 
 
 def _constants(fmt: Format, inner: int) -> dict[str, Constant]:
@@ -107,6 +167,7 @@ def _constants(fmt: Format, inner: int) -> dict[str, Constant]:
         "HAS_OFFSET": fmt.offset is not None,
         "FLOAT_ZERO": fmt.zero is not None,
         "ZERO_LIMIT": _LARGEST_ZERO,
+        "ONE_NAN": _one_nan(lowered(fmt).element),
         "OUTPUTS_ADJOIN": False,
         **constants_of(limits_of(fmt)),
     }

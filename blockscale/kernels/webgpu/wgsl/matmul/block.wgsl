@@ -11,16 +11,14 @@ fn prepared_block(block: u32) -> Block {
         doubt = (u32(step.zero) & 0x7fffffffu) > bitcast<u32>(f32(ZERO_LIMIT));
     }
     doubt |= (step.bits & 0x7fffffffu) > STEP_LIMIT || (step.offset & 0x7fffffffu) > VALUE_LIMIT;
-    return Block(bitcast<f32>(step.bits), zero, bitcast<f32>(step.offset), doubt);
+    let factor = bitcast<f32>(step.bits) * bitcast<f32>(VALUE_FACTOR);
+    return Block(factor, zero, bitcast<f32>(step.offset), doubt);
 }
 
-// The weights that four values stand for. A product that feeds a sum is not rounded by itself on
-// most devices, unless an integer operation stands between whose result nobody can foresee.
-fn weights_in(block: Block, values: vec4<f32>) -> vec4<f32> {
-    let products = bitcast<vec4<u32>>((values - block.zero) * block.step);
-    if (!HAS_OFFSET) {
-        return bitcast<vec4<f32>>(products);
-    }
+// The weights that values stand for, in a block with an offset. A product that feeds a sum is not
+// rounded by itself on most devices, unless an integer operation stands between whose result nobody
+// can foresee.
+fn shifted_weights(values: vec4<f32>, step: f32, offset: f32) -> vec4<f32> {
     let nothing = u32(arrayLength(&codes) == 0u);
-    return bitcast<vec4<f32>>(products ^ vec4(nothing)) + block.offset;
+    return bitcast<vec4<f32>>(bitcast<vec4<u32>>(values * step) ^ vec4(nothing)) + offset;
 }

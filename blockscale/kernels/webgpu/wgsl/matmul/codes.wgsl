@@ -22,6 +22,11 @@ fn codes_of(n: u32, quad: u32) -> vec4<u32> {
     return vec4(four, four >> BITS, four >> (2u * BITS), four >> (3u * BITS)) & vec4(CODE_MASK);
 }
 
+// Four codes, a byte each.
+fn four_bytes(four: vec4<u32>) -> u32 {
+    return four.x | four.y << 8u | four.z << 16u | four.w << 24u;
+}
+
 // Of output n of those that are bound, column k.
 fn block_of(n: u32, k: u32) -> u32 {
     return (sizes.first + n) / BLOCK_ROWS * sizes.blocks + k / BLOCK_SIZE;

@@ -1,12 +1,13 @@
 // Few rows of x with a weight: its codes are read once, and decoded once for ROWS rows. Each team of
 // TEAM lanes has four outputs; a lane takes chunks of their codes that are TEAM chunks apart.
-// needs: grid, matmul/chunk/{chunk}, matmul/block, matmul/decode/{decode}, matmul/right/codes
+// needs: grid, matmul/chunk/{chunk}, matmul/decode/{decode}, matmul/right/codes
 // needs: matmul/exact, matmul/trust, matmul/bias/{bias}, matmul/result
 const TEAMS: u32 = 256u / TEAM;
 const OUTPUTS: u32 = 4u * TEAMS; // of a workgroup
 const STAGE: u32 = TILES * TEAM * CHUNK; // quads of a row of x that are at hand
 const ACROSS: u32 = TEAM + 1u; // from quad to quad of a lane: so that lanes meet in no bank
-var<workgroup> staged: array<vec4<f32>, max(ROWS * TILES * CHUNK * ACROSS, ROWS * 256u)>;
+const ROW_STRIDE: u32 = TILES * CHUNK * ACROSS;
+var<workgroup> staged: array<vec4<f32>, max(ROWS * ROW_STRIDE, ROWS * 256u)>;
 var<workgroup> results: array<u32, ROWS * OUTPUTS>;
 var<workgroup> parts_of_sum: array<u32, 256>;
 var<workgroup> doubts: atomic<u32>; // 1: of an input, 2: of a result
@@ -34,10 +35,6 @@ fn stage(lane: u32, m: u32, first: u32) -> bool {
     return large > LEFT_LIMIT;
 }
 
-fn dot_of(x: vec4<f32>, w: vec4<f32>, sum: f32) -> f32 {
-    return fma(x.x, w.x, fma(x.y, w.y, fma(x.z, w.z, fma(x.w, w.w, sum))));
-}
-
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) i: u32) {
@@ -55,7 +52,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let last = sizes.outputs - 1u;
     let n = min(vec4(first_output + i / TEAM * 4u) + vec4(0u, 1u, 2u, 3u), vec4(last));
     let quads = (sizes.inner + 3u) / 4u;
-    var sums: array<vec4<f32>, ROWS>;
+    var sums = Sums();
     var doubt = false;
     for (var start = 0u; start < quads; start += STAGE) {
         workgroupBarrier();
@@ -63,38 +60,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         workgroupBarrier();
         for (var tile = 0u; tile < TILES; tile++) {
             let first = start + (tile * TEAM + lane) * CHUNK;
-            if (first >= quads) {
-                break;
-            }
-            let chunk0 = chunk_of(n.x, first);
-            let chunk1 = chunk_of(n.y, first);
-            let chunk2 = chunk_of(n.z, first);
-            let chunk3 = chunk_of(n.w, first);
-            for (var piece = 0u; piece < CHUNK; piece += PIECE) {
-                let k = min((first + piece) * 4u, sizes.inner - 1u);
-                let block0 = prepared_block(block_of(n.x, k));
-                let block1 = prepared_block(block_of(n.y, k));
-                let block2 = prepared_block(block_of(n.z, k));
-                let block3 = prepared_block(block_of(n.w, k));
-                doubt |= block0.doubt | block1.doubt | block2.doubt | block3.doubt;
-                var part = array<vec4<f32>, ROWS>(); // anew for each piece
-                for (var q = piece; q < piece + PIECE; q++) {
-                    let w0 = in_block(block0, values_of(chunk_codes(chunk0, n.x, first, q)));
-                    let w1 = in_block(block1, values_of(chunk_codes(chunk1, n.y, first, q)));
-                    let w2 = in_block(block2, values_of(chunk_codes(chunk2, n.z, first, q)));
-                    let w3 = in_block(block3, values_of(chunk_codes(chunk3, n.w, first, q)));
-                    for (var r = 0u; r < ROWS; r++) {
-                        let x = staged[((r * TILES + tile) * CHUNK + q) * ACROSS + lane];
-                        part[r] = vec4(
-                            dot_of(x, w0, part[r].x), dot_of(x, w1, part[r].y),
-                            dot_of(x, w2, part[r].z), dot_of(x, w3, part[r].w),
-                        );
-                    }
-                }
-                let steps = factors(vec4(block0.step, block1.step, block2.step, block3.step));
-                for (var r = 0u; r < ROWS; r++) {
-                    sums[r] = fma(part[r], steps, sums[r]);
-                }
+            if (first < quads) {
+                doubt |= take_chunk(n, first, tile * CHUNK * ACROSS + lane, &sums);
             }
         }
     }
@@ -103,28 +70,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     write(i, m, first_output);
 }
 
-// What x is multiplied by; the steps follow once a block, where that is the same (numerics.md, 7).
-fn in_block(block: Block, values: vec4<f32>) -> vec4<f32> {
-    if (HAS_OFFSET) {
-        return weights_in(block, values);
-    }
-    return values - block.zero;
-}
-
-fn factors(steps: vec4<f32>) -> vec4<f32> {
-    if (HAS_OFFSET) {
-        return vec4(1.0);
-    }
-    return steps;
-}
-
 // The sums of a team's lanes become results.
-fn reduce(i: u32, m: u32, first_output: u32, sums: array<vec4<f32>, ROWS>, doubt: bool) {
-    var own = sums;
+fn reduce(i: u32, m: u32, first_output: u32, sums: Sums, doubt: bool) {
     let lane = i % TEAM;
     workgroupBarrier();
-    for (var r = 0u; r < ROWS; r++) {
-        staged[r * 256u + i] = own[r];
+    staged[i] = sums.r0;
+    if (ROWS > 1u) {
+        staged[256u + i] = sums.r1;
+    }
+    if (ROWS > 2u) {
+        staged[512u + i] = sums.r2;
+        staged[768u + i] = sums.r3;
     }
     for (var others = TEAM / 2u; others > 0u; others /= 2u) {
         workgroupBarrier();

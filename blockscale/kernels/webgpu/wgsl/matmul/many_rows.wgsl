@@ -93,7 +93,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if (i == 0u) {
         atomicStore(&doubts, 0u); // wgpu does not do it, whatever WGSL says
     }
-    var sums: array<vec4<f32>, 4u * SIDE * SIDE>;
+    var s00 = mat4x4<f32>(); // SIDE x SIDE blocks of four rows with four outputs, a column a row
+    var s01 = mat4x4<f32>();
+    var s10 = mat4x4<f32>();
+    var s11 = mat4x4<f32>();
     var doubt = false;
     for (var quad = 0u; quad * 4u < sizes.inner; quad += DEPTH / 4u) {
         workgroupBarrier();
@@ -101,16 +104,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         doubt |= fill_right(i, batch, first_output, quad);
         workgroupBarrier();
         for (var k = 0u; k < DEPTH; k++) {
-            for (var u = 0u; u < SIDE; u++) {
-                let a = left_tile[k * LEFT_STRIDE + down + u * DOWN];
-                for (var v = 0u; v < SIDE; v++) {
-                    let b = right_tile[k * RIGHT_STRIDE + across + v * ACROSS];
-                    let at = (u * SIDE + v) * 4u;
-                    sums[at] = fma(vec4(a.x), b, sums[at]);
-                    sums[at + 1u] = fma(vec4(a.y), b, sums[at + 1u]);
-                    sums[at + 2u] = fma(vec4(a.z), b, sums[at + 2u]);
-                    sums[at + 3u] = fma(vec4(a.w), b, sums[at + 3u]);
-                }
+            let a0 = left_tile[k * LEFT_STRIDE + down];
+            let b0 = right_tile[k * RIGHT_STRIDE + across];
+            s00 = with_product(a0, b0, s00);
+            if (SIDE == 2u) {
+                let a1 = left_tile[k * LEFT_STRIDE + down + DOWN];
+                let b1 = right_tile[k * RIGHT_STRIDE + across + ACROSS];
+                s01 = with_product(a0, b1, s01);
+                s10 = with_product(a1, b0, s10);
+                s11 = with_product(a1, b1, s11);
             }
         }
     }
@@ -121,30 +123,45 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if (i == 0u) {
         verdict = atomicLoad(&doubts);
     }
-    var doubted = select(0u, 0xffffffffu, workgroupUniformLoad(&verdict) != 0u); // a bit a pair
-    for (var u = 0u; u < SIDE; u++) {
-        for (var v = 0u; v < SIDE; v++) {
-            for (var c = 0u; c < 4u; c++) {
-                let at = (u * SIDE + v) * 4u + c;
-                let m = first_row + (down + u * DOWN) * 4u + c;
-                let n = first_output + (across + v * ACROSS) * 4u;
-                let found = bitcast<vec4<u32>>(sums[at]);
-                doubted |= u32(!trusted(found.x) || !trusted(found.y)) << (at * 2u);
-                doubted |= u32(!trusted(found.z) || !trusted(found.w)) << (at * 2u + 1u);
-                write_pair(batch, m, n, found.x, found.y);
-                write_pair(batch, m, n + 2u, found.z, found.w);
-            }
-        }
+    let all = workgroupUniformLoad(&verdict) != 0u;
+    let m = first_row + down * 4u;
+    let n = first_output + across * 4u;
+    var doubted = write_block(batch, m, n, s00);
+    if (SIDE == 2u) {
+        doubted |= write_block(batch, m, n + 4u * ACROSS, s01) << 8u;
+        doubted |= write_block(batch, m + 4u * DOWN, n, s10) << 16u;
+        doubted |= write_block(batch, m + 4u * DOWN, n + 4u * ACROSS, s11) << 24u;
     }
-    settle(batch, first_row + down * 4u, first_output + across * 4u, doubted);
+    settle(batch, m, n, select(doubted, 0xffffffffu, all));
+}
+
+fn with_product(a: vec4<f32>, b: vec4<f32>, sum: mat4x4<f32>) -> mat4x4<f32> {
+    return mat4x4(
+        fma(vec4(a.x), b, sum[0]), fma(vec4(a.y), b, sum[1]),
+        fma(vec4(a.z), b, sum[2]), fma(vec4(a.w), b, sum[3]),
+    );
+}
+
+// Write a block; a bit for each pair of results that is in doubt.
+fn write_block(batch: u32, m: u32, n: u32, sums: mat4x4<f32>) -> u32 {
+    return write_row(batch, m, n, bitcast<vec4<u32>>(sums[0]))
+        | write_row(batch, m + 1u, n, bitcast<vec4<u32>>(sums[1])) << 2u
+        | write_row(batch, m + 2u, n, bitcast<vec4<u32>>(sums[2])) << 4u
+        | write_row(batch, m + 3u, n, bitcast<vec4<u32>>(sums[3])) << 6u;
+}
+
+fn write_row(batch: u32, m: u32, n: u32, found: vec4<u32>) -> u32 {
+    write_pair(batch, m, n, found.x, found.y);
+    write_pair(batch, m, n + 2u, found.z, found.w);
+    return u32(!trusted(found.x) || !trusted(found.y))
+        | u32(!trusted(found.z) || !trusted(found.w)) << 1u;
 }
 
 // The pairs of results that are in doubt, exactly.
 fn settle(batch: u32, first_row: u32, first_output: u32, doubted: u32) {
     for (var pair = 0u; pair < 8u * SIDE * SIDE; pair++) {
-        let at = pair / 2u;
-        let m = first_row + at / (4u * SIDE) * (4u * DOWN) + at % 4u;
-        let n = first_output + at / 4u % SIDE * (4u * ACROSS) + pair % 2u * 2u;
+        let m = first_row + pair / 16u * 4u * DOWN + pair % 8u / 2u;
+        let n = first_output + pair / 8u % 2u * 4u * ACROSS + pair % 2u * 2u;
         if ((doubted >> pair & 1u) == 0u || m >= sizes.rows || n >= sizes.outputs) {
             continue;
         }

@@ -11,5 +11,11 @@ fn prepare_right(lane: u32) {
 // Four neighbours along k, all of one block.
 fn right_quad(batch: u32, n: u32, quad: u32) -> Quad {
     let block = prepared_block(block_of(n, quad * 4u));
-    return Quad(weights_in(block, values_of(codes_of(n, quad))), block.doubt);
+    let patterns = codes_of(n, quad);
+    let found = values_of(patterns, block.zero);
+    let doubt = block.doubt | any_reserved(four_bytes(patterns));
+    if (HAS_OFFSET) {
+        return Quad(shifted_weights(found, block.step, block.offset), doubt);
+    }
+    return Quad(found * block.step, doubt);
 }
