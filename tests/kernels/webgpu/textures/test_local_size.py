@@ -12,12 +12,12 @@ LARGE = (1024, 1024, 64)
 @pytest.mark.parametrize(
     ("block", "size", "expected"),
     [
-        ((8, 1, 1), LARGE, (64, 1, 1)),  # a group of 32, and seven beside it
-        ((1, 2, 3), LARGE, (8, 2, 4)),  # blocks of three layers: eight of them along a row
-        ((16, 16, 1), LARGE, (16, 4, 1)),  # a part of a large tile
-        ((1024, 1, 1), LARGE, (64, 1, 1)),  # a part of a row
-        ((1, 1024, 1), LARGE, (1, 64, 1)),  # blocks along columns
-        ((1, 1, 1), (3, 5, 100), (4, 8, 2)),  # narrow textures: no invocation lies idle far off
+        ((8, 1, 1), LARGE, (128, 2, 1)),  # groups of 32: sixteen in a row, of two rows
+        ((1, 2, 3), LARGE, (32, 2, 4)),  # blocks of three layers, side by side
+        ((4, 16, 1), LARGE, (16, 16, 1)),  # four tiles of 16 x 16
+        ((1024, 1, 1), LARGE, (128, 2, 1)),  # parts of rows
+        ((1, 1024, 1), LARGE, (16, 16, 1)),  # blocks along columns
+        ((1, 1, 1), (3, 5, 100), (4, 8, 8)),  # narrow textures: no invocation lies idle far off
     ],
 )
 def test_a_block_first_then_its_neighbours(
