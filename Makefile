@@ -49,6 +49,7 @@ gpu: ## tests and benchmark on CUDA, in the environment at hand (torch with CUDA
 webgpu: ## the WebGPU tests, slow ones too, and benchmark, in the environment at hand (wgpu, torch, pytest)
 	@$(PYTHON) -m pytest -m "slow or not slow" tests/kernels/webgpu -p no:benchmark $(ARGS)
 	@$(PYTHON) -m benchmarks.webgpu --write
+	@$(PYTHON) -m benchmarks.webgpu_textures --write
 
 check: .venv/.dev ## lint, format and types
 	@failed=0; \

@@ -34,6 +34,7 @@ NAMES = [
     "round_to_power_of_2",
     "save",
     "use",
+    "webgpu",
 ]
 
 PARAMETERS = {
@@ -71,6 +72,7 @@ PARAMETERS = {
     "parse": ["text"],
     "profile": ["name", "version"],
     "use": ["backend", "fallback"],
+    "webgpu": [],
     "prepare_qat": ["model", "recipe", "strict", "fuse", "learn", "observer"],
     "convert": ["model"],
     "hardware": [],

@@ -30,6 +30,7 @@ class Storage:
     scale_shape:  the shape of a tensor -> that of its stored scale; raises ValueError if the block
                   does not fit
     outer_shape:  the shape of a stored scale -> that of its own scale; None without two levels
+    zero_dtype, outer_dtype: of zero points and of outer scales, where there are some
     offset_dtype: of the offsets, which kernels take one for each block; None without them
     """
 
@@ -47,8 +48,10 @@ class Storage:
         self.scale_dtype = fmt.scale.dtype
         self.offset_dtype = None if fmt.offset is None else fmt.offset.dtype
         self.scale_shape = _cached_shape(fmt.block)
-        self.outer_shape = None
+        self.zero_dtype = torch.int32 if fmt.zero is None else fmt.zero.dtype
+        self.outer_shape, self.outer_dtype = None, torch.float32
         if isinstance(fmt.scale, TwoLevel):
+            self.outer_dtype = fmt.scale.outer_type.dtype
             self.outer_shape = _cached_shape(fmt.scale.inner.block)
 
     def new_parts(self, shape: Sequence[int], device: Device = None) -> QParams:
@@ -57,8 +60,8 @@ class Storage:
         scale = new(blocks, self.scale_dtype, device)
         outer = None
         if self.outer_shape is not None:
-            outer = new(self.outer_shape(blocks), torch.float32, device)
-        zero_point = new(blocks, torch.int32, device) if self.asym else None
+            outer = new(self.outer_shape(blocks), self.outer_dtype, device)
+        zero_point = new(blocks, self.zero_dtype, device) if self.asym else None
         if self.offset_dtype is None:
             return QParams(scale, outer, zero_point)
         return QParams(scale, outer, zero_point, new(blocks, self.offset_dtype, device))
@@ -113,9 +116,9 @@ class Storage:
         scale = self._checked(scale, self.scale_dtype, expected, device)
         if self.outer_shape is not None:
             assert outer is not None
-            outer = self._checked(outer, torch.float32, self.outer_shape(expected), device)
+            outer = self._checked(outer, self.outer_dtype, self.outer_shape(expected), device)
         if zero_point is not None:
-            zero_point = self._checked(zero_point, torch.int32, expected, device)
+            zero_point = self._checked(zero_point, self.zero_dtype, expected, device)
         if self.offset_dtype is None or not more:
             return QParams(scale, outer, zero_point)
         offset = self._checked(more[0], self.offset_dtype, expected, device)

@@ -3,8 +3,8 @@
 A backend is a folder `blockscale/kernels/<backend>/` whose `__init__` has `available()`, which says
 why the backend cannot run here (None if it can), and imports its kernels when first asked for. It
 may have `takes(device)`: whether tensors on a device of that type can go there; without it, those
-on the device that has the backend's name. And it may have `run_reference`. The kernels register themselves with `@kernel`. Nothing
-is probed or imported before the first op runs.
+on the device that has the backend's name. And it may have `run_reference`, below. The kernels
+register themselves with `@kernel`. Nothing is probed or imported before the first op runs.
 """
 
 import importlib

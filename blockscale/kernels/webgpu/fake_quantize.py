@@ -38,15 +38,16 @@ def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
         raise ValueError(f"expected a gradient of shape {shape}, found {tuple(gradient.shape)}")
     if gradient.dtype not in FLOATS:
         ones = moved(torch.ones(shape), x)
-        return torch.where(straight_through(ones, x, by) != 0, gradient, 0.0)
+        kept = torch.where(straight_through(ones, x, by) != 0, gradient, 0.0)
+        return strided_like(gradient, kept.contiguous())
     given = _given(f, x, by)
     memory = floats(x)
     if x.numel() == 0:
         return strided_like(gradient, moved(torch.empty(shape, dtype=gradient.dtype), gradient))
     parts = given or choose(f, memory, x.dtype, shape)
     bits = 8 * gradient.dtype.itemsize
-    kept = passing(f, memory, x.dtype, shape, parts, memory_of(gradient), bits)
-    return strided_like(gradient, back(kept, shape, gradient.dtype, gradient))
+    passed = passing(f, memory, x.dtype, shape, parts, memory_of(gradient), bits)
+    return strided_like(gradient, back(passed, shape, gradient.dtype, gradient))
 
 
 def _given(f: Form, x: Tensor, by: Quantizer) -> Parts | None:

@@ -17,7 +17,6 @@ from blockscale.kernels.webgpu.primitives.form import (
     place,
     whole,
 )
-
 from blockscale.kernels.webgpu.primitives.packing import pack_items
 
 

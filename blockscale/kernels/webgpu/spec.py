@@ -1,7 +1,7 @@
 """A format as what shaders are made of: the parts that they choose, and their constants."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 
 from blockscale.core.element import ElementNumbers
@@ -55,7 +55,7 @@ known = ByFormats(_supported)  # and every dtype, shape and layout
 def shader_of(fmt: Format | str) -> tuple[Choices, Constants]:
     """The choices and constants of a shader for a format, its name or its spelling.
 
-    choices: roles of parts: element, rounding, how, step, zero, offset, random, hardware and
+    choices: roles of parts, some of which depend on the device (`on_device`): element, rounding, how, step, zero, offset, random, hardware and
         those of choosing scales, rule before all
     constants: BITS, SIGNED, LOW, HIGH and more, all of which any part may use
 
@@ -69,6 +69,7 @@ def shader_of(fmt: Format | str) -> tuple[Choices, Constants]:
         "FAR_VALUES": _reaches_far(numbers.element) or form.zero is not None,
         **_divisors(LEVELS=numbers.levels),
         **_divisors(LOWEST=numbers.element.low, HIGHEST=numbers.element.high),
+        "EXACT_PRODUCT": _how(numbers) != "quotient",
         "EMAX": Signed(numbers.emax),
         "THRESHOLD": numbers.threshold,
         "FRACTION_BITS": numbers.fraction_bits,
@@ -80,21 +81,56 @@ def shader_of(fmt: Format | str) -> tuple[Choices, Constants]:
     return tuple(choices.items()), tuple(constants.items())
 
 
+def on_device(features: Collection[str]) -> dict[str, str]:
+    """What a device with these features can choose instead."""
+    return {"wide": "native"} if "shader-int64" in features else {}
+
+
 def _coding(numbers: FormatNumbers) -> dict[str, str]:
     """What quantize and dequantize choose."""
     rounds = numbers.element.family in ("integer", "minifloat")
-    how = "shift" if numbers.scale == "e8m0" else "product" if numbers.recip else "quotient"
+    how = _how(numbers)
     zero = "float" if "float_zero" in numbers.features else "integer"
     return {
         "element": "large_codebook" if _is_large(numbers.element) else numbers.element.family,
         "rounding": numbers.rounding,
         "how": how,
+        "quick": _quick(numbers, how),
+        "values": _values(numbers),
         "step": numbers.scale if numbers.scale in ("e8m0", "two_level") else "float",
         "zero": zero if numbers.asym else "none",
         "offset": "added" if numbers.offset else "none",
         "random": "philox" if rounds and numbers.rounding == "stochastic" else "none",
         "hardware": "plain",
+        "wide": "words",
     }
+
+
+def _how(numbers: FormatNumbers) -> str:
+    """How elements become steps."""
+    return "shift" if numbers.scale == "e8m0" else "product" if numbers.recip else "quotient"
+
+
+def _quick(numbers: FormatNumbers, how: str) -> str:
+    """How most codes are found from products with the reciprocal, without exact quotients."""
+    element = numbers.element
+    if "float_zero" in numbers.features or _is_large(element):
+        return "none"
+    rounds = element.family in ("integer", "minifloat")
+    if rounds and numbers.rounding != "nearest_even":
+        return "none"
+    if element.family == "integer":
+        return "integer" if element.bits <= (10 if how == "quotient" else 16) else "none"
+    return "none" if _reaches_far(element) else element.family  # products may be flushed
+
+
+def _values(numbers: FormatNumbers) -> str:
+    """How values of codes are found, four at a time."""
+    family = numbers.element.family
+    if family == "integer" and "float_zero" not in numbers.features:
+        return "integer"
+    near = family == "minifloat" and not _reaches_far(numbers.element)
+    return "minifloat" if near else "each"
 
 
 def _choosing(numbers: FormatNumbers) -> dict[str, str]:

@@ -16,6 +16,24 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Results = dict[str, Tensor]
 
 
+def hard(shape: tuple[int, ...], dtype: torch.dtype, finite: bool = False) -> Tensor:
+    """Numbers of all exponents, ties, zeros of both signs, subnormals, and what is not finite."""
+    count = torch.Size(shape).numel()
+    generator = torch.Generator().manual_seed(count)
+    word = torch.int32 if dtype == torch.float32 else torch.int16
+    ends = torch.iinfo(word)
+    anything = torch.randint(ends.min, ends.max, (count,), generator=generator, dtype=word)
+    x = anything.view(dtype).clone()
+    normal = torch.randn(count, generator=generator).to(dtype)
+    ties = (torch.arange(count) % 61 / 4 - 7.5).to(dtype)
+    part = count // 4 + 1
+    x[:part], x[part : 2 * part] = normal[:part], ties[part : 2 * part]
+    x[-5:] = torch.tensor([0.0, -0.0, 1e-45, -1e-45, 0.5]).to(dtype)[: count and 5][-count:]
+    if finite:
+        x = torch.where(x.isfinite(), x, torch.ones((), dtype=dtype))
+    return x.reshape(shape)
+
+
 def slope(x: Tensor) -> Tensor:
     """A gradient of x's shape, dtype and strides, without zeros."""
     return torch.empty_like(x).copy_(torch.arange(x.numel()).reshape(x.shape) % 97 + 1)

@@ -5,7 +5,6 @@ test_choose_qparams_per_row.cpp), with what they leave out: negative, clipped an
 Its oracle here is numpy, which divides as IEEE 754 says, element by element.
 """
 
-import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,9 +51,9 @@ GIVEN = [
          0.14, 0.24, 0.16, 0.26, 0.34, 0.06, 0.44, 0.36, 0.11, 0.21, 0.13, 0.23, 0.31, 0.07, 0.41,
          0.37, 0.19, 0.29, 0.17, 0.27, 0.33, 0.09, 0.43, 0.39, 0.10, 0.20, 0.14, 0.24, 0.30, 0.04,
          0.40, 0.34],
-        [-20, 10, 5, -15, 25, -10, 15, -5, 8, -12, 18, -8, 22, -18, 12, -22, -25, 15, 0, -20, 30, -5,
-         20, -10, 5, -25, 10, -15, 35, -15, 25, -35, -30, 20, -5, -25, 40, 0, 30, -40, 10, -30, 15,
-         -10, 45, -20, 35, -45],
+        [-20, 10, 5, -15, 25, -10, 15, -5, 8, -12, 18, -8, 22, -18, 12, -22, -25, 15, 0, -20, 30,
+         -5, 20, -10, 5, -25, 10, -15, 35, -15, 25, -35, -30, 20, -5, -25, 40, 0, 30, -40, 10, -30,
+         15, -10, 45, -20, 35, -45],
     ),
 ]  # fmt: skip
 
@@ -119,15 +118,11 @@ def numbers(kind: str, shape: tuple[int, ...], scale: Tensor) -> Tensor:
 
 
 def block_ids(shape: tuple[int, ...], block: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """The block of each element, from coordinates counted one by one."""
-    counts = [n // b for n, b in zip(shape, block, strict=True)]
-    found = np.empty(shape, np.int64)
-    for at in itertools.product(*map(range, shape)):
-        number = 0
-        for i, b, count in zip(at, block, counts, strict=True):
-            number = number * count + i // b
-        found[at] = number
-    return found
+    """The block of each element, in the row-major order of blocks."""
+    ids = np.zeros(shape, np.int64)
+    for coordinates, n, b in zip(np.indices(shape, sparse=True), shape, block, strict=True):
+        ids = ids * (n // b) + coordinates // b
+    return ids
 
 
 @np.errstate(all="ignore")
@@ -153,10 +148,11 @@ def dequantized(codes: np.ndarray[Any, Any], case: Given, dtype: torch.dtype) ->
 @np.errstate(all="ignore")
 def chosen(x: Tensor, case: Chosen) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Scales and zero points of the blocks, in row-major order."""
-    ids, given = block_ids(case.shape, case.block), x.float().numpy()
+    ids, given = block_ids(case.shape, case.block).ravel(), x.float().numpy().ravel()
+    order = np.argsort(ids, kind="stable")
+    starts = np.cumsum(np.bincount(ids))[:-1]
     scales, zeros = [], []
-    for number in range(ids.max() + 1):
-        block = given[ids == number]
+    for block in np.split(given[order], starts):
         block = block[np.isfinite(block)]
         low = np.float32(min(0, block.min(initial=0)))
         high = np.float32(max(0, block.max(initial=0)))

@@ -43,8 +43,8 @@ def refused(parts: Parts) -> dict[str, str | None]:
 
 def inside(parts: Parts, backend: str) -> str | None:
     """Why the backend's kernel of `linear` cannot quantize x itself for this product, or None."""
-    if not parts.x.fmt:
-        return "it has floats already"
+    if not parts.x.fmt and has_kernel(parts.node, backend):
+        return "it has floats already, and a kernel of its own"
     found = floats_of(parts)
     if found is None:
         return "the floats that x was quantized from are not there"

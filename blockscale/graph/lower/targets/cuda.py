@@ -31,15 +31,16 @@ def run(graph: fx.GraphModule) -> list[Way]:
 
 
 def choose(graph: fx.GraphModule) -> list[Way]:
-    """A way for each node of ours. Linear layers on codes go through the kernels of `linear`, which
-    take floats and quantize them: there is none of `fused_linear` yet."""
+    """A way for each node of ours. Linear layers go through the kernels of `linear`, which take
+    floats and quantize them, where the floats that x was quantized from are at hand."""
     found = []
     for node in [each for each in graph.graph.nodes if of_ours(each) is not None]:
         parts = parts_of(node)
         if parts is None or not parts.fused or inside(parts, "cuda") is not None:
             found.append(kernel_way(node, "cuda"))
             continue
-        found.append(way(node, "inside", "our kernel of linear, which quantizes its input"))
+        what = "quantizes its input" if parts.x.fmt else "takes floats"
+        found.append(way(node, "inside", f"our kernel of linear, which {what}"))
         rewrite(graph, parts, "inside", {})
     graph.graph.eliminate_dead_code()  # what quantized the inputs before
     return found

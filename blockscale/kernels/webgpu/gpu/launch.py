@@ -38,8 +38,7 @@ def launch(
 
     buffers: by the names that the shader binds, textures among them
     sizes: by the names that it reads; each below 2^32
-    groups: how many, or a grid of them, of which the device takes up to
-        max-compute-workgroups-per-dimension along each
+    groups: how many, or a grid (max-compute-workgroups-per-dimension along each at most)
     baked: sizes are constants of a pipeline of their own; None: where the call is large
 
     Raises GpuError for a buffer that is larger than the device's kernels can see.

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 import torch
 
+from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.shader import Constant, Shader
 from blockscale.kernels.webgpu.primitives.form import DTYPES, Form
-from blockscale.kernels.webgpu.spec import shader_of
+from blockscale.kernels.webgpu.spec import on_device, shader_of
 
 Choices = dict[str, str]
 Constants = dict[str, Constant]
@@ -19,7 +20,7 @@ def shader(
     own, known = shader_of(f.format)
     return Shader(
         f"kernels/{kernel}",
-        tuple((dict(own) | dict(choices)).items()),
+        tuple((dict(own) | on_device(gpu().features) | dict(choices)).items()),
         tuple((dict(known) | dict(constants)).items()),
     )
 

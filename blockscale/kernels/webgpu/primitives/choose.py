@@ -19,6 +19,10 @@ Shape = tuple[int, ...]
 
 def choose(f: Form, x: Source, dtype: torch.dtype, shape: Shape) -> Parts:
     """The scale of numbers [*shape], of which there are some, and what goes with it."""
+    if f.format.unchosen is not None:
+        raise ValueError(
+            f"{f.format}: {f.format.unchosen}: pass what a file or another library gave"
+        )
     at = geometry(tuple(shape), f.format.block)
     found = find(f, x, dtype, at)
     choices = _reading(f)
@@ -48,8 +52,7 @@ def _finish(
 ) -> None:
     """Write the scales of blocks."""
     writing, constants, written = scale_writing(f, parts)
-    bits = constants["SCALE_BITS"], constants["OFFSET_BITS"]
-    together = 32 // min(bits)
+    together = 32 // min(stored_bits(f))
     constants["TOGETHER"] = together
     launch(
         shader("finish", f, choices | writing, constants),
@@ -61,19 +64,28 @@ def _finish(
 
 def scale_writing(f: Form, parts: Parts) -> tuple[Choices, Constants, dict[str, Memory]]:
     """How kernels write what they choose for blocks, and the memory that they write to."""
+    scale, zero, offset = stored_bits(f)
     constants: Constants = {
-        "SCALE_BITS": 8 * f.scale_dtype.itemsize,
-        "OFFSET_BITS": 32 if f.offset_dtype is None else 8 * f.offset_dtype.itemsize,
+        "SCALE_BITS": scale,
+        "ZERO_BITS": zero,
+        "OFFSET_BITS": offset,
         "POISONS": lowered(f.format).poisons,
     }
     choices = {
-        "store_zero": "none" if parts.zero is None else "word",
+        "store_zeros": "none" if parts.zero is None else "words",
         "store_offsets": "none" if parts.offset is None else "words",
         "stored_scale": stored(f.scale_dtype),
+        "stored_zero": stored(f.zero_dtype),
         "stored_offset": stored(f.offset_dtype),
     }
     written = {"scales": parts.scale, "zeros": parts.zero, "offsets": parts.offset}
     return choices, constants, {name: part for name, part in written.items() if part is not None}
+
+
+def stored_bits(f: Form) -> tuple[int, int, int]:
+    """Of a scale, a zero point and an offset; 32 for what a format has not."""
+    offset = 32 if f.offset_dtype is None else 8 * f.offset_dtype.itemsize
+    return 8 * f.scale_dtype.itemsize, 8 * f.zero_dtype.itemsize, offset
 
 
 def stored(dtype: torch.dtype | None) -> str:
@@ -87,7 +99,7 @@ def _outer(f: Form, found: dict[str, Memory], shape: Shape) -> Memory:
     choices, scales = _reading(f), f.scale_shape(shape)
     at = geometry(scales, f.inner.block)
     count = prod(f.outer_shape(scales))
-    largest, outers = zeros(4 * count), allocate(4 * count)
+    largest, outers = zeros(4 * count), allocate(f.outer_dtype.itemsize * count)
     constants: Constants = {"ONE_OUTER": count == 1, "POISONS": lowered(f.format).poisons}
     launch(
         shader("numerators", f, {**choices, "blocks": at.kind}, constants),
@@ -95,10 +107,12 @@ def _outer(f: Form, found: dict[str, Memory], shape: Shape) -> Memory:
         at.named | {"blocks": at.count},
         -(-at.count // (GROUP * 16)),
     )
+    bits = 8 * f.outer_dtype.itemsize
+    choices["stored_outer"] = stored(f.outer_dtype)
     launch(
-        shader("outer", f, choices, {"POISONS": lowered(f.format).poisons}),
-        {"largest": whole(largest), "outers": whole(outers)},
+        shader("outer", f, choices, {"SCALE_BITS": bits, "POISONS": lowered(f.format).poisons}),
+        {"largest": whole(largest), "scales": whole(outers)},
         {"outers": count},
-        -(-count // GROUP),
+        -(-count * bits // (32 * GROUP)),
     )
     return outers

@@ -5,14 +5,16 @@ from math import prod
 import torch
 from torch import Tensor
 
+from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, upload
 from blockscale.kernels.webgpu.primitives.choices import Constants, numbers, shader
 from blockscale.kernels.webgpu.primitives.form import Form, result, whole
 from blockscale.kernels.webgpu.primitives.geometry import geometry
-from blockscale.kernels.webgpu.primitives.pieces import pieces
 from blockscale.kernels.webgpu.primitives.packing import pack_items
 from blockscale.kernels.webgpu.primitives.parts import Parts, reading
+from blockscale.kernels.webgpu.primitives.pieces import pieces
+from blockscale.kernels.webgpu.spec import shader_of
 
 Shape = tuple[int, ...]
 
@@ -75,6 +77,8 @@ def _encode(
     constants: Constants = {"OUT_BITS": bits} if what == "codes" else {}
     if what == "gradient":  # its mask does not depend on a draw (docs/numerics.md, 5)
         constants["GRADIENT_BITS"] = bits
+        choices["element"] = without_table(f)
+        choices["ends"] = lowered(f.format).element.family
         choices["rounding"] = f.format.rounding if not f.drawn else "nearest_even"
     chunk = chunk_of(bits, dtype)
     constants |= {"CHUNK": chunk, "SHARED": at.shares(chunk)}
@@ -93,6 +97,12 @@ def _encode(
         launch(made, given_buffers, sizes, -(-piece.count // (256 * chunk)))
 
 
+def without_table(f: Form) -> str:
+    """The part element/… of a kernel that asks for no codes: such would bind a table in vain."""
+    element = dict(shader_of(f.format)[0])["element"]
+    return "ends" if element == "large_codebook" else element
+
+
 def written_bits(f: Form, shape: Shape) -> int:
     """The bits that a code takes where it is first written: bytes where rows end within one."""
     if f.streams(shape[-1] if shape else 1):
@@ -107,4 +117,3 @@ def chunk_of(bits: int, dtype: torch.dtype) -> int:
     """
     whole_words = max(32 // (bits & -bits), 4)
     return max(whole_words, 16 // dtype.itemsize)
-

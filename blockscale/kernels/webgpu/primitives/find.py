@@ -36,12 +36,12 @@ def find(f: Form, x: Source, dtype: torch.dtype, at: Geometry) -> dict[str, Memo
     if not of_means(f):
         return {"work": work}
     sums = zeros(12 * at.blocks)
-    _merge(f, x, dtype, at, "sums", {"sums": sums, "largest": work}, {"least": "least_any"})
+    _merge(f, x, dtype, at, "sums", {"totals": sums, "largest": work}, {"least": "least_any"})
     if lowered(f.format).statistic == "mean_above":
         first, sums = sums, zeros(12 * at.blocks)
-        buffers = {"sums": sums, "largest": work, "first": first}
+        buffers = {"totals": sums, "largest": work, "first": first}
         _merge(f, x, dtype, at, "sums", buffers, {"least": "least_above"})
-    return {"work": work, "sums": sums}
+    return {"work": work, "totals": sums}
 
 
 def _merge(

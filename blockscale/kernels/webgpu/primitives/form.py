@@ -26,14 +26,12 @@ class Form(Storage):
 
     inner:     the format of the scale's own scale, for two levels; else None
     one_outer: there is one outer scale for everything
-    elements:  the smallest number of codes that take whole words: they are 32 bits a word
     """
 
     def __init__(self, fmt: Format):
         super().__init__(fmt)
         self.inner: Format | None = fmt.scale.inner if isinstance(fmt.scale, TwoLevel) else None
         self.one_outer = self.inner is not None and self.inner.block.name == "tensor"
-        self.elements = max(32 // _power(self.bits), 4)
 
     @property
     def item_constants(self) -> tuple[tuple[str, Constant], ...]:
@@ -42,7 +40,7 @@ class Form(Storage):
         return (
             ("BITS", self.bits),
             ("ITEM_BITS", 8 * element.code_dtype.itemsize),
-            ("SIGNED", element.integer and element.signed or element.name == "ternary"),
+            ("SIGNED", (element.integer and element.signed) or element.name == "ternary"),
             ("BY_SIGN", element.name == "binary"),
         )
 
@@ -53,15 +51,6 @@ class Form(Storage):
     def streams(self, row: int) -> bool:
         """Whether rows of so many codes follow one another without a gap."""
         return row * self.bits % 8 == 0
-
-    def packed_bytes(self, shape: Sequence[int]) -> int:
-        """The bytes of the packed codes of a tensor of `shape`."""
-        return prod(self.packed_shape(shape)) * self.packed_dtype.itemsize
-
-
-def _power(bits: int) -> int:
-    """The largest power of two that divides `bits`."""
-    return bits & -bits
 
 
 @cache

@@ -1,6 +1,5 @@
 """How the blocks of a tensor lie in its memory: after one another, or as boxes."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -70,7 +69,7 @@ def geometry(shape: Sizes, block: Block) -> Geometry:
             f"{_MOST}: quantize parts of it"
         )
     if block.strided:
-        sizes: Sequence[int] = (block.flat, 1)
+        sizes: Sizes = (block.flat, 1)
         shape = (block.flat, count // block.flat)
     elif block.flat:
         return Geometry(count, blocks, min(block.flat, count))

@@ -11,7 +11,7 @@ from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
 from blockscale.kernels.webgpu.primitives.choices import Choices, Constants, numbers, shader
-from blockscale.kernels.webgpu.primitives.choose import choose_outer, scale_writing
+from blockscale.kernels.webgpu.primitives.choose import choose_outer, scale_writing, stored_bits
 from blockscale.kernels.webgpu.primitives.encode import chunk_of, written_bits
 from blockscale.kernels.webgpu.primitives.find import GROUP, of_means, statistic, team_of
 from blockscale.kernels.webgpu.primitives.form import Form, whole
@@ -23,6 +23,7 @@ from blockscale.kernels.webgpu.primitives.pieces import STEP, largest, pieces
 Shape = tuple[int, ...]
 _HELD = 8  # fours of numbers that an invocation keeps in registers
 _MOST = 64  # that it reads at all
+_ALONE = 128  # elements of a block that one invocation takes where a CPU computes
 
 
 class Plan(NamedTuple):
@@ -52,16 +53,18 @@ def plan(f: Form, dtype: torch.dtype, shape: Shape, bits: int, keeps: bool) -> P
     chunk = chunk_of(bits, dtype)
     if at.shape or not at.shares(chunk):
         return None
+    if gpu().software and at.block <= _ALONE and at.block % chunk == 0:
+        chunk = at.block  # what waits for others costs most there
     chunks = -(-at.block // chunk)
     team = team_of(chunks)
     quads = -(-chunks // team) * chunk // 4
-    small = [32] if not keeps else [8 * t.itemsize for t in (f.scale_dtype, f.offset_dtype) if t]
-    if quads > _MOST or GROUP // team * min(small) % 32:
+    small = min(stored_bits(f)) if keeps else 32
+    if quads > _MOST or GROUP // team * small % 32 or f.format.unchosen is not None:
         return None  # words of scales would belong to two workgroups
     step = lcm(at.block, STEP) if at.blocks > 1 else STEP
-    if at.count > largest(max(8 * dtype.itemsize, bits), step):
-        if at.blocks == 1 or step > largest(max(8 * dtype.itemsize, bits)):
-            return None
+    most = largest(max(8 * dtype.itemsize, bits), step)
+    if at.count > most and (at.blocks == 1 or most == 0):
+        return None  # pieces would be parts of blocks
     return Plan(at, bits, chunk, team, quads, step)
 
 
@@ -79,7 +82,7 @@ def codes(
         parts = parts._replace(outer=choose_outer(f, x, dtype, shape))
     _run(f, planned, x, dtype, shape, parts, seed, "codes", out)
     if bits != f.bits:
-        out = pack_items(f, out, prod(shape), shape[-1], bits)
+        out = pack_items(f, out, prod(shape), shape[-1] if shape else 1, bits)
     return out, parts
 
 

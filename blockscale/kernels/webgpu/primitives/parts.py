@@ -52,7 +52,7 @@ def new_parts(f: Form, shape: Shape) -> Parts:
     return Parts(
         allocate(blocks * f.scale_dtype.itemsize),
         None,
-        allocate(4 * blocks) if f.asym else None,
+        allocate(blocks * f.zero_dtype.itemsize) if f.asym else None,
         None if f.offset_dtype is None else allocate(blocks * f.offset_dtype.itemsize),
     )
 
@@ -62,9 +62,9 @@ def returned(f: Form, parts: Parts, shape: Shape, like: Tensor) -> list[Tensor]:
     blocks = f.scale_shape(shape)
     found = [back(parts.scale, blocks, f.scale_dtype, like)]
     if parts.outer is not None and f.outer_shape is not None:
-        found.append(back(parts.outer, f.outer_shape(blocks), torch.float32, like))
+        found.append(back(parts.outer, f.outer_shape(blocks), f.outer_dtype, like))
     if parts.zero is not None:
-        found.append(back(parts.zero, blocks, torch.int32, like))
+        found.append(back(parts.zero, blocks, f.zero_dtype, like))
     if parts.offset is not None and f.offset_dtype is not None:
         found.append(back(parts.offset, blocks, f.offset_dtype, like))
     return found
@@ -79,7 +79,7 @@ def reading(f: Form, parts: Parts, shape: Shape) -> tuple[dict[str, str], dict[s
     """Which parts of shaders read what stands beside codes, and its memory."""
     choices = {
         "given_scale": "byte" if f.scale_dtype == torch.uint8 else DTYPES[f.scale_dtype],
-        "given_zero": "none" if parts.zero is None else "word",
+        "given_zero": "none" if parts.zero is None else word_or_half(f.zero_dtype),
         "given_offset": "none" if f.offset_dtype is None else DTYPES[f.offset_dtype],
         "given_outer": "none",
     }
@@ -93,17 +93,22 @@ def reading(f: Form, parts: Parts, shape: Shape) -> tuple[dict[str, str], dict[s
     return choices, buffers
 
 
+def word_or_half(dtype: torch.dtype) -> str:
+    """How zero points of a dtype are read: words, integers or float32, or 16 bits."""
+    return "word" if dtype.itemsize == 4 else DTYPES[dtype]
+
+
 def outer_of_blocks(f: Form, outer: Memory, shape: Shape) -> tuple[str, Memory]:
     """The one outer scale of all blocks, or that of each: how it is read, and its memory."""
     assert f.inner is not None
-    if f.one_outer:
+    if f.one_outer and f.outer_dtype == torch.float32:
         return "one", outer
     blocks = f.scale_shape(shape)
     at = geometry(blocks, f.inner.block)
     each = allocate(4 * at.count)
     launch(
-        Shader("kernels/spread", (("blocks", at.kind),)),
-        {"outers": whole(outer), "each": whole(each)},
+        Shader("kernels/spread", (("blocks", at.kind), ("given_scale", DTYPES[f.outer_dtype]))),
+        {"scales": whole(outer), "each": whole(each)},
         at.named | {"count": at.count},
         -(-at.count // 256),
     )

@@ -1,7 +1,7 @@
 """Tensors that are larger than what a kernel sees of a buffer are taken in pieces."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import Window
@@ -10,7 +10,8 @@ from blockscale.kernels.webgpu.gpu.memory import Memory
 STEP = 1 << 16  # of pieces: so many elements of any number of bits end at a multiple of 256 bytes
 
 
-class Piece(NamedTuple):
+@dataclass(frozen=True)
+class Piece:
     """Neighbouring elements of a tensor.
 
     first: the index of the first one, a multiple of STEP

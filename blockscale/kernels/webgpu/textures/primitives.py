@@ -39,8 +39,12 @@ class QuantizedTexture:
     def operand(self, device: str | torch.device = "cpu") -> Operand:
         """The same with packed codes in linear memory on a device, as ops take it there."""
         size = self.codes.shape[-1] if self.codes.shape else 1
-        parts = QParams(*(part if part is None else part.to(device) for part in self.qparams))
-        return operand(self.codes.tensor(device), parts, self.fmt, size)
+        there = {
+            name: part.to(device)
+            for name, part in self.qparams._asdict().items()
+            if part is not None
+        }
+        return operand(self.codes.tensor(device), QParams(**there), self.fmt, size)
 
 
 def quantized(packed: Operand) -> QuantizedTexture:
@@ -62,7 +66,7 @@ def choose_qparams(x: Texture, fmt: Format | str) -> QParams:
     _check_floats(x)
     if prod(x.shape) == 0:
         chosen = reference.choose_qparams(torch.empty(x.shape, dtype=x.dtype), f.format)
-        return QParams(*(part if part is None else _there(upload(part), part) for part in chosen))
+        return QParams(**{n: _there(p) for n, p in chosen._asdict().items() if p is not None})
     at = layout(x.shape)
     parts = choose(f, InTexture(x.texels, at.width, at.height), x.dtype, x.shape)
     return _qparams(f, parts, x.shape)
@@ -149,5 +153,5 @@ def _qparams(f: Form, parts: Parts, shape: tuple[int, ...]) -> QParams:
     return QParams(scale, outer, tensor(parts.zero, torch.int32), offset)
 
 
-def _there(memory: Memory, like: Tensor) -> Tensor:
-    return WebGPUTensor(memory, tuple(like.shape), like.dtype)
+def _there(x: Tensor) -> Tensor:
+    return WebGPUTensor(upload(x), tuple(x.shape), x.dtype)

@@ -11,8 +11,9 @@ from blockscale.kernels.webgpu.gpu.launch import Window, launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, download
 from blockscale.kernels.webgpu.gpu.shader import Shader
 from blockscale.kernels.webgpu.gpu.texels import COMPONENTS, Texels, texels
+from blockscale.kernels.webgpu.primitives.form import memory_of
 from blockscale.kernels.webgpu.textures.layout import Layout, layout
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor, on_gpu
+from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 
 _LOCAL = (16, 4)  # of the kernel that fills a texture: rows of a texture lie after one another
 _LANES = 64  # of the kernel that reads one
@@ -58,7 +59,7 @@ def texture(x: Tensor) -> Texture:
         )
     shape = tuple(x.shape)
     made = empty(shape, x.dtype.itemsize * 8, shape, x.dtype)
-    fill(made, on_gpu(x.contiguous()))
+    fill(made, memory_of(x))
     return made
 
 
@@ -75,7 +76,7 @@ def texture_of_codes(packed: Tensor, shape: tuple[int, ...], bits: int) -> Textu
             f"found {packed.nbytes}: pass what bs.quantize packed"
         )
     made = empty(shape, bits, tuple(packed.shape), packed.dtype)
-    fill(made, on_gpu(packed.contiguous()))
+    fill(made, memory_of(packed))
     return made
 
 

@@ -29,9 +29,7 @@ class Addresses(NamedTuple):
 _STRAIGHT = Addresses(("address", "straight"), (), {})
 
 
-def addresses(
-    shape: Sizes, operands: Sequence[WebGPUTensor], *, always: bool = False
-) -> Addresses:
+def addresses(shape: Sizes, operands: Sequence[WebGPUTensor], *, always: bool = False) -> Addresses:
     """Of operands that are broadcast to `shape`.
 
     always: even where they lie as the result does, for kernels that know nothing else

@@ -15,7 +15,11 @@ from blockscale.kernels.webgpu.torch_device.handlers import handles
 from blockscale.kernels.webgpu.torch_device.tensor import NAME, WebGPUTensor, is_whole
 
 FLOATS = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-_BYTES = (torch.bool, torch.uint8)
+# what casts to float32 read that is no float: the part that does
+_OTHERS = {
+    torch.bool: "bytes", torch.uint8: "bytes", torch.int32: "number_of_whole",
+    torch.int64: "number_of_whole",
+}  # fmt: skip
 THREADS = 256  # invocations of a workgroup, one a word
 
 
@@ -36,7 +40,7 @@ def sent(x: Tensor) -> WebGPUTensor:
 
 def read(x: WebGPUTensor) -> Tensor:
     """A tensor on the device, on the CPU, in row-major order."""
-    start = x.storage_offset() * x.dtype.itemsize
+    start = int(x.storage_offset()) * x.dtype.itemsize
     if not x.is_contiguous() or start % 4:
         x, start = gathered(x), 0
     return download(x.memory, tuple(x.shape), x.dtype, start)
@@ -95,7 +99,7 @@ def cast(x: WebGPUTensor, dtype: torch.dtype) -> WebGPUTensor:
     """The numbers in another dtype, as torch converts them; on the CPU where WGSL cannot."""
     if x.dtype == dtype:
         return x
-    if dtype in FLOATS and (x.dtype in FLOATS or x.dtype in _BYTES):
+    if dtype in FLOATS and (x.dtype in FLOATS or x.dtype in _OTHERS):
         wide = x if x.dtype == torch.float32 else _widened(x)
         return wide if dtype == torch.float32 else narrowed(wide, dtype)
     return sent(read(x).to(dtype))
@@ -104,9 +108,10 @@ def cast(x: WebGPUTensor, dtype: torch.dtype) -> WebGPUTensor:
 def _widened(x: WebGPUTensor) -> WebGPUTensor:
     made = fresh(tuple(x.shape), torch.float32)
     at = addresses(tuple(x.shape), [x])
-    numbers = "bytes" if x.dtype in _BYTES else "first"
+    numbers = _OTHERS.get(x.dtype, "first")
     choices = (("numbers", numbers), ("float", FLOATS.get(x.dtype, "float32")), at.choice)
-    shader = Shader("torch/kernels/widen", choices, at.constants)
+    constants = (("ITEM_BITS", x.dtype.itemsize * 8), *at.constants)
+    shader = Shader("torch/kernels/widen", choices, constants)
     buffers = {"x": x.memory, "result": made.memory, **at.buffers}
     launch(shader, buffers, {"count": x.numel()}, words(made), baked=False)
     return made

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from blockscale.kernels.webgpu.gpu.launch import launch
-from blockscale.kernels.webgpu.gpu.memory import Memory
 from blockscale.kernels.webgpu.gpu.shader import Shader
 from blockscale.kernels.webgpu.torch_device.addresses import addresses
 from blockscale.kernels.webgpu.torch_device.copies import (
@@ -20,13 +19,15 @@ from blockscale.kernels.webgpu.torch_device.copies import (
     words,
 )
 from blockscale.kernels.webgpu.torch_device.handlers import handles
+from blockscale.kernels.webgpu.torch_device.integers import whole_binary
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 
-# name of a part -> overloads of aten, which have a twin that changes its tensor
-_UNARY = {
-    name: name
-    for name in ("neg", "abs", "relu", "exp", "log", "sqrt", "rsqrt", "reciprocal", "tanh")
-} | {"sigmoid": "sigmoid", "silu": "silu", "erf": "erf"}
+# parts with the names of aten's ops, which have twins that change their tensor
+_UNARY = (
+    "neg", "abs", "relu", "exp", "log", "sqrt", "rsqrt", "reciprocal", "tanh", "sigmoid", "silu",
+    "erf",
+)  # fmt: skip
+# name of an op -> the part, and whether its operands are exchanged
 _COMPARE = {
     "eq": ("equal", False),
     "ne": ("unequal", False),
@@ -62,7 +63,7 @@ def binary(part: str, a: Any, b: Any, *, compare: bool = False) -> Any:
     """A function or comparison of two tensors, or of a tensor and a number."""
     dtype = torch.result_type(a, b)
     if dtype not in FLOATS:
-        return NotImplemented
+        return whole_binary(part, a, b, torch.bool if compare else dtype)
     if not isinstance(a, WebGPUTensor):
         a = sent(torch.as_tensor(a, dtype=dtype))
     x = cast(a, dtype)
@@ -75,7 +76,7 @@ def binary(part: str, a: Any, b: Any, *, compare: bool = False) -> Any:
         ("function", part), ("float", FLOATS[dtype]), at.choice,
         ("second", "tensor" if number is None else "number"), HARDWARE,
     )  # fmt: skip
-    buffers: dict[str, Memory] = {"x": x.memory, "result": made.memory, **at.buffers}
+    buffers = {"x": x.memory, "result": made.memory, **at.buffers}
     sizes = {"count": made.numel()}
     if number is None:
         buffers["y"] = operands[1].memory
@@ -117,8 +118,8 @@ def both(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
-def _register_unary(name: str, part: str) -> None:
-    both(f"{name}.default")(lambda x: unary(part, x))
+def _register_unary(name: str) -> None:
+    both(f"{name}.default")(lambda x: unary(name, x))
 
 
 def _register_comparison(name: str, part: str, swapped: bool) -> None:
@@ -137,8 +138,8 @@ def _as_tensors(a: Any, b: Any) -> tuple[Any, Any]:
     return sent(torch.as_tensor(b, dtype=torch.result_type(a, b))), a
 
 
-for _name, _part in _UNARY.items():
-    _register_unary(_name, _part)
+for _name in _UNARY:
+    _register_unary(_name)
 for _name, (_part, _swapped) in _COMPARE.items():
     _register_comparison(_name, _part, _swapped)
 
@@ -183,6 +184,8 @@ def power(x: WebGPUTensor, exponent: float) -> Any:
     """x to a power that products or roots give."""
     if x.dtype not in FLOATS:
         return NotImplemented
+    if exponent in (0, 1):
+        return x.clone() if exponent == 1 else torch.ones_like(x)
     if exponent in (2, 3):
         square = binary("mul", x, x)
         return square if exponent == 2 else binary("mul", square, x)
@@ -210,8 +213,8 @@ def rsub(a: Any, b: Any, alpha: float = 1) -> Any:
 
 def _added(part: str, a: Any, b: Any, alpha: float) -> Any:
     if alpha != 1:
-        b = binary("mul", b, alpha) if isinstance(b, WebGPUTensor) else b * alpha
-    return NotImplemented if b is NotImplemented else binary(part, a, b)
+        b = b * alpha
+    return binary(part, a, b)
 
 
 @both("mul.Tensor", "mul.Scalar")
@@ -236,6 +239,14 @@ def maximum(a: Any, b: Any) -> Any:
 def minimum(a: Any, b: Any) -> Any:
     """The smaller one, or NaN."""
     return binary("minimum", a, b)
+
+
+@handles("isnan.default")
+def isnan(x: WebGPUTensor) -> Any:
+    """Where no number is."""
+    if x.dtype not in FLOATS:
+        return NotImplemented
+    return binary("unequal", x, x, compare=True)
 
 
 @handles("where.self")

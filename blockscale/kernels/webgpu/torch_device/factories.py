@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockscale.kernels.webgpu.gpu.adapter import NAMED
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.memory import allocate
 from blockscale.kernels.webgpu.torch_device.copies import copy_, fresh, is_all
@@ -19,11 +20,11 @@ Sizes = tuple[int, ...]
 @cache
 def register() -> tuple[Any, ...]:
     """Tell torch how tensors on the device are made. What is returned must live."""
-    aten = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    aten = torch.library.Library("aten", "IMPL")
     aten.impl("empty.memory_format", empty, "PrivateUse1")
     aten.impl("empty_strided", empty_strided, "PrivateUse1")
     aten.impl("copy_", copy_, "PrivateUse1")  # torch.tensor copies where handlers are left out
-    others = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
+    others = torch.library.Library("_", "IMPL")
     others.fallback(lambda op, *args, **kwargs: on_cpu(op, args, kwargs), "PrivateUse1")
     return aten, others
 
@@ -53,8 +54,7 @@ def empty_strided(
 def _check_number(device: Any) -> None:
     if device is not None and device.index not in (None, 0):
         raise RuntimeError(
-            f"no device {device}: a process computes on one GPU, webgpu:0; BLOCKSCALE_WEBGPU_ADAPTER "
-            f"says which"
+            f"no device {device}: a process computes on one GPU, webgpu:0; {NAMED} says which"
         )
 
 
@@ -83,6 +83,14 @@ def new_empty(x: Tensor, size: Any, *, dtype: Any = None, device: Any = None, **
     return _like(x, size, dtype, device)
 
 
+@handles("new_empty_strided.default")
+def new_empty_strided(
+    x: Tensor, size: Any, stride: Any, *, dtype: Any = None, device: Any = None, **_: Any
+) -> Tensor:
+    """A tensor of x's dtype and of these strides that nobody has written yet."""
+    return torch.empty_strided(size, stride, dtype=dtype or x.dtype, device=device or x.device)
+
+
 @handles("zeros_like.default")
 def zeros_like(x: Tensor, *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
     """Zeros of x's sizes."""
@@ -108,9 +116,7 @@ def new_ones(x: Tensor, size: Any, *, dtype: Any = None, device: Any = None, **_
 
 
 @handles("full_like.default")
-def full_like(
-    x: Tensor, value: Any, *, dtype: Any = None, device: Any = None, **_: Any
-) -> Tensor:
+def full_like(x: Tensor, value: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
     """One number in x's sizes."""
     return _like(x, None, dtype, device).fill_(value)
 

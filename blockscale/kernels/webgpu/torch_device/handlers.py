@@ -11,7 +11,10 @@ Rest = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 HANDLERS: dict[Any, Handler] = {}
 _rest: list[Rest] = []
-_ACROSS = ("copy_", "index", "index_put_", "index_put", "_index_put_impl_", "set_")  # of devices
+_ACROSS = {  # ops whose tensors may be on several devices
+    "copy_", "index", "index_put_", "index_put", "_index_put_impl_",
+    "_has_compatible_shallow_copy_type",
+}  # fmt: skip
 
 
 def handles(*names: str) -> Callable[[Handler], Handler]:

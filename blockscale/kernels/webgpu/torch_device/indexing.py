@@ -12,6 +12,7 @@ from blockscale.kernels.webgpu.torch_device.copies import (
     fresh,
     read,
     scattered,
+    sent,
     whole,
     words,
 )
@@ -44,6 +45,25 @@ def index_select(x: WebGPUTensor, dim: int, indices: WebGPUTensor) -> Any:
     return made if made is NotImplemented else made.movedim(0, dim)
 
 
+@handles("index.Tensor")
+def index(x: WebGPUTensor, indices: Any) -> Any:
+    """x[i, j] of tensors of numbers for the first dimensions, or for one of them."""
+    first = next((d for d, each in enumerate(indices) if each is not None), 0)
+    given = indices[first:]
+    if not given or not all(each is not None and each.dtype in _INDICES for each in given):
+        return NotImplemented
+    sizes = x.shape[first : first + len(given)]
+    there = [read(i) if isinstance(i, WebGPUTensor) else i for i in given]
+    number = torch.zeros((), dtype=torch.int64)
+    for each, size in zip(there, sizes, strict=True):
+        at = each.to(torch.int64)
+        _check(at, size, least=-size)
+        number = number * size + torch.where(at < 0, at + size, at)
+    moved: Any = x.flatten(first, first + len(given) - 1).movedim(first, 0)
+    made = _rows(moved, sent(number), (*number.shape, *moved.shape[1:]))
+    return made.movedim(tuple(range(number.ndim)), tuple(range(first, first + number.ndim)))
+
+
 def _rows(table: WebGPUTensor, indices: Tensor, shape: tuple[int, ...]) -> Any:
     if not isinstance(indices, WebGPUTensor) or indices.dtype not in _INDICES:
         return NotImplemented
@@ -61,9 +81,9 @@ def _rows(table: WebGPUTensor, indices: Tensor, shape: tuple[int, ...]) -> Any:
     return made
 
 
-def _check(indices: Tensor, count: int) -> None:
+def _check(indices: Tensor, count: int, least: int = 0) -> None:
     """On the CPU: kernels have no way to say that one is wrong."""
-    if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < count:
+    if indices.numel() and not least <= int(indices.min()) <= int(indices.max()) < count:
         raise IndexError(
             f"indices from {int(indices.min())} to {int(indices.max())} are out of range: there "
             f"are {count} rows"

@@ -41,7 +41,7 @@ def _in_rows(x: WebGPUTensor) -> bool:
 def _places(name: str, x: WebGPUTensor) -> dict[str, int]:
     batch, row, column = x.stride()
     return {
-        f"{name}_start": x.storage_offset(),
+        f"{name}_start": int(x.storage_offset()),
         f"{name}_batch": batch,
         f"{name}_row": row,
         f"{name}_column": column,

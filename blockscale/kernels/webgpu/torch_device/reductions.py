@@ -92,3 +92,25 @@ def vector_norm(
     squares: Tensor = binary("mul", wide, wide)
     assert isinstance(squares, WebGPUTensor)
     return narrowed(unary("sqrt", reduced("join_sums", squares, dims, keep)), dtype or x.dtype)
+
+
+@handles("all.default", "all.dim", "all.dims")
+def every(x: WebGPUTensor, dims: Any = None, keep: bool = False) -> Any:
+    """Whether all of some booleans are true."""
+    if x.dtype is not torch.bool:
+        return NotImplemented
+    least = reduced("minimum", cast(x, torch.float32), _as_list(dims), keep)
+    return binary("unequal", least, 0.0, compare=True)  # of nothing it is infinite
+
+
+@handles("any.default", "any.dim", "any.dims")
+def some(x: WebGPUTensor, dims: Any = None, keep: bool = False) -> Any:
+    """Whether one of some booleans is true."""
+    if x.dtype is not torch.bool:
+        return NotImplemented
+    most = reduced("maximum", cast(x, torch.float32), _as_list(dims), keep)
+    return binary("equal", most, 1.0, compare=True)
+
+
+def _as_list(dims: Any) -> Any:
+    return [dims] if isinstance(dims, int) else dims

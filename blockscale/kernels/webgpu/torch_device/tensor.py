@@ -13,13 +13,34 @@ from blockscale.kernels.webgpu.torch_device import handlers
 
 NAME = "webgpu"
 
+_failed: list[BaseException] = []  # what an op raised that a backward pass had called
+
+
+class _DroppedError(Exception):
+    """In the place of an error that is set where Python must not be called."""
+
+
+class _Guard(torch._C._acc.DeviceGuard):
+    """Tells torch which device this is.
+
+    torch also asks while the error of an op unwinds a backward pass. To Python a function fails
+    that returns while an error is set, and C++ would end the process. Catching another one drops
+    it; `WebGPUTensor.backward` raises it again.
+    """
+
+    def type_(self) -> Any:
+        try:
+            raise _DroppedError
+        except BaseException:
+            return torch._C._autograd.DeviceType.PrivateUse1
+
 
 class WebGPUTensor(Tensor):
     """Numbers in memory on the GPU, of which this is all or, with strides, a view."""
 
     memory: Memory
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(
@@ -30,7 +51,7 @@ class WebGPUTensor(Tensor):
         stride: tuple[int, ...] | None = None,
         offset: int = 0,
     ) -> WebGPUTensor:
-        made: WebGPUTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: WebGPUTensor = Tensor._make_wrapper_subclass(
             cls,
             shape,
             strides=rows(shape) if stride is None else stride,
@@ -42,14 +63,32 @@ class WebGPUTensor(Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
-        return handlers.run(func, args, kwargs or {})
+        try:
+            return handlers.run(func, args, kwargs or {})
+        except BaseException as error:
+            _failed[:] = [error] if torch._C._current_graph_task_id() != -1 else []
+            raise
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        """As torch's, on this thread. Raises what an op of the pass has raised.
+
+        torch makes threads for devices at the first backward pass of a process: where that was
+        before this device was registered, it has none for it.
+        """
+        try:
+            with torch.autograd.set_multithreading_enabled(False):
+                super().backward(*args, **kwargs)
+        except SystemError:  # the guard had to drop the error
+            if not _failed:
+                raise
+            raise _failed.pop() from None
 
     @property
-    def data(self) -> Tensor:  # type: ignore[override]
+    def data(self) -> Tensor:
         """The same numbers without a gradient, as torch says. `x.data = y` makes x have y's."""
         return self.detach()
 
@@ -67,7 +106,7 @@ class WebGPUTensor(Tensor):
 
     def data_ptr(self) -> int:
         """A number that tensors share which begin at the same place; it is no address."""
-        return id(self.memory) + self.storage_offset() * self.dtype.itemsize
+        return id(self.memory) + int(self.storage_offset()) * self.dtype.itemsize
 
     def numpy(self, *, force: bool = False) -> Any:
         """The numbers as an array, if `force` allows to read them back; raises TypeError."""
@@ -125,7 +164,7 @@ def registered() -> torch.device:
     """
     from torch.utils import backend_registration
 
-    backend_registration._setup_privateuseone_for_python_backend(NAME)
+    backend_registration._setup_privateuseone_for_python_backend(NAME, device_guard=_Guard())
     return torch.device(NAME, 0)
 
 

@@ -27,7 +27,7 @@ def view_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _sharing(x: WebGPUTensor, view: Tensor) -> WebGPUTensor:
     shape, stride = tuple(view.shape), view.stride()
-    return WebGPUTensor(x.memory, shape, view.dtype, stride, view.storage_offset())
+    return WebGPUTensor(x.memory, shape, view.dtype, stride, int(view.storage_offset()))
 
 
 @handles("detach.default", "alias.default", "lift_fresh.default")
@@ -40,4 +40,4 @@ def itself(x: WebGPUTensor) -> WebGPUTensor:
 def transposed(x: WebGPUTensor) -> WebGPUTensor:
     """A matrix with rows and columns exchanged."""
     shape, stride = tuple(x.shape), x.stride()
-    return WebGPUTensor(x.memory, shape[::-1], x.dtype, stride[::-1], x.storage_offset())
+    return WebGPUTensor(x.memory, shape[::-1], x.dtype, stride[::-1], int(x.storage_offset()))

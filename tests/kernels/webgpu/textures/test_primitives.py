@@ -17,11 +17,12 @@ from tests.kernels.webgpu.here import here
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MORE = [
-    "int8:block2x3x2x3:fp32:asym", "int4:tile2x3:fp16", "e4m3:tile3x2:bf16", "uint8:group5:fp32:asym",
-    "int8:block2x2x2x2x2x2:fp32", "e2m1:block2x2x4:e8m0/even", "int3:flat7:fp32", "int8:flat6@0:fp32",
-    "int12:group6:fp32:asym", "uint16:token:fp32", "int8:channel1:fp32:full", "int5:group8@0:pow2/ceil",
-    "int8:group32:fp32:recip", "int8:group4:fp32:offset", "int4:group8:e8m0/rceil:stochastic",
-    "e4m3:group6:fp32:stochastic", "int8:tensor:fp32:nearest_away", "int8:token:fp32:toward_zero",
+    "int8:block2x3x2x3:fp32:asym", "int4:tile2x3:fp16", "e4m3:tile3x2:bf16",
+    "uint8:group5:fp32:asym", "int8:block2x2x2x2x2x2:fp32", "e2m1:block2x2x4:e8m0/even",
+    "int3:flat7:fp32", "int8:flat6@0:fp32", "int12:group6:fp32:asym", "uint16:token:fp32",
+    "int8:channel1:fp32:full", "int5:group8@0:pow2/ceil", "int8:group32:fp32:recip",
+    "int8:group4:fp32:offset", "int4:group8:e8m0/rceil:stochastic", "e4m3:group6:fp32:stochastic",
+    "int8:tensor:fp32:nearest_away", "int8:token:fp32:toward_zero",
 ]  # fmt: skip
 FAST = ["int8", "mxfp4", "mxfp6", "nvfp4", "ternary", *MORE[:6]]
 SHAPES = [(6,), (5, 18), (4, 3, 10), (2, 3, 4, 5), (2, 4, 2, 2, 2, 6)]
@@ -80,6 +81,11 @@ def test_bits(fmt: str) -> None:
         if fits(fmt, shape):
             assert differing(fmt, shape, torch.float32) == [], shape
     assert differing(fmt, SHAPES[4], torch.bfloat16) == []
+
+
+def test_stochastic_rounding() -> None:
+    """Each element draws by its place in the tensor, whichever texel it lies in."""
+    assert differing("int8:group4:fp32:stochastic", (3, 5, 18), torch.float32) == []
 
 
 @pytest.mark.slow

@@ -1,8 +1,12 @@
 """Tensors go into textures and come back as they were."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 
+import blockscale as bs
 from blockscale.core import pack as packing
 from blockscale.core.parse import parse
 from blockscale.kernels.webgpu.gpu import device
@@ -95,3 +99,9 @@ def test_bad_input() -> None:
     with pytest.raises(GpuError, match=rf"at most {limit} texels along each axis.*in a buffer"):
         texture(torch.zeros(limit + 1, 1))
     assert torch.equal(texture(torch.ones(3)).tensor(), torch.ones(3))  # and goes on
+
+
+@pytest.mark.parametrize("at", [lambda x: x[2:], lambda x: x.transpose(0, 1), lambda x: x[:, 1]])
+def test_views_on_the_device_are_read_as_views(at: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(5, 3, 7)
+    assert torch.equal(texture(at(x.to(bs.webgpu()))).tensor(), at(x))

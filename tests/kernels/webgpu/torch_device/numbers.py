@@ -34,7 +34,9 @@ def same(found: Tensor, expected: Tensor) -> bool:
         return torch.equal(found, expected)
     nan = torch.isnan(expected)
     signs = torch.equal(torch.signbit(found[~nan]), torch.signbit(expected[~nan]))
-    return torch.equal(torch.isnan(found), nan) and torch.equal(found[~nan], expected[~nan]) and signs
+    return (
+        torch.equal(torch.isnan(found), nan) and torch.equal(found[~nan], expected[~nan]) and signs
+    )
 
 
 def near(found: Tensor, expected: Tensor, ulps: float, least: float = 0.0) -> bool:

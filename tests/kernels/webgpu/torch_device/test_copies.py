@@ -62,7 +62,10 @@ def test_writing_to_the_cpu_and_all_of_a_tensor(device: torch.device) -> None:
     assert torch.equal(y.copy_(on), x.half())
     views = on.view(20), on.T
     on.copy_(y * 2)
-    assert all(torch.equal(v.cpu().reshape(-1).sort()[0], (x.half() * 2).float().reshape(-1).sort()[0]) for v in views)
+    assert all(
+        torch.equal(v.cpu().reshape(-1).sort()[0], (x.half() * 2).float().reshape(-1).sort()[0])
+        for v in views
+    )
     on.T.copy_(torch.ones(5, 4, device=device))
     assert torch.equal(on.cpu(), torch.ones(4, 5))
 
@@ -74,7 +77,9 @@ def test_casts_between_floats(a: torch.dtype, b: torch.dtype, device: torch.devi
     assert same(x.to(device)[1::3].to(b), x[1::3].to(b))
 
 
-@pytest.mark.parametrize("b", [*FLOATS, torch.float64, torch.int64, torch.int32, torch.bool], ids=str)
+@pytest.mark.parametrize(
+    "b", [*FLOATS, torch.float64, torch.int64, torch.int32, torch.bool], ids=str
+)
 @pytest.mark.parametrize("a", [torch.bool, torch.uint8, torch.int64, torch.float32], ids=str)
 def test_other_casts(a: torch.dtype, b: torch.dtype, device: torch.device) -> None:
     x = (torch.randn(9, 3) * 30).abs().to(a)

@@ -12,7 +12,13 @@ from tests.kernels.webgpu.torch_device.numbers import FLOATS, hard, near, pairs,
 
 ARITHMETIC = [torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum]
 COMPARISONS = [torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge]
-EXACT = [torch.neg, torch.abs, torch.relu, lambda x: x.clamp(-1.5, 2.0), lambda x: x.clamp_min(0.25)]
+EXACT = [
+    torch.neg,
+    torch.abs,
+    torch.relu,
+    lambda x: x.clamp(-1.5, 2.0),
+    lambda x: x.clamp_min(0.25),
+]
 
 # name -> (function, units in the last place, smaller errors are as good, numbers beyond which a
 # value is outside of the function's exactness)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import blockscale as bs
+from blockscale.kernels import registry
 from blockscale.kernels.registry import KERNELS
 from blockscale.kernels.webgpu.torch_device.fallback import reference_on_cpu
 from tests.kernels.webgpu.torch_device.numbers import same
@@ -35,14 +36,14 @@ def test_results_of_several_tensors(device: torch.device) -> None:
     assert indices.device == device
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.complex64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64], ids=str)
 def test_dtypes_that_wgsl_lacks(dtype: torch.dtype, device: torch.device) -> None:
     x = torch.arange(6).to(dtype)
     with pytest.warns(UserWarning, match="runs on the CPU"):
         found = (x.to(device) + x.to(device)) * 3
     assert found.dtype == dtype
     assert found.device == device
-    assert same(found.cpu(), x * 6) if dtype != torch.complex64 else torch.equal(found.cpu(), x * 6)
+    assert torch.equal(found.cpu(), x * 6)
 
 
 def test_ops_that_write(device: torch.device) -> None:
@@ -89,6 +90,8 @@ def test_our_ops_run_their_reference_on_the_cpu(
     expected = bs.quantize(x, "mxfp4")
     for op in ("choose_quantize", "dequantize"):
         monkeypatch.setitem(KERNELS, (op, "webgpu"), [])
+    monkeypatch.setattr(registry, "_settled", {})
+    monkeypatch.setattr(registry, "_warned", set())
     with pytest.warns(UserWarning, match="no webgpu kernel runs choose_quantize"):
         q = bs.quantize(x.to(device), "mxfp4")
     assert q.device == device

@@ -14,10 +14,12 @@ def test_rows(dtype: torch.dtype, index: torch.dtype, device: torch.device) -> N
     indices = torch.tensor([[3, 0, 10], [3, 3, 5]], dtype=index)
     on, at = table.to(device), indices.to(device)
     assert torch.equal(F.embedding(at, on).cpu(), F.embedding(indices, table))
-    assert torch.equal(F.embedding(at[:, ::2], on[:, 1:6]).cpu(), F.embedding(indices[:, ::2], table[:, 1:6]))
+    assert torch.equal(
+        F.embedding(at[:, ::2], on[:, 1:6]).cpu(), F.embedding(indices[:, ::2], table[:, 1:6])
+    )
     for dim in (0, 1, -1):
-        found = on.index_select(dim, at[0] % 7)
-        assert torch.equal(found.cpu(), table.index_select(dim, indices[0] % 7))
+        found = on.index_select(dim, at[1])
+        assert torch.equal(found.cpu(), table.index_select(dim, indices[1]))
 
 
 @pytest.mark.parametrize("wrong", [[0, 11], [-1, 0]], ids=str)

@@ -34,7 +34,11 @@ def test_batches_and_views(device: torch.device) -> None:
     a, b = torch.randn(2, 6, 40, 7), torch.randn(6, 7, 30)
     on, other = a.to(device), b.to(device)
     close(on @ other, a.double() @ b.double(), torch.float32)
-    close(on[:, 1:4, ::3] @ other[1:4, :, 2:], a[:, 1:4, ::3].double() @ b[1:4, :, 2:].double(), torch.float32)
+    close(
+        on[:, 1:4, ::3] @ other[1:4, :, 2:],
+        a[:, 1:4, ::3].double() @ b[1:4, :, 2:].double(),
+        torch.float32,
+    )
     added = torch.randn(6, 1, 30)
     found = torch.baddbmm(added.to(device), on[0], other)
     close(found, added.double() + a[0].double() @ b.double(), torch.float32)

@@ -22,7 +22,10 @@ def pairs() -> tuple[Tensor, Tensor]:
 
 def arithmetic(a: Tensor, b: Tensor, hardware: str) -> Tensor:
     return run(
-        Shader("probe/arithmetic", (("hardware", hardware),)), ("pairs", "results"), words(a, b), 9
+        Shader("probe/arithmetic", (("hardware", hardware),)),
+        ("pairs", "results"),
+        words(a, b),
+        9,
     )
 
 

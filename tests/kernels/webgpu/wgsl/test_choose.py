@@ -24,7 +24,9 @@ PLAIN = [
 
 def given_ranges(*, bare: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Low and high ends, float32 [n], and which are poisoned."""
-    edges = beside(torch.tensor([1.0, 7.0, 7.5, 127.0, 448.0, 6.0, 1.75, 1.875, 255.0, 15.0]), 2)
+    largest = torch.tensor([1.0, 7.0, 7.5, 127.0, 448.0, 6.0, 28.0, 1.75, 1.875, 255.0, 15.0])
+    root = torch.tensor(0x3FB504F3, dtype=torch.int32).view(torch.float32)  # below that of 2
+    edges = beside(torch.cat([largest, largest * root]), 2)
     edges = edges * torch.exp2(torch.arange(-140.0, 120.0, 7.0))[:, None]
     a = torch.cat([any_bits(COUNT, 1), torch.randn(COUNT), edges.flatten(), FEW])
     b = torch.cat([any_bits(COUNT, 2), torch.randn(COUNT), edges.flatten() * 0.9, FEW.flip(0)])

@@ -61,15 +61,17 @@ def turning(fmt: Format) -> Tensor:
 
 
 def asked(fmt: Format, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Numbers, float32 steps of the format's kind, and codes: [n] each."""
+    """Numbers, float32 steps of the format's kind, of which four have one, and codes: [n] each."""
     made = torch.Generator().manual_seed(seed)
     y = turning(fmt)
     y = y[torch.randint(0, len(y), (4 * COUNT,), generator=made)]
-    step = torch.exp2(torch.randint(-40, 40, (4 * COUNT,), generator=made).float())
-    step[: 3 * COUNT] *= 1 + torch.rand(3 * COUNT, generator=made)
-    step[:COUNT] = any_bits(COUNT, seed + 1)
+    step = torch.exp2(torch.randint(-40, 40, (COUNT,), generator=made).float())
+    step[: 3 * COUNT // 4] *= 1 + torch.rand(3 * COUNT // 4, generator=made)
+    step[: COUNT // 4] = any_bits(COUNT // 4, seed + 1)
+    step = step.repeat_interleave(4)
     x = [y * step, torch.randn(COUNT, generator=made), any_bits(COUNT, seed + 2), FEW.repeat(16)]
-    steps = [step, any_bits(2 * COUNT, seed + 3), FEW.repeat_interleave(16)]
+    few = FEW.repeat_interleave(16)
+    steps = [step, any_bits(COUNT // 2, seed + 3).repeat_interleave(4), few]
     codes = torch.randint(0, 2**fmt.element.bits, (6 * COUNT + 256,), generator=made)
     return torch.cat(x), torch.cat(steps), codes
 
@@ -100,30 +102,32 @@ def check(spelling: str, hardware: str, **parts: Tensor) -> None:
     fmt = parse(spelling)
     x, step, codes = asked(fmt)
     scale, given = stored(fmt, step)
-    others = {name: part.repeat(-(-len(x) // len(part)))[: len(x)] for name, part in parts.items()}
+    others = {
+        name: part.repeat(-(-len(x) // len(part)))[: len(x) // 4].repeat_interleave(4)
+        for name, part in parts.items()
+    }
     qparams = QParams(scale, **others)
     seed = torch.tensor([11, 5])
-    chance = philox.uniform(x.shape, seed, x.device) * 2**24
+    chance = (philox.uniform(x.shape, seed, x.device) * 2**24).to(torch.int64)
     zeros = torch.zeros(len(x))
-    columns = [others.get(name, zeros) for name in ("zero_point", "outer", "offset")]
-    found = run(
-        shader("probe/code", spelling, hardware=hardware),
-        ("questions", "answers"),
-        words(x, given, *(_float_if(c) for c in columns), chance.to(torch.int64), codes),
-        2,
-    )
+    columns = [given] + [others.get(name, zeros) for name in ("zero_point", "outer", "offset")]
+    once = [words(_float_if(c)[::4]) for c in columns]
+    each = [words(c).view(-1, 4) for c in (x, chance, codes)]
+    made = shader("probe/code", spelling, hardware=hardware)
+    found = run(made, ("questions", "answers"), torch.cat(once + each, 1), 12)
     expected = fmt.element.to_bits(reference.quantize(x, qparams, fmt, seed))
-    wrong = found[:, 0] != expected
-    at = int(wrong.nonzero()[0]) if wrong.any() else 0
-    here = [column[at] for column in (x, given, *columns)]
-    assert not wrong.any(), (int(wrong.sum()), *here, found[at, 0], expected[at])
+    _tell(found[:, :4].flatten() != expected, [x, *columns, found[:, :4].flatten(), expected])
+    _tell(found[:, 8] != expected[::4], [c[::4] for c in (x, *columns, expected)])
     values = reference.dequantize(fmt.element.from_bits(codes), qparams, fmt, torch.float32)
-    wrong = ~same_bits(found[:, 1], values)
+    got = found[:, 4:8].flatten().view(torch.float32)
+    _tell(~same_bits(got.view(torch.int32), values), [codes, *columns, got, values])
+    _tell(~same_bits(found[:, 9], values[::4]), [c[::4] for c in (codes, *columns, values)])
+
+
+def _tell(wrong: Tensor, about: list[Tensor]) -> None:
+    """Fail, with the first wrong number and what belongs to it."""
     at = int(wrong.nonzero()[0]) if wrong.any() else 0
-    here = [column[at] for column in (codes, given, *columns)]
-    assert not wrong.any(), (
-        int(wrong.sum()), *here, found[at, 1:].view(torch.float32), values[at]
-    )  # fmt: skip
+    assert not wrong.any(), (int(wrong.sum()), [column[at].item() for column in about])
 
 
 def _float_if(x: Tensor) -> Tensor:

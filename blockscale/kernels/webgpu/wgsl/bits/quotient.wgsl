@@ -8,15 +8,12 @@ fn quotient(x: u32, step: u32, inverse: u32, ordinary: bool) -> u32 {
     if (!ordinary || max(field - 1u, near_field - 2u) >= 252u) {
         return rare_quotient(x, step, ordinary);
     }
-    let fraction = near & 0x7fffffu;
     let divisor = (step & 0x7fffffu) | 0x800000u;
     let places = field - near_field - ((step >> 23u) & 0xffu) + 150u; // 23 or 24
     let whole = ((x & 0x7fffffu) | 0x800000u) << (places & 31u);
-    let rest = i32(whole - (fraction | 0x800000u) * divisor);
-    let above = 2 * rest > i32(divisor);
-    // below a power of two the neighbours are half as far apart
-    let below = (rest << select(1u, 2u, fraction == 0u)) < -i32(divisor);
-    return near + u32(above) - u32(below);
+    let rest = i32(whole - ((near & 0x7fffffu) | 0x800000u) * divisor);
+    // Below a power of two neighbours are half as far apart, but a rest there is -2^23 at most.
+    return near + u32(2 * rest > i32(divisor)) - u32(2 * rest < -i32(divisor));
 }
 
 fn rare_quotient(x: u32, step: u32, ordinary: bool) -> u32 {

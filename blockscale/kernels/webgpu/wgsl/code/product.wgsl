@@ -1,5 +1,5 @@
 // Elements that are multiplied by the reciprocal of their step.
-// needs: bits/quick, offset/{offset}, element/{element}, code/value
+// needs: bits/quick, offset/{offset}, element/{element}, code/fours
 fn in_steps(x: u32, s: Step) -> u32 {
     let moved = without_offset(x, s);
     if (s.ordinary && (moved << 1u) == 0u) { // its reciprocal is finite
@@ -8,6 +8,6 @@ fn in_steps(x: u32, s: Step) -> u32 {
     return quick_multiply(moved, s.inverse);
 }
 
-fn code_of(x: u32, s: Step, word: u32) -> u32 {
-    return encode(in_steps(x, s), s, word);
+fn near_products(x: vec4<u32>, s: Step) -> vec4<u32> {
+    return four_products(x, vec4(s.inverse));
 }

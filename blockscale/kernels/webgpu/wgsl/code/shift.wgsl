@@ -1,5 +1,5 @@
 // Elements whose step is a power of two: their exponent changes.
-// needs: bits/divide, offset/{offset}, element/{element}, code/value
+// needs: bits/divide, offset/{offset}, element/{element}, code/fours
 fn in_steps(x: u32, s: Step) -> u32 {
     return shifted(without_offset(x, s), s);
 }
@@ -15,6 +15,6 @@ fn shifted(x: u32, s: Step) -> u32 {
     return divide(x, s.bits);
 }
 
-fn code_of(x: u32, s: Step, word: u32) -> u32 {
-    return encode(in_steps(x, s), s, word);
+fn near_products(x: vec4<u32>, s: Step) -> vec4<u32> {
+    return four_products(x, vec4(0x7f000000u - s.bits)); // of an ordinary step
 }

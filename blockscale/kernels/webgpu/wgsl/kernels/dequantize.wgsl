@@ -7,11 +7,9 @@ struct Held {
 }
 
 fn value_at(i: u32, code: u32, held: ptr<function, Held>) -> u32 {
-    if (!SHARED) {
-        let block = block_of(sizes.first + min(i, sizes.bound - 1u));
-        if (block != (*held).block) {
-            *held = Held(block, step_at(block));
-        }
+    let block = block_of(sizes.first + min(i, sizes.bound - 1u));
+    if (block != (*held).block) {
+        *held = Held(block, step_at(block));
     }
     return value_of(code, (*held).step);
 }
@@ -26,8 +24,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let block = block_of(sizes.first + start);
     var held = Held(block, step_at(block));
     for (var i = start; i < min(start + CHUNK, sizes.bound); i += 4u) {
-        let code = codes4(i);
-        store4(i / 4u, vec4(value_at(i, code.x, &held), value_at(i + 1u, code.y, &held),
-                            value_at(i + 2u, code.z, &held), value_at(i + 3u, code.w, &held)));
+        let codes = codes4(i);
+        if (SHARED) {
+            store4(i / 4u, four_values(codes, held.step));
+        } else {
+            store4(i / 4u, vec4(value_at(i, codes.x, &held), value_at(i + 1u, codes.y, &held),
+                                value_at(i + 2u, codes.z, &held),
+                                value_at(i + 3u, codes.w, &held)));
+        }
     }
 }

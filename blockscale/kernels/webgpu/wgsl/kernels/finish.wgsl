@@ -1,6 +1,6 @@
 // What was found in blocks -> their scales, as stored, with zero points and offsets: TOGETHER
 // blocks, which fill whole words, to an invocation.
-// needs: grid, choose/{rule}, found/{found}, given/outer_{given_outer}, store/scale, store/scale_{stored_scale}, store/zero_{store_zero}, store/offset_{stored_offset}, store/offsets_{store_offsets}
+// needs: grid, choose/{rule}, found/{found}, given/outer_{given_outer}, store/scale, store/scale_{stored_scale}, store/zero_{stored_zero}, store/zeros_{store_zeros}, store/offset_{stored_offset}, store/offsets_{store_offsets}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
@@ -8,15 +8,20 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let first = (group_number(group, groups) * 256u + lane) * TOGETHER;
     let end = min(first + TOGETHER, sizes.blocks);
     var scale = 0u;
+    var zero = 0u;
     var offset = 0u;
     for (var block = first; block < end; block++) {
         let chosen = choose(range_at(block), given_outer(block));
-        put_zero(block, chosen.zero);
+        zero |= stored_zero(chosen.zero) << (block * ZERO_BITS % 32u);
         scale |= stored_scale(chosen.scale) << (block * SCALE_BITS % 32u);
         offset |= stored_offset(chosen.offset) << (block * OFFSET_BITS % 32u);
         if ((block + 1u) * SCALE_BITS % 32u == 0u || block + 1u == end) {
             put_scales(block * SCALE_BITS / 32u, scale);
             scale = 0u;
+        }
+        if ((block + 1u) * ZERO_BITS % 32u == 0u || block + 1u == end) {
+            put_zeros(block * ZERO_BITS / 32u, zero);
+            zero = 0u;
         }
         if ((block + 1u) * OFFSET_BITS % 32u == 0u || block + 1u == end) {
             put_offsets(block * OFFSET_BITS / 32u, offset);

@@ -19,7 +19,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let outer = given_outer(block);
         let chosen = choose(range_of_team(lane), outer);
         steps[lane] = step_of(chosen.scale, chosen.zero, outer, chosen.offset);
-        keep(lane, block, chosen);
+        keep(lane, chosen);
     }
     workgroupBarrier();
     if (first < sizes.blocks) {
@@ -38,8 +38,7 @@ fn write(mine: Mine, s: Step) {
         for (var j = 0u; j < CHUNK / 4u; j++) {
             let i = mine.start + place + 4u * j;
             let x = read_again(chunk * (CHUNK / 4u) + j, i / 4u);
-            written = put4(written, i, vec4(made(x.x, s, i), made(x.y, s, i + 1u),
-                                            made(x.z, s, i + 2u), made(x.w, s, i + 3u)));
+            written = put4(written, i, made4(x, s, i));
         }
     }
 }

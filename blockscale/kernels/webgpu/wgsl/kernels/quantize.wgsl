@@ -6,14 +6,24 @@ struct Held {
     step: Step,
 }
 
-fn made_at(i: u32, x: u32, held: ptr<function, Held>) -> u32 {
-    if (!SHARED) {
-        let block = block_of(sizes.first + min(i, sizes.bound - 1u));
-        if (block != (*held).block) {
-            *held = Held(block, step_at(block));
-        }
+// The step of element i, which is read where the block is another than that of the one before.
+fn step_of_element(i: u32, held: ptr<function, Held>) -> Step {
+    let block = block_of(sizes.first + min(i, sizes.bound - 1u));
+    if (block != (*held).block) {
+        *held = Held(block, step_at(block));
     }
-    return made(x, (*held).step, i);
+    return (*held).step;
+}
+
+// Four elements from i on. Where each may have a step of its own, only its place of four is kept.
+fn made4_at(i: u32, x: vec4<u32>, held: ptr<function, Held>) -> vec4<u32> {
+    if (SHARED) {
+        return made4(x, (*held).step, i);
+    }
+    let first = made4(vec4(x.x), step_of_element(i, held), i).x;
+    let second = made4(vec4(x.y), step_of_element(i + 1u, held), i).y;
+    let third = made4(vec4(x.z), step_of_element(i + 2u, held), i).z;
+    return vec4(first, second, third, made4(vec4(x.w), step_of_element(i + 3u, held), i).w);
 }
 
 @compute @workgroup_size(256)
@@ -27,8 +37,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var held = Held(block, step_at(block));
     var written = written_from(start);
     for (var i = start; i < start + CHUNK; i += 4u) {
-        let x = load4(i / 4u);
-        written = put4(written, i, vec4(made_at(i, x.x, &held), made_at(i + 1u, x.y, &held),
-                                        made_at(i + 2u, x.z, &held), made_at(i + 3u, x.w, &held)));
+        written = put4(written, i, made4_at(i, load4(i / 4u), &held));
     }
 }

@@ -1,6 +1,5 @@
-// The outer scale of each block, from those that blocks share.
-// needs: grid, blocks/{blocks}
-@group(0) @binding(outers) var<storage, read> outers: array<u32>;
+// The outer scale of each block as float32, from those that blocks share.
+// needs: grid, blocks/{blocks}, given/scale_{given_scale}
 @group(0) @binding(each) var<storage, read_write> each: array<u32>;
 
 @compute @workgroup_size(256)
@@ -8,6 +7,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         @builtin(local_invocation_index) lane: u32) {
     let block = group_number(group, groups) * 256u + lane;
     if (block < sizes.count) {
-        each[block] = outers[block_of(block)];
+        each[block] = given_scale(block_of(block));
     }
 }

@@ -1,6 +1,6 @@
-// The sums of blocks' magnitudes, merged as in kernels/extremes. `sums` starts as zeros: [3, blocks].
+// The sums of blocks' magnitudes, merged as in kernels/extremes. `totals` starts as zeros: [3, blocks].
 // needs: grid, statistics/{statistic}, statistics/sum, reading/{reading}, team/{team}, statistics/{least}
-@group(0) @binding(sums) var<storage, read_write> sums: array<atomic<u32>>;
+@group(0) @binding(totals) var<storage, read_write> totals: array<atomic<u32>>;
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
@@ -22,9 +22,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     sum = team_sum(sum, lane);
     if (lane % TEAM == 0u && slice < sizes.slices) {
-        let before = atomicAdd(&sums[block], sum.low);
+        let before = atomicAdd(&totals[block], sum.low);
         let carry = select(0u, 1u, before + sum.low < before);
-        atomicAdd(&sums[sizes.blocks + block], sum.high + carry);
-        atomicAdd(&sums[2u * sizes.blocks + block], sum.count);
+        atomicAdd(&totals[sizes.blocks + block], sum.high + carry);
+        atomicAdd(&totals[2u * sizes.blocks + block], sum.count);
     }
 }

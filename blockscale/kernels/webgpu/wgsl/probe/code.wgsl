@@ -1,18 +1,22 @@
-// A code of each number and a value of each code, for the probe of a device and for tests.
+// Codes of numbers and values of codes, four of each that have a scale, for the probe of a device
+// and for tests; and the same one by one.
 // needs: grid, step/{step}, code/{how}
 struct Question {
-    x: u32,
     scale: u32,
     zero: i32,
     outer: u32,
     offset: u32,
-    word: u32,
-    code: u32,
+    x: vec4<u32>,
+    words: vec4<u32>,
+    codes: vec4<u32>,
 }
 
 struct Answer {
-    code: u32,
-    value: u32,
+    codes: vec4<u32>,
+    values: vec4<u32>,
+    code: u32, // of the first number
+    value: u32, // of the first code
+    unused: vec2<u32>,
 }
 
 @group(0) @binding(questions) var<storage, read> questions: array<Question>;
@@ -25,6 +29,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if (i < sizes.count) {
         let asked = questions[i];
         let s = step_of(asked.scale, asked.zero, asked.outer, asked.offset);
-        answers[i] = Answer(code_of(asked.x, s, asked.word), value_of(asked.code, s));
+        answers[i] = Answer(four_codes(asked.x, s, asked.words), four_values(asked.codes, s),
+                            code_of(asked.x.x, s, asked.words.x), value_of(asked.codes.x, s),
+                            vec2(0u));
     }
 }

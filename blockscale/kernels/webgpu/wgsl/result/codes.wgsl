@@ -12,9 +12,13 @@ fn written_from(i: u32) -> Written {
     return Written(i / 32u * OUT_BITS + i % 32u * OUT_BITS / 32u, 0u, 0u);
 }
 
-// i: of the element in what is bound
-fn made(x: u32, s: Step, i: u32) -> u32 {
-    return select(0u, code_of(x, s, word_of(sizes.first + i)), i < sizes.bound);
+// i: of the first of four elements in what is bound
+fn made4(x: vec4<u32>, s: Step, i: u32) -> vec4<u32> {
+    let codes = four_codes(x, s, words_of(sizes.first + i));
+    if (i + 4u <= sizes.bound) {
+        return codes;
+    }
+    return select(vec4(0u), codes, vec4(i, i + 1u, i + 2u, i + 3u) < vec4(sizes.bound));
 }
 
 fn put4(w: Written, i: u32, four: vec4<u32>) -> Written {

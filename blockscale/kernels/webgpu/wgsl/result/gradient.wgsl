@@ -1,5 +1,5 @@
 // A gradient where its number is in range, else 0, in words of GRADIENT_BITS an element.
-// needs: code/{how}, inside/{element}
+// needs: code/{how}, inside/{ends}
 @group(0) @binding(gradient) var<storage, read> gradient: array<u32>;
 @group(0) @binding(values) var<storage, read_write> values: array<u32>;
 
@@ -12,8 +12,10 @@ fn written_from(i: u32) -> Written {
 }
 
 // All ones where a gradient passes.
-fn made(x: u32, s: Step, i: u32) -> u32 {
-    return select(0u, 0xffffffffu, inside(in_steps(x, s), s));
+fn made4(x: vec4<u32>, s: Step, i: u32) -> vec4<u32> {
+    let passes = vec4(inside(in_steps(x.x, s), s), inside(in_steps(x.y, s), s),
+                      inside(in_steps(x.z, s), s), inside(in_steps(x.w, s), s));
+    return select(vec4(0u), vec4(0xffffffffu), passes);
 }
 
 fn put4(w: Written, i: u32, four: vec4<u32>) -> Written {

@@ -8,8 +8,8 @@ fn written_from(i: u32) -> Written {
     return Written(0u);
 }
 
-fn made(x: u32, s: Step, i: u32) -> u32 {
-    return value_of(code_of(x, s, word_of(sizes.first + i)), s);
+fn made4(x: vec4<u32>, s: Step, i: u32) -> vec4<u32> {
+    return four_values(four_codes(x, s, words_of(sizes.first + i)), s);
 }
 
 fn put4(w: Written, i: u32, four: vec4<u32>) -> Written {

@@ -2,6 +2,18 @@
 // needs: step/step, bits/add, bits/integer
 const LARGE_ZERO: u32 = 1u << 22u; // below it, nothing of a sum with a code is rounded
 
+// Whether numbers of steps beyond the codes' range saturate, and them with a zero point that does.
+fn fits_zero(s: Step) -> bool {
+    return s.zero >= LOW && s.zero <= HIGH;
+}
+
+const HAS_ZERO: bool = true;
+
+// A zero point that fits.
+fn zero_of(s: Step) -> i32 {
+    return s.zero;
+}
+
 fn moved(y: u32, s: Step) -> u32 {
     return y;
 }

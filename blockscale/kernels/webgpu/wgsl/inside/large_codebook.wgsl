@@ -1,2 +1,0 @@
-// Tables in a buffer have ends, too.
-// needs: inside/codebook

@@ -1,2 +1,0 @@
-fn put_zero(block: u32, zero: i32) {
-}

@@ -1,0 +1,2 @@
+fn put_zeros(place: u32, word: u32) {
+}
