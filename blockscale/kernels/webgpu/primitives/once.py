@@ -61,10 +61,11 @@ def plan(f: Form, dtype: torch.dtype, shape: Shape, bits: int, keeps: bool) -> P
     small = min(stored_bits(f)) if keeps else 32
     if quads > _MOST or GROUP // team * small % 32 or f.format.unchosen is not None:
         return None  # words of scales would belong to two workgroups
-    step = lcm(at.block, STEP) if at.blocks > 1 else STEP
-    most = largest(max(8 * dtype.itemsize, bits), step)
-    if at.count > most and (at.blocks == 1 or most == 0):
-        return None  # pieces would be parts of blocks
+    widest, step = max(8 * dtype.itemsize, bits), STEP
+    if at.count > largest(widest):
+        step = lcm(at.block, STEP)
+        if at.blocks == 1 or largest(widest, step) == 0:
+            return None  # pieces would be parts of blocks
     return Plan(at, bits, chunk, team, quads, step)
 
 

@@ -22,6 +22,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     def forget() -> None:
         shader.source.cache_clear()
         wrongly_computed.cache_clear()
+        probe.exact.cache_clear()
         probe._told.clear()
 
     forget()
@@ -58,11 +59,11 @@ def test_liberties_are_no_faults(planted: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("part", "right", "wrong", "found"),
     [
-        ("hardware/plain", "bitcast<f32>(a) + bitcast<f32>(b)",
+        ("hardware/operations", "bitcast<f32>(a) + bitcast<f32>(b)",
          "bitcast<f32>(a ^ 1u) + bitcast<f32>(b)", (SUM,)),
-        ("hardware/plain", "bitcast<f32>(a) * bitcast<f32>(b)",
+        ("hardware/operations", "bitcast<f32>(a) * bitcast<f32>(b)",
          "bitcast<f32>((a + 4u) & 0xfffffff8u) * bitcast<f32>(b)", (QUICK, PRODUCT)),
-        ("hardware/plain", "bitcast<f32>(a) / bitcast<f32>(b)",
+        ("hardware/operations", "bitcast<f32>(a) / bitcast<f32>(b)",
          "bitcast<f32>(a) / bitcast<f32>(b + 8u)", (QUICK,)),
         ("bits/multiply", "u32((whole.x & 0xffffu) != 0u)", "0u", (OPERATIONS[0],)),
         ("bits/divide", "u32(rest != 0u)", "0u", (OPERATIONS[1], QUICK)),
@@ -79,10 +80,19 @@ def test_faults_are_found(
 
 def test_formats_are_refused_once(planted: pytest.MonkeyPatch) -> None:
     wrong = "bitcast<f32>(a) / bitcast<f32>(b + 8u)"
-    plant(planted, "hardware/plain", "bitcast<f32>(a) / bitcast<f32>(b)", wrong)
+    plant(planted, "hardware/operations", "bitcast<f32>(a) / bitcast<f32>(b)", wrong)
     assert QUICK in operations(parse("int8"))
     assert QUICK not in operations(parse("mxfp4"))
     with pytest.warns(UserWarning, match=f"wrong in {QUICK}: the reference"):
         assert not known((parse("int8"),), ())
     assert not known((parse("int8"),), ())  # said once
     assert known((parse("mxfp4"),), ())
+
+
+def test_only_a_cpu_that_is_right_everywhere_is_not_checked(planted: pytest.MonkeyPatch) -> None:
+    assert probe.exact() is probe.gpu().software
+    probe.exact.cache_clear()
+    shader.source.cache_clear()
+    wrong = "bitcast<f32>(a) * (1.0 / bitcast<f32>(b))"
+    plant(planted, "hardware/operations", "bitcast<f32>(a) / bitcast<f32>(b)", wrong)
+    assert not probe.exact()

@@ -1,10 +1,13 @@
 """Which parts of shaders a kernel is made of."""
 
+import pytest
 import torch
 
 from blockscale.kernels.webgpu.gpu.shader import source
+from blockscale.kernels.webgpu.primitives import choices
 from blockscale.kernels.webgpu.primitives.choices import numbers, shader
 from blockscale.kernels.webgpu.primitives.form import form
+from tests.kernels.webgpu.equal import hard, wrong
 
 
 def test_sixteen_bits_are_read_as_halves() -> None:
@@ -16,3 +19,15 @@ def test_what_a_kernel_chooses_comes_before_what_a_format_does() -> None:
     made = shader("pack", form("int4"), {"rounding": "own"}, {"ITEM_BITS": 8, "BY_SIGN": False})
     assert dict(made.choices)["rounding"] == "own"
     assert "const BITS: u32 = 4u;" in source(made, ("bytes", "row", "row_bytes"), None).text
+
+
+@pytest.mark.parametrize("hardware", ["plain", "flushing"])
+@pytest.mark.parametrize("fmt", ["int8:group32:fp32", "mxfp4", "nvfp4", "uint4:group32:bf16:asym"])
+def test_the_bits_do_not_depend_on_what_a_device_does_with_floats(
+    fmt: str, hardware: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As GPUs compute, and one that takes every liberty: no other check of a device is left out."""
+    monkeypatch.setattr(choices, "exact", lambda: False)
+    monkeypatch.setattr(choices, "on_device", lambda features: {"hardware": hardware})
+    monkeypatch.setattr("blockscale.kernels.webgpu.primitives.once._ALONE", 0)
+    assert not wrong(hard((4, 96), torch.float32), fmt)

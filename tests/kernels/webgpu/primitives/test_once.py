@@ -3,27 +3,45 @@
 import pytest
 import torch
 
+from blockscale.kernels.webgpu.primitives import once
 from blockscale.kernels.webgpu.primitives.form import form
-from blockscale.kernels.webgpu.primitives.once import plan
 from tests.kernels.webgpu.equal import hard, wrong
 
 
+@pytest.fixture
+def _as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once, "_ALONE", 0)
+
+
+@pytest.mark.usefixtures("_as_on_gpus")
 @pytest.mark.parametrize(
     ("fmt", "shape", "team", "quads"),
     [
         ("int8:group32:fp32", (8, 64), 8, 1),
         ("mxfp4", (8, 64), 4, 2),
         ("int8:token:fp32", (8, 4096), 256, 4),
-        ("int8:group48:fp32", (8, 96), 16, 1),
+        ("uint8:group48:bf16:asym", (8, 96), 16, 1),
         ("int8:tensor:fp32", (30,), 8, 1),
+        ("ternary:group64:fp16", (3, 128), 4, 4),
+        ("e2m1:group32:(e4m3:group2:fp32)", (3, 128), 4, 2),
+        ("int8:token:fp32", (2, 20000), 256, 20),
     ],
 )
 def test_a_team_takes_a_block(fmt: str, shape: tuple[int, ...], team: int, quads: int) -> None:
     f = form(fmt)
-    planned = plan(f, torch.float32, shape, f.bits, True)
+    planned = once.plan(f, torch.float32, shape, f.bits, True)
     assert planned is not None
     assert (planned.team, planned.quads) == (team, quads)
     assert not wrong(hard(shape, torch.float32), fmt)
+
+
+def test_where_a_cpu_computes_nobody_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once.gpu(), "software", True)
+    f = form("int8:group32:fp32")
+    planned = once.plan(f, torch.float32, (8, 64), f.bits, True)
+    assert planned is not None
+    assert (planned.team, planned.chunk, planned.quads) == (1, 32, 8)
+    assert not wrong(hard((8, 64), torch.float32), "int8:group32:fp32")
 
 
 @pytest.mark.parametrize(
@@ -31,12 +49,10 @@ def test_a_team_takes_a_block(fmt: str, shape: tuple[int, ...], team: int, quads
     [
         ("int8:group32:fp32", (8, 60)),  # boxes
         ("int8:group2:fp32", (8, 64)),  # smaller than what an invocation takes
-        ("mxfp4", (1,)),  # a byte of scales
         ("int8:token:e8m0", (8, 4096)),  # words of scales belong to several workgroups
         ("int8:tensor:fp32", (1 << 20,)),  # larger than a workgroup
     ],
 )
 def test_other_tensors_take_several(fmt: str, shape: tuple[int, ...]) -> None:
     f = form(fmt)
-    planned = plan(f, torch.float32, shape, f.bits, True)
-    assert planned is None or (fmt == "mxfp4" and planned.team == 1)
+    assert once.plan(f, torch.float32, shape, f.bits, True) is None
