@@ -43,13 +43,13 @@ def webgpu() -> "torch.device":
     """
     if (reason := available()) is not None:
         raise RuntimeError(f"no device webgpu: {reason}")
-    from blockscale.kernels.webgpu.torch_device.entry import device
+    from blockscale.kernels.webgpu.torch_ops.entry import device
 
     return device()
 
 
 def run_reference(reference: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Run a reference on the CPU, for tensors on the device: there floats are not IEEE's."""
-    from blockscale.kernels.webgpu.torch_device.fallback import reference_on_cpu
+    from blockscale.kernels.webgpu.torch_ops.fallback import reference_on_cpu
 
     return reference_on_cpu(reference, args)

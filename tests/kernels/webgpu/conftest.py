@@ -29,6 +29,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Software adapters, whose floats are exact, compute as GPUs do (gpu/probe.py)."""
+    monkeypatch.setenv("BLOCKSCALE_WEBGPU_ARITHMETIC", "integers")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _software() -> None:
     """The device says once that it is software; that is no news here."""

@@ -4,8 +4,10 @@ Kernels need exact integers everywhere, and exact floats in few places: products
 numbers with normal results, and divisions within 2.5 ulps, which they put right themselves.
 """
 
+import os
 import warnings
 from collections.abc import Collection
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -30,6 +32,7 @@ OPERATIONS = (  # the columns of probe/arithmetic.wgsl
 )
 INTEGERS = OPERATIONS[:5]
 _PROBE = Shader("probe/arithmetic", (("hardware", "plain"),))
+ARITHMETIC = "BLOCKSCALE_WEBGPU_ARITHMETIC"
 _told: set[str] = set()
 
 
@@ -50,39 +53,37 @@ def refusal(needed: Collection[str]) -> str | None:
     return reason
 
 
+def arithmetic() -> str:
+    """How numbers are computed: "native", by the device's own floats, or "integers".
+
+    Floats are trusted on software adapters that pass the probe with them: processors divide
+    exactly. Such adapters run both sides of every branch, rare ones too.
+    BLOCKSCALE_WEBGPU_ARITHMETIC=integers
+    has them compute as GPUs do.
+    """
+    return os.environ.get(ARITHMETIC) or _arithmetic()
+
+
 @cache
-def wrongly_computed() -> tuple[str, ...]:
+def _arithmetic() -> str:
+    return "native" if gpu().software and not wrongly_computed("native") else "integers"
+
+
+@cache
+def wrongly_computed(arithmetic: str = "integers") -> tuple[str, ...]:
     """Those of OPERATIONS of which this device gets a number of the probe wrong."""
     a, b = _pairs()
-    found = _results(a, b)
+    found = _results(a, b, arithmetic)
     wrong = [_differ(found[:, i], right, at) for i, (right, at) in enumerate(_expected(a, b))]
     return tuple(name for name, each in zip(OPERATIONS, wrong, strict=True) if each)
 
 
-@cache
-def exact() -> bool:
-    """Whether kernels need not check what the device computes (hardware/exact.wgsl).
-
-    Only a CPU's own operations are asked: a GPU joins operations, of which a probe sees no trace.
-    """
-    if not gpu().software:
-        return False
-    a, b = _pairs()
-    found = _results(a, b, Shader("probe/arithmetic", (("hardware", "exact"),)))
-    everywhere = torch.ones_like(a, dtype=torch.bool)
-    columns = {"division by a reciprocal": a / b, "product of normal numbers": a * b}
-    columns["sum of normal numbers"] = a + b
-    return not any(
-        _differ(found[:, OPERATIONS.index(name)], right, everywhere)
-        for name, right in columns.items()
-    )
-
-
-def _results(a: Tensor, b: Tensor, probe: Shader = _PROBE) -> Tensor:
+def _results(a: Tensor, b: Tensor, arithmetic: str) -> Tensor:
     """float32 [n] each -> int32 [n, operations]"""
     shape = (len(a), len(OPERATIONS))
     results = allocate(4 * shape[0] * shape[1])
     buffers = {"pairs": upload(torch.stack([a, b], 1)), "results": results}
+    probe = replace(_PROBE, choices=(*_PROBE.choices, ("arithmetic", arithmetic)))
     launch(probe, buffers, {"count": len(a)}, -(-len(a) // 64), baked=False)
     return download(results, shape, torch.int32)
 

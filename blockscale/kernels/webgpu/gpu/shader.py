@@ -94,11 +94,23 @@ def _collect(name: str, choices: Mapping[str, str], texts: dict[str, str]) -> No
     """Add a part and, before it, the parts that it needs."""
     if name in texts:
         return
-    text = part(name)
+    text = part(_chosen(name, choices))
     for line in _NEEDS.findall(text):
         for needed in line.split(","):
             _collect(_filled(needed.strip(), choices, name), choices, texts)
     texts[name] = f"// {name}.wgsl\n{_NEEDS.sub('', text)}"
+
+
+def _chosen(name: str, choices: Mapping[str, str]) -> str:
+    """The part that stands for another: with the choice (arithmetic, native), native/* for bits/*,
+    and no short cuts, which take the place of what is slow without it."""
+    if choices.get("arithmetic") != "native":
+        return name
+    folder, _, last = name.partition("/")
+    if folder == "quick" and last != "quick":
+        return "quick/none"
+    native = f"native/{last}"
+    return native if folder == "bits" and (_FOLDER / f"{native}.wgsl").is_file() else name
 
 
 def _filled(needed: str, choices: Mapping[str, str], by: str) -> str:

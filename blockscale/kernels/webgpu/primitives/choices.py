@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from blockscale.kernels.webgpu.gpu.device import gpu
-from blockscale.kernels.webgpu.gpu.probe import exact
+from blockscale.kernels.webgpu.gpu.probe import arithmetic
 from blockscale.kernels.webgpu.gpu.shader import Constant, Shader
 from blockscale.kernels.webgpu.primitives.form import DTYPES, Form
 from blockscale.kernels.webgpu.spec import on_device, shader_of
@@ -19,12 +19,16 @@ def shader(
 ) -> Shader:
     """A kernel for a format, with what else it chooses."""
     own, known = shader_of(f.format)
-    device = on_device(gpu().features) | ({"hardware": "exact"} if exact() else {})
     return Shader(
         f"kernels/{kernel}",
-        tuple((dict(own) | device | dict(choices)).items()),
+        tuple((dict(own) | of_device() | dict(choices)).items()),
         tuple((dict(known) | dict(constants)).items()),
     )
+
+
+def of_device() -> Choices:
+    """What a device computes with where it can."""
+    return on_device(gpu().features) | {"arithmetic": arithmetic()}
 
 
 def numbers(dtype: torch.dtype) -> Choices:

@@ -4,6 +4,7 @@ from blockscale.kernels.webgpu.gpu.launch import Bound, launch
 from blockscale.kernels.webgpu.gpu.memory import Memory
 from blockscale.kernels.webgpu.gpu.shader import Constant, Shader
 from blockscale.kernels.webgpu.gpu.texels import COMPONENTS
+from blockscale.kernels.webgpu.primitives.choices import of_device
 from blockscale.kernels.webgpu.primitives.form import DTYPES, Form, whole
 from blockscale.kernels.webgpu.primitives.geometry import geometry
 from blockscale.kernels.webgpu.primitives.parts import Parts, reading
@@ -31,7 +32,7 @@ def run(
     read, buffers = reading(f, parts, source.shape)
     chosen, sizes, shared, block = _blocks(f, source.shape, at)
     size = local or local_size(block, at.texels)
-    choices = dict(own) | read | chosen | {
+    choices = dict(own) | of_device() | read | chosen | {
         "texel": f"bits{made.texels.bits}", "does": does, "dtype": DTYPES[numbers.dtype],
         "drawn": "undrawn" if seed is None else "drawn",
     }  # fmt: skip

@@ -1,1 +1,1 @@
-"""torch's device "webgpu": tensors with memory on the GPU, and the ops that run on them there."""
+"""torch's device "webgpu": tensors with memory on the GPU, and the way ops find what runs them."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from blockscale.kernels.webgpu.gpu.memory import Memory, download, upload
 from blockscale.kernels.webgpu.torch_device import handlers
+from blockscale.kernels.webgpu.torch_device.module import Module
 
 NAME = "webgpu"
 
@@ -74,14 +75,9 @@ class WebGPUTensor(Tensor):
             raise
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
-        """As torch's, on this thread. Raises what an op of the pass has raised.
-
-        torch makes threads for devices at the first backward pass of a process: where that was
-        before this device was registered, it has none for it.
-        """
+        """As torch's. Raises what an op of the pass has raised."""
         try:
-            with torch.autograd.set_multithreading_enabled(False):
-                super().backward(*args, **kwargs)
+            super().backward(*args, **kwargs)
         except SystemError:  # the guard had to drop the error
             if not _failed:
                 raise
@@ -164,7 +160,13 @@ def registered() -> torch.device:
     """
     from torch.utils import backend_registration
 
-    backend_registration._setup_privateuseone_for_python_backend(NAME, device_guard=_Guard())
+    backend_registration._setup_privateuseone_for_python_backend(
+        NAME, backend_module=Module(), device_guard=_Guard()
+    )
+    if not torch.cuda.is_available():
+        # torch makes threads for devices at a process's first backward pass. Where that was before
+        # now there is none for this device; passes on the CPU alone run on their own thread anyway.
+        torch.autograd.set_multithreading_enabled(False)
     return torch.device(NAME, 0)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from blockscale.core.parse import parse
 from blockscale.kernels.webgpu.gpu import probe, shader
+from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.probe import OPERATIONS, refusal, wrongly_computed
 from blockscale.kernels.webgpu.spec import known, operations
 
@@ -22,7 +23,6 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     def forget() -> None:
         shader.source.cache_clear()
         wrongly_computed.cache_clear()
-        probe.exact.cache_clear()
         probe._told.clear()
 
     forget()
@@ -59,11 +59,11 @@ def test_liberties_are_no_faults(planted: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("part", "right", "wrong", "found"),
     [
-        ("hardware/operations", "bitcast<f32>(a) + bitcast<f32>(b)",
+        ("hardware/plain", "bitcast<f32>(a) + bitcast<f32>(b)",
          "bitcast<f32>(a ^ 1u) + bitcast<f32>(b)", (SUM,)),
-        ("hardware/operations", "bitcast<f32>(a) * bitcast<f32>(b)",
+        ("hardware/plain", "bitcast<f32>(a) * bitcast<f32>(b)",
          "bitcast<f32>((a + 4u) & 0xfffffff8u) * bitcast<f32>(b)", (QUICK, PRODUCT)),
-        ("hardware/operations", "bitcast<f32>(a) / bitcast<f32>(b)",
+        ("hardware/plain", "bitcast<f32>(a) / bitcast<f32>(b)",
          "bitcast<f32>(a) / bitcast<f32>(b + 8u)", (QUICK,)),
         ("bits/multiply", "u32((whole.x & 0xffffu) != 0u)", "0u", (OPERATIONS[0],)),
         ("bits/divide", "u32(rest != 0u)", "0u", (OPERATIONS[1], QUICK)),
@@ -80,7 +80,7 @@ def test_faults_are_found(
 
 def test_formats_are_refused_once(planted: pytest.MonkeyPatch) -> None:
     wrong = "bitcast<f32>(a) / bitcast<f32>(b + 8u)"
-    plant(planted, "hardware/operations", "bitcast<f32>(a) / bitcast<f32>(b)", wrong)
+    plant(planted, "hardware/plain", "bitcast<f32>(a) / bitcast<f32>(b)", wrong)
     assert QUICK in operations(parse("int8"))
     assert QUICK not in operations(parse("mxfp4"))
     with pytest.warns(UserWarning, match=f"wrong in {QUICK}: the reference"):
@@ -89,10 +89,18 @@ def test_formats_are_refused_once(planted: pytest.MonkeyPatch) -> None:
     assert known((parse("mxfp4"),), ())
 
 
-def test_only_a_cpu_that_is_right_everywhere_is_not_checked(planted: pytest.MonkeyPatch) -> None:
-    assert probe.exact() is probe.gpu().software
-    probe.exact.cache_clear()
+def test_floats_of_a_device_are_used_only_where_they_are_exact(planted: pytest.MonkeyPatch) -> None:
+    planted.delenv(probe.ARITHMETIC)
+    expected = "native" if gpu().software else "integers"
+    assert probe.arithmetic() == expected
+    probe._arithmetic.cache_clear()
+    wrong = "bitcast<f32>((a + 4u) & 0xfffffff8u) / bitcast<f32>(b)"
+    plant(planted, "native/divide", "bitcast<f32>(a) / bitcast<f32>(b)", wrong)
+    wrongly_computed.cache_clear()
     shader.source.cache_clear()
-    wrong = "bitcast<f32>(a) * (1.0 / bitcast<f32>(b))"
-    plant(planted, "hardware/operations", "bitcast<f32>(a) / bitcast<f32>(b)", wrong)
-    assert not probe.exact()
+    assert "division from integers" in wrongly_computed("native")
+    assert wrongly_computed() == ()
+    assert probe.arithmetic() == "integers"
+    probe._arithmetic.cache_clear()
+    planted.setenv(probe.ARITHMETIC, "integers")
+    assert probe.arithmetic() == "integers"

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from blockscale.kernels.webgpu.gpu.probe import ARITHMETIC
 from blockscale.kernels.webgpu.gpu.shader import source
 from blockscale.kernels.webgpu.primitives import choices
 from blockscale.kernels.webgpu.primitives.choices import numbers, shader
@@ -21,13 +22,22 @@ def test_what_a_kernel_chooses_comes_before_what_a_format_does() -> None:
     assert "const BITS: u32 = 4u;" in source(made, ("bytes", "row", "row_bytes"), None).text
 
 
-@pytest.mark.parametrize("hardware", ["plain", "flushing"])
-@pytest.mark.parametrize("fmt", ["int8:group32:fp32", "mxfp4", "nvfp4", "uint4:group32:bf16:asym"])
+FORMATS = ["int8:group32:fp32", "mxfp4", "nvfp4", "uint4:group32:bf16:asym"]
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
 def test_the_bits_do_not_depend_on_what_a_device_does_with_floats(
-    fmt: str, hardware: str, monkeypatch: pytest.MonkeyPatch
+    fmt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As GPUs compute, and one that takes every liberty: no other check of a device is left out."""
-    monkeypatch.setattr(choices, "exact", lambda: False)
-    monkeypatch.setattr(choices, "on_device", lambda features: {"hardware": hardware})
+    """Divisions off by ulps, subnormals flushed; and teams of invocations, as on GPUs."""
+    monkeypatch.setattr(choices, "on_device", lambda features: {"hardware": "flushing"})
     monkeypatch.setattr("blockscale.kernels.webgpu.primitives.once._ALONE", 0)
+    assert not wrong(hard((4, 96), torch.float32), fmt)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_what_is_right_with_floats_is_computed_with_them(
+    fmt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ARITHMETIC)
     assert not wrong(hard((4, 96), torch.float32), fmt)

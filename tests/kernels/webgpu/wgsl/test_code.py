@@ -76,6 +76,14 @@ def asked(fmt: Format, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return torch.cat(x), torch.cat(steps), codes
 
 
+def beside_chance(x: Tensor, chance: Tensor, step: Tensor, fmt: Format) -> Tensor:
+    """x, every second number where its random number decides: about a code and u of the next."""
+    count = torch.arange(len(x))
+    y = (count // 2 % 3 + chance * 2.0**-24) * fmt.element.smallest * (-1.0) ** (count // 6)
+    near = (y * step).float().view(torch.int32) + (count // 12 % 5 - 2).to(torch.int32)
+    return torch.where(count % 2 == 0, near.view(torch.float32), x)
+
+
 def stored(fmt: Format, step: Tensor) -> tuple[Tensor, Tensor]:
     """Steps -> scales as the format stores them (near those steps), and as a shader takes them."""
     scale = fmt.scale
@@ -109,6 +117,8 @@ def check(spelling: str, hardware: str, **parts: Tensor) -> None:
     qparams = QParams(scale, **others)
     seed = torch.tensor([11, 5])
     chance = (philox.uniform(x.shape, seed, x.device) * 2**24).to(torch.int64)
+    if fmt.rounding == "stochastic":
+        x = beside_chance(x, chance, step, fmt)
     zeros = torch.zeros(len(x))
     columns = [given] + [others.get(name, zeros) for name in ("zero_point", "outer", "offset")]
     once = [words(_float_if(c)[::4]) for c in columns]
@@ -144,10 +154,14 @@ def test_nearest_even(fmt: str, hardware: str) -> None:
 @pytest.mark.parametrize(
     "fmt",
     ["int8:group1:fp32", "int4:group1:e8m0/floor", "int16:group1:fp32", "uint8:group1:fp32",
-     "e4m3:group1:fp32", "e2m1:group1:e8m0/floor", "log8:group1:fp32", "e7m0:group1:fp32"],
+     "e4m3:group1:fp32", "e2m1:group1:e8m0/floor", "log8:group1:fp32", "e7m0:group1:fp32",
+     "log4:group1:fp32",
+     "int4:group1:fp32:full", "uint1:group1:e8m0/floor", "e5m2:group1:(e4m3:group1:fp32)",
+     "int10:group1:bf16:recip"],
 )  # fmt: skip
 def test_other_roundings(fmt: str, rounding: str, hardware: str) -> None:
-    check(f"{fmt}:{rounding}", hardware)
+    outer = {"outer": OUTERS} if "(" in fmt else {}
+    check(f"{fmt}:{rounding}", hardware, **outer)
 
 
 ZEROS = torch.tensor([

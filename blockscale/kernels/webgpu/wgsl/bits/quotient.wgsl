@@ -2,9 +2,6 @@
 // fl(x / step), where inverse = fl(1 / step) if the step is `ordinary`. A product is at most one
 // ulp off; the remainder x - near * step, of which the last 32 bits say all, says which.
 fn quotient(x: u32, step: u32, inverse: u32, ordinary: bool) -> u32 {
-    if (EXACT) {
-        return ratio(x, step);
-    }
     let near = product(x, inverse);
     let field = (x >> 23u) & 0xffu;
     let near_field = (near >> 23u) & 0xffu;

@@ -1,13 +1,10 @@
 // Elements whose step is a power of two: their exponent changes.
-// needs: hardware/{hardware}, bits/divide, offset/{offset}, element/{element}, code/fours
+// needs: bits/divide, offset/{offset}, element/{element}, code/fours
 fn in_steps(x: u32, s: Step) -> u32 {
     return shifted(without_offset(x, s), s);
 }
 
 fn shifted(x: u32, s: Step) -> u32 {
-    if (EXACT) {
-        return ratio(x, s.bits);
-    }
     let field = (x >> 23u) & 0xffu;
     if (max(field - 1u, field - s.inverse - 1u) < 254u) { // normal before and after
         return x - (s.inverse << 23u);

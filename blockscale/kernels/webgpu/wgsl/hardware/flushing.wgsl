@@ -1,7 +1,5 @@
 // The float operations of a device that takes every liberty: what tests run on a stricter one.
 // needs: hardware/fours
-const EXACT = false;
-
 fn flushed(x: u32) -> u32 {
     return select(x, x & 0x80000000u, (x & 0x7f800000u) == 0u);
 }

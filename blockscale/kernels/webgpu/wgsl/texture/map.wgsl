@@ -12,21 +12,29 @@ fn main(@builtin(global_invocation_id) at: vec3<u32>) {
     let start = row_start(at.y, at.z);
     let first = at.x * 4u;
     let index = (at.z * sizes.height + at.y) * sizes.width + first;
+    let words = words_of(index);
+    var made = vec4<u32>();
+    if (SHARED) {
+        made = results_of(given, step_at(block_in_row(start, first)), words);
+    } else {
+        made = one_by_one(given, start, first, words);
+    }
+    // components beyond a row's end are 0
+    let there = vec4(first) + vec4(0u, 1u, 2u, 3u) < vec4(sizes.width);
+    textureStore(result, at, select(vec4<u32>(), made, there));
+}
+
+fn one_by_one(given: vec4<u32>, start: u32, first: u32, words: vec4<u32>) -> vec4<u32> {
     var made = vec4<u32>();
     var block = block_in_row(start, first);
     var s = step_at(block);
     for (var i = 0u; i < 4u; i++) {
-        if (first + i >= sizes.width) {
-            break; // components beyond a row's end stay 0
+        let own = block_in_row(start, min(first + i, sizes.width - 1u));
+        if (own != block) {
+            block = own;
+            s = step_at(block);
         }
-        if (!SHARED) {
-            let own = block_in_row(start, first + i);
-            if (own != block) {
-                block = own;
-                s = step_at(block);
-            }
-        }
-        made[i] = result_of(given[i], s, index + i);
+        made[i] = result_of(given[i], s, words[i]);
     }
-    textureStore(result, at, made);
+    return made;
 }

@@ -1,0 +1,48 @@
+"""What torch calls of a device beside its ops: the module `torch.webgpu`."""
+
+import torch
+
+from blockscale.kernels.webgpu.gpu.adapter import missing
+from blockscale.kernels.webgpu.gpu.device import gpu
+from blockscale.kernels.webgpu.gpu.memory import allocate, download, release
+
+
+class Module:
+    """`torch.webgpu`: one device, whose random numbers are the CPU's."""
+
+    def is_available(self) -> bool:
+        """Whether there is an adapter."""
+        return missing() is None
+
+    def is_initialized(self) -> bool:
+        """Whether it is ready: this module is there when it is."""
+        return True
+
+    def device_count(self) -> int:
+        """One: BLOCKSCALE_WEBGPU_ADAPTER says which."""
+        return 1
+
+    def current_device(self) -> int:
+        """Its number."""
+        return 0
+
+    def get_device_name(self, device: object = None) -> str:
+        """The adapter's name, driver and way to it."""
+        del device
+        return gpu().name
+
+    def synchronize(self, device: object = None) -> None:
+        """Wait until all that was recorded has been computed."""
+        del device
+        download(allocate(4), (1,), torch.int32)  # reading waits for what was recorded before
+
+    def empty_cache(self) -> None:
+        """Give memory that no tensor uses back to the system."""
+        gpu().flush()
+        release()
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Nothing to do: random numbers are drawn on the CPU, which torch.manual_seed seeds."""
+
+    def _is_in_bad_fork(self) -> bool:
+        return False

@@ -1,0 +1,280 @@
+"""Ops on elements: functions of one, of two, comparisons and choices between two."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockscale.kernels.webgpu.gpu.launch import launch
+from blockscale.kernels.webgpu.gpu.shader import Shader
+from blockscale.kernels.webgpu.torch_device.handlers import handles
+from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_ops.addresses import addresses, joint
+from blockscale.kernels.webgpu.torch_ops.copies import (
+    FLOATS,
+    cast,
+    copy_,
+    fresh,
+    sent,
+    words,
+)
+from blockscale.kernels.webgpu.torch_ops.integers import whole_binary
+
+# parts with the names of aten's ops, which have twins that change their tensor
+_UNARY = (
+    "neg", "abs", "relu", "exp", "log", "sqrt", "rsqrt", "reciprocal", "tanh", "sigmoid", "silu",
+    "erf",
+)  # fmt: skip
+# name of an op -> the part, and whether its operands are exchanged
+_COMPARE = {
+    "eq": ("equal", False),
+    "ne": ("unequal", False),
+    "lt": ("less", False),
+    "le": ("at_most", False),
+    "gt": ("less", True),
+    "ge": ("at_most", True),
+}
+
+HARDWARE = ("hardware", "plain")
+
+
+def bits(number: float) -> int:
+    """A number as the bits of float32."""
+    return ctypes.c_uint32.from_buffer(ctypes.c_float(number)).value
+
+
+def unary(part: str, x: WebGPUTensor, **numbers: float) -> Any:
+    """A function of each element, with numbers that its part reads from `sizes`."""
+    if x.dtype not in FLOATS:
+        return NotImplemented
+    made = fresh(tuple(x.shape), x.dtype)
+    at = addresses(tuple(x.shape), [x])
+    choices = (("function", part), ("float", FLOATS[x.dtype]), at.choice)
+    shader = Shader("torch/kernels/unary", choices, at.constants)
+    sizes = {"count": x.numel()} | {name: bits(value) for name, value in numbers.items()}
+    buffers = {"x": x.memory, "result": made.memory, **at.buffers}
+    launch(shader, buffers, sizes, words(made), baked=False)
+    return made
+
+
+def binary(part: str, a: Any, b: Any, *, compare: bool = False) -> Any:
+    """A function or comparison of two tensors, or of a tensor and a number."""
+    dtype = torch.result_type(a, b)
+    if dtype not in FLOATS:
+        return whole_binary(part, a, b, torch.bool if compare else dtype)
+    if not isinstance(a, WebGPUTensor):
+        a = sent(torch.as_tensor(a, dtype=dtype))
+    x = cast(a, dtype)
+    number = None if isinstance(b, WebGPUTensor) else float(b)
+    operands = [x] if number is not None else [x, cast(b, dtype)]
+    shape = joint(*(each.shape for each in operands))
+    made = fresh(shape, torch.bool if compare else dtype)
+    at = addresses(shape, operands)
+    choices = (
+        ("function", part), ("float", FLOATS[dtype]), at.choice,
+        ("second", "tensor" if number is None else "number"), HARDWARE,
+    )  # fmt: skip
+    buffers = {"x": x.memory, "result": made.memory, **at.buffers}
+    sizes = {"count": made.numel()}
+    if number is None:
+        buffers["y"] = operands[1].memory
+    else:
+        sizes["number"] = bits(number)
+    shader = Shader(
+        "torch/kernels/compare" if compare else "torch/kernels/binary", choices, at.constants
+    )
+    launch(shader, buffers, sizes, words(made), baked=False)
+    return made
+
+
+def _in_place(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, written into the first argument."""
+
+    def run(x: WebGPUTensor, *args: Any, **kwargs: Any) -> Any:
+        made = compute(x, *args, **kwargs)
+        if made is NotImplemented:
+            return made
+        if made.shape != x.shape:
+            raise RuntimeError(
+                f"a result of shape {tuple(made.shape)} cannot be written into a tensor of shape "
+                f"{tuple(x.shape)}"
+            )
+        return copy_(x, made)
+
+    return run
+
+
+def both(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register for overloads, and for those of the same names that change their first argument."""
+
+    def register(compute: Callable[..., Any]) -> Callable[..., Any]:
+        handles(*names)(compute)
+        changing = (name.replace(".", "_.", 1) for name in names)
+        handles(*changing)(_in_place(compute))
+        return compute
+
+    return register
+
+
+def _register_unary(name: str) -> None:
+    both(f"{name}.default")(lambda x: unary(name, x))
+
+
+def _register_comparison(name: str, part: str, swapped: bool) -> None:
+    def compute(a: Any, b: Any) -> Any:
+        if not swapped:
+            return binary(part, a, b, compare=True)
+        return binary(part, *_as_tensors(a, b), compare=True)
+
+    handles(f"{name}.Tensor", f"{name}.Scalar")(compute)
+
+
+def _as_tensors(a: Any, b: Any) -> tuple[Any, Any]:
+    """b, a: both tensors of the dtype of a comparison."""
+    if isinstance(b, WebGPUTensor):
+        return b, a
+    return sent(torch.as_tensor(b, dtype=torch.result_type(a, b))), a
+
+
+for _name in _UNARY:
+    _register_unary(_name)
+for _name, (_part, _swapped) in _COMPARE.items():
+    _register_comparison(_name, _part, _swapped)
+
+
+@both("gelu.default")
+def gelu(x: WebGPUTensor, *, approximate: str = "none") -> Any:
+    """x times the part of a normal distribution that is below x."""
+    return unary("gelu_tanh" if approximate == "tanh" else "gelu", x)
+
+
+@both("leaky_relu.default")
+def leaky_relu(x: WebGPUTensor, slope: float = 0.01) -> Any:
+    """x, times `slope` where it is negative."""
+    return unary("leaky_relu", x, number=slope)
+
+
+@both("clamp.default", "hardtanh.default")
+def clamp(x: WebGPUTensor, low: Any = None, high: Any = None, **named: Any) -> Any:
+    """x between two numbers."""
+    low, high = named.get("min", low), named.get("max", high)
+    low, high = (
+        -float("inf") if low is None else low,
+        float("inf") if high is None else high,
+    )
+    return unary("clamp", x, low=low, high=high)
+
+
+@both("clamp_min.default")
+def clamp_min(x: WebGPUTensor, low: float) -> Any:
+    """x, or `low` where it is below."""
+    return clamp(x, low)
+
+
+@both("clamp_max.default")
+def clamp_max(x: WebGPUTensor, high: float) -> Any:
+    """x, or `high` where it is above."""
+    return clamp(x, None, high)
+
+
+@both("pow.Tensor_Scalar")
+def power(x: WebGPUTensor, exponent: float) -> Any:
+    """x to a power that products or roots give."""
+    if x.dtype not in FLOATS:
+        return NotImplemented
+    if exponent in (0, 1):
+        return x.clone() if exponent == 1 else torch.ones_like(x)
+    if exponent in (2, 3):
+        square = binary("mul", x, x)
+        return square if exponent == 2 else binary("mul", square, x)
+    part = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}.get(exponent)
+    return NotImplemented if part is None else unary(part, x)
+
+
+@both("add.Tensor", "add.Scalar")
+def add(a: Any, b: Any, alpha: float = 1) -> Any:
+    """a + alpha b."""
+    return _added("add", a, b, alpha)
+
+
+@both("sub.Tensor", "sub.Scalar")
+def sub(a: Any, b: Any, alpha: float = 1) -> Any:
+    """a - alpha b."""
+    return _added("sub", a, b, alpha)
+
+
+@handles("rsub.Tensor", "rsub.Scalar")
+def rsub(a: Any, b: Any, alpha: float = 1) -> Any:
+    """b - alpha a."""
+    return _added("sub", b, a, alpha)
+
+
+def _added(part: str, a: Any, b: Any, alpha: float) -> Any:
+    if alpha != 1:
+        b = b * alpha
+    return binary(part, a, b)
+
+
+@both("mul.Tensor", "mul.Scalar")
+def mul(a: Any, b: Any) -> Any:
+    """a b."""
+    return binary("mul", a, b)
+
+
+@both("div.Tensor", "div.Scalar")
+def div(a: Any, b: Any) -> Any:
+    """a / b."""
+    return binary("div", a, b)
+
+
+@handles("maximum.default")
+def maximum(a: Any, b: Any) -> Any:
+    """The larger one, or NaN."""
+    return binary("maximum", a, b)
+
+
+@handles("minimum.default")
+def minimum(a: Any, b: Any) -> Any:
+    """The smaller one, or NaN."""
+    return binary("minimum", a, b)
+
+
+@handles("isnan.default")
+def isnan(x: WebGPUTensor) -> Any:
+    """Where no number is."""
+    if x.dtype not in FLOATS:
+        return NotImplemented
+    return binary("unequal", x, x, compare=True)
+
+
+@handles("where.self")
+def where(condition: Any, a: Any, b: Any) -> Any:
+    """a where the condition holds, else b; of any dtype."""
+    if condition.dtype is not torch.bool:
+        return NotImplemented
+    dtype = torch.result_type(a, b)
+    operands = [_there(condition), cast(_there(a), dtype), cast(_there(b), dtype)]
+    shape = joint(*(each.shape for each in operands))
+    made = fresh(shape, dtype)
+    at = addresses(shape, operands)
+    constants = (("ITEM_BITS", dtype.itemsize * 8), *at.constants)
+    shader = Shader("torch/kernels/where", (at.choice,), constants)
+    # a kernel may see one buffer several times if it only reads it
+    buffers = dict(zip(("condition", "x", "y"), (x.memory for x in operands), strict=True))
+    launch(
+        shader, {**buffers, "result": made.memory, **at.buffers},
+        {"count": made.numel()}, words(made), baked=False,
+    )  # fmt: skip
+    return made
+
+
+def _there(x: Tensor) -> WebGPUTensor:
+    return x if isinstance(x, WebGPUTensor) else sent(x)
+
+
+@both("masked_fill.Scalar", "masked_fill.Tensor")
+def masked_fill(x: WebGPUTensor, mask: WebGPUTensor, value: Any) -> Any:
+    """x, or a number where the mask is true."""
+    return where(mask, sent(torch.as_tensor(value, device="cpu").to(x.dtype)), x)

@@ -1,0 +1,109 @@
+"""What has no kernel on the device is computed on the CPU, and said so once an op."""
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from blockscale.kernels.webgpu.torch_device.handlers import handles_rest
+from blockscale.kernels.webgpu.torch_device.tensor import NAME, WebGPUTensor
+from blockscale.kernels.webgpu.torch_ops.copies import copy_, read, sent
+from blockscale.kernels.webgpu.torch_ops.views import view_of
+
+_COMPOSITE = "CompositeImplicitAutograd"
+_OURS = torch._C.DispatchKey.CompositeExplicitAutograd
+_ANSWERS = ("equal", "is_nonzero", "allclose")  # they are asked for what the CPU wants to know
+_warned: set[str] = set()
+
+
+@handles_rest
+def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an op that has no handler: ours by its kernels, views without any, others on the CPU."""
+    if op.namespace == "blockscale":
+        return op._op_dk(_OURS, *args, **kwargs)
+    if _is_composite(op):
+        return op.decompose(*args, **kwargs)
+    if op.is_view or op is torch.ops.aten._unsafe_view.default:
+        return view_of(op, args, kwargs)
+    return on_cpu(op, args, kwargs)
+
+
+@cache
+def _is_composite(op: Any) -> bool:
+    """Whether torch makes it of others, which it leaves to us where nothing asks for gradients."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _COMPOSITE))
+
+
+def on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an op on the CPU, on what its tensors hold, with results on the device."""
+    if op.overloadpacket.__name__ not in _ANSWERS:
+        _warn(op, args)
+    read_back: dict[int, tuple[WebGPUTensor, Tensor]] = {}
+
+    def down(x: Any) -> Any:
+        if isinstance(x, WebGPUTensor):
+            if id(x) not in read_back:
+                read_back[id(x)] = (x, read(x))
+            return read_back[id(x)][1]
+        return torch.device("cpu") if isinstance(x, torch.device) and x.type == NAME else x
+
+    made = op(*pytree.tree_map(down, args), **pytree.tree_map(down, kwargs))
+    _write_back(op, args, kwargs, read_back)
+    origin = {id(there): x for x, there in read_back.values()}
+
+    def up(x: Tensor) -> Tensor:
+        return origin[id(x)] if id(x) in origin else sent(x)
+
+    return pytree.tree_map_only(Tensor, up, made)
+
+
+def _write_back(
+    op: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    read_back: dict[int, tuple[WebGPUTensor, Tensor]],
+) -> None:
+    """Write what the op has changed."""
+    for i, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        given = args[i] if i < len(args) else kwargs.get(argument.name)
+        for x in pytree.tree_leaves(given):
+            if not isinstance(x, WebGPUTensor):
+                continue
+            replaced(x, read_back[id(x)][1])
+
+
+def replaced(x: WebGPUTensor, by: Tensor) -> WebGPUTensor:
+    """x with the numbers of a tensor on the CPU, and its sizes: torch resizes what is empty."""
+    if by.shape == x.shape:
+        copy_(x, by)
+    else:
+        x.data = sent(by)
+    return x
+
+
+def _warn(op: Any, args: tuple[Any, ...]) -> None:
+    name = str(op)
+    if name in _warned:
+        return
+    _warned.add(name)
+    dtypes = {str(x.dtype)[6:] for x in pytree.tree_leaves(args) if isinstance(x, Tensor)}
+    of = f" of {' and '.join(sorted(dtypes))}" if dtypes else ""
+    warnings.warn(
+        f"webgpu has no kernel for {name}{of}: it runs on the CPU, and its tensors are read back",
+        stacklevel=6,
+    )
+
+
+def reference_on_cpu(reference: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Run a reference of ours on the CPU: the device's own float arithmetic is not the contract's.
+
+    Results are on the device.
+    """
+    moved = pytree.tree_map_only(WebGPUTensor, read, args)
+    return pytree.tree_map_only(Tensor, sent, reference(*moved))

@@ -1,0 +1,4 @@
+// needs: hardware/{hardware}, bits/divide
+fn reciprocal(x: u32) -> u32 {
+    return divide(ONE, x);
+}

@@ -1,0 +1,35 @@
+"""torch.webgpu is what torch and people call."""
+
+import warnings
+
+import torch
+
+from blockscale.kernels.webgpu.gpu import memory
+from blockscale.kernels.webgpu.gpu.device import gpu
+
+
+def test_the_module(device: torch.device) -> None:
+    module = torch.webgpu  # type: ignore[attr-defined]
+    assert module.is_available()
+    assert module.is_initialized()
+    assert (module.device_count(), module.current_device()) == (1, 0)
+    assert module.get_device_name() == gpu().name
+    x = torch.ones(100, device=device) + 1
+    module.synchronize()
+    assert x.sum().item() == 200
+
+
+def test_seeds_warn_of_nothing(device: torch.device) -> None:
+    del device
+    with warnings.catch_warnings(action="error"):
+        torch.manual_seed(1)
+
+
+def test_memory_that_nobody_uses(device: torch.device) -> None:
+    x = torch.ones(100, device=device)
+    y = x * 2
+    del x
+    assert memory._free
+    torch.webgpu.empty_cache()  # type: ignore[attr-defined]
+    assert not memory._free
+    assert y.sum().item() == 200

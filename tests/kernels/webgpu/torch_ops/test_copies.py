@@ -1,0 +1,119 @@
+"""Bytes go to the device, between views and back, whatever they mean; dtypes change as torch's."""
+
+import itertools
+
+import pytest
+import torch
+
+from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_ops.copies import gathered, is_all, read, sent, words
+from tests.kernels.webgpu.torch_ops.numbers import FLOATS, hard, same
+
+DTYPES = [
+    torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.bool, torch.uint8,
+    torch.int8, torch.int16, torch.int32, torch.int64, torch.complex64,
+]  # fmt: skip
+
+
+def some(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return (torch.randn(shape) * 50).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_there_and_back(dtype: torch.dtype, device: torch.device) -> None:
+    for shape in [(), (0,), (1,), (3,), (5, 7), (2, 3, 4, 5)]:
+        x = some(dtype, *shape)
+        on = x.to(device)
+        assert on.device.type == "webgpu"
+        assert on.dtype == dtype
+        assert torch.equal(on.cpu(), x)
+        assert torch.equal(on.clone().cpu(), x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_views_become_contiguous(dtype: torch.dtype, device: torch.device) -> None:
+    x = some(dtype, 5, 6, 7)
+    on = x.to(device)
+    cuts = [
+        lambda t: t.transpose(0, 2), lambda t: t[1:, ::2, 3], lambda t: t.permute(1, 2, 0)[2:],
+        lambda t: t[:1].expand(4, 6, 7), lambda t: t.reshape(-1)[3:], lambda t: t[..., -1:],
+    ]  # fmt: skip
+    for cut in cuts:
+        assert torch.equal(cut(on).contiguous().cpu(), cut(x))
+        assert torch.equal(cut(on).cpu(), cut(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_writing_into_views(dtype: torch.dtype, device: torch.device) -> None:
+    x, y = some(dtype, 5, 6, 7), some(dtype, 6, 3)
+    on, other = x.to(device), y.to(device)
+    on[1:, :, 1:6:2] = other
+    x[1:, :, 1:6:2] = y
+    on[0] = on[2]  # from the same memory
+    x[0] = x[2].clone()
+    on.transpose(0, 1)[3, 1] = y[0, 0]
+    x.transpose(0, 1)[3, 1] = y[0, 0]
+    assert torch.equal(on.cpu(), x)
+
+
+def test_writing_to_the_cpu_and_all_of_a_tensor(device: torch.device) -> None:
+    x, y = torch.randn(4, 5), torch.zeros(4, 5, dtype=torch.float16)
+    on = x.to(device)
+    assert torch.equal(y.copy_(on), x.half())
+    views = on.view(20), on.T
+    on.copy_(y * 2)
+    assert all(
+        torch.equal(v.cpu().reshape(-1).sort()[0], (x.half() * 2).float().reshape(-1).sort()[0])
+        for v in views
+    )
+    on.T.copy_(torch.ones(5, 4, device=device))
+    assert torch.equal(on.cpu(), torch.ones(4, 5))
+
+
+@pytest.mark.parametrize(("a", "b"), [*itertools.product(FLOATS, FLOATS)], ids=str)
+def test_casts_between_floats(a: torch.dtype, b: torch.dtype, device: torch.device) -> None:
+    x = hard(a)
+    assert same(x.to(device).to(b), x.to(b))
+    assert same(x.to(device)[1::3].to(b), x[1::3].to(b))
+
+
+@pytest.mark.parametrize(
+    "b", [*FLOATS, torch.float64, torch.int64, torch.int32, torch.bool], ids=str
+)
+@pytest.mark.parametrize("a", [torch.bool, torch.uint8, torch.int64, torch.float32], ids=str)
+def test_other_casts(a: torch.dtype, b: torch.dtype, device: torch.device) -> None:
+    x = (torch.randn(9, 3) * 30).abs().to(a)
+    assert same(x.to(device).to(b), x.to(b))
+    assert same(x.to(device).T.to(b), x.T.to(b))
+
+
+def test_random_copies_of_many_dimensions(device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(40):
+        rank = int(torch.randint(1, 7, (), generator=generator))
+        shape = torch.randint(1, 5, (rank,), generator=generator).tolist()
+        order = torch.randperm(rank, generator=generator).tolist()
+        x = torch.randint(-100, 100, shape, generator=generator, dtype=torch.int16)
+        on, cut = x.to(device), tuple(slice(int(i % n), None) for i, n in enumerate(shape))
+        assert torch.equal(on.permute(order).contiguous().cpu(), x.permute(order).contiguous())
+        assert torch.equal(on[cut].contiguous().cpu(), x[cut])
+
+
+def test_memory_is_not_shared_by_copies(device: torch.device) -> None:
+    on = torch.ones(8, device=device)
+    copy = on.clone()
+    on.zero_()
+    assert copy.cpu().sum() == 8
+    assert isinstance(on, WebGPUTensor)
+    assert is_all(on)
+    assert not is_all(on[1:])  # type: ignore[arg-type]
+    assert gathered(on).memory is not on.memory
+
+
+def test_words_and_reading(device: torch.device) -> None:
+    del device
+    assert words(sent(torch.ones(1))) == 1
+    assert words(sent(torch.ones(0))) == 0
+    assert words(sent(torch.ones(1025, dtype=torch.uint8))) == 2
+    assert read(sent(torch.arange(5))).tolist() == [0, 1, 2, 3, 4]
+    assert sent(torch.tensor(2.5)).item() == 2.5

@@ -1,0 +1,149 @@
+"""Arithmetic is torch's to the bit; functions are near what float64 gives."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockscale.kernels.webgpu.torch_ops import elementwise
+from tests.kernels.webgpu.torch_ops.numbers import FLOATS, hard, near, pairs, same
+
+ARITHMETIC = [torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum]
+COMPARISONS = [torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge]
+EXACT = [
+    torch.neg,
+    torch.abs,
+    torch.relu,
+    lambda x: x.clamp(-1.5, 2.0),
+    lambda x: x.clamp_min(0.25),
+]
+
+# name -> (function, units in the last place, smaller errors are as good, numbers beyond which a
+# value is outside of the function's exactness)
+NEAR: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
+    "tanh": (torch.tanh, 8, 0),
+    "sigmoid": (torch.sigmoid, 12, 1e-38),
+    "silu": (F.silu, 12, 1e-37),
+    "gelu": (F.gelu, 16, 1e-7),
+    "gelu_tanh": (lambda x: F.gelu(x, approximate="tanh"), 16, 2e-7),
+    "exp": (torch.exp, 200, 1e-37),
+    "log": (lambda x: x.abs().log(), 8, 1e-7),
+    "sqrt": (lambda x: x.abs().sqrt(), 4, 1e-19),
+    "rsqrt": (lambda x: x.abs().rsqrt(), 8, 0),
+    "reciprocal": (torch.reciprocal, 8, 1e-38),
+    "erf": (torch.erf, 8, 1e-38),
+}
+
+
+@pytest.fixture(params=["plain", "flushing"])
+def hardware(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device as it is, and as one that flushes subnormals and divides badly."""
+    monkeypatch.setattr(elementwise, "HARDWARE", ("hardware", request.param))
+
+
+@pytest.mark.usefixtures("hardware")
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("op", [*ARITHMETIC, *COMPARISONS], ids=lambda op: op.__name__)
+def test_of_two(op: Callable[..., Tensor], dtype: torch.dtype, device: torch.device) -> None:
+    a, b = pairs(dtype)
+    assert same(op(a.to(device), b.to(device)), op(a, b))
+
+
+@pytest.mark.parametrize("op", [*ARITHMETIC[:4], *COMPARISONS], ids=lambda op: op.__name__)
+@pytest.mark.parametrize("number", [0.3, 0.0, -2.5, float("inf"), 3])
+def test_of_one_and_a_number(
+    op: Callable[..., Tensor], number: float, device: torch.device
+) -> None:
+    x = hard(count=64)
+    assert same(op(x.to(device), number), op(x, number))
+
+
+def test_a_sum_that_is_off_is_seen(device: torch.device) -> None:
+    a, b = pairs()
+    off = (a + b).nextafter(torch.tensor(float("inf")))
+    assert not same(a.to(device) + b.to(device), off)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("op", range(len(EXACT)))
+def test_exact_functions(op: int, dtype: torch.dtype, device: torch.device) -> None:
+    x = hard(dtype)
+    assert torch.equal(EXACT[op](x.to(device)).cpu().nan_to_num(7), EXACT[op](x).nan_to_num(7))
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_functions(name: str, device: torch.device) -> None:
+    op, ulps, least = NEAR[name]
+    x = torch.cat([torch.linspace(-12, 12, 4001), torch.logspace(-30, 30, 601), hard(count=64)])
+    x = x[(x.abs() > 2.0**-100) | (x == 0) | x.isnan()]  # below, devices may flush
+    assert near(op(x.to(device)), op(x.double()), ulps, least)
+    assert not near(op(x.to(device)) * 1.001, op(x.double()), ulps, least)
+
+
+@pytest.mark.parametrize("dtype", FLOATS[1:], ids=str)
+@pytest.mark.parametrize("name", NEAR)
+def test_functions_of_halves(name: str, dtype: torch.dtype, device: torch.device) -> None:
+    x = torch.randn(513).to(dtype)
+    op = NEAR[name][0]
+    found = op(x.to(device)).cpu()
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, op(x), atol=1e-3, rtol=torch.finfo(dtype).eps * 2)
+
+
+def test_broadcast_and_views(device: torch.device) -> None:
+    a, b = torch.randn(3, 1, 5, 7), torch.randn(4, 1, 7)
+    on, other = a.to(device), b.to(device)
+    assert same(on + other, a + b)
+    assert same(on[:, :, 1:4, ::2] * other[1:2, :, ::2], a[:, :, 1:4, ::2] * b[1:2, :, ::2])
+    assert same(on.transpose(0, 3) - 1, a.transpose(0, 3) - 1)
+    assert same(on.half() + other, a.half() + b)  # as torch promotes
+    assert same(2 - on, 2 - a)
+    assert same(1 / on, 1 / a)
+    assert same(torch.add(on, other, alpha=0.3), torch.add(a, b * torch.tensor(0.3)))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (257,), (1025, 3)], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_shapes(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    x = torch.randn(shape).to(dtype)
+    assert same(x.to(device) * x.to(device) + 1, x * x + 1)
+    assert same(torch.relu(x.to(device)), torch.relu(x))
+
+
+def test_in_place(device: torch.device) -> None:
+    x, y = torch.randn(4, 6), torch.randn(6)
+    on = x.to(device)
+    whole, part = on.view(24), on[1:3, ::2]
+    on += y.to(device)
+    part.mul_(2)
+    part.relu_()
+    x += y
+    x[1:3, ::2].mul_(2).relu_()
+    assert same(on, x)
+    assert same(whole, x.view(24))
+    with pytest.raises(RuntimeError, match="cannot be written"):
+        on[0].add_(torch.ones(4, 6, device=device))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.uint8, torch.int32], ids=str)
+def test_where(dtype: torch.dtype, device: torch.device) -> None:
+    x, y = (torch.randn(5, 7) * 50).abs().to(dtype), torch.arange(7).to(dtype)
+    mask = torch.rand(5, 7) > 0.5
+    on = x.to(device), y.to(device), mask.to(device)
+    assert same(torch.where(on[2], on[0], on[1]), torch.where(mask, x, y))
+    assert same(on[0].masked_fill(on[2], 3), x.masked_fill(mask, 3))
+    assert same(torch.where(on[2][0], on[0].T[:7, :1], on[1]), torch.where(mask[0], x.T[:7, :1], y))
+
+
+@pytest.mark.parametrize("exponent", [2, 3, 0.5, -0.5, -1])
+def test_powers(exponent: float, device: torch.device) -> None:
+    x = torch.rand(100) + 0.1
+    torch.testing.assert_close(x.to(device).pow(exponent).cpu(), x.pow(exponent))
+
+
+def test_numbers_as_bits() -> None:
+    for number in (1.0, -0.0, 0.1, 1e-45, 1e40, float("nan")):
+        expected = torch.tensor(number).view(torch.int32).item() & 0xFFFFFFFF
+        assert elementwise.bits(number) == expected

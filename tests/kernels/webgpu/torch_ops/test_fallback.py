@@ -1,0 +1,121 @@
+"""What the device lacks runs on the CPU: rightly, and with one warning an op."""
+
+import warnings
+
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.kernels import registry
+from blockscale.kernels.registry import KERNELS
+from blockscale.kernels.webgpu.torch_ops.fallback import reference_on_cpu
+from tests.kernels.webgpu.torch_ops.numbers import same
+
+
+def test_one_warning_an_op(device: torch.device) -> None:
+    x = torch.randn(5).to(device)
+    with pytest.warns(UserWarning, match=r"no kernel for aten\.cumsum\.default of float32"):
+        found = x.cumsum(0)
+    assert same(found, x.cpu().cumsum(0))
+    with warnings.catch_warnings(action="error"):
+        x.cumsum(0)
+
+
+def test_the_warning_points_to_who_called(device: torch.device) -> None:
+    with pytest.warns(UserWarning) as caught:
+        torch.ones(3, device=device).cumsum(0)
+    assert caught[0].filename == __file__
+
+
+def test_results_of_several_tensors(device: torch.device) -> None:
+    x = torch.randn(4, 9)
+    with pytest.warns(UserWarning, match="topk"):
+        values, indices = x.to(device).topk(3)
+    assert same(values, x.topk(3)[0])
+    assert same(indices, x.topk(3)[1])
+    assert indices.device == device
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64], ids=str)
+def test_dtypes_that_wgsl_lacks(dtype: torch.dtype, device: torch.device) -> None:
+    x = torch.arange(6).to(dtype)
+    with pytest.warns(UserWarning, match="runs on the CPU"):
+        found = (x.to(device) + x.to(device)) * 3
+    assert found.dtype == dtype
+    assert found.device == device
+    assert torch.equal(found.cpu(), x * 6)
+
+
+def test_ops_that_write(device: torch.device) -> None:
+    x = torch.randn(3, 5)
+    on = x.to(device)
+    with pytest.warns(UserWarning, match="runs on the CPU"):
+        on[:, 1:4].cumsum_(0)
+    x[:, 1:4] = x[:, 1:4].cumsum(0)
+    assert same(on, x)
+    out = torch.empty(0, device=device)
+    with pytest.warns(UserWarning, match="runs on the CPU"):
+        torch.cumsum(on, 0, out=out)
+    assert same(out, x.cumsum(0))
+
+
+def test_lists_of_tensors(device: torch.device) -> None:
+    on = [torch.ones(3, device=device), torch.ones(2, 2, device=device)]
+    with pytest.warns(UserWarning, match="_foreach_add_"):
+        torch._foreach_add_(on, 2.0)
+    assert [x.sum().item() for x in on] == [9, 12]
+
+
+def test_what_is_asked_for_warns_of_nothing(device: torch.device) -> None:
+    x = torch.ones(3, device=device)
+    assert torch.equal(x, x)
+    assert torch.allclose(x, x + 1e-9)
+    assert x[0].item() == 1
+    assert bool(x[0])
+
+
+def test_without_gradients_ops_are_taken_apart(device: torch.device) -> None:
+    layer = torch.nn.Linear(6, 3)
+    x = torch.randn(2, 6)
+    with torch.inference_mode():
+        expected = layer(x)
+        found = torch.nn.Linear.forward(layer.to(device), x.to(device))
+    torch.testing.assert_close(found.cpu(), expected)
+
+
+def test_our_ops_run_their_reference_on_the_cpu(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(4, 64)
+    expected = bs.quantize(x, "mxfp4")
+    for op in ("choose_quantize", "dequantize"):
+        monkeypatch.setitem(KERNELS, (op, "webgpu"), [])
+    monkeypatch.setattr(registry, "_settled", {})
+    monkeypatch.setattr(registry, "_warned", set())
+    with pytest.warns(UserWarning, match="no webgpu kernel runs choose_quantize"):
+        q = bs.quantize(x.to(device), "mxfp4")
+    assert q.device == device
+    assert torch.equal(q.packed.cpu(), expected.packed)
+    with pytest.warns(UserWarning, match="no webgpu kernel runs dequantize"):
+        assert same(q.dequantize(), expected.dequantize())
+
+
+def test_the_reference_by_name(device: torch.device) -> None:
+    x = torch.randn(4, 64)
+    with bs.use("reference"):
+        found = bs.fake_quantize(x.to(device), "int4:group32:fp32")
+        assert same(found, bs.fake_quantize(x, "int4:group32:fp32"))
+    assert found.device == device
+
+
+def test_a_reference_sees_the_cpu(device: torch.device) -> None:
+    seen = []
+
+    def reference(x: torch.Tensor, others: list[torch.Tensor | None]) -> list[torch.Tensor]:
+        seen.extend([x.device.type, others[0].device.type])  # type: ignore[union-attr]
+        return [x + 1]
+
+    on = torch.ones(3, device=device)
+    found = reference_on_cpu(reference, (on, [on, None]))
+    assert seen == ["cpu", "cpu"]
+    assert same(found[0], torch.full((3,), 2.0))
