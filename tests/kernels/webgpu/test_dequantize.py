@@ -4,8 +4,11 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.core.operand import operand
+from blockscale.core.operand import Quantizer, operand
+from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
+from blockscale.kernels.webgpu import webgpu
+from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 from blockscale.ops import primitives as P
 from tests.kernels.same import same
 
@@ -29,3 +32,19 @@ def test_rows_that_end_within_a_byte(fmt: str) -> None:
         by = operand(q.packed, q.qparams, fmt, columns)
         with bs.use("webgpu"):
             assert same(P.dequantize(by, torch.float32), q.dequantize())
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "int3:group10:fp32", "uint8:token:fp32:asym"])
+def test_tensors_on_the_device_stay_there(fmt: str) -> None:
+    x = torch.randn(4, 70)
+    there = x.to(webgpu())
+    with bs.use("reference"):
+        packed, *parts = P.choose_quantize(x, fmt, None)
+        values = P.dequantize(operand(packed, P.from_list(parts, parse(fmt)), fmt, 70), x.dtype)
+    found, *chosen = P.choose_quantize(there, fmt, None)
+    by = operand(found, P.from_list(chosen, parse(fmt)), fmt, 70)
+    decoded = P.dequantize(by, x.dtype)
+    faked = P.fake_quantize(there, Quantizer(None, None, None, fmt))
+    assert all(isinstance(each, WebGPUTensor) for each in (found, *chosen, decoded, faked))
+    assert all(same(a.cpu(), b) for a, b in zip((found, *chosen), (packed, *parts), strict=True))
+    assert same(decoded.cpu(), values) and same(faked.cpu(), values)
