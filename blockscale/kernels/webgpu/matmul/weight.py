@@ -13,9 +13,9 @@ from blockscale.core.element import ElementNumbers
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
-from blockscale.kernels.numbers import lowered
+from blockscale.core.scales.two_level import TwoLevel
+from blockscale.kernels.numbers import lowered, plain_levels
 from blockscale.kernels.resident import Residents, tensors
-from blockscale.kernels.webgpu.gpu.launch import Window
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, upload
 from blockscale.kernels.webgpu.gpu.shader import Constant
 from blockscale.kernels.webgpu.matmul.factors import Limits, Places, Right, constants_of, floats
@@ -100,20 +100,24 @@ def _codes(f: Form, packed: Memory, shape: tuple[int, int], parts: Parts) -> Rig
     """Codes of a format that `decodes`."""
     fmt = f.format
     choices, memories = reading(f, parts, shape)
-    buffers: dict[str, Memory | Window] = {**memories}
+    buffers = dict(memories)
     own, constants = shader_of(fmt)
     row_bytes, size = f.row_bytes(shape[1]), _sizes(fmt, shape[1])[1]
     decode, factor = _decoding(fmt)
     if decode == "table":
         buffers["values"] = _table(str(fmt))
+    step, levels = _levels(fmt)
     chunk, quads, piece = _chunk(fmt.bits, row_bytes, size)
     return Right(
         shape[0],
-        dict(own) | choices | {"right": "codes", "decode": decode, "chunk": chunk},
+        dict(own)
+        | choices
+        | {"right": "codes", "decode": decode, "chunk": chunk, "quick_step": step},
         dict(constants)
         | _constants(fmt, shape[1])
-        | {"PIECE": piece, "VALUE_FACTOR": bits_of(factor)},
-        buffers,
+        | {"PIECE": piece, "VALUE_FACTOR": bits_of(factor)}
+        | levels,
+        {**buffers},
         {"row_bytes": row_bytes, "blocks": -(-shape[1] // size)},
         limits_of(fmt),
         packed,
@@ -140,6 +144,19 @@ def _decoding(fmt: Format) -> tuple[str, float]:
     if numbers.family == "minifloat" and _is_half(numbers) and widened_exactly():
         return "halves", 2.0 ** (15 - numbers.bias)
     return "table", 1.0
+
+
+def _levels(fmt: Format) -> tuple[str, dict[str, Constant]]:
+    """Which part of shaders makes a step of a stored scale quickly, and its constants."""
+    inner = lowered(fmt).inner
+    if inner is None or not isinstance(fmt.scale, TwoLevel) or not plain_levels(fmt.scale):
+        return "exact", {}
+    if inner.family != "minifloat" or inner.bits != 8 or not _is_half(inner):
+        return "exact", {}
+    if not widened_exactly():
+        return "exact", {}
+    factor = bits_of(2.0 ** (15 - inner.bias))
+    return "halves", {"INNER_FACTOR": factor, "INNER_ONE_NAN": _one_nan(inner)}
 
 
 def _is_half(numbers: ElementNumbers) -> bool:

@@ -1,9 +1,9 @@
 // What the quick way takes of a block, as floats; doubt: one is too large for it, or no number.
-// needs: matmul/codes
+// needs: matmul/codes, matmul/step/{quick_step}
 struct Block { step: f32, zero: f32, offset: f32, doubt: bool }
 
 fn prepared_block(block: u32) -> Block {
-    let step = step_at(block);
+    let step = quick_step(block);
     var zero = f32(step.zero);
     var doubt = u32(step.zero + i32(ZERO_LIMIT)) > 2u * ZERO_LIMIT;
     if (FLOAT_ZERO) {
