@@ -84,7 +84,9 @@ def test_given_scales_of_inputs() -> None:
     [(1, 5000, 160), (2, 40, 2080), (129, 12, 40), (40, 70, 24), (300, 260, 20)],
 )
 def test_shapes_of_every_plan(rows: int, outputs: int, inner: int) -> None:
-    w = stored(torch.randn(outputs, inner), "int4:group8:fp32" if inner % 32 else "int4:group32:fp32")
+    w = stored(
+        torch.randn(outputs, inner), "int4:group8:fp32" if inner % 32 else "int4:group32:fp32"
+    )
     check(torch.randn(rows, inner), w)
 
 
@@ -121,7 +123,9 @@ def test_poisoned_blocks_and_codes() -> None:
         assert y.isnan().any(0).tolist() == [False, False, True, True, False, False]
 
 
-@pytest.mark.parametrize("fmt", ["int8:group32:e8m0/floor", "int4:group32:fp32", "nf4:group32:fp32"])
+@pytest.mark.parametrize(
+    "fmt", ["int8:group32:e8m0/floor", "int4:group32:fp32", "nf4:group32:fp32"]
+)
 def test_small_and_large_numbers(fmt: str) -> None:
     """Subnormal factors, products and results; huge ones; and zeros, which are exact."""
     for w_size, x_size in ((1e-30, 1.0), (1e30, 1e-3), (1.0, 1e-25), (1e-20, 1e-20), (1e-38, 1e3),

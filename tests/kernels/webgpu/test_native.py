@@ -13,7 +13,8 @@ from tests.kernels.webgpu.textures.test_primitives import differing, hard
 
 FORMATS = [
     "int8:group6:fp32", "mxfp4", "e5m2:group8:e8m0/ceil", "nvfp4", "ternary", "nf4",
-    "uint8:group6:fp32:asym", "int8:group4:fp32:offset", "int8:group6:fp32:recip", "int8:tensor:bf16",
+    "uint8:group6:fp32:asym", "int8:group4:fp32:offset", "int8:group6:fp32:recip",
+    "int8:tensor:bf16",
 ]  # fmt: skip
 
 

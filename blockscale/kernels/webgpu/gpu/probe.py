@@ -54,10 +54,10 @@ def refusal(needed: Collection[str]) -> str | None:
 
 
 def arithmetic() -> str:
-    """How numbers are computed: "native" where the device's own floats are trusted, else "integers".
+    """How numbers are computed: "native", by the device's own floats, or "integers".
 
-    They are on software adapters that pass the probe with them: a processor divides exactly. Such
-    adapters run both sides of every branch, rare ones too. BLOCKSCALE_WEBGPU_ARITHMETIC=integers
+    Floats are trusted on software adapters that pass the probe with them: processors divide
+    exactly. Such adapters run both sides of every branch, rare ones too. BLOCKSCALE_WEBGPU_ARITHMETIC=integers
     has them compute as GPUs do.
     """
     return os.environ.get(ARITHMETIC) or _arithmetic()

@@ -16,6 +16,6 @@ def dense(a: WebGPUTensor, b: WebGPUTensor, dtype: torch.dtype) -> Memory:
     """
     (batches, m, k), n = a.shape, b.shape[2]
     batch, column, row = b.stride()
-    right = floats(b.memory, b.dtype, n, Places(b.storage_offset(), batch, row, column))
-    left = Left(a.memory, a.dtype, m, k, batches, Places(a.storage_offset(), *a.stride()))
+    right = floats(b.memory, b.dtype, n, Places(int(b.storage_offset()), batch, row, column))
+    left = Left(a.memory, a.dtype, m, k, batches, Places(int(a.storage_offset()), *a.stride()))
     return product(left, right, None, dtype)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from blockscale.kernels.webgpu.gpu.launch import launch
+from blockscale.kernels.webgpu.gpu.launch import Window, launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
 from blockscale.kernels.webgpu.matmul.factors import Right, window
 from blockscale.kernels.webgpu.matmul.product import cast, most
@@ -22,7 +22,10 @@ def rows(table: Right, columns: int, indices: Tensor, dtype: torch.dtype) -> Mem
     seen = most(table.outputs, table.row_bytes)
     for first in range(0, count, each):
         number = min(each, count - first) * columns
-        part = {"indices": asked, "y": window(result, first * wide, number * kind.itemsize)}
+        part: dict[str, Memory | Window] = {
+            "indices": asked,
+            "y": window(result, first * wide, number * kind.itemsize),
+        }
         for row in range(0, table.outputs, seen):
             sizes = {
                 "columns": columns, "inner": columns, "count": number, "first_index": first,

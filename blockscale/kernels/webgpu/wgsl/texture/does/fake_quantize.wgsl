@@ -2,7 +2,7 @@
 // needs: float/{dtype}, code/{how}
 fn results_of(x: vec4<u32>, s: Step, words: vec4<u32>) -> vec4<u32> {
     let wide = vec4(widen(x.x), widen(x.y), widen(x.z), widen(x.w));
-    let found = values_of(codes_of(wide, s, words), s);
+    let found = four_values(four_codes(wide, s, words), s);
     return vec4(narrow(found.x), narrow(found.y), narrow(found.z), narrow(found.w));
 }
 
