@@ -20,6 +20,7 @@ Choices = tuple[tuple[str, str], ...]
 Constants = tuple[tuple[str, Constant], ...]
 _families = supports_families(FAMILIES, FEATURES)
 NAN = 0x7FC00000
+_QUICK = {"nearest_even": "", "stochastic": "stochastic_"}  # roundings with parts in wgsl/quick
 _TURNED = 0x01010101  # as element/codebook.wgsl has it
 _FAR = 24  # values beyond 2^24 or below 2^-24 times an ordinary step may not be normal
 
@@ -69,6 +70,7 @@ def shader_of(fmt: Format | str) -> tuple[Choices, Constants]:
         "FAR_VALUES": _reaches_far(numbers.element) or form.zero is not None,
         **_divisors(LEVELS=numbers.levels),
         **_divisors(LOWEST=numbers.element.low, HIGHEST=numbers.element.high),
+        "QUICK": choices["quick"] != "none",
         "EXACT_PRODUCT": _how(numbers) != "quotient",
         "EMAX": Signed(numbers.emax),
         "THRESHOLD": numbers.threshold,
@@ -117,11 +119,12 @@ def _quick(numbers: FormatNumbers, how: str) -> str:
     if "float_zero" in numbers.features or _is_large(element):
         return "none"
     rounds = element.family in ("integer", "minifloat")
-    if rounds and numbers.rounding != "nearest_even":
+    if _reaches_far(element) or (rounds and numbers.rounding not in _QUICK):
+        return "none"  # the products of the former may be flushed
+    most = 16 if how != "quotient" and numbers.rounding == "nearest_even" else 10
+    if element.family == "integer" and element.bits > most:
         return "none"
-    if element.family == "integer":
-        return "integer" if element.bits <= (10 if how == "quotient" else 16) else "none"
-    return "none" if _reaches_far(element) else element.family  # products may be flushed
+    return (_QUICK[numbers.rounding] if rounds else "") + element.family
 
 
 def _values(numbers: FormatNumbers) -> str:

@@ -144,10 +144,13 @@ def test_nearest_even(fmt: str, hardware: str) -> None:
 @pytest.mark.parametrize(
     "fmt",
     ["int8:group1:fp32", "int4:group1:e8m0/floor", "int16:group1:fp32", "uint8:group1:fp32",
-     "e4m3:group1:fp32", "e2m1:group1:e8m0/floor", "log8:group1:fp32", "e7m0:group1:fp32"],
+     "e4m3:group1:fp32", "e2m1:group1:e8m0/floor", "log8:group1:fp32", "e7m0:group1:fp32", "log4:group1:fp32",
+     "int4:group1:fp32:full", "uint1:group1:e8m0/floor", "e5m2:group1:(e4m3:group1:fp32)",
+     "int10:group1:bf16:recip"],
 )  # fmt: skip
 def test_other_roundings(fmt: str, rounding: str, hardware: str) -> None:
-    check(f"{fmt}:{rounding}", hardware)
+    outer = {"outer": OUTERS} if "(" in fmt else {}
+    check(f"{fmt}:{rounding}", hardware, **outer)
 
 
 ZEROS = torch.tensor([

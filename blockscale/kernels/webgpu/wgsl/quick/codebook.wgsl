@@ -1,6 +1,6 @@
 // Tables of at most 16 values: the search of element/codebook, and how near a threshold comes.
 // needs: quick/quick, element/codebook
-fn quick_codes(near: vec4<u32>, s: Step) -> Quick {
+fn quick_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Quick {
     let y = select(near | vec4(SIGN), ~near, near >= vec4(SIGN)); // in_order
     let first = vec4(THRESHOLDS[7]);
     let a = y > first;

@@ -5,7 +5,7 @@ const QUICK_CENTER: u32 = ((150u - QUICK_FRACTION) << 23u) + 0x400000u; // 1.5 *
 // What lies within two such units below and above a tie has a fraction of at most four there.
 const QUICK_TIE: u32 = QUICK_CENTER + (1u << (QUICK_FRACTION - 1u)) + 2u;
 
-fn quick_codes(near: vec4<u32>, s: Step) -> Quick {
+fn quick_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Quick {
     let low = bitcast<u32>(f32(LOW - zero_of(s)));
     let high = bitcast<u32>(f32(HIGH - zero_of(s)));
     let bounded = four_least(four_most(near, vec4(low)), vec4(high));

@@ -5,7 +5,7 @@ const QUICK_FRACTION: u32 = 22u - MBITS; // bits beside twice the binade
 // 2, half a code, and two units: what lies within two units of a tie has a fraction of at most four.
 const QUICK_TIE: u32 = 0x40000000u + (1u << (QUICK_FRACTION - 1u)) + 2u;
 
-fn quick_codes(near: vec4<u32>, s: Step) -> Quick {
+fn quick_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Quick {
     let bounded = four_least(near & vec4(MAGNITUDE), vec4(LARGEST_VALUE));
     let binade = max(bounded & vec4(INFINITY), vec4(LEAST << 23u));
     let magic = binade + vec4((23u - MBITS) << 23u);
