@@ -1,4 +1,4 @@
-"""Linear layers on the GPU against float64: formats, inputs, dtypes, sizes, numbers that are hard."""
+"""Linear layers on the GPU against float64: formats, inputs, dtypes, sizes, hard numbers."""
 
 import pytest
 import torch

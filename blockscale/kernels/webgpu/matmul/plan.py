@@ -21,7 +21,8 @@ class Plan(NamedTuple):
 def plan(batches: int, rows: int, outputs: int, inner: int, chunk: str, quads: int) -> Plan:
     """How to multiply [batches, rows, inner] and [outputs, inner].
 
-    chunk, quads: how few rows read the right factor ("" if they cannot), and how much a lane at once
+    chunk, quads: how few rows read the right factor ("" if they cannot), and how many fours of its
+        columns a lane does at once
     """
     if chunk and rows <= FEW:
         return _few(rows, outputs, inner, quads)

@@ -15,7 +15,6 @@ from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.kernels.numbers import lowered
 from blockscale.kernels.resident import Residents, tensors
-from blockscale.kernels.webgpu.gpu.launch import Window
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, upload
 from blockscale.kernels.webgpu.gpu.shader import Constant
 from blockscale.kernels.webgpu.matmul.factors import Limits, Places, Right, constants_of, floats
@@ -100,7 +99,7 @@ def _codes(f: Form, packed: Memory, shape: tuple[int, int], parts: Parts) -> Rig
     """Codes of a format that `decodes`."""
     fmt = f.format
     choices, memories = reading(f, parts, shape)
-    buffers: dict[str, Memory | Window] = {**memories}
+    buffers = dict(memories)
     own, constants = shader_of(fmt)
     row_bytes, size = f.row_bytes(shape[1]), _sizes(fmt, shape[1])[1]
     decode, factor = _decoding(fmt)
@@ -113,7 +112,7 @@ def _codes(f: Form, packed: Memory, shape: tuple[int, int], parts: Parts) -> Rig
         dict(constants)
         | _constants(fmt, shape[1])
         | {"PIECE": piece, "VALUE_FACTOR": bits_of(factor)},
-        buffers,
+        {**buffers},
         {"row_bytes": row_bytes, "blocks": -(-shape[1] // size)},
         limits_of(fmt),
         packed,

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from blockscale.core import pack
 from blockscale.core.parse import parse
 from blockscale.kernels.webgpu.matmul import weight
 from blockscale.kernels.webgpu.matmul.weight import decodes, limits_of, right_of
@@ -25,8 +26,8 @@ def test_formats_that_become_floats_first() -> None:
 
 @pytest.mark.parametrize(
     ("fmt", "size", "chunk"),
-    [("int4", 64, "words"), ("int4", 48, "any"), ("mxfp6", 64, "any"), ("int8:group4:fp32", 64, "words"),
-     ("int4:group4:fp32", 64, "any")],
+    [("int4", 64, "words"), ("int4", 48, "any"), ("mxfp6", 64, "any"),
+     ("int8:group4:fp32", 64, "words"), ("int4:group4:fp32", 64, "any")],
 )  # fmt: skip
 def test_how_few_rows_read(fmt: str, size: int, chunk: str) -> None:
     assert right_of(stored(torch.randn(2, size), fmt)).chunk == chunk
@@ -37,8 +38,6 @@ def test_minifloats_as_float16_have_their_values(fmt: str, monkeypatch) -> None:
     """Every code, by products with ones: through float16 and through a table."""
     w = stored(torch.zeros(1 << parse(fmt).bits, 32), fmt)
     codes = torch.arange(w.codes.shape[0]).to(torch.uint8)[:, None].expand(-1, 32).contiguous()
-    from blockscale.core import pack
-
     element = parse(fmt).element
     w = w._replace(codes=pack.pack(element.from_bits(codes), element))
     if w.scale.dtype == torch.float32:
