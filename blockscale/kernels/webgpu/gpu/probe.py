@@ -57,8 +57,8 @@ def arithmetic() -> str:
     """How numbers are computed: "native", by the device's own floats, or "integers".
 
     Floats are trusted on software adapters that pass the probe with them: processors divide
-    exactly. Such adapters run both sides of every branch, rare ones too. BLOCKSCALE_WEBGPU_ARITHMETIC=integers
-    has them compute as GPUs do.
+    exactly, and such adapters run both sides of every branch, rare ones too. With
+    BLOCKSCALE_WEBGPU_ARITHMETIC=integers they compute as GPUs do.
     """
     return os.environ.get(ARITHMETIC) or _arithmetic()
 
