@@ -44,5 +44,15 @@ class Module:
     def manual_seed_all(self, seed: int) -> None:
         """Nothing to do: random numbers are drawn on the CPU, which torch.manual_seed seeds."""
 
+    def get_rng_state(self, device: object = None) -> torch.Tensor:
+        """The CPU's, by which numbers are drawn; torch.compile keeps and restores it."""
+        del device
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: object = None) -> None:
+        """Set the CPU's."""
+        del device
+        torch.set_rng_state(state)
+
     def _is_in_bad_fork(self) -> bool:
         return False

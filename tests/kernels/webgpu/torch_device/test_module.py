@@ -25,6 +25,14 @@ def test_seeds_warn_of_nothing(device: torch.device) -> None:
         torch.manual_seed(1)
 
 
+def test_the_state_of_random_numbers(device: torch.device) -> None:
+    module = torch.webgpu  # type: ignore[attr-defined]
+    state = module.get_rng_state(device)
+    first = torch.rand(3)
+    module.set_rng_state(state)
+    assert torch.equal(torch.rand(3), first)
+
+
 def test_memory_that_nobody_uses(device: torch.device) -> None:
     x = torch.ones(100, device=device)
     y = x * 2

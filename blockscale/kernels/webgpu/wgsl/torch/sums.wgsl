@@ -1,5 +1,5 @@
 // The sum and the largest of what the 64 invocations of a workgroup hold.
-// needs: torch/math/order
+// needs: torch/binary/maximum
 var<workgroup> held: array<f32, 64>;
 var<workgroup> largest_held: array<u32, 64>;
 
@@ -16,19 +16,12 @@ fn sum_of(mine: f32, lane: u32) -> f32 {
     return held[0];
 }
 
-fn larger(a: u32, b: u32) -> u32 {
-    if (either_nan(a, b)) {
-        return 0x7fc00000u;
-    }
-    return select(b, a, order(a) > order(b));
-}
-
 fn largest_of(mine: u32, lane: u32) -> u32 {
     largest_held[lane] = mine;
     workgroupBarrier();
     for (var others = 32u; others > 0u; others /= 2u) {
         if (lane < others) {
-            largest_held[lane] = larger(largest_held[lane], largest_held[lane + others]);
+            largest_held[lane] = of_two(largest_held[lane], largest_held[lane + others]);
         }
         workgroupBarrier();
     }

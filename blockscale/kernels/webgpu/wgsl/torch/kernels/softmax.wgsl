@@ -13,7 +13,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let start = row * sizes.columns;
     var mine = 0xff800000u;
     for (var j = lane; j < sizes.columns; j += 64u) {
-        mine = larger(mine, first(start + j));
+        mine = of_two(mine, first(start + j));
     }
     let most = largest_of(mine, lane);
     var powers = 0.0;
