@@ -32,10 +32,12 @@ def executorch(
     example: Example | None = None,
     *,
     dynamic_batch: bool = False,
+    overwrite: bool = False,
 ) -> None:
     """Write ExecuTorch's file (.pte) of a quantized model, a converted graph or a program.
 
     graph, example, dynamic_batch: as of bs.export.program; graphs are those of bs.graph.convert
+    overwrite: replace a file that is there
 
     Linear layers and convolutions run in integers where XNNPACK can: int8 per channel weights with
     8-bit inputs and outputs whose scales are given, and linear layers with int8 per channel or int4
@@ -44,10 +46,12 @@ def executorch(
     integers under float scales.
 
     Raises ValueError, before anything is written, for a fused or lowered graph, a format that
-    cannot run, an example that does not fit, or if the place is a directory; ImportError without
-    executorch. Warns of int4 scales that XNNPACK rounds.
+    cannot run, an example that does not fit, or if the place is a directory; FileExistsError if a
+    file is there; ImportError without executorch. Warns of int4 scales that XNNPACK rounds.
     """
     path = check_place(path, "model.pte")
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists: remove it, or say overwrite=True")
     if reason := unavailable():
         raise ImportError(reason)
     _check_stage(graph)

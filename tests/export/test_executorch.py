@@ -139,6 +139,10 @@ def test_bad_input_is_named_before_anything_is_written(tmp_path):
     with pytest.raises(ValueError, match="no unsigned integers of 16 bits"):
         exported(converted(bs.Recipe("uint16")), path)
     assert list(tmp_path.iterdir()) == []
+    path.write_text("mine")
+    with pytest.raises(FileExistsError, match=r"m\.pte exists: remove it, or say overwrite=True"):
+        exported(graph, path)
+    assert path.read_text() == "mine"
 
 
 def test_a_missing_package(tmp_path, monkeypatch):

@@ -102,7 +102,7 @@ def _per_token(fmt: Format) -> bool:
 
 def _per_channel(fmt: Format, bits: int) -> bool:
     plain = integer(fmt, bits) and fmt.element.signed and not fmt.asym
-    return plain and str(fmt.block) in ("channel0", "token")
+    return plain and str(fmt.block) in ("channel0", "token", "tensor")
 
 
 def _grouped(fmt: Format, size: Any) -> bool:
@@ -132,7 +132,7 @@ def _rewrite_weight(graph: fx.GraphModule, each: Product) -> None:
     codes = _laid_out(graph, coded, laid, each.weight)
     scale = get(graph, coded.scale).to(torch.float32)  # type: ignore[arg-type]
     grouped = scale.shape[-1] > 1
-    scale = scale if grouped else scale.reshape(-1)
+    scale = scale if grouped else scale.reshape(-1).expand(codes.shape[0]).contiguous()
     if grouped:
         scale = scale.to(torch.bfloat16).to(torch.float32)
     like = each.node

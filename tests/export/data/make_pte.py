@@ -28,5 +28,5 @@ def graph(skip: tuple[str, ...] = ()) -> torch.fx.GraphModule:
 
 
 if __name__ == "__main__":
-    bs.export.executorch(graph(), FOLDER / "int8.pte")
-    bs.export.executorch(graph(("0",)), FOLDER / "planted.pte")
+    bs.export.executorch(graph(), FOLDER / "int8.pte", overwrite=True)
+    bs.export.executorch(graph(("0",)), FOLDER / "planted.pte", overwrite=True)

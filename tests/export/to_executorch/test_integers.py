@@ -29,6 +29,8 @@ def names(graph):
         (bs.Recipe("int8_channel", "int8", "int8"), True),
         (bs.Recipe("int8_channel", "uint8", "uint8"), True),
         (bs.Recipe("int8_channel", "int8_token"), True),
+        (bs.Recipe("int8", "int8", "int8"), True),
+        (bs.Recipe("int8", "int8_token"), True),
         (bs.Recipe("int4:group32:bf16", "int8_token"), True),
         (bs.Recipe("int4:channel0:fp32", "int8_token"), True),
         (bs.Recipe("int8_channel", "int8"), False),  # the output is not quantized
