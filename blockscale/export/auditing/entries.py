@@ -81,10 +81,10 @@ def entry(tensor: Stored) -> Entry:
             elements=tensor.elements, bytes_before=before, bytes_after=size,
             details=tensor.reader or "nothing in the file reads it",
         )  # fmt: skip
+    why = ", ".join(filter(None, [_why(tensor), tensor.reader]))
     return Entry(
-        owner(tensor.name) if tensor.low else tensor.name, "tensor", "kept", reason=_why(tensor),
-        notes=tensor.notes, elements=tensor.elements, bytes_before=tensor.nbytes, bytes_after=size,
-        details=tensor.reader,
+        tensor.name, "tensor", "kept", reason=why, notes=tensor.notes, elements=tensor.elements,
+        bytes_before=tensor.nbytes, bytes_after=size,
     )  # fmt: skip
 
 
