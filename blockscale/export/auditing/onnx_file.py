@@ -125,9 +125,10 @@ def _by_function(tensor: Stored, graph: Graph) -> None:
     """Packed codes that a function of ours reads: its name says in which format."""
     for each in graph.readers.get(tensor.name, []):
         if tensor.low and each.op.startswith("dequantize_"):
-            element = each.op.split("_")[1]
+            _, element, *rest = each.op.split("_")
             bits = _bits(element)
-            tensor.format = " ".join(each.op.split("_")[1:])
+            rest = rest[:-1] if rest and rest[-1].isdigit() else rest  # one of several functions
+            tensor.format = " ".join([element, *rest])
             tensor.bits, tensor.elements = bits, tensor.nbytes * 8 // bits
 
 

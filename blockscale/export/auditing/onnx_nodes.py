@@ -54,7 +54,8 @@ def reader(tensor: Stored, graph: Graph) -> None:
     )
     as_scale = dequantized is not None and tensor.name in dequantized.inputs[1:]
     if not codes or as_scale:
-        tensor.reader = f"{product.op} in float" if tensor.type in FLOATS else ""
+        matrix = tensor.type in FLOATS and len(tensor.shape) > 1
+        tensor.reader = f"{product.op} in float" if matrix else ""
         return
     tensor.low = True
     if product.op in _INTEGERS:

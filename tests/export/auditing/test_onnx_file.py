@@ -87,7 +87,7 @@ def test_functions_of_ours_say_their_format(tmp_path):
     packed = tensor("fc.weight.codes", TensorProto.UINT8, (64, 24), bytes(64 * 24))
     inputs = ["fc.weight.codes", "fc.weight.scale"]
     nodes = [
-        helper.make_node("dequantize_e3m2_group32_e8m0_floor", inputs, ["w"], domain="own"),
+        helper.make_node("dequantize_e3m2_group32_e8m0_floor_1", inputs, ["w"], domain="own"),
         helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]),
         helper.make_node("MatMul", ["x", "t"], ["y"]),
     ]

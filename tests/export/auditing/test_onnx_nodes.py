@@ -54,6 +54,13 @@ def test_without_zero_points_onnxruntime_fuses_nothing():
     assert "in integers" not in read(codes(), *nodes()).reader
 
 
+def test_a_bias_on_the_way_to_the_next_product_is_a_vector():
+    bias = Stored("b", "float32", (4,), 32, 16)
+    nodes = (Node("Add", "", ["y", "b"], ["h"], {}), Node("MatMul", "", ["h", "w"], ["z"], {}))
+    assert not read(bias, *nodes).reader
+    assert read(Stored("w", "float32", (4, 4), 32, 64), *nodes).reader == "MatMul in float"
+
+
 def test_loops_end():
     nodes = (
         Node("Cast", "", ["fc.weight.codes", "b"], ["a"], {}),
