@@ -27,6 +27,7 @@ from blockscale.report.speed.page import pages
 PAGE = Path(__file__).with_name("formats.md")
 DESIGN = Path(__file__).with_name("design.md")
 FLOWS = Path(__file__).with_name("flows.json")  # python -m tests.graph.flows
+EXPORTS = Path(__file__).with_name("exports.json")  # python -m tests.export.table
 GRAPH = Path(__file__).with_name("graph.md")
 PACKAGE = Path(bs.__file__).parent
 SPEED = {"performance": "cpu", "performance_cuda": "cuda"}  # a page's name, what it is about
@@ -77,6 +78,15 @@ Inductor, with its bits. Every cell was run, by `tests/graph/test_flows.py`, on 
 """
 
 
+EXPORT_HEAD = """
+## What other runtimes read
+
+A model of two linear layers in each format, written by `bs.export`, read by the target's own runtime and compared with the converted graph.
+`integers`: at least one of the two products is computed in them; `decoded`: both in float, from packed codes, as `bs.export.audit` finds. compressed-tensors: its layout, whose decompressor gives the same
+values. Every cell was run, by `tests/export/test_table.py`; see [export.md](export.md).
+"""
+
+
 def number(value: float) -> str:
     """A short exact-looking number: powers of two as such when small."""
     if value < 1e-4:
@@ -111,12 +121,14 @@ def page() -> str:
         cells = [f"{sqnr(f'{element}:group32:e8m0/{rule}'):.2f}" for rule in columns]
         lines.append(f"| `{element}:group32` | " + " | ".join(cells) + " |")
     rules = RULE_HEAD + "\n".join(lines) + "\n"
-    return HEAD + "\n".join(rows) + "\n" + tail + rules + FLOW_HEAD + "\n".join(flows()) + "\n"
+    run = FLOW_HEAD + "\n".join(table(FLOWS)) + "\n"
+    run += EXPORT_HEAD + "\n".join(table(EXPORTS)) + "\n"
+    return HEAD + "\n".join(rows) + "\n" + tail + rules + run
 
 
-def flows() -> Iterator[str]:
-    """The table of formats, flows and targets, from docs/flows.json, which a test run wrote."""
-    recorded = json.loads(FLOWS.read_text())
+def table(path: Path) -> Iterator[str]:
+    """A table of formats and what they were run in, from JSON that a test run wrote."""
+    recorded = json.loads(path.read_text())
     columns = list(next(iter(recorded.values()))["weight"])
     for part in ("weight", "weight and input"):
         yield f"\n| {part} | " + " | ".join(columns) + " |\n|---" + "|---" * len(columns) + "|"

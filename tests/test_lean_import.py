@@ -13,6 +13,8 @@ HEAVY = (
     "typer",
     "rich",
     "onnx",
+    "executorch",
+    "compressed_tensors",
     "torch._dynamo",
     "sympy",
 )

@@ -3,7 +3,7 @@
 A file `<target>.py` here defines a function of its own name, which writes a model as that target
 has it. Where it needs a package that may be missing, it imports it inside and also defines
 `unavailable()`: the reason why the target cannot be written here, or None. Files without a function
-of their own name are pieces of the others.
+of their own name are pieces of the others. `audit` reads what others and we wrote.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from types import FunctionType
 from typing import Any, NamedTuple, NoReturn
 
 from blockscale.core.discover import import_all
+from blockscale.export.auditing.audit import audit as audit
 
 
 class Target(NamedTuple):

@@ -44,14 +44,20 @@ def program(
     example does not fit; torch's own errors where torch.export cannot follow the model.
     """
     path = check_place(path, "model.pt2")
+    made = program_of(graph, example, dynamic_batch)
+    with written_whole(path) as temporary, temporary.open("wb") as file:
+        torch.export.save(made, file)
+
+
+def program_of(
+    graph: nn.Module | ExportedProgram, example: Example | None, dynamic_batch: bool
+) -> ExportedProgram:
+    """torch.export's program of a model, graph or program. Raises as `program`."""
     if isinstance(graph, fx.GraphModule) and isinstance(graph.meta.get("blockscale"), State):
         graph = exported(graph)
     if isinstance(graph, ExportedProgram):
-        made = _given(graph, example, dynamic_batch)
-    else:
-        made = _exported(graph, example, dynamic_batch)
-    with written_whole(path) as temporary, temporary.open("wb") as file:
-        torch.export.save(made, file)
+        return _given(graph, example, dynamic_batch)
+    return _exported(graph, example, dynamic_batch)
 
 
 def _given(made: ExportedProgram, example: Example | None, dynamic_batch: bool) -> ExportedProgram:

@@ -22,12 +22,29 @@ def test_every_target():
         assert target.name in files
         function = getattr(bs.export, target.name)
         assert inspect.isfunction(function)
-        assert list(inspect.signature(function).parameters)[1] == "path"
+        assert list(inspect.signature(function).parameters)[1] in ("path", "directory")
         assert target.about.endswith("."), f"{target.name}: a sentence in its first line"
         assert target.unavailable is None or len(target.unavailable) > 10
 
 
-@pytest.mark.parametrize("name", [target.name for target in bs.export.targets()])
+def places(kind):
+    """The targets that write a file ("path") or a directory."""
+    named = [target.name for target in bs.export.targets()]
+    return [n for n in named if kind in inspect.signature(getattr(bs.export, n)).parameters]
+
+
+@pytest.mark.parametrize("name", places("directory"))
+def test_a_file_is_no_directory(name, tmp_path):
+    """Every target that writes a directory refuses it, and one that holds something."""
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match="is a file: name a directory to write"):
+        getattr(bs.export, name)(None, tmp_path / "file")
+    with pytest.raises(ValueError, match="exists and is not empty"):
+        getattr(bs.export, name)(None, tmp_path)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", places("path"))
 def test_a_directory_is_no_file(name, tmp_path):
     """Every target refuses it in the same words, and writes nothing."""
     with pytest.raises(ValueError, match="is a directory: name the file to write"):

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from blockscale.graph.constants import get, is_constant, put
 from blockscale.graph.lower.pinned import REFERENCE
 from blockscale.graph.lower.way import by_overload
 from blockscale.kernels.registry import as_chosen
@@ -43,9 +44,10 @@ def _body(op: Op) -> Body:
 class Decomposer:
     """Replaces nodes of one graph; nodes that are alike are traced once."""
 
-    def __init__(self, graph: fx.GraphModule):
+    def __init__(self, graph: fx.GraphModule, table: dict[Any, Body] | None = None):
+        """table: {torch op: what is traced in its place}; by default that of our ops."""
         self._graph = graph
-        self._table = bodies()
+        self._table = bodies() if table is None else table
         self._mode = _fake_mode(graph)
         self._traced: dict[str, fx.GraphModule] = {}
 
@@ -66,7 +68,8 @@ class Decomposer:
         body = self._body(node)
         flat = pytree.tree_flatten((node.args, node.kwargs))[0]
         given = [each for each in flat if isinstance(each, fx.Node)]
-        _inline(self._graph, node, body, [each for each in given if _is_input(self._value(each))])
+        inputs = [each for each in given if _is_input(self._value(each))]
+        _inline(self._graph, node, body, inputs, self._mode)
 
     def _body(self, node: fx.Node) -> fx.GraphModule:
         """The graph of the node's reference; its placeholders are the node's inputs in order."""
@@ -129,7 +132,11 @@ def _told(value: Any) -> str:
 
 
 def _inline(
-    graph: fx.GraphModule, node: fx.Node, body: fx.GraphModule, inputs: list[fx.Node]
+    graph: fx.GraphModule,
+    node: fx.Node,
+    body: fx.GraphModule,
+    inputs: list[fx.Node],
+    mode: FakeTensorMode,
 ) -> None:
     """Copy the body's nodes before `node`, hand over its users and remove it."""
     placeholders = [each for each in body.graph.nodes if each.op == "placeholder"]
@@ -142,10 +149,26 @@ def _inline(
             if each.op == "output":
                 result = fx.node.map_arg(each.args[0], lambda n: made[n])
                 continue
+            if is_constant(each):  # a table that the function made
+                name = f"tables.{each.target}"
+                made[each] = put(graph, name, get(body, each), like=node)
+                continue
             copy = graph.graph.node_copy(each, lambda n: made[n])
             copy.meta.update(_origin(node.meta))
+            _give_value(copy, mode)
             made[each] = copy
     _hand_over(node, result)
+
+
+def _give_value(node: fx.Node, mode: FakeTensorMode) -> None:
+    """Constants that were made while tracing, and what depends on them alone, have values of modes
+    of their own: one of the graph's mode in their place."""
+    value = node.meta.get("val")
+    if isinstance(value, FakeTensor) and value.fake_mode is not mode:
+        with mode:
+            node.meta["val"] = torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device=value.device
+            )
 
 
 def _origin(meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,80 @@
+"""`blockscale audit`: what in a file is really low-bit."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from blockscale.core.ledger import Entry, Ledger
+from blockscale.export import audit as audit_file
+from blockscale.report.ledger import ledger_notes, ledger_summary
+from blockscale.report.table import aligned
+from blockscale.report.wording import family, size
+
+
+def audit(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="An .onnx, .pt2, .pte or .safetensors file, or a directory."
+        ),
+    ],
+    ledger: Annotated[
+        Path | None,
+        typer.Option(
+            help="A ledger (JSON) of what the file should hold, e.g. blockscale_ledger.json."
+        ),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="One line a tensor.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what in a file is really low-bit, from its bytes alone.
+
+    Stored types and bytes of every weight, what computes with it, what is float and why. Nothing in
+    the file is executed. With --ledger, weights that are not as it says end the command with 1.
+    """
+    found = audit_file(path, None if ledger is None else _read(ledger))
+    print(json.dumps(found.to_dict(), indent=2) if as_json else audit_table(found, every))
+    if found.skipped:
+        raise ValueError(
+            "not as the ledger says:"
+            + "".join(f"\n  {entry.name}: {entry.reason}" for entry in found.skipped)
+        )
+
+
+def audit_table(found: Ledger, every: bool = False) -> str:
+    """Weights with their stored formats, bytes and readers; totals last."""
+    groups: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in found:
+        vector = entry.status == "kept" and "a vector" in entry.reason
+        name = entry.name if every else "…" if vector else family(entry.name)
+        key = (entry.status, name, entry.formats or entry.reason, entry.details)
+        groups.setdefault(key, []).append(entry)
+    rows = []
+    for (status, name, what, reader), entries in groups.items():
+        nbytes = sum(entry.bytes_after for entry in entries)
+        bits = 8 * nbytes / max(sum(entry.elements for entry in entries), 1)
+        shown = entries[0].name if len(entries) == 1 else name
+        row = (status, shown, str(len(entries)), size(nbytes), f"{bits:.2f}", what, reader)
+        rows.append(row)
+    head = ("", "tensor", "count", "stored", "bits", "as", "computed")
+    table = aligned(head, rows, "  rrr  ")
+    return "\n".join([table, "", *ledger_notes(found), ledger_summary(found)])
+
+
+def _read(path: Path) -> Ledger:
+    """A ledger from its JSON. Raises ValueError where it is none."""
+    try:
+        data: Any = json.loads(path.read_text())
+        entries = [Entry(**_known(each)) for each in data["entries"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no ledger: {error!r}") from None
+    return Ledger(entries)
+
+
+def _known(entry: dict[str, Any]) -> dict[str, Any]:
+    fields = Entry.__dataclass_fields__
+    known = {key: value for key, value in entry.items() if key in fields}
+    name = str(known["name"]).removesuffix(".weight")
+    return known | {"name": name, "notes": tuple(known.get("notes", ()))}

@@ -1,0 +1,139 @@
+"""ONNX files: initializers by type and bytes, and what reads them.
+
+Field numbers: onnx/onnx.proto of ONNX 1.23.
+"""
+
+from pathlib import Path
+
+from blockscale.core.elements import read_element
+from blockscale.export.auditing import protobuf
+from blockscale.export.auditing.entries import Stored
+from blockscale.export.auditing.limits import Budget, DamagedError
+from blockscale.export.auditing.onnx_nodes import Graph, Node, reader
+
+TYPES = {
+    1: ("float32", 32), 2: ("uint8", 8), 3: ("int8", 8), 4: ("uint16", 16), 5: ("int16", 16),
+    6: ("int32", 32), 7: ("int64", 64), 8: ("string", 8), 9: ("bool", 8), 10: ("float16", 16),
+    11: ("float64", 64), 12: ("uint32", 32), 13: ("uint64", 64), 16: ("bfloat16", 16),
+    17: ("float8e4m3fn", 8), 18: ("float8e4m3fnuz", 8), 19: ("float8e5m2", 8),
+    20: ("float8e5m2fnuz", 8), 21: ("uint4", 4), 22: ("int4", 4), 23: ("float4e2m1", 4),
+    24: ("float8e8m0", 8), 25: ("uint2", 2), 26: ("int2", 2), 27: ("float6e2m3", 6),
+    28: ("float6e3m2", 6),
+}  # fmt: skip
+_TYPED = {4: 4, 5: 4, 7: 8, 10: 8, 11: 8}  # fields of numbers, and bytes of one where fixed
+
+
+def tensors(data: memoryview, path: Path) -> list[Stored]:
+    """The initializers of a file. Raises DamagedError."""
+    budget = Budget()
+    model = protobuf.fields(data, budget)
+    graphs = protobuf.messages(model, 7)
+    if len(graphs) != 1 or not protobuf.messages(model, 8):
+        raise DamagedError("it has no graph and opset of ONNX")
+    graph = protobuf.fields(graphs[0], budget)
+    found = [_tensor(each, path, budget) for each in protobuf.messages(graph, 5)]
+    found += _constants(graph, path, budget)
+    nodes = Graph([node(each, budget) for each in protobuf.messages(graph, 1)])
+    for tensor in found:
+        reader(tensor, nodes)
+        _by_function(tensor, nodes)
+    return found
+
+
+def node(data: memoryview, budget: Budget) -> Node:
+    """A node with its attributes of whole numbers."""
+    found = protobuf.fields(data, budget)
+    attributes = {}
+    for each in protobuf.messages(found, 5):
+        values = protobuf.fields(each, budget)
+        attributes[protobuf.text(values, 1)] = protobuf.number(values, 3)
+    inputs, outputs = protobuf.texts(found, 1), protobuf.texts(found, 2)
+    domain = protobuf.text(found, 7)
+    return Node(protobuf.text(found, 4), domain, inputs, outputs, attributes)
+
+
+def _constants(graph: protobuf.Fields, path: Path, budget: Budget) -> list[Stored]:
+    """Tensors that Constant nodes hold, under the names of what they give."""
+    found = []
+    for each in protobuf.messages(graph, 1):
+        values = protobuf.fields(each, budget)
+        if protobuf.text(values, 4) != "Constant":
+            continue
+        for attribute in protobuf.messages(values, 5):
+            for held in protobuf.messages(protobuf.fields(attribute, budget), 5):
+                tensor = _tensor(held, path, budget)
+                tensor.name = (protobuf.texts(values, 2) or [""])[0]
+                found.append(tensor)
+    return found
+
+
+def _tensor(data: memoryview, path: Path, budget: Budget) -> Stored:
+    found = protobuf.fields(data, budget)
+    name, kind = protobuf.text(found, 8), protobuf.number(found, 2)
+    if kind not in TYPES:
+        raise DamagedError(f"tensor {name!r} is of type {kind}, which ONNX does not have")
+    label, bits = TYPES[kind]
+    shape = tuple(protobuf.numbers(found, 1, budget))
+    if any(size < 0 or size > 2**40 for size in shape):
+        raise DamagedError(f"tensor {name!r} has the shape {shape}")
+    stored = Stored(name, label, shape, bits, 0)
+    stored.nbytes = _nbytes(found, path, stored, budget)
+    needed = (stored.elements * bits + 7) // 8
+    typed = not protobuf.messages(found, 9) and protobuf.number(found, 14) != 1
+    if label != "string" and not typed and stored.nbytes != needed:
+        raise DamagedError(f"tensor {name!r} {list(shape)} {label} has {stored.nbytes:,} bytes")
+    return stored
+
+
+def _nbytes(found: protobuf.Fields, path: Path, stored: Stored, budget: Budget) -> int:
+    if protobuf.number(found, 14) == 1:
+        return _outside(found, path, stored, budget)
+    if raw := protobuf.messages(found, 9):
+        return len(raw[-1])
+    total = 0
+    for field in _TYPED:
+        for value in found.get(field, []):
+            total += _TYPED[field] if isinstance(value, int) else len(value)
+    return total
+
+
+def _outside(found: protobuf.Fields, path: Path, stored: Stored, budget: Budget) -> int:
+    """Bytes in another file, which has to lie beside this one and hold them."""
+    pairs = [protobuf.fields(each, budget) for each in protobuf.messages(found, 13)]
+    told = {protobuf.text(pair, 1): protobuf.text(pair, 2) for pair in pairs}
+    where = told.get("location", "")
+    place = (path.parent / where).resolve()
+    if not where or path.parent.resolve() not in place.parents:
+        raise DamagedError(f"tensor {stored.name!r} lies in {where!r}, outside the directory")
+    if not place.is_file():
+        raise DamagedError(f"tensor {stored.name!r} lies in {where}, which is not there")
+    start, size = _whole(told.get("offset", "0")), _whole(told.get("length", "-1"))
+    left = place.stat().st_size - start
+    if start < 0 or size > left:
+        raise DamagedError(f"tensor {stored.name!r} ends behind the end of {where}")
+    return left if size < 0 else size
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise DamagedError(f"{text[:40]!r} is no number of bytes") from None
+
+
+def _by_function(tensor: Stored, graph: Graph) -> None:
+    """Packed codes that a function of ours reads: its name says in which format."""
+    for each in graph.readers.get(tensor.name, []):
+        if tensor.low and each.op.startswith("dequantize_"):
+            _, element, *rest = each.op.split("_")
+            bits = _bits(element)
+            rest = rest[:-1] if rest and rest[-1].isdigit() else rest  # one of several functions
+            tensor.format = " ".join([element, *rest])
+            tensor.bits, tensor.elements = bits, tensor.nbytes * 8 // bits
+
+
+def _bits(element: str) -> int:
+    try:
+        return read_element(element).bits
+    except ValueError:
+        return 8

@@ -1,0 +1,81 @@
+"""safetensors files and directories: ours by their metadata, compressed-tensors by their config."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from blockscale.core.ledger import Entry
+from blockscale.export.auditing.entries import Stored, entry
+from blockscale.export.auditing.limits import TEXT
+from blockscale.files.inspect import inspect
+from blockscale.files.metadata import FileError
+
+_BESIDE = (
+    "weight_scale", "weight_zero_point", "weight_global_scale", "weight_shape", "input_scale",
+    "input_zero_point", "input_global_scale",
+)  # fmt: skip
+
+
+def entries(path: Path) -> list[Entry]:
+    """The entries of a safetensors file or a directory of them. Raises FileError."""
+    contents = inspect(path)
+    config = _config(path)
+    rows = {row.name: row for row in contents.rows}
+    if config is None:
+        return [_ours(row) for row in rows.values()]
+    found = []
+    for name, row in rows.items():
+        layer, _, last = name.rpartition(".")
+        if last in _BESIDE and (f"{layer}.weight_scale" in rows):
+            continue
+        stored = Stored(name, row.format, row.shape, 8, row.nbytes)
+        coded = last in ("weight_packed", "weight") and f"{layer}.weight_scale" in rows
+        if coded:
+            bits = _bits(config, row.format)
+            packed = last == "weight_packed"
+            stored.elements = row.nbytes * 8 // bits if packed else row.elements
+            stored.name, stored.low, stored.bits = f"{layer}.weight", True, bits
+            stored.format = f"{config.get('format', '')} {bits} bits"
+            stored.parts = sum(
+                rows[f"{layer}.{p}"].nbytes for p in _BESIDE if f"{layer}.{p}" in rows
+            )
+            stored.reader = "decoded by transformers; vLLM has kernels"
+        found.append(entry(stored))
+    return found
+
+
+def _ours(row: Any) -> Entry:
+    if row.quantized:
+        return Entry(
+            row.name.removesuffix(".weight"), "weight", "quantized", weight=row.format,
+            input=row.input, output=row.output, elements=row.elements,
+            bytes_before=4 * row.elements, bytes_after=row.nbytes, details="read by blockscale",
+        )  # fmt: skip
+    return entry(Stored(row.name, row.format, row.shape, 8, row.nbytes))
+
+
+def _config(path: Path) -> Any:
+    """`quantization_config` of compressed-tensors, or None."""
+    file = path / "config.json"
+    if not path.is_dir() or not file.is_file():
+        return None
+    if file.stat().st_size > TEXT:
+        raise FileError(f"{file} has {file.stat().st_size:,} bytes")
+    try:
+        found = json.loads(file.read_text()).get("quantization_config")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise FileError(f"{file} is no JSON object: {error}") from None
+    ours = isinstance(found, dict) and found.get("quant_method") == "compressed-tensors"
+    return found if ours else None
+
+
+def _bits(config: Any, stored: str) -> int:
+    """Bits of a code: the config's, where groups agree; a byte where codes are stored plain."""
+    try:
+        groups = config["config_groups"].values()
+        bits = {int(group["weights"]["num_bits"]) for group in groups}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FileError(f"config.json: no quantization arguments: {error!r}") from None
+    if stored not in ("int32", "uint8"):
+        return 8
+    return min(max(bits, default=8), 32) or 8

@@ -1,0 +1,139 @@
+"""torch.export's files (.pt2): a zip of JSON and raw bytes; what is pickled in it is not opened."""
+
+import json
+import zipfile
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from blockscale.core.parse import parse
+from blockscale.export.auditing.entries import Stored, owner
+from blockscale.export.auditing.limits import RATIO, TEXT, Budget, DamagedError
+
+# torch._export.serde.schema.ScalarType of torch 2.13: number -> name, bits
+TYPES = {
+    1: ("uint8", 8), 2: ("int8", 8), 3: ("int16", 16), 4: ("int32", 32), 5: ("int64", 64),
+    6: ("float16", 16), 7: ("float32", 32), 8: ("float64", 64), 9: ("complex32", 32),
+    10: ("complex64", 64), 11: ("complex128", 128), 12: ("bool", 8), 13: ("bfloat16", 16),
+    28: ("uint16", 16), 29: ("float8_e4m3fn", 8), 30: ("float8_e5m2", 8),
+}  # fmt: skip
+
+
+def tensors(path: Path) -> list[Stored]:
+    """The weights and constants of a program. Raises DamagedError."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            parts = {part.filename.partition("/")[2]: part for part in archive.infolist()}
+            return _tensors(archive, parts)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+        raise DamagedError(f"it is no whole zip archive: {error}") from None
+
+
+def _tensors(archive: zipfile.ZipFile, parts: dict[str, zipfile.ZipInfo]) -> list[Stored]:
+    budget = Budget()
+    graph = _json(archive, parts, "models/")
+    formats = dict(_formats(graph, budget))
+    found: list[Stored] = []
+    for folder, config in (("data/weights/", "weights"), ("data/constants/", "constants")):
+        table = _json(archive, parts, folder, f"_{config}_config.json", missing={})
+        for name, told in (table.get("config") or {}).items():
+            budget.take()
+            found += _stored(name, told, folder, parts, formats)
+    return found
+
+
+def _json(
+    archive: zipfile.ZipFile,
+    parts: dict[str, zipfile.ZipInfo],
+    folder: str,
+    ending: str = ".json",
+    missing: Any = None,
+) -> Any:
+    names = [name for name in parts if name.startswith(folder) and name.endswith(ending)]
+    if not names:
+        if missing is not None:
+            return missing
+        raise DamagedError(f"it has no {folder}*{ending}: it is no file of torch.export")
+    part = parts[names[0]]
+    if part.file_size > TEXT or part.file_size > RATIO * max(part.compress_size, 1):
+        raise DamagedError(f"{part.filename} would be {part.file_size:,} bytes of text")
+    try:
+        return json.loads(archive.read(part))
+    except (ValueError, RecursionError, zipfile.BadZipFile) as error:
+        raise DamagedError(f"{part.filename} is no JSON: {error}") from None
+
+
+def _stored(
+    name: str,
+    told: Any,
+    folder: str,
+    parts: dict[str, zipfile.ZipInfo],
+    formats: dict[str, tuple[str, str]],
+) -> Iterator[Stored]:
+    try:
+        meta, file, pickled = told["tensor_meta"], told["path_name"], told["use_pickle"]
+        label, bits = TYPES.get(int(meta["dtype"]), (f"type {meta['dtype']}", 8))
+        shape = tuple(int(size["as_int"]) for size in meta["sizes"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return  # a constant that is no tensor
+    part = parts.get(f"{folder}{file}")
+    if part is None:
+        raise DamagedError(f"{name} lies in {folder}{file}, which is not there")
+    needed = prod(shape) * bits // 8
+    if not pickled and part.file_size < needed:
+        raise DamagedError(f"{name} has {part.file_size:,} bytes, {list(shape)} {label} needs more")
+    tensor = Stored(name, label, shape, bits, needed)
+    if name in formats:
+        tensor.format, tensor.reader = formats[name]
+        tensor.low = True
+        tensor.bits = parse(tensor.format).bits
+        tensor.elements = tensor.nbytes * 8 // tensor.bits
+    yield tensor
+
+
+def _formats(graph: Any, budget: Budget) -> Iterator[tuple[str, tuple[str, str]]]:
+    """(the name of codes, (their format, what reads them)) by the nodes that read them."""
+    try:
+        module = graph["graph_module"]
+        places = _places(module["signature"])
+        for node in module["graph"]["nodes"]:
+            budget.take()
+            target = str(node["target"])
+            if "blockscale." not in target:
+                continue
+            yield from _of_node(target.split(".")[-2], node["inputs"], places)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise DamagedError(f"its graph is not one of torch.export: {error!r}") from None
+
+
+def _places(signature: Any) -> dict[str, str]:
+    """{name of a graph's input: name of the tensor that it is}."""
+    found: dict[str, str] = {}
+    for each in signature["input_specs"]:
+        for kind, name in (
+            ("parameter", "parameter_name"), ("buffer", "buffer_name"),
+            ("tensor_constant", "tensor_constant_name"),
+        ):  # fmt: skip
+            if kind in each:
+                found[each[kind]["arg"]["name"]] = each[kind][name]
+    return found
+
+
+def _of_node(op: str, inputs: Any, places: dict[str, str]) -> Iterator[tuple[str, tuple[str, str]]]:
+    given = {each["name"]: each["arg"] for each in inputs}
+    texts = {k: str(v["as_string"]) for k, v in given.items() if "as_string" in v}
+    for key, spelling in texts.items():
+        if not key.endswith("fmt") or not spelling:
+            continue
+        prefix = key.removesuffix("fmt").removesuffix("_")
+        codes = (prefix,) if prefix else ("weight", "packed", "codes")
+        for argument in codes:
+            value = given.get(argument) or {}
+            name = places.get((value.get("as_tensor") or {}).get("name", ""))
+            if name is not None:
+                try:
+                    parse(spelling)
+                except ValueError as error:
+                    raise DamagedError(f"{owner(name)}: {error}") from None
+                yield name, (spelling, f"{op} of blockscale")

@@ -1,0 +1,157 @@
+"""Formats as compressed-tensors' config.json describes them: quantization arguments and layouts.
+
+Source: vllm-project/compressed-tensors 0.20, quantization/quant_args.py and compressors/.
+"""
+
+from typing import Any, NamedTuple
+
+from blockscale.core.block import WHOLE
+from blockscale.core.format import Format
+from blockscale.core.scale import FloatScale, PowerOfTwo
+from blockscale.core.scales.two_level import TwoLevel
+
+Arguments = dict[str, Any]
+
+
+class UnsupportedError(ValueError):
+    """A format that compressed-tensors has no scheme for."""
+
+
+class Scheme(NamedTuple):
+    """How the weight and the input of a layer are described.
+
+    layout: what compressed-tensors calls the format: which tensors there are, and how they lie
+    weights, inputs: quantization arguments; inputs is None where inputs stay in float
+    """
+
+    layout: str
+    weights: Arguments
+    inputs: Arguments | None
+
+
+def scheme(weight: Format, given: Format | None, static: bool) -> Scheme:
+    """The scheme of a layer.
+
+    given: the format of inputs, None where they stay in float; static: whether their scale is
+        given
+    Raises UnsupportedError, with the reason, for formats without one.
+    """
+    weights = weight_arguments(weight)
+    inputs = None if given is None else input_arguments(given, static)
+    return Scheme(_layout(weight, inputs), weights, inputs)
+
+
+def weight_arguments(fmt: Format) -> Arguments:
+    """Quantization arguments of a weight [out, in]. Raises UnsupportedError."""
+    _refuse_parts(fmt)
+    name = fmt.element.name
+    if fmt.element.integer:
+        if fmt.bits > 8:
+            raise UnsupportedError(f"{fmt}: it has integers of 1 to 8 bits, not {fmt.bits}")
+        _float_scale(fmt)
+        symmetric = fmt.element.signed and not fmt.asym
+        return _arguments("int", fmt.bits, symmetric) | _weight_blocks(fmt)
+    if name == "e4m3" and isinstance(fmt.scale, FloatScale):
+        return _arguments("float", 8, True) | _weight_blocks(fmt)
+    if isinstance(fmt.scale, TwoLevel) and name == "e2m1" and str(fmt.block) == "group16":
+        _nvfp4_scale(fmt)
+        return _arguments("float", 4, True) | {
+            "strategy": "tensor_group",
+            "group_size": 16,
+            "scale_dtype": "torch.float8_e4m3fn",
+        }
+    if name in _MX and _is_mx(fmt):
+        return _arguments("float", fmt.bits, True) | {
+            "strategy": "group",
+            "group_size": 32,
+            "scale_dtype": "torch.uint8",
+        }
+    raise UnsupportedError(f"{fmt}: it has no such numbers; it has {KNOWN}")
+
+
+KNOWN = (
+    "integers of 1 to 8 bits and e4m3 under float scales, nvfp4, and e2m1, e2m3 and e4m3 in "
+    "groups of 32 under e8m0"
+)
+_MX = {"e2m1": "mxfp4-pack-quantized", "e2m3": "mxfp6-pack-quantized", "e4m3": "mxfp8-quantized"}
+
+
+def input_arguments(fmt: Format, static: bool) -> Arguments:
+    """Quantization arguments of an input [..., in]. Raises UnsupportedError."""
+    _refuse_parts(fmt)
+    block, integer = str(fmt.block), fmt.element.integer
+    if not (integer and fmt.bits <= 8) and fmt.element.name != "e4m3":
+        if isinstance(fmt.scale, TwoLevel):
+            raise UnsupportedError(
+                f"input {fmt}: its outer scale would have to be given, not chosen"
+            )
+        raise UnsupportedError(f"input {fmt}: inputs are integers of at most 8 bits, or e4m3")
+    symmetric = not integer or (fmt.element.signed and not fmt.asym)
+    known = _arguments("int" if integer else "float", fmt.bits, symmetric)
+    if not integer and _is_mx(fmt):
+        more = {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+        return known | more | {"dynamic": True}
+    _float_scale(fmt)
+    if block == "tensor":
+        return known | {"strategy": "tensor", "dynamic": not static}
+    if block == "token":
+        return known | {"strategy": "token", "dynamic": True}
+    if block.startswith("group") and "@" not in block:
+        size = fmt.block.sizes[0][1]
+        return known | {"strategy": "group", "group_size": size, "dynamic": True}
+    raise UnsupportedError(f"input {fmt}: inputs have the blocks tensor, token and groupN")
+
+
+def _layout(weight: Format, inputs: Arguments | None) -> str:
+    if isinstance(weight.scale, TwoLevel):
+        return "nvfp4-pack-quantized"
+    if isinstance(weight.scale, PowerOfTwo) and not weight.element.integer:
+        return _MX[weight.element.name]
+    if not weight.element.integer:
+        return "naive-quantized" if inputs is None else "float-quantized"
+    return "pack-quantized" if inputs is None or weight.bits < 8 else "int-quantized"
+
+
+def _arguments(kind: str, bits: int, symmetric: bool) -> Arguments:
+    return {"num_bits": bits, "type": kind, "symmetric": symmetric, "dynamic": False}
+
+
+def _weight_blocks(fmt: Format) -> Arguments:
+    block, sizes = str(fmt.block), dict(fmt.block.sizes)
+    if block == "tensor":
+        return {"strategy": "tensor"}
+    if block in ("channel0", "token"):
+        return {"strategy": "channel"}
+    if set(sizes) == {-1} and fmt.block.rest == 1 and sizes[-1] != WHOLE:
+        return {"strategy": "group", "group_size": sizes[-1]}
+    if block.startswith("tile"):
+        if fmt.bits != 8 or fmt.asym:
+            raise UnsupportedError(f"{fmt}: tiles are for 8 bits without zero points")
+        return {"strategy": "block", "block_structure": [sizes[-2], sizes[-1]]}
+    raise UnsupportedError(f"{fmt}: weights have the blocks tensor, channel0, groupN and tileRxC")
+
+
+def _refuse_parts(fmt: Format) -> None:
+    if fmt.offset is not None or fmt.zero is not None:
+        raise UnsupportedError(
+            f"{fmt}: there is no place for offsets, nor for zero points in float"
+        )
+
+
+def _float_scale(fmt: Format) -> None:
+    """A power of two that is stored as float32 is one; a byte would need another reader."""
+    scale = fmt.scale
+    if isinstance(scale, FloatScale) or (isinstance(scale, PowerOfTwo) and not scale.byte):
+        return
+    raise UnsupportedError(f"{fmt}: scales of such numbers are floats, not {scale}")
+
+
+def _nvfp4_scale(fmt: Format) -> None:
+    assert isinstance(fmt.scale, TwoLevel)
+    if str(fmt.scale.inner) != "e4m3:tensor:fp32":
+        raise UnsupportedError(f"{fmt}: scales of nvfp4 are e4m3 under one float32")
+
+
+def _is_mx(fmt: Format) -> bool:
+    scale = fmt.scale
+    return str(fmt.block) == "group32" and isinstance(scale, PowerOfTwo) and scale.byte

@@ -1,0 +1,147 @@
+"""Torch ops that ExecuTorch has no kernel for, written in those that it has: the same bits.
+
+Its portable kernels read no bits of a float. Exponents come from comparisons with powers of two and
+exact products by them, never from a logarithm.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten: Any = torch.ops.aten
+_HALVES = (64, 64, 32, 16, 8, 4, 2, 1)  # exponents, from 2^-149 to 2^127, by halving
+_INF = 0x7F800000
+_NAN = 0x7FC00000
+
+
+def frexp(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [...] float32, finite -> its mantissa in [0.5, 1) with its sign, and exponent int32."""
+    size, power = x.abs(), torch.zeros_like(x)
+    for step in _HALVES:
+        large = size >= 2.0**step
+        size = torch.where(large, size * 2.0**-step, size)
+        power = torch.where(large, power + step, power)
+    for step in _HALVES:
+        small = size < 2.0 ** (1 - step)
+        size = torch.where(small, size * 2.0**step, size)
+        power = torch.where(small, power - step, power)
+    nothing = x == 0
+    power = torch.where(nothing, torch.zeros_like(x), power + 1)
+    half = torch.where(negative(x), -size, size) * 0.5
+    return torch.where(nothing, x, half), power.to(torch.int32)
+
+
+def negative(x: Tensor) -> Tensor:
+    """x [...] float32 -> whether its sign is -, of -0 too; a NaN has no sign here."""
+    return torch.logical_or(x < 0, torch.logical_and(x == 0, x.reciprocal() < 0))
+
+
+def bits_of(x: Tensor) -> Tensor:
+    """x [...] float32 -> its bits [...] int32; every NaN has those of the positive quiet one."""
+    size = x.abs()
+    fraction, power = frexp(torch.where(torch.logical_or(x != x, size == torch.inf), 1.0, size))
+    field = power + 126
+    whole = ((fraction * 2.0 - 1.0) * 2.0**23).to(torch.int32)
+    normal = field * 2**23 + whole
+    subnormal = size < 2.0**-126
+    tiny = (torch.where(subnormal, size, 0.0) * 2.0**100 * 2.0**49).to(torch.int32)
+    bits = torch.where(subnormal, tiny, normal)
+    bits = torch.where(size == torch.inf, torch.full_like(bits, _INF), bits)
+    bits = torch.where(x != x, torch.full_like(bits, _NAN), bits)
+    return torch.where(negative(x), bits + -(2**31), bits)
+
+
+def of_bits(bits: Tensor) -> Tensor:
+    """bits [...] int32 -> the float32 [...] that they are."""
+    plain = torch.bitwise_and(bits, 0x7FFFFFFF)
+    field = torch.div(plain, 2**23, rounding_mode="floor")
+    fraction = torch.bitwise_and(bits, 2**23 - 1).to(torch.float32)
+    rest = (field - 1).clamp(min=0)
+    value = torch.where(field > 0, fraction + 2.0**23, fraction)
+    value = value * 2.0**-74 * 2.0**-75
+    for at, step in enumerate((1, 2, 4, 8, 16, 32, 64)):
+        chosen = torch.bitwise_and(torch.div(rest, 2**at, rounding_mode="floor"), 1) == 1
+        value = torch.where(chosen, value * 2.0**step, value)
+    value = torch.where(rest >= 128, value * 2.0**64 * 2.0**64, value)
+    special = torch.where(fraction == 0, torch.inf, torch.nan)
+    value = torch.where(field == 255, special, value)
+    return torch.where(bits < 0, -value, value)
+
+
+def view_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bits of x [...] as another dtype of the same width."""
+    pair = (x.dtype, dtype)
+    if pair == (torch.float32, torch.int32):
+        return bits_of(x)
+    if pair == (torch.int32, torch.float32):
+        return of_bits(x)
+    if pair == (torch.int8, torch.uint8):
+        return torch.bitwise_and(x.to(torch.int32), 255).to(torch.uint8)
+    if pair == (torch.uint8, torch.int8):
+        wide = x.to(torch.int32)
+        return torch.where(wide > 127, wide - 256, wide).to(torch.int8)
+    if x.dtype == dtype:
+        return x.clone()
+    raise NotImplementedError(f"the bits of {x.dtype} as {dtype}")
+
+
+def left_shift(x: Tensor, by: Any) -> Tensor:
+    """x [...] << by, integers: a product with a power of two."""
+    if not isinstance(by, Tensor):
+        return x * 2**by
+    result = x
+    for at, step in enumerate((1, 2, 4, 8, 16)):
+        chosen = torch.bitwise_and(torch.div(by, 2**at, rounding_mode="floor"), 1) == 1
+        result = torch.where(chosen, result * 2**step, result)
+    return result.to(x.dtype)
+
+
+def right_shift(x: Tensor, by: Any) -> Tensor:
+    """x [...] >> by, integers: an exact quotient, rounded down."""
+    if isinstance(by, Tensor):
+        raise NotImplementedError("shifts to the right by tensors")
+    return torch.div(x, 2**by, rounding_mode="floor").to(x.dtype)
+
+
+def searchsorted(
+    sorted_sequence: Tensor, x: Tensor, *, right: bool = False, **settings: Any
+) -> Tensor:
+    """How many boundaries [n] each of x [...] is above: int64 [...]."""
+    del settings
+    above = x.unsqueeze(-1) >= sorted_sequence if right else x.unsqueeze(-1) > sorted_sequence
+    return above.to(torch.int64).sum(-1)
+
+
+def nan_to_num(
+    x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:
+    """x [...] with numbers in the place of NaN and infinities."""
+    limits = torch.finfo(x.dtype)
+    x = torch.where(x != x, nan or 0.0, x)
+    x = torch.where(x == torch.inf, limits.max if posinf is None else posinf, x)
+    return torch.where(x == -torch.inf, limits.min if neginf is None else neginf, x)
+
+
+def copysign(size: Tensor, x: Tensor) -> Tensor:
+    """|size| [...] with the sign of x [...]."""
+    return torch.where(negative(x), -size.abs(), size.abs())
+
+
+TABLE: dict[Any, Callable[..., Any]] = {
+    aten.view.dtype: view_dtype,
+    aten.frexp.Tensor: frexp,
+    aten.signbit.default: negative,
+    aten.copysign.Tensor: copysign,
+    aten.nan_to_num.default: nan_to_num,
+    aten.searchsorted.Tensor: searchsorted,
+    aten.masked_fill.Scalar: lambda x, mask, value: torch.where(mask, value, x).to(x.dtype),
+    aten.__lshift__.Scalar: left_shift,
+    aten.__lshift__.Tensor: left_shift,
+    aten.__rshift__.Scalar: right_shift,
+    aten.bitwise_left_shift.Tensor: left_shift,
+    aten.bitwise_left_shift.Tensor_Scalar: left_shift,
+    aten.bitwise_right_shift.Tensor_Scalar: right_shift,
+    aten.floor_divide.default: lambda x, by: torch.div(x, by, rounding_mode="floor"),
+}

@@ -1,0 +1,220 @@
+"""Products that XNNPACK computes in integers: their quantize and dequantize in torch's own words.
+
+    static    int8 or uint8 per tensor, weight int8 per channel, and an output that is quantized
+    dynamic   8 bits per token, whose scales XNNPACK chooses itself, by its own rule (asymmetric);
+              weight int8 per channel, int4 per channel, or int4 in groups of multiples of 32, whose
+              scales it rounds to bfloat16
+
+Source: executorch 1.4.1, backends/xnnpack/partition/config/gemm_configs.py, operators/quant_params.
+"""
+
+from operator import getitem
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from blockscale.core.format import Format
+from blockscale.core.operand import Operand
+from blockscale.core.pack import unpack
+from blockscale.export.to_executorch.copies import drop_copies, integer, per_tensor
+from blockscale.graph.constants import get, is_constant, put
+from blockscale.graph.nodes import (
+    aten,
+    call,
+    calls,
+    dequantize_of,
+    each_call,
+    ours,
+    quantize_of,
+    replace,
+    value,
+)
+
+_ACTIVATIONS = (aten.relu, aten.relu_, aten.hardtanh)
+_CONVOLUTIONS = (aten.conv1d, aten.conv2d)
+_GROUP = 32
+
+
+class Product(NamedTuple):
+    """A node that XNNPACK can compute: its input's and its weight's dequantize nodes."""
+
+    node: fx.Node
+    x: fx.Node
+    weight: fx.Node
+    dynamic: bool
+
+
+def to_integers(graph: fx.GraphModule) -> list[str]:
+    """Rewrite what XNNPACK can compute in integers, in place; the names of these nodes."""
+    from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers the ops
+
+    drop_copies(graph)
+    found = [p for node in products(graph) if (p := product(node)) is not None]
+    for each in found:
+        _rewrite_weight(graph, each)
+        if each.dynamic:
+            _rewrite_dynamic(graph, each)
+    if any(not each.dynamic for each in found):
+        _rewrite_static(graph)
+    graph.graph.eliminate_dead_code()
+    return [each.node.name for each in found]
+
+
+def products(graph: fx.GraphModule) -> list[fx.Node]:
+    """The nodes that could be computed in integers."""
+    return list(each_call(graph, aten.linear, *_CONVOLUTIONS))
+
+
+def product(node: fx.Node) -> Product | None:
+    """What XNNPACK can compute of this linear or convolution node, or None."""
+    x, weight, *rest = node.args
+    coded, source = dequantize_of(x), dequantize_of(_weight_of(weight))
+    if coded is None or source is None or not is_constant(source.coded.codes):
+        return None
+    if any(bias is not None and not is_constant(bias) for bias in rest[:1]):
+        return None
+    fmt, given = source.coded.format, coded.coded.format
+    linear = calls(node, aten.linear)
+    chosen: Any = coded.coded.codes
+    assert isinstance(x, fx.Node)
+    weight_node: Any = _weight_of(weight)
+    if per_tensor(given) and quantize_of(chosen) and is_constant(_seen(coded.coded.scale)):
+        ok = _per_channel(fmt, 8) and _quantized_output(node)
+        return Product(node, x, weight_node, False) if ok else None
+    dynamic = calls(chosen, getitem) and calls(chosen.args[0], ours.choose_quantize)
+    if linear and dynamic and _per_token(given):
+        ok = _per_channel(fmt, 8) or _per_channel(fmt, 4) or _grouped(fmt, value(weight).shape[-1])
+        return Product(node, x, weight_node, True) if ok else None
+    return None
+
+
+def _weight_of(node: Any) -> Any:
+    """The dequantize node of a weight: a convolution's is then laid out (graph/expand.py)."""
+    while calls(node, aten.permute, aten.view):
+        node = node.args[0]
+    return node
+
+
+def _per_token(fmt: Format) -> bool:
+    return integer(fmt, 8) and str(fmt.block) == "token"
+
+
+def _per_channel(fmt: Format, bits: int) -> bool:
+    plain = integer(fmt, bits) and fmt.element.signed and not fmt.asym
+    return plain and str(fmt.block) in ("channel0", "token", "tensor")
+
+
+def _grouped(fmt: Format, size: Any) -> bool:
+    plain = integer(fmt, 4) and fmt.element.signed and not fmt.asym
+    if not plain or fmt.block.rest != 1 or [dim for dim, _ in fmt.block.sizes] != [-1]:
+        return False
+    group = fmt.block.sizes[0][1]
+    return group > 0 and group % _GROUP == 0 and int(size) % group == 0
+
+
+def _quantized_output(node: fx.Node) -> bool:
+    """Whether the result is quantized per tensor with a given scale, and used for nothing else."""
+    users = list(node.users)
+    if len(users) == 1 and calls(users[0], *_ACTIVATIONS):
+        users = list(users[0].users)
+    found = quantize_of(users[0]) if len(users) == 1 else None
+    return found is not None and found.by.scale is not None and per_tensor(found.by.format)
+
+
+def _rewrite_weight(graph: fx.GraphModule, each: Product) -> None:
+    """A dequantize_per_channel(_group) node of codes one a byte, laid out as they are used."""
+    source = dequantize_of(each.weight)
+    assert source is not None
+    coded, fmt = source.coded, source.coded.format
+    laid: Any = each.node.args[1]
+    bits, name = fmt.bits, str(coded.codes.target).rpartition(".")[0]  # type: ignore[attr-defined]
+    codes = _laid_out(graph, coded, laid, each.weight)
+    scale = get(graph, coded.scale).to(torch.float32)  # type: ignore[arg-type]
+    grouped = scale.shape[-1] > 1
+    scale = scale if grouped else scale.reshape(-1).expand(codes.shape[0]).contiguous()
+    if grouped:
+        scale = scale.to(torch.bfloat16).to(torch.float32)
+    like = each.node
+    held = put(graph, f"{name}.integers", codes, like=like)
+    steps = put(graph, f"{name}.steps", scale, like=like)
+    zeros = torch.zeros(scale.shape, dtype=torch.int32 if grouped else torch.int64)
+    zero = put(graph, f"{name}.zeros", zeros, like=like)
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    theirs: Any = torch.ops.quantized_decomposed
+    if grouped:
+        size = codes.shape[-1] // scale.shape[-1]
+        args = (held, steps, zero, low, high, torch.int8, size, torch.float32)
+        made = call(graph, theirs.dequantize_per_channel_group.default, args, like=like)
+    else:
+        args = (held, steps, zero, 0, low, high, torch.int8)  # type: ignore[assignment]
+        made = call(graph, theirs.dequantize_per_channel.default, args, like=like)
+    each.node.replace_input_with(laid, made)
+
+
+def _laid_out(graph: fx.GraphModule, coded: Operand, laid: fx.Node, source: fx.Node) -> Tensor:
+    """The codes int8 in the layout of the weight: the views and permutes of it, done now."""
+    packed = get(graph, coded.codes)  # type: ignore[arg-type]
+    codes = unpack(packed, coded.format.element, tuple(value(source).shape)).to(torch.int8)
+    steps = []
+    while laid is not source:
+        steps.append(laid)
+        laid = laid.args[0]  # type: ignore[assignment]
+    for step in reversed(steps):
+        sizes: Any = step.args[1]
+        codes = codes.permute(sizes) if calls(step, aten.permute) else codes.reshape(sizes)
+    return codes.contiguous()
+
+
+def _rewrite_dynamic(graph: fx.GraphModule, each: Product) -> None:
+    coded = dequantize_of(each.x)
+    assert coded is not None
+    chosen: Any = coded.coded.codes
+    source = quantize_of(chosen.args[0])
+    assert source is not None
+    theirs: Any = torch.ops.quantized_decomposed
+    like, limits = each.node, (-128, 127, torch.int8)
+    choose = theirs.choose_qparams_per_token_asymmetric.default
+    both = call(graph, choose, (source.x, torch.int8), like=like)
+    scale, zero = (call(graph, getitem, (both, i), like=like) for i in (0, 1))
+    args = (source.x, scale, zero, *limits)
+    q = call(graph, theirs.quantize_per_token.default, args, like=like)
+    back = (q, scale, zero, *limits, torch.float32)
+    made = call(graph, theirs.dequantize_per_token.default, back, like=like)
+    each.node.replace_input_with(each.x, made)
+
+
+def _rewrite_static(graph: fx.GraphModule) -> None:
+    """Every quantizer of 8 bits per tensor with a given scale: XNNPACK computes those, too."""
+    theirs: Any = torch.ops.quantized_decomposed
+    for node in each_call(graph, ours.quantize):
+        found = quantize_of(node)
+        if found is None or not _given(found.by):
+            continue
+        users = [dequantize_of(user) for user in node.users]
+        if any(user is None or user.dtype != torch.float32 for user in users):
+            continue
+        parameters = (*_parameters(graph, found.by), -128, 127, torch.int8)
+        q = call(graph, theirs.quantize_per_tensor.default, (found.x, *parameters), like=node)
+        for user in list(node.users):
+            back = call(graph, theirs.dequantize_per_tensor.default, (q, *parameters), like=user)
+            replace(user, back)
+        graph.graph.erase_node(node)
+
+
+def _given(by: Any) -> bool:
+    return by.scale is not None and is_constant(_seen(by.scale)) and per_tensor(by.format)
+
+
+def _seen(node: Any) -> Any:
+    """A scale's constant, through the views that give it a tensor's rank."""
+    while calls(node, aten.view, aten.reshape):
+        node = node.args[0]
+    return node
+
+
+def _parameters(graph: fx.GraphModule, by: Any) -> tuple[float, int]:
+    """Scale and zero point of int8 codes; unsigned ones are moved by 128."""
+    scale = float(get(graph, _seen(by.scale)).reshape(()))
+    zero = 0 if by.zero_point is None else int(get(graph, _seen(by.zero_point)).reshape(()))
+    return scale, zero - (0 if by.format.element.signed else 128)

@@ -1,0 +1,28 @@
+"""Tensors as entries: owners, parts that are counted with codes, bytes."""
+
+from blockscale.export.auditing.entries import Stored, entry, gathered, owner
+
+
+def test_owners():
+    assert owner("encoder.fc.weight.codes") == "encoder.fc"
+    assert owner("fc.weight.integers") == "fc" and owner("fc.weight") == "fc"
+    assert owner("table.codes") == "table"
+
+
+def test_scales_count_with_their_codes():
+    codes = Stored("fc.weight.codes", "int4", (8, 64), 4, 256, low=True, reader="x")
+    scale = Stored("fc.weight.scale", "float32", (8, 2), 32, 64)
+    bias = Stored("fc.bias", "float32", (8,), 32, 32)
+    alone = Stored("other.scale", "float32", (4,), 32, 16)
+    found = [entry(each) for each in gathered([scale, codes, bias, alone])]
+    assert [each.name for each in found] == ["fc", "fc.bias", "other.scale"]
+    assert found[0].bytes_after == 320 and found[0].bytes_before == 4 * 512
+    assert found[0].status == "quantized" and found[0].weight == "int4"
+    assert found[1].status == "kept" and "a vector" in found[1].reason
+
+
+def test_why_tensors_are_kept():
+    matrix = entry(Stored("w", "float32", (8, 8), 32, 256))
+    assert matrix.reason == "float32 in the file"
+    table = entry(Stored("ids", "int64", (8, 8), 64, 512))
+    assert table.reason == "int64, no weight in codes"

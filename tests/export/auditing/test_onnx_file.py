@@ -1,0 +1,154 @@
+"""ONNX files that the library writes, and damaged ones."""
+
+import numpy as np
+import pytest
+
+import blockscale as bs
+from blockscale.core.ledger import Entry, Ledger
+from blockscale.files.metadata import FileError
+
+onnx = pytest.importorskip("onnx")
+helper, TensorProto = pytest.importorskip("onnx.helper"), onnx.TensorProto
+CODES = np.arange(64 * 32, dtype=np.uint8).reshape(64, 32)
+
+
+def tensor(name, kind, dims, raw):
+    return TensorProto(name=name, data_type=kind, dims=dims, raw_data=raw)
+
+
+def int4(name="fc.weight.codes"):
+    return tensor(name, TensorProto.INT4, (64, 32), bytes(1024))
+
+
+def scales(rows=2, name="fc.weight.scale"):
+    return tensor(name, TensorProto.FLOAT, (rows, 32), np.ones((rows, 32), "f4").tobytes())
+
+
+def saved(path, nodes, initializers, functions=()):
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "g", [x], [y], initializers)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, functions=list(functions))
+    path.write_bytes(model.SerializeToString())
+    return bs.export.audit(path)
+
+
+def dequantize(**attributes):
+    names = ["fc.weight.codes", "fc.weight.scale", "fc.weight.zero_point"]
+    return helper.make_node("DequantizeLinear", names, ["w"], **attributes)
+
+
+def test_blocks_that_onnxruntime_fuses(tmp_path):
+    zeros = tensor("fc.weight.zero_point", TensorProto.INT4, (2, 32), bytes(32))
+    nodes = [dequantize(axis=0, block_size=32), helper.make_node("MatMul", ["x", "w"], ["y"])]
+    found = saved(tmp_path / "m.onnx", nodes, [int4(), scales(), zeros])
+    [entry] = found
+    assert (entry.name, entry.status, entry.weight) == ("fc", "quantized", "int4")
+    assert entry.elements == 2048 and entry.bytes_after == 1024 + 256 + 32
+    assert "MatMulNBits" in entry.details and "activations to int8" in entry.details
+    other = [dequantize(axis=1, block_size=32), *nodes[1:]]
+    assert "MatMulNBits" not in saved(tmp_path / "m.onnx", other, [int4(), scales()])["fc"].details
+
+
+def quantized_input():
+    return [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["a"]),
+    ]
+
+
+def test_static_int8_computes_in_integers(tmp_path):
+    codes = tensor("fc.weight.codes", TensorProto.INT8, (64, 32), CODES.tobytes())
+    zeros = tensor("fc.weight.zero_point", TensorProto.INT8, (32,), bytes(32))
+    scale = tensor("fc.weight.scale", TensorProto.FLOAT, (32,), np.ones(32, "f4").tobytes())
+    s = tensor("s", TensorProto.FLOAT, (), np.ones(1, "f4").tobytes())
+    z = tensor("z", TensorProto.UINT8, (), b"\0")
+    product = helper.make_node("MatMul", ["a", "w"], ["y"])
+    held = [codes, zeros, scale, s, z]
+    found = saved(tmp_path / "m.onnx", [*quantized_input(), dequantize(axis=1), product], held)
+    assert found["fc"].weight == "int8" and "computes in integers" in found["fc"].details
+    assert found["s"].status == "kept"
+
+
+def test_integer_operators_and_floats(tmp_path):
+    codes = tensor("fc.weight.codes", TensorProto.INT8, (64, 32), CODES.tobytes())
+    plain = tensor("out.weight", TensorProto.FLOAT, (32, 8), bytes(1024))
+    nodes = [
+        helper.make_node("MatMulInteger", ["q", "fc.weight.codes"], ["sums"]),
+        helper.make_node("MatMul", ["h", "out.weight"], ["y"]),
+    ]
+    found = saved(tmp_path / "m.onnx", nodes, [codes, plain])
+    assert found["fc"].details == "MatMulInteger: in integers"
+    assert found["out.weight"].reason == "float32 in the file, MatMul in float"
+
+
+def test_functions_of_ours_say_their_format(tmp_path):
+    packed = tensor("fc.weight.codes", TensorProto.UINT8, (64, 24), bytes(64 * 24))
+    inputs = ["fc.weight.codes", "fc.weight.scale"]
+    nodes = [
+        helper.make_node("dequantize_e3m2_group32_e8m0_floor_1", inputs, ["w"], domain="own"),
+        helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]),
+        helper.make_node("MatMul", ["x", "t"], ["y"]),
+    ]
+    found = saved(tmp_path / "m.onnx", nodes, [packed, scales(1)])
+    assert found["fc"].weight == "e3m2 group32 e8m0 floor" and found["fc"].elements == 2048
+    assert found["fc"].details == "decoded to float, MatMul in float"
+
+
+def test_a_planted_float_weight(tmp_path):
+    """Its ledger says int4, and its name that it holds codes; the file holds floats."""
+    planted = tensor("fc.weight.codes", TensorProto.FLOAT, (64, 32), bytes(64 * 32 * 4))
+    node = helper.make_node("MatMul", ["x", "fc.weight.codes"], ["y"])
+    saved(tmp_path / "m.onnx", [node], [planted])
+    told = Ledger([Entry("fc", "linear", "quantized", weight="int4:group32:fp32", elements=2048)])
+    found = bs.export.audit(tmp_path / "m.onnx", told)
+    assert [entry.name for entry in found.skipped] == ["fc.weight.codes"]
+    assert found.skipped[0].reason == (
+        "its ledger says int4:group32:fp32: float32 in the file, MatMul in float"
+    )
+
+
+def test_tensors_in_another_file(tmp_path):
+    outside = TensorProto(name="fc.weight", data_type=TensorProto.FLOAT, dims=(8, 8))
+    outside.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", "m.data"), ("offset", "4"), ("length", "256")):
+        outside.external_data.add(key=key, value=value)
+    node = helper.make_node("MatMul", ["x", "fc.weight"], ["y"])
+    with pytest.raises(FileError, match=r"lies in m\.data, which is not there"):
+        saved(tmp_path / "m.onnx", [node], [outside])
+    (tmp_path / "m.data").write_bytes(bytes(259))
+    with pytest.raises(FileError, match=r"ends behind the end of m\.data"):
+        saved(tmp_path / "m.onnx", [node], [outside])
+    (tmp_path / "m.data").write_bytes(bytes(260))
+    assert saved(tmp_path / "m.onnx", [node], [outside])["fc.weight"].bytes_after == 256
+    for place in ("../m.data", "/etc/passwd", ""):
+        outside.external_data[0].value = place
+        with pytest.raises(FileError, match="outside the directory"):
+            saved(tmp_path / "m.onnx", [node], [outside])
+
+
+def test_tensors_that_lie(tmp_path):
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    short = tensor("w", TensorProto.FLOAT, (64, 64), bytes(12))
+    with pytest.raises(FileError, match=r"tensor 'w' \[64, 64\] float32 has 12 bytes"):
+        saved(tmp_path / "m.onnx", [node], [short])
+    with pytest.raises(FileError, match="is of type 99"):
+        saved(tmp_path / "m.onnx", [node], [tensor("w", 99, (1,), b"")])
+    with pytest.raises(FileError, match="has the shape"):
+        saved(tmp_path / "m.onnx", [node], [tensor("w", TensorProto.INT8, (-4,), b"")])
+
+
+def test_every_cut_is_an_error_or_a_whole_file(tmp_path):
+    nodes = [dequantize(axis=0, block_size=32), helper.make_node("MatMul", ["x", "w"], ["y"])]
+    saved(tmp_path / "m.onnx", nodes, [int4(), scales()])
+    data = (tmp_path / "m.onnx").read_bytes()
+    (tmp_path / "cut.onnx").write_bytes(data[:1000])
+    with pytest.raises(FileError, match="cannot be audited"):
+        bs.export.audit(tmp_path / "cut.onnx")
+    for size in range(1, len(data), 37):
+        (tmp_path / "cut.onnx").write_bytes(data[:size])
+        try:
+            bs.export.audit(tmp_path / "cut.onnx")
+        except FileError:
+            continue

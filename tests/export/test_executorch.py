@@ -1,0 +1,156 @@
+"""ExecuTorch's files, run by its own runtime in Python."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cosine_similarity
+
+import blockscale as bs
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
+X = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 32)).eval()
+
+
+def converted(recipe, model=None, x=X, dynamic=False):
+    model = mlp() if model is None else model
+    sizes = ({0: torch.export.Dim("rows", min=2, max=64)},) if dynamic else None
+    program = torch.export.export(model, (x,), dynamic_shapes=sizes)
+    spec = "mean" if recipe.weight.element.name in ("binary", "ternary") else "min_max"
+    graph = bs.graph.prepare(program, recipe, observer=spec)
+    bs.calibrate(graph, [(x,)], progress=False)
+    return bs.graph.convert(graph)
+
+
+def run(path, *inputs):
+    pytest.importorskip("executorch", reason="pip install 'blockscale[executorch]'")
+    from executorch.runtime import Runtime
+
+    program = Runtime.get().load_program(path)
+    method = program.load_method("forward")
+    return method.execute([each.contiguous() for each in inputs])[0].clone()
+
+
+def exported(graph, path, **settings):
+    pytest.importorskip("executorch", reason="pip install 'blockscale[executorch]'")
+    bs.export.executorch(graph, path, **settings)
+    return path
+
+
+def check(path, recipe, least, **settings):
+    graph = converted(recipe, **settings)
+    x = settings.get("x", X)
+    exported(graph, path)
+    with torch.no_grad(), bs.use("reference"):
+        expected = graph(x)
+    y = run(path, x)
+    assert cosine_similarity(y.flatten(1), expected.flatten(1)).min() >= least
+    return y, expected
+
+
+@pytest.mark.slow
+def test_a_packed_weight_and_inputs_per_token(tmp_path):
+    """What XNNPACK does not take runs on ExecuTorch's own kernels; the weight stays packed."""
+    recipe = bs.Recipe("mxfp4", "int8_token")
+    y, expected = check(tmp_path / "m.pte", recipe, 0.999999, dynamic=True)
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(run(tmp_path / "m.pte", X[:3]), expected[:3], rtol=1e-5, atol=1e-6)
+    found = bs.export.audit(tmp_path / "m.pte")
+    assert max(entry.bytes_after for entry in found if "float" in entry.reason) <= 4 * 256
+    assert [each.name for each in tmp_path.iterdir()] == ["m.pte"]
+
+
+def test_static_int8_runs_in_integers(tmp_path):
+    check(tmp_path / "m.pte", bs.Recipe("int8_channel", "int8", "int8"), 0.9995)
+    found = bs.export.audit(tmp_path / "m.pte")
+    weights = {entry.elements: entry for entry in found.quantized}
+    assert set(weights) == {64 * 96, 96 * 32}
+    for entry in weights.values():
+        assert entry.weight == "qcint8 per channel" and "in integers" in entry.details
+        assert "are given" in entry.details
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("weight", "given", "output", "least"),
+    [
+        ("int8_channel", "uint8", "uint8", 0.9995),
+        ("int8_channel", "int8_token", None, 0.9995),
+        ("int4:channel0:fp32", "int8_token", None, 0.9995),
+        ("int4:group32:bf16", "int8_token", None, 0.9995),
+        ("int8_channel", "int8", None, 0.999999),
+        ("int4:group32:fp32", "int8:group32:fp32", None, 0.999999),
+    ],
+)
+def test_integer_recipes(tmp_path, weight, given, output, least):
+    check(tmp_path / "m.pte", bs.Recipe(weight, given, output), least, dynamic=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fmt", [f for f in sorted(bs.formats()) if f != "uint16"])
+def test_every_format_of_weights(tmp_path, fmt):
+    y, expected = check(tmp_path / "m.pte", bs.Recipe(fmt), 0.999999)
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [bs.Recipe("int8_channel", "int8", "int8"), bs.Recipe("mxfp8")])
+def test_convolutions(tmp_path, recipe):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 8, 3, groups=8), nn.ReLU(), nn.Conv2d(8, 16, 3, groups=2, stride=2),
+        nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10),
+    ).eval()  # fmt: skip
+    x = torch.randn(4, 3, 16, 16)
+    check(tmp_path / "m.pte", recipe, 0.999, model=model, x=x)
+
+
+@pytest.mark.slow
+def test_int4_scales_that_xnnpack_rounds_are_named(tmp_path):
+    graph = converted(bs.Recipe("int4:group32:fp32", "int8_token"))
+    with pytest.warns(UserWarning, match=r"rounds the int4 scales of 0\.weight and 1 more"):
+        exported(graph, tmp_path / "m.pte")
+
+
+@pytest.mark.slow
+def test_a_model_and_its_example(tmp_path):
+    model = mlp()
+    bs.quantize_(model, "int4:group32:fp32")
+    exported(model, tmp_path / "m.pte", example=X)
+    with torch.no_grad(), bs.use("reference"):
+        torch.testing.assert_close(run(tmp_path / "m.pte", X), model(X), rtol=1e-5, atol=1e-5)
+
+
+def test_bad_input_is_named_before_anything_is_written(tmp_path):
+    path = tmp_path / "m.pte"
+    graph = converted(bs.Recipe("int8_channel", "int8"))
+    for wrong in (bs.graph.fuse(graph), bs.graph.lower(bs.graph.fuse(graph), "reference")):
+        with pytest.raises(ValueError, match="has no quantize and dequantize nodes any more"):
+            exported(wrong, path)
+    with pytest.raises(ValueError, match="cannot be called with the example"):
+        exported(graph, path, example=torch.randn(3, 7))
+    with pytest.raises(ValueError, match="e4m3:group32:e8m0/floor, for instance"):
+        exported(converted(bs.Recipe("mxfp8", "mxfp8")), path)
+    with pytest.raises(ValueError, match="no unsigned integers of 16 bits"):
+        exported(converted(bs.Recipe("uint16")), path)
+    assert list(tmp_path.iterdir()) == []
+    path.write_text("mine")
+    with pytest.raises(FileExistsError, match=r"m\.pte exists: remove it, or say overwrite=True"):
+        exported(graph, path)
+    assert path.read_text() == "mine"
+
+
+def test_a_missing_package(tmp_path, monkeypatch):
+    import sys
+
+    module = sys.modules["blockscale.export.executorch"]
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'blockscale\[executorch\]'"):
+        bs.export.executorch(None, tmp_path / "m.pte")
+    [target] = [each for each in bs.export.targets() if each.name == "executorch"]
+    assert target.unavailable and "blockscale[executorch]" in target.unavailable

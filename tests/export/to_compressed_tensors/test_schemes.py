@@ -1,0 +1,66 @@
+"""Formats as quantization arguments, and reasons for those that have none."""
+
+import pytest
+
+import blockscale as bs
+from blockscale.export.to_compressed_tensors.schemes import UnsupportedError, scheme
+
+
+@pytest.mark.parametrize(
+    ("weight", "given", "static", "layout", "strategies"),
+    [
+        ("int4", None, False, "pack-quantized", ("group", None)),
+        ("int8_channel", None, False, "pack-quantized", ("channel", None)),
+        ("int8_channel", "int8_token", False, "int-quantized", ("channel", "token")),
+        ("int4", "int8_token", False, "pack-quantized", ("group", "token")),
+        ("int8", "uint8", True, "int-quantized", ("tensor", "tensor")),
+        ("e4m3:channel0:fp32", "e4m3:token:fp32", False, "float-quantized", ("channel", "token")),
+        ("e4m3:tile64x64:fp32", "e4m3:group64:fp32", False, "float-quantized", ("block", "group")),
+        ("fp8", None, False, "naive-quantized", ("tensor", None)),
+        ("nvfp4", None, False, "nvfp4-pack-quantized", ("tensor_group", None)),
+        ("mxfp4", "mxfp8", False, "mxfp4-pack-quantized", ("group", "group")),
+        ("mxfp8", "mxfp8", False, "mxfp8-quantized", ("group", "group")),
+    ],
+)  # fmt: skip
+def test_layouts(weight, given, static, layout, strategies):
+    found = scheme(bs.parse(weight), bs.parse(given) if given else None, static)
+    inputs = found.inputs
+    assert found.layout == layout
+    assert (found.weights["strategy"], inputs and inputs["strategy"]) == strategies
+    if inputs:
+        assert inputs["dynamic"] is not static
+
+
+@pytest.mark.parametrize(
+    ("weight", "given", "reason"),
+    [
+        ("int16", None, "integers of 1 to 8 bits, not 16"),
+        ("fp8_e5m2", None, "no such numbers"),
+        ("nf4", None, "no such numbers"),
+        ("mxfp6", None, "no such numbers"),
+        ("bfp8", None, "scales of such numbers are floats, not e8m0/floor"),
+        ("mxint8", None, "scales of such numbers are floats"),
+        ("int8:channel1:fp32", None, "blocks tensor, channel0, groupN and tileRxC"),
+        ("int4:tile32x32:fp32", None, "tiles are for 8 bits"),
+        ("uint4:group32:fp32:offset", None, "no place for offsets"),
+        ("e2m1:group16:(e4m3:tensor:fp16)", None, "e4m3 under one float32"),
+        ("int8_channel", "nvfp4", "outer scale would have to be given"),
+        ("int8_channel", "mxfp4", "inputs are integers of at most 8 bits, or e4m3"),
+        ("int8_channel", "int8:channel-1:fp32", "blocks tensor, token and groupN"),
+    ],
+)
+def test_what_has_no_place(weight, given, reason):
+    with pytest.raises(UnsupportedError, match=reason):
+        scheme(bs.parse(weight), bs.parse(given) if given else None, static=False)
+
+
+def test_the_library_takes_every_description():
+    pytest.importorskip("compressed_tensors", reason="pip install 'blockscale[compressed-tensors]'")
+    from compressed_tensors.quantization import QuantizationArgs
+
+    for weight in ("int4", "uint4", "nvfp4", "mxfp4", "mxfp8", "fp8", "e4m3:tile128x128:fp32"):
+        found = scheme(bs.parse(weight), bs.parse("int8_token"), static=False)
+        for arguments in (found.weights, found.inputs):
+            theirs = QuantizationArgs(**arguments).model_dump(mode="json")
+            told = {key: theirs[key] for key in arguments}
+            assert told == arguments
