@@ -49,7 +49,7 @@ def program(
     if isinstance(graph, ExportedProgram):
         made = _given(graph, example, dynamic_batch)
     else:
-        made = _exported(graph, example, dynamic_batch)
+        made = exported_model(graph, example, dynamic_batch)
     with written_whole(path) as temporary, temporary.open("wb") as file:
         torch.export.save(made, file)
 
@@ -62,19 +62,19 @@ def _given(made: ExportedProgram, example: Example | None, dynamic_batch: bool) 
             "made, by dynamic_shapes of torch.export.export"
         )
     if example is not None:
-        _try(made.module(), *_arguments(example))
+        tried(made.module(), *arguments(example))
     return made
 
 
-def _exported(model: nn.Module, example: Example | None, dynamic_batch: bool) -> ExportedProgram:
+def exported_model(model: nn.Module, example: Example | None, dynamic_batch: bool) -> ExportedProgram:
     if example is None:
         raise ValueError(
             "a model is exported with an example of what it is called with: give a tensor, a "
             "tuple of arguments or a dict of named ones"
         )
     _check_state(model)
-    args, kwargs = _arguments(example)
-    _try(model, args, kwargs)
+    args, kwargs = arguments(example)
+    tried(model, args, kwargs)
     sizes = _free_first_sizes(args, kwargs) if dynamic_batch else None
     with torch.no_grad(), _plain_outputs(model):
         return torch.export.export(model, args, dict(kwargs), dynamic_shapes=sizes)
@@ -99,7 +99,7 @@ def _check_state(model: nn.Module) -> None:
         )
 
 
-def _arguments(example: Example) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def arguments(example: Example) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """The positional and the named arguments of a call."""
     if isinstance(example, Tensor):
         return (example,), {}
@@ -113,7 +113,7 @@ def _arguments(example: Example) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     )
 
 
-def _try(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def tried(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raises ValueError if the model cannot be called with the example."""
     try:
         with torch.no_grad():
