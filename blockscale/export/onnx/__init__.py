@@ -38,24 +38,59 @@ def onnx(
     dynamic_batch: bool = False,
     overwrite: bool = False,
 ) -> None:
-    """Write an ONNX file of a converted graph, a quantized program or a quantized model."""
+    """Write an ONNX file (.onnx) of a converted graph, a quantized model or an integer model.
+
+    graph: what bs.graph.convert gives; a model of quantized layers in evaluation mode, or an
+        exported program of one; or what bs.graph.to_integer gives, which becomes integer operators
+    example: what a model is called with, as in bs.export.program. A graph or program has its own;
+        where one is given it must fit.
+    opset: of the file; None for the lowest that holds its formats: 21, 24 for e8m0, 25 for int2
+    dynamic_batch: as in bs.export.program, for models. Sizes that are free in a graph stay free.
+    overwrite: replace a file that is there
+
+    Weights are stored as their codes, packed, with their scales as they are. QuantizeLinear and
+    DequantizeLinear stand where onnxruntime runs them; functions of standard operators, which the
+    file brings along, for the other formats. Above 2 GB the tensors lie in `<path>.data`. It
+    appears whole or not at all.
+
+    Raises before anything is written: ModuleNotFoundError that names the extra to install,
+    FileExistsError, and ValueError for a graph that is prepared, fused or lowered, an example that
+    does not fit, an opset that is too low, a format that a file cannot hold, and an op that
+    torch.onnx cannot translate.
+    """
     path = check_place(path, "model.onnx")
-    if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists: remove it, or say overwrite=True")
+    _check(path, opset, overwrite)
+    program, pieces = _marked(graph, example, dynamic_batch)
+    if example is not None:
+        tried(program.module(), *arguments(example))
+    model = write.translated(program)
+    needs = write.filled(model, pieces).needs
+    if opset is not None and opset < needs.opset:
+        raise ValueError(
+            f"opset {opset} is too low: {needs.because}, for which there has to be opset "
+            f"{needs.opset}; leave opset out"
+        )
+    write.stamp(model, opset or needs.opset)
+    if files.is_large(model) and not overwrite:
+        _check_new(files.beside(path))
+    files.save(model, path)
+
+
+def _check(path: Path, opset: int | None, overwrite: bool) -> None:
+    if not overwrite:
+        _check_new(path)
     if opset is not None and not LOWEST <= opset <= HIGHEST:
         raise ValueError(
-            f"opset {opset}: blocks of scales are in opset {LOWEST} and later, and onnxruntime "
-            f"runs what needs no more than {HIGHEST}: leave opset out for the lowest that holds it"
+            f"expected an opset from {LOWEST}, the first with blocks, to {HIGHEST}, which "
+            f"onnxruntime runs, found {opset}: leave it out for the lowest that holds the formats"
         )
     if reason := unavailable():
         raise ModuleNotFoundError(reason)
-    program, pieces = _marked(graph, example, dynamic_batch)
-    model = write.translated(program, _outputs(program))
-    needs = write.filled(model, pieces).needs
-    if opset is not None and opset < needs.opset:
-        raise ValueError(f"opset {opset} is too low: {needs.because}, which opset {needs.opset} has")
-    write.stamp(model, opset or needs.opset)
-    files.save(model, path)
+
+
+def _check_new(path: Path) -> None:
+    if path.exists():
+        raise FileExistsError(f"{path} exists: remove it, or say overwrite=True")
 
 
 def _marked(
@@ -74,14 +109,16 @@ def _marked(
 
 def _graph(graph: Any, example: Example | None, dynamic_batch: bool) -> fx.GraphModule:
     """A graph of single ops, of our own to change. Raises ValueError for what cannot be one."""
-    if not (isinstance(graph, fx.GraphModule) and isinstance(graph.meta.get("blockscale"), State)):
-        if not isinstance(graph, ExportedProgram):
-            graph = exported_model(graph, example, dynamic_batch)
+    if isinstance(graph, fx.GraphModule) and isinstance(graph.meta.get("blockscale"), State):
+        stage = state(graph).stage
+        if stage in ("prepared", "fused", "lowered"):
+            raise ValueError(
+                f"a {stage} graph has no single quantize and dequantize ops, of which ONNX files "
+                f"consist: give what bs.graph.convert gives"
+            )
+    elif not isinstance(graph, ExportedProgram):
+        graph = exported_model(graph, example, dynamic_batch)
     made = imported(graph)
     expand(made)
     passes.apply(made, (clean, constants, duplicates))
     return made
-
-
-def _outputs(program: ExportedProgram) -> list[str] | None:
-    return None

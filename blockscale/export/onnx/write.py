@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from blockscale.export.onnx import integer, weight
 from blockscale.export.onnx.activation import activation
@@ -18,14 +19,55 @@ from blockscale.export.onnx.take import MARK, Activation, Piece, Rows, Weight
 _KINDS = {torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT"}
 
 
-def translated(program: ExportedProgram, outputs: Sequence[str] | None) -> Any:
-    """torch's translation of a program (ModelProto), with marks. Raises torch's errors."""
-    with _quiet():
-        made = torch.onnx.export(
-            program, dynamo=True, opset_version=LOWEST, output_names=outputs, verbose=False
-        )
+def translated(program: ExportedProgram) -> Any:
+    """torch's translation of a program (ModelProto), with marks.
+
+    Raises ValueError that names what torch.onnx cannot translate.
+    """
+    names = _output_names(program)
+    try:
+        with _quiet():
+            made = torch.onnx.export(
+                program, dynamo=True, opset_version=LOWEST, output_names=names, verbose=False
+            )
+    except torch.onnx.OnnxExporterError as error:
+        reasons = [str(each).splitlines()[0] for each in _causes(error)]
+        raise ValueError(
+            "torch.onnx, which translates what is not quantized, cannot: " + "; ".join(reasons)
+        ) from error
     assert made is not None
     return made.model_proto
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """What an error came from, the first cause first; those without a message are left out."""
+    found: list[BaseException] = []
+    cause: BaseException | None = error.__cause__
+    while cause is not None:
+        found.insert(0, cause)
+        cause = cause.__cause__
+    return [each for each in found if str(each)] or [error]
+
+
+def _output_names(program: ExportedProgram) -> list[str] | None:
+    """What results are called: `output`, `output_0`, or as in the dict that a model returns."""
+    spec = program.call_spec.out_spec
+    if spec is None:
+        return None
+    tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    paths = [path for path, _ in pytree.tree_flatten_with_path(tree)[0]]
+    taken = {node.name for node in program.graph.find_nodes(op="placeholder")}
+    names = ["_".join(_part(key) for key in path) or "output" for path in paths]
+    names = [f"output_{name}" if name.isdigit() else name for name in names]
+    return [f"output_{name}" if name in taken else name for name in names]
+
+
+def _part(key: Any) -> str:
+    """One step of a path into a result: a key, a place, or a name."""
+    for name in ("key", "idx", "name"):
+        if hasattr(key, name):
+            return str(getattr(key, name))
+    return str(key)
 
 
 @contextmanager
