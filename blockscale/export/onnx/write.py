@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from blockscale.export.onnx import integer, weight
 from blockscale.export.onnx.activation import activation
 from blockscale.export.onnx.scope import DOMAIN, LOWEST, File, Scope
+from blockscale.export.onnx.sums import keep_sums
 from blockscale.export.onnx.take import MARK, Activation, Piece, Rows, Weight
 
 _KINDS = {torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT"}
@@ -104,6 +105,7 @@ def filled(model: Any, pieces: Sequence[Piece]) -> File:
         result = _emit(scope, piece, node.input)
         _renamed(scope.nodes, result, node.output[0])
         nodes += scope.nodes
+    keep_sums(nodes)
     _assemble(model, nodes, file)
     return file
 
@@ -154,13 +156,18 @@ def _assemble(model: Any, nodes: list[Any], file: File) -> None:
     del graph.node[:]
     graph.node.extend(nodes)
     graph.initializer.extend(file.tensors.values())
-    model.functions.extend(file.functions.values())
-    if file.functions:
-        model.opset_import.add(domain=DOMAIN, version=1)
+    add_functions(model, file)
     for i, each in enumerate(model.opset_import):
         if each.domain == MARK[0]:
             del model.opset_import[i]
             break
+
+
+def add_functions(model: Any, file: File) -> None:
+    """The functions of the file's own into a model, in place."""
+    model.functions.extend(file.functions.values())
+    if file.functions:
+        model.opset_import.add(domain=DOMAIN, version=1)
 
 
 def stamp(model: Any, opset: int) -> None:
