@@ -159,10 +159,11 @@ def stored_float(scope: Scope, raw: str, scale: FloatScale) -> str:
 def _power_of_two(scope: Scope, found: _Range, fmt: Format, scale: PowerOfTwo) -> str:
     """2^n of section 3.4: the power of two below the numerator, or the next one."""
     a, levels = _numerator(scope, found, fmt), fmt.levels
-    if scale.rule == "nearest":
-        a, emax = scope.op("Div", a, scope.floats(levels.value)), 0
-    else:
-        emax = levels.emax
+    emax = levels.emax
+    if scale.rule == "nearest":  # of the quotient, of which e8m0 has to hold the exponent, too
+        emax = fmt.fraction_bits
+        a = scope.op("Div", a, scope.floats(levels.value))
+        a = scope.op("Mul", a, scope.floats(2.0**emax)) if emax else a
     power = power_of_two(scope, a)
     step = scope.op("Mul", power, scope.floats(2.0**-emax))
     if scale.rule != "floor":
