@@ -64,16 +64,20 @@ def same(found: Tensor, expected: Tensor) -> bool:
     )
 
 
-def exported(graph: Any, path: Any, *arguments: Any, optimized: bool = False, **options: Any) -> Any:
-    """A file of `graph` at `path`, and a function of the model's inputs, by their order."""
+def exported(graph: Any, path: Any, *arguments: Any, **options: Any) -> Any:
+    """A file of `graph` at `path`, and a function that runs it as written and, with
+    `optimized=True`, as onnxruntime optimizes it; it takes the model's inputs by their order."""
     bs.export.onnx(graph, path, *arguments, overwrite=True, **options)
     onnx.checker.check_model(str(path), full_check=True)
-    opened = session(str(path), optimized)
-    names = [each.name for each in opened.get_inputs()]
+    opened: dict[bool, Any] = {}
 
-    def call(*inputs: Tensor) -> Tensor:
+    def call(*inputs: Tensor, optimized: bool = False) -> Tensor:
+        if optimized not in opened:
+            opened[optimized] = session(str(path), optimized)
+        found = opened[optimized]
+        names = [each.name for each in found.get_inputs()]
         feed = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
-        return torch.from_numpy(opened.run(None, feed)[0])
+        return torch.from_numpy(found.run(None, feed)[0])
 
     return call
 
