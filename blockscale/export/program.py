@@ -3,6 +3,7 @@
 `torch.export.load` reads it wherever blockscale is imported, without the code of the model.
 """
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,7 +67,9 @@ def _given(made: ExportedProgram, example: Example | None, dynamic_batch: bool) 
     return made
 
 
-def exported_model(model: nn.Module, example: Example | None, dynamic_batch: bool) -> ExportedProgram:
+def exported_model(
+    model: nn.Module, example: Example | None, dynamic_batch: bool
+) -> ExportedProgram:
     if example is None:
         raise ValueError(
             "a model is exported with an example of what it is called with: give a tensor, a "
@@ -76,6 +79,8 @@ def exported_model(model: nn.Module, example: Example | None, dynamic_batch: boo
     args, kwargs = arguments(example)
     tried(model, args, kwargs)
     sizes = _free_first_sizes(args, kwargs) if dynamic_batch else None
+    if sizes is not None and args and _takes_any(model):
+        sizes = (sizes,)  # torch.export names `*inputs` as one argument, a tuple
     with torch.no_grad(), _plain_outputs(model):
         return torch.export.export(model, args, dict(kwargs), dynamic_shapes=sizes)
 
@@ -152,6 +157,12 @@ def _free_first_sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return {0: batch} if isinstance(leaf, Tensor) and leaf.ndim else None
 
     return pytree.tree_map(sizes, dict(kwargs) if kwargs else args)
+
+
+def _takes_any(model: nn.Module) -> bool:
+    """Whether a model takes any number of arguments, `*inputs`, and names none before them."""
+    first = next(iter(inspect.signature(model.forward).parameters.values()), None)
+    return first is not None and first.kind is inspect.Parameter.VAR_POSITIONAL
 
 
 @contextmanager

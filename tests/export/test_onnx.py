@@ -195,8 +195,8 @@ def test_integers_and_shifts_alone(inputs, tmp_path):
     images = torch.randn(2, 1, 16, 16)
     model = quantized(Small(), images, PER_CHANNEL, inputs)
     integer = bs.graph.to_integer(model, images).eval()
-    call = exported(integer, tmp_path / "model.onnx", images)
-    for each in (images, 100 * images, images * 0, images.round() / 32):
+    call = exported(integer, tmp_path / "model.onnx", images, dynamic_batch=True)
+    for each in (images, images[:1], 100 * images, images * 0, images.round() / 32):
         assert torch.equal(call(each), integer(each))
         assert torch.equal(call(each, optimized=True), integer(each))
     used = kinds(tmp_path / "model.onnx")
@@ -312,7 +312,9 @@ def test_a_missing_package(tmp_path, monkeypatch):
     monkeypatch.setattr(
         module.importlib.util, "find_spec", lambda name: None if name in hidden else find(name)
     )
-    with pytest.raises(ModuleNotFoundError, match=r"onnxscript .* pip install 'blockscale\[onnx\]'"):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"onnxscript .* pip install 'blockscale\[onnx\]'"
+    ):
         bs.export.onnx(mlp(), tmp_path / "model.onnx", X)
     [target] = [each for each in bs.export.targets() if each.name == "onnx"]
     assert target.unavailable.startswith("onnxscript is not installed")
@@ -322,5 +324,3 @@ def test_importing_it_imports_no_onnx():
     script = "import sys, blockscale as bs; bs.export.onnx; print('onnx' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
-
-

@@ -46,7 +46,10 @@ def refused(fmt: Format, qparams: QParams | None, sizes: Sizes) -> str | None:
         if not fmt.element.ranged and _padded(fmt, sizes):
             return f"its scales are means, and blocks of {fmt.block} do not divide the size"
         return None
-    if qparams.scale.numel() != 1 and fmt.block.sizes_for(len(sizes)).count(WHOLE) != len(sizes) - 1:
+    if (
+        qparams.scale.numel() != 1
+        and fmt.block.sizes_for(len(sizes)).count(WHOLE) != len(sizes) - 1
+    ):
         return f"given scales of blocks of {fmt.block} are for one tensor: take 'tensor'"
     return None
 
@@ -164,9 +167,7 @@ def _dynamic(scope: Scope, x: str, fmt: Format, sizes: Sizes, told: _Linear) -> 
     return _without_zero(scope, x, made[0], fmt, told, kind)
 
 
-def _without_zero(
-    scope: Scope, x: str, step: str, fmt: Format, told: _Linear, kind: str
-) -> str:
+def _without_zero(scope: Scope, x: str, step: str, fmt: Format, told: _Linear, kind: str) -> str:
     from onnx import TensorProto
 
     to = TensorProto.DataType.Value(kind)
@@ -184,9 +185,7 @@ def _arranged(scope: Scope, parts: str, told: _Linear) -> str:
     return scope.op("Reshape", parts, scope.ints(-1))
 
 
-def _given(
-    scope: Scope, name: str, x: str, fmt: Format, qparams: QParams, rank: int
-) -> str:
+def _given(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams, rank: int) -> str:
     """A call of a function that rounds under a given scale, where no type of ONNX has the codes."""
     shape = _full(qparams.scale, rank)
     step = put_tensor(scope.file, f"{name}.step", step_of(qparams, fmt).reshape(shape))

@@ -201,9 +201,7 @@ def _two_levels(scope: Scope, found: _Range, fmt: Format, scale: "TwoLevel[Forma
     if scale.reciprocal:
         return Chosen(step, _reciprocal(scope, step))
     inverse = scope.op("Div", scope.op("Reciprocal", outer), codes)
-    return Chosen(
-        step, scope.op("Clip", inverse, scope.floats(-FLT_MAX), scope.floats(FLT_MAX))
-    )
+    return Chosen(step, scope.op("Clip", inverse, scope.floats(-FLT_MAX), scope.floats(FLT_MAX)))
 
 
 def _zero(scope: Scope, low: str, step: str, fmt: Format) -> str:

@@ -133,6 +133,8 @@ def _looked_up(scope: Scope, y: str, element: Element, wide: bool) -> str:
         last = scope.constant(np.array(2**bit - 1, np.int32))
         at = scope.op("Add", place, last) if place else last
         above = scope.op("Greater", y, scope.op("Gather", table, at))
-        step = scope.op("Mul", scope.cast(above, "INT32"), scope.constant(np.array(2**bit, np.int32)))
+        step = scope.op(
+            "Mul", scope.cast(above, "INT32"), scope.constant(np.array(2**bit, np.int32))
+        )
         place = scope.op("Add", place, step) if place else step
     return scope.op("Gather", scope.constant(sorted_values), place)

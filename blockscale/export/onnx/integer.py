@@ -205,8 +205,7 @@ def _every(
 
 def _max_pool(scope: Scope, module: Any, given: Sequence[str], kinds: Any) -> str:
     kernel, stride, padding, dilation = (
-        _pair(each)
-        for each in (module.kernel_size, module.stride, module.padding, module.dilation)
+        _pair(each) for each in (module.kernel_size, module.stride, module.padding, module.dilation)
     )
     if kinds[0] in (torch.int8, torch.uint8):
         return scope.op(

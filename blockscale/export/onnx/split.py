@@ -1,6 +1,6 @@
 """A tensor split into its blocks, by ONNX's operators, and put together again.
 
-    x [rows, 70] in group32  ->  [rows, 96] padded  ->  [rows, 3, 32], one scale for the last size
+x [rows, 70] in group32  ->  [rows, 96] padded  ->  [rows, 3, 32], one scale for the last size
 """
 
 from collections.abc import Sequence
@@ -40,9 +40,7 @@ class Split:
         cut = [i for i, n in enumerate(self.sizes) if whole[i] != n]
         ends = [self.sizes[i] or 0 for i in cut]
         zeros = [0] * len(cut)
-        return scope.op(
-            "Slice", values, scope.ints(*zeros), scope.ints(*ends), scope.ints(*cut)
-        )
+        return scope.op("Slice", values, scope.ints(*zeros), scope.ints(*ends), scope.ints(*cut))
 
 
 def refused(block: Block, sizes: Sizes) -> str | None:

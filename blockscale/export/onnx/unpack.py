@@ -1,7 +1,7 @@
 """Codes of any width out of packed bytes, by ONNX's operators (docs/numerics.md, section 6).
 
-    e3m2, 6 bits: three bytes hold four codes      byte  0: 00000011  1: 11112222  2: 22333333 ...
-    code i begins in byte i·6/8 at bit i·6 mod 8 and may reach into the next byte
+e3m2, 6 bits: three bytes hold four codes      byte  0: 00000011  1: 11112222  2: 22333333 ...
+code i begins in byte i·6/8 at bit i·6 mod 8 and may reach into the next byte
 """
 
 from math import gcd

@@ -13,13 +13,28 @@ from tests.export.onnx.running import EDGES, made, run, same
 
 DYNAMIC = [
     *CATALOG.values(),
-    *("int8:token:fp32:full", "int8:group5:fp32", "int8:token:fp16:recip", "e2m1:group8:e4m3:recip"),
+    *(
+        "int8:token:fp32:full",
+        "int8:group5:fp32",
+        "int8:token:fp16:recip",
+        "e2m1:group8:e4m3:recip",
+    ),
     *("int8:token:fp32:nearest_away", "uint4:group8:fp32:asym(fp16)", "int4:tile2x8:fp32"),
-    *("int6:group8:e8m0/even", "e3m2:token:bf16:toward_zero", "int8:channel1:fp32", "fp4:group8:fp32"),
+    *(
+        "int6:group8:e8m0/even",
+        "e3m2:token:bf16:toward_zero",
+        "int8:channel1:fp32",
+        "fp4:group8:fp32",
+    ),
 ]
 STATIC = [
     *("int8", "uint8", "int8_pow2", "int16", "uint16", "fp8", "fp8_e5m2", "int4:tensor:fp32"),
-    *("int8:tensor:fp32:full", "int8:tensor:fp16", "int8:channel-1:fp32", "uint4:channel-1:fp32:asym"),
+    *(
+        "int8:tensor:fp32:full",
+        "int8:tensor:fp16",
+        "int8:channel-1:fp32",
+        "uint4:channel-1:fp32:asym",
+    ),
     *("int8:tensor:e8m0", "e2m1:tensor:fp32", "log4:tensor:fp32", "int8:tensor:fp32:recip"),
     *("int8:tensor:fp32:up", "uint8:tensor:fp32:offset", "uint8:tensor:fp32:asym(fp32)"),
     *("nf4:tensor:fp32", "int3:tensor:fp32", "int4:channel-1:fp32", "binary:tensor:fp32"),
@@ -67,7 +82,9 @@ def test_static(spelling):
 def test_one_scale_of_any_rank():
     fmt, given = parse("int8"), x()
     one = QParams(torch.tensor([0.02]))
-    assert same(trip(fmt, one, given, (None,) * 3), bs.fake_quantize(given, fmt, torch.tensor(0.02)))
+    assert same(
+        trip(fmt, one, given, (None,) * 3), bs.fake_quantize(given, fmt, torch.tensor(0.02))
+    )
 
 
 @pytest.mark.parametrize("spelling", ["int8:token:fp32", "mxfp8", "bfp8", "nvfp4"])
@@ -100,6 +117,4 @@ def test_what_no_file_can_do():
     assert "stochastic" in refused(parse("int8:token:fp32:stochastic"), None, sizes)
     assert "size is free" in refused(parse("group" and "int8:group4@0:fp32"), None, sizes)
     assert "do not divide" in refused(parse("binary:group8:fp32"), None, sizes)
-    assert "given scales" in refused(
-        parse("int8:group4:fp32"), QParams(torch.ones(1, 2, 7)), sizes
-    )
+    assert "given scales" in refused(parse("int8:group4:fp32"), QParams(torch.ones(1, 2, 7)), sizes)

@@ -62,9 +62,7 @@ def test_zero_points(spelling):
     def build(scope, names):
         return encoded(scope, names[0], fmt, names[1])
 
-    points, whole = reference._points(
-        y, reference.QParams(torch.ones(1), zero_point=zero), fmt
-    )
+    points, whole = reference._points(y, reference.QParams(torch.ones(1), zero_point=zero), fmt)
     codes = fmt.element.encode(points, rounding("nearest_even", y.new_empty), whole, fmt.wide)
     assert same(run(build, y, zero), codes.float() - zero)
 

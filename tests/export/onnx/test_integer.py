@@ -12,7 +12,9 @@ from blockscale.export.onnx.integer import _shifted
 from tests.export.onnx.running import EDGES, run, same
 
 ROUNDINGS = ("nearest_even", "nearest_away", "toward_zero", "down", "up", "half_up")
-SUMS = torch.tensor([0, 1, -1, 2, 3, -3, 5, -5, 6, -6, 7, 8, 12, -12, 1000, -1001, 2**31 - 1, -(2**31)])
+SUMS = torch.tensor(
+    [0, 1, -1, 2, 3, -3, 5, -5, 6, -6, 7, 8, 12, -12, 1000, -1001, 2**31 - 1, -(2**31)]
+)
 
 
 @pytest.mark.parametrize("how", ROUNDINGS)

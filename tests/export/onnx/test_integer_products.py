@@ -41,7 +41,5 @@ def test_convolutions(dtype, zero, around):
     module = IntegerConv(w, None, zero, around, ConvSettings([2, 1], [1, 0], [1, 2], 2))
     found = run(lambda scope, names: convolved(scope, names[0], dtype, module), x)
     assert torch.equal(found, module(x))
-    plain = F.conv2d(
-        F.pad(x.double() - zero, around), w.double(), None, (2, 1), (1, 0), (1, 2), 2
-    )
+    plain = F.conv2d(F.pad(x.double() - zero, around), w.double(), None, (2, 1), (1, 0), (1, 2), 2)
     assert torch.equal(found.double(), plain)

@@ -14,7 +14,10 @@ from tests.export.onnx.running import made, run, same
 SPELLINGS = [
     *("int8:group8:fp32", "int8:group8:fp16", "int8:group8:bf16", "int8:group8:pow2/floor"),
     *("mxfp8", "mxint8", "bfp16", "nvfp4", "e2m1:group8:e5m2", "e2m1:group8:e4m3/inv"),
-    *("int4:group8:(uint8:tensor:fp16)", "uint4:group8:(uint6:group4:fp16):offset(uint6:group4:fp16)"),
+    *(
+        "int4:group8:(uint8:tensor:fp16)",
+        "uint4:group8:(uint6:group4:fp16):offset(uint6:group4:fp16)",
+    ),
     "int4:group8:(e3m2:channel0:bf16)",
 ]
 
@@ -58,7 +61,9 @@ def test_a_product_that_is_too_small_is_stored_as_the_step():
     assert found[0, 0] == 2.0**-149
 
 
-@pytest.mark.parametrize("spelling", ["uint4:group8:fp16:offset", "uint4:group8:fp32:offset(uint6:group4:fp16)"])
+@pytest.mark.parametrize(
+    "spelling", ["uint4:group8:fp16:offset", "uint4:group8:fp32:offset(uint6:group4:fp16)"]
+)
 def test_offsets(spelling):
     fmt = parse(spelling)
     qparams = bs.quantize(torch.randn(4, 64), fmt).qparams

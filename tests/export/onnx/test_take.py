@@ -71,7 +71,9 @@ def test_one_scale_does_not_see_a_permutation():
 
 def test_a_fused_graph_is_refused():
     program = torch.export.export(Block().eval(), (IDS,))
-    prepared = bs.graph.prepare(program, bs.Recipe("int8_channel", input="int8"), observer="min_max")
+    prepared = bs.graph.prepare(
+        program, bs.Recipe("int8_channel", input="int8"), observer="min_max"
+    )
     bs.calibrate(prepared, [IDS], progress=False)
     fused = imported(bs.graph.fuse(bs.graph.convert(prepared)))
     with pytest.raises(ValueError, match=r"holds no blockscale\..*bs\.graph\.convert"):

@@ -15,7 +15,10 @@ SPELLINGS = [
     *("int4:group32:fp16", "uint4:group16:bf16:asym", "int3:group32:fp32", "uint7:token:fp32:asym"),
     *("int12:group8:fp32", "int8:tile4x16:fp32", "int4:tile8x8:e8m0", "e4m3:tile4x4:fp32"),
     *("int4:flat24:fp32", "nf4:flat16@0:fp32", "e2m1:group16:e4m3/inv", "book3:group16:fp32"),
-    *("uint4:group32:(uint6:group8:fp16):offset(uint6:group8:fp16)", "uint4:group16:fp16:asym(fp16)"),
+    *(
+        "uint4:group32:(uint6:group8:fp16):offset(uint6:group8:fp16)",
+        "uint4:group16:fp16:asym(fp16)",
+    ),
     *("iq4_nl:group32:fp16", "apot4:channel0:fp32", "log8f3:token:fp32", "e3m3:channel1:fp32"),
     *("int8:channel1:fp32", "int4:group8@0:fp32", "int4:group8:(e4m3:channel0:fp32)"),
 ]
@@ -46,7 +49,9 @@ def test_values_are_the_references(spelling, moves):
     assert same(run(build, optimized=moves == "turned"), moved(expected, MOVES[moves]))
 
 
-@pytest.mark.parametrize("spelling", ["int4:group8:fp32", "e2m1:channel0:fp32", "binary:token:fp32"])
+@pytest.mark.parametrize(
+    "spelling", ["int4:group8:fp32", "e2m1:channel0:fp32", "binary:token:fp32"]
+)
 @pytest.mark.parametrize("shape", [(5,), (3, 4, 9)])
 def test_other_ranks(spelling, shape):
     if len(shape) == 1 and "token" in spelling:

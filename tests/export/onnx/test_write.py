@@ -40,7 +40,10 @@ def model():
 
 def test_the_file_is_a_valid_one(model):
     onnx.checker.check_model(model, full_check=True)
-    assert [(each.domain, each.version) for each in model.opset_import] == [("", 24), ("blockscale", 1)]
+    assert [(each.domain, each.version) for each in model.opset_import] == [
+        ("", 24),
+        ("blockscale", 1),
+    ]
     assert {each.version for f in model.functions for each in f.opset_import} == {24}
     assert model.ir_version == 12
 
