@@ -70,6 +70,7 @@ def _given(made: ExportedProgram, example: Example | None, dynamic_batch: bool) 
 def exported_model(
     model: nn.Module, example: Example | None, dynamic_batch: bool
 ) -> ExportedProgram:
+    """A model as torch.export's program. Raises ValueError as `program` does."""
     if example is None:
         raise ValueError(
             "a model is exported with an example of what it is called with: give a tensor, a "

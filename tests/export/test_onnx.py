@@ -1,7 +1,7 @@
 """ONNX files: what onnxruntime computes from them is what the converted graph computes.
 
-Codes and scales are equal to the bit (tests/export/onnx/); sums of floats are of another order here,
-within 1e-5 of the largest number, and codes of activations made of such sums may differ by one.
+Codes and scales are equal to the bit (tests/export/onnx/). Sums of floats are of another order,
+within 1e-5 of the largest number; codes of activations made of such sums may differ by one.
 """
 
 import subprocess

@@ -9,7 +9,8 @@ from torch.export import ExportedProgram
 
 from blockscale.export.onnx import file as files
 from blockscale.export.onnx import take, write
-from blockscale.export.onnx.scope import HIGHEST, LOWEST
+from blockscale.export.onnx.pieces import Piece
+from blockscale.export.onnx.scope import HIGHEST, LOWEST, Needs
 from blockscale.export.onnx.take_integer import take_integer, without_dead
 from blockscale.export.program import Example, arguments, exported_model, tried
 from blockscale.files.whole import check_place
@@ -64,13 +65,7 @@ def onnx(
     if example is not None:
         tried(program.module(), *arguments(example))
     model = write.translated(program)
-    needs = write.filled(model, pieces).needs
-    if opset is not None and opset < needs.opset:
-        raise ValueError(
-            f"opset {opset} is too low: {needs.because}, for which there has to be opset "
-            f"{needs.opset}; leave opset out"
-        )
-    write.stamp(model, opset or needs.opset)
+    write.stamp(model, _enough(opset, write.filled(model, pieces).needs))
     if files.is_large(model) and not overwrite:
         _check_new(files.beside(path))
     files.save(model, path)
@@ -88,6 +83,16 @@ def _check(path: Path, opset: int | None, overwrite: bool) -> None:
         raise ModuleNotFoundError(reason)
 
 
+def _enough(opset: int | None, needs: Needs) -> int:
+    """The opset of a file that needs one. Raises ValueError if a lower one is asked for."""
+    if opset is not None and opset < needs.opset:
+        raise ValueError(
+            f"opset {opset} is too low: {needs.because}, for which there has to be opset "
+            f"{needs.opset}; leave opset out"
+        )
+    return opset or needs.opset
+
+
 def _check_new(path: Path) -> None:
     if path.exists():
         raise FileExistsError(f"{path} exists: remove it, or say overwrite=True")
@@ -95,10 +100,10 @@ def _check_new(path: Path) -> None:
 
 def _marked(
     graph: Any, example: Example | None, dynamic_batch: bool
-) -> tuple[ExportedProgram, list[take.Piece]]:
+) -> tuple[ExportedProgram, list[Piece]]:
     """A program with marks for all that quantizes, and what they stand for."""
     if isinstance(graph, IntegerModel):
-        pieces: list[take.Piece] = []
+        pieces: list[Piece] = []
         marked = take_integer(graph, pieces)
         made = exported_model(marked, example, dynamic_batch)
         return without_dead(made), pieces

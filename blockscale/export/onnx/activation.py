@@ -7,7 +7,7 @@ fuse them with the ops around; else one call of a function of standard operators
 
 from collections.abc import Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,9 +30,9 @@ class _Linear(NamedTuple):
     block_size: int = 0
 
     @property
-    def attributes(self) -> dict[str, int]:
+    def attributes(self) -> dict[str, Any]:
         """Its attributes."""
-        named = {} if self.axis is None else {"axis": self.axis}
+        named: dict[str, Any] = {} if self.axis is None else {"axis": self.axis}
         return named | ({"block_size": self.block_size} if self.block_size else {})
 
 
@@ -72,9 +72,7 @@ def activation(
         one = qparams.scale.numel() == 1
         # onnxruntime 1.31: 4 bits by axis wrap around far beyond their range
         if as_one and (one or (told is not None and fmt.bits >= 8)):
-            return _static(
-                scope, name, x, fmt, qparams, sizes, _Linear() if one or told is None else told
-            )
+            return _static(scope, name, x, fmt, qparams, sizes)
         return _given(scope, name, x, fmt, qparams, len(sizes))
     # onnxruntime 1.31 moves a Transpose over QuantizeLinear but not over the scales of blocks
     whole = told is not None and not told.block_size
@@ -92,10 +90,8 @@ def activation(
 
 
 def _round_trip(scope: Scope, x: str, fmt: Format, chosen: choose.Chosen) -> str:
-    if chosen.inverse:
-        y = scope.op("Mul", x, chosen.inverse)
-    else:
-        y = scope.op("Div", x, chosen.step)
+    by = ("Mul", chosen.inverse) if chosen.inverse else ("Div", chosen.step)
+    y = scope.op(by[0], x, by[1])
     return scope.op("Mul", encode.encoded(scope, y, fmt, chosen.zero), chosen.step)
 
 
@@ -121,10 +117,10 @@ def _told(fmt: Format, sizes: Sizes) -> _Linear | None:
     return _Linear(along[0], blocks[along[0]] or n)
 
 
-def _static(
-    scope: Scope, name: str, x: str, fmt: Format, qparams: QParams, sizes: Sizes, told: _Linear
-) -> str:
+def _static(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams, sizes: Sizes) -> str:
     """QuantizeLinear and DequantizeLinear under a given scale."""
+    told = None if qparams.scale.numel() == 1 else _told(fmt, sizes)
+    told = told or _Linear()
     dims = () if told.axis is None else (qparams.scale.numel(),)
     outer = None if qparams.outer is None else qparams.outer.reshape(dims and (1,))
     parts = qparams._replace(scale=qparams.scale.reshape(dims), outer=outer)

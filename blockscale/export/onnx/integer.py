@@ -6,7 +6,7 @@ between are those of `bs.graph.to_integer`, bit for bit (docs/power_of_two.md).
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,12 +16,11 @@ from blockscale.core.arithmetic.bits import pow2
 from blockscale.core.reference import QParams, step_of
 from blockscale.export.onnx.encode import rounded, without_nan
 from blockscale.export.onnx.integer_products import convolved, multiplied
+from blockscale.export.onnx.integer_shift import shifted
 from blockscale.export.onnx.scope import Scope
 from blockscale.export.onnx.stored import put_tensor
 from blockscale.graph.integer import steps
 
-_ABOVE = 1 << 42  # more than any sum, and a multiple of all that is shifted by: makes sums positive
-_FARTHEST = 40
 _KINDS = {
     torch.int8: "INT8",
     torch.uint8: "UINT8",
@@ -29,6 +28,13 @@ _KINDS = {
     torch.int32: "INT32",
     torch.float32: "FLOAT",
 }
+
+
+class _Taken(NamedTuple):
+    """What a step takes: the name of the value, and its dtype in torch."""
+
+    name: str
+    kind: torch.dtype
 
 
 def is_step(module: nn.Module) -> bool:
@@ -40,7 +46,8 @@ def step(
     scope: Scope, module: nn.Module, given: Sequence[str], kinds: Sequence[torch.dtype]
 ) -> str:
     """What a step of an integer model gives. kinds: the dtypes of what it takes."""
-    return _WRITERS[type(module)](scope, module, given, kinds)
+    taken = [_Taken(*each) for each in zip(given, kinds, strict=True)]
+    return _WRITERS[type(module)](scope, module, taken)
 
 
 def _int(scope: Scope, number: Any, kind: Any = np.int32) -> str:
@@ -53,10 +60,10 @@ def _centered(scope: Scope, codes: str, zero_point: int) -> str:
     return scope.op("Sub", codes, _int(scope, zero_point)) if zero_point else codes
 
 
-def _quantize(scope: Scope, module: Any, given: Sequence[str], kinds: Any) -> str:
+def _quantize(scope: Scope, module: Any, given: Sequence[_Taken]) -> str:
     fmt, zero = module.format, module._buffers["zero_point"]
     unit = step_of(QParams(module.scale, None, zero), fmt).reshape(())
-    y = scope.op("Div", given[0], scope.constant(unit.numpy()))
+    y = scope.op("Div", given[0].name, scope.constant(unit.numpy()))
     y = rounded(scope, without_nan(scope, y), fmt.rounding)
     if zero is not None:
         y = scope.op("Add", y, scope.floats(float(zero)))
@@ -65,16 +72,16 @@ def _quantize(scope: Scope, module: Any, given: Sequence[str], kinds: Any) -> st
     return scope.cast(y, _KINDS[fmt.element.code_dtype])
 
 
-def _dequantize(scope: Scope, module: Any, given: Sequence[str], kinds: Any) -> str:
-    values = scope.cast(_centered(scope, given[0], module.zero_point), "FLOAT")
+def _dequantize(scope: Scope, module: Any, given: Sequence[_Taken]) -> str:
+    values = scope.cast(_centered(scope, given[0].name, module.zero_point), "FLOAT")
     return scope.op("Mul", values, scope.constant(pow2(module.exponent).numpy()))
 
 
-def _requantize(scope: Scope, module: Any, given: Sequence[str], kinds: Any) -> str:
+def _requantize(scope: Scope, module: Any, given: Sequence[_Taken]) -> str:
     before, after = module.zero_points
     fmt = module.format
-    sums = scope.cast(_centered(scope, given[0], before), "INT64")
-    codes = _shifted(scope, sums, module.shift.to(torch.int64), fmt.rounding)
+    sums = scope.cast(_centered(scope, given[0].name, before), "INT64")
+    codes = shifted(scope, sums, module.shift.to(torch.int64), fmt.rounding)
     if after:
         codes = scope.op("Add", codes, _int(scope, after, np.int64))
     low, high = (_int(scope, int(limit), np.int64) for limit in fmt.element.limits(fmt.wide))
@@ -82,57 +89,9 @@ def _requantize(scope: Scope, module: Any, given: Sequence[str], kinds: Any) -> 
     return scope.cast(codes, _KINDS[fmt.element.code_dtype])
 
 
-def _shifted(scope: Scope, x: str, shift: Tensor, rounding: str) -> str:
-    """x int64 · 2^-shift, rounded to an integer: `arithmetic.shift_right`."""
-    right, left = shift.clamp(0, _FARTHEST), (-shift).clamp(0, 31)
-    if bool((right > 0).any()):
-        x = _shifted_right(scope, x, right, rounding)
-    if bool((left > 0).any()):
-        bits = scope.cast(x, "UINT64")
-        by = scope.constant(left.numpy().astype(np.uint64))
-        x = scope.cast(scope.op("BitShift", bits, by, direction="LEFT"), "INT64")
-    return x
-
-
-def _shifted_right(scope: Scope, x: str, right: Tensor, rounding: str) -> str:
-    lifted = scope.op("Add", x, _int(scope, _ABOVE, np.int64))  # BitShift takes unsigned numbers
-    by = scope.constant(right.numpy().astype(np.uint64))
-    floor = scope.op("BitShift", scope.cast(lifted, "UINT64"), by, direction="RIGHT")
-    floor = scope.op("Sub", scope.cast(floor, "INT64"), scope.constant((_ABOVE >> right).numpy()))
-    one = torch.ones_like(right)
-    rest = scope.op("BitwiseAnd", lifted, scope.constant(((one << right) - 1).numpy()))
-    up = _rounds_up(scope, floor, rest, (one << right) >> 1, rounding)
-    if not up:
-        return floor
-    if bool((right == 0).any()):  # nothing is shifted out there, and half a step would be 0
-        up = scope.op("And", up, scope.constant((right > 0).numpy()))
-    return scope.op("Add", floor, scope.cast(up, "INT64"))
-
-
-def _rounds_up(scope: Scope, floor: str, rest: str, half: Tensor, rounding: str) -> str:
-    """Whether floor + rest / (2 · half) goes to floor + 1; empty where it never does."""
-    middle, zero = scope.constant(half.numpy()), _int(scope, 0, np.int64)
-    if rounding == "down":
-        return ""
-    if rounding == "up":
-        return scope.op("Greater", rest, zero)
-    if rounding == "toward_zero":
-        negative = scope.op("Less", floor, zero)
-        return scope.op("And", negative, scope.op("Greater", rest, zero))
-    if rounding == "half_up":
-        return scope.op("GreaterOrEqual", rest, middle)
-    if rounding == "nearest_even":
-        last = scope.op("BitwiseAnd", floor, _int(scope, 1, np.int64))
-        tie = scope.op("Equal", last, _int(scope, 1, np.int64))
-    else:
-        tie = scope.op("GreaterOrEqual", floor, zero)
-    at_tie = scope.op("And", scope.op("Equal", rest, middle), tie)
-    return scope.op("Or", scope.op("Greater", rest, middle), at_tie)
-
-
-def _linear(scope: Scope, module: Any, given: Sequence[str], kinds: Any) -> str:
+def _linear(scope: Scope, module: Any, given: Sequence[_Taken]) -> str:
     weight = module.weight.t().contiguous()
-    y = multiplied(scope, given[0], kinds[0], module.zero_point, weight)
+    y = multiplied(scope, given[0].name, given[0].kind, module.zero_point, weight)
     bias = module._buffers["bias"]
     return y if bias is None else scope.op("Add", y, _stored(scope, "bias", bias))
 
@@ -141,8 +100,8 @@ def _stored(scope: Scope, name: str, tensor: Tensor) -> str:
     return put_tensor(scope.file, f"{scope.within}.{name}", tensor)
 
 
-def _conv(scope: Scope, module: Any, given: Sequence[str], kinds: Any) -> str:
-    y = convolved(scope, given[0], kinds[0], module)
+def _conv(scope: Scope, module: Any, given: Sequence[_Taken]) -> str:
+    y = convolved(scope, given[0].name, given[0].kind, module)
     bias = module._buffers["bias"]
     if bias is None:
         return y
@@ -150,18 +109,18 @@ def _conv(scope: Scope, module: Any, given: Sequence[str], kinds: Any) -> str:
     return scope.op("Add", y, _stored(scope, "bias", by_channel))
 
 
-def _clamp(scope: Scope, module: Any, given: Sequence[str], kinds: Any) -> str:
+def _clamp(scope: Scope, module: Any, given: Sequence[_Taken]) -> str:
     low, high = (scope.constant(each.to(torch.int32).numpy()) for each in (module.low, module.high))
-    codes = scope.op("Min", scope.op("Max", scope.cast(given[0], "INT32"), low), high)
-    return scope.cast(codes, _KINDS[kinds[0]])
+    codes = scope.op("Min", scope.op("Max", scope.cast(given[0].name, "INT32"), low), high)
+    return scope.cast(codes, _KINDS[given[0].kind])
 
 
-def _add(scope: Scope, module: Any, given: Sequence[str], kinds: Any) -> str:
+def _add(scope: Scope, module: Any, given: Sequence[_Taken]) -> str:
     sides = []
     for x, zero, shift in zip(
         given, module.zero_points, (module.shift, module.other_shift), strict=True
     ):
-        side = _centered(scope, x, zero)
+        side = _centered(scope, x.name, zero)
         if bool((shift > 0).any()):
             by = scope.constant(shift.numpy().astype(np.uint32))
             bits = scope.op("BitShift", scope.cast(side, "UINT32"), by, direction="LEFT")
@@ -170,9 +129,9 @@ def _add(scope: Scope, module: Any, given: Sequence[str], kinds: Any) -> str:
     return scope.op("Add", *sides)
 
 
-def _sum_pool(scope: Scope, module: Any, given: Sequence[str], kinds: Any) -> str:
+def _sum_pool(scope: Scope, module: Any, given: Sequence[_Taken]) -> str:
     kernel, stride, padding = module.windows
-    x = _centered(scope, given[0], module.zero_point)
+    x = _centered(scope, given[0].name, module.zero_point)
     if list(module.size or ()) == list(kernel) and not any(padding):
         return scope.op("ReduceSum", x, scope.ints(-2, -1), keepdims=1)
     if any(padding):
@@ -203,14 +162,14 @@ def _every(
     )
 
 
-def _max_pool(scope: Scope, module: Any, given: Sequence[str], kinds: Any) -> str:
+def _max_pool(scope: Scope, module: Any, given: Sequence[_Taken]) -> str:
     kernel, stride, padding, dilation = (
         _pair(each) for each in (module.kernel_size, module.stride, module.padding, module.dilation)
     )
-    if kinds[0] in (torch.int8, torch.uint8):
+    if given[0].kind in (torch.int8, torch.uint8):
         return scope.op(
             "MaxPool",
-            given[0],
+            given[0].name,
             kernel_shape=kernel,
             strides=stride,
             pads=padding * 2,
@@ -222,11 +181,11 @@ def _max_pool(scope: Scope, module: Any, given: Sequence[str], kinds: Any) -> st
             "a maximum over windows of sums has no ceil_mode and no dilation in ONNX: leave them "
             "out, or give the layer before it an output format of 8 bits"
         )
-    x = scope.cast(given[0], "INT32")
+    x = scope.cast(given[0].name, "INT32")
     if any(padding):
         lowest = _int(scope, torch.iinfo(torch.int32).min)
         x = scope.op("Pad", x, scope.ints(*padding, *padding), lowest, scope.ints(-2, -1))
-    return scope.cast(_over_windows(scope, x, kernel, stride, "Max"), _KINDS[kinds[0]])
+    return scope.cast(_over_windows(scope, x, kernel, stride, "Max"), _KINDS[given[0].kind])
 
 
 def _pair(size: Any) -> list[int]:

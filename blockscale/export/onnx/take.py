@@ -6,17 +6,14 @@ a format; what stands there is written by `write.py` afterwards.
 """
 
 import operator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
-from blockscale.core.format import Format
 from blockscale.core.operand import Operand, Quantizer
-from blockscale.core.reference import QParams
 from blockscale.export.onnx import activation
-from blockscale.export.onnx.split import Sizes
+from blockscale.export.onnx.pieces import Activation, Piece, Rows, Weight, placed, placed_like
 from blockscale.export.onnx.weight import Move
 from blockscale.graph.constants import get, is_constant
 from blockscale.graph.names import described, scope
@@ -34,64 +31,6 @@ from blockscale.graph.nodes import (
     value,
 )
 from blockscale.ops.embedding import embedding
-
-MARK = "blockscale.export", "Placed"
-
-
-@dataclass(frozen=True, eq=False)
-class Weight:
-    """A dequantized weight. moves: the views and permutations that its reader wants."""
-
-    name: str
-    stored: Operand
-    moves: tuple[Move, ...]
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows of a quantized table; the mark is given their indices."""
-
-    name: str
-    stored: Operand
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True, eq=False)
-class Activation:
-    """A round trip of what the mark is given.
-
-    qparams: static ones; sizes: None where free; given, dtype: of what comes in and goes out
-    """
-
-    name: str
-    fmt: Format
-    qparams: QParams | None
-    sizes: Sizes
-    given: torch.dtype
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """A step of an integer model. kinds: the dtypes of what it takes."""
-
-    name: str
-    module: torch.nn.Module
-    kinds: tuple[torch.dtype, ...]
-
-
-Piece = Weight | Rows | Activation | Step
-
-
-def placed(
-    number: int, x: Tensor, sizes: tuple[Any, ...], dtype: torch.dtype, *more: Tensor
-) -> Tensor:
-    """A mark: to torch an op that makes of x, and more, a tensor of these sizes and this dtype."""
-    made: Tensor = torch.onnx.ops.symbolic(
-        "::".join(MARK), [x, *more], {"number": number}, dtype=dtype, shape=sizes, version=1
-    )
-    return made
 
 
 def take(graph: fx.GraphModule) -> list[Piece]:
@@ -219,11 +158,6 @@ def _place(
     sizes = shape(node) or ()
     behind = tuple(sizes[len(shape(x) or ()) :])
     replace(node, call(graph, placed_like, (number, x, behind, dtype), like=node))
-
-
-def placed_like(number: int, x: Tensor, behind: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
-    """A mark whose result has the sizes of x and those in `behind`."""
-    return placed(number, x, (*x.shape, *behind), dtype)
 
 
 def _take_activation(

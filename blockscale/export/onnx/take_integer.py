@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from blockscale.export.onnx.integer import is_step
-from blockscale.export.onnx.take import Piece, Step, placed
+from blockscale.export.onnx.pieces import Piece, Step, placed
 from blockscale.graph.integer.convert import IntegerModel
 
 

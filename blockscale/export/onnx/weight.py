@@ -109,8 +109,8 @@ def _dequantize_linear(
     inputs = [put_codes(file, f"{name}.codes", fmt.element, codes), step]
     if fmt.element.integer:
         inputs.append(put_zeros(file, f"{name}.zero_point", fmt.element, zero, dims))
-    axis = {} if along.axis is None else {"axis": along.axis}
-    block = {"block_size": along.block_size} if along.block_size else {}
+    axis: dict[str, Any] = {} if along.axis is None else {"axis": along.axis}
+    block: dict[str, Any] = {"block_size": along.block_size} if along.block_size else {}
     return scope.op("DequantizeLinear", *inputs, **axis, **block)
 
 

@@ -1,4 +1,4 @@
-"""The file's model from a graph with marks: torch translates the floats, pieces take their places."""
+"""The file's model from a graph with marks: torch translates the floats, pieces the rest."""
 
 import io
 import logging
@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 
 from blockscale.export.onnx import integer, weight
 from blockscale.export.onnx.activation import activation
+from blockscale.export.onnx.pieces import MARK, Activation, Piece, Rows, Weight
 from blockscale.export.onnx.scope import DOMAIN, LOWEST, File, Scope
 from blockscale.export.onnx.sums import keep_sums
-from blockscale.export.onnx.take import MARK, Activation, Piece, Rows, Weight
 
 _KINDS = {torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT"}
 

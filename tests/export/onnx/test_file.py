@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from blockscale.export.onnx import file
-from tests.export.onnx.running import made, session
 from blockscale.export.onnx.stored import put_tensor
+from tests.export.onnx.running import made, session
 
 WEIGHT = torch.arange(3000.0).reshape(50, 60)
 

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.export.onnx.take import Activation, Rows, Weight, placed, take
+from blockscale.export.onnx.pieces import Activation, Rows, Weight
+from blockscale.export.onnx.take import take
 from blockscale.graph import passes
 from blockscale.graph.expand import expand
 from blockscale.graph.passes import clean, constants, duplicates
@@ -84,8 +85,3 @@ def test_a_format_that_no_file_has():
     linear = nn.Sequential(nn.Linear(16, 8))
     with pytest.raises(ValueError, match="cannot quantize to book4:token:fp32: its codebook"):
         take(graph(inputs="book4:token:fp32", model=linear, given=torch.randn(3, 16)))
-
-
-def test_a_mark_runs_in_torch_as_zeros():
-    made = placed(3, torch.ones(2, 4), (2, 5), torch.float16)
-    assert (made.shape, made.dtype) == ((2, 5), torch.float16)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from blockscale.export.onnx import write
-from blockscale.export.onnx.take import Weight, placed
+from blockscale.export.onnx.pieces import Weight, placed
 from tests.export.onnx.running import array
 from tests.export.onnx.test_weight import stored
 
