@@ -93,6 +93,25 @@ def test_weights_and_inputs_of_the_catalogue(fmt, tmp_path):
     assert close(call(X), reference(graph, X))
 
 
+class Positions(nn.Module):
+    """Rows of a table at places that the model holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.last = nn.Embedding(9, 64), nn.Linear(64, 8)
+        self.register_buffer("places", torch.tensor([3, 0, 8]))
+
+    def forward(self, x):
+        return self.last(x[:, None] + self.table(self.places))
+
+
+def test_rows_at_places_that_the_model_holds(tmp_path):
+    graph = converted(Positions(), X, bs.Recipe("int8_channel"))
+    call = exported(graph, tmp_path / "model.onnx")
+    assert close(call(X), reference(graph, X))
+    assert initializers(tmp_path / "model.onnx")["table.weight.codes"].data_type == TensorProto.INT8
+
+
 class Net(nn.Module):
     """Batch norm, groups, depthwise, transposed, grouped transposed."""
 

@@ -89,7 +89,7 @@ def filled(model: Any, pieces: Sequence[Piece]) -> File:
     """Put each piece in the place of its mark, in place; what the file holds beside nodes."""
     file = File()
     graph = model.graph
-    others = [node for node in graph.node if (node.domain, node.op_type) != MARK]
+    others = [node for node in graph.node if not _reads_codes(node, pieces)]
     file.taken(name for node in graph.node for name in (node.name, *node.output))
     file.taken(name for node in others for name in node.input)  # initializers that stay, too
     file.taken(value.name for value in (*graph.input, *graph.output))
@@ -111,8 +111,7 @@ def filled(model: Any, pieces: Sequence[Piece]) -> File:
 
 
 def _drop_unread(graph: Any, nodes: list[Any]) -> None:
-    """Drop the initializers that only marks read, codes as torch has them, and what is said of
-    them."""
+    """Drop the initializers that only marks of weights read, and what is said of them."""
     read = {name for node in nodes for name in node.input} | {out.name for out in graph.output}
     kept = [tensor for tensor in graph.initializer if tensor.name in read]
     del graph.initializer[:]
@@ -121,6 +120,12 @@ def _drop_unread(graph: Any, nodes: list[Any]) -> None:
     told = [value for value in graph.value_info if value.name in made]
     del graph.value_info[:]
     graph.value_info.extend(told)
+
+
+def _reads_codes(node: Any, pieces: Sequence[Piece]) -> bool:
+    """Whether it is the mark of a weight: its input is the codes as torch has them."""
+    marked = (node.domain, node.op_type) == MARK
+    return marked and isinstance(pieces[_number(node)], Weight)
 
 
 def _number(node: Any) -> int:
