@@ -3,6 +3,7 @@
 `torch.export.load` reads it wherever blockscale is imported, without the code of the model.
 """
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,7 +58,7 @@ def program_of(
         graph = exported(graph)
     if isinstance(graph, ExportedProgram):
         return _given(graph, example, dynamic_batch)
-    return _exported(graph, example, dynamic_batch)
+    return exported_model(graph, example, dynamic_batch)
 
 
 def _given(made: ExportedProgram, example: Example | None, dynamic_batch: bool) -> ExportedProgram:
@@ -68,20 +69,25 @@ def _given(made: ExportedProgram, example: Example | None, dynamic_batch: bool) 
             "made, by dynamic_shapes of torch.export.export"
         )
     if example is not None:
-        _try(made.module(), *_arguments(example))
+        tried(made.module(), *arguments(example))
     return made
 
 
-def _exported(model: nn.Module, example: Example | None, dynamic_batch: bool) -> ExportedProgram:
+def exported_model(
+    model: nn.Module, example: Example | None, dynamic_batch: bool
+) -> ExportedProgram:
+    """A model as torch.export's program. Raises ValueError as `program` does."""
     if example is None:
         raise ValueError(
             "a model is exported with an example of what it is called with: give a tensor, a "
             "tuple of arguments or a dict of named ones"
         )
     _check_state(model)
-    args, kwargs = _arguments(example)
-    _try(model, args, kwargs)
+    args, kwargs = arguments(example)
+    tried(model, args, kwargs)
     sizes = _free_first_sizes(args, kwargs) if dynamic_batch else None
+    if sizes is not None and args and _takes_any(model):
+        sizes = (sizes,)  # torch.export names `*inputs` as one argument, a tuple
     with torch.no_grad(), _plain_outputs(model):
         return torch.export.export(model, args, dict(kwargs), dynamic_shapes=sizes)
 
@@ -105,7 +111,7 @@ def _check_state(model: nn.Module) -> None:
         )
 
 
-def _arguments(example: Example) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def arguments(example: Example) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """The positional and the named arguments of a call."""
     if isinstance(example, Tensor):
         return (example,), {}
@@ -119,7 +125,7 @@ def _arguments(example: Example) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     )
 
 
-def _try(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def tried(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raises ValueError if the model cannot be called with the example."""
     try:
         with torch.no_grad():
@@ -158,6 +164,12 @@ def _free_first_sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return {0: batch} if isinstance(leaf, Tensor) and leaf.ndim else None
 
     return pytree.tree_map(sizes, dict(kwargs) if kwargs else args)
+
+
+def _takes_any(model: nn.Module) -> bool:
+    """Whether a model takes any number of arguments, `*inputs`, and names none before them."""
+    first = next(iter(inspect.signature(model.forward).parameters.values()), None)
+    return first is not None and first.kind is inspect.Parameter.VAR_POSITIONAL
 
 
 @contextmanager

@@ -4,14 +4,17 @@ import copy
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import blockscale as bs
 from blockscale.bench import targets
 from blockscale.bench.case import Case, Contestant, Peer, Skipped
+from blockscale.bench.peers import onnxruntime
 from blockscale.bench.requests import Encoder
 from blockscale.bench.rivals import hushed, rivals
 from blockscale.bench.settings import FULL, Settings
@@ -59,7 +62,10 @@ def _contestants(settings: Settings) -> Iterator[Contestant | Skipped]:
         facts = cosine(quantized)
     yield Contestant(ours.name, "ours", ours.call, facts=facts, targets=promised)
     if settings.device == "cpu":
-        yield from _graphs(model, given, cosine, targets.GRAPH if promised else {})
+        converted = _converted(model, given)
+        yield from _graphs(converted, given, cosine, targets.GRAPH if promised else {})
+        if settings.peers:
+            yield _exported(converted, given, cosine)
 
     def finish(peer: Peer, made: nn.Module) -> Contestant:
         call = partial(minilm.embed, made, given)
@@ -69,19 +75,24 @@ def _contestants(settings: Settings) -> Iterator[Contestant | Skipped]:
         yield from rivals("model", Encoder(model, settings.compiled), finish)
 
 
-def _graphs(
-    model: nn.Module,
-    given: dict[str, Tensor],
-    cosine: Callable[[nn.Module], dict[str, float]],
-    promised: targets.Targets,
-) -> Iterator[Contestant | Skipped]:
-    """The model as a program under static scales, lowered to each target that runs at once here."""
+def _converted(model: nn.Module, given: dict[str, Tensor]) -> fx.GraphModule:
+    """The model as a program under static scales."""
     free = {0: torch.export.Dim("rows"), 1: torch.export.Dim("tokens", min=2, max=512)}
     sizes = dict.fromkeys(given, free)
     program = torch.export.export(model, (), given, dynamic_shapes=sizes)
     prepared = bs.graph.prepare(program, bs.Recipe(WEIGHT, STATIC, skip=["embeddings"]))
     bs.calibrate(prepared, [given], progress=False)
-    fused = bs.graph.fuse(bs.graph.convert(prepared))
+    return bs.graph.convert(prepared)
+
+
+def _graphs(
+    converted: fx.GraphModule,
+    given: dict[str, Tensor],
+    cosine: Callable[[nn.Module], dict[str, float]],
+    promised: targets.Targets,
+) -> Iterator[Contestant | Skipped]:
+    """The program lowered to each target that runs at once here."""
+    fused = bs.graph.fuse(converted)
     for target in ("cpu", "x86"):
         name = f"{WEIGHT} x {STATIC}, lowered to {target}"
         if (reason := bs.graph.targets()[target]) is not None:
@@ -90,6 +101,22 @@ def _graphs(
         graph = bs.graph.lower(fused, target)
         call = partial(minilm.embed, graph, given)
         yield Contestant(name, "ours", call, facts=cosine(graph), targets=promised)
+
+
+def _exported(
+    converted: fx.GraphModule,
+    given: dict[str, Tensor],
+    cosine: Callable[[nn.Module], dict[str, float]],
+) -> Contestant | Skipped:
+    """The program as an ONNX file, in onnxruntime."""
+    name = f"{WEIGHT} x {STATIC}, as ONNX in onnxruntime"
+    [target] = [each for each in bs.export.targets() if each.name == "onnx"]
+    if reason := target.unavailable or onnxruntime.unavailable():
+        return Skipped(name, reason)
+    with TemporaryDirectory() as folder:
+        bs.export.onnx(converted, Path(folder) / "model.onnx")
+        made = onnxruntime.Session(Path(folder) / "model.onnx")
+    return Contestant(name, "ours", partial(minilm.embed, made, given), facts=cosine(made))
 
 
 @lru_cache(maxsize=1)

@@ -1,16 +1,19 @@
-"""onnxruntime's CPU kernels, in graphs of one node."""
+"""onnxruntime's CPU kernels, in graphs of one node and in a whole encoder."""
 
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from blockscale.bench.case import Call, Peer
-from blockscale.bench.requests import Layer
+from blockscale.bench.requests import Encoder, Layer
 
 _GROUP = 32
 _CONTRIB = "com.microsoft"
@@ -29,6 +32,53 @@ def linear(layer: Layer) -> Iterator[Peer]:
     if layer.k % _GROUP == 0:
         note = "accuracy_level 4: multiplies in int8"
         yield Peer(f"onnxruntime MatMulNBits int4 group {_GROUP}", lambda: _int4(layer), note)
+
+
+def model(encoder: Encoder) -> Iterator[Peer]:
+    """fp32, and int8 by onnxruntime's own quantize_dynamic."""
+    yield Peer("onnxruntime fp32", lambda: _encoder(encoder.model, dynamic=False))
+    yield Peer("onnxruntime quantize_dynamic int8", lambda: _encoder(encoder.model, dynamic=True))
+
+
+class Session(nn.Module):
+    """An encoder's file in onnxruntime, called as the encoder is."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        onnxruntime = importlib.import_module("onnxruntime")
+        chosen = onnxruntime.SessionOptions()
+        chosen.intra_op_num_threads = torch.get_num_threads()
+        chosen.log_severity_level = 3
+        self.session = onnxruntime.InferenceSession(
+            str(path), chosen, providers=["CPUExecutionProvider"]
+        )
+
+    def forward(self, **tokens: Tensor) -> Any:
+        """input_ids and what goes with them -> what the encoder gives first."""
+        [states] = self.session.run(
+            ["last_hidden_state"], {name: each.numpy() for name, each in tokens.items()}
+        )
+        return SimpleNamespace(last_hidden_state=torch.from_numpy(states))
+
+
+def _encoder(encoder: nn.Module, *, dynamic: bool) -> Session:
+    """The float encoder as torch.onnx writes it, and as onnxruntime quantizes that."""
+    names = ("input_ids", "token_type_ids", "attention_mask")
+    ids = torch.arange(1000, 1032).reshape(2, 16)
+    given = {name: ids if name == "input_ids" else torch.ones_like(ids) for name in names}
+    free = {0: torch.export.Dim("rows"), 1: torch.export.Dim("tokens", min=2, max=512)}
+    with TemporaryDirectory() as folder:
+        path, small = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
+        program = torch.export.export(encoder, (), given, dynamic_shapes=dict.fromkeys(names, free))
+        outputs = ["last_hidden_state", "pooler_output"]
+        made = torch.onnx.export(program, dynamo=True, output_names=outputs, verbose=False)
+        assert made is not None
+        made.save(path)
+        if not dynamic:
+            return Session(path)
+        quantization = importlib.import_module("onnxruntime.quantization")
+        quantization.quantize_dynamic(path, small, weight_type=quantization.QuantType.QInt8)
+        return Session(small)
 
 
 def _fp32(layer: Layer) -> Any:

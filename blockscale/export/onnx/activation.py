@@ -1,0 +1,228 @@
+"""Activations that are quantized and dequantized in a file.
+
+QuantizeLinear and DequantizeLinear where ONNX has the type and says the blocks, so that runtimes
+fuse them with the ops around; else one call of a function of standard operators. Scales are given
+(static) or chosen from every tensor, which then is a function of its own.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from blockscale.core.block import WHOLE
+from blockscale.core.format import Format
+from blockscale.core.reference import QParams, step_of
+from blockscale.core.zero_point import expand_offset
+from blockscale.export.onnx import choose, encode, split, steps
+from blockscale.export.onnx.scope import Scope
+from blockscale.export.onnx.split import Sizes
+from blockscale.export.onnx.stored import native, put_tensor, put_zeros
+from blockscale.export.onnx.weight import plain
+
+
+class _Linear(NamedTuple):
+    """How QuantizeLinear is told of blocks: of all (axis None), by axis, or along one."""
+
+    axis: int | None = None
+    block_size: int = 0
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Its attributes."""
+        named: dict[str, Any] = {} if self.axis is None else {"axis": self.axis}
+        return named | ({"block_size": self.block_size} if self.block_size else {})
+
+
+def refused(fmt: Format, qparams: QParams | None, sizes: Sizes) -> str | None:
+    """Why a file cannot quantize a tensor of these sizes, or None."""
+    if reason := encode.refused(fmt):
+        return reason
+    if qparams is None:
+        if reason := choose.refused(fmt) or split.refused(fmt.block, sizes):
+            return reason
+        if not fmt.element.ranged and _padded(fmt, sizes):
+            return f"its scales are means, and blocks of {fmt.block} do not divide the size"
+        return None
+    if (
+        qparams.scale.numel() != 1
+        and fmt.block.sizes_for(len(sizes)).count(WHOLE) != len(sizes) - 1
+    ):
+        return f"given scales of blocks of {fmt.block} are for one tensor: take 'tensor'"
+    return None
+
+
+def _padded(fmt: Format, sizes: Sizes) -> bool:
+    blocks = fmt.block.sizes_for(len(sizes))
+    return any(size > 1 and (n or 0) % size for n, size in zip(sizes, blocks, strict=True))
+
+
+def activation(
+    scope: Scope, name: str, x: str, fmt: Format, qparams: QParams | None, sizes: Sizes
+) -> str:
+    """x float32 of these sizes -> what is left of it after a round trip; None is a free size."""
+    told = _told(fmt, sizes)
+    simple = fmt.rounding == "nearest_even" and not fmt.recip and fmt.offset is None
+    # onnxruntime 1.31 makes integer products of 8-bit floats in DequantizeLinear, and then fails
+    as_one = native(fmt.element) is not None and simple and fmt.zero is None
+    as_one = as_one and fmt.element.integer
+    if qparams is not None:
+        one = qparams.scale.numel() == 1
+        # onnxruntime 1.31: 4 bits by axis wrap around far beyond their range
+        if as_one and (one or (told is not None and fmt.bits >= 8)):
+            return _static(scope, name, x, fmt, qparams, sizes)
+        return _given(scope, name, x, fmt, qparams, len(sizes))
+    # onnxruntime 1.31 moves a Transpose over QuantizeLinear but not over the scales of blocks
+    whole = told is not None and not told.block_size
+    if as_one and told is not None and whole and (not _narrow(fmt) or fmt.bits == 8):
+        return _dynamic(scope, x, fmt, sizes, told)
+
+    def body(inside: Scope, inputs: list[str]) -> list[str]:
+        blocks = split.split(inside, inputs[0], fmt.block, sizes)
+        chosen = choose.choose(inside, blocks, fmt)
+        values = _round_trip(inside, blocks.x, fmt, chosen)
+        return [blocks.joined(inside, values)]
+
+    key = ("quantize_dequantize", fmt.spelling, tuple(sizes))
+    return scope.call(key, f"quantize_dequantize_{plain(fmt.spelling)}", [x], body)[0]
+
+
+def _round_trip(scope: Scope, x: str, fmt: Format, chosen: choose.Chosen) -> str:
+    by = ("Mul", chosen.inverse) if chosen.inverse else ("Div", chosen.step)
+    y = scope.op(by[0], x, by[1])
+    return scope.op("Mul", encode.encoded(scope, y, fmt, chosen.zero), chosen.step)
+
+
+def _narrow(fmt: Format) -> bool:
+    """Whether the type of the codes has one that the format does not use: -128 of int8."""
+    return fmt.element.integer and fmt.element.signed and not fmt.wide
+
+
+def _told(fmt: Format, sizes: Sizes) -> _Linear | None:
+    """How QuantizeLinear is told of the blocks of a tensor of these sizes; None: it cannot be."""
+    if fmt.block.flat:
+        return None
+    blocks = fmt.block.sizes_for(len(sizes))
+    whole = [i for i, size in enumerate(blocks) if size == WHOLE or sizes[i] == 1]
+    if len(whole) == len(blocks):
+        return _Linear()
+    single = [i for i, size in enumerate(blocks) if size == 1]
+    if len(single) == 1 and len(whole) >= len(blocks) - 1:
+        return _Linear(single[0])
+    along = [i for i, size in enumerate(blocks) if size != 1]
+    if len(along) != 1 or (n := sizes[along[0]]) is None:
+        return None
+    return _Linear(along[0], blocks[along[0]] or n)
+
+
+def _static(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams, sizes: Sizes) -> str:
+    """QuantizeLinear and DequantizeLinear under a given scale."""
+    told = None if qparams.scale.numel() == 1 else _told(fmt, sizes)
+    told = told or _Linear()
+    dims = () if told.axis is None else (qparams.scale.numel(),)
+    outer = None if qparams.outer is None else qparams.outer.reshape(dims and (1,))
+    parts = qparams._replace(scale=qparams.scale.reshape(dims), outer=outer)
+    step = steps.step(scope, name, fmt, parts)
+    zero = put_zeros(scope.file, f"{name}.zero_point", fmt.element, qparams.zero_point, dims)
+    if _narrow(fmt) and fmt.bits != 8:  # no operator clips such codes in onnxruntime: clip x
+        lowest = scope.op("Mul", step, scope.floats(fmt.element.limits(False)[0]))
+        if told.axis is not None:
+            behind = len(sizes) - 1 - told.axis % len(sizes)
+            lowest = scope.op("Reshape", lowest, scope.ints(-1, *[1] * behind))
+        x = scope.op("Max", x, lowest)
+    return _linear(scope, x, step, zero, fmt, told)
+
+
+def _linear(scope: Scope, x: str, step: str, zero: str, fmt: Format, told: _Linear) -> str:
+    codes = scope.op("QuantizeLinear", x, step, zero, **told.attributes)
+    if _narrow(fmt) and fmt.bits == 8:
+        lowest = torch.tensor(-127, dtype=torch.int8)
+        codes = scope.op("Clip", codes, scope.constant(lowest.numpy()))
+    return scope.op("DequantizeLinear", codes, step, zero, **told.attributes)
+
+
+def _dynamic(scope: Scope, x: str, fmt: Format, sizes: Sizes, told: _Linear) -> str:
+    """The scale from a function, then QuantizeLinear and DequantizeLinear."""
+    kind = native(fmt.element)
+    assert kind is not None
+
+    def body(inside: Scope, inputs: list[str]) -> list[str]:
+        blocks = split.split(inside, inputs[0], fmt.block, sizes)
+        chosen = choose.choose(inside, blocks, fmt)
+        step = _arranged(inside, chosen.step, told)
+        if not chosen.zero:
+            return [step]
+        return [step, inside.cast(_arranged(inside, chosen.zero, told), kind)]
+
+    key = ("choose_scale", fmt.spelling, tuple(sizes))
+    made = scope.call(key, f"choose_scale_{plain(fmt.spelling)}", [x], body)
+    if len(made) == 2:
+        return _linear(scope, x, made[0], made[1], fmt, told)
+    return _without_zero(scope, x, made[0], fmt, told, kind)
+
+
+def _without_zero(scope: Scope, x: str, step: str, fmt: Format, told: _Linear, kind: str) -> str:
+    from onnx import TensorProto
+
+    to = TensorProto.DataType.Value(kind)
+    codes = scope.op("QuantizeLinear", x, step, output_dtype=to, **told.attributes)
+    if _narrow(fmt):
+        lowest = torch.tensor(-127, dtype=torch.int8)
+        codes = scope.op("Clip", codes, scope.constant(lowest.numpy()))
+    return scope.op("DequantizeLinear", codes, step, **told.attributes)
+
+
+def _arranged(scope: Scope, parts: str, told: _Linear) -> str:
+    """One number a block, as `split` has them, in the shape that QuantizeLinear wants."""
+    if told.axis is None:
+        return scope.op("Reshape", parts, scope.ints())
+    return scope.op("Reshape", parts, scope.ints(-1))
+
+
+def _given(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams, rank: int) -> str:
+    """A call of a function that rounds under a given scale, where no type of ONNX has the codes."""
+    shape = _full(qparams.scale, rank)
+    step = put_tensor(scope.file, f"{name}.step", step_of(qparams, fmt).reshape(shape))
+    inputs = {"x": x, "step": step}
+    if qparams.zero_point is not None:
+        zero = qparams.zero_point.to(torch.float32).reshape(shape)
+        inputs["zero"] = put_tensor(scope.file, f"{name}.zero_point", zero)
+    if fmt.recip:
+        inverse = _inverse(qparams, fmt).reshape(shape)
+        inputs["inverse"] = put_tensor(scope.file, f"{name}.inverse", inverse)
+    if fmt.offset is not None:
+        found = expand_offset(qparams.offset, qparams.offset_outer, fmt, torch.Size(shape))
+        assert found is not None
+        inputs["offset"] = put_tensor(scope.file, f"{name}.offset", found.expand(shape))
+
+    def body(inside: Scope, names: list[str]) -> list[str]:
+        given = dict(zip(inputs, names, strict=True))
+        values = given["x"]
+        if "offset" in given:
+            values = inside.op("Sub", values, given["offset"])
+        chosen = choose.Chosen(given["step"], given.get("inverse", ""), given.get("zero", ""))
+        values = _round_trip(inside, values, fmt, chosen)
+        return [inside.op("Add", values, given["offset"]) if "offset" in given else values]
+
+    key = ("quantize_dequantize_given", fmt.spelling, rank)
+    return scope.call(
+        key, f"quantize_dequantize_{plain(fmt.spelling)}_given", list(inputs.values()), body
+    )[0]
+
+
+def _inverse(qparams: QParams, fmt: Format) -> Tensor:
+    """What x is multiplied by under `recip`: the reference's, made of a one."""
+    from blockscale.core.reference import in_steps
+
+    return in_steps(torch.ones(tuple(qparams.scale.shape)), qparams._replace(offset=None), fmt)
+
+
+def _full(scale: Tensor, rank: int) -> Sequence[int]:
+    """The scale's shape with ones before its own."""
+    if scale.numel() == 1:
+        return (1,) * rank
+    shape = (1,) * (rank - scale.ndim) + tuple(scale.shape)
+    assert prod(shape) == scale.numel()
+    return shape

@@ -1,0 +1,191 @@
+"""The file's model from a graph with marks: torch translates the floats, pieces the rest."""
+
+import io
+import logging
+import warnings
+from collections.abc import Sequence
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from blockscale.export.onnx import integer, weight
+from blockscale.export.onnx.activation import activation
+from blockscale.export.onnx.pieces import MARK, Activation, Piece, Rows, Weight
+from blockscale.export.onnx.scope import DOMAIN, LOWEST, File, Scope
+from blockscale.export.onnx.sums import keep_sums
+
+_KINDS = {torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT"}
+
+
+def translated(program: ExportedProgram) -> Any:
+    """torch's translation of a program (ModelProto), with marks.
+
+    Raises ValueError that names what torch.onnx cannot translate.
+    """
+    names = _output_names(program)
+    try:
+        with _quiet():
+            made = torch.onnx.export(
+                program, dynamo=True, opset_version=LOWEST, output_names=names, verbose=False
+            )
+    except torch.onnx.OnnxExporterError as error:
+        reasons = [str(each).splitlines()[0] for each in _causes(error)]
+        raise ValueError(
+            "torch.onnx, which translates what is not quantized, cannot: " + "; ".join(reasons)
+        ) from error
+    assert made is not None
+    return made.model_proto
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """What an error came from, the first cause first; those without a message are left out."""
+    found: list[BaseException] = []
+    cause: BaseException | None = error.__cause__
+    while cause is not None:
+        found.insert(0, cause)
+        cause = cause.__cause__
+    return [each for each in found if str(each)] or [error]
+
+
+def _output_names(program: ExportedProgram) -> list[str] | None:
+    """What results are called: `output`, `output_0`, or as in the dict that a model returns."""
+    spec = program.call_spec.out_spec
+    if spec is None:
+        return None
+    tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    paths = [path for path, _ in pytree.tree_flatten_with_path(tree)[0]]
+    taken = {node.name for node in program.graph.find_nodes(op="placeholder")}
+    names = ["_".join(_part(key) for key in path) or "output" for path in paths]
+    names = [f"output_{name}" if name.isdigit() else name for name in names]
+    return [f"output_{name}" if name in taken else name for name in names]
+
+
+def _part(key: Any) -> str:
+    """One step of a path into a result: a key, a place, or a name."""
+    for name in ("key", "idx", "name"):
+        if hasattr(key, name):
+            return str(getattr(key, name))
+    return str(key)
+
+
+@contextmanager
+def _quiet() -> Any:
+    """torch's exporter tells of packages that it does not find, and of its own deprecations."""
+    known = logging.getLogger("torch.onnx")
+    level = known.level
+    known.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        known.setLevel(level)
+
+
+def filled(model: Any, pieces: Sequence[Piece]) -> File:
+    """Put each piece in the place of its mark, in place; what the file holds beside nodes."""
+    file = File()
+    graph = model.graph
+    others = [node for node in graph.node if not _reads_codes(node, pieces)]
+    file.taken(name for node in graph.node for name in (node.name, *node.output))
+    file.taken(name for node in others for name in node.input)  # initializers that stay, too
+    file.taken(value.name for value in (*graph.input, *graph.output))
+    _drop_unread(graph, others)
+    nodes: list[Any] = []
+    scope = Scope(file, "")
+    for node in graph.node:
+        if (node.domain, node.op_type) != MARK:
+            nodes.append(node)
+            continue
+        piece = pieces[_number(node)]
+        scope.within, scope.nodes = piece.name, []
+        result = _emit(scope, piece, node.input)
+        _renamed(scope.nodes, result, node.output[0])
+        nodes += scope.nodes
+    keep_sums(nodes)
+    _assemble(model, nodes, file)
+    return file
+
+
+def _drop_unread(graph: Any, nodes: list[Any]) -> None:
+    """Drop the initializers that only marks of weights read, and what is said of them."""
+    read = {name for node in nodes for name in node.input} | {out.name for out in graph.output}
+    kept = [tensor for tensor in graph.initializer if tensor.name in read]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    made = read | {name for node in graph.node for name in node.output}
+    told = [value for value in graph.value_info if value.name in made]
+    del graph.value_info[:]
+    graph.value_info.extend(told)
+
+
+def _reads_codes(node: Any, pieces: Sequence[Piece]) -> bool:
+    """Whether it is the mark of a weight: its input is the codes as torch has them."""
+    marked = (node.domain, node.op_type) == MARK
+    return marked and isinstance(pieces[_number(node)], Weight)
+
+
+def _number(node: Any) -> int:
+    return next(int(a.i) for a in node.attribute if a.name == "number")
+
+
+def _emit(scope: Scope, piece: Piece, given: Sequence[str]) -> str:
+    if isinstance(piece, Weight):
+        return weight.weight(scope, piece.name, piece.stored, piece.moves, piece.dtype)
+    if isinstance(piece, Rows):
+        return weight.rows(scope, piece.name, piece.stored, given[0], piece.dtype)
+    if isinstance(piece, Activation):
+        x = given[0]
+        if piece.given != torch.float32:
+            x = scope.cast(x, "FLOAT")
+        y = activation(scope, piece.name, x, piece.fmt, piece.qparams, piece.sizes)
+        return y if piece.dtype == torch.float32 else scope.cast(y, _KINDS[piece.dtype])
+    return integer.step(scope, piece.module, given, piece.kinds)
+
+
+def _renamed(nodes: list[Any], result: str, wanted: str) -> None:
+    """Let the last value have the name that the mark's had."""
+    for node in nodes:
+        for names in (node.input, node.output):
+            for i, name in enumerate(names):
+                if name == result:
+                    names[i] = wanted
+
+
+def _assemble(model: Any, nodes: list[Any], file: File) -> None:
+    """Nodes, initializers that are read, functions and value types into the model."""
+    graph = model.graph
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(file.tensors.values())
+    add_functions(model, file)
+    for i, each in enumerate(model.opset_import):
+        if each.domain == MARK[0]:
+            del model.opset_import[i]
+            break
+
+
+def add_functions(model: Any, file: File) -> None:
+    """The functions of the file's own into a model, in place."""
+    model.functions.extend(file.functions.values())
+    if file.functions:
+        model.opset_import.add(domain=DOMAIN, version=1)
+
+
+def stamp(model: Any, opset: int) -> None:
+    """Say which opset the model and its functions are of, and the lowest version of the format."""
+    from onnx import helper
+
+    for holder in (model, *model.functions):
+        for each in holder.opset_import:
+            if each.domain == "":
+                each.version = opset
+    for function in model.functions:
+        if any(node.domain == DOMAIN for node in function.node):
+            function.opset_import.add(domain=DOMAIN, version=1)
+    model.ir_version = helper.find_min_ir_version_for(
+        [each for each in model.opset_import if each.domain in ("", "ai.onnx")]
+    )
