@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from blockscale.kernels.webgpu.gpu.compiling import compiled
 from blockscale.kernels.webgpu.gpu.device import Gpu, GpuError, gpu
 from blockscale.kernels.webgpu.gpu.memory import Memory, upload
 from blockscale.kernels.webgpu.gpu.shader import Shader, source, tables
@@ -98,7 +99,7 @@ def _all(memory: Memory) -> Window:
 def _pipeline(text: str) -> Any:
     device = gpu()
     with device.telling("compiling a kernel"):
-        module = device.device.create_shader_module(code=text)
+        module = compiled(device.device, text)
         return device.device.create_compute_pipeline(
             layout="auto", compute={"module": module, "entry_point": "main"}
         )

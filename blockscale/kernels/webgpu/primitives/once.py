@@ -10,7 +10,13 @@ from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
-from blockscale.kernels.webgpu.primitives.choices import Choices, Constants, numbers, shader
+from blockscale.kernels.webgpu.primitives.choices import (
+    Choices,
+    Constants,
+    numbers,
+    parts_of,
+    shader,
+)
 from blockscale.kernels.webgpu.primitives.choose import choose_outer, scale_writing, stored_bits
 from blockscale.kernels.webgpu.primitives.encode import chunk_of, written_bits
 from blockscale.kernels.webgpu.primitives.find import GROUP, of_means, statistic, team_of
@@ -56,7 +62,7 @@ def plan(f: Form, dtype: torch.dtype, shape: Shape, bits: int, keeps: bool) -> P
     if gpu().software and at.block <= _ALONE and at.block % chunk == 0:
         chunk = at.block  # what waits for others costs most there
     chunks = -(-at.block // chunk)
-    team = team_of(chunks)
+    team = team_of(-(-chunks // parts_of(chunk)))
     quads = -(-chunks // team) * chunk // 4
     small = min(stored_bits(f)) if keeps else 32
     if quads > _MOST or GROUP // team * small % 32 or f.format.unchosen is not None:
