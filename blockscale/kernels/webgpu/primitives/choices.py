@@ -35,17 +35,3 @@ def numbers(dtype: torch.dtype) -> Choices:
     """How numbers of a dtype are read and written."""
     halves = "whole" if dtype == torch.float32 else "halves"
     return {"dtype": DTYPES[dtype], "load": halves, "store": halves}
-
-
-FOURS = 4  # of numbers that an invocation reads at once, so that enough of memory is under way
-
-
-def parts_of(chunk: int) -> int:
-    """How many chunks an invocation takes: a CPU gains nothing from more than one."""
-    return 1 if gpu().software else max(1, 4 * FOURS // chunk)
-
-
-def spread(chunk: int) -> Constants:
-    """The constants of kernels whose invocations take several chunks of so many elements."""
-    parts = parts_of(chunk)
-    return {"CHUNK": chunk, "PARTS": parts, "FOURS": chunk // 4 * parts}

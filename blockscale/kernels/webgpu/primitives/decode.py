@@ -4,13 +4,7 @@ import torch
 
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory
-from blockscale.kernels.webgpu.primitives.choices import (
-    Constants,
-    numbers,
-    parts_of,
-    shader,
-    spread,
-)
+from blockscale.kernels.webgpu.primitives.choices import Constants, numbers, shader
 from blockscale.kernels.webgpu.primitives.form import Form, result, whole
 from blockscale.kernels.webgpu.primitives.geometry import geometry
 from blockscale.kernels.webgpu.primitives.parts import Parts, reading
@@ -28,7 +22,7 @@ def decode(
     beside = {name: whole(part) for name, part in buffers.items()}
     choices |= numbers(dtype) | {"blocks": at.kind, "codes": "stream" if streams else "rows"}
     chunk = 16 // dtype.itemsize
-    constants: Constants = {"SHARED": at.shares(chunk), **spread(chunk)}
+    constants: Constants = {"CHUNK": chunk, "SHARED": at.shares(chunk)}
     made = shader("dequantize", f, choices, constants)
     out, bits = result(shape, dtype), 8 * dtype.itemsize
     for piece in pieces(at.count, max(bits, f.bits)):
@@ -40,6 +34,6 @@ def decode(
             made,
             {**beside, "codes": memory, "values": piece.window(out, bits)},
             sizes,
-            -(-piece.count // (256 * chunk * parts_of(chunk))),
+            -(-piece.count // (256 * chunk)),
         )
     return out

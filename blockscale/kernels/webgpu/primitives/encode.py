@@ -8,13 +8,7 @@ from torch import Tensor
 from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, upload
-from blockscale.kernels.webgpu.primitives.choices import (
-    Constants,
-    numbers,
-    parts_of,
-    shader,
-    spread,
-)
+from blockscale.kernels.webgpu.primitives.choices import Constants, numbers, shader
 from blockscale.kernels.webgpu.primitives.form import Form, result, whole
 from blockscale.kernels.webgpu.primitives.geometry import geometry
 from blockscale.kernels.webgpu.primitives.packing import pack_items
@@ -87,7 +81,7 @@ def _encode(
         choices["ends"] = lowered(f.format).element.family
         choices["rounding"] = f.format.rounding if not f.drawn else "nearest_even"
     chunk = chunk_of(bits, dtype)
-    constants |= {"SHARED": at.shares(chunk), **spread(chunk)}
+    constants |= {"CHUNK": chunk, "SHARED": at.shares(chunk)}
     made = shader("quantize", f, choices, constants)
     written = "codes" if what == "codes" else "values"
     own = 8 * dtype.itemsize
@@ -100,7 +94,7 @@ def _encode(
             given_buffers["seed"] = whole(seed)
         if gradient is not None:
             given_buffers["gradient"] = piece.window(gradient, bits)
-        launch(made, given_buffers, sizes, -(-piece.count // (256 * chunk * parts_of(chunk))))
+        launch(made, given_buffers, sizes, -(-piece.count // (256 * chunk)))
 
 
 def without_table(f: Form) -> str:

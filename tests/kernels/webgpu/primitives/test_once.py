@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from blockscale.kernels.webgpu.primitives import choices, once
+from blockscale.kernels.webgpu.primitives import once
 from blockscale.kernels.webgpu.primitives.form import form
 from tests.kernels.webgpu.equal import hard, wrong
 
@@ -11,7 +11,7 @@ from tests.kernels.webgpu.equal import hard, wrong
 @pytest.fixture
 def _as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(once, "_ALONE", 0)
-    monkeypatch.setattr(once, "parts_of", lambda chunk: 1)
+    monkeypatch.setattr(once, "chunks_of_one", lambda *_: 1)
 
 
 @pytest.mark.usefixtures("_as_on_gpus")
@@ -39,20 +39,19 @@ def test_a_team_takes_a_block(fmt: str, shape: tuple[int, ...], team: int, quads
 @pytest.mark.parametrize(
     ("fmt", "shape", "team", "quads"),
     [
-        ("int8:group32:fp32", (8, 64), 2, 4),
-        ("mxfp4", (8, 64), 2, 4),
+        ("int8:group32:fp32", (8, 64), 8, 1),  # codes of narrow blocks
+        ("mxfp4", (8, 64), 4, 2),
         ("int8:token:fp32", (8, 4096), 256, 4),
         ("uint8:group48:bf16:asym", (8, 96), 4, 3),
-        ("int8:tensor:fp32", (30,), 2, 4),
+        ("int8:group64:e8m0", (5, 192), 4, 4),
         ("ternary:group64:fp16", (3, 128), 4, 4),
-        ("e2m1:group16:e4m3", (5, 144), 1, 4),
     ],
 )
 def test_invocations_of_a_gpu_take_several_fours(
     fmt: str, shape: tuple[int, ...], team: int, quads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(once, "_ALONE", 0)
-    monkeypatch.setattr(choices.gpu(), "software", False)
+    monkeypatch.setattr(once.gpu(), "software", False)
     f = form(fmt)
     planned = once.plan(f, torch.float32, shape, f.bits, True)
     assert planned is not None
@@ -60,15 +59,22 @@ def test_invocations_of_a_gpu_take_several_fours(
     assert not wrong(hard(shape, torch.float32), fmt)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("fmt", ["int8:channel0:fp32", "int4:group128:fp32", "e2m3:group32:e8m0"])
-@pytest.mark.parametrize("shape", [(5, 2048), (3, 1408), (1, 130), (2, 4224)])
-def test_chunks_that_lie_apart(
-    fmt: str, dtype: torch.dtype, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fmt", "block", "keeps", "chunks"),
+    [
+        ("int8:group32:fp32", 32, False, 4),
+        ("int8:group32:fp32", 32, True, 1),
+        ("int8:group64:fp32", 64, True, 4),
+        ("mxfp8", 32, False, 1),
+    ],
+)
+def test_how_many_chunks(
+    fmt: str, block: int, keeps: bool, chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several chunks an invocation, of which the last ones are missing, partial or whole."""
-    monkeypatch.setattr(choices.gpu(), "software", False)
-    assert not wrong(hard(shape, dtype), fmt)
+    monkeypatch.setattr(once.gpu(), "software", False)
+    assert once.chunks_of_one(form(fmt), block, 4, keeps) == chunks
+    monkeypatch.setattr(once.gpu(), "software", True)
+    assert once.chunks_of_one(form(fmt), block, 4, keeps) == 1
 
 
 def test_where_a_cpu_computes_nobody_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,4 @@
-// Codes or values of numbers whose blocks have a scale: PARTS chunks of
-// CHUNK to an invocation, 256 chunks apart.
+// Codes or values of numbers whose blocks have a scale: a chunk of CHUNK to an invocation.
 // needs: grid, load/{load}, blocks/{blocks}, given/step, result/{result}
 
 struct Held {
@@ -27,7 +26,10 @@ fn made4_at(i: u32, x: vec4<u32>, held: ptr<function, Held>) -> vec4<u32> {
     return vec4(first, second, third, made4(vec4(x.w), step_of_element(i + 3u, held), i).w);
 }
 
-fn chunk_from(start: u32) {
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let start = (group_number(group, groups) * 256u + lane) * CHUNK;
     if (start >= sizes.bound) {
         return;
     }
@@ -36,39 +38,5 @@ fn chunk_from(start: u32) {
     var written = written_from(start);
     for (var i = start; i < start + CHUNK; i += 4u) {
         written = put4(written, i, made4_at(i, load4(i / 4u), &held));
-    }
-}
-
-// All that is read is under way before the first code is computed.
-fn chunks_at_once(start: u32) {
-    const each = CHUNK / 4u; // fours of a chunk
-    var fours: array<vec4<u32>, FOURS>;
-    var steps: array<Step, PARTS>;
-    for (var four = 0u; four < FOURS; four++) {
-        fours[four] = load4((start + four / each * 256u * CHUNK) / 4u + four % each);
-    }
-    for (var part = 0u; part < PARTS; part++) {
-        steps[part] = step_at(block_of(sizes.first + start + part * 256u * CHUNK));
-    }
-    for (var part = 0u; part < PARTS; part++) {
-        let first = start + part * 256u * CHUNK;
-        var written = written_from(first);
-        for (var j = 0u; j < each; j++) {
-            let i = first + 4u * j;
-            written = put4(written, i, made4(fours[part * each + j], steps[part], i));
-        }
-    }
-}
-
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let start = (group_number(group, groups) * PARTS * 256u + lane) * CHUNK;
-    if (SHARED && start + ((PARTS - 1u) * 256u + 1u) * CHUNK <= sizes.bound) {
-        chunks_at_once(start);
-        return;
-    }
-    for (var part = 0u; part < PARTS; part++) {
-        chunk_from(start + part * 256u * CHUNK);
     }
 }
