@@ -24,7 +24,6 @@ Shape = tuple[int, ...]
 _HELD = 8  # fours of numbers that an invocation keeps in registers
 _MOST = 64  # that it reads at all
 _FOURS = 4  # of numbers that an invocation reads, where it takes several
-_NARROW = 32  # elements of a block whose codes are few words
 _ALONE = 128  # elements of a block that one invocation takes where a CPU computes
 
 
@@ -58,7 +57,7 @@ def plan(f: Form, dtype: torch.dtype, shape: Shape, bits: int, keeps: bool) -> P
     if gpu().software and at.block <= _ALONE and at.block % chunk == 0:
         chunk = at.block  # what waits for others costs most there
     chunks = -(-at.block // chunk)
-    team = team_of(-(-chunks // chunks_of_one(f, at.block, chunk, keeps)))
+    team = team_of(-(-chunks // chunks_of_one(f, chunk)))
     quads = -(-chunks // team) * chunk // 4
     small = min(stored_bits(f)) if keeps else 32
     if quads > _MOST or GROUP // team * small % 32 or f.format.unchosen is not None:
@@ -71,18 +70,16 @@ def plan(f: Form, dtype: torch.dtype, shape: Shape, bits: int, keeps: bool) -> P
     return Plan(at, bits, chunk, team, quads, step)
 
 
-def chunks_of_one(f: Form, block: int, chunk: int, keeps: bool) -> int:
+def chunks_of_one(f: Form, chunk: int) -> int:
     """How many chunks of elements an invocation takes at least, where a block has as many.
 
     More of them keep more of memory under way, and more registers busy. Measured on an H200, as
-    shares of a copy, with one and with `_FOURS` of numbers: fake_quantize of `bfp8` .58 and .84, of
-    `int4` .55 and .83, of `mxfp8` .56 and .46; quantize of `bfp8` .43 and .64, of `mxfp8` .43 and
-    .35, of int8 in groups of 32, where few neighbours write few words, .41 and .35.
+    shares of a copy, with one and with `_FOURS` of numbers (docs/webgpu.md): fake_quantize of `bfp8`
+    .58 and .84, of `int4` .55 and .83, of `mxfp8` .56 and .46; quantize of `bfp8` .43 and .64, of
+    `mxint8` .46 and .50, of `mxfp8` .43 and .35.
     """
     minifloat = lowered(f.format).element.family == "minifloat"
-    if gpu().software or minifloat or (keeps and block <= _NARROW):
-        return 1
-    return max(1, 4 * _FOURS // chunk)
+    return 1 if gpu().software or minifloat else max(1, 4 * _FOURS // chunk)
 
 
 def codes(

@@ -39,8 +39,8 @@ def test_a_team_takes_a_block(fmt: str, shape: tuple[int, ...], team: int, quads
 @pytest.mark.parametrize(
     ("fmt", "shape", "team", "quads"),
     [
-        ("int8:group32:fp32", (8, 64), 8, 1),  # codes of narrow blocks
-        ("mxfp4", (8, 64), 4, 2),
+        ("int8:group32:fp32", (8, 64), 2, 4),
+        ("mxfp4", (8, 64), 4, 2),  # of few registers
         ("int8:token:fp32", (8, 4096), 256, 4),
         ("uint8:group48:bf16:asym", (8, 96), 4, 3),
         ("int8:group64:e8m0", (5, 192), 4, 4),
@@ -60,21 +60,15 @@ def test_invocations_of_a_gpu_take_several_fours(
 
 
 @pytest.mark.parametrize(
-    ("fmt", "block", "keeps", "chunks"),
-    [
-        ("int8:group32:fp32", 32, False, 4),
-        ("int8:group32:fp32", 32, True, 1),
-        ("int8:group64:fp32", 64, True, 4),
-        ("mxfp8", 32, False, 1),
-    ],
+    ("fmt", "chunk", "chunks"), [("int8:group32:fp32", 4, 4), ("int4", 8, 2), ("mxfp8", 4, 1)]
 )
 def test_how_many_chunks(
-    fmt: str, block: int, keeps: bool, chunks: int, monkeypatch: pytest.MonkeyPatch
+    fmt: str, chunk: int, chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(once.gpu(), "software", False)
-    assert once.chunks_of_one(form(fmt), block, 4, keeps) == chunks
+    assert once.chunks_of_one(form(fmt), chunk) == chunks
     monkeypatch.setattr(once.gpu(), "software", True)
-    assert once.chunks_of_one(form(fmt), block, 4, keeps) == 1
+    assert once.chunks_of_one(form(fmt), chunk) == 1
 
 
 def test_where_a_cpu_computes_nobody_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
