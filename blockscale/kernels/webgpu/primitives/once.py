@@ -74,9 +74,9 @@ def chunks_of_one(f: Form, chunk: int) -> int:
     """How many chunks of elements an invocation takes at least, where a block has as many.
 
     More of them keep more of memory under way, and more registers busy. Measured on an H200, as
-    shares of a copy, with one and with `_FOURS` of numbers (docs/webgpu.md): fake_quantize of `bfp8`
-    .58 and .84, of `int4` .55 and .83, of `mxfp8` .56 and .46; quantize of `bfp8` .43 and .64, of
-    `mxint8` .46 and .50, of `mxfp8` .43 and .35.
+    shares of a copy, with one and with `_FOURS` of numbers (docs/webgpu.md): fake_quantize of
+    `bfp8` .58 and .84, of `int4` .55 and .83, of `mxfp8` .56 and .46; quantize of `bfp8` .43 and
+    .64, of `mxint8` .46 and .50, of `mxfp8` .43 and .35.
     """
     minifloat = lowered(f.format).element.family == "minifloat"
     return 1 if gpu().software or minifloat else max(1, 4 * _FOURS // chunk)
