@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.export import Dim, ExportedProgram
 
 from blockscale.calibrate.calibrate import calibrate
 from blockscale.core.recipe import Recipe
@@ -18,7 +19,7 @@ from blockscale.graph.convert import convert
 from blockscale.graph.fuse import fuse
 from blockscale.graph.lower import lower
 from blockscale.graph.lower.lowering import targets
-from blockscale.graph.prepare import prepare
+from blockscale.graph.prepare import Prepared, prepare
 from blockscale.graph.program import exported
 from blockscale.layers.apply import quantize_
 
@@ -55,10 +56,10 @@ def steps(model: nn.Module, tokens: Mapping[str, Tensor]) -> Iterator[Step]:
 
     tokens: input_ids and what goes with them, [sentences, length]; batch and length stay free
     """
-    program, seconds = _timed(lambda: _exported(model, tokens))
+    program, seconds = _timed(lambda: program_of(model, tokens))
     yield Step("", "export", seconds)
     with torch.no_grad():
-        expected = _embedded(model(**tokens), tokens)
+        expected = embedded(model(**tokens), tokens)
     for name, (recipe, of_modules) in RECIPES.items():
         yield from _flow(name, recipe, program, tokens, expected, _modules(model, of_modules))
 
@@ -71,14 +72,7 @@ def _flow(
     expected: Tensor,
     modules: nn.Module,
 ) -> Iterator[Step]:
-    def calibrated() -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the pattern of a dead layer
-            prepared = prepare(program, recipe, observer="min_max")
-        calibrate(prepared, [dict(tokens)], progress=False)
-        return prepared
-
-    prepared, seconds = _timed(calibrated)
+    prepared, seconds = _timed(lambda: calibrated(program, recipe, tokens))
     yield Step(name, "prepare, calibrate", seconds)
     graph, seconds = _timed(lambda: convert(prepared))
     yield _measured(name, "convert", seconds, graph, tokens, expected)
@@ -88,6 +82,15 @@ def _flow(
     graph, seconds = _timed(lambda: lower(graph, target))
     step = _measured(name, f"lower to {target}", seconds, graph, tokens, expected)
     yield Step(name, step.name, seconds, step.program_bytes, step.cosine, _ratio(graph, modules))
+
+
+def calibrated(program: Any, recipe: Recipe, tokens: Mapping[str, Tensor]) -> Prepared:
+    """A program, prepared with a recipe and calibrated with the tokens of one batch."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the pattern of a dead layer
+        prepared = prepare(program, recipe, observer="min_max")
+    calibrate(prepared, [dict(tokens)], progress=False)
+    return prepared
 
 
 def _measured(
@@ -101,13 +104,16 @@ def _measured(
     file = io.BytesIO()
     torch.export.save(exported(graph), file)
     with torch.no_grad():
-        found = _embedded(graph(**tokens), tokens)
+        found = embedded(graph(**tokens), tokens)
     cosine = float((found * expected).sum(-1).min())
     return Step(recipe, name, seconds, file.getbuffer().nbytes, cosine)
 
 
-def _exported(model: nn.Module, tokens: Mapping[str, Tensor]) -> Any:
-    free = {0: torch.export.Dim("rows"), 1: torch.export.Dim("tokens", min=2, max=512)}
+def program_of(
+    model: nn.Module, tokens: Mapping[str, Tensor], rows: int | None = None, length: int = 512
+) -> ExportedProgram:
+    """torch.export's program of an encoder, for at most `rows` sentences of `length` tokens."""
+    free = {0: Dim("rows", max=rows), 1: Dim("tokens", min=2, max=length)}
     sizes = dict.fromkeys(tokens, free)
     return torch.export.export(model, (), dict(tokens), dynamic_shapes=sizes)
 
@@ -120,7 +126,7 @@ def _modules(model: nn.Module, recipe: Recipe) -> nn.Module:
     return quantized
 
 
-def _embedded(output: Any, tokens: Mapping[str, Tensor]) -> Tensor:
+def embedded(output: Any, tokens: Mapping[str, Tensor]) -> Tensor:
     """Sentence embeddings of length 1, by mean pooling of what an encoder gives first."""
     states = next(iter(output.values())) if isinstance(output, Mapping) else output[0]
     mask = tokens["attention_mask"][..., None].to(states.dtype)

@@ -3,7 +3,7 @@
 import json as to_json
 import time
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from blockscale.demo.exports import File, files
 from blockscale.demo.graph import ROWS, TOKENS, Step, steps
 from blockscale.demo.run import RECIPES, Demo, Row
 from blockscale.demo.sentences import SENTENCES
@@ -26,15 +27,38 @@ COLUMNS = (
 def demo(
     json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
-    """Quantize all-MiniLM-L6-v2 in many formats, save, reload, and compare with float."""
+    """Quantize all-MiniLM-L6-v2 in many formats, save, reload, and compare with float.
+
+    Then as a program, and in the files of each export target, run by others.
+    """
     console = Console(stderr=json)
     started = time.perf_counter()
-    rows: list[Row] = []
+    rows, flow, written = _measured(console)
+    if json:
+        lists: dict[str, list[Any]] = {"rows": rows, "steps": flow, "files": written}
+        told = {name: [asdict(each) for each in found] for name, found in lists.items()}
+        typer.echo(to_json.dumps(told, indent=2))
+        return
+    console.print(_table(rows))
+    console.print(_flow_table(flow))
+    console.print(_files_table(written))
+    for each in written:
+        if each.missing is not None:
+            console.print(f"{each.target}: {each.missing}", markup=False)
+    console.print(
+        f"{len(SENTENCES)} sentences; embeddings compared with float32's after saving and loading "
+        f"each file; {time.perf_counter() - started:.0f} s in all. Every layer was quantized, the "
+        f"word embeddings too, but by compressed-tensors; {_layers_ran_on()}."
+    )
+
+
+def _measured(console: Console) -> tuple[list[Row], list[Step], list[File]]:
+    """Everything that is shown, with a line on the console about what is under way."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("loading all-MiniLM-L6-v2")
         measured = Demo()
-        rows.append(measured.float_row)
+        rows = [measured.float_row]
         for done, (name, recipe) in enumerate(RECIPES.items(), 1):
             progress.update(task, description=f"{done} of {len(RECIPES)}: {name}")
             rows.append(measured.measure(name, recipe))
@@ -43,17 +67,12 @@ def demo(
         for step in steps(measured.model, measured.tokens):
             flow.append(step)
             progress.update(task, description=f"program: {step.recipe} {step.name}")
-    if json:
-        told = {"rows": [asdict(row) for row in rows], "steps": [asdict(s) for s in flow]}
-        typer.echo(to_json.dumps(told, indent=2))
-        return
-    console.print(_table(rows))
-    console.print(_flow_table(flow))
-    console.print(
-        f"{len(SENTENCES)} sentences; embeddings compared with float32's after saving and loading "
-        f"each file; {time.perf_counter() - started:.0f} s in all. Every layer was quantized, the "
-        f"word embeddings too; {_layers_ran_on()}."
-    )
+        progress.update(task, description="files for others")
+        written: list[File] = []
+        for file in files(measured.model, measured.tokens):
+            written.append(file)
+            progress.update(task, description=f"files for others: {file.target}")
+    return rows, flow, written
 
 
 def _layers_ran_on() -> str:
@@ -77,6 +96,26 @@ def _flow_table(flow: list[Step]) -> Table:
         cosine = "" if step.cosine is None else f"{step.cosine:.4f}"
         ratio = "" if step.to_modules is None else f"{step.to_modules:.2f}"
         table.add_row(step.recipe, step.name, f"{step.seconds:.1f}", size, cosine, ratio)
+    return table
+
+
+def _files_table(written: list[File]) -> Table:
+    table = Table(
+        title="files of each export target (bs.export), run by others",
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
+    )  # fmt: skip
+    names = ("target,\nrun by", "recipe", "layers", "write\ns", "MB", "cosine\nmin", "embed\ns")
+    for column in names:
+        left = column in names[:2]
+        table.add_column(column, justify="left" if left else "right", no_wrap=left)
+    for file in written:
+        if file.missing is None:
+            size = f"{(file.file_bytes or 0) / 1e6:.1f}"
+            table.add_row(
+                f"{file.target},\n{file.run_by}", f"{file.recipe}".replace(" x ", " x\n"),
+                f"{file.layers}", f"{file.write_seconds:.1f}", size,
+                f"{file.cosine:.4f}", f"{file.embed_seconds:.2f}",
+            )  # fmt: skip
     return table
 
 

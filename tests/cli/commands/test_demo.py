@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from blockscale.cli.app import app
 from blockscale.cli.commands import demo
+from blockscale.demo.exports import File
 from blockscale.demo.graph import Step
 from blockscale.demo.run import RECIPES, Row
 
@@ -17,6 +18,15 @@ STEPS = [
     Step("", "export", 1.84),
     Step("int8", "convert", 2.5, 24_700_000, 0.99023),
     Step("int8", "lower to cpu", 0.4, 24_200_000, 0.99021, 0.704),
+]
+RECIPE = "int8:channel0:fp32 x uint8:tensor:fp32:asym"
+MISSING = "it is not there: pip install 'blockscale[executorch]'"
+FILES = [
+    File("onnx", "onnxruntime", RECIPE, 6, 5.5, 24_131_164, 0.99015, 0.108),
+    File(
+        "compressed_tensors", "transformers", "int4:group32:fp32", 6, 0.9, 154_545_483, 0.9453, 10.6
+    ),
+    File("executorch", "ExecuTorch", missing=MISSING),
 ]
 ROW = Row("float32", 90_900_000, 32.0, float("inf"), 1.0, 1.0, 1.0, 0.0, 0.25)
 
@@ -36,6 +46,7 @@ class Invented:
 def _invented(monkeypatch):
     monkeypatch.setattr(demo, "Demo", Invented)
     monkeypatch.setattr(demo, "steps", lambda model, tokens: iter(STEPS))
+    monkeypatch.setattr(demo, "files", lambda model, tokens: iter(FILES))
 
 
 def read(line: str) -> tuple[str, list[str]] | None:
@@ -90,6 +101,8 @@ def test_json():
     told = json.loads(result.stdout)
     assert [row["name"] for row in told["rows"]] == ["float32", *RECIPES]
     assert told["rows"][1]["bits_per_weight"] == 4.25
+    assert told["files"][0]["file_bytes"] == 24_131_164 and told["files"][0]["missing"] is None
+    assert told["files"][2]["missing"] == MISSING and told["files"][2]["cosine"] is None
     assert told["steps"][0]["cosine"] is None and told["steps"][2]["to_modules"] == 0.704
 
 
@@ -100,6 +113,19 @@ def test_the_steps_of_a_program(monkeypatch):
     assert ["int8", "convert", "2.5", "24.7", "0.9902"] in lines
     assert ["int8", "lower", "to", "cpu", "0.4", "24.2", "0.9902", "0.70"] in lines
     assert ["export", "1.8"] in lines
+
+
+def test_the_files_of_each_target(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = CliRunner().invoke(app, ["demo"]).stdout
+    lines = [line.split() for line in text.splitlines()]
+    assert ["onnx,", "int8:channel0:fp32", "x", "6", "5.5", "24.1", "0.9901", "0.11"] in lines
+    assert ["onnxruntime", "uint8:tensor:fp32:asym"] in lines
+    row = ["compressed_tensors,", "int4:group32:fp32", "6", "0.9", "154.5", "0.9453", "10.60"]
+    assert row in lines
+    assert ["transformers"] in lines
+    assert f"executorch: {MISSING}" in text.splitlines()  # brackets are no markup
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
 
 
 def test_where_layers_ran(monkeypatch):

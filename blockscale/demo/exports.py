@@ -1,0 +1,166 @@
+"""MiniLM in the files of each export target, run by what those files are for."""
+
+import copy
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import blockscale.export as exporters
+from blockscale.core.recipe import Recipe
+from blockscale.demo.graph import calibrated, embedded, program_of
+from blockscale.demo.quiet import quiet
+from blockscale.graph.convert import convert
+from blockscale.layers.apply import quantize_
+
+_LONGEST = 64  # sentences, and tokens in one: ExecuTorch plans its memory before it runs
+_INT8 = Recipe("int8_channel", "uint8:tensor:fp32:asym", skip=["pooler"])
+
+Run = Callable[[Mapping[str, Tensor]], Any]
+
+
+@dataclass(frozen=True)
+class File:
+    """One line: a target, what runs its files, the recipe, how many of the encoder's layers are in
+    the file, seconds to write it, its bytes, the smallest cosine of the sentence embeddings to
+    those of the same layers in float, and the seconds of embedding. Where a package is missing
+    there is the reason, and nothing of what is measured."""
+
+    target: str
+    run_by: str
+    recipe: str | None = None
+    layers: int | None = None
+    write_seconds: float | None = None
+    file_bytes: int | None = None
+    cosine: float | None = None
+    embed_seconds: float | None = None
+    missing: str | None = None
+
+
+def _program(path: Path) -> Run:
+    module = torch.export.load(path).module()
+    return lambda tokens: module(**tokens)
+
+
+def _onnx(path: Path) -> Run:
+    import onnxruntime  # type: ignore[import-untyped]
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def run(tokens: Mapping[str, Tensor]) -> list[Tensor]:
+        found = session.run(None, {name: each.numpy() for name, each in tokens.items()})
+        return [torch.from_numpy(each) for each in found]
+
+    return run
+
+
+def _executorch(path: Path) -> Run:
+    from executorch.runtime import Runtime
+
+    method = Runtime.get().load_program(path).load_method("forward")
+    return lambda tokens: method.execute([each.contiguous() for each in tokens.values()])
+
+
+def _compressed_tensors(path: Path) -> Run:
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(path, dtype=torch.float32).eval()
+    return lambda tokens: model(**tokens)
+
+
+class Case(NamedTuple):
+    """A target's recipe, what runs its files: name and package, the file's name, how it is run;
+    and how many of the encoder's layers are written, if not all."""
+
+    recipe: Recipe
+    run_by: str
+    package: str
+    file: str
+    read: Callable[[Path], Run]
+    layers: int | None = None
+
+
+CASES = {
+    "program": Case(_INT8, "torch.export", "torch", "model.pt2", _program),
+    "onnx": Case(_INT8, "onnxruntime", "onnxruntime", "model.onnx", _onnx),
+    "executorch": Case(
+        Recipe("int8_channel", "int8_token", skip=["pooler"]),
+        "ExecuTorch", "executorch", "model.pte", _executorch, layers=1,  # seconds a layer
+    ),
+    "compressed_tensors": Case(
+        Recipe("int4:group32:fp32", skip=["embeddings"]),
+        "transformers", "compressed_tensors", "model", _compressed_tensors,
+    ),
+}  # fmt: skip
+
+
+def files(model: nn.Module, tokens: Mapping[str, Tensor]) -> Iterator[File]:
+    """A file of a BERT encoder of transformers for each target, written, read and run.
+
+    tokens: input_ids and what goes with them, [at most 64 sentences, at most 64 tokens]
+    """
+    reasons = {target.name: target.unavailable for target in exporters.targets()}
+    made: dict[str, nn.Module] = {}  # two targets have one graph
+    for target, case in CASES.items():
+        reason = reasons[target] or _not_installed(case.package, target)
+        if reason is not None:
+            yield File(target, case.run_by, missing=reason)
+            continue
+        part: Any = model
+        if case.layers is not None:
+            part = copy.deepcopy(model)
+            part.encoder.layer = part.encoder.layer[: case.layers]
+        name = f"{_spelled(case.recipe)} {case.layers}"
+        if name not in made:
+            made[name] = _quantized(part, case.recipe, tokens)
+        yield _file(target, made[name], part, tokens)
+
+
+def _not_installed(package: str, target: str) -> str | None:
+    """Why a file that can be written cannot be run: its reader is missing."""
+    if find_spec(package) is not None:
+        return None
+    extra = target.replace("_", "-")
+    return f"{package} is not installed: pip install 'blockscale[{extra}]'"
+
+
+def _quantized(model: nn.Module, recipe: Recipe, tokens: Mapping[str, Tensor]) -> nn.Module:
+    """A graph where inputs are quantized; else the model's layers."""
+    if recipe.input is not None:
+        program = program_of(model, tokens, _LONGEST, _LONGEST)
+        return convert(calibrated(program, recipe, tokens))
+    quantized = copy.deepcopy(model)
+    quantize_(quantized, recipe)
+    return quantized
+
+
+def _file(target: str, quantized: nn.Module, model: Any, tokens: Mapping[str, Tensor]) -> File:
+    """Write what was quantized of `model`; read the file and run it."""
+    case = CASES[target]
+    with tempfile.TemporaryDirectory() as folder, quiet(), torch.no_grad():
+        path = Path(folder) / case.file
+        began = time.perf_counter()
+        getattr(exporters, target)(quantized, path)
+        write_seconds = time.perf_counter() - began
+        size = sum(f.stat().st_size for f in (path.iterdir() if path.is_dir() else [path]))
+        run = case.read(path)
+        run(tokens)  # warm up
+        began = time.perf_counter()
+        output = run(tokens)
+        embed_seconds = time.perf_counter() - began
+        same = embedded(output, tokens) * embedded(model(**tokens), tokens)
+    return File(
+        target, case.run_by, _spelled(case.recipe), len(model.encoder.layer), write_seconds,
+        size, float(same.sum(-1).min()), embed_seconds,
+    )  # fmt: skip
+
+
+def _spelled(recipe: Recipe) -> str:
+    weight = str(recipe.weight)
+    return weight if recipe.input is None else f"{weight} x {recipe.input}"

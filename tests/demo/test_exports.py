@@ -1,0 +1,92 @@
+"""The files of the demonstration, of a small encoder with two layers; MiniLM's among the slow."""
+
+import warnings
+
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.demo import exports, minilm
+from blockscale.demo.exports import CASES, files
+from blockscale.demo.sentences import SENTENCES
+
+LEAST = {"program": 0.99, "onnx": 0.99, "executorch": 0.99, "compressed_tensors": 0.98}
+
+
+@pytest.fixture(scope="module")
+def small():
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
+    config = BertConfig(vocab_size=50, num_attention_heads=4, **sizes)
+    ids = torch.randint(0, 50, (6, 9))
+    mask = torch.ones_like(ids)
+    mask[0, 5:] = 0
+    tokens = {"input_ids": ids, "token_type_ids": torch.zeros_like(ids), "attention_mask": mask}
+    return BertModel(config).eval(), tokens
+
+
+def test_every_target_has_a_line():
+    assert set(CASES) == {target.name for target in bs.export.targets()}
+
+
+SECONDS = pytest.param("executorch", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("target", [SECONDS if name == "executorch" else name for name in CASES])
+def test_a_file(small, capfd, monkeypatch, target):
+    model, tokens = small
+    monkeypatch.setattr(exports, "CASES", {target: CASES[target]})
+    made = list(files(model, tokens))
+    assert [file.target for file in made] == [target]
+    for file in made:
+        if file.missing is None:
+            assert LEAST[file.target] < file.cosine < 1, file
+            assert file.layers == (CASES[file.target].layers or 3), file
+            assert file.file_bytes > 50_000 and file.write_seconds > 0 < file.embed_seconds
+    assert len(model.encoder.layer) == 3  # those left out are so in a copy
+    said = capfd.readouterr()
+    assert not said.err and not said.out  # a table is being made
+
+
+def test_recipes_do_what_they_say(small, tmp_path):
+    """The small encoder's weights in the files are codes; embeddings where there is place."""
+    model, tokens = small
+    case = CASES["program"]
+    bs.export.program(exports._quantized(model, case.recipe, tokens), tmp_path / case.file)
+    weights = {e.name: e for e in bs.export.audit(tmp_path / case.file).quantized}
+    assert len(weights) == 3 + 6 * 3  # embeddings, linear layers
+
+
+def test_missing_packages(small, monkeypatch):
+    """A line each, which names the extra; the other files are made."""
+    model, tokens = small
+    kept = {name: CASES[name] for name in ("onnx", "compressed_tensors")}
+    monkeypatch.setattr(exports, "CASES", kept)
+    monkeypatch.setattr(exports, "find_spec", lambda package: None)
+    made = {file.target: file for file in files(model, tokens)}
+    assert made["onnx"].missing == ("onnxruntime is not installed: pip install 'blockscale[onnx]'")
+    assert "blockscale[compressed-tensors]" in made["compressed_tensors"].missing
+    assert made["onnx"].run_by == "onnxruntime" and made["onnx"].cosine is None
+
+
+def test_a_target_that_cannot_be_written(small, monkeypatch):
+    """Its own reason comes first."""
+    model, tokens = small
+    monkeypatch.setattr(exports, "CASES", {"onnx": CASES["onnx"]})
+    target = bs.export.Target("onnx", "about", "onnxscript is not installed")
+    monkeypatch.setattr(exports.exporters, "targets", lambda: (target,))
+    assert [file.missing for file in files(model, tokens)] == ["onnxscript is not installed"]
+
+
+@pytest.mark.slow
+def test_minilm():
+    path = minilm.directory()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        made = list(files(minilm.build(path), minilm.tokenize(path, SENTENCES)))
+    sizes = {"program": 25e6, "onnx": 25e6, "executorch": 17e6, "compressed_tensors": 56e6}
+    least = {"program": 0.99, "onnx": 0.985, "executorch": 0.99, "compressed_tensors": 0.94}
+    for file in made:
+        assert file.cosine > least[file.target] and file.file_bytes < sizes[file.target], file
