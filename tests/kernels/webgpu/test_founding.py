@@ -103,7 +103,14 @@ def name(case: Chosen) -> str:
     return f"{'x'.join(map(str, case.shape))}/{'x'.join(map(str, case.block))}/{case.mapping}"
 
 
-@pytest.mark.parametrize("case", CHOSEN, ids=name)
+def choices() -> list[Any]:
+    """All cases; of those that are rows alone the smallest and the largest in fast tests."""
+    rows = [case for case in CHOSEN if case.shape in founding.ROWS]
+    slow = rows[1:-3]
+    return [pytest.param(case, marks=[pytest.mark.slow] * (case in slow)) for case in CHOSEN]
+
+
+@pytest.mark.parametrize("case", choices(), ids=name)
 def test_choose_qparams(case: Chosen) -> None:
     fmt = founding.format_of(case)
     large = torch.Size(case.shape).numel() > 10_000
