@@ -8,6 +8,14 @@ import pytest
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "blockscale"
 ANYTHING = {"Exception", "BaseException"}
+# module -> what it does there on purpose, and why
+ALLOWED = {
+    "kernels/webgpu/torch_device/tensor.py": (
+        "catches everything and drops it",
+        "torch asks for a device's type while an error is set, under which no function may return; "
+        "backward raises the error again: tests/kernels/webgpu/torch_device/test_tensor.py",
+    ),
+}
 
 
 def catches_anything(handler: ast.ExceptHandler) -> bool:
@@ -42,7 +50,11 @@ def test_nothing_is_silent() -> None:
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE).as_posix()
-        found += [f"{name} {f}" for f in faults(path.read_text(), name.startswith("cli/"))]
+        faulty = list(faults(path.read_text(), name.startswith("cli/")))
+        if name in ALLOWED:
+            [allowed] = [f for f in faulty if f.endswith(ALLOWED[name][0])]  # once, and needed
+            faulty.remove(allowed)
+        found += [f"{name} {f}" for f in faulty]
     assert not found, found
 
 

@@ -68,7 +68,7 @@ def test_a_target_without_its_package(monkeypatch):
     "statement",
     [
         "import blockscale.export.program",
-        "from blockscale.export.program import program",
+        pytest.param("from blockscale.export.program import program", marks=pytest.mark.slow),
         "import blockscale.export.program, blockscale.export.program as p",
     ],
 )

@@ -66,13 +66,21 @@ def test_every_named_format_of_weights(name):
     assert_equal(models.bert(), bs.Recipe(weight=name))
 
 
-@pytest.mark.parametrize(
-    "fmt",
-    ["int8:tensor:fp32", "uint8:tensor:fp32:asym", "int8_token", "mxfp8", "nvfp4", "bfp8",
-     "int8:channel-1:fp32", "nf4:group16:fp32", "uint4:group16:fp16:asym",
-     "uint4:group16:fp16:offset"],
+FEW = ("uint8:tensor:fp32:asym", "int8_token", "mxfp8")
+INPUTS = (
+    *FEW, "int8:tensor:fp32", "nvfp4", "bfp8", "int8:channel-1:fp32", "nf4:group16:fp32",
+    "uint4:group16:fp16:asym", "uint4:group16:fp16:offset",
 )  # fmt: skip
-@pytest.mark.parametrize("made", [models.bert, models.gpt2, lambda: folded(models.net())])
+
+
+@pytest.mark.parametrize(
+    ("made", "fmt"),
+    [
+        pytest.param(made, fmt, marks=[pytest.mark.slow] * (i > 0 and fmt not in FEW))
+        for i, made in enumerate((models.bert, models.gpt2, lambda: folded(models.net())))
+        for fmt in INPUTS
+    ],
+)
 def test_inputs(made, fmt):
     assert_equal(made(), bs.Recipe(weight="int8_channel", input=fmt))
 
@@ -100,7 +108,7 @@ def test_weight_algorithms_while_batches_run(weight):
 
 @pytest.mark.parametrize("options", [{"weight": "gptq"}, {"transform": "smoothquant"},
                                      {"transform": "hadamard", "weight": "mse"}])  # fmt: skip
-@pytest.mark.parametrize("made", [models.bert, models.gpt2])
+@pytest.mark.parametrize("made", [models.bert, pytest.param(models.gpt2, marks=pytest.mark.slow)])
 def test_calibrate_of_a_prepared_graph(made, options):
     recipe = bs.Recipe("int4:group16:fp32", "int8:tensor:fp32")
     _, program, batches = made()

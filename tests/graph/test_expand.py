@@ -15,6 +15,7 @@ from tests.graph import models
 FORMATS = ["int8:tensor:fp32", "uint8:tensor:fp32:asym", "int8_token", "mxfp8", "nvfp4",
            "uint4:group4:fp16:asym(fp16)", "int4:group4:(uint6:tensor:fp32)",
            "uint4:group4:fp16:offset"]  # fmt: skip
+FEW = (None, "uint8:tensor:fp32:asym", "nvfp4")
 
 
 def quantized(model, fmt, weight="int8_channel"):
@@ -49,7 +50,10 @@ def test_linear(fmt, dtype):
         assert torch.equal(graph(x), model(x)) and graph(x).dtype == dtype
 
 
-@pytest.mark.parametrize("fmt", [None, *FORMATS])
+@pytest.mark.parametrize(
+    "fmt",
+    [pytest.param(f, marks=[pytest.mark.slow] * (f not in FEW)) for f in (None, *FORMATS)],
+)
 def test_net(fmt):
     assert_same(quantized(copy.deepcopy(models.net()[0]), fmt), (2, 3, 8, 8), (3, 3, 8, 8))
 

@@ -133,7 +133,13 @@ def test_supports_says_what_is_left(kind):
 
 
 @pytest.mark.parametrize("target", HERE)
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(k, marks=[pytest.mark.slow] * (k not in ("uint8 asym static", "mxfp8")))
+        for k in FORMATS
+    ],
+)
 def test_exported_again(kind, target):
     """The program of a lowered graph computes what the graph does, with other sizes too."""
     graph, _ = layers(kind)

@@ -40,7 +40,12 @@ def fused(graph) -> list:
     return [found for node in graph.graph.nodes if (found := read(node)) is not None]
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+FEW = ("uint8:tensor:fp32:asym", "mxfp8")
+
+
+@pytest.mark.parametrize(
+    "fmt", [pytest.param(f, marks=[pytest.mark.slow] * (f not in FEW)) for f in FORMATS]
+)
 @pytest.mark.parametrize("op", OPS)
 def test_codes_in_and_out(op: str, fmt: str) -> None:
     def net(_, x):

@@ -45,7 +45,12 @@ def check(recipe: object, observer: str = "min_max", model: nn.Module | None = N
     return whole, modules
 
 
-@pytest.mark.parametrize("fmt", CATALOG)
+FEW = ("int8_channel", "uint8", "int4", "mxfp4", "nvfp4", "nf4", "ternary", "bfp8")
+
+
+@pytest.mark.parametrize(
+    "fmt", [pytest.param(f, marks=[pytest.mark.slow] * (f not in FEW)) for f in CATALOG]
+)
 def test_every_format_as_the_modules(fmt: str) -> None:
     observer = "mean" if fmt in ("binary", "ternary") else "min_max"
     rules = {}

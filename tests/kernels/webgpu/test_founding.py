@@ -4,6 +4,7 @@ Its own tests pass a result that is twice too large (docs/webgpu.md).
 """
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -43,10 +44,19 @@ def quantized(x: Tensor, fmt: str, parts: QParams, storage: str) -> Tensor:
         return P.quantize(x, quantizer(parts, fmt))
 
 
+def typed(*ways: str) -> list[Any]:
+    """(case, dtype, way): the fast tests take every case in float32, one in the other dtypes."""
+    return [
+        pytest.param(
+            case, dtype, way, id=f"{len(case.shape)}d-{dtype}-{way}",
+            marks=[pytest.mark.slow] * (dtype != DTYPES[0] and (case, way) != (GIVEN[1], ways[0])),
+        )
+        for case, dtype, way in itertools.product(GIVEN, DTYPES, ways)
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("case", GIVEN, ids=lambda case: f"{len(case.shape)}d")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize(("case", "dtype", "by"), typed(*BY))
 def test_quantize(case: Given, dtype: torch.dtype, by: str, storage: str) -> None:
     fmt = f"int8:{founding.spelled(case.block)}:fp32:asym{BY[by]}"
     for kind in KINDS:
@@ -74,9 +84,7 @@ def test_torchao_gives_the_same_codes(case: Given) -> None:
             assert torch.equal(quantized(x, fmt, parts, storage), expected), (kind, storage)
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("case", GIVEN, ids=lambda case: f"{len(case.shape)}d")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("case", "dtype", "storage"), typed(*STORAGES))
 def test_dequantize(case: Given, dtype: torch.dtype, storage: str) -> None:
     fmt = f"int8:{founding.spelled(case.block)}:fp32:asym"
     made = torch.Generator().manual_seed(3)
@@ -95,7 +103,14 @@ def name(case: Chosen) -> str:
     return f"{'x'.join(map(str, case.shape))}/{'x'.join(map(str, case.block))}/{case.mapping}"
 
 
-@pytest.mark.parametrize("case", CHOSEN, ids=name)
+def choices() -> list[Any]:
+    """All cases; of those that are rows alone the smallest and the largest in fast tests."""
+    rows = [case for case in CHOSEN if case.shape in founding.ROWS]
+    slow = rows[1:-3]
+    return [pytest.param(case, marks=[pytest.mark.slow] * (case in slow)) for case in CHOSEN]
+
+
+@pytest.mark.parametrize("case", choices(), ids=name)
 def test_choose_qparams(case: Chosen) -> None:
     fmt = founding.format_of(case)
     large = torch.Size(case.shape).numel() > 10_000

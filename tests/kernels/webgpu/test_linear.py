@@ -16,7 +16,7 @@ from blockscale.ops.linear import linear
 from tests.kernels.webgpu.matmul.exact import by, check, on_webgpu, stored
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-QUICK = ("int8_channel", "int4", "mxfp4", "nvfp4", "fp8", "uint4", "nf4")
+QUICK = ("int8_channel", "nvfp4", "fp8", "uint4", "nf4")
 WEIGHTS = (
     *CATALOG.values(),
     *("int4:group32:fp32", "uint4:group32:e8m0/floor:asym", "int3:group16:fp16", "e7m0:token:fp32"),
@@ -98,7 +98,13 @@ def test_the_largest_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     plan.plan.cache_clear()
 
 
-@pytest.mark.parametrize("fmt", ["int4:group32:fp32", "e4m3:group32:e8m0/floor", "mxint8"])
+@pytest.mark.parametrize(
+    "fmt",
+    [
+        "int4:group32:fp32", "e4m3:group32:e8m0/floor",
+        pytest.param("mxint8", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_numbers_that_are_not(fmt: str) -> None:
     values = torch.randn(6, 128)
     values[4] = 0.0
@@ -124,8 +130,12 @@ def test_poisoned_blocks_and_codes() -> None:
 
 
 @pytest.mark.parametrize(
-    "fmt", ["int8:group32:e8m0/floor", "int4:group32:fp32", "nf4:group32:fp32"]
-)
+    "fmt",
+    [
+        "int8:group32:e8m0/floor", "nf4:group32:fp32",
+        pytest.param("int4:group32:fp32", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_small_and_large_numbers(fmt: str) -> None:
     """Subnormal factors, products and results; huge ones; and zeros, which are exact."""
     for w_size, x_size in ((1e-30, 1.0), (1e30, 1e-3), (1.0, 1e-25), (1e-20, 1e-20), (1e-38, 1e3),
@@ -156,7 +166,7 @@ def test_powers_of_two_are_exact_to_the_last_bit() -> None:
             assert torch.equal(on_webgpu(x.to(dtype), w), (x @ dense.T).to(dtype))
 
 
-@pytest.mark.parametrize("name", ["int4", "mxfp8", "uint4"])
+@pytest.mark.parametrize("name", ["mxfp8", "uint4", pytest.param("int4", marks=pytest.mark.slow)])
 def test_the_exact_way_for_everything(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where hardware cannot be trusted: all sums by integers."""
     monkeypatch.setattr(weight, "limits_of", lambda fmt: factors.Limits(1.0, 2.0**-126, 2.0**-126))

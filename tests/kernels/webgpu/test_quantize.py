@@ -33,7 +33,7 @@ BLOCKS = (
 @pytest.mark.parametrize(
     "fmt",
     [
-        "mxfp4", "int8:group32:fp32", "nvfp4", "uint4:tile2x16:fp16:asym", "ternary",
+        "int8:group32:fp32", "nvfp4", "uint4:tile2x16:fp16:asym", "ternary",
         "int5:group10:fp32:stochastic",
     ],
 )  # fmt: skip

@@ -6,8 +6,12 @@ from blockscale.graph.passes import moving
 from tests.graph.passes.moves.cases import FORMATS, MOVES, X, block_after
 from tests.graph.passes.nets import graph_of, round_trip, same_after
 
+FEW = ("int8:tensor:fp32", "mxfp8", "int4:group16:fp32", "int8:tile3x32:fp32")
 
-@pytest.mark.parametrize("fmt", FORMATS)
+
+@pytest.mark.parametrize(
+    "fmt", [pytest.param(f, marks=[pytest.mark.slow] * (f not in FEW)) for f in FORMATS]
+)
 @pytest.mark.parametrize("move", MOVES)
 def test_the_same_bits(move: str, fmt: str) -> None:
     """Whether the pass moves codes or leaves floats to move."""

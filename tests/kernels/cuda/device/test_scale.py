@@ -30,10 +30,27 @@ def test_given_outer_scales(fmt: str, outer: float) -> None:
     assert wrong(x, fmt, given=QParams(scale, torch.tensor([[outer]]))) == []
 
 
-@pytest.mark.parametrize("offset", [0.0, -0.0, -2.5, 2.0**-149, 3e38, torch.inf, torch.nan])
-@pytest.mark.parametrize("scale", [1.0, -0.5, 0.0, -0.0, 2.0**-149])
-def test_given_offsets(scale: float, offset: float) -> None:
-    x = torch.tensor([[0.0, -0.0, 1.0, -2.5, 7.25, 3e38, -3e38, torch.inf, torch.nan, 1e-40] * 4])
-    given = QParams(torch.tensor([[scale]]), offset=torch.tensor([[offset]]))
+OFFSETS = (0.0, -0.0, -2.5, 2.0**-149, 3e38, torch.inf, torch.nan)
+SCALES = (1.0, -0.5, 0.0, -0.0, 2.0**-149)
+
+
+def offsets_are_right(scale: float, offsets: tuple[float, ...]) -> None:
+    """One row of hard numbers for each offset."""
+    row = torch.tensor([0.0, -0.0, 1.0, -2.5, 7.25, 3e38, -3e38, torch.inf, torch.nan, 1e-40] * 4)
+    x = row.repeat(len(offsets), 1)
+    scales = torch.full((len(offsets), 1), scale)
+    given = QParams(scales, offset=torch.tensor(offsets)[:, None])
     for element in ("int4", "nf4", "e2m1"):
         assert wrong(x, f"{element}:token:fp32:offset", given=given) == [], element
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_given_offsets(scale: float) -> None:
+    offsets_are_right(scale, OFFSETS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_given_offset_alone(scale: float, offset: float) -> None:
+    offsets_are_right(scale, (offset,))

@@ -9,8 +9,13 @@ from blockscale.kernels.webgpu.matmul import weight
 from blockscale.kernels.webgpu.matmul.weight import decodes, limits_of, right_of
 from tests.kernels.webgpu.matmul.exact import check, stored
 
-HALVES = ("e2m1:group32:e8m0/floor", "e4m3:tensor:fp32", "e5m2:group32:fp32", "e3m2:group32:fp32",
-          "e2m3:group32:fp32", "e3m4:group32:fp32", "e4m0:group32:fp32")  # fmt: skip
+HALVES = (
+    *("e2m1:group32:e8m0/floor", "e4m3:tensor:fp32", "e5m2:group32:fp32"),
+    *(
+        pytest.param(f"{element}:group32:fp32", marks=pytest.mark.slow)
+        for element in ("e3m2", "e2m3", "e3m4", "e4m0")
+    ),
+)
 
 
 @pytest.mark.parametrize("fmt", ["mxfp4", "fp8", "nf4", "int4:flat32:fp32", "int8:tile16x32:fp32"])

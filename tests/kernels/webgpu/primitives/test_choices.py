@@ -22,7 +22,10 @@ def test_what_a_kernel_chooses_comes_before_what_a_format_does() -> None:
     assert "const BITS: u32 = 4u;" in source(made, ("bytes", "row", "row_bytes"), None).text
 
 
-FORMATS = ["int8:group32:fp32", "mxfp4", "nvfp4", "uint4:group32:bf16:asym"]
+FORMATS = [
+    *("nvfp4", "uint4:group32:bf16:asym"),
+    *(pytest.param(fmt, marks=pytest.mark.slow) for fmt in ("int8:group32:fp32", "mxfp4")),
+]
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

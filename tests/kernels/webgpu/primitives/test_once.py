@@ -18,12 +18,12 @@ def _as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("fmt", "shape", "team", "quads"),
     [
-        ("int8:group32:fp32", (8, 64), 8, 1),
+        pytest.param("int8:group32:fp32", (8, 64), 8, 1, marks=pytest.mark.slow),
         ("mxfp4", (8, 64), 4, 2),
         ("int8:token:fp32", (8, 4096), 256, 4),
         ("uint8:group48:bf16:asym", (8, 96), 16, 1),
         ("int8:tensor:fp32", (30,), 8, 1),
-        ("ternary:group64:fp16", (3, 128), 4, 4),
+        pytest.param("ternary:group64:fp16", (3, 128), 4, 4, marks=pytest.mark.slow),
         ("e2m1:group32:(e4m3:group2:fp32)", (3, 128), 4, 2),
         ("int8:token:fp32", (2, 20000), 256, 20),
     ],

@@ -8,6 +8,8 @@ from blockscale.kernels.webgpu.primitives import pieces as module
 from blockscale.kernels.webgpu.primitives.pieces import STEP, Piece, pieces
 from tests.kernels.webgpu.equal import hard, wrong
 
+TERNARY = "ternary:token:fp32"
+
 
 def test_pieces_are_neighbours_and_begin_at_whole_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "largest", lambda bits, step=STEP: 2 * STEP)
@@ -23,8 +25,8 @@ def test_pieces_are_neighbours_and_begin_at_whole_words(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "fmt",
     [
-        "int6:group32:fp32:stochastic", "uint8:tensor:fp32:asym", "int3:group10:fp32",
-        "ternary:token:fp32",
+        "int6:group32:fp32:stochastic", "uint8:tensor:fp32:asym",
+        *(pytest.param(f, marks=pytest.mark.slow) for f in ("int3:group10:fp32", TERNARY)),
     ],
 )  # fmt: skip
 def test_pieces_have_the_bits_of_the_whole(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,11 @@ from blockscale.kernels.webgpu.gpu.device import GpuError, gpu
 from blockscale.kernels.webgpu.torch_ops.entry import device as entry
 from tests.kernels.webgpu.torch_ops.numbers import same
 
-FORMATS = ["mxfp4", "mxfp8", "int8:channel0:fp32", "int4:group32:fp16", "nvfp4", "nf4"]
+SLOW = ["mxfp4", "int4:group32:fp16", "nf4"]
+FORMATS = [
+    *("mxfp8", "int8:channel0:fp32", "nvfp4"),
+    *(pytest.param(fmt, marks=pytest.mark.slow) for fmt in SLOW),
+]
 
 
 def test_the_device(device: torch.device) -> None:

@@ -29,9 +29,9 @@ def arithmetic(a: Tensor, b: Tensor, hardware: str) -> Tensor:
     )
 
 
-def test_every_operation_is_exact(hardware: str) -> None:
+def test_every_operation_is_exact(either: str) -> None:
     a, b = pairs()
-    found = arithmetic(a, b, hardware)
+    found = arithmetic(a, b, either)
     whole = a.view(torch.int32).to(torch.float32)
     assert bool(same_bits(found[:, 8], (a.view(torch.int32) >> 8).float()).all())
     for column, expected in enumerate((a * b, a / b, a + b, a - b, whole, a / b)):
@@ -40,7 +40,7 @@ def test_every_operation_is_exact(hardware: str) -> None:
         assert not wrong.any(), (column, int(wrong.sum()), a[at], b[at], expected[at])
 
 
-def test_quotients_beside_powers_of_two_and_halves(hardware: str) -> None:
+def test_quotients_beside_powers_of_two_and_halves(either: str) -> None:
     """Where a product with the reciprocal lands on the other side of a power of two."""
     made = torch.Generator().manual_seed(5)
     b = torch.rand(1 << 15, generator=made) + 1.0
@@ -49,7 +49,7 @@ def test_quotients_beside_powers_of_two_and_halves(hardware: str) -> None:
     a = (b[:, None] * times).flatten()
     a = torch.cat([(a.view(torch.int32) + k).view(torch.float32) for k in (-2, -1, 0, 1, 2)])
     b = b.repeat_interleave(len(times)).repeat(5)
-    found = arithmetic(a, b, hardware)
+    found = arithmetic(a, b, either)
     assert bool(same_bits(found[:, 5], a / b).all())
     assert bool(same_bits(found[:, 1], a / b).all())
 

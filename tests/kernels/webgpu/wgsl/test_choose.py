@@ -66,6 +66,13 @@ def check(spelling: str, hardware: str) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "fmt", ["int8:group1:fp32", "e2m1:group1:(e4m3:group1:fp32)", "uint8:group1:fp32:asym"]
+)
+def test_floats_that_need_no_integers(fmt: str) -> None:
+    check(fmt, "plain")
+
+
 @pytest.mark.parametrize("fmt", PLAIN)
 def test_scales_of_one_level(fmt: str, hardware: str) -> None:
     check(fmt, hardware)

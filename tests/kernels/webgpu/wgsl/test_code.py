@@ -1,5 +1,7 @@
 """Codes and values of elements against the reference (code, element, step, round, zero …)."""
 
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from tests.kernels.webgpu.wgsl.inputs import FEW, any_bits, beside
 from tests.kernels.webgpu.wgsl.running import run, same_bits, shader, words
 
 COUNT = 1 << 13
+SEED = torch.tensor([11, 5])
 PLAIN = [
     "int8:group1:fp32", "int8:group1:e8m0/floor", "int8:group1:pow2/nearest", "int4:group1:fp32",
     "uint8:group1:fp32", "int2:group1:fp32", "int16:group1:fp32", "uint16:group1:e8m0/floor",
@@ -102,6 +105,12 @@ def stored(fmt: Format, step: Tensor) -> tuple[Tensor, Tensor]:
     return kept, kept.float()
 
 
+@cache
+def drawn(count: int) -> Tensor:
+    """The random numbers of SEED as the shader is given them: 24 bits each."""
+    return (philox.uniform(torch.Size([count]), SEED, SEED.device) * 2**24).to(torch.int64)
+
+
 def check(spelling: str, hardware: str, **parts: Tensor) -> None:
     """Codes of hard numbers and values of all codes, bit for bit.
 
@@ -115,8 +124,7 @@ def check(spelling: str, hardware: str, **parts: Tensor) -> None:
         for name, part in parts.items()
     }
     qparams = QParams(scale, **others)
-    seed = torch.tensor([11, 5])
-    chance = (philox.uniform(x.shape, seed, x.device) * 2**24).to(torch.int64)
+    chance = drawn(len(x))
     if fmt.rounding == "stochastic":
         x = beside_chance(x, chance, step, fmt)
     zeros = torch.zeros(len(x))
@@ -125,7 +133,7 @@ def check(spelling: str, hardware: str, **parts: Tensor) -> None:
     each = [words(c).view(-1, 4) for c in (x, chance, codes)]
     made = shader("probe/code", spelling, hardware=hardware)
     found = run(made, ("questions", "answers"), torch.cat(once + each, 1), 12)
-    expected = fmt.element.to_bits(reference.quantize(x, qparams, fmt, seed))
+    expected = fmt.element.to_bits(reference.quantize(x, qparams, fmt, SEED))
     _tell(found[:, :4].flatten() != expected, [x, *columns, found[:, :4].flatten(), expected])
     _tell(found[:, 8] != expected[::4], [c[::4] for c in (x, *columns, expected)])
     values = reference.dequantize(fmt.element.from_bits(codes), qparams, fmt, torch.float32)
@@ -150,15 +158,27 @@ def test_nearest_even(fmt: str, hardware: str) -> None:
     check(fmt, hardware)
 
 
-@pytest.mark.parametrize("rounding", [r for r in ROUNDINGS if r != "nearest_even"])
 @pytest.mark.parametrize(
     "fmt",
-    ["int8:group1:fp32", "int4:group1:e8m0/floor", "int16:group1:fp32", "uint8:group1:fp32",
-     "e4m3:group1:fp32", "e2m1:group1:e8m0/floor", "log8:group1:fp32", "e7m0:group1:fp32",
-     "log4:group1:fp32",
-     "int4:group1:fp32:full", "uint1:group1:e8m0/floor", "e5m2:group1:(e4m3:group1:fp32)",
-     "int10:group1:bf16:recip"],
+    ["int8:group1:fp32", "nf4:group1:fp32", "e4m3:group1:e8m0/floor", "log8:group1:fp32",
+     "ternary:group1:fp32", "binary:group1:bf16"],
 )  # fmt: skip
+def test_floats_that_need_no_integers(fmt: str) -> None:
+    check(fmt, "plain")
+
+
+ONCE = ("int8:group1:fp32", "e4m3:group1:fp32", "log8:group1:fp32", "uint1:group1:e8m0/floor")
+ROUNDED = (
+    *ONCE, "int4:group1:e8m0/floor", "int16:group1:fp32", "uint8:group1:fp32",
+    "e2m1:group1:e8m0/floor", "e7m0:group1:fp32", "log4:group1:fp32", "int4:group1:fp32:full",
+    "e5m2:group1:(e4m3:group1:fp32)", "int10:group1:bf16:recip",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("rounding", [r for r in ROUNDINGS if r != "nearest_even"])
+@pytest.mark.parametrize(
+    "fmt", [pytest.param(f, marks=[pytest.mark.slow] * (f not in ONCE)) for f in ROUNDED]
+)
 def test_other_roundings(fmt: str, rounding: str, hardware: str) -> None:
     outer = {"outer": OUTERS} if "(" in fmt else {}
     check(f"{fmt}:{rounding}", hardware, **outer)
