@@ -177,6 +177,7 @@ def _element_constants(element: ElementNumbers, prefix: str = "") -> dict[str, C
         }
     elif element.family == "codebook":
         found |= _tables(element, large=prefix != "" or _is_large(element))
+        found["LEAST_VALUE"] = bits_of(min(each for each in element.values if each == each))
     found["NAN_CODE"] = max(element.nan, 0)
     return {prefix + name: value for name, value in found.items()}
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from blockscale.core.operand import Quantizer, Value
+from blockscale.kernels.activations import ACTIVATIONS
 from blockscale.ops.fused import values
-from blockscale.ops.fused.activation import ACTIVATIONS, activated
+from blockscale.ops.fused.activation import activated
 
 
 @dataclass(frozen=True)

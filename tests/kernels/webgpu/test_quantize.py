@@ -10,7 +10,7 @@ from blockscale.core.parse import parse
 from blockscale.kernels.webgpu.gpu.shader import Signed
 from blockscale.kernels.webgpu.primitives import choices
 from blockscale.kernels.webgpu.spec import Choices, Constants
-from tests.kernels.cuda.formats import CODEBOOKS, OFFSETS
+from tests.kernels.cuda.formats import CODEBOOKS, FLOAT_ZEROS, OFFSETS
 from tests.kernels.webgpu.equal import DTYPES, hard, wrong
 
 SHAPES = ((4, 96), (3, 5, 64), (4, 37), (2, 256, 128), (1,), (5, 0))
@@ -22,6 +22,7 @@ OTHERS = (
     "int8:group16:(e5m2:token:fp32)", "e2m1:group16:(e4m3:token:bf16)", "e2m1:group16:e4m3/inv",
     "uint4:group32:fp32:asym(fp16)", "uint4:tile2x16:bf16:asym(bf16)",
     "e4m3:group32:fp32:stochastic", "int4:group32:fp32:down", "uint1:group32:fp32",
+    "book(0.25,1):group32:fp32", "book(3,0.5,1,2):group16:bf16",
 )  # fmt: skip
 BLOCKS = (
     "tensor", "token", "channel0", "channel1", "channel-1", "group1", "group3", "group8", "group10",
@@ -43,7 +44,7 @@ def test_one_format_of_each_kind(fmt: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("fmt", [*CATALOG, *OTHERS, *CODEBOOKS, *OFFSETS])
+@pytest.mark.parametrize("fmt", [*CATALOG, *OTHERS, *CODEBOOKS, *OFFSETS, *FLOAT_ZEROS])
 def test_every_format(fmt: str, dtype: torch.dtype) -> None:
     bad = {}
     for shape in SHAPES:

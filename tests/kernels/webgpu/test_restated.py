@@ -23,6 +23,11 @@ def test_an_offset_of_two_levels() -> None:
     assert not wrong(torch.randn(2, 64), FORMATS[-3])
 
 
+def test_scales_that_are_codes_of_a_table() -> None:
+    """Kernels bind the table of scales where they ask for none of its codes, too."""
+    assert not wrong(torch.randn(2, 40), "int8:group8:(nf4:group4:fp32)")
+
+
 def test_fingerprints_tell_bytes_and_their_order_apart() -> None:
     a, b = torch.tensor([1, 2, 3]), torch.tensor([1, 3, 2])
     assert fingerprint(a) == fingerprint(a.clone()) != fingerprint(b)

@@ -19,6 +19,7 @@ from pathlib import Path
 _FOLDER = Path(__file__).parents[1] / "wgsl"
 _NEEDS = re.compile(r"^// needs: (.*)$", re.MULTILINE)
 _ENABLE = re.compile(r"^(?:enable|requires) .*;\n", re.MULTILINE)
+_MAIN = re.compile(r"\bfn main\([^{]*\{")
 _BINDING = re.compile(r"@binding\(([a-z_]+)\)")
 
 
@@ -62,6 +63,9 @@ def source(shader: Shader, names: tuple[str, ...], sizes: tuple[int, ...] | None
     head = [constant(name, value) for name, value in shader.constants if not is_table(name)]
     body = "\n".join((*head, _sizes(names, sizes), _ENABLE.sub("", whole)))
     bindings = tuple(dict.fromkeys(_BINDING.findall(body)))
+    # a layout that a device finds itself has only the bindings that main reaches
+    reached = "".join(f" _ = &{name};" for name in tables(shader) if name in bindings)
+    body = _MAIN.sub(lambda found: found[0] + reached, body)
     text = _BINDING.sub(lambda found: f"@binding({bindings.index(found[1])})", body)
     return Source(enabled + text, bindings)
 

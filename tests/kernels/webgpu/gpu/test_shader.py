@@ -53,6 +53,18 @@ def test_bindings_are_numbered_in_order(parts):
     assert "@binding(1) var scale" in made.text
 
 
+def test_main_reaches_every_table_that_parts_bind(parts):
+    """Else the layout that a device finds leaves out its binding."""
+    parts(
+        a="// needs: b\nfn main(\n  x: u32) {\n  return;\n}\n",
+        b="@group(0) @binding(inner_table) var<storage, read> inner_table: array<u32>;\n",
+    )
+    made = source(Shader("a", (), (("TABLE", (1, 2)), ("INNER_TABLE", (3,)))), (), None)
+    assert made.bindings == ("inner_table",)
+    assert "fn main(\n  x: u32) { _ = &inner_table;\n  return;" in made.text
+    assert "&table" not in made.text
+
+
 def test_enabled_features_come_first(parts):
     parts(a="// needs: b\nenable f16;\nA\n", b="enable subgroups;\nenable f16;\nB\n")
     text = source(Shader("a"), (), None).text
