@@ -294,8 +294,12 @@ class Oracle:
             ]
         return qparams.scale
 
-    def spread(self, values, shape, qparams: QParams):
-        """For every element: itself in steps, its step, its zero point and its offset."""
+    def spread(self, values, shape, qparams: QParams, nan: float = 0.0):
+        """For every element: itself in steps, its step, its zero point and its offset.
+
+        Where zero points are no integers, they are part of the first; nan: what NaN counts as
+        before one is added.
+        """
         counts = layout(self.block, shape)[1]
         steps, inverses = self.steps(qparams, counts), self.inverses(qparams, counts)
         offsets = self.offsets(qparams, counts)
@@ -304,7 +308,7 @@ class Oracle:
                 v = add(v, -offsets[b])
             y = multiply(v, inverses[b]) if "recip" in self.options else divide(v, steps[b])
             if self.zero_type:
-                y = add(0.0 if math.isnan(y) else y, qparams.zero[b])
+                y = add(nan if math.isnan(y) else y, qparams.zero[b])
             offset = None if offsets is None else offsets[b]
             yield y, steps[b], qparams.zero[b] if qparams.zero else 0, offset
 
@@ -341,7 +345,7 @@ class Oracle:
     def in_range(self, values, shape, qparams: QParams) -> list[bool]:
         """The mask of the straight-through gradient."""
         mode = "nearest_even" if self.mode == "stochastic" else self.mode
-        rows = self.spread(values, shape, qparams)
+        rows = self.spread(values, shape, qparams, math.nan)
         zeros = not self.zero_type
         return [
             math.isfinite(y) and self.element.holds(y, mode, z if zeros else 0)

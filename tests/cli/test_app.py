@@ -14,7 +14,7 @@ def run(*args):
 
 
 def test_a_command_is_a_file_of_its_name():
-    files = {module.name for module in pkgutil.iter_modules(commands.__path__)}
+    files = {m.name.replace("_", "-") for m in pkgutil.iter_modules(commands.__path__)}
     assert {command.name for command in app.registered_commands} == files
 
 

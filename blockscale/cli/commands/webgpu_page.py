@@ -1,5 +1,6 @@
 """`blockscale webgpu-page`: a page that quantizes on the visitor's GPU."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,9 @@ def webgpu_page(
         typer.Option(metavar="A,B", help="These names or spellings in place of all named formats."),
     ] = "",
     force: Annotated[bool, typer.Option("--force", help="Replace OUT.html.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was written as JSON.")
+    ] = False,
 ) -> None:
     """Write one HTML file that quantizes tensors in the browser, on the visitor's own GPU.
 
@@ -36,4 +40,9 @@ def webgpu_page(
     text = page(wanted, blockscale.__version__)
     with written_whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+    if as_json:
+        print(
+            json.dumps({"path": str(path), "formats": list(wanted), "bytes": path.stat().st_size})
+        )
+        return
     print(f"wrote {path}: {len(wanted)} formats, {len(text) / 1e6:.1f} MB; open it in a browser")

@@ -48,7 +48,8 @@ def fused_linear(
     if bias is not None:
         bias = bias.to(values.dtype) if values.dtype == dtype else bias.to(torch.float32)
     done = linear(values, weight.operand, bias, by).to(dtype)
-    done = ACTIVATIONS[activation](done)
+    activate = ACTIVATIONS[activation]
+    done = activate(done)
     if not y.fmt:
         return [done]
     return choose_quantize(done, y.fmt, y.seed) if y.scale is None else [quantize(done, y)]

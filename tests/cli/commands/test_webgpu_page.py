@@ -1,5 +1,7 @@
 """`blockscale webgpu-page`."""
 
+import json
+
 import pytest
 from typer.testing import CliRunner
 
@@ -19,6 +21,12 @@ def test_it_writes_one_file(tmp_path):
     assert text.startswith("<!doctype html>")
     assert '"name":"int8:group32:fp32"' in text
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_json_says_what_was_written(tmp_path):
+    out = tmp_path / "page.html"
+    told = json.loads(run("webgpu-page", out, "--formats", "int8", "--json").stdout)
+    assert told == {"path": str(out), "formats": ["int8"], "bytes": out.stat().st_size}
 
 
 def test_every_named_format_by_default(tmp_path):

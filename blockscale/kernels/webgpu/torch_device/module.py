@@ -44,6 +44,10 @@ class Module:
     def manual_seed_all(self, seed: int) -> None:
         """Nothing to do: random numbers are drawn on the CPU, which torch.manual_seed seeds."""
 
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        """What torch.autocast may take; torch.utils.checkpoint asks where there is such a device."""
+        return [torch.float16, torch.bfloat16]
+
     def get_rng_state(self, device: object = None) -> torch.Tensor:
         """The CPU's, by which numbers are drawn; torch.compile keeps and restores it."""
         del device
