@@ -45,7 +45,7 @@ class Module:
         """Nothing to do: random numbers are drawn on the CPU, which torch.manual_seed seeds."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """What torch.autocast may take; torch.utils.checkpoint asks where there is such a device."""
+        """What torch.autocast may take, which torch.utils.checkpoint asks of every device."""
         return [torch.float16, torch.bfloat16]
 
     def get_rng_state(self, device: object = None) -> torch.Tensor:
