@@ -24,7 +24,7 @@ MORE = [
     "int8:group4:fp32:offset", "int4:group8:e8m0/rceil:stochastic", "e4m3:group6:fp32:stochastic",
     "int8:tensor:fp32:nearest_away", "int8:token:fp32:toward_zero",
 ]  # fmt: skip
-FAST = ["mxfp6", "nvfp4", "ternary", MORE[0], MORE[1], MORE[3]]
+FAST = ["mxfp6", "nvfp4", "ternary", MORE[0], MORE[1], MORE[3], MORE[8]]
 SHAPES = [(6,), (5, 18), (4, 3, 10), (2, 3, 4, 5), (2, 4, 2, 2, 2, 6)]
 
 
