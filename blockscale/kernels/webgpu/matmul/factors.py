@@ -1,6 +1,6 @@
 """The two factors of a product, as its kernels read them."""
 
-from math import ceil, log2
+from math import ldexp
 from typing import NamedTuple
 
 import torch
@@ -64,7 +64,7 @@ class Limits(NamedTuple):
         A number that is flushed to 0 takes with it at most 2^-126 times what multiplies it.
         """
         worst = max(self.weight, self.left * self.value, self.left * self.step, 1.0)
-        return bits_of(2.0 ** (log2(worst) + _FLUSHED + _MARGIN + ceil(log2(max(inner, 1)))))
+        return bits_of(ldexp(worst, _FLUSHED + _MARGIN + (max(inner, 1) - 1).bit_length()))
 
 
 class Right(NamedTuple):
