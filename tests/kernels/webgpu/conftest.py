@@ -35,6 +35,16 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLOCKSCALE_WEBGPU_ARITHMETIC", "integers")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _compiled() -> Iterator[None]:
+    """Lavapipe's pipelines take megabytes each, and no module of tests needs another's."""
+    yield
+    if not MISSING:
+        from blockscale.kernels.webgpu.gpu.launch import pipeline_of
+
+        pipeline_of.cache_clear()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _software() -> None:
     """The device says once that it is software; that is no news here."""

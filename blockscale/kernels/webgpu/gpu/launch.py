@@ -1,7 +1,7 @@
 """Launching shaders: pipelines are kept by their text, sizes are baked in where that pays."""
 
 from collections.abc import Mapping
-from functools import cache
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -14,6 +14,9 @@ from blockscale.kernels.webgpu.gpu.shader import Shader, source, tables
 from blockscale.kernels.webgpu.gpu.texels import Texels
 
 _BAKED = 1 << 20  # groups x 64 from which a pipeline of its own for these sizes pays
+# What is kept at most, the latest used: sizes that change at every call would fill memory. A model
+# needs dozens of pipelines; one takes about 2.4 MB on Mesa's lavapipe, which compiles for the CPU.
+PIPELINES, WORDS = 1024, 8192
 
 
 class Window(NamedTuple):
@@ -51,7 +54,7 @@ def launch(
     names, values = tuple(sizes), tuple(sizes.values())
     fixed = count * 64 >= _BAKED if baked is None else baked
     made = source(shader, names, values if fixed else None)
-    pipeline = _pipeline(made.text)
+    pipeline = pipeline_of(made.text)
     given: dict[str, Bound] = dict(buffers)
     own = tables(shader)
     given |= {name: _words(own[name]) for name in made.bindings if name in own}
@@ -95,8 +98,9 @@ def _all(memory: Memory) -> Window:
     return Window(memory, 0, max(-(-memory.nbytes // 4) * 4, 4))
 
 
-@cache
-def _pipeline(text: str) -> Any:
+@lru_cache(PIPELINES)
+def pipeline_of(text: str) -> Any:
+    """The compiled form of a shader's text."""
     device = gpu()
     with device.telling("compiling a kernel"):
         module = compiled(device.device, text)
@@ -105,7 +109,7 @@ def _pipeline(text: str) -> Any:
         )
 
 
-@cache
+@lru_cache(WORDS)
 def _words(values: tuple[int, ...]) -> Memory:
     """Memory with these words, kept for later calls."""
     padded = [*values, *[0] * (-len(values) % 4)]

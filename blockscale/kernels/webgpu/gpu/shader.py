@@ -13,7 +13,7 @@ are called TABLE, or end so, are buffers, too: parts bind them by their name in 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 _FOLDER = Path(__file__).parents[1] / "wgsl"
@@ -52,7 +52,7 @@ class Source:
     bindings: tuple[str, ...]
 
 
-@cache
+@lru_cache(4096)  # sizes that are baked in may change at every call
 def source(shader: Shader, names: tuple[str, ...], sizes: tuple[int, ...] | None) -> Source:
     """A shader's text, with `sizes` of these names baked in, or as a uniform (None).
 

@@ -1,10 +1,13 @@
 """Launches: grids, windows, sizes that are baked in or not."""
 
+from functools import lru_cache
+
 import pytest
 import torch
 
+from blockscale.kernels.webgpu.gpu import launch as launching
 from blockscale.kernels.webgpu.gpu.device import GpuError, gpu
-from blockscale.kernels.webgpu.gpu.launch import Window, grid, launch
+from blockscale.kernels.webgpu.gpu.launch import Window, grid, launch, pipeline_of
 from blockscale.kernels.webgpu.gpu.memory import allocate, download, upload
 from blockscale.kernels.webgpu.gpu.shader import Shader
 
@@ -63,3 +66,20 @@ def test_more_than_a_kernel_can_see_is_refused():
     large = Window(small, 0, gpu().binding_limit + 256)
     with pytest.raises(GpuError, match=r"source has \d+ bytes, and kernels on .* see at most"):
         launch(COPY, {"source": large, "result": small}, {"count": 1}, 1)
+
+
+def test_what_is_kept_of_changing_sizes_is_bounded(monkeypatch):
+    """Each call bakes other sizes in: the first pipelines are gone, and what runs is right."""
+    kept = lru_cache(4)(pipeline_of.__wrapped__)
+    monkeypatch.setattr(launching, "pipeline_of", kept)
+    made = []
+    for count in (*range(4, 40, 4), 4):
+        x = torch.arange(count, dtype=torch.int32)
+        result = allocate(x.nbytes)
+        launch(COPY, {"source": upload(x), "result": result}, {"count": count // 4}, 1, baked=True)
+        made.append((result, x))
+    assert kept.cache_info().currsize == 4
+    assert kept.cache_info().misses == 10
+    for result, x in made:
+        assert torch.equal(download(result, tuple(x.shape), torch.int32), x)
+    assert pipeline_of.cache_info().maxsize == launching.PIPELINES
