@@ -37,7 +37,11 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     Raises FileError, and changes nothing, if the file is missing, truncated, of a newer version, of
     an unknown format, or of another model.
     """
-    source = open_stored_model(path)
+    return fill(model, open_stored_model(path))
+
+
+def fill(model: nn.Module, source: StoredModel) -> nn.Module:
+    """`load` from what was opened."""
     refuse_quantized(model)
     shared = shared_names(model)
     weights, biases, dense = match_quantized(model, source, shared)
