@@ -23,7 +23,13 @@ from blockscale.integrations.transformers.config import BlockscaleConfig
 from blockscale.integrations.transformers.stand_in import TieMarks, stand_in, standing_in
 from blockscale.layers.apply import _weight, apply, check, plans_for
 from blockscale.layers.bias import without_dynamic
-from blockscale.layers.plan import Decision, Plan, plan_others
+from blockscale.layers.parameters import (
+    ParameterPlan,
+    entries_of,
+    plan_parameters,
+    quantized,
+)
+from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Supplied, supplied
 
@@ -45,14 +51,14 @@ class Quantizing:
             plans = plans_for(model, self._recipe)
             supplied(plans)  # raises for formats whose scales nothing chooses
             plans = without_dynamic(plans, lambda plan: False)
-            others = list(plan_others(model, plans, self._recipe))
-            check(plans, others, self._recipe, strict=self._strict)
-            self._wanted = {
-                f"{name}.weight": plan
-                for plan in plans
-                if isinstance(plan, Plan)
-                for name in plan.names
-            }
+            planned = list(plan_parameters(model, plans, self._recipe))
+            check(plans, entries_of(planned), self._recipe, strict=self._strict)
+        self._wanted: dict[str, Plan | ParameterPlan] = {}
+        for plan in [*plans, *planned]:
+            if isinstance(plan, Plan):
+                self._wanted |= {f"{name}.weight": plan for name in plan.names}
+            elif isinstance(plan, ParameterPlan):
+                self._wanted |= dict.fromkeys(plan.names, plan)
         if not self._wanted:
             raise ValueError(nothing_told(type(model).__name__, self._recipe, plans))
 
@@ -63,7 +69,7 @@ class Quantizing:
     def element_size(self, name: str) -> float | None:
         """Bytes of an element of the parameter `name` once it is quantized, None if it is not."""
         plan = self._wanted.get(name)
-        return None if plan is None else plan.format.bits_per_element(plan.stored) / 8
+        return None if plan is None else plan.format.bits_per_element(tuple(plan.parameter.shape)) / 8
 
     def take(self, name: str, values: Tensor) -> Tensor:
         """A weight as it was read -> what the model holds for it until everything is read."""
@@ -74,26 +80,39 @@ class Quantizing:
         if values.shape != old.shape or values.dtype != old.dtype or values.is_meta:
             del self._wanted[name]  # transformers says so, or initializes it: it stays in float
             return values
-        own = None if self._seed is None else named_seed(self._seed, f"{plan.name}.weight")
-        weight, notes = _weight(replace(plan, parameter=values), Supplied(), own)
+        weight, notes = self._quantized(replace(plan, parameter=values))
         self._arrived[name] = weight, notes
         mark = self._marks.of(name, dict(weight.named_buffers()))
         return stand_in(values.shape, values.dtype, values.device, mark)
+
+    def _quantized(self, plan: Plan | ParameterPlan) -> tuple[QWeight, list[str]]:
+        if isinstance(plan, ParameterPlan):
+            weight, entry = quantized(plan, self._seed)
+            return weight, list(entry.notes)
+        own = None if self._seed is None else named_seed(self._seed, f"{plan.name}.weight")
+        return _weight(plan, Supplied(), own)
 
     def finish(self) -> Ledger:
         """Put the quantized layers into the model; its ledger, which has warned."""
         model = self._model
         plans = plans_for(model, self._recipe)
+        planned = [*plans, *plan_parameters(model, plans, self._recipe)]
         arrived = {id(model.get_parameter(name)): name for name in self._arrived}
         ours = {
             plan.name: self._arrived[arrived[id(plan.parameter)]]
-            for plan in plans
-            if isinstance(plan, Plan) and plan.owns_weight and id(plan.parameter) in arrived
+            for plan in planned
+            if isinstance(plan, Plan | ParameterPlan) and id(plan.parameter) in arrived
         }
         _check_all_used(self._arrived, [weight for weight, _ in ours.values()])
-        weights = {name: weight.tensor for name, (weight, _) in ours.items()}
+        owning = {each.name for each in plans if isinstance(each, Plan) and each.owns_weight}
+        weights = {name: weight.tensor for name, (weight, _) in ours.items() if name in owning}
+        made = {each.name: ours[each.name][0] for each in planned
+                if isinstance(each, ParameterPlan) and each.name in ours}  # fmt: skip
         places = supplied(plans, weights=weights)
-        ledger = apply(model, plans, self._recipe, places, strict=self._strict, seed=self._seed)
+        ledger = apply(
+            model, plans, self._recipe, places, strict=self._strict, seed=self._seed, made=made
+        )
+        ours = {name: each for name, each in ours.items() if name in owning or name in made}
         notes = {name: tuple(told) for name, (_, told) in ours.items()}
         ledger.entries = [
             replace(entry, notes=(*notes.get(entry.name, ()), *entry.notes)) for entry in ledger

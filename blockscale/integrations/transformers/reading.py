@@ -15,6 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.core_model_loading import (
     ConversionOps,
@@ -151,22 +152,17 @@ class Reading:
             return {}
         info = self._arriving.metadata.tensors[name]
         old = self._model.get_parameter(name)
-        if name in self._dense:
-            self._dequantized.append(name)
-            values: Tensor = dequantized(info, own).to(old.dtype)
+        device = own["codes"].device
+        if name in self._dense:  # `fill` writes the float values
+            values = nn.Parameter(torch.empty(info.shape, dtype=old.dtype, device=device))
         else:
-            mark = self._marks.of(name, own)
-            values = stand_in(info.shape, old.dtype, own["codes"].device, mark)
+            values = stand_in(info.shape, old.dtype, device, self._marks.of(name, own))
         tied = [each for each, to in self._arriving.metadata.aliases.items() if to == name]
         return dict.fromkeys([name, *tied], values)
 
     def finish(self) -> None:
         """Put the quantized layers into the model, and transformers' conversions back."""
         model, metadata = self._model, self._arriving.metadata
-        for name in self._dense:
-            del metadata.tensors[name]
-        for layer in [each for each in metadata.layers if f"{each}.weight" in self._dense]:
-            del metadata.layers[layer]
         quantized = {*metadata.tensors, *metadata.aliases}
         for name, tensor in model.state_dict().items():
             if name not in quantized and isinstance(tensor, Tensor):
