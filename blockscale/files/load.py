@@ -21,6 +21,7 @@ from blockscale.files.match import (
 )
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import StoredModel, open_stored_model
+from blockscale.layers.announce import announce
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.reading.parameter import hold
@@ -61,6 +62,7 @@ def fill(model: nn.Module, source: StoredModel) -> nn.Module:
     changes += [_fill_dense(model, source, name, each) for name in dense for each in dense[name]]
     for change in changes:
         change()
+    announce(model)
     _warn(model, source, dense)
     return model
 

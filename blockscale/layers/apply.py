@@ -13,6 +13,7 @@ from blockscale.core.format import Format
 from blockscale.core.layout import to_stored
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
+from blockscale.layers.announce import announce
 from blockscale.layers.before import Before
 from blockscale.layers.bias import notes_on_bias, quantize_bias, without_dynamic
 from blockscale.layers.kinds import quantized_class
@@ -130,6 +131,7 @@ def apply(
     except BaseException:
         swap(model, old)
         raise
+    announce(model, recipe)
     others = [held[each.name][1] if each.name in held else each for each in entries_of(planned)]
     return ledger_of(plans, others, recipe, entries)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from torch import nn
 
 from blockscale.core.ledger import Entry, Ledger
+from blockscale.layers.announce import announce
 from blockscale.layers.apply import swap
 from blockscale.layers.bias import notes_on_bias
 from blockscale.layers.layer import QLayer
@@ -52,6 +53,7 @@ def convert(model: nn.Module) -> nn.Module:
         if isinstance(layer, QATConv) and layer.norm is not None:
             _drop(model, layer.norm, entries, places[0])
     model._qat_ledger = Ledger(list(entries.values()), ledger(model).unmatched)  # type: ignore[assignment]
+    announce(model)
     Ledger(noted).warn()
     return model
 

@@ -222,7 +222,7 @@ class Renames:
                 self.names[new] = name
         for name, to in found.aliases.items():
             alias, target = self.of(name)[0], self.of(to)[0]
-            if target in told.tensors:
+            if target in told.tensors and alias in self._state:
                 told.aliases[alias] = target
         for layer, formats in found.layers.items():
             new = self.of(f"{layer}.weight")[0]
