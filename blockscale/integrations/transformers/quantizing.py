@@ -20,6 +20,7 @@ from blockscale.core.recipe import Recipe
 from blockscale.files.metadata import KEY, FileError
 from blockscale.files.stored_model import opened
 from blockscale.integrations.transformers.config import BlockscaleConfig
+from blockscale.integrations.transformers.mapped import let_go, real_paths
 from blockscale.integrations.transformers.stand_in import TieMarks, stand_in, standing_in
 from blockscale.layers.apply import _weight, apply, check, plans_for
 from blockscale.layers.bias import without_dynamic
@@ -43,6 +44,7 @@ class Quantizing:
 
     def __init__(self, model: nn.Module, config: BlockscaleConfig, files: Sequence[str] | None):
         _refuse_ours(files or ())
+        self._files = real_paths(files or ())
         self._recipe, self._strict, self._seed = config.recipe, config.strict, config.seed
         self._model = model
         self._marks = TieMarks(getattr(model, "all_tied_weights_keys", None) or {})
@@ -81,6 +83,7 @@ class Quantizing:
             del self._wanted[name]  # transformers says so, or initializes it: it stays in float
             return values
         weight, notes = self._quantized(replace(plan, parameter=values))
+        let_go(values, self._files)
         self._arrived[name] = weight, notes
         mark = self._marks.of(name, dict(weight.named_buffers()))
         return stand_in(values.shape, values.dtype, values.device, mark)
