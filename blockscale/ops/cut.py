@@ -40,7 +40,9 @@ def selected(whole: Operand, index: int) -> Operand | None:
     one = rows(whole, index, index + 1)
     if one is None:
         return None
-    parts = {n: None if part is None else part[0] for n, part in one.qparams._asdict().items()}
+    parts: dict[str, Any] = {
+        n: None if part is None else part[0] for n, part in one.qparams._asdict().items()
+    }
     return operand(one.codes[0], QParams(**parts), fmt, whole.size)
 
 
