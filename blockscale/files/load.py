@@ -21,10 +21,10 @@ from blockscale.files.match import (
 )
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import StoredModel, open_stored_model
-from blockscale.layers.announce import announce
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.parameters.hold import hold
+from blockscale.layers.reading.announce import announce
 from blockscale.layers.store import QBias, QWeight
 from blockscale.ops.tensor import QTensor, from_parts
 

@@ -6,7 +6,7 @@ from importlib import import_module
 from torch import nn
 
 from blockscale.core.recipe import Recipe
-from blockscale.layers.announce import listeners
+from blockscale.layers.reading.announce import listeners
 
 
 def tell_transformers(model: nn.Module, recipe: Recipe | None) -> None:

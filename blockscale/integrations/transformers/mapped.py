@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 _MAPS = Path("/proc/self/maps")
+_ENOUGH = 1 << 25  # bytes; to return them takes milliseconds
 
 
 def real_paths(files: Iterable[str]) -> frozenset[str]:
@@ -34,6 +35,18 @@ def let_go(tensor: Tensor, files: frozenset[str]) -> None:
     first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
     if last > first:
         _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
+
+
+def give_back(freed: int) -> int:
+    """Return memory that was freed to the system, now and then; what is freed since then.
+
+    glibc keeps freed memory below what is still used, and codes lie between floats that are gone.
+    """
+    if freed < _ENOUGH:
+        return freed
+    if trim := getattr(_libc(), "malloc_trim", None):
+        trim(0)
+    return 0
 
 
 def _in_file(start: int, end: int, files: frozenset[str]) -> bool:

@@ -23,8 +23,8 @@ def check_devices(device_map: Any) -> None:
     away = "disk" if "disk" in kinds else "cpu" if "cpu" in kinds and len(kinds) > 1 else None
     if away is not None:
         raise ValueError(
-            f"device_map leaves {kinds[away] or 'the model'!r} on {away}, to be brought to its device "
-            f"when it runs, which quantized layers cannot be: give the devices more memory "
+            f"device_map leaves {kinds[away] or 'the model'!r} on {away}, to be brought to its "
+            f"device when it runs, which quantized layers cannot be: give the devices more memory "
             f"(max_memory), take a smaller format, or device_map='cpu'"
         )
 

@@ -1,11 +1,12 @@
 """The quantizer that transformers calls while it builds, fills and saves a model."""
+# ruff: noqa: ARG002 - the signatures are transformers'
 
 from typing import Any
 
 from torch import Tensor, nn
 from transformers.quantizers.base import HfQuantizer
 
-from blockscale.core.ledger import Ledger
+from blockscale.core.ledger import Ledger  # noqa: TC001 - it is what users look for
 from blockscale.integrations.transformers.config import BlockscaleConfig
 from blockscale.integrations.transformers.placement import check_devices, dispatched_again
 from blockscale.integrations.transformers.quantizing import Quantize, Quantizing
@@ -91,4 +92,3 @@ class BlockscaleQuantizer(HfQuantizer):
     def is_compileable(self) -> bool:
         """Whether `generate` may compile the model."""
         return True
-

@@ -20,11 +20,11 @@ from blockscale.core.recipe import Recipe
 from blockscale.files.metadata import KEY, FileError
 from blockscale.files.stored_model import opened
 from blockscale.integrations.transformers.config import BlockscaleConfig
-from blockscale.integrations.transformers.mapped import let_go, real_paths
+from blockscale.integrations.transformers.mapped import give_back, let_go, real_paths
 from blockscale.integrations.transformers.stand_in import TieMarks, stand_in, standing_in
 from blockscale.layers.apply import _weight, apply, check, plans_for
 from blockscale.layers.bias import without_dynamic
-from blockscale.layers.parameters import (
+from blockscale.layers.parameters.planned import (
     ParameterPlan,
     entries_of,
     plan_parameters,
@@ -44,7 +44,7 @@ class Quantizing:
 
     def __init__(self, model: nn.Module, config: BlockscaleConfig, files: Sequence[str] | None):
         _refuse_ours(files or ())
-        self._files = real_paths(files or ())
+        self._files, self._freed = real_paths(files or ()), 0
         self._recipe, self._strict, self._seed = config.recipe, config.strict, config.seed
         self._model = model
         self._marks = TieMarks(getattr(model, "all_tied_weights_keys", None) or {})
@@ -52,7 +52,7 @@ class Quantizing:
         with standing_in(model):
             plans = plans_for(model, self._recipe)
             supplied(plans)  # raises for formats whose scales nothing chooses
-            plans = without_dynamic(plans, lambda plan: False)
+            plans = without_dynamic(plans, lambda _: False)
             planned = list(plan_parameters(model, plans, self._recipe))
             check(plans, entries_of(planned), self._recipe, strict=self._strict)
         self._wanted: dict[str, Plan | ParameterPlan] = {}
@@ -71,7 +71,9 @@ class Quantizing:
     def element_size(self, name: str) -> float | None:
         """Bytes of an element of the parameter `name` once it is quantized, None if it is not."""
         plan = self._wanted.get(name)
-        return None if plan is None else plan.format.bits_per_element(tuple(plan.parameter.shape)) / 8
+        return (
+            None if plan is None else plan.format.bits_per_element(tuple(plan.parameter.shape)) / 8
+        )
 
     def take(self, name: str, values: Tensor) -> Tensor:
         """A weight as it was read -> what the model holds for it until everything is read."""
@@ -84,6 +86,7 @@ class Quantizing:
             return values
         weight, notes = self._quantized(replace(plan, parameter=values))
         let_go(values, self._files)
+        self._freed = give_back(self._freed + values.nbytes)
         self._arrived[name] = weight, notes
         mark = self._marks.of(name, dict(weight.named_buffers()))
         return stand_in(values.shape, values.dtype, values.device, mark)
@@ -120,6 +123,7 @@ class Quantizing:
         ledger.entries = [
             replace(entry, notes=(*notes.get(entry.name, ()), *entry.notes)) for entry in ledger
         ]
+        give_back(sum(each.bytes_before for each in ledger))
         ledger.warn(stacklevel=6)
         return ledger
 

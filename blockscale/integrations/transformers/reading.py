@@ -9,58 +9,22 @@ a stand-in. When everything is read and tied, quantized layers take the stand-in
 import re
 import warnings
 from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.core_model_loading import (
-    ConversionOps,
-    WeightConverter,
-    WeightRenaming,
-    WeightTransform,
-    rename_source_key,
-)
+from transformers.core_model_loading import ConversionOps, WeightConverter, WeightTransform
 
-from blockscale.core.layout import from_stored, stored_shape
-from blockscale.core.parse import parse
 from blockscale.files.header import sized
 from blockscale.files.load import fill
 from blockscale.files.match import match_quantized, shared_names
 from blockscale.files.metadata import PARTS, QUANTIZERS, FileError, Metadata, TensorInfo
-from blockscale.files.stored_model import StoredModel, read_headers
+from blockscale.files.stored_model import read_headers
+from blockscale.integrations.transformers.arriving import Arriving, Renames
+from blockscale.integrations.transformers.fusing import Fuse, only
 from blockscale.integrations.transformers.stand_in import TieMarks, stand_in, standing_in
-from blockscale.ops.tensor import from_parts
-
-
-@dataclass(frozen=True)
-class Arriving(StoredModel):
-    """A stored model under the names of the model that reads it; what has arrived is in memory."""
-
-    source: StoredModel
-    originals: dict[str, str] = field(default_factory=dict)  # {name here: name in the files}
-    arrived: dict[str, Tensor] = field(default_factory=dict)
-
-    def read(self, names: Sequence[str]) -> dict[str, Tensor]:
-        missing = {name: self.originals[name] for name in names if name not in self.arrived}
-        tensors = self.source.read(list(missing.values()))
-        there = {name: self.arrived[name] for name in names if name in self.arrived}
-        return there | {name: tensors[original] for name, original in missing.items()}
-
-    def add(self, name: str, original: str) -> None:
-        """A tensor of the files under a name of the model."""
-        self.files[name] = self.source.files[original]  # type: ignore[index]
-        self.kinds[name] = self.source.kinds[original]  # type: ignore[index]
-        self.originals[name] = original
-
-    def hold(self, name: str, tensor: Tensor) -> None:
-        """A tensor that the model has already."""
-        self.files[name] = self.path  # type: ignore[index]
-        self.kinds[name] = (tensor.dtype, tuple(tensor.shape))  # type: ignore[index]
-        self.arrived[name] = tensor
 
 
 class Reading:
@@ -93,9 +57,9 @@ class Reading:
         metadata, fused = renames.metadata(source)
         self._arriving = Arriving(source.path, {}, {}, metadata, source)
         for name, original in renames.names.items():
-            _add_parts(self._arriving, name, original)
+            self._arriving.add_parts(name, original)
         for name, original in renames.layers.items():
-            _add_layer(self._arriving, name, original)
+            self._arriving.add_layer(name, original)
         with standing_in(model):
             found = match_quantized(model, self._arriving, shared_names(model))
         self._dense = set(found.dense)
@@ -105,20 +69,32 @@ class Reading:
     def _fused(
         self, old: WeightTransform, infos: dict[str, list[tuple[str, TensorInfo]]]
     ) -> WeightTransform:
-        """A converter of the model's, whose sources are quantized in these files, dequantizes."""
-        if not infos:
+        """A converter of the model's, whose sources may be quantized in these files."""
+        if not infos or not isinstance(old, WeightConverter):
             return old
-        told = {pattern: _only(pattern, each) for pattern, each in infos.items()}
-        self._dequantized += [name for each in infos.values() for name, _ in each]
+        told = {pattern: only(pattern, each) for pattern, each in infos.items()}
         sources = [
             source
             for pattern in old._original_source_patterns
             for source in (*(f"{pattern}.{part}" for part in PARTS), pattern)
         ]
-        operations = [Dequantize(self, told), *old.operations]
-        new = old.copy(sources, old._original_target_patterns, operations=operations)
+        in_order = {each: told[each] for each in old._original_source_patterns if each in told}
+        fuse = Fuse(self, in_order, old.operations)
+        new = old.copy(sources, old._original_target_patterns, operations=[fuse])
         self._ours[id(new)] = old
         return new
+
+    def take_fused(self, name: str, info: TensorInfo, parts: dict[str, Tensor]) -> Tensor:
+        """The codes of a parameter that was fused; what the model holds for it meanwhile."""
+        self._arriving.metadata.tensors[name] = info
+        for part, tensor in parts.items():
+            self._arriving.hold(f"{name}.{part}", tensor)
+        old = self._model.get_parameter(name)
+        return stand_in(info.shape, old.dtype, parts["codes"].device)
+
+    def note_dequantized(self, name: str) -> None:
+        """A parameter that was fused of floats, because its codes are not those of its parts."""
+        self._dequantized.append(name)
 
     def _collects(self, attribute: str) -> WeightTransform:
         """Everything that is stored for a layer's `weight`, or another parameter, at once."""
@@ -130,7 +106,9 @@ class Reading:
             used = {part for formats in metadata.layers.values() for part in formats}
             names += [name for name in layers if name.partition(".")[0] in used]
         sources = [rf"{re.escape(name)}$" for name in names]
-        new = WeightConverter(sources, attribute, [Collect(self, dict(zip(sources, names, strict=True)))])
+        new = WeightConverter(
+            sources, attribute, [Collect(self, dict(zip(sources, names, strict=True)))]
+        )
         self._ours[id(new)] = None
         return new
 
@@ -174,99 +152,15 @@ class Reading:
         if self._dequantized:
             told = ", ".join(sorted(set(self._dequantized)))
             warnings.warn(
-                f"blockscale: dequantized, because their modules cannot hold codes: {told}",
+                f"blockscale: dequantized, because they are fused of parts with own scales: "
+                f"{told}",
                 stacklevel=7,
             )
-
-
-class Renames:
-    """What the tensors of files are called in a model.
-
-    names: {the model's name: the files' name} of quantized tensors
-    layers: the same of layers with formats or transforms
-    """
-
-    def __init__(self, model: Any, conversions: list[WeightTransform]):
-        self._conversions = deepcopy(conversions)
-        self._same = {id(new): old for new, old in zip(self._conversions, conversions, strict=True)}
-        self._prefix, self._state = model.base_model_prefix, model.state_dict()
-        self.names: dict[str, str] = {}
-        self.layers: dict[str, str] = {}
-
-    def of(self, name: str) -> tuple[str, WeightTransform | None, str | None]:
-        """(the model's name of it, the converter that takes it, by which of its patterns)."""
-        if name in self._state:
-            return name, None, None
-        renamings = [each for each in self._conversions if isinstance(each, WeightRenaming)]
-        converters = [each for each in self._conversions if isinstance(each, WeightConverter)]
-        new, pattern = rename_source_key(name, renamings, converters, self._prefix, self._state)
-        takes = next((each for each in converters if pattern in each.source_patterns), None)
-        return new, None if takes is None else self._same[id(takes)], pattern
-
-    def metadata(
-        self, source: StoredModel
-    ) -> tuple[Metadata, dict[int, dict[str, list[tuple[str, TensorInfo]]]]]:
-        """What the files say under the model's names; and {id of a converter: {pattern: the
-        quantized tensors that it takes}}. Raises FileError if a part is missing or odd."""
-        told, found = Metadata(), source.metadata
-        fused: dict[int, dict[str, list[tuple[str, TensorInfo]]]] = {}
-        for name in sorted(found.tensors):
-            source.parts_of(name)
-            new, takes, pattern = self.of(name)
-            if takes is not None and pattern is not None:
-                fused.setdefault(id(takes), {}).setdefault(pattern, []).append(
-                    (name, found.tensors[name])
-                )
-            elif new in self._state:  # else transformers tells of it as unexpected
-                told.tensors[new] = found.tensors[name]
-                self.names[new] = name
-        for name, to in found.aliases.items():
-            alias, target = self.of(name)[0], self.of(to)[0]
-            if target in told.tensors and alias in self._state:
-                told.aliases[alias] = target
-        for layer, formats in found.layers.items():
-            new = self.of(f"{layer}.weight")[0]
-            if new in told.tensors or new in told.aliases:
-                told.layers[new.removesuffix(".weight")] = formats
-                self.layers[new.removesuffix(".weight")] = layer
-        return told, fused
-
-
-def _add_parts(arriving: Arriving, name: str, original: str) -> None:
-    for part, stored in arriving.source.parts_of(original).items():
-        arriving.add(f"{name}.{part}", stored)
-
-
-def _add_layer(arriving: Arriving, name: str, original: str) -> None:
-    source = arriving.source
-    for quantizer in QUANTIZERS:
-        for part, stored in source.quantizer_parts(f"{original}.{quantizer}").items():
-            arriving.add(f"{name}.{quantizer}.{part}", stored)
-    for part, stored in source.before_parts(original).items():
-        arriving.add(f"{name}.before.{part}", stored)
 
 
 def _attributes(metadata: Metadata) -> list[str]:
     """`weight`, and whatever else the parameters are called that are quantized."""
     return sorted({name.rpartition(".")[2] for name in metadata.tensors})
-
-
-def _only(pattern: str, infos: list[tuple[str, TensorInfo]]) -> TensorInfo:
-    """How all tensors are stored that become parts of one. Raises FileError where they differ."""
-    first = infos[0][1]
-    if other := next((name for name, info in infos if info != first), None):
-        raise FileError(
-            f"{infos[0][0]} and {other} become one tensor of this model, but are stored in two "
-            f"ways: quantize the checkpoint with one format for {pattern}"
-        )
-    return first
-
-
-def dequantized(info: TensorInfo, parts: dict[str, Tensor]) -> Tensor:
-    """A quantized tensor in float32, in its float shape."""
-    size = (stored_shape(info.shape, info.layout) or (1,))[-1]
-    values = from_parts(parse(info.format), size, parts).dequantize()
-    return from_stored(values, info.layout, info.shape)
 
 
 class Collect(ConversionOps):
@@ -288,31 +182,3 @@ class Collect(ConversionOps):
         """{pattern: [tensor]} of one parameter -> {name: its stand-in}."""
         parts = {self._names[pattern]: tensors[0] for pattern, tensors in input_dict.items()}
         return self.hf_quantizer.take(full_layer_name, parts)
-
-
-class Dequantize(ConversionOps):
-    """The step before a model's own ones, which fuse floats."""
-
-    def __init__(self, reading: Reading, infos: dict[str, TensorInfo]):
-        self.hf_quantizer, self._infos = reading, infos
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Dequantize":
-        return Dequantize(self.hf_quantizer, self._infos)
-
-    def convert(  # type: ignore[override]
-        self, input_dict: dict[str, list[Tensor]], model: Any, **_: Any
-    ) -> dict[str, list[Tensor]]:
-        """{pattern.part: [tensors]} -> {pattern: [float tensors]}, floats as they are."""
-        dtype = model.config.dtype
-        floats = {name: each for name, each in input_dict.items() if not self._part(name)}
-        for pattern, info in self._infos.items():
-            parts = {part: input_dict.get(f"{pattern}.{part}") for part in info.parts()}
-            count = len(parts["codes"] or ())
-            floats[pattern] = [
-                dequantized(info, {part: each[i] for part, each in parts.items() if each}).to(dtype)
-                for i in range(count)
-            ]
-        return floats
-
-    def _part(self, name: str) -> bool:
-        return any(name == f"{pattern}.{part}" for pattern in self._infos for part in PARTS)

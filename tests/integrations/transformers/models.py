@@ -71,7 +71,8 @@ def mixtral() -> nn.Module:
 def llava() -> nn.Module:
     vision = {
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "intermediate_size": 64, "image_size": 16, "patch_size": 8, "model_type": "clip_vision_model",
+        "intermediate_size": 64, "image_size": 16, "patch_size": 8,
+        "model_type": "clip_vision_model",
     }  # fmt: skip
     config = hf.LlavaConfig(vision_config=vision, text_config=LLAMA | {"model_type": "llama"},
                             image_token_index=5)  # fmt: skip
