@@ -16,10 +16,7 @@ def check_devices(device_map: Any) -> None:
     """
     if not isinstance(device_map, dict):
         return
-    kinds = {
-        each if each == "disk" else torch.device(each).type: name
-        for name, each in device_map.items()
-    }
+    kinds = {_kind(each): name for name, each in device_map.items()}
     away = "disk" if "disk" in kinds else "cpu" if "cpu" in kinds and len(kinds) > 1 else None
     if away is not None:
         raise ValueError(
@@ -27,6 +24,13 @@ def check_devices(device_map: Any) -> None:
             f"device when it runs, which quantized layers cannot be: give the devices more memory "
             f"(max_memory), take a smaller format, or device_map='cpu'"
         )
+
+
+def _kind(place: Any) -> str:
+    """Of a place in a device map: a number is a device of the accelerator that there is."""
+    if isinstance(place, int):
+        return "accelerator"
+    return "disk" if place == "disk" else torch.device(place).type
 
 
 @contextmanager
