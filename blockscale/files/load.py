@@ -113,6 +113,8 @@ def _for_model(model: nn.Module, source: StoredModel, name: str, stored: str) ->
     old: Tensor = getattr(model.get_submodule(owner), attribute)
     quantized = _read_quantized(source, stored, old.dtype)
     quantized.name = name
+    if quantized.codes.device.type == "meta":  # a skeleton is being filled from one
+        return quantized
     return quantized.to(torch.device("cpu") if old.device.type == "meta" else old.device)
 
 
