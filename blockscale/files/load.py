@@ -77,7 +77,8 @@ def _warn(model: nn.Module, source: StoredModel, dense: Matches) -> None:
     if lost := sorted(name for name in owners if source.metadata.formats(name)):
         told.append(f"the formats of their input and output are not applied: {', '.join(lost)}")
     empty = [name for name, buffer in model.named_buffers() if buffer.device.type == "meta"]
-    if empty:
+    skeleton = {each.device.type for each in model.parameters()} == {"meta"}
+    if empty and not skeleton:  # of one that was asked for on meta nothing is missing
         told.append(f"buffers that no file holds are still on meta: {', '.join(empty)}")
     if told:
         warnings.warn(f"blockscale: {'; '.join(told)}", stacklevel=3)

@@ -6,6 +6,7 @@ from importlib import import_module
 from torch import nn
 
 from blockscale.core.recipe import Recipe
+from blockscale.integrations.diffusers import tell_diffusers
 from blockscale.layers.reading.announce import listeners
 
 
@@ -22,4 +23,4 @@ def tell_transformers(model: nn.Module, recipe: Recipe | None) -> None:
         import_module("blockscale.integrations.transformers.attach").attach(models, recipe)
 
 
-listeners.append(tell_transformers)
+listeners.extend((tell_transformers, tell_diffusers))

@@ -152,8 +152,7 @@ class Reading:
         if self._dequantized:
             told = ", ".join(sorted(set(self._dequantized)))
             warnings.warn(
-                f"blockscale: dequantized, because they are fused of parts with own scales: "
-                f"{told}",
+                f"blockscale: dequantized, because they are fused of parts with own scales: {told}",
                 stacklevel=7,
             )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import transformers
-from torch import nn
+from torch import nn  # noqa: TC002 - beside it all others are needed
 
 from tests.integrations.transformers.models import MODELS, saved
 

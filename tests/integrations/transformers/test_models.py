@@ -80,7 +80,9 @@ def test_fused_experts_with_scales_of_a_whole_are_floats(
 ) -> None:
     kind, path = checkpoints(name)
     loader: Any = kind
-    quietly(lambda: bs.quantize_directory(path, tmp_path / "out", bs.Recipe("nvfp4", skip=["*.gate"])))
+    quietly(
+        lambda: bs.quantize_directory(path, tmp_path / "out", bs.Recipe("nvfp4", skip=["*.gate"]))
+    )
     if name == "llama":
         loader.from_pretrained(tmp_path / "out")  # nothing is fused: no warning
         return

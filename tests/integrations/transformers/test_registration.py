@@ -45,9 +45,7 @@ def test_method_is_quant_method() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", ["import blockscale.integrations.transformers", ""])
-def test_one_line_in_a_fresh_python(
-    line: str, checkpoints: Checkpoints, tmp_path: Path
-) -> None:
+def test_one_line_in_a_fresh_python(line: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
     _, path = checkpoints("llama")
     bs.quantize_directory(path, tmp_path / "out", "mxfp4")
     script = LOAD.format(line, str(tmp_path / "out"))
