@@ -51,7 +51,7 @@ def test_a_unet(tmp_path: Path) -> None:
 
     unet = make()
     bs.quantize_(unet, "mxfp4")
-    with pytest.raises(ValueError, match="write it with bs.save, and read it with bs.load"):
+    with pytest.raises(ValueError, match=r"write it with bs\.save, and read it"):
         unet.save_pretrained(tmp_path / "out")
     assert not (tmp_path / "out").exists()
     bs.save(unet, tmp_path / "unet.safetensors")
