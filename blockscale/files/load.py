@@ -12,6 +12,7 @@ from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.layout import from_stored, stored_shape, to_stored
 from blockscale.core.parse import parse
 from blockscale.core.recipe import Scheme, read_bias
+from blockscale.files.folded import without_folded_norms
 from blockscale.files.match import (
     Matches,
     match_floats,
@@ -24,21 +25,33 @@ from blockscale.files.stored_model import StoredModel, open_stored_model
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.store import QBias, QWeight
+from blockscale.layers.wrapped import unwrapped
 from blockscale.ops.tensor import QTensor, from_parts
 
 
 def load(model: nn.Module, path: str | Path) -> nn.Module:
     """Load a file of `bs.save`, or a directory of `blockscale quantize`, into `model`; returns it.
 
-    `model` is the float model as it was before quantization, on any device, also on "meta". Layers
-    whose weights are quantized in the file are replaced by quantized layers; everything else is
-    copied. A weight whose owner cannot hold codes is dequantized, with a warning that names it.
+    `model` is the float model as it was before quantization, on any device, also on "meta"; it may
+    be compiled or parallel (blockscale.layers.wrapped). Layers whose weights are quantized in the
+    file are replaced by quantized layers, and batch norms that training folded into them by
+    nn.Identity; everything else is copied. A weight whose owner cannot hold codes is dequantized,
+    with a warning that names it.
 
     Raises FileError, and changes nothing, if the file is missing, truncated, of a newer version, of
     an unknown format, or of another model.
     """
     source = open_stored_model(path)
-    refuse_quantized(model)
+    with unwrapped(model) as plain:
+        refuse_quantized(plain)
+        with without_folded_norms(plain, source):
+            dense = _put_in(plain, source)
+        _warn(plain, source, dense)
+    return model
+
+
+def _put_in(model: nn.Module, source: StoredModel) -> Matches:
+    """All that the file holds into the model, if everything fits; what had to be dequantized."""
     shared = shared_names(model)
     weights, biases, dense = match_quantized(model, source, shared)
     quantized = {each for names in (weights | biases | dense).values() for each in names}
@@ -54,8 +67,7 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     changes += [_fill_dense(model, source, name, each) for name in dense for each in dense[name]]
     for change in changes:
         change()
-    _warn(model, source, dense)
-    return model
+    return dense
 
 
 def _warn(model: nn.Module, source: StoredModel, dense: Matches) -> None:

@@ -7,6 +7,7 @@ from torch import nn
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.layers.apply import swap
 from blockscale.layers.bias import notes_on_bias
+from blockscale.layers.folded import stands_for_norm
 from blockscale.layers.layer import QLayer
 from blockscale.layers.store import QWeight
 from blockscale.qat.layers import QATLayer
@@ -50,7 +51,7 @@ def convert(model: nn.Module) -> nn.Module:
         )
         noted += [replace(entry, notes=notes)]
         if isinstance(layer, QATConv) and layer.norm is not None:
-            _drop(model, layer.norm, entries, places[0])
+            _drop(model, layer.norm, entries, places[0], quantized)
     model._qat_ledger = Ledger(list(entries.values()), ledger(model).unmatched)  # type: ignore[assignment]
     Ledger(noted).warn()
     return model
@@ -69,14 +70,18 @@ def _quantized(layer: QATLayer, weight: QWeight) -> tuple[QLayer, tuple[str, ...
     return quantized, tuple(told)
 
 
-def _drop(model: nn.Module, norm: nn.Module, entries: dict[str, Entry], conv: str) -> None:
-    """Remove a batch norm that is folded into `conv`."""
+def _drop(
+    model: nn.Module, norm: nn.Module, entries: dict[str, Entry], conv: str, layer: QLayer
+) -> None:
+    """Remove a batch norm that is folded into `conv`, now `layer`."""
     places = [n for n, m in model.named_modules(remove_duplicate=False) if m is norm]
     for name, _ in norm.named_parameters():
         entry = entries[f"{places[0]}.{name}"]
         told = f"folded into {conv}"
         entries[entry.name] = replace(entry, reason=told, bytes_after=0)
-    swap(model, dict.fromkeys(places, nn.Identity()))
+    identity = nn.Identity()
+    swap(model, dict.fromkeys(places, identity))
+    stands_for_norm(identity, layer)
 
 
 def _check(model: nn.Module, names: dict[QATLayer, list[str]]) -> None:
