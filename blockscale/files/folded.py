@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import StoredModel
 from blockscale.layers.apply import swap
-from blockscale.layers.folded import stands_for_norm
+from blockscale.layers.model.folded import stands_for_norm
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 

@@ -25,7 +25,7 @@ from blockscale.files.stored_model import StoredModel, open_stored_model
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.store import QBias, QWeight
-from blockscale.layers.wrapped import unwrapped
+from blockscale.layers.model.wrapped import unwrapped
 from blockscale.ops.tensor import QTensor, from_parts
 
 
@@ -33,7 +33,7 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     """Load a file of `bs.save`, or a directory of `blockscale quantize`, into `model`; returns it.
 
     `model` is the float model as it was before quantization, on any device, also on "meta"; it may
-    be compiled or parallel (blockscale.layers.wrapped). Layers whose weights are quantized in the
+    be compiled or parallel (blockscale.layers.model.wrapped). Layers whose weights are quantized in the
     file are replaced by quantized layers, and batch norms that training folded into them by
     nn.Identity; everything else is copied. A weight whose owner cannot hold codes is dequantized,
     with a warning that names it.

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from blockscale.files.metadata import Metadata, TensorInfo
 from blockscale.files.unfinished import refuse_unfinished
 from blockscale.files.whole import check_place, written_whole
-from blockscale.layers.folded import folded_norms
+from blockscale.layers.model.folded import folded_norms
 from blockscale.layers.layer import QLayer
-from blockscale.layers.wrapped import unwrapped
+from blockscale.layers.model.wrapped import unwrapped
 
 
 def save(model: nn.Module, path: str | Path) -> None:
     """Write a model's state, quantized and float, to the safetensors file `path`.
 
     Tensors that the model holds under several names are written once. Names are the plain model's,
-    also if it is compiled or parallel (blockscale.layers.wrapped). The file appears whole or not at
+    also if it is compiled or parallel (blockscale.layers.model.wrapped). The file appears whole or not at
     all: it is written beside `path` and renamed. Raises ValueError if `path` is a directory, or the
     model is prepared and not converted, and OSError if it cannot be written.
     """

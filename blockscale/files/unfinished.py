@@ -25,5 +25,5 @@ def refuse_unfinished(model: nn.Module) -> None:
         if _OBSERVED in vars(module):
             raise ValueError(
                 f"{where} is prepared for calibration and not converted: "
-                f"bs.compat.torch_ao.convert it first"
+                f"blockscale.compat.torch_ao.convert it first"
             )

@@ -23,6 +23,7 @@ from blockscale.layers.saturation import saturates
 from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Scales, Supplied, supplied
+from blockscale.layers.model.wrapped import unwrapped
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
 
@@ -56,9 +57,10 @@ def quantize_(
     the model is unchanged then.
     """
     recipe = Recipe.read(recipe)
-    plans = plans_for(model, recipe)
-    places = supplied(plans, input_scales, output_scales, weights, before)
-    ledger = apply(model, plans, recipe, places, strict=strict, seed=seed)
+    with unwrapped(model) as plain:
+        plans = plans_for(plain, recipe)
+        places = supplied(plans, input_scales, output_scales, weights, before)
+        ledger = apply(plain, plans, recipe, places, strict=strict, seed=seed)
     ledger.warn()
     return ledger
 

@@ -7,9 +7,10 @@ from torch import nn
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.layers.apply import swap
 from blockscale.layers.bias import notes_on_bias
-from blockscale.layers.folded import stands_for_norm
+from blockscale.layers.model.folded import stands_for_norm
 from blockscale.layers.layer import QLayer
 from blockscale.layers.store import QWeight
+from blockscale.layers.model.wrapped import unwrapped
 from blockscale.qat.layers import QATLayer
 from blockscale.qat.layers.conv import QATConv
 from blockscale.qat.prepare import ledger
@@ -25,6 +26,14 @@ def convert(model: nn.Module) -> nn.Module:
     Raises ValueError, before anything is changed, if nothing is prepared, if a static scale has
     seen no data, or for a model that is sharded or wrapped.
     """
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ValueError("convert the model that DistributedDataParallel wraps: ddp.module")
+    with unwrapped(model) as plain:
+        _convert(plain)
+    return model
+
+
+def _convert(model: nn.Module) -> None:
     names: dict[QATLayer, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, QATLayer):
@@ -54,7 +63,6 @@ def convert(model: nn.Module) -> nn.Module:
             _drop(model, layer.norm, entries, places[0], quantized)
     model._qat_ledger = Ledger(list(entries.values()), ledger(model).unmatched)  # type: ignore[assignment]
     Ledger(noted).warn()
-    return model
 
 
 def _quantized(layer: QATLayer, weight: QWeight) -> tuple[QLayer, tuple[str, ...]]:
@@ -85,8 +93,6 @@ def _drop(
 
 
 def _check(model: nn.Module, names: dict[QATLayer, list[str]]) -> None:
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise ValueError("convert the model that DistributedDataParallel wraps: ddp.module")
     if not names:
         raise ValueError("nothing is prepared in this model: bs.prepare_qat(model, recipe) first")
     told = {entry.name for entry in ledger(model)}

@@ -24,7 +24,7 @@ _FLAT = "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataPara
 
 
 def _classes(module: nn.Module) -> Iterator[str]:
-    return (f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__)
+    return (f"{kind.__module__}.{kind.__name__}" for kind in type(module).__mro__)
 
 
 def _inside(module: nn.Module) -> str | None:
@@ -96,17 +96,17 @@ def _put_back(place: _Wrapped, inside: nn.Module) -> None:
     """The wrapper again, around `inside` or what has replaced it."""
     now = place.parent._modules.get(place.name)
     if now is not None and now is not inside:
-        holder, attribute = _holder(place.wrapper)
-        setattr(holder, attribute, now)
-        again: Any = getattr(holder, "_initialize", None)
-        if again is not None:  # OptimizedModule, which compiles what it was given first
-            again()
+        _exchange(place.wrapper, inside, now)
     place.parent._modules[place.name] = place.wrapper
 
 
-def _holder(wrapper: nn.Module) -> tuple[nn.Module, str]:
-    """The innermost of nested wrappers, and the attribute under which it has the model."""
-    attribute = _inside(wrapper)
-    assert attribute is not None
-    inside: nn.Module = getattr(wrapper, attribute)
-    return (wrapper, attribute) if _inside(inside) is None else _holder(inside)
+def _exchange(wrapper: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """`new` wherever a wrapper, or one inside of it, has `old`."""
+    for name, child in list(wrapper._modules.items()):
+        if child is old:
+            setattr(wrapper, name, new)
+        elif child is not None and _inside(child) is not None:
+            _exchange(child, old, new)
+    again: Any = getattr(wrapper, "_initialize", None)
+    if again is not None:  # OptimizedModule, which compiles what it was given first
+        again()
