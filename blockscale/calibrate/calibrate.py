@@ -24,8 +24,9 @@ from blockscale.core.ledger import Ledger
 from blockscale.core.progress import Progress
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import apply, check, plans_for
-from blockscale.layers.plan import Decision, Plan, plan_others
 from blockscale.layers.model.wrapped import unwrapped
+from blockscale.layers.parameters import entries_of, plan_parameters
+from blockscale.layers.plan import Decision, Plan
 
 
 def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are options
@@ -79,7 +80,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     methods = Methods.read(observer or "mse", weight or "absmax", transform)
     with unwrapped(model) as plain:
         plans = plans_for(plain, recipe)
-        check(plans, list(plan_others(plain, plans, recipe)), recipe, strict=strict)
+        check(plans, entries_of(plan_parameters(plain, plans, recipe)), recipe, strict=strict)
         session = chosen(plain, plans, methods, data)
         ledger = apply(plain, plans, recipe, session.places, strict=strict, seed=seed)
     ledger = told_by(ledger, session)

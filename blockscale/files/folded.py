@@ -11,9 +11,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import StoredModel
 from blockscale.layers.apply import swap
-from blockscale.layers.model.folded import stands_for_norm
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
+from blockscale.layers.model.folded import stands_for_norm
 
 
 @contextmanager

@@ -24,8 +24,9 @@ from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import StoredModel, open_stored_model
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
-from blockscale.layers.store import QBias, QWeight
 from blockscale.layers.model.wrapped import unwrapped
+from blockscale.layers.reading.parameter import hold
+from blockscale.layers.store import QBias, QWeight
 from blockscale.ops.tensor import QTensor, from_parts
 
 
@@ -53,8 +54,9 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
 def _put_in(model: nn.Module, source: StoredModel) -> Matches:
     """All that the file holds into the model, if everything fits; what had to be dequantized."""
     shared = shared_names(model)
-    weights, biases, dense = match_quantized(model, source, shared)
-    quantized = {each for names in (weights | biases | dense).values() for each in names}
+    weights, biases, parameters, dense = match_quantized(model, source, shared)
+    every = (weights | biases | parameters | dense).values()
+    quantized = {each for names in every for each in names}
     floats = match_floats(model, source, quantized, shared)
     held = {
         each: bias
@@ -63,6 +65,7 @@ def _put_in(model: nn.Module, source: StoredModel) -> Matches:
         for each in names
     }
     changes = [_replace_layers(model, source, names, name, held) for name, names in weights.items()]
+    changes += [_hold(model, source, names, name) for name, names in parameters.items()]
     changes += [_fill(model, source, name, stored) for name, stored in floats.items()]
     changes += [_fill_dense(model, source, name, each) for name in dense for each in dense[name]]
     for change in changes:
@@ -115,6 +118,7 @@ def _for_model(model: nn.Module, source: StoredModel, name: str, stored: str) ->
     owner, _, attribute = name.rpartition(".")
     old: Tensor = getattr(model.get_submodule(owner), attribute)
     quantized = _read_quantized(source, stored, old.dtype)
+    quantized.name = name
     return quantized.to(torch.device("cpu") if old.device.type == "meta" else old.device)
 
 
@@ -140,6 +144,21 @@ def _replace_layers(
         for name, layer in layers.items():
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, layer)
+
+    return change
+
+
+def _hold(
+    model: nn.Module, source: StoredModel, names: list[str], stored: str
+) -> Callable[[], None]:
+    """Read a quantized parameter; returns what puts it where the model has it."""
+    weight = _for_model(model, source, names[0], stored)
+    assert isinstance(weight, QWeight)  # match_quantized asked
+
+    def change() -> None:
+        for name in names:
+            owner, _, attribute = name.rpartition(".")
+            hold(model.get_submodule(owner), attribute, weight)
 
     return change
 

@@ -7,10 +7,10 @@ from torch import nn
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.layers.apply import swap
 from blockscale.layers.bias import notes_on_bias
-from blockscale.layers.model.folded import stands_for_norm
 from blockscale.layers.layer import QLayer
-from blockscale.layers.store import QWeight
+from blockscale.layers.model.folded import stands_for_norm
 from blockscale.layers.model.wrapped import unwrapped
+from blockscale.layers.store import QWeight
 from blockscale.qat.layers import QATLayer
 from blockscale.qat.layers.conv import QATConv
 from blockscale.qat.prepare import ledger

@@ -14,10 +14,11 @@ from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.ledger import ledger_of
-from blockscale.layers.plan import Decision, Plan, plan_layers, plan_others
+from blockscale.layers.model.wrapped import inner_model, unwrapped
+from blockscale.layers.parameters import plan_others
+from blockscale.layers.plan import Decision, Plan, plan_layers
 from blockscale.layers.signs import lost_signs
 from blockscale.layers.supplied import Supplied, refuse_unchosen
-from blockscale.layers.model.wrapped import inner_model, unwrapped
 from blockscale.qat import learned
 from blockscale.qat.bias import BiasQuantizer, settled
 from blockscale.qat.folding import Pairs, find_pairs
@@ -25,7 +26,6 @@ from blockscale.qat.layers import QATLayer, trained
 from blockscale.qat.learned import Learn as Learn
 from blockscale.qat.learned import Learning, read_learning
 from blockscale.qat.quantizers import ActivationQuantizer, Quantizers, WeightQuantizer
-
 
 
 def prepare_qat(

@@ -126,7 +126,9 @@ def test_blocks_of_resnet_and_mobilenet(recipe, learn, device, tmp_path) -> None
 
 @pytest.mark.parametrize("kind", ["plain", "reflect and dropout", "inside"])
 def test_other_models_of_ours(kind: str, tmp_path) -> None:
-    made = Mixed if kind != "plain" else lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4))
+    made = (
+        Mixed if kind != "plain" else lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4))
+    )
     inputs = [batch(0), batch(1)] if kind != "plain" else [torch.randn(3, 2, 9)]
     model = trained(made(), inputs, bs.Recipe("mxfp4", "int8"))
     names = [("conv1", "norm1"), ("conv2", "norm2")] if kind != "plain" else [("0", "1")]

@@ -19,7 +19,9 @@ def net() -> nn.Sequential:
 def test_prepared_for_training(tmp_path) -> None:
     model = bs.prepare_qat(net(), bs.Recipe("mxfp4", "int8_token"), strict=True)
     for held, name in ((model, "0"), (nn.ModuleDict({"body": model}), r"body\.0")):
-        with pytest.raises(ValueError, match=rf"^{name} of this model is prepared for training and"):
+        with pytest.raises(
+            ValueError, match=rf"^{name} of this model is prepared for training and"
+        ):
             bs.save(held, tmp_path / "m")
     assert list(tmp_path.iterdir()) == []
     bs.save(bs.convert(copy.deepcopy(model)), tmp_path / "m")  # what the error says
