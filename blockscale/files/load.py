@@ -24,6 +24,8 @@ from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import StoredModel, open_stored_model
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
+from blockscale.layers.model.names import tell_names
+from blockscale.layers.model.resizing import let_embeddings_be_resized
 from blockscale.layers.model.wrapped import unwrapped
 from blockscale.layers.reading.parameter import hold
 from blockscale.layers.store import QBias, QWeight
@@ -34,10 +36,10 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     """Load a file of `bs.save`, or a directory of `blockscale quantize`, into `model`; returns it.
 
     `model` is the float model as it was before quantization, on any device, also on "meta"; it may
-    be compiled or parallel (blockscale.layers.model.wrapped). Layers whose weights are quantized in the
-    file are replaced by quantized layers, and batch norms that training folded into them by
-    nn.Identity; everything else is copied. A weight whose owner cannot hold codes is dequantized,
-    with a warning that names it.
+    be compiled or parallel (layers.model.wrapped). Layers whose weights are quantized in the file
+    are replaced by quantized layers, and batch norms that training folded into them by nn.Identity;
+    everything else is copied. A weight whose owner cannot hold codes is dequantized, with a warning
+    that names it.
 
     Raises FileError, and changes nothing, if the file is missing, truncated, of a newer version, of
     an unknown format, or of another model.
@@ -47,6 +49,8 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
         refuse_quantized(plain)
         with without_folded_norms(plain, source):
             dense = _put_in(plain, source)
+        tell_names(plain)
+        let_embeddings_be_resized(plain)
         _warn(plain, source, dense)
     return model
 

@@ -21,8 +21,8 @@ def save(model: nn.Module, path: str | Path) -> None:
     """Write a model's state, quantized and float, to the safetensors file `path`.
 
     Tensors that the model holds under several names are written once. Names are the plain model's,
-    also if it is compiled or parallel (blockscale.layers.model.wrapped). The file appears whole or not at
-    all: it is written beside `path` and renamed. Raises ValueError if `path` is a directory, or the
+    also if it is compiled or parallel (layers.model.wrapped). The file appears whole or not at all:
+    it is written beside `path` and renamed. Raises ValueError if `path` is a directory, or the
     model is prepared and not converted, and OSError if it cannot be written.
     """
     path = check_place(path, "model.safetensors")

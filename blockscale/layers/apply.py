@@ -18,6 +18,9 @@ from blockscale.layers.bias import notes_on_bias, quantize_bias, without_dynamic
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.ledger import ledger_of
+from blockscale.layers.model.names import tell_names
+from blockscale.layers.model.resizing import let_embeddings_be_resized
+from blockscale.layers.model.swap import swap as swap
 from blockscale.layers.model.wrapped import unwrapped
 from blockscale.layers.parameters import (
     ParameterPlan,
@@ -125,6 +128,8 @@ def apply(
     except BaseException:
         swap(model, old)
         raise
+    tell_names(model)
+    let_embeddings_be_resized(model)
     others = [held[each.name][1] if each.name in held else each for each in entries_of(planned)]
     return ledger_of(plans, others, recipe, entries)
 
@@ -137,23 +142,6 @@ def check(
         ledger_of(plans, others, recipe).raise_if_skipped()
 
 
-def swap(model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Put layers in by name, all or none; what was there, to be put back by another call."""
-    old = {name: model.get_submodule(name) for name in layers}
-    try:
-        _put(model, layers)
-    except BaseException:
-        _put(model, old)
-        raise
-    return old
-
-
-def _put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
-    for name, layer in layers.items():
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, layer)
-
-
 def _build(
     plan: Plan, weights: dict[int, QWeight], place: Supplied, seed: int | None
 ) -> tuple[QLayer, Entry]:
@@ -163,7 +151,6 @@ def _build(
         own = None if seed is None else named_seed(seed, f"{plan.name}.weight")
         weights[id(plan.parameter)], notes = _weight(plan, place, own)
     weight = weights[id(plan.parameter)]
-    weight.name = weight.name or f"{plan.name}.weight"
     layer = plan.kind.from_float(plan.module, weight, plan.scheme)
     for part in ("input", "output"):
         if (quantizer := getattr(place, part)) is not None:

@@ -9,6 +9,7 @@ from blockscale.layers.apply import swap
 from blockscale.layers.bias import notes_on_bias
 from blockscale.layers.layer import QLayer
 from blockscale.layers.model.folded import stands_for_norm
+from blockscale.layers.model.names import tell_names
 from blockscale.layers.model.wrapped import unwrapped
 from blockscale.layers.store import QWeight
 from blockscale.qat.layers import QATLayer
@@ -62,6 +63,7 @@ def _convert(model: nn.Module) -> None:
         if isinstance(layer, QATConv) and layer.norm is not None:
             _drop(model, layer.norm, entries, places[0], quantized)
     model._qat_ledger = Ledger(list(entries.values()), ledger(model).unmatched)  # type: ignore[assignment]
+    tell_names(model)
     Ledger(noted).warn()
 
 

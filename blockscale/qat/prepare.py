@@ -143,7 +143,12 @@ def _why_not(plan: Plan) -> str | None:
     """Why this layer cannot be trained with fake quantization, or None."""
     if hasattr(plan.parameter, "full_tensor"):
         return "its weight is sharded: prepare the model before fully_shard"
-    return trained(plan.module).refuses(plan.module)
+    try:
+        return trained(plan.module).refuses(plan.module)
+    except NotImplementedError:
+        return (
+            f"a {type(plan.module).__name__} is quantized, but not trained with fake quantization"
+        )
 
 
 def _foldable(
