@@ -27,7 +27,7 @@ from blockscale.layers.layer import QLayer
 from blockscale.layers.model.names import tell_names
 from blockscale.layers.model.resizing import let_embeddings_be_resized
 from blockscale.layers.model.wrapped import unwrapped
-from blockscale.layers.reading.parameter import hold
+from blockscale.layers.parameters.hold import hold
 from blockscale.layers.store import QBias, QWeight
 from blockscale.ops.tensor import QTensor, from_parts
 

@@ -13,7 +13,7 @@ from blockscale.files.whole import check_place, written_whole
 from blockscale.layers.layer import QLayer
 from blockscale.layers.model.folded import folded_norms
 from blockscale.layers.model.wrapped import unwrapped
-from blockscale.layers.reading.parameter import all_held
+from blockscale.layers.parameters.hold import all_held
 from blockscale.layers.store import QBias, QWeight
 
 

@@ -22,7 +22,7 @@ from blockscale.layers.model.names import tell_names
 from blockscale.layers.model.resizing import let_embeddings_be_resized
 from blockscale.layers.model.swap import swap as swap
 from blockscale.layers.model.wrapped import unwrapped
-from blockscale.layers.parameters import (
+from blockscale.layers.parameters.planned import (
     ParameterPlan,
     entries_of,
     plan_others,
@@ -51,7 +51,7 @@ def quantize_(
     seed: int | None = None,
 ) -> Ledger:
     """Quantize a model in place: its Linear, Embedding, convolution and Conv1D (GPT-2) layers, and
-    other parameters of two and more dimensions where that is safe (core.defaults).
+    other parameters of two and more dimensions where that is safe (layers.defaults).
 
     A weight that the model's own code reads (`F.linear(x, self.fc.weight)`) gives a tensor of the
     float weight's shape and dtype (layers.reading).

@@ -3,7 +3,7 @@
 from torch import nn
 
 from blockscale.layers.layer import QLayer
-from blockscale.layers.reading.parameter import all_held
+from blockscale.layers.parameters.hold import all_held
 
 
 def tell_names(model: nn.Module) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.layers.model.names import tell_names
-from blockscale.layers.reading.parameter import hold
+from blockscale.layers.parameters.hold import hold
 from blockscale.layers.store import QWeight
 
 
