@@ -117,14 +117,11 @@ def apply(
         if isinstance(plan, Plan):
             layer, entries[plan.name] = _build(plan, weights, places[plan.name], seed)
             layers |= dict.fromkeys(plan.names, layer)
-    held = {p.name: quantized(p, seed) for p in planned if isinstance(p, ParameterPlan)}
+    parts = [each for each in planned if isinstance(each, ParameterPlan)]
+    held = {part.name: quantized(part, seed) for part in parts}
     old = swap(model, layers)
     try:
-        put(
-            model,
-            [p for p in planned if isinstance(p, ParameterPlan)],
-            [w for w, _ in held.values()],
-        )
+        put(model, parts, [weight for weight, _ in held.values()])
     except BaseException:
         swap(model, old)
         raise

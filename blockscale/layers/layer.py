@@ -85,7 +85,7 @@ class QLayer(nn.Module):
                 value = self._shared(held, value)
         super().__setattr__(name, value)
 
-    def _shared(self, held: QWeight | QBias, value: Tensor) -> QWeight | QBias:
+    def _shared(self, held: Any, value: Any) -> Any:
         """The codes behind a tensor that was read elsewhere, to hold them instead of `held`: as
         tie_weights does. Raises RuntimeError for other tensors, and for codes that do not fit."""
         owner = value.source.owner if isinstance(value, ReadTensor) else None
@@ -93,10 +93,11 @@ class QLayer(nn.Module):
             return held
         kind = type(held), held.shape, held.layout
         if owner is None or kind != (type(owner), owner.shape, owner.layout):
-            raise written("an assignment", held.source())
-        if held is self._modules["weight"] and (self.before or value.source.operand is None):
-            raise written("an assignment of a weight that a transform changed", held.source())
-        return owner  # type: ignore[no-any-return]
+            raise written("an assignment", held.read().source)
+        whole = held is not self._modules["weight"] or value.source.operand is not None
+        if self.before is not None or not whole:
+            raise written("an assignment of a weight that a transform changed", held.read().source)
+        return owner
 
     @classmethod
     def layout_of(cls, module: Any) -> str:

@@ -22,9 +22,8 @@ from blockscale.layers.supplied import Supplied, refuse_unchosen
 from blockscale.qat import learned
 from blockscale.qat.bias import BiasQuantizer, settled
 from blockscale.qat.folding import Pairs, find_pairs
-from blockscale.qat.layers import QATLayer, trained
-from blockscale.qat.learned import Learn as Learn
-from blockscale.qat.learned import Learning, read_learning
+from blockscale.qat.layers import QATLayer, trained, why_not_trained
+from blockscale.qat.learned import Learn, Learning, read_learning
 from blockscale.qat.quantizers import ActivationQuantizer, Quantizers, WeightQuantizer
 
 
@@ -143,12 +142,7 @@ def _why_not(plan: Plan) -> str | None:
     """Why this layer cannot be trained with fake quantization, or None."""
     if hasattr(plan.parameter, "full_tensor"):
         return "its weight is sharded: prepare the model before fully_shard"
-    try:
-        return trained(plan.module).refuses(plan.module)
-    except NotImplementedError:
-        return (
-            f"a {type(plan.module).__name__} is quantized, but not trained with fake quantization"
-        )
+    return why_not_trained(plan.module)
 
 
 def _foldable(

@@ -91,7 +91,8 @@ def _float(layer: Any, weight: nn.Parameter) -> nn.Module:
     """A quantized table or matrix as a float layer with this weight."""
     made: Any
     if isinstance(layer, QEmbedding):
-        made = nn.Embedding(*weight.shape, padding_idx=layer.padding_idx, device="meta")
+        rows, size = weight.shape
+        made = nn.Embedding(rows, size, layer.padding_idx, device="meta")
     else:
         made = nn.Linear(weight.shape[1], weight.shape[0], layer.bias is not None, device="meta")
         if layer.bias is not None:

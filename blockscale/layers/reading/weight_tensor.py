@@ -40,7 +40,7 @@ class WeightTensor(ReadTensor):
         return products.run(func, args, kwargs or {})
 
     @property
-    def _is_param(self) -> bool:
+    def _is_param(self) -> bool:  # type: ignore[override]
         """Whether torch should take it for a Parameter: where its owner is asked for one by name,
         as transformers' tie_weights does. Elsewhere parameters can be written to."""
         asked = sys._getframe(2).f_code.co_name == "get_parameter"  # 1 is isinstance's own
