@@ -94,8 +94,8 @@ class QLayer(nn.Module):
         kind = type(held), held.shape, held.layout
         if owner is None or kind != (type(owner), owner.shape, owner.layout):
             raise written("an assignment", held.read().source)
-        whole = held is not self._modules["weight"] or value.source.operand is not None
-        if self.before is not None or not whole:
+        transformed = self.before is not None or value.source.operand is None
+        if held is self._modules["weight"] and transformed:
             raise written("an assignment of a weight that a transform changed", held.read().source)
         return owner
 
