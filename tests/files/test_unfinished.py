@@ -45,6 +45,17 @@ def test_prepared_graphs(qat: bool, tmp_path) -> None:
         bs.save(nn.Sequential(prepared), tmp_path / "m")
 
 
+def test_converted_graphs(tmp_path) -> None:
+    """Their programs can be saved; a file of ours would fit no model."""
+    program = torch.export.export(net().eval(), (X,))
+    graph = bs.graph.convert(bs.graph.prepare(program, "int8"))
+    with pytest.raises(ValueError, match=r"this model is a converted graph, .*torch\.export\.save"):
+        bs.save(graph, tmp_path / "m")
+    torch.export.save(torch.export.export(graph, (X,)), tmp_path / "m.pt2")  # what the error says
+    again = torch.export.load(tmp_path / "m.pt2").module()
+    assert torch.equal(again(X), graph(X))
+
+
 def test_observed_as_torch_ao_does(tmp_path) -> None:
     model = net().eval()
     torch_ao.prepare(model, torch.ao.quantization.get_default_qconfig("x86"))
