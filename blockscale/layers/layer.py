@@ -95,7 +95,7 @@ class QLayer(nn.Module):
         if owner is None or kind != (type(owner), owner.shape, owner.layout):
             raise written("an assignment", held.read().source)
         transformed = self.before is not None or value.source.operand is None
-        if held is self._modules["weight"] and transformed:
+        if held is self.qweight and transformed:
             raise written("an assignment of a weight that a transform changed", held.read().source)
         return owner
 
