@@ -96,7 +96,8 @@ class QLayer(nn.Module):
             raise written("an assignment", held.read().source)
         transformed = self.before is not None or value.source.operand is None
         if held is self.qweight and transformed:
-            raise written("an assignment of a weight that a transform changed", held.read().source)
+            told = "an assignment of a weight that a transform changed"
+            raise written(told, self.qweight.source())
         return owner
 
     @classmethod
