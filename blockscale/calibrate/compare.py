@@ -18,6 +18,7 @@ from blockscale.core import reference
 from blockscale.core.layout import to_stored
 from blockscale.core.progress import Progress
 from blockscale.layers.layer import QLayer
+from blockscale.layers.model.wrapped import unwrapped
 
 
 def compare(
@@ -42,13 +43,14 @@ def compare(
     Returns the Comparison, the layer with the lowest isolated SQNR first. Raises ValueError if the
     second model has no quantized layer, or one that is not in the first.
     """
-    layers = _pairs(model_float, model_quantized)
     told, output, count = listener(progress), Sums(), 0
     try:
-        with inference(model_float, model_quantized):
-            for batch in Batches(batches, 1, "", told):
-                _one_batch((model_float, model_quantized), batch, layers, (output, budget))
-                count += 1
+        with unwrapped(model_float) as first, unwrapped(model_quantized) as second:
+            layers = _pairs(first, second)
+            with inference(first, second):
+                for batch in Batches(batches, 1, "", told):
+                    _one_batch((first, second), batch, layers, (output, budget))
+                    count += 1
     finally:
         told.close()
     compared = tuple(layer.result() for layer in layers)

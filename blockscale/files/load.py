@@ -12,6 +12,7 @@ from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.layout import from_stored, stored_shape, to_stored
 from blockscale.core.parse import parse
 from blockscale.core.recipe import Scheme, read_bias
+from blockscale.files.folded import without_folded_norms
 from blockscale.files.match import (
     Matches,
     match_floats,
@@ -23,6 +24,9 @@ from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import StoredModel, open_stored_model
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
+from blockscale.layers.model.names import tell_names
+from blockscale.layers.model.resizing import let_embeddings_be_resized
+from blockscale.layers.model.wrapped import unwrapped
 from blockscale.layers.parameters.hold import hold
 from blockscale.layers.reading.announce import announce
 from blockscale.layers.store import QBias, QWeight
@@ -32,19 +36,34 @@ from blockscale.ops.tensor import QTensor, from_parts
 def load(model: nn.Module, path: str | Path) -> nn.Module:
     """Load a file of `bs.save`, or a directory of `blockscale quantize`, into `model`; returns it.
 
-    `model` is the float model as it was before quantization, on any device, also on "meta". Layers
-    whose weights are quantized in the file are replaced by quantized layers; everything else is
-    copied. A weight whose owner cannot hold codes is dequantized, with a warning that names it.
+    `model` is the float model as it was before quantization, on any device, also on "meta"; it may
+    be compiled or parallel (layers.model.wrapped). Layers whose weights are quantized in the file
+    are replaced by quantized layers, and batch norms that training folded into them by nn.Identity;
+    everything else is copied. A weight whose owner cannot hold codes is dequantized, with a warning
+    that names it.
 
     Raises FileError, and changes nothing, if the file is missing, truncated, of a newer version, of
     an unknown format, or of another model.
     """
-    return fill(model, open_stored_model(path))
+    with unwrapped(model) as plain:
+        fill(plain, open_stored_model(path))
+    return model
 
 
 def fill(model: nn.Module, source: StoredModel) -> nn.Module:
     """`load` from what was opened."""
     refuse_quantized(model)
+    with without_folded_norms(model, source):
+        dense = _put_in(model, source)
+    tell_names(model)
+    let_embeddings_be_resized(model)
+    announce(model)
+    _warn(model, source, dense)
+    return model
+
+
+def _put_in(model: nn.Module, source: StoredModel) -> Matches:
+    """All that the file holds into the model, if everything fits; what had to be dequantized."""
     shared = shared_names(model)
     weights, biases, parameters, dense = match_quantized(model, source, shared)
     every = (weights | biases | parameters | dense).values()
@@ -62,9 +81,7 @@ def fill(model: nn.Module, source: StoredModel) -> nn.Module:
     changes += [_fill_dense(model, source, name, each) for name in dense for each in dense[name]]
     for change in changes:
         change()
-    announce(model)
-    _warn(model, source, dense)
-    return model
+    return dense
 
 
 def _warn(model: nn.Module, source: StoredModel, dense: Matches) -> None:

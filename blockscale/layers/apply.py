@@ -17,6 +17,10 @@ from blockscale.layers.bias import notes_on_bias, quantize_bias, without_dynamic
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.ledger import ledger_of
+from blockscale.layers.model.names import tell_names
+from blockscale.layers.model.resizing import let_embeddings_be_resized
+from blockscale.layers.model.swap import swap as swap
+from blockscale.layers.model.wrapped import unwrapped
 from blockscale.layers.parameters.planned import (
     ParameterPlan,
     entries_of,
@@ -68,9 +72,10 @@ def quantize_(
     the model is unchanged then.
     """
     recipe = Recipe.read(recipe)
-    plans = plans_for(model, recipe)
-    places = supplied(plans, input_scales, output_scales, weights, before)
-    ledger = apply(model, plans, recipe, places, strict=strict, seed=seed)
+    with unwrapped(model) as plain:
+        plans = plans_for(plain, recipe)
+        places = supplied(plans, input_scales, output_scales, weights, before)
+        ledger = apply(plain, plans, recipe, places, strict=strict, seed=seed)
     ledger.warn()
     return ledger
 
@@ -117,6 +122,8 @@ def apply(
     ours = [each for each in planned if isinstance(each, ParameterPlan)]
     held = {each.name: quantized(each, seed, (made or {}).get(each.name)) for each in ours}
     _change(model, layers, ours, [weight for weight, _ in held.values()])
+    tell_names(model)
+    let_embeddings_be_resized(model)
     announce(model, recipe)
     others = [held[each.name][1] if each.name in held else each for each in entries_of(planned)]
     return ledger_of(plans, others, recipe, entries)
@@ -145,23 +152,6 @@ def check(
         ledger_of(plans, others, recipe).raise_if_skipped()
 
 
-def swap(model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Put layers in by name, all or none; what was there, to be put back by another call."""
-    old = {name: model.get_submodule(name) for name in layers}
-    try:
-        _put(model, layers)
-    except BaseException:
-        _put(model, old)
-        raise
-    return old
-
-
-def _put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
-    for name, layer in layers.items():
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, layer)
-
-
 def _build(
     plan: Plan, weights: dict[int, QWeight], place: Supplied, seed: int | None
 ) -> tuple[QLayer, Entry]:
@@ -171,7 +161,6 @@ def _build(
         own = None if seed is None else named_seed(seed, f"{plan.name}.weight")
         weights[id(plan.parameter)], notes = _weight(plan, place, own)
     weight = weights[id(plan.parameter)]
-    weight.name = weight.name or f"{plan.name}.weight"
     layer = plan.kind.from_float(plan.module, weight, plan.scheme)
     for part in ("input", "output"):
         if (quantizer := getattr(place, part)) is not None:

@@ -8,6 +8,9 @@ from blockscale.core.ledger import Entry, Ledger
 from blockscale.layers.apply import swap
 from blockscale.layers.bias import notes_on_bias
 from blockscale.layers.layer import QLayer
+from blockscale.layers.model.folded import stands_for_norm
+from blockscale.layers.model.names import tell_names
+from blockscale.layers.model.wrapped import unwrapped
 from blockscale.layers.reading.announce import announce
 from blockscale.layers.store import QWeight
 from blockscale.qat.layers import QATLayer
@@ -25,6 +28,14 @@ def convert(model: nn.Module) -> nn.Module:
     Raises ValueError, before anything is changed, if nothing is prepared, if a static scale has
     seen no data, or for a model that is sharded or wrapped.
     """
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ValueError("convert the model that DistributedDataParallel wraps: ddp.module")
+    with unwrapped(model) as plain:
+        _convert(plain)
+    return model
+
+
+def _convert(model: nn.Module) -> None:
     names: dict[QATLayer, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, QATLayer):
@@ -50,11 +61,11 @@ def convert(model: nn.Module) -> nn.Module:
         )
         noted += [replace(entry, notes=notes)]
         if isinstance(layer, QATConv) and layer.norm is not None:
-            _drop(model, layer.norm, entries, places[0])
+            _drop(model, layer.norm, entries, places[0], quantized)
     model._qat_ledger = Ledger(list(entries.values()), ledger(model).unmatched)  # type: ignore[assignment]
+    tell_names(model)
     announce(model)
     Ledger(noted).warn()
-    return model
 
 
 def _quantized(layer: QATLayer, weight: QWeight) -> tuple[QLayer, tuple[str, ...]]:
@@ -70,19 +81,21 @@ def _quantized(layer: QATLayer, weight: QWeight) -> tuple[QLayer, tuple[str, ...
     return quantized, tuple(told)
 
 
-def _drop(model: nn.Module, norm: nn.Module, entries: dict[str, Entry], conv: str) -> None:
-    """Remove a batch norm that is folded into `conv`."""
+def _drop(
+    model: nn.Module, norm: nn.Module, entries: dict[str, Entry], conv: str, layer: QLayer
+) -> None:
+    """Remove a batch norm that is folded into `conv`, now `layer`."""
     places = [n for n, m in model.named_modules(remove_duplicate=False) if m is norm]
     for name, _ in norm.named_parameters():
         entry = entries[f"{places[0]}.{name}"]
         told = f"folded into {conv}"
         entries[entry.name] = replace(entry, reason=told, bytes_after=0)
-    swap(model, dict.fromkeys(places, nn.Identity()))
+    identity = nn.Identity()
+    swap(model, dict.fromkeys(places, identity))
+    stands_for_norm(identity, layer)
 
 
 def _check(model: nn.Module, names: dict[QATLayer, list[str]]) -> None:
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise ValueError("convert the model that DistributedDataParallel wraps: ddp.module")
     if not names:
         raise ValueError("nothing is prepared in this model: bs.prepare_qat(model, recipe) first")
     told = {entry.name for entry in ledger(model)}

@@ -1,0 +1,22 @@
+"""Modules of a model are exchanged by name, all or none."""
+
+from collections.abc import Mapping
+
+from torch import nn
+
+
+def swap(model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Put layers in by name, all or none; what was there, to be put back by another call."""
+    old = {name: model.get_submodule(name) for name in layers}
+    try:
+        _put_in(model, layers)
+    except BaseException:
+        _put_in(model, old)
+        raise
+    return old
+
+
+def _put_in(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
+    for name, layer in layers.items():
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, layer)
