@@ -6,7 +6,7 @@ import torch
 import blockscale as bs
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
-from blockscale.core.scales.stack import of_matrix, of_stack
+from blockscale.core.weights.stack import of_matrix, of_stack
 
 SPELLINGS = [
     "int8:tensor:fp32",
