@@ -8,10 +8,14 @@ quantized each by itself, so that a model and its files get the same bits.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import nn
+
+from blockscale.core.format import Format
+from blockscale.core.layout import stored_shape
+from blockscale.core.weights.stack import of_stack
 
 # Classes whose stacks are [E, k, n], beside those that say `is_transposed`
 _TRANSPOSED = ("Llama4TextExperts",)
@@ -24,6 +28,15 @@ class Stack(NamedTuple):
 
     layout: str
     parts: int
+
+    def format(self, fmt: Format, shape: Sequence[int]) -> Format:
+        """A recipe's format -> that of a parameter of `shape`. Raises ValueError as `of_stack`."""
+        if len(shape) < 3 and self.parts == 1:
+            return fmt
+        return of_stack(fmt, stored_shape(shape, self.layout), self.parts)
+
+
+PLAIN = Stack("plain", 1)
 
 
 def stacks(model: nn.Module) -> dict[str, Stack]:
