@@ -3,7 +3,9 @@
 Nothing is done for the matrices that no row of x goes to: not a code of theirs is read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
 from weakref import ref
 
 import torch
@@ -13,6 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from blockscale.core.block import WHOLE, Block
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand, operand
+from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.scales.two_level import TwoLevel
 from blockscale.core.weights.stack import of_matrix
@@ -20,10 +23,44 @@ from blockscale.ops import cut
 from blockscale.ops.linear import linear
 from blockscale.ops.primitives import dequantize
 
-MOST_PARTS = 8  # matrices of more parts are one for kernels, which then restate their scales
+MOST_PARTS = 8  # a matrix of more parts stays one, whose scales kernels restate
 
-Parts = dict[int, tuple[Operand, ...]]
-_PARTS: WeakIdKeyDictionary = WeakIdKeyDictionary()  # {codes: (their scales' place, Parts)}
+_PARTS = "parts"
+_KEPT: WeakIdKeyDictionary = WeakIdKeyDictionary()  # {codes: (what they were cut with, {key: cut})}
+
+
+def _kept(whole: Operand, key: int | str, make: Callable[[Operand], Any]) -> Any:
+    """What `make` cuts of a tensor, kept while its codes live: kernels keep what they make of it.
+
+    It gets the same memory by other tensors: views of the tensor's own would keep it alive.
+    """
+    codes, more = whole.codes, whole.more or ()
+    if codes.is_inference() or torch.compiler.is_compiling():
+        return make(whole)
+    beside = (*whole[1:4], *more)
+    known = _KEPT.get(codes)
+    if known is None or not _same(known[0], (codes.data_ptr(), whole.fmt), beside):
+        refs = tuple(None if part is None else ref(part) for part in beside)
+        known = _KEPT[codes] = ((codes.data_ptr(), whole.fmt), refs), {}
+    cuts: dict[int | str, Any] = known[1]
+    if key not in cuts:
+        cuts[key] = make(_detached(whole))
+    return cuts[key]
+
+
+def _same(known: Any, place: tuple[int, str], beside: Sequence[Tensor | None]) -> bool:
+    """Whether cuts were made of these very tensors."""
+    refs = known[1]
+    return known[0] == place and all(
+        part is None if each is None else each() is part
+        for each, part in zip(refs, beside, strict=True)
+    )
+
+
+def _detached(whole: Operand) -> Operand:
+    apart = [None if part is None else part.detach() for part in whole[:4]]  # type: ignore[union-attr]
+    more = [part.detach() for part in whole.more] if whole.more else None
+    return Operand(*apart, whole.fmt, whole.size, more)  # type: ignore[arg-type]
 
 
 def matrix(whole: Operand, index: int) -> Operand | None:
@@ -31,6 +68,11 @@ def matrix(whole: Operand, index: int) -> Operand | None:
 
     None where its numbers are not its own, as under one scale for the whole stack.
     """
+    found: Operand | None = _kept(whole, index, lambda whole: _matrix(whole, index))
+    return found
+
+
+def _matrix(whole: Operand, index: int) -> Operand | None:
     fmt, shape = whole.format, whole.shape
     if len(shape) < 3 or not _apart(fmt, shape):
         return None
@@ -70,71 +112,51 @@ def _apart(fmt: Format, shape: Sequence[int]) -> bool:
     return all(alone(block, of) for block, of in levels)
 
 
-def parts_of(one: Operand) -> tuple[Operand, ...]:
+def parts(one: Operand) -> tuple[Operand, ...]:
     """A matrix [n, k] in as few parts [n / P, k] as have one number each where it has P, of whole
     rows: kernels know `nvfp4` with one outer scale. A matrix that needs no parts is its only one.
     """
     n, k = one.shape
-    height = max(_heights(one.format, n, k), default=n)
-    if n % height or n // height > MOST_PARTS:
+    height = _height(one.fmt, n, k)
+    if n % height or not 1 < n // height <= MOST_PARTS:
         return (one,)
-    cuts = [cut.rows(one, at, at + height) for at in range(0, n, height)]
-    if any(each is None for each in cuts):
-        return (one,)
-    return tuple(
-        each._replace(fmt=of_matrix(each.format, each.shape).spelling)
-        for each in cuts
-        if each is not None
-    )
+    found: tuple[Operand, ...] = _kept(one, _PARTS, lambda one: _parts(one, height))
+    return found
 
 
-def _heights(fmt: Format, n: int, k: int) -> list[int]:
-    """Of the numbers that several whole rows share, but not all: how many rows do."""
-    if fmt.block.flat:
-        return []
-    high, wide = fmt.block.sizes_for(2)
-    found = [high] if wide in (WHOLE, k) else []
-    if isinstance(fmt.scale, TwoLevel) and not fmt.scale.inner.block.flat:
+def _parts(one: Operand, height: int) -> tuple[Operand, ...]:
+    found = []
+    for start in range(0, one.shape[0], height):
+        rows = cut.rows(one, start, start + height)
+        if rows is None:
+            return (one,)
+        found.append(rows._replace(fmt=of_matrix(rows.format, rows.shape).spelling))
+    return tuple(found)
+
+
+@lru_cache(1024)
+def _height(spelling: str, n: int, k: int) -> int:
+    """How many whole rows share a number that not all share; n where there is none."""
+    fmt = parse(spelling)
+    found = []
+    if _several_dims(fmt.block):
+        high, wide = fmt.block.sizes_for(2)
+        found += [high] if wide in (WHOLE, k) else []
+    if isinstance(fmt.scale, TwoLevel) and _several_dims(fmt.scale.inner.block):
         rows, columns = fmt.block.scale_shape((n, k))
-        inner_high, inner_wide = fmt.scale.inner.block.sizes_for(2)
-        found += [inner_high * high] if inner_wide in (WHOLE, columns) else []
-    return [height for height in found if height not in (WHOLE, 1) and height < n]
+        high, wide = fmt.scale.inner.block.sizes_for(2)
+        found += [high * n // rows] if wide in (WHOLE, columns) and n % rows == 0 else []
+    return max((height for height in found if 1 < height < n), default=n or 1)
 
 
-def parts(whole: Operand, index: int) -> tuple[Operand, ...] | None:
-    """`parts_of` matrix `index`, kept while the stack lives: kernels keep what they make of each.
-
-    None where the matrix's numbers are not its own.
-    """
-    codes = whole.codes
-    if codes.is_inference() or torch.compiler.is_compiling():
-        return _cut(whole, index)
-    place = tuple(None if part is None else ref(part) for part in (*whole[1:4], *(whole.more or ())))
-    known = _PARTS.get(codes)
-    if known is None or known[0] != (place, codes.data_ptr(), whole.fmt):
-        known = _PARTS[codes] = (place, codes.data_ptr(), whole.fmt), {}
-    cuts: Parts = known[1]
-    if index not in cuts:
-        found = _cut(_detached(whole), index)
-        if found is None:
-            return None
-        cuts[index] = found
-    return cuts[index]
+def _several_dims(block: Block) -> bool:
+    """Whether a block is of the kind that kernels of matrices take restated."""
+    return block.name.startswith("block")
 
 
-def _cut(whole: Operand, index: int) -> tuple[Operand, ...] | None:
-    one = matrix(whole, index)
-    return None if one is None else parts_of(one) if len(one.shape) == 2 else (one,)
-
-
-def _detached(whole: Operand) -> Operand:
-    """The same memory by other tensors: views of the stack's own would keep it alive."""
-    given = {name: None if part is None else part.detach() for name, part in whole.qparams._asdict().items()}
-    return operand(whole.codes.detach(), QParams(**given), whole.format, whole.size)  # type: ignore[arg-type]
-
-
-def product(x: Tensor, of: Sequence[Operand], bias: Tensor | None = None) -> Tensor:
-    """x [..., k] times each part [n / P, k] of a matrix -> [..., n]."""
+def product(x: Tensor, one: Operand, bias: Tensor | None = None) -> Tensor:
+    """x [..., k] times a matrix [n, k] -> [..., n], by `linear` of its parts."""
+    of = parts(one)
     if len(of) == 1:
         y: Tensor = linear(x, of[0], bias)
         return y
@@ -152,10 +174,10 @@ def grouped(x: Tensor, whole: Operand, ends: Sequence[int]) -> Tensor | None:
     start = 0
     for index, end in enumerate(ends):
         if end > start:
-            of = parts(whole, index)
-            if of is None:
+            one = matrix(whole, index)
+            if one is None:
                 return None
-            y[start:end] = product(x[start:end], of)
+            y[start:end] = product(x[start:end], one)
             start = end
     return y
 
@@ -164,11 +186,11 @@ def each(x: Tensor, whole: Operand, chosen: Tensor) -> Tensor | None:
     """x [S, rows, k], chosen [S] -> [S, rows, n]: x[i] times matrix chosen[i]. None as `matrix`."""
     y = x.new_zeros(*x.shape[:-1], whole.shape[-2])
     for index in chosen.unique().tolist():
-        of = parts(whole, index)
-        if of is None:
+        one = matrix(whole, index)
+        if one is None:
             return None
         mine = chosen == index
-        y[mine] = product(x[mine], of)
+        y[mine] = product(x[mine], one)
     return y
 
 
