@@ -70,7 +70,10 @@ def plan_parameters(
         else:
             stack = known.get(name, PLAIN)
             fmt = stack.format(scheme.weight, parameter.shape)
-            done = replace(entry, status="quantized", weight=str(fmt))
+            alone = (
+                "its weight only: it is read, not called" if scheme.input or scheme.output else ""
+            )
+            done = replace(entry, status="quantized", weight=str(fmt), details=alone)
             yield ParameterPlan(every, parameter, fmt, stack.layout, done)
 
 

@@ -19,7 +19,7 @@ def rows(whole: Operand, start: int, stop: int) -> Operand | None:
         return None
     parts: dict[str, Tensor | None] = {}
     for name, part in whole.qparams._asdict().items():
-        height = None if part is None else _height(name, fmt, len(whole.shape))
+        height = WHOLE if part is None else _height(name, fmt, len(whole.shape))
         if part is None or height == WHOLE:
             parts[name] = part
         elif start % height or (stop % height and stop != count):
@@ -43,8 +43,12 @@ def stacked(whole: Operand, count: int) -> Operand | None:
         height = 1 if part is None else _height(name, fmt, 2)
         if height == WHOLE or n // count % height:
             return None
-        parts[name] = None if part is None else part.unflatten(0, (count, -1))
-    return operand(whole.codes.unflatten(0, (count, -1)), QParams(**parts), fmt, whole.size)  # type: ignore[arg-type]
+        parts[name] = None if part is None else _apart(part, count)
+    return operand(_apart(whole.codes, count), QParams(**parts), fmt, whole.size)  # type: ignore[arg-type]
+
+
+def _apart(part: Tensor, count: int) -> Tensor:
+    return part.view(count, part.shape[0] // count, *part.shape[1:])
 
 
 def _blocks(fmt: Format) -> list[Block]:

@@ -6,14 +6,16 @@ will do.
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from blockscale.layers.reading.source import Source
 from blockscale.ops import cut, stack
 from blockscale.ops.primitives import dequantize
+
+if TYPE_CHECKING:
+    from blockscale.layers.reading.source import Source
 
 aten = torch.ops.aten
 
