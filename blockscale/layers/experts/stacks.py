@@ -90,14 +90,15 @@ def _conversions(model: nn.Module) -> Iterator[Any]:
     """What transformers does with the tensors of a file, of each of its models in this one."""
     modeling = sys.modules.get("transformers.modeling_utils")
     mapping = sys.modules.get("transformers.conversion_mapping")
-    if modeling is None or mapping is None:
+    conversions = getattr(mapping, "get_model_conversion_mapping", None)  # of transformers 5
+    if modeling is None or conversions is None:
         return
     of_transformers = modeling.PreTrainedModel
     inside: list[str] = []
     for name, module in model.named_modules():
         if isinstance(module, of_transformers) and not any(_within(name, n) for n in inside):
             inside.append(name)
-            yield from mapping.get_model_conversion_mapping(module, add_legacy=False)
+            yield from conversions(module, add_legacy=False)
 
 
 def _within(name: str, outer: str) -> bool:
