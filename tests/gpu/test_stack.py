@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 
 import blockscale as bs
-from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.core.weights.stack import of_stack
 from blockscale.ops import stack
@@ -23,7 +22,7 @@ def test_groups_and_choices(spelling: str, parts: int) -> None:
     torch.manual_seed(0)
     weight = torch.randn(4, 96, 128)
     fmt = of_stack(parse(spelling), weight.shape, parts)
-    whole: Operand = bs.quantize(weight.cuda(), fmt).operand
+    whole = bs.quantize(weight.cuda(), fmt).operand
     assert torch.equal(whole.codes.cpu(), bs.quantize(weight, fmt).packed)
     dense, x = dequantize(whole, torch.float32), torch.randn(7, 128).cuda()
     got = stack.grouped(x, whole, [0, 3, 3, 7])
