@@ -186,6 +186,9 @@ class _Steps:
         self.passes = (max(sum(count for count, _ in counts), 1), why)
 
 
+_READ = "plain rounding: no layer is called with what it is multiplied by"
+
+
 def told_by(ledger: Ledger, session: Session) -> Ledger:
     """The ledger with how each layer was done, and what was noted on the way."""
     entries = []
@@ -200,5 +203,8 @@ def told_by(ledger: Ledger, session: Session) -> Ledger:
             told = ", ".join(dict.fromkeys([*details, *dynamic]))
             notes = (*entry.notes, *session.notes[entry.name])
             entry = replace(entry, details=told, notes=notes)  # noqa: PLW2901
+        elif entry.status == "quantized" and entry.kind.startswith("parameter of "):
+            told = "; ".join(filter(None, [_READ, entry.details]))
+            entry = replace(entry, details=told)  # noqa: PLW2901
         entries.append(entry)
     return Ledger(entries, ledger.unmatched)
