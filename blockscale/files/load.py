@@ -20,6 +20,7 @@ from blockscale.files.match import (
     shared_names,
 )
 from blockscale.files.metadata import FileError
+from blockscale.files.renaming.renamed import renamed
 from blockscale.files.stored_model import StoredModel, open_stored_model
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
@@ -37,7 +38,7 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     Raises FileError, and changes nothing, if the file is missing, truncated, of a newer version, of
     an unknown format, or of another model.
     """
-    source = open_stored_model(path)
+    source = renamed(model, open_stored_model(path))
     refuse_quantized(model)
     shared = shared_names(model)
     weights, biases, dense = match_quantized(model, source, shared)

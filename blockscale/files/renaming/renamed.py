@@ -1,0 +1,51 @@
+"""A stored model as the model that it is loaded into calls and cuts its tensors."""
+
+import warnings
+
+from torch import nn
+
+from blockscale.files.renaming.moves import Move, Moves, moves_of, of_transformers
+from blockscale.files.renaming.view import View
+from blockscale.files.stored_model import StoredModel
+
+
+def renamed(model: nn.Module, source: StoredModel) -> StoredModel:
+    """`source` as `model` names and cuts its tensors: itself, where that is how they are stored.
+
+    Only transformers models have other names, by transformers' own mapping. Codes and scales stay
+    as they are; pieces whose codes cannot be kept are dequantized, with a warning that names them.
+
+    Raises FileError if a part of a piece is missing or odd, or pieces do not fit together.
+    """
+    if not of_transformers(model):
+        return source
+    shapes: dict[str, tuple[int, ...]] = {}
+    shapes |= {name: info.shape for name, info in source.metadata.tensors.items()}
+    shapes |= {name: source.kinds[name][1] for name in source.plain()}
+    aliases = source.metadata.aliases
+    shapes |= {name: shapes[to] for name, to in aliases.items() if to in shapes}
+    state = model.state_dict()
+    if all(name in state for name in shapes):
+        return source
+    moves = moves_of(model, shapes)
+    view = View(model, source, {name: tensor.shape for name, tensor in state.items()})
+    for move in moves.moves:
+        view.add(move)
+    for name in moves.unplaced:
+        view.add(Move({name: (name,)}, name))
+    _warn(view, moves)
+    return view.finish()
+
+
+def _warn(view: View, moves: Moves) -> None:
+    told: list[str] = []
+    if view.dense:
+        told.append(
+            f"dequantized, because their codes cannot be joined as the model has them: "
+            f"{', '.join(view.dense)}"
+        )
+    if view.lost:
+        told.append(f"the formats of their input and output are not applied: {', '.join(view.lost)}")
+    told += [f"left out, because {why}: {name}" for name, why in moves.ignored.items()]
+    if told:
+        warnings.warn(f"blockscale: {'; '.join(told)}", stacklevel=4)
