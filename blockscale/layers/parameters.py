@@ -17,6 +17,7 @@ from blockscale.core.format import Format
 from blockscale.core.layout import to_stored
 from blockscale.core.ledger import Entry
 from blockscale.core.recipe import Recipe
+from blockscale.layers.experts.stacks import PLAIN, Stack, stacks
 from blockscale.layers.plan import Decision
 from blockscale.layers.reading.parameter import hold
 from blockscale.layers.reasons import why_not_weight
@@ -49,6 +50,7 @@ def plan_parameters(
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
+    known = stacks(model)
     for name, parameter, entry in _others(model, decisions):
         every = tuple(names[id(parameter)])
         scheme, pattern = recipe.decide(name)
@@ -63,21 +65,27 @@ def plan_parameters(
         elif any(recipe.decide(other)[0].weight != scheme.weight for other in every):
             told = f"{', '.join(every)} are one parameter, which the recipe treats in several ways"
             yield replace(entry, status="skipped", reason=told)
-        elif why_not := _why_not(owner, parameter, scheme.weight):
+        elif why_not := _why_not(owner, parameter, scheme.weight, known.get(name, PLAIN)):
             yield replace(entry, status="skipped", reason=why_not)
         else:
-            done = replace(entry, status="quantized", weight=str(scheme.weight))
-            yield ParameterPlan(every, parameter, scheme.weight, "plain", done)
+            stack = known.get(name, PLAIN)
+            fmt = stack.format(scheme.weight, parameter.shape)
+            done = replace(entry, status="quantized", weight=str(fmt))
+            yield ParameterPlan(every, parameter, fmt, stack.layout, done)
 
 
 _VECTOR = "a vector, such as a norm's weight or a bias"
 
 
-def _why_not(owner: nn.Module, parameter: Tensor, fmt: Format) -> str | None:
+def _why_not(owner: nn.Module, parameter: Tensor, fmt: Format, stack: Stack) -> str | None:
     """Why this parameter cannot be held in codes; None if it can."""
     if isinstance(owner, ParametrizationList):
         return "a parametrization computes a weight from it: remove that first"
-    return why_not_weight(parameter, "plain", fmt)
+    try:
+        fmt = stack.format(fmt, parameter.shape)
+    except ValueError as error:
+        return str(error)
+    return why_not_weight(parameter, stack.layout, fmt)
 
 
 def plan_others(model: nn.Module, plans: Iterable[Decision], recipe: Recipe) -> Iterator[Entry]:
