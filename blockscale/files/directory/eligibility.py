@@ -175,7 +175,9 @@ def _kind(name: str, shape: tuple[int, ...], known: Known) -> tuple[str, str]:
     weight, rank = last == "weight", len(shape)
     if ".parametrizations." in name and rank > 1:
         return "parametrization", "plain"
-    if rank < 2 or (not weight and sum(size > 1 for size in shape) < 2):
+    flat = sum(size > 1 for size in shape) < 2
+    long = rank > 2 and prod(shape[:-1]) == 1 and shape[-1] > _LONGEST_KERNEL  # no convolution's
+    if rank < 2 or (flat and (long or not weight)):
         return "vector", "plain"
     if rank == 2:
         transposed = known.conv1d and weight and module.rpartition(".")[2] in _CONV1D_LAYERS

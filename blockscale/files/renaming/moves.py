@@ -56,6 +56,19 @@ class Moves:
     ignored: Mapping[str, str]
 
 
+def left_to_model(model: Any) -> set[str]:
+    """Names of a transformers model's tensors that a directory need not hold: the model makes them.
+
+    They are sinusoidal tables and the like, where they are not on "meta".
+    """
+    patterns = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
+    return {
+        name
+        for name, tensor in model.state_dict().items()
+        if tensor.device.type != "meta" and any(re.search(p, name) for p in patterns)
+    }
+
+
 def of_transformers(model: nn.Module) -> bool:
     """Whether it is a transformers model, whose names and pieces may have changed."""
     return any(
@@ -120,7 +133,7 @@ class _Places:
         if new not in self.known and name in self.known:
             new, pattern = rename_source_key(name, [], [], *rest)
         inside = f"{self._prefix}."
-        self.cut_prefix |= new in self.known and name.startswith(inside) and inside not in new
+        self.cut_prefix |= new in self.known and name.startswith(inside) and f"{inside}{new}" == name
         return new, pattern
 
     def converter(self, pattern: str) -> Any:

@@ -1,10 +1,11 @@
 """A stored model as the model that it is loaded into calls and cuts its tensors."""
 
 import warnings
+from dataclasses import replace
 
 from torch import nn
 
-from blockscale.files.renaming.moves import Move, Moves, moves_of, of_transformers
+from blockscale.files.renaming.moves import Move, Moves, left_to_model, moves_of, of_transformers
 from blockscale.files.renaming.view import View
 from blockscale.files.stored_model import StoredModel
 
@@ -25,16 +26,20 @@ def renamed(model: nn.Module, source: StoredModel) -> StoredModel:
     aliases = source.metadata.aliases
     shapes |= {name: shapes[to] for name, to in aliases.items() if to in shapes}
     state = model.state_dict()
+    absent = frozenset(left_to_model(model) - set(shapes))
     if all(name in state for name in shapes):
-        return source
-    moves = moves_of(model, shapes)
+        return replace(source, absent=absent)
+    try:
+        moves = moves_of(model, shapes)
+    except ImportError:  # a transformers that renames nothing while it loads
+        return replace(source, absent=absent)
     view = View(model, source, {name: tensor.shape for name, tensor in state.items()})
     for move in moves.moves:
         view.add(move)
     for name in moves.unplaced:
         view.add(Move({name: (name,)}, name))
     _warn(view, moves)
-    return view.finish()
+    return replace(view.finish(), absent=absent - set(view.targets))
 
 
 def _warn(view: View, moves: Moves) -> None:
@@ -42,10 +47,17 @@ def _warn(view: View, moves: Moves) -> None:
     if view.dense:
         told.append(
             f"dequantized, because their codes cannot be joined as the model has them: "
-            f"{', '.join(view.dense)}"
+            f"{_some(view.dense)}"
         )
     if view.lost:
-        told.append(f"the formats of their input and output are not applied: {', '.join(view.lost)}")
-    told += [f"left out, because {why}: {name}" for name, why in moves.ignored.items()]
+        told.append(f"the formats of their input and output are not applied: {_some(view.lost)}")
+    for why in dict.fromkeys(moves.ignored.values()):
+        names = [name for name in moves.ignored if moves.ignored[name] == why]
+        told.append(f"left out, because {why}: {_some(names)}")
     if told:
         warnings.warn(f"blockscale: {'; '.join(told)}", stacklevel=4)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"

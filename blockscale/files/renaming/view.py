@@ -30,12 +30,13 @@ class Made(NamedTuple):
 class RenamedModel(StoredModel):
     """A view of `origin`; made: {name: how}."""
 
-    origin: StoredModel
+    origin: StoredModel | None = None
     made: Mapping[str, Made] = field(default_factory=dict)
 
     def read(self, names: Sequence[str]) -> dict[str, Tensor]:
         """The tensors of these names, made anew."""
         needed = dict.fromkeys(each for name in names for each in self.made[name].needs)
+        assert self.origin is not None
         stored = self.origin.read(list(needed))
         return {name: self.made[name].make(stored) for name in names}
 
@@ -82,7 +83,14 @@ class View:
                 self._metadata.aliases[self._names[alias]] = self._names[to]
         files = {name: source.files[made.needs[0]] for name, made in self._made.items()}
         kinds = {name: made.kind for name, made in self._made.items()}
-        return RenamedModel(source.path, files, kinds, self._metadata, source, self._made)
+        return RenamedModel(
+            source.path, files, kinds, self._metadata, origin=source, made=self._made
+        )
+
+    @property
+    def targets(self) -> list[str]:
+        """The model's names of what there is so far."""
+        return [*self._names.values(), *self._metadata.tensors, *self._made]
 
     def _place(self, name: str) -> str:
         return self._source.metadata.aliases.get(name, name)
