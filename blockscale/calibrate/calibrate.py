@@ -24,7 +24,7 @@ from blockscale.core.ledger import Ledger
 from blockscale.core.progress import Progress
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import apply, check, plans_for
-from blockscale.layers.parameters import entries_of, plan_parameters
+from blockscale.layers.parameters.planned import entries_of, plan_parameters
 from blockscale.layers.plan import Decision, Plan
 
 
@@ -184,6 +184,9 @@ class _Steps:
         self.passes = (max(sum(count for count, _ in counts), 1), why)
 
 
+_READ = "plain rounding: no layer is called with what it is multiplied by"
+
+
 def told_by(ledger: Ledger, session: Session) -> Ledger:
     """The ledger with how each layer was done, and what was noted on the way."""
     entries = []
@@ -198,5 +201,8 @@ def told_by(ledger: Ledger, session: Session) -> Ledger:
             told = ", ".join(dict.fromkeys([*details, *dynamic]))
             notes = (*entry.notes, *session.notes[entry.name])
             entry = replace(entry, details=told, notes=notes)  # noqa: PLW2901
+        elif entry.status == "quantized" and entry.kind.startswith("parameter of "):
+            told = "; ".join(filter(None, [_READ, entry.details]))
+            entry = replace(entry, details=told)  # noqa: PLW2901
         entries.append(entry)
     return Ledger(entries, ledger.unmatched)

@@ -1,6 +1,6 @@
 """Parts of a quantized tensor along its first dimension, cut from codes and scales as they are."""
 
-from torch import Tensor
+from typing import Any
 
 from blockscale.core.block import WHOLE, Block
 from blockscale.core.format import Format
@@ -17,16 +17,16 @@ def rows(whole: Operand, start: int, stop: int) -> Operand | None:
     fmt, count = whole.format, whole.shape[0]
     if _joined(fmt) or not 0 <= start <= stop <= count:
         return None
-    parts: dict[str, Tensor | None] = {}
+    parts: dict[str, Any] = {}
     for name, part in whole.qparams._asdict().items():
-        height = None if part is None else _height(name, fmt, len(whole.shape))
+        height = _height(name, fmt, len(whole.shape))
         if part is None or height == WHOLE:
             parts[name] = part
         elif start % height or (stop % height and stop != count):
             return None
         else:
             parts[name] = part[start // height : -(-stop // height)]
-    return operand(whole.codes[start:stop], QParams(**parts), fmt, whole.size)  # type: ignore[arg-type]
+    return operand(whole.codes[start:stop], QParams(**parts), fmt, whole.size)
 
 
 def stacked(whole: Operand, count: int) -> Operand | None:
@@ -38,13 +38,17 @@ def stacked(whole: Operand, count: int) -> Operand | None:
     blocks = _blocks(fmt)
     if n % count or _joined(fmt) or not all(map(_of_last, blocks)):
         return None
-    parts: dict[str, Tensor | None] = {}
+    parts: dict[str, Any] = {}
     for name, part in whole.qparams._asdict().items():
         height = 1 if part is None else _height(name, fmt, 2)
         if height == WHOLE or n // count % height:
             return None
-        parts[name] = None if part is None else part.unflatten(0, (count, -1))
-    return operand(whole.codes.unflatten(0, (count, -1)), QParams(**parts), fmt, whole.size)  # type: ignore[arg-type]
+        parts[name] = None if part is None else _apart(part, count)
+    return operand(_apart(whole.codes, count), QParams(**parts), fmt, whole.size)
+
+
+def _apart(part: Any, count: int) -> Any:
+    return part.view(count, part.shape[0] // count, *part.shape[1:])
 
 
 def _blocks(fmt: Format) -> list[Block]:

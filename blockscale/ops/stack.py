@@ -38,7 +38,7 @@ def _kept(whole: Operand, key: int | str, make: Callable[[Operand], Any]) -> Any
     if codes.is_inference() or torch.compiler.is_compiling():
         return make(whole)
     beside = (*whole[1:4], *more)
-    known = _KEPT.get(codes)
+    known: Any = _KEPT.get(codes)  # type: ignore[no-untyped-call]
     if known is None or not _same(known[0], (codes.data_ptr(), whole.fmt), beside):
         refs = tuple(None if part is None else ref(part) for part in beside)
         known = _KEPT[codes] = ((codes.data_ptr(), whole.fmt), refs), {}
@@ -58,9 +58,8 @@ def _same(known: Any, place: tuple[int, str], beside: Sequence[Tensor | None]) -
 
 
 def _detached(whole: Operand) -> Operand:
-    apart = [None if part is None else part.detach() for part in whole[:4]]  # type: ignore[union-attr]
-    more = [part.detach() for part in whole.more] if whole.more else None
-    return Operand(*apart, whole.fmt, whole.size, more)  # type: ignore[arg-type]
+    apart = [None if part is None else part.detach() for part in whole.qparams]
+    return operand(whole.codes.detach(), QParams(*apart), whole.format, whole.size)  # type: ignore[arg-type]
 
 
 def matrix(whole: Operand, index: int) -> Operand | None:
@@ -161,7 +160,7 @@ def product(x: Tensor, one: Operand, bias: Tensor | None = None) -> Tensor:
         y: Tensor = linear(x, of[0], bias)
         return y
     rows = of[0].codes.shape[0]
-    biases = [None] * len(of) if bias is None else list(bias.split(rows))
+    biases = [None] * len(of) if bias is None else list(torch.split(bias, rows))
     return torch.cat([linear(x, each, own) for each, own in zip(of, biases, strict=True)], -1)
 
 
@@ -185,7 +184,7 @@ def grouped(x: Tensor, whole: Operand, ends: Sequence[int]) -> Tensor | None:
 def each(x: Tensor, whole: Operand, chosen: Tensor) -> Tensor | None:
     """x [S, rows, k], chosen [S] -> [S, rows, n]: x[i] times matrix chosen[i]. None as `matrix`."""
     y = x.new_zeros(*x.shape[:-1], whole.shape[-2])
-    for index in chosen.unique().tolist():
+    for index in torch.unique(chosen).tolist():
         one = matrix(whole, index)
         if one is None:
             return None
@@ -195,8 +194,8 @@ def each(x: Tensor, whole: Operand, chosen: Tensor) -> Tensor | None:
 
 
 def values(whole: Operand, chosen: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """The matrices chosen [...] in floats [..., n, k]; each is dequantized once. None as `matrix`."""
-    several, place = chosen.unique(return_inverse=True)
+    """The matrices chosen [...] in floats [..., n, k], each dequantized once. None as `matrix`."""
+    several, place = torch.unique(chosen, return_inverse=True)
     dense = []
     for index in several.tolist():
         one = matrix(whole, index)

@@ -43,13 +43,18 @@ class Source:
 
 
 class ReadTensor(Tensor):
-    """A tensor without storage, whose numbers are where its source says."""
+    """A tensor without storage, whose numbers are where its source says.
+
+    chosen: of matrices that were picked out of a stack, the stack's codes, which of them, and
+        whether they are turned (blockscale.layers.reading.stacks)
+    """
 
     source: Source
+    chosen: tuple[Operand, Tensor, bool] | None = None
 
     @staticmethod
     def __new__(cls, source: Source) -> "ReadTensor":
-        made: ReadTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: ReadTensor = Tensor._make_wrapper_subclass(
             cls, source.shape, dtype=source.dtype, device=source.device, requires_grad=False
         )
         made.source = source

@@ -12,14 +12,14 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from blockscale.core import reference
 from blockscale.core.arithmetic.philox import named_seed
-from blockscale.core.defaults import kept_by_default
 from blockscale.core.format import Format
 from blockscale.core.layout import to_stored
 from blockscale.core.ledger import Entry
 from blockscale.core.recipe import Recipe
+from blockscale.layers.defaults import kept_by_default
 from blockscale.layers.experts.stacks import PLAIN, Stack, stacks
+from blockscale.layers.parameters.hold import hold
 from blockscale.layers.plan import Decision
-from blockscale.layers.reading.parameter import hold
 from blockscale.layers.reasons import why_not_weight
 from blockscale.layers.saturation import saturates
 from blockscale.layers.signs import lost_signs
@@ -70,7 +70,10 @@ def plan_parameters(
         else:
             stack = known.get(name, PLAIN)
             fmt = stack.format(scheme.weight, parameter.shape)
-            done = replace(entry, status="quantized", weight=str(fmt))
+            alone = (
+                "its weight only: it is read, not called" if scheme.input or scheme.output else ""
+            )
+            done = replace(entry, status="quantized", weight=str(fmt), details=alone)
             yield ParameterPlan(every, parameter, fmt, stack.layout, done)
 
 
