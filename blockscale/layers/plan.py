@@ -16,7 +16,7 @@ from typing import TypeAlias
 from torch import Tensor, nn
 
 from blockscale.core.arithmetic.sums import SumInteger
-from blockscale.core.defaults import kept_layer_by_default
+from blockscale.layers.defaults import kept_layer_by_default
 from blockscale.core.format import Format
 from blockscale.core.layout import stored_shape
 from blockscale.core.ledger import Entry, Status

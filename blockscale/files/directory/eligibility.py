@@ -7,7 +7,7 @@ A file does not say what kind of layer a tensor belongs to. Shape and name do, n
     *.weight, 3 dimensions, last <= 32   a 1-d convolution: kernels are short, matrices are not
     3 dimensions otherwise               a stack of matrices, such as the experts of a mixture
 
-What stays in float by default is what `quantize_` leaves in float (core.defaults): one plan.
+What stays in float by default is what `quantize_` leaves in float (layers.defaults): one plan.
 
 A convolution with a bias whose size is not that of dimension 0 is a transposed one. Without a bias,
 or with as many inputs as outputs, it is taken for a plain one, and such a layer gets floats when
@@ -20,7 +20,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from blockscale.core.arithmetic.sums import SumInteger
-from blockscale.core.defaults import kept_by_default, kept_layer_by_default
+from blockscale.layers.defaults import kept_by_default, kept_layer_by_default
 from blockscale.core.format import Format
 from blockscale.core.layout import grouped_layout, stored_shape
 from blockscale.core.ledger import Status
@@ -126,6 +126,8 @@ def judge(
 
 def _kept(name: str, shape: tuple[int, ...], kind: str) -> str:
     """Why a tensor stays in float unless a rule names it, by the list that models go by, too."""
+    if kind == "parametrization":
+        return ""
     if kind in LAYERS and name.endswith(".weight"):  # of a layer, most often
         return kept_layer_by_default(name, shape)
     return kept_by_default(name, shape)
