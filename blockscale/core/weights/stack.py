@@ -22,6 +22,7 @@ from blockscale.core.scales.offset import Offset
 from blockscale.core.scales.two_level import TwoLevel
 
 Change = Callable[[Block, Sequence[int]], Block]
+Shape = Callable[[Block, tuple[int, ...]], tuple[int, ...]]
 
 
 def of_stack(fmt: Format, shape: Sequence[int], parts: int = 1) -> Format:
@@ -45,32 +46,35 @@ def of_stack(fmt: Format, shape: Sequence[int], parts: int = 1) -> Format:
         raise ValueError(f"{shape[-2]} rows do not divide into {parts} parts of a matrix")
     if len(shape) == 2 and parts == 1:
         return fmt
-    return _changed(fmt, shape, lambda block, of: _stacked(block, of, parts, fmt))
+    return _changed(fmt, shape, lambda block, of: _stacked(block, of, parts, fmt), _of_matrices)
 
 
 def of_matrix(fmt: Format, shape: Sequence[int]) -> Format:
     """The format of a stack -> that of one of its matrices [n, k], by its usual name."""
-    return _changed(fmt, shape, _alone)
+    return _changed(fmt, shape, _alone, Block.scale_shape)
 
 
-def _changed(fmt: Format, shape: Sequence[int], change: Change) -> Format:
-    """The format with every block of it changed; the blocks of scales are over their own shape."""
+def _changed(fmt: Format, shape: Sequence[int], change: Change, divided: Shape) -> Format:
+    """The format with every block of it changed; the blocks of scales are over their own shape.
+
+    divided: gives the shape of the scales that a block has in a tensor of a shape
+    """
     shape = tuple(shape)
-    scales = _divided(fmt.block, shape)
+    scales = divided(fmt.block, shape)
     scale, offset = fmt.scale, fmt.offset
     if isinstance(scale, TwoLevel):
-        scale = replace(scale, inner=_changed(scale.inner, scales, change))
+        scale = replace(scale, inner=_changed(scale.inner, scales, change, divided))
     if offset is not None:
         own = offset.block
         kind = offset.type
         if isinstance(kind, Format):
-            kind = _changed(kind, _divided(own or fmt.block, shape), change)
+            kind = _changed(kind, divided(own or fmt.block, shape), change, divided)
         offset = Offset(kind, None if own is None else change(own, shape))
     return replace(fmt, block=change(fmt.block, shape), scale=scale, offset=offset)
 
 
-def _divided(block: Block, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of the scales that a block has in the matrix, with what is before it."""
+def _of_matrices(block: Block, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the scales that a block of a matrix has in a stack of them."""
     return (*shape[:-2], *block.scale_shape(shape[-2:]))
 
 

@@ -5,6 +5,7 @@ will do.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from blockscale.core.layout import grouped_layout
 from blockscale.core.operand import Operand
+from blockscale.layers.reading.factors import multiplied
 from blockscale.layers.reading.pieces import VIEWS
 from blockscale.layers.reading.source import ReadTensor, dense, written
 from blockscale.layers.reading.stacks import STACKS, chosen_of
@@ -151,6 +153,10 @@ def _rows_of(weight: Any, indices: Tensor) -> Any:
 
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
+    aten.div_.Scalar: partial(multiplied, inverse=True),
+    aten.div_.Tensor: partial(multiplied, inverse=True),
+    aten.mul_.Scalar: multiplied,
+    aten.mul_.Tensor: multiplied,
     aten.mm.default: _mm,
     aten.matmul.default: _matmul,
     aten.addmm.default: _addmm,
