@@ -16,12 +16,12 @@ from typing import TypeAlias
 from torch import Tensor, nn
 
 from blockscale.core.arithmetic.sums import SumInteger
-from blockscale.layers.defaults import kept_layer_by_default
 from blockscale.core.format import Format
 from blockscale.core.layout import stored_shape
 from blockscale.core.ledger import Entry, Status
 from blockscale.core.recipe import Recipe, Scheme
 from blockscale.layers.axes import check_axes
+from blockscale.layers.defaults import kept_layer_by_default
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.reasons import (

@@ -20,7 +20,6 @@ from math import prod
 from typing import Any, NamedTuple
 
 from blockscale.core.arithmetic.sums import SumInteger
-from blockscale.layers.defaults import kept_by_default, kept_layer_by_default
 from blockscale.core.format import Format
 from blockscale.core.layout import grouped_layout, stored_shape
 from blockscale.core.ledger import Status
@@ -31,6 +30,7 @@ from blockscale.files.directory.model_files import ModelFiles
 from blockscale.files.directory.stacks import Types, stacked, types_of
 from blockscale.files.header import StoredTensor
 from blockscale.files.stream import Reader
+from blockscale.layers.defaults import kept_by_default, kept_layer_by_default
 
 # Families whose Conv1D layers store [inputs, outputs] (transformers.pytorch_utils.Conv1D).
 CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder")

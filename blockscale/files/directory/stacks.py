@@ -1,4 +1,4 @@
-"""Stacks of matrices in a directory: which way they lie, and of how many matrices they are made.
+"""Which way a directory's stacks of matrices lie, and of how many matrices they are made.
 
 A stored tensor may hold several matrices: the experts of a mixture [E, n, k], or a query, a key and
 a value projection one below another. Each is quantized as if it were alone, as it is in a model
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 # Types whose experts are [E, inputs, outputs]: `use_experts_implementation(is_transposed=True)` in
 # transformers 5.23 (gpt_oss, aria, openai_privacy_filter), and llama4, which calls torch.bmm
 TRANSPOSED = ("gpt_oss", "llama4", "llama4_text", "aria", "aria_text", "openai_privacy_filter")
-# Types that have them either way, by the release that wrote them (conversion_mapping.py, check_dims)
+# Types that have them either way, by who wrote them (conversion_mapping.py, check_dims)
 EITHER_WAY = ("qwen3_vl_moe", "qwen3_vl_moe_text")
 # Types whose experts are one matrix [E * n, k] (modeling_dbrx.py, DbrxExpertGLU)
 JOINED = ("dbrx",)
@@ -86,4 +86,6 @@ def _transposed(name: str, shape: Sequence[int], types: Types) -> bool:
         return True
     inputs_last = shape[2] in types.hidden, shape[1] in types.hidden
     down = name.rpartition(".")[2].startswith("down")
-    return bool(types.names & {*EITHER_WAY}) and inputs_last == ((True, False) if down else (False, True))
+    return bool(types.names & {*EITHER_WAY}) and inputs_last == (
+        (True, False) if down else (False, True)
+    )

@@ -42,9 +42,9 @@ class Gathered:
     def of(self, tensors: Mapping[str, Tensor], counts: Sequence[int]) -> Tensor:
         """The part, of {name: its part} with `counts` rows each. One piece is read at a time."""
         dtype, width = tensors[self.names[0]].dtype, prod(self.shape) // max(len(self.rows), 1)
-        made = torch.empty((len(self.rows), width), dtype=dtype)
+        made = torch.empty((len(self.rows), width), dtype=dtype, device="cpu")
         order = self.rows.argsort(stable=True)
-        ends = torch.tensor([0, *counts]).cumsum(0)
+        ends = torch.tensor([0, *counts], device="cpu").cumsum(0)
         places = torch.searchsorted(self.rows[order], ends).tolist()
         for i, name in enumerate(self.names):
             goes = order[places[i] : places[i + 1]]
@@ -136,7 +136,7 @@ def _numbered(names: Sequence[str], pieces: _Pieces) -> dict[str, Tensor]:
     start = 0
     for name, shape in zip(names, pieces.shapes, strict=True):
         count = prod(shape[:-1])
-        rows = torch.arange(start, start + count).reshape(shape[:-1])
+        rows = torch.arange(start, start + count, device="cpu").reshape(shape[:-1])
         at = -2 if pieces.info.layout == "transposed" else -1
         numbered[name] = rows.unsqueeze(at)
         for _ in range(len(pieces.info.shape) - len(shape)):  # a convolution's kernel
@@ -148,7 +148,10 @@ def _numbered(names: Sequence[str], pieces: _Pieces) -> dict[str, Tensor]:
 def _layout(rows: Tensor, shape: tuple[int, ...], pieces: _Pieces) -> str | None:
     """How the result of `shape` is laid out, if it consists of whole rows."""
     if "channels_last" in pieces.info.layout:
-        whole = pieces.info.layout == "channels_last" and rows.shape == (shape[0], *[1] * (len(shape) - 1))
+        whole = pieces.info.layout == "channels_last" and rows.shape == (
+            shape[0],
+            *[1] * (len(shape) - 1),
+        )
         return "channels_last" if whole else None
     if rows.shape == (*shape[:-1], 1) and shape[-1] == pieces.width:
         return "plain"
@@ -176,15 +179,14 @@ def _carried(
     return None
 
 
-def _formats(
-    pieces: _Pieces, rows: Tensor, stored: tuple[int, ...]
-) -> Iterator[Format]:
+def _formats(pieces: _Pieces, rows: Tensor, stored: tuple[int, ...]) -> Iterator[Format]:
     """Formats that may describe the result, the plainest first."""
     alone = of_matrix(pieces.fmt, pieces.shapes[0])
     if len(stored) == 2:
         yield alone
     yield pieces.fmt
-    owner = torch.arange(len(pieces.matrices)).repeat_interleave(torch.tensor(pieces.matrices))
+    sizes = torch.tensor(pieces.matrices, device="cpu")
+    owner = torch.arange(len(sizes), device="cpu").repeat_interleave(sizes)
     several = len(owner[rows[0]].unique()) if rows.numel() else 1
     for count in dict.fromkeys((1, several)):
         try:
@@ -228,7 +230,7 @@ def _entries(pieces: _Pieces, part: str) -> Tensor:
     found: list[Tensor] = []
     start, size = 0, pieces.sizes[part][-2]
     for count in pieces.matrices:
-        own = torch.arange(count) // (size or max(count, 1))
+        own = torch.arange(count, device="cpu") // (size or max(count, 1))
         found.append(own + start)
         start += -(-count // (size or max(count, 1)))
     return torch.cat(found)
@@ -238,6 +240,6 @@ def _counts(pieces: _Pieces, part: str) -> tuple[int, ...]:
     """How many rows of this part each piece has."""
     size = 1 if part == "codes" else pieces.sizes[part][-2]
     return tuple(
-        prod(shape[:-2]) * (1 if size == WHOLE else -(-shape[-2] // size)) for shape in pieces.shapes
+        prod(shape[:-2]) * (1 if size == WHOLE else -(-shape[-2] // size))
+        for shape in pieces.shapes
     )
-

@@ -2,7 +2,7 @@
 
 transformers 5 renames, stacks, joins and cuts the tensors of a hub's directory while it loads them
 (transformers/conversion_mapping.py, core_model_loading.py). Here the same mapping, asked for one
-model, gives a list of `Move`s; nothing is imported unless the model's class comes from transformers.
+model, gives a list of `Move`s; nothing is imported unless the model is one of transformers.
 """
 
 import re
@@ -99,7 +99,9 @@ def moves_of(model: Any, stored: Mapping[str, Sequence[int]]) -> Moves:
     for new, (sources, converter) in groups.items():
         shapes = [tuple(stored[name]) for each in sources.values() for name in each]
         settled = places.settled(converter, new, shapes)
-        moves.append(Move({pattern: tuple(each) for pattern, each in sources.items()}, new, settled))
+        moves.append(
+            Move({pattern: tuple(each) for pattern, each in sources.items()}, new, settled)
+        )
     ignored |= {name: _HEAD for name in unplaced if places.cut_prefix and places.beside(name)}
     return Moves(tuple(moves), tuple(name for name in unplaced if name not in ignored), ignored)
 
@@ -133,7 +135,9 @@ class _Places:
         if new not in self.known and name in self.known:
             new, pattern = rename_source_key(name, [], [], *rest)
         inside = f"{self._prefix}."
-        self.cut_prefix |= new in self.known and name.startswith(inside) and f"{inside}{new}" == name
+        self.cut_prefix |= (
+            new in self.known and name.startswith(inside) and f"{inside}{new}" == name
+        )
         return new, pattern
 
     def converter(self, pattern: str) -> Any:

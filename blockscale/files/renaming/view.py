@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -98,7 +99,7 @@ class View:
     def _rename(self, name: str, new: str) -> None:
         """One tensor, or another name of one, that keeps its form."""
         self._names[name] = new
-        if (formats := self._source.metadata.layers.get(layer := name.removesuffix(".weight"))):
+        if formats := self._source.metadata.layers.get(layer := name.removesuffix(".weight")):
             self._metadata.layers[new.removesuffix(".weight")] = formats
             self._same_parts(layer, new.removesuffix(".weight"))
         if name in self._source.metadata.aliases:
@@ -120,7 +121,9 @@ class View:
             self._same(stored, f"{new}.before.{part}")
 
     def _same(self, stored: str, new: str) -> None:
-        self._made[new] = Made((stored,), lambda tensors: tensors[stored], self._source.kinds[stored])
+        self._made[new] = Made(
+            (stored,), lambda tensors: tensors[stored], self._source.kinds[stored]
+        )
 
     def _check(self, name: str, place: str) -> None:
         """Raise FileError for a piece that cannot be part of another tensor."""
@@ -173,26 +176,38 @@ class View:
         shaped: dict[str, Tensor] = {}
         for name in move.names:
             place = self._place(name)
-            if name in quantized:
-                needs[name] = self._source.parts_of(place)
-                shape, dtype = quantized[name].shape, torch.float32
-            else:
-                needs[name] = {"": place}
+            dtype, shape = None, quantized[name].shape if name in quantized else ()
+            needs[name] = self._source.parts_of(place) if name in quantized else {"": place}
+            if name not in quantized:
                 dtype, shape = self._source.kinds[place]
-            shaped[name] = torch.empty(shape, dtype=torch.float32 if quantized else dtype, device="meta")
+            dtype = torch.float32 if quantized else dtype
+            shaped[name] = torch.empty(shape, dtype=dtype, device="meta")
         with _fitting(self._source, move):
             results = move.converted(self._model, shaped)
         every = tuple(stored for parts in needs.values() for stored in parts.values())
+
+        def make(tensors: Mapping[str, Tensor], new: str) -> Tensor:
+            floats = {}
+            for name, parts in needs.items():
+                own = {part: tensors[stored] for part, stored in parts.items()}
+                floats[name] = _values(own, quantized.get(name)) if quantized else own[""]
+            return move.converted(self._model, floats)[new]
+
         for new, result in results.items():
+            self._check_shape(move, new, tuple(result.shape))
+            self._made[new] = Made(
+                every, partial(make, new=new), (result.dtype, tuple(result.shape))
+            )
 
-            def make(tensors: Mapping[str, Tensor], new: str = new) -> Tensor:
-                floats = {}
-                for name, parts in needs.items():
-                    own = {part: tensors[stored] for part, stored in parts.items()}
-                    floats[name] = _values(own, quantized.get(name)) if quantized else own[""]
-                return move.converted(self._model, floats)[new]
-
-            self._made[new] = Made(every, make, (result.dtype, tuple(result.shape)))
+    def _check_shape(self, move: Move, new: str, shape: tuple[int, ...]) -> None:
+        """Raise FileError where pieces are too few or too many."""
+        expected = tuple(self._targets.get(new, shape))
+        if shape != expected:
+            raise FileError(
+                f"{self._source.path}: {new}, made of {move.names[0]} and {len(move.names) - 1} "
+                f"more, has shape {shape}, this model's has {expected}: build the model it was "
+                f"made from"
+            )
 
 
 def _values(parts: dict[str, Tensor], info: TensorInfo | None) -> Tensor:

@@ -32,8 +32,8 @@ def _detr() -> Any:
         out_features=["stage2"],
     )  # fmt: skip
     return transformers.DetrConfig(
-        use_timm_backbone=False, backbone_config=backbone, backbone=None, use_pretrained_backbone=False,
-        d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        use_timm_backbone=False, backbone_config=backbone, backbone=None,
+        use_pretrained_backbone=False, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
         decoder_attention_heads=2, encoder_ffn_dim=48, decoder_ffn_dim=48, num_queries=4,
     )  # fmt: skip
 
@@ -62,28 +62,45 @@ def _gemma3() -> Any:
 
 
 def _clip() -> Any:
-    text = {key: value for key, value in TEXT.items() if key not in ("num_key_value_heads", "head_dim")}
-    return transformers.CLIPConfig(text_config={**text, "projection_dim": 16}, vision_config=VISION, projection_dim=16)
+    text = {
+        key: value for key, value in TEXT.items() if key not in ("num_key_value_heads", "head_dim")
+    }
+    return transformers.CLIPConfig(
+        text_config={**text, "projection_dim": 16}, vision_config=VISION, projection_dim=16
+    )
 
 
 MLA = {
     "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
-    "v_head_dim": 16, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16, "first_k_dense_replace": 0, "n_shared_experts": 1,
+    "v_head_dim": 16, "n_routed_experts": 4, "n_group": 2, "topk_group": 1,
+    "num_experts_per_tok": 2, "num_key_value_heads": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 0, "n_shared_experts": 1,
 }  # fmt: skip
-BERT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48, "vocab_size": 96}
+BERT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 96,
+}
 GPT2 = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 96, "n_positions": 32}
 T5 = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 1, "num_heads": 2, "vocab_size": 96}
-FALCON = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 96, "ffn_hidden_size": 48}
+FALCON = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 96,
+    "ffn_hidden_size": 48,
+}
+LLAMA4 = {"num_local_experts": 3, "num_experts_per_tok": 1, "intermediate_size_mlp": 48}
 
 MODELS: dict[str, tuple[str, Config]] = {
     "mixtral": ("MixtralForCausalLM", _config("MixtralConfig", **TEXT, **LOCAL)),
     "qwen3_moe": ("Qwen3MoeForCausalLM", _config("Qwen3MoeConfig", **TEXT, **EXPERTS)),
-    "deepseek_v3": ("DeepseekV3ForCausalLM", _config("DeepseekV3Config", **{**TEXT, **MLA, "num_key_value_heads": 2})),
-    "olmoe": ("OlmoeForCausalLM", _config("OlmoeConfig", **TEXT, **{**EXPERTS})),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", _config("DeepseekV3Config", **(TEXT | MLA))),
+    "olmoe": ("OlmoeForCausalLM", _config("OlmoeConfig", **TEXT, **EXPERTS)),
     "granitemoe": ("GraniteMoeForCausalLM", _config("GraniteMoeConfig", **TEXT, **LOCAL)),
     "gpt_oss": ("GptOssForCausalLM", _config("GptOssConfig", **TEXT, **LOCAL)),
-    "llama4": ("Llama4ForCausalLM", _config("Llama4TextConfig", **TEXT, **{**LOCAL, "num_experts_per_tok": 1}, intermediate_size_mlp=48)),
+    "llama4": ("Llama4ForCausalLM", _config("Llama4TextConfig", **(TEXT | LLAMA4))),
     "detr": ("DetrForObjectDetection", _detr),
     "llava": ("LlavaForConditionalGeneration", _llava),
     "qwen2_vl": ("Qwen2VLForConditionalGeneration", _qwen2_vl),

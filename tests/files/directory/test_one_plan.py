@@ -5,13 +5,12 @@ import warnings
 import pytest
 
 import blockscale as bs
-from tests.files.renaming.hub import MODELS, build, save
+from tests.files.renaming.hub import build, save
 from tests.files.renaming.oracle import differing
-from tests.files.renaming.test_renamed import FORMATS
+from tests.files.renaming.test_renamed import CASES
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "fmt"), CASES)
 def test_both_flows_give_one_model(name, fmt, tmp_path):
     model = build(name)
     names = list(model.state_dict())
