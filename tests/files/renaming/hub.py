@@ -33,7 +33,8 @@ def _detr() -> Any:
     )  # fmt: skip
     return transformers.DetrConfig(
         use_timm_backbone=False, backbone_config=backbone, backbone=None,
-        use_pretrained_backbone=False, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        use_pretrained_backbone=False, d_model=32, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=2,
         decoder_attention_heads=2, encoder_ffn_dim=48, decoder_ffn_dim=48, num_queries=4,
     )  # fmt: skip
 
@@ -73,7 +74,8 @@ def _clip() -> Any:
 MLA = {
     "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
     "v_head_dim": 16, "n_routed_experts": 4, "n_group": 2, "topk_group": 1,
-    "num_experts_per_tok": 2, "num_key_value_heads": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 0, "n_shared_experts": 1,
+    "num_experts_per_tok": 2, "num_key_value_heads": 2, "moe_intermediate_size": 16,
+    "first_k_dense_replace": 0, "n_shared_experts": 1,
 }  # fmt: skip
 BERT = {
     "hidden_size": 32,
