@@ -65,7 +65,7 @@ def _detached(whole: Operand) -> Operand:
 def matrix(whole: Operand, index: int) -> Operand | None:
     """Matrix `index` of a stack [E, ..., n, k]: views of its codes and scales, nothing is copied.
 
-    None where its numbers are not its own, as under one scale for the whole stack.
+    None where a number belongs to several of the matrices, but not to all.
     """
     found: Operand | None = _kept(whole, index, lambda whole: _matrix(whole, index))
     return found
@@ -80,23 +80,23 @@ def _matrix(whole: Operand, index: int) -> Operand | None:
     for name, part in whole.qparams._asdict().items():
         if part is None or name == "book":
             parts[name] = part
-        elif part.shape[0] == count:
-            parts[name] = part[index]
-        else:  # flat blocks: [1, ..., count * blocks of a matrix]
+        elif not fmt.block.flat or count == 1:
+            parts[name] = part[index if part.shape[0] == count else 0]
+        else:  # [1, ..., count * blocks of a matrix]
             parts[name] = part.reshape(count, *part.shape[1:-1], -1)[index]
     own = of_matrix(fmt, shape) if len(shape) == 3 else fmt
     return operand(whole.codes[index], QParams(**parts), own, whole.size)
 
 
 def _apart(fmt: Format, shape: Sequence[int]) -> bool:
-    """Whether no number of the format belongs to two matrices of the stack."""
+    """Whether each number of the format belongs to one matrix of the stack, or to all."""
     elements = shape[-1] * shape[-2]
     sizes = tuple(shape)
 
     def alone(block: Block, of: tuple[int, ...]) -> bool:
         if block.flat:
             return not block.strided and elements % block.flat == 0 and block is fmt.block
-        return of[0] == 1 or block.sizes_for(len(of))[0] == 1
+        return of[0] == 1 or block.sizes_for(len(of))[0] in (1, WHOLE)
 
     levels = [(fmt.block, sizes)]
     scales = fmt.block.scale_shape(sizes)

@@ -61,11 +61,9 @@ def test_usual_formats_come_back() -> None:
         assert one.fmt != whole.fmt
 
 
-@pytest.mark.parametrize(
-    "spelling", ["int8:tensor:fp32", "int8:channel2:fp32", "int8:block2x12x64:fp32"]
-)
-def test_no_matrix_where_numbers_are_shared(spelling: str) -> None:
-    """One scale for several matrices is no scale of one of them."""
+def test_no_matrix_where_several_share_numbers() -> None:
+    """One scale for two of four matrices is no scale of one of them."""
+    spelling = "int8:block2x12x64:fp32"
     whole: Operand = bs.quantize(torch.randn(4, 12, 64), spelling).operand
     assert stack.matrix(whole, 1) is None
     assert stack.grouped(torch.randn(2, 64), whole, [2, 2, 2, 2]) is None
@@ -73,6 +71,16 @@ def test_no_matrix_where_numbers_are_shared(spelling: str) -> None:
     assert stack.each(torch.randn(1, 2, 64), whole, torch.tensor([1])) is None
     alone: Operand = bs.quantize(torch.randn(1, 12, 64), spelling).operand
     assert stack.matrix(alone, 0) is not None
+
+
+@pytest.mark.parametrize("spelling", ["int8:tensor:fp32", "int8:channel2:fp32", "nvfp4", "int8"])
+def test_numbers_of_all_matrices_are_those_of_each(spelling: str) -> None:
+    """One scale for the whole stack is the scale of each of its matrices."""
+    q = bs.quantize(torch.randn(4, 12, 64), spelling)
+    for index in range(4):
+        one = stack.matrix(q.operand, index)
+        assert one is not None
+        assert torch.equal(dequantize(one, torch.float32), q.dequantize()[index])
 
 
 def test_cuts_are_kept_while_the_stack_lives() -> None:

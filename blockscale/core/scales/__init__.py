@@ -1,1 +1,1 @@
-"""Scales and offsets that are quantized themselves, and those of stacks of matrices."""
+"""Scales and offsets that are quantized themselves: levels below the first one."""

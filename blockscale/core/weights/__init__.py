@@ -1,1 +1,1 @@
-"""What a recipe means for the weights of a model: formats of stacks of matrices."""
+"""Weights that are more than one matrix: the formats of stacks."""

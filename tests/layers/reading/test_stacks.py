@@ -119,10 +119,10 @@ def test_turned_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_has_no_codes_of_its_own_is_dequantized_whole() -> None:
-    """One scale for the whole stack: right, if slower."""
+    """One scale for two of four matrices: right, if slower."""
     model = Experts()
     bs.quantize_(model, "mxfp4")
-    one = bs.quantize(torch.randn(4, 32, 64), "int8:tensor:fp32")
+    one = bs.quantize(torch.randn(4, 32, 64), "int8:block2x32x64:fp32")
     weight = held(model)["plain"]
     weight.format, weight.fmt = one.format, str(one.format)
     weight.codes, weight.scale = one.packed, one.qparams.scale
