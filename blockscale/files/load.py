@@ -21,6 +21,7 @@ from blockscale.files.match import (
     shared_names,
 )
 from blockscale.files.metadata import FileError
+from blockscale.files.renaming.renamed import renamed
 from blockscale.files.stored_model import StoredModel, open_stored_model
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
@@ -46,12 +47,13 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     an unknown format, or of another model.
     """
     with unwrapped(model) as plain:
-        fill(plain, open_stored_model(path))
+        refuse_quantized(plain)
+        fill(plain, renamed(plain, open_stored_model(path)))
     return model
 
 
 def fill(model: nn.Module, source: StoredModel) -> nn.Module:
-    """`load` from what was opened."""
+    """`load` from what was opened, in the model's own names."""
     refuse_quantized(model)
     with without_folded_norms(model, source):
         dense = _put_in(model, source)

@@ -113,7 +113,7 @@ def match_floats(
         names = dict.fromkeys(aliases.get(each, each) for each in shared.get(name, [name]))
         stored = [each for each in names if each in plain]
         if not stored:
-            missing.append(name)
+            missing += [name] * (name not in source.absent)
             continue
         _check_shape(source, name, tuple(tensor.shape), source.kinds[stored[0]][1])
         _check_kind(source, stored[0], tensor)

@@ -57,6 +57,7 @@ class StoredModel:
     files: Mapping[str, Path]  # {stored name: the file that it is in}
     kinds: Mapping[str, StoredKind]
     metadata: Metadata
+    absent: frozenset[str] = frozenset()  # what need not be there: the model has it by itself
 
     def read(self, names: Sequence[str]) -> dict[str, Tensor]:
         """The stored tensors of these names."""

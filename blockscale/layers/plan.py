@@ -21,6 +21,7 @@ from blockscale.core.layout import stored_shape
 from blockscale.core.ledger import Entry, Status
 from blockscale.core.recipe import Recipe, Scheme
 from blockscale.layers.axes import check_axes
+from blockscale.layers.defaults import kept_layer_by_default
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.reasons import (
@@ -162,6 +163,8 @@ def _decide(
     if not scheme:
         why = f"pattern {pattern!r} of the recipe" if pattern else "the recipe is empty"
         return Refused("kept", why)
+    if pattern is None and (kept := _router(names, module)):
+        return Refused("kept", kept)
     if scheme.weight is None:
         told = "its input, output and bias are quantized only along with its weight"
         return Refused("skipped", told)
@@ -177,6 +180,12 @@ def _decide(
         scheme = Scheme(scheme.weight)
         note = f"{reader} computes with its weight without calling it: only the weight is quantized"
     return Candidate(scheme, scheme.weight, kind, weight, layout, note)  # type: ignore[arg-type]
+
+
+def _router(names: tuple[str, ...], module: nn.Module) -> str:
+    """Why a layer stays in float unless a rule names it; empty if it does not."""
+    weight = weight_of(module)
+    return "" if weight is None else kept_layer_by_default(f"{names[0]}.weight", weight.shape)
 
 
 def _with_parameters(layers: Names, verdicts: Verdicts, tied: set[nn.Module]) -> Iterator[Decision]:

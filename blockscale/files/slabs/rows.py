@@ -22,6 +22,7 @@ from blockscale.files.slabs.cutting import (
     block_sizes,
     can_be_cut,
 )
+from blockscale.files.slabs.transposed_stack import TransposedStack
 from blockscale.files.stored_model import StoredModel
 from blockscale.files.stream import Reader
 from blockscale.layers.before import Before
@@ -55,11 +56,16 @@ class FloatRows:
         self._reader, self._name, self._layout = reader, name, layout
         self.shape = stored_shape(reader.tensors[name].shape, layout)
         self._whole: Tensor | None = None
-        if inputs_first(layout):  # a slab of columns would lie scattered over the whole tensor
+        self._stack: TransposedStack | None = None
+        if layout == "transposed" and len(self.shape) > 2:
+            self._stack = TransposedStack(reader, name)
+        elif inputs_first(layout):  # a slab of columns would lie scattered over the whole tensor
             self._whole = to_stored(reader.tensor(name), layout)
 
     def read(self, cuts: Cuts, slab: Slab) -> Tensor:
         """A slab in the file's dtype; `cuts` may see leading dimensions as one."""
+        if self._stack is not None:
+            return self._stack.read(cuts, slab)
         if self._whole is not None:
             return self._whole[slab.start : slab.stop].contiguous()
         if self._layout == "channels_last":
