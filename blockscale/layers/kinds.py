@@ -8,6 +8,8 @@ from torch import nn
 from blockscale import layers
 from blockscale.core.discover import import_all
 from blockscale.layers.layer import QLayer
+from blockscale.layers.subclasses import quantized_subclass
+from blockscale.layers.subclasses.forward import parent_of
 
 
 @cache
@@ -18,9 +20,18 @@ def _files() -> list[ModuleType]:
 
 
 def quantized_class(module: nn.Module) -> type[QLayer] | None:
-    """The quantized layer that replaces a float layer of exactly this class, or None."""
+    """The quantized layer that replaces a float layer: one for its very class, or one that is made
+    for a subclass of such a class (blockscale.layers.subclasses); or None."""
+    kind = type(module)
+    exact = _replacement(kind)
+    parent = None if exact is not None else parent_of(kind)
+    return exact if parent is None else quantized_subclass(kind, _replacement(parent))
+
+
+def _replacement(kind: type) -> type[QLayer] | None:
+    """The quantized layer for float layers of exactly this class, or None."""
     for file in _files():
-        kind: type[QLayer] | None = file.replacement(type(module))
-        if kind is not None:
-            return kind
+        found: type[QLayer] | None = file.replacement(kind)
+        if found is not None:
+            return found
     return None

@@ -1,0 +1,121 @@
+"""A quantized layer that is still an instance of a user's subclass of nn.Linear, nn.Embedding or a
+convolution.
+
+    class ScaledEmbedding(nn.Embedding):                  # becomes, quantized, a
+        def forward(self, indices):                       # ScaledEmbedding(QEmbedding, nn.Embedding)
+            return super().forward(indices) * self.scale
+
+The class that is made has the subclass first, then the quantized layer, then torch's: its own
+forward runs, `super().forward(...)` is the quantized layer's, and `self.weight` is read as anybody
+reads a quantized weight. What else it has and is, attributes, methods and children, stays.
+"""
+
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from torch import nn
+
+from blockscale.core.recipe import Scheme
+from blockscale.layers.before import Before
+from blockscale.layers.layer import QLayer
+from blockscale.layers.store import QWeight
+from blockscale.layers.subclasses.forward import has_own_forward, parent_of, same_meaning
+from blockscale.layers.subclasses.forward import computes_as_parent as computes_as_parent
+
+_OWN = "its own forward changes its input or its weight"
+_STATE = ("_parameters", "_buffers", "_modules")  # of nn.Module; what else it has is attributes
+
+
+class Kept:
+    """What a quantized subclass is besides. `float_class` is the subclass itself."""
+
+    float_class: ClassVar[type[nn.Module]]
+    own_forward: ClassVar[bool]
+    inner: ClassVar[type[QLayer]]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _restored, (self.float_class, self.inner), self.__dict__.copy()
+
+    @classmethod
+    def usable(cls, scheme: Scheme) -> tuple[Scheme, str]:
+        """What of a scheme it can follow, and a note on what it cannot."""
+        left = [part for part in ("input", "output") if getattr(scheme, part) is not None]
+        if not cls.own_forward or not left:
+            return scheme, ""
+        told = f"{' and '.join(left)} left in float: {cls.float_class.__name__} has its own forward"
+        return Scheme(scheme.weight, bias=scheme.bias), told
+
+    @classmethod
+    def refuses(cls, module: Any) -> str | None:
+        """Why this float layer cannot be replaced, or None."""
+        if taken := _taken(cls, module):
+            return (
+                f"{cls.float_class.__name__} is a subclass with attributes that quantized layers "
+                f"use for themselves: {', '.join(taken)}"
+            )
+        return cls.inner.refuses(module)
+
+    @classmethod
+    def refuses_before(cls, module: Any, before: Before) -> str | None:
+        """Why `before` cannot stand before this layer, or None."""
+        return _OWN if cls.own_forward else cls.inner.refuses_before(module, before)
+
+    @classmethod
+    def from_float(cls, module: Any, weight: QWeight, scheme: Scheme) -> QLayer:
+        """The same layer with a quantized weight: its attributes and children are the module's."""
+        plain = cls.inner.from_float(module, weight, cls.usable(scheme)[0])
+        made = cls.__new__(cls)
+        state = plain.__dict__ | module.__dict__
+        for kind in _STATE:
+            own = {n: v for n, v in getattr(module, kind).items() if n not in ("weight", "bias")}
+            state[kind] = getattr(plain, kind) | own
+        made.__dict__.update(state)
+        return made  # type: ignore[return-value]
+
+
+def quantized_subclass(kind: type, inner: type[QLayer] | None) -> type[QLayer] | None:
+    """The quantized layer for a subclass of a float layer; None for what cannot be one.
+
+    inner: the quantized layer for its parent (parent_of)
+    """
+    parent = parent_of(kind)
+    special = issubclass(kind, QLayer) or issubclass(kind, nn.modules.lazy.LazyModuleMixin)
+    if inner is None or parent is None or special or kind.__module__.startswith("torch.ao."):
+        return None
+    if any("weight" in vars(each) for each in kind.__mro__):  # computed: parametrized, or a property
+        return None
+    return _class_of(kind, inner)
+
+
+@lru_cache(None)  # by classes, of which a program has few
+def _class_of(kind: type[nn.Module], inner: type[QLayer]) -> type[QLayer]:
+    parent = parent_of(kind)
+    assert parent is not None
+    own = has_own_forward(kind, parent)
+    beneath = type(inner.__name__, (inner, parent), {"__module__": inner.__module__})
+    body: dict[str, Any] = {"float_class": kind, "own_forward": own, "inner": inner}
+    body |= {"takes_input": inner.takes_input and not own, "layout": inner.layout}
+    body |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    body["__doc__"] = kind.__doc__
+    if same_meaning(kind):
+        body["forward"] = inner.forward
+    elif own and kind.forward is parent.forward:  # which calls the step that the subclass has
+        body["forward"] = parent.forward
+    return type(kind.__name__, (Kept, kind, beneath), body)
+
+
+def _taken(cls: type[Kept], module: nn.Module) -> list[str]:
+    """Names that the quantized layer uses and that a subclass uses for something else."""
+    parent = parent_of(cls.float_class)
+    ours = set(dir(cls.inner)) - set(dir(parent)) | {"input", "output", "before"}
+    theirs = {name for each in cls.float_class.__mro__ for name in vars(each)}
+    theirs -= set(dir(parent))
+    theirs |= set(vars(module)) | set(module._modules) | set(module._buffers)
+    theirs |= set(module._parameters)
+    return sorted(name for name in ours & theirs if not name.startswith("__"))
+
+
+def _restored(kind: type[nn.Module], inner: type[QLayer]) -> nn.Module:
+    """A module of that class without state, for pickle and copies."""
+    made = _class_of(kind, inner)
+    return made.__new__(made)
