@@ -19,6 +19,7 @@ from blockscale.core.ledger import Entry
 from blockscale.core.recipe import Recipe
 from blockscale.layers.plan import Decision
 from blockscale.layers.reading.parameter import hold
+from blockscale.layers.reading.recurrent import parameters_again
 from blockscale.layers.reasons import why_not_weight
 from blockscale.layers.saturation import saturates
 from blockscale.layers.signs import lost_signs
@@ -66,7 +67,9 @@ def plan_parameters(
         elif why_not := _why_not(owner, parameter, scheme.weight):
             yield replace(entry, status="skipped", reason=why_not)
         else:
-            done = replace(entry, status="quantized", weight=str(scheme.weight))
+            told = f"input left in float: {type(owner).__name__} computes with it by itself"
+            told = told if scheme.input is not None else ""
+            done = replace(entry, status="quantized", weight=str(scheme.weight), reason=told)
             yield ParameterPlan(every, parameter, scheme.weight, "plain", done)
 
 
@@ -150,4 +153,5 @@ def put(model: nn.Module, plans: Sequence[ParameterPlan], weights: Sequence[QWei
             module._parameters.update(parameters)
             module._modules.clear()
             module._modules.update(modules)
+            parameters_again(module)
         raise

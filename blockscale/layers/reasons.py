@@ -14,10 +14,10 @@ from blockscale.core.recipe import Scheme
 from blockscale.layers.layer import QLayer
 
 # Layers that hold weights but that nothing here replaces; subclasses of those it replaces, too.
-_RELATIVES = (nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.Bilinear, nn.RNNBase, nn.RNNCellBase)
+_RELATIVES = (nn.Linear, nn.Embedding, nn.EmbeddingBag)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_REPLACED = (nn.Linear, nn.Embedding, *_CONVOLUTIONS, *_TRANSPOSED)
+_REPLACED = (*_RELATIVES, *_CONVOLUTIONS, *_TRANSPOSED)
 
 
 def looks_like_a_layer(module: nn.Module) -> bool:
@@ -35,7 +35,7 @@ def why_not_layer(module: nn.Module, kind: type[QLayer] | None) -> str | None:
     if kind is None:
         name = type(module).__name__
         if isinstance(module, _REPLACED):
-            return f"{name} is a subclass: a quantized layer would replace what it adds"
+            return f"{name} is a subclass that computes its weight or has no plain class"
         return f"there is no quantized {name}"
     if "forward" in vars(module):
         return "its forward was replaced on the instance, which a quantized layer would undo"

@@ -50,6 +50,13 @@ class Recurrent:
         self._init_flat_weights()
 
 
+def parameters_gone(module: nn.Module) -> None:
+    """Before a parameter goes: a recurrent layer's list of them would keep its floats."""
+    if isinstance(module, nn.RNNBase):
+        module.__dict__.pop("_flat_weights", None)
+        module.__dict__["_flat_weight_refs"] = []
+
+
 def parameters_again(module: nn.Module) -> None:
     """After parameters of a module came back: a recurrent layer lists them again."""
     if isinstance(module, nn.RNNBase) and not isinstance(module, Recurrent):
