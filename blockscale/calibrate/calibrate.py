@@ -24,6 +24,7 @@ from blockscale.core.ledger import Ledger
 from blockscale.core.progress import Progress
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import apply, check, plans_for
+from blockscale.layers.computed import folded
 from blockscale.layers.parameters import entries_of, plan_parameters
 from blockscale.layers.plan import Decision, Plan
 
@@ -77,11 +78,12 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         raise ValueError("expected a recipe, such as 'int8': only prepared graphs have their own")
     recipe = Recipe.read(recipe)
     methods = Methods.read(observer or "mse", weight or "absmax", transform)
-    plans = plans_for(model, recipe)
-    check(plans, entries_of(plan_parameters(model, plans, recipe)), recipe, strict=strict)
-    session = chosen(model, plans, methods, data)
-    ledger = apply(model, plans, recipe, session.places, strict=strict, seed=seed)
-    ledger = told_by(ledger, session)
+    with folded(model, recipe) as folding:
+        plans = plans_for(model, recipe)
+        check(plans, entries_of(plan_parameters(model, plans, recipe)), recipe, strict=strict)
+        session = chosen(model, plans, methods, data)
+        ledger = apply(model, plans, recipe, session.places, strict=strict, seed=seed)
+    ledger = folding.told(told_by(ledger, session))
     ledger.warn()
     return ledger
 

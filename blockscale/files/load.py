@@ -21,6 +21,7 @@ from blockscale.files.match import (
 )
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import StoredModel, open_stored_model
+from blockscale.layers.computed import folded
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.reading.parameter import hold
@@ -40,6 +41,20 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     """
     source = open_stored_model(path)
     refuse_quantized(model)
+    with folded(model, lambda name: _has_quantized(source, name), stay=True):
+        dense = _fill_all(model, source)
+    _warn(model, source, dense)
+    return model
+
+
+def _has_quantized(source: StoredModel, layer: str) -> bool:
+    """Whether the file has a quantized tensor of this layer."""
+    every = (*source.metadata.tensors, *source.metadata.aliases)
+    return any(name.rpartition(".")[0] == layer for name in every)
+
+
+def _fill_all(model: nn.Module, source: StoredModel) -> Matches:
+    """Put everything into the model; returns what it had to dequantize."""
     shared = shared_names(model)
     weights, biases, parameters, dense = match_quantized(model, source, shared)
     every = (weights | biases | parameters | dense).values()
@@ -51,14 +66,14 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
         for bias in [_for_model(model, source, names[0], name)]
         for each in names
     }
-    changes = [_replace_layers(model, source, names, name, held) for name, names in weights.items()]
+    outer_first = sorted(weights.items(), key=lambda item: min(n.count(".") for n in item[1]))
+    changes = [_replace_layers(model, source, names, name, held) for name, names in outer_first]
     changes += [_hold(model, source, names, name) for name, names in parameters.items()]
     changes += [_fill(model, source, name, stored) for name, stored in floats.items()]
     changes += [_fill_dense(model, source, name, each) for name in dense for each in dense[name]]
     for change in changes:
         change()
-    _warn(model, source, dense)
-    return model
+    return dense
 
 
 def _warn(model: nn.Module, source: StoredModel, dense: Matches) -> None:

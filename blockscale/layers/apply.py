@@ -15,6 +15,7 @@ from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.layers.before import Before
 from blockscale.layers.bias import notes_on_bias, quantize_bias, without_dynamic
+from blockscale.layers.computed import folded
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.ledger import ledger_of
@@ -68,9 +69,11 @@ def quantize_(
     the model is unchanged then.
     """
     recipe = Recipe.read(recipe)
-    plans = plans_for(model, recipe)
-    places = supplied(plans, input_scales, output_scales, weights, before)
-    ledger = apply(model, plans, recipe, places, strict=strict, seed=seed)
+    with folded(model, recipe) as folding:
+        plans = plans_for(model, recipe)
+        places = supplied(plans, input_scales, output_scales, weights, before)
+        ledger = apply(model, plans, recipe, places, strict=strict, seed=seed)
+    ledger = folding.told(ledger)
     ledger.warn()
     return ledger
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from blockscale.core.ledger import Entry, Ledger
+from blockscale.core.recipe import Recipe
 from blockscale.layers.computed.plain import Computed, computed_in, computes, plain
 
 
@@ -18,12 +19,21 @@ class Fold:
     names: tuple[str, ...]
     module: nn.Module
     stand_in: nn.Module
+    kind: type[nn.Module]
     tensors: list[Computed]
 
-    @property
-    def told(self) -> str:
-        """What a ledger says of it."""
-        return "; ".join(f"{each.how} folded into the {each.name}" for each in self.tensors)
+    def told(self, name: str) -> str:
+        """What a ledger says of the layer, or of a parameter of it, of this name."""
+        tensors = [each for each in self.tensors if name in (*self.names, self._name_of(each))]
+        return "; ".join(f"{each.how} folded into the {each.name}" for each in tensors)
+
+    def _name_of(self, tensor: Computed) -> str:
+        return f"{self.names[0]}.{tensor.name}"
+
+    def quantized_in(self, model: nn.Module) -> bool:
+        """Whether the stand-in was replaced, or holds codes by now."""
+        there = model.get_submodule(self.names[0])
+        return there is not self.stand_in or type(there) is not self.kind
 
 
 @dataclass
@@ -34,29 +44,28 @@ class Folding:
 
     def told(self, ledger: Ledger) -> Ledger:
         """The ledger with a word on each folded layer, and the bytes that its parts had."""
-        by_name = {fold.names[0]: fold for fold in self.folds}
-        entries = [_told(each, by_name.get(each.name)) for each in ledger.entries]
-        return replace(ledger, entries=entries)
+        return replace(ledger, entries=[self._told(each) for each in ledger.entries])
 
-
-def _told(entry: Entry, fold: Fold | None) -> Entry:
-    if fold is None or entry.status != "quantized":
+    def _told(self, entry: Entry) -> Entry:
+        for fold in self.folds:
+            if entry.status == "quantized" and (told := fold.told(entry.name)):
+                told = "; ".join(filter(None, [entry.details, told]))
+                return replace(entry, details=told)
         return entry
-    before = sum(p.nbytes for p in fold.module.parameters())
-    children = sum(p.nbytes for c in fold.stand_in.children() for p in c.parameters())
-    told = "; ".join(filter(None, [entry.details, fold.told]))
-    return replace(entry, details=told, bytes_before=before - children)
 
 
 @contextmanager
-def folded(model: nn.Module, wanted: Callable[[str], bool]) -> Iterator[Folding]:
+def folded(
+    model: nn.Module, wanted: Recipe | Callable[[str], bool], *, stay: bool = False
+) -> Iterator[Folding]:
     """As long as this lasts, layers that compute their weight have it as a parameter.
 
-    wanted: whether the layer of this name is to be folded.
-
-    Afterwards those that are still there are what they were, hooks and parts and all; so is the
-    whole model if anything was raised. Nothing computes the weights of what took a place meanwhile.
+    wanted: whether the layer of this name is to be folded; a recipe says so of what it quantizes.
+    stay: whether those that were not quantized stay folded afterwards. Otherwise they are what they
+        were, hooks and parts and all; so is the whole model if anything was raised.
     """
+    if isinstance(wanted, Recipe):
+        wanted = _quantized_by(wanted)
     folding = Folding(list(_folds(model, wanted)))
     for fold in folding.folds:
         _put(model, fold.names, fold.stand_in)
@@ -67,11 +76,14 @@ def folded(model: nn.Module, wanted: Callable[[str], bool]) -> Iterator[Folding]
             _put(model, fold.names, fold.module)
         raise
     for fold in folding.folds:
-        there = model.get_submodule(fold.names[0])
-        if there is fold.stand_in:
-            _put(model, fold.names, fold.module)
+        if stay or fold.quantized_in(model):
+            _keep_handles(fold, model.get_submodule(fold.names[0]))
         else:
-            _keep_handles(fold, there)
+            _put(model, fold.names, fold.module)
+
+
+def _quantized_by(recipe: Recipe) -> Callable[[str], bool]:
+    return lambda name: recipe.decide(name)[0].weight is not None
 
 
 def _folds(model: nn.Module, wanted: Callable[[str], bool]) -> Iterator[Fold]:
@@ -81,7 +93,8 @@ def _folds(model: nn.Module, wanted: Callable[[str], bool]) -> Iterator[Fold]:
             places.setdefault(module, []).append(name)
     for module, names in places.items():
         if all(map(wanted, names)) and (found := computed_in(module)):
-            yield Fold(tuple(names), module, plain(module, found), found)
+            made = plain(module, found)
+            yield Fold(tuple(names), module, made, type(made), found)
 
 
 def _keep_handles(fold: Fold, layer: nn.Module) -> None:

@@ -5,12 +5,18 @@ between steps stay in float: only weights have formats. Cells need nothing of th
 reads each weight as anybody does.
 """
 
-from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
 
 from blockscale.layers.reading.source import ReadTensor
+
+
+class _Checked:
+    """What nn.RNNBase.check_input asks a layer for."""
+
+    def __init__(self, first: Tensor, input_size: int):
+        self._flat_weights, self.input_size = [first], input_size
 
 
 class Recurrent:
@@ -42,8 +48,8 @@ class Recurrent:
     def check_input(self, input: Tensor, batch_sizes: Tensor | None) -> None:
         """As torch's, which asks the first of the weights for its dtype, without all of them."""
         first = getattr(self, self._flat_weights_names[0])  # type: ignore[attr-defined]
-        like = SimpleNamespace(_flat_weights=[first], input_size=self.input_size)  # type: ignore[attr-defined]
-        nn.RNNBase.check_input(like, input, batch_sizes)  # type: ignore[arg-type]
+        like: Any = _Checked(first, self.input_size)  # type: ignore[attr-defined]
+        nn.RNNBase.check_input(like, input, batch_sizes)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
