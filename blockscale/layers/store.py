@@ -116,7 +116,9 @@ class QWeight(Scaled):
     def read(self, before: Before | None = None) -> Tensor:
         """The weight for code that computes with it by itself: a WeightTensor, in traced programs
         the dequantized tensor. before: what the input goes through in this weight's own layer."""
-        return self.undone(before) if traced() else WeightTensor(self.source(before))
+        if traced():  # contiguous, as the parameter was: models take views of it
+            return self.undone(before).contiguous()
+        return WeightTensor(self.source(before))
 
     def source(self, before: Before | None = None) -> Source:
         """Where a tensor that was read has its numbers."""

@@ -38,7 +38,7 @@ class Source:
     def floats(self) -> Tensor:
         """The dequantized tensor, computed at the first call."""
         if self.value is None:
-            self.value = self.dense()
+            self.value = self.dense().contiguous()  # as the tensor says of itself
         return self.value
 
 

@@ -10,6 +10,7 @@ forward runs, `super().forward(...)` is the quantized layer's, and `self.weight`
 reads a quantized weight. What else it has and is, attributes, methods and children, stays.
 """
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from blockscale.layers.store import QWeight
 from blockscale.layers.subclasses.forward import has_own_forward, parent_of, same_meaning
 from blockscale.layers.subclasses.forward import computes_as_parent as computes_as_parent
 
+_TABLES = (nn.Embedding, nn.EmbeddingBag)  # which have no bias of their own
 _OWN = "its own forward changes its input or its weight"
 _STATE = ("_parameters", "_buffers", "_modules")  # of nn.Module; what else it has is attributes
 
@@ -39,11 +41,12 @@ class Kept:
     @classmethod
     def usable(cls, scheme: Scheme) -> tuple[Scheme, str]:
         """What of a scheme it can follow, and a note on what it cannot."""
-        left = [part for part in ("input", "output") if getattr(scheme, part) is not None]
-        if not cls.own_forward or not left:
+        parts = ("input", "output") if cls.inner.takes_input else ("output",)
+        lost = [part for part in parts if getattr(scheme, part) is not None]
+        if not cls.own_forward or not lost:
             return scheme, ""
-        told = f"{' and '.join(left)} left in float: {cls.float_class.__name__} has its own forward"
-        return Scheme(scheme.weight, bias=scheme.bias), told
+        told = f"{' and '.join(lost)} left in float: {cls.float_class.__name__} has its own forward"
+        return replace(scheme, **dict.fromkeys(lost)), told
 
     @classmethod
     def refuses(cls, module: Any) -> str | None:
@@ -108,6 +111,7 @@ def _taken(cls: type[Kept], module: nn.Module) -> list[str]:
     """Names that the quantized layer uses and that a subclass uses for something else."""
     parent = parent_of(cls.float_class)
     ours = set(dir(cls.inner)) - set(dir(parent)) | {"input", "output", "before"}
+    ours -= {"weight"} if issubclass(cls.float_class, _TABLES) else {"weight", "bias"}
     theirs = {name for each in cls.float_class.__mro__ for name in vars(each)}
     theirs -= set(dir(parent))
     theirs |= set(vars(module)) | set(module._modules) | set(module._buffers)
