@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import blockscale as bs
-from blockscale.layers.reading.parameter import held
+from blockscale.layers.parameters.hold import held
 
 SIZE, HIDDEN = 12, 32
 LAYERS = {
