@@ -1,11 +1,11 @@
 """Computed weights of a model, folded while it is quantized: what is then a layer of ours has the
 weight that was computed, and everything else computes its own as before."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
@@ -22,13 +22,10 @@ class Fold:
     kind: type[nn.Module]
     tensors: list[Computed]
 
-    def told(self, name: str) -> str:
-        """What a ledger says of the layer, or of a parameter of it, of this name."""
-        tensors = [each for each in self.tensors if name in (*self.names, self._name_of(each))]
-        return "; ".join(f"{each.how} folded into the {each.name}" for each in tensors)
-
-    def _name_of(self, tensor: Computed) -> str:
-        return f"{self.names[0]}.{tensor.name}"
+    def named(self, name: str) -> list[Computed]:
+        """What was computed of the layer, or of its parameter, that a ledger calls so."""
+        own = self.names[0]
+        return [each for each in self.tensors if name in (own, f"{own}.{each.name}")]
 
     def quantized_in(self, model: nn.Module) -> bool:
         """Whether the stand-in was replaced, or holds codes by now."""
@@ -48,10 +45,25 @@ class Folding:
 
     def _told(self, entry: Entry) -> Entry:
         for fold in self.folds:
-            if entry.status == "quantized" and (told := fold.told(entry.name)):
-                told = "; ".join(filter(None, [entry.details, told]))
-                return replace(entry, details=told)
+            if entry.status == "quantized" and (tensors := fold.named(entry.name)):
+                how = [f"{each.how} folded into the {each.name}" for each in tensors]
+                parts = [part for each in tensors for part in each.trained]
+                values = [each.value for each in tensors]
+                return replace(
+                    entry,
+                    details="; ".join(filter(None, [entry.details, *how])),
+                    elements=entry.elements + _sum(parts, Tensor.numel) - _sum(values, Tensor.numel),
+                    bytes_before=entry.bytes_before + _sum(parts, _nbytes) - _sum(values, _nbytes),
+                )
         return entry
+
+
+def _sum(tensors: Iterable[Tensor], size: Callable[[Tensor], int]) -> int:
+    return sum(map(size, tensors))
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.nbytes
 
 
 @contextmanager

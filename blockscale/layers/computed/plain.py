@@ -30,6 +30,7 @@ class Computed(NamedTuple):
     parts: tuple[str, ...]  # names of the parameters and buffers it is computed from
     hook: int | None  # the id of the hook that computes it, if one does
     value: Tensor
+    trained: tuple[Tensor, ...]  # the parameters that it is computed from
 
 
 def computed_in(module: nn.Module) -> list[Computed]:
@@ -96,7 +97,7 @@ def _parametrized(module: nn.Module) -> Iterator[Computed]:
         how = [_METHODS.get(type(step).__name__, type(step).__name__) for step in steps]
         with _evaluating(lists), torch.no_grad():
             value = getattr(module, name).detach().clone()
-        yield Computed(name, ", ".join(how), (), None, value)
+        yield Computed(name, ", ".join(how), (), None, value, tuple(steps.parameters()))
 
 
 def _hooked(module: nn.Module) -> Iterator[Computed]:
@@ -113,8 +114,9 @@ def _hooked(module: nn.Module) -> Iterator[Computed]:
                 value = hook.apply_mask(module)
             else:
                 continue
-        value = value.detach().clone()
-        yield Computed(name, how, tuple(name + part for part in parts), key, value)
+        parts = tuple(name + part for part in parts)
+        trained = tuple(p for n, p in module._parameters.items() if n in parts and p is not None)
+        yield Computed(name, how, parts, key, value.detach().clone(), trained)
 
 
 def _pruning(hook: BasePruningMethod) -> str:
