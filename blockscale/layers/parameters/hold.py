@@ -11,12 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-<<<<<<< HEAD
 from blockscale.layers.parameters.recurrent import Recurrent, parameters_again, parameters_gone
-from blockscale.layers.reading.source import written
-=======
 from blockscale.layers.reading.source import ReadTensor, written
->>>>>>> main
 from blockscale.layers.store import QWeight
 
 
