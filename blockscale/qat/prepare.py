@@ -140,7 +140,10 @@ def _why_not(plan: Plan) -> str | None:
     """Why this layer cannot be trained with fake quantization, or None."""
     if hasattr(plan.parameter, "full_tensor"):
         return "its weight is sharded: prepare the model before fully_shard"
-    return trained(plan.module).refuses(plan.module)
+    try:
+        return trained(plan.module).refuses(plan.module)
+    except NotImplementedError:
+        return f"{type(plan.module).__name__} can be quantized, but not trained with fake quantization"
 
 
 def _foldable(
