@@ -25,6 +25,7 @@ from blockscale.layers.subclasses.forward import computes_as_parent as computes_
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)  # which have no bias of their own
 _OWN = "its own forward changes its input or its weight"
+_QUANTIZING = ("blockscale.", "torch.ao.")  # whose layers quantize already
 _STATE = ("_parameters", "_buffers", "_modules")  # of nn.Module; what else it has is attributes
 
 
@@ -82,8 +83,10 @@ def quantized_subclass(kind: type, inner: type[QLayer] | None) -> type[QLayer] |
     inner: the quantized layer for its parent (parent_of)
     """
     parent = parent_of(kind)
-    special = issubclass(kind, QLayer) or issubclass(kind, nn.modules.lazy.LazyModuleMixin)
-    if inner is None or parent is None or special or kind.__module__.startswith("torch.ao."):
+    special = issubclass(kind, nn.modules.lazy.LazyModuleMixin) or any(
+        each.__module__.startswith(_QUANTIZING) for each in kind.__mro__
+    )
+    if inner is None or parent is None or special:
         return None
     if any("weight" in vars(each) for each in kind.__mro__):  # computed: parametrized, or a property
         return None
