@@ -143,7 +143,9 @@ def _why_not(plan: Plan) -> str | None:
     try:
         return trained(plan.module).refuses(plan.module)
     except NotImplementedError:
-        return f"{type(plan.module).__name__} can be quantized, but not trained with fake quantization"
+        return (
+            f"{type(plan.module).__name__} can be quantized, but not trained with fake quantization"
+        )
 
 
 def _foldable(

@@ -60,7 +60,10 @@ def replaced_forward() -> nn.Module:
     [
         (nn.Linear(2, 2), None),
         (Sub(2, 2), None),
-        (Named(2, 2), "Named is a subclass with attributes that quantized layers use for themselves"),
+        (
+            Named(2, 2),
+            "Named is a subclass with attributes that quantized layers use",
+        ),
         (parametrizations.orthogonal(nn.Linear(2, 2)), "its weight is computed (weight_norm,"),
         (torch.ao.nn.qat.Linear(2, 2, qconfig=QCONFIG), "there is no quantized Linear"),
         (nn.ConvTranspose1d(2, 2, 2), None),

@@ -52,7 +52,9 @@ class Folding:
                 return replace(
                     entry,
                     details="; ".join(filter(None, [entry.details, *how])),
-                    elements=entry.elements + _sum(parts, Tensor.numel) - _sum(values, Tensor.numel),
+                    elements=entry.elements
+                    + _sum(parts, Tensor.numel)
+                    - _sum(values, Tensor.numel),
                     bytes_before=entry.bytes_before + _sum(parts, _nbytes) - _sum(values, _nbytes),
                 )
         return entry

@@ -104,17 +104,17 @@ def _hooked(module: nn.Module) -> Iterator[Computed]:
     for key, hook in module._forward_pre_hooks.items():
         with torch.no_grad():
             if isinstance(hook, WeightNorm):
-                name, parts = hook.name, ("_g", "_v")
+                name, ends = hook.name, ["_g", "_v"]
                 value, how = hook.compute_weight(module), "weight_norm"
             elif isinstance(hook, SpectralNorm):
-                name, parts, how = hook.name, ("_orig", "_u", "_v"), "spectral_norm"
+                name, ends, how = hook.name, ["_orig", "_u", "_v"], "spectral_norm"
                 value = hook.compute_weight(module, do_power_iteration=False)
             elif isinstance(hook, BasePruningMethod):
-                name, parts, how = hook._tensor_name, ("_orig", "_mask"), _pruning(hook)
+                name, ends, how = hook._tensor_name, ["_orig", "_mask"], _pruning(hook)
                 value = hook.apply_mask(module)
             else:
                 continue
-        parts = tuple(name + part for part in parts)
+        parts = tuple(name + end for end in ends)
         trained = tuple(p for n, p in module._parameters.items() if n in parts and p is not None)
         yield Computed(name, how, parts, key, value.detach().clone(), trained)
 

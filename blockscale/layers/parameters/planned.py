@@ -18,8 +18,8 @@ from blockscale.core.ledger import Entry
 from blockscale.core.recipe import Recipe
 from blockscale.layers.defaults import kept_by_default
 from blockscale.layers.parameters.hold import hold
-from blockscale.layers.plan import Decision
 from blockscale.layers.parameters.recurrent import parameters_again
+from blockscale.layers.plan import Decision
 from blockscale.layers.reasons import why_not_weight
 from blockscale.layers.saturation import saturates
 from blockscale.layers.signs import lost_signs

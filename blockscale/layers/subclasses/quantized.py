@@ -1,8 +1,8 @@
 """A quantized layer that is still an instance of a user's subclass of nn.Linear, nn.Embedding or a
 convolution.
 
-    class ScaledEmbedding(nn.Embedding):                  # becomes, quantized, a
-        def forward(self, indices):                       # ScaledEmbedding(QEmbedding, nn.Embedding)
+    class Scaled(nn.Embedding):                  # becomes, quantized, a
+        def forward(self, indices):              # Scaled(QEmbedding, nn.Embedding)
             return super().forward(indices) * self.scale
 
 The class that is made has the subclass first, then the quantized layer, then torch's: its own
@@ -11,7 +11,6 @@ reads a quantized weight. What else it has and is, attributes, methods and child
 """
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, ClassVar
 
 from torch import nn
@@ -20,8 +19,8 @@ from blockscale.core.recipe import Scheme
 from blockscale.layers.before import Before
 from blockscale.layers.layer import QLayer
 from blockscale.layers.store import QWeight
-from blockscale.layers.subclasses.forward import has_own_forward, parent_of, same_meaning
 from blockscale.layers.subclasses.forward import computes_as_parent as computes_as_parent
+from blockscale.layers.subclasses.forward import has_own_forward, parent_of, same_meaning
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)  # which have no bias of their own
 _OWN = "its own forward changes its input or its weight"
@@ -88,13 +87,20 @@ def quantized_subclass(kind: type, inner: type[QLayer] | None) -> type[QLayer] |
     )
     if inner is None or parent is None or special:
         return None
-    if any("weight" in vars(each) for each in kind.__mro__):  # computed: parametrized, or a property
+    if any(
+        "weight" in vars(each) for each in kind.__mro__
+    ):  # computed: parametrized, or a property
         return None
     return _class_of(kind, inner)
 
 
-@lru_cache(None)  # by classes, of which a program has few
+_classes: dict[tuple[type, type], type[QLayer]] = {}  # of which a program has few
+
+
 def _class_of(kind: type[nn.Module], inner: type[QLayer]) -> type[QLayer]:
+    known = _classes.get((kind, inner))
+    if known is not None:
+        return known
     parent = parent_of(kind)
     assert parent is not None
     own = has_own_forward(kind, parent)
@@ -107,7 +113,8 @@ def _class_of(kind: type[nn.Module], inner: type[QLayer]) -> type[QLayer]:
         body["forward"] = inner.forward
     elif own and kind.forward is parent.forward:  # which calls the step that the subclass has
         body["forward"] = parent.forward
-    return type(kind.__name__, (Kept, kind, beneath), body)
+    made: type[QLayer] = type(kind.__name__, (Kept, kind, beneath), body)
+    return _classes.setdefault((kind, inner), made)
 
 
 def _taken(cls: type[Kept], module: nn.Module) -> list[str]:

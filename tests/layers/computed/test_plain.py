@@ -72,7 +72,9 @@ def test_it_gives_what_evaluation_gives_and_changes_nothing(how: str, training: 
     assert not computes(made)
     now = layer.state_dict()
     assert set(now) == set(state)
-    assert all(torch.equal(state[name], now[name]) for name in state)  # no step of a power iteration
+    assert all(
+        torch.equal(state[name], now[name]) for name in state
+    )  # no step of a power iteration
     assert torch.equal(layer.eval()(x), y)
 
 

@@ -14,7 +14,9 @@ from blockscale.layers.parameters.hold import held
 SIZE, HIDDEN = 12, 32
 LAYERS = {
     "lstm": lambda: nn.LSTM(SIZE, HIDDEN),
-    "deep lstm": lambda: nn.LSTM(SIZE, HIDDEN, 2, bidirectional=True, batch_first=True, dropout=0.5),
+    "deep lstm": lambda: nn.LSTM(
+        SIZE, HIDDEN, 2, bidirectional=True, batch_first=True, dropout=0.5
+    ),
     "projected lstm": lambda: nn.LSTM(SIZE, 64, 2, proj_size=20, bias=False),
     "both ways, projected": lambda: nn.LSTM(SIZE, 64, proj_size=20, bidirectional=True),
     "gru": lambda: nn.GRU(SIZE, HIDDEN, 2, batch_first=True),

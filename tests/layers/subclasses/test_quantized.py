@@ -18,7 +18,9 @@ from blockscale.layers.linear import QLinear
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from transformers.models.bart.modeling_bart import BartLearnedPositionalEmbedding as BartPositions
+    from transformers.models.bart.modeling_bart import (
+        BartLearnedPositionalEmbedding as BartPositions,
+    )
     from transformers.models.bit.modeling_bit import WeightStandardizedConv2d
     from transformers.models.falcon.modeling_falcon import FalconLinear
     from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding as Gemma3
@@ -106,7 +108,12 @@ def test_it_computes_what_its_class_does_of_the_dequantized_weight(name: str) ->
     assert {n for n in vars(twin) if not n.startswith("_")} <= set(vars(layer))
 
 
-@pytest.mark.parametrize("name", CASES)
+FAST = ("plain", "masked", "gemma", "standardized")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
+)
 def test_files_copies_pickles_and_programs(name: str, tmp_path) -> None:
     model, _, x = both(name)
     y = model(x)
@@ -166,7 +173,7 @@ def test_a_quantized_one_is_left_alone_and_its_weight_is_not_written_to() -> Non
     y = model(x)
     assert quantized_class(model.layer) is None
     assert bs.quantize_(model, "int4")["layer"].reason == "already quantized"
-    with pytest.raises(RuntimeError, match="layer.weight, which is quantized"):
+    with pytest.raises(RuntimeError, match=r"layer\.weight, which is quantized"):
         model.layer.weight.mul_(3)
     assert torch.equal(model(x), y)
 

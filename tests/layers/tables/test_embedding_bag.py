@@ -22,7 +22,9 @@ CALLS = {
 }
 
 
-def both(fmt: str = "int4:group8:fp32", dtype=torch.float32, **options) -> tuple[nn.Module, nn.Module]:
+def both(
+    fmt: str = "int4:group8:fp32", dtype=torch.float32, **options
+) -> tuple[nn.Module, nn.Module]:
     """A quantized bag, and torch's with the same values."""
     torch.manual_seed(0)
     bag = nn.EmbeddingBag(ROWS, SIZE, dtype=dtype, **options)
@@ -82,7 +84,9 @@ def test_its_output_can_have_a_format_and_its_input_none() -> None:
     ledger = bs.quantize_(model, bs.Recipe("int8", input="int8", output="mxfp4"))
     assert ledger["0"].reason == "its input is indices, which have no format"
     plain[0].weight.data = model[0].dequantize_weight()
-    assert torch.equal(model(FLAT.reshape(3, 3)), bs.fake_quantize(plain(FLAT.reshape(3, 3)), "mxfp4"))
+    assert torch.equal(
+        model(FLAT.reshape(3, 3)), bs.fake_quantize(plain(FLAT.reshape(3, 3)), "mxfp4")
+    )
 
 
 class Words(nn.Module):
