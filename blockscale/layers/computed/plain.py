@@ -53,7 +53,7 @@ def plain(module: nn.Module, found: list[Computed]) -> nn.Module:
 
     Its other tensors, children and hooks are the module's own.
     """
-    kind = parametrize.type_before_parametrizations(module)
+    kind: Any = parametrize.type_before_parametrizations(module)
     made: Any = kind.__new__(kind)
     made.__dict__.update(module.__dict__)
     for part in _COPIED:
@@ -72,7 +72,7 @@ def plain(module: nn.Module, found: list[Computed]) -> nn.Module:
     _forget_norms(made)
     if isinstance(made, nn.RNNBase):
         made._init_flat_weights()
-    return made
+    return made  # type: ignore[no-any-return]
 
 
 def _trains(module: nn.Module) -> bool:
@@ -111,7 +111,7 @@ def _hooked(module: nn.Module) -> Iterator[Computed]:
                 value = hook.compute_weight(module, do_power_iteration=False)
             elif isinstance(hook, BasePruningMethod):
                 name, ends, how = hook._tensor_name, ["_orig", "_mask"], _pruning(hook)
-                value = hook.apply_mask(module)
+                value = hook.apply_mask(module)  # type: ignore[no-untyped-call]
             else:
                 continue
         parts = tuple(name + end for end in ends)
