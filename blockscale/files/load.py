@@ -25,6 +25,7 @@ from blockscale.layers.computed import folded
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.parameters.hold import hold
+from blockscale.layers.reading.announce import announce
 from blockscale.layers.store import QBias, QWeight
 from blockscale.ops.tensor import QTensor, from_parts
 
@@ -39,10 +40,15 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     Raises FileError, and changes nothing, if the file is missing, truncated, of a newer version, of
     an unknown format, or of another model.
     """
-    source = open_stored_model(path)
+    return fill(model, open_stored_model(path))
+
+
+def fill(model: nn.Module, source: StoredModel) -> nn.Module:
+    """`load` from what was opened."""
     refuse_quantized(model)
     with folded(model, lambda name: _has_quantized(source, name), stay=True):
         dense = _fill_all(model, source)
+    announce(model)
     _warn(model, source, dense)
     return model
 
@@ -86,7 +92,8 @@ def _warn(model: nn.Module, source: StoredModel, dense: Matches) -> None:
     if lost := sorted(name for name in owners if source.metadata.formats(name)):
         told.append(f"the formats of their input and output are not applied: {', '.join(lost)}")
     empty = [name for name, buffer in model.named_buffers() if buffer.device.type == "meta"]
-    if empty:
+    skeleton = {each.device.type for each in model.parameters()} == {"meta"}
+    if empty and not skeleton:  # of one that was asked for on meta nothing is missing
         told.append(f"buffers that no file holds are still on meta: {', '.join(empty)}")
     if told:
         warnings.warn(f"blockscale: {'; '.join(told)}", stacklevel=3)
@@ -122,6 +129,8 @@ def _for_model(model: nn.Module, source: StoredModel, name: str, stored: str) ->
     old: Tensor = getattr(model.get_submodule(owner), attribute)
     quantized = _read_quantized(source, stored, old.dtype)
     quantized.name = name
+    if quantized.codes.device.type == "meta":  # a skeleton is being filled from one
+        return quantized
     return quantized.to(torch.device("cpu") if old.device.type == "meta" else old.device)
 
 
