@@ -24,6 +24,7 @@ from blockscale.core.ledger import Ledger
 from blockscale.core.progress import Progress
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import apply, check, plans_for
+from blockscale.layers.computed import folded
 from blockscale.layers.model.wrapped import unwrapped
 from blockscale.layers.parameters.planned import entries_of, plan_parameters
 from blockscale.layers.plan import Decision, Plan
@@ -78,12 +79,12 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         raise ValueError("expected a recipe, such as 'int8': only prepared graphs have their own")
     recipe = Recipe.read(recipe)
     methods = Methods.read(observer or "mse", weight or "absmax", transform)
-    with unwrapped(model) as plain:
+    with unwrapped(model) as plain, folded(plain, recipe) as folding:
         plans = plans_for(plain, recipe)
         check(plans, entries_of(plan_parameters(plain, plans, recipe)), recipe, strict=strict)
         session = chosen(plain, plans, methods, data)
         ledger = apply(plain, plans, recipe, session.places, strict=strict, seed=seed)
-    ledger = told_by(ledger, session)
+    ledger = folding.told(told_by(ledger, session))
     ledger.warn()
     return ledger
 

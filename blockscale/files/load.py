@@ -23,6 +23,7 @@ from blockscale.files.match import (
 from blockscale.files.metadata import FileError
 from blockscale.files.renaming.renamed import renamed
 from blockscale.files.stored_model import StoredModel, open_stored_model
+from blockscale.layers.computed import folded
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.model.names import tell_names
@@ -55,13 +56,20 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
 def fill(model: nn.Module, source: StoredModel) -> nn.Module:
     """`load` from what was opened, in the model's own names."""
     refuse_quantized(model)
-    with without_folded_norms(model, source):
+    fold = folded(model, lambda name: _has_quantized(source, name), stay=True)
+    with without_folded_norms(model, source), fold:
         dense = _put_in(model, source)
     tell_names(model)
     let_embeddings_be_resized(model)
     announce(model)
     _warn(model, source, dense)
     return model
+
+
+def _has_quantized(source: StoredModel, layer: str) -> bool:
+    """Whether the file has a quantized tensor of this layer."""
+    every = (*source.metadata.tensors, *source.metadata.aliases)
+    return any(name.rpartition(".")[0] == layer for name in every)
 
 
 def _put_in(model: nn.Module, source: StoredModel) -> Matches:
@@ -77,7 +85,8 @@ def _put_in(model: nn.Module, source: StoredModel) -> Matches:
         for bias in [_for_model(model, source, names[0], name)]
         for each in names
     }
-    changes = [_replace_layers(model, source, names, name, held) for name, names in weights.items()]
+    outer_first = sorted(weights.items(), key=lambda item: min(n.count(".") for n in item[1]))
+    changes = [_replace_layers(model, source, names, name, held) for name, names in outer_first]
     changes += [_hold(model, source, names, name) for name, names in parameters.items()]
     changes += [_fill(model, source, name, stored) for name, stored in floats.items()]
     changes += [_fill_dense(model, source, name, each) for name in dense for each in dense[name]]

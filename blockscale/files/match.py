@@ -186,7 +186,9 @@ def _holds(model: nn.Module, name: str, layout: str) -> bool:
     module = model.get_submodule(owner)
     kind = quantized_class(module)
     known = bool(owner) and attribute == "weight" and kind is not None
-    return known and kind is not None and kind.layout_of(module) == layout
+    if not known or kind is None or kind.refuses(module) is not None:
+        return False
+    return kind.layout_of(module) == layout
 
 
 def _can_hold(model: nn.Module, source: StoredModel, name: str, stored: str) -> bool:

@@ -14,6 +14,7 @@ from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.layers.before import Before
 from blockscale.layers.bias import notes_on_bias, quantize_bias, without_dynamic
+from blockscale.layers.computed import folded
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.ledger import ledger_of
@@ -72,10 +73,11 @@ def quantize_(
     the model is unchanged then.
     """
     recipe = Recipe.read(recipe)
-    with unwrapped(model) as plain:
+    with unwrapped(model) as plain, folded(plain, recipe) as folding:
         plans = plans_for(plain, recipe)
         places = supplied(plans, input_scales, output_scales, weights, before)
         ledger = apply(plain, plans, recipe, places, strict=strict, seed=seed)
+    ledger = folding.told(ledger)
     ledger.warn()
     return ledger
 

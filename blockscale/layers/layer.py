@@ -113,6 +113,11 @@ class QLayer(nn.Module):
         return None
 
     @classmethod
+    def usable(cls, scheme: Scheme) -> tuple[Scheme, str]:
+        """What of a scheme it can follow, and a note on what it leaves in float, perhaps empty."""
+        return scheme, ""
+
+    @classmethod
     def features(cls, module: Any) -> int:
         """The size of the input's feature dimension, of a float layer or of one of this class."""
         return stored_shape(tuple(module.weight.shape), cls.layout)[-1]

@@ -175,7 +175,7 @@ def _decide(
     if reason is not None:
         return Refused("skipped", reason)
     assert kind is not None and weight is not None  # or there would be a reason
-    note = ""
+    scheme, note = kind.usable(scheme)
     if (reader := read_by_parent(model, names)) and (scheme.input or scheme.output or scheme.bias):
         scheme = Scheme(scheme.weight)
         note = f"{reader} computes with its weight without calling it: only the weight is quantized"

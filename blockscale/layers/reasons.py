@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from blockscale.core import reference
 from blockscale.core.elements.binary import Binary
@@ -13,11 +14,13 @@ from blockscale.core.layout import stored_shape
 from blockscale.core.recipe import Scheme
 from blockscale.layers.layer import QLayer
 
-# Layers that hold weights but that nothing here replaces; subclasses of those it replaces, too.
-_RELATIVES = (nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.Bilinear, nn.RNNBase, nn.RNNCellBase)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_REPLACED = (nn.Linear, nn.Embedding, *_CONVOLUTIONS, *_TRANSPOSED)
+# Layers that are replaced, and their subclasses, of which some cannot be.
+_RELATIVES = (nn.Linear, nn.Embedding, nn.EmbeddingBag)
+
+_COMPUTED = (
+    "its weight is computed (weight_norm, pruning, parametrization), and is not folded where that "
+    "is random or is to be trained: remove that first"
+)
 
 
 def looks_like_a_layer(module: nn.Module) -> bool:
@@ -34,9 +37,7 @@ def why_not_layer(module: nn.Module, kind: type[QLayer] | None) -> str | None:
         return "it is lazy and its weight holds no data: run the model once first"
     if kind is None:
         name = type(module).__name__
-        if isinstance(module, _REPLACED):
-            return f"{name} is a subclass: a quantized layer would replace what it adds"
-        return f"there is no quantized {name}"
+        return _COMPUTED if parametrize.is_parametrized(module) else f"there is no quantized {name}"
     if "forward" in vars(module):
         return "its forward was replaced on the instance, which a quantized layer would undo"
     return kind.refuses(module)
@@ -52,7 +53,7 @@ def read_by_parent(model: nn.Module, names: Sequence[str]) -> str:
 def why_not_weight(weight: Tensor | None, layout: str, fmt: Format) -> str | None:
     """Why a weight in this layout cannot be quantized into this format; None if it can."""
     if weight is None:
-        return "its weight is computed (weight_norm, pruning, parametrization): remove that first"
+        return _COMPUTED
     if weight.device.type == "meta":
         return "its weight holds no data (meta device): load the weights first"
     return _why_not_tensor(weight, "weight", stored_shape(weight.shape, layout), fmt)

@@ -19,7 +19,7 @@ from blockscale.files.stored_model import StoredModel
 Fused = dict[int, dict[str, list[tuple[str, TensorInfo]]]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Arriving(StoredModel):
     """A stored model under the names of the model that reads it; what has arrived is in memory."""
 

@@ -55,7 +55,9 @@ class Reading:
         model, source = self._model, self._source
         renames = Renames(model, old)
         metadata, fused = renames.metadata(source)
-        self._arriving = Arriving(source.path, {}, {}, metadata, source)
+        self._arriving = Arriving(
+            path=source.path, files={}, kinds={}, metadata=metadata, source=source
+        )
         for name, original in renames.names.items():
             self._arriving.add_parts(name, original)
         for name, original in renames.layers.items():

@@ -18,6 +18,7 @@ from blockscale.core.recipe import Recipe
 from blockscale.layers.defaults import kept_by_default
 from blockscale.layers.experts.stacks import PLAIN, Stack, stacks
 from blockscale.layers.parameters.hold import hold
+from blockscale.layers.parameters.recurrent import parameters_again
 from blockscale.layers.plan import Decision
 from blockscale.layers.reasons import why_not_weight
 from blockscale.layers.saturation import block_ranges, not_finite, saturates
@@ -72,7 +73,9 @@ def plan_parameters(
             alone = (
                 "its weight only: it is read, not called" if scheme.input or scheme.output else ""
             )
-            done = replace(entry, status="quantized", weight=str(fmt), details=alone)
+            told = f"input left in float: {type(owner).__name__} computes with it by itself"
+            told = told if scheme.input is not None else ""
+            done = replace(entry, status="quantized", weight=str(fmt), details=alone, reason=told)
             yield ParameterPlan(every, parameter, fmt, stack.layout, done)
 
 
@@ -165,4 +168,5 @@ def put(model: nn.Module, plans: Sequence[ParameterPlan], weights: Sequence[QWei
             module._parameters.update(parameters)
             module._modules.clear()
             module._modules.update(modules)
+            parameters_again(module)
         raise

@@ -33,4 +33,5 @@ def why_not_trained(module: nn.Module) -> str | None:
     try:
         return trained(module).refuses(module)
     except NotImplementedError:
-        return f"nothing trains a {type(module).__name__} with fake quantization"
+        told = "can be quantized, but not trained with fake quantization"
+        return f"{type(module).__name__} {told}"
