@@ -1,0 +1,1 @@
+"""Other libraries' loaders and savers, which get what they need to know of quantized models."""

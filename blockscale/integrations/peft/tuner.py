@@ -1,0 +1,130 @@
+"""peft's LoRA model, which finds quantized layers and merges into them."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from peft import TaskType
+from peft.tuners import tuners_utils
+from peft.tuners.lora.model import LoraModel
+from peft.utils import ModulesToSaveWrapper
+from peft.utils.constants import INCLUDE_LINEAR_LAYERS_SHORTHAND, SEQ_CLS_HEAD_NAMES
+from torch import nn
+
+from blockscale.integrations.peft.float_layer import float_layer
+from blockscale.integrations.peft.merging import (
+    MergeLoss,
+    MergesIntoCodes,
+    check_mergeable,
+    merge_losses,
+    summary,
+)
+from blockscale.integrations.peft.wrapping import adopt, wrap
+from blockscale.layers.layer import QLayer
+from blockscale.layers.linear import QLinear
+
+
+class QuantizedLoraModel(LoraModel):  # type: ignore[misc]
+    """What `get_peft_model` makes of a LoraConfig. Without quantized layers it is peft's own."""
+
+    @staticmethod
+    def _create_new_module(
+        lora_config: Any, adapter_name: str, target: nn.Module, **kwargs: Any
+    ) -> Any:
+        custom = tuple(lora_config._custom_modules or ())
+        if isinstance(target, QLayer) and not isinstance(target, custom):
+            try:
+                return wrap(target, adapter_name, lora_config, **kwargs)
+            except ValueError as error:
+                raise ValueError(f"{kwargs.get('target_name')}: {error}") from None
+        return LoraModel._create_new_module(lora_config, adapter_name, target, **kwargs)
+
+    def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
+        """Put an adapter in: "all-linear" covers quantized linear layers, and copies of layers
+        that are to be trained (modules_to_save) are float."""
+        for module in model.modules():
+            adopt(module)
+        include_quantized(self.peft_config[adapter_name], model)
+        super().inject_adapter(model, adapter_name, *args, **kwargs)
+        for module in model.modules():
+            if isinstance(module, ModulesToSaveWrapper):
+                train_in_float(module, adapter_name)
+
+    def merge_adapter(self, *args: Any, **kwargs: Any) -> None:
+        """Merge as peft does. One warning says what rounding took; ValueError, before anything is
+        merged, for a layer into which nothing can be."""
+        self._check_codes()
+        super().merge_adapter(*args, **kwargs)
+        _tell(merge_losses(self.model))
+
+    def _unload_and_optionally_merge(self, merge: bool = True, *args: Any, **kwargs: Any) -> Any:
+        if merge:
+            self._check_codes()
+        self._names = {id(module): name for name, module in self.model.named_modules()}
+        self._lost: dict[str, MergeLoss] = {}
+        model = super()._unload_and_optionally_merge(merge, *args, **kwargs)
+        _tell(self._lost)
+        return model
+
+    def _replace_module(self, parent: Any, child_name: str, new_module: Any, child: Any) -> None:
+        loss = getattr(child, "merge_loss", None)  # of a LoRA layer that gives way to its base
+        if isinstance(loss, MergeLoss):
+            self._lost[self._names[id(child)]] = loss
+        super()._replace_module(parent, child_name, new_module, child)
+
+    def _check_codes(self) -> None:
+        for name, module in self.model.named_modules():
+            if isinstance(module, MergesIntoCodes) and isinstance(module.base_layer, QLayer):
+                try:
+                    check_mergeable(module.base_layer)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
+
+
+def _tell(losses: Mapping[str, MergeLoss]) -> None:
+    if losses:
+        warnings.warn(f"blockscale: {summary(losses)}", stacklevel=4)
+
+
+def include_quantized(config: Any, model: nn.Module) -> None:
+    """Let "all-linear" name quantized linear layers, where it would name the float ones."""
+    wanted = config.target_modules
+    if not isinstance(wanted, str) or wanted.lower() != INCLUDE_LINEAR_LAYERS_SHORTHAND:
+        return
+    names = {name for name, module in model.named_modules() if isinstance(module, QLinear)}
+    if not names:
+        return
+    tuners_utils._maybe_include_all_linear_layers(config, model)  # names those in float
+    for name, module in model.named_modules():
+        if module is head_of(model, config) and name in names:
+            names.remove(name)
+        if isinstance(module, tuners_utils.BaseTunerLayer):
+            names = {each for each in names if not each.startswith(f"{name}.")}
+    config.target_modules = {*config.target_modules, *names}
+
+
+def head_of(model: nn.Module, config: Any) -> nn.Module | None:
+    """The layer that "all-linear" leaves out: what gives the logits. As peft finds it."""
+    if not isinstance(model, tuners_utils.PreTrainedModel):
+        return None
+    head: nn.Module | None = model.get_output_embeddings()
+    if head is not None or config.task_type != TaskType.SEQ_CLS:
+        return head
+    heads = (getattr(model, name, None) for name in SEQ_CLS_HEAD_NAMES)
+    return next((head for head in heads if head is not None), None)
+
+
+def train_in_float(wrapper: ModulesToSaveWrapper, adapter_name: str) -> None:
+    """Dequantize a layer's copy that an adapter trains as a whole: codes do not train."""
+    copies = wrapper.modules_to_save
+    if adapter_name not in copies:
+        return
+    copy = copies[adapter_name]
+    wants = adapter_name in wrapper.active_adapters
+    if isinstance(copy, QLayer):
+        copies[adapter_name] = float_layer(copy).requires_grad_(wants)
+        return
+    for name, module in list(copy.named_modules()):
+        if isinstance(module, QLayer):
+            parent, _, child = name.rpartition(".")
+            setattr(copy.get_submodule(parent), child, float_layer(module).requires_grad_(wants))
