@@ -13,7 +13,8 @@ LAYERS = (
 )  # fmt: skip
 USERS = ("demo", "bench", "cli")  # they use the package as anybody does: `import blockscale as bs`
 BESIDE = {
-    "compat": ("core", "kernels", "ops", "layers", "calibrate", "qat")
+    "compat": ("core", "kernels", "ops", "layers", "calibrate", "qat"),
+    "integrations": (*LAYERS[: LAYERS.index("report")],),
 }  # only USERS import it
 ROOT = "the package itself"  # its __init__ imports every layer
 

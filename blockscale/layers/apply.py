@@ -1,6 +1,6 @@
 """quantize_: put quantized layers into a model, by a recipe, and say what became of every part."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,8 +148,16 @@ def swap(model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, nn.Modu
 
 def _put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
     for name, layer in layers.items():
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, layer)
+        above, _, child = name.rpartition(".")
+        parent = model.get_submodule(above)
+        setattr(parent, child, layer)
+        for tell in PLACED:
+            tell(parent)
+
+
+# Called with a module in which a layer was put in another's place: adapters, which stand around
+# one layer (blockscale.integrations.peft), have to know what it is now.
+PLACED: list[Callable[[nn.Module], None]] = []
 
 
 def _build(

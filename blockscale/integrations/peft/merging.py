@@ -194,7 +194,9 @@ def requantized(layer: QLayer, weight: Tensor) -> QWeight:
     stored = to_stored(weight, old.layout)
     if layer.before is not None:
         stored = layer.before.to_weight(stored)
-    return QWeight(quantize(stored, old.format), tuple(old.shape), old.dtype, old.layout)
+    weight = QWeight(quantize(stored, old.format), tuple(old.shape), old.dtype, old.layout)
+    weight.name = old.name
+    return weight
 
 
 @contextmanager

@@ -55,7 +55,7 @@ class QuantizedLoraModel(LoraModel):  # type: ignore[misc]
         merged, for a layer into which nothing can be."""
         self._check_codes()
         super().merge_adapter(*args, **kwargs)
-        _tell(merge_losses(self.model))
+        _tell(merge_losses(self.model), 3)
 
     def _unload_and_optionally_merge(self, merge: bool = True, *args: Any, **kwargs: Any) -> Any:
         if merge:
@@ -63,7 +63,7 @@ class QuantizedLoraModel(LoraModel):  # type: ignore[misc]
         self._names = {id(module): name for name, module in self.model.named_modules()}
         self._lost: dict[str, MergeLoss] = {}
         model = super()._unload_and_optionally_merge(merge, *args, **kwargs)
-        _tell(self._lost)
+        _tell(self._lost, 4)
         return model
 
     def _replace_module(self, parent: Any, child_name: str, new_module: Any, child: Any) -> None:
@@ -81,9 +81,10 @@ class QuantizedLoraModel(LoraModel):  # type: ignore[misc]
                     raise ValueError(f"{name}: {error}") from None
 
 
-def _tell(losses: Mapping[str, MergeLoss]) -> None:
+def _tell(losses: Mapping[str, MergeLoss], stacklevel: int) -> None:
+    """One warning, at the line that is so many calls above."""
     if losses:
-        warnings.warn(f"blockscale: {summary(losses)}", stacklevel=4)
+        warnings.warn(f"blockscale: {summary(losses)}", stacklevel=stacklevel)
 
 
 def include_quantized(config: Any, model: nn.Module) -> None:
