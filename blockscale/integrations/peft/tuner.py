@@ -4,11 +4,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from peft import TaskType
-from peft.tuners import tuners_utils
 from peft.tuners.lora.model import LoraModel
 from peft.utils import ModulesToSaveWrapper
-from peft.utils.constants import INCLUDE_LINEAR_LAYERS_SHORTHAND, SEQ_CLS_HEAD_NAMES
 from torch import nn
 
 from blockscale.integrations.peft.float_layer import float_layer
@@ -19,9 +16,9 @@ from blockscale.integrations.peft.merging import (
     merge_losses,
     summary,
 )
+from blockscale.integrations.peft.targets import check_targets, include_quantized
 from blockscale.integrations.peft.wrapping import adopt, wrap
 from blockscale.layers.layer import QLayer
-from blockscale.layers.linear import QLinear
 
 
 class QuantizedLoraModel(LoraModel):  # type: ignore[misc]
@@ -41,10 +38,15 @@ class QuantizedLoraModel(LoraModel):  # type: ignore[misc]
 
     def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
         """Put an adapter in: "all-linear" covers quantized linear layers, and copies of layers
-        that are to be trained (modules_to_save) are float."""
+        that are to be trained (modules_to_save) are float.
+
+        Raises ValueError, before anything is changed, for a quantized target that cannot train.
+        """
+        config = self.peft_config[adapter_name]
+        check_targets(config, model)
         for module in model.modules():
             adopt(module)
-        include_quantized(self.peft_config[adapter_name], model)
+        include_quantized(config, model)
         super().inject_adapter(model, adapter_name, *args, **kwargs)
         for module in model.modules():
             if isinstance(module, ModulesToSaveWrapper):
@@ -85,34 +87,6 @@ def _tell(losses: Mapping[str, MergeLoss], stacklevel: int) -> None:
     """One warning, at the line that is so many calls above."""
     if losses:
         warnings.warn(f"blockscale: {summary(losses)}", stacklevel=stacklevel)
-
-
-def include_quantized(config: Any, model: nn.Module) -> None:
-    """Let "all-linear" name quantized linear layers, where it would name the float ones."""
-    wanted = config.target_modules
-    if not isinstance(wanted, str) or wanted.lower() != INCLUDE_LINEAR_LAYERS_SHORTHAND:
-        return
-    names = {name for name, module in model.named_modules() if isinstance(module, QLinear)}
-    if not names:
-        return
-    tuners_utils._maybe_include_all_linear_layers(config, model)  # names those in float
-    for name, module in model.named_modules():
-        if module is head_of(model, config) and name in names:
-            names.remove(name)
-        if isinstance(module, tuners_utils.BaseTunerLayer):
-            names = {each for each in names if not each.startswith(f"{name}.")}
-    config.target_modules = {*config.target_modules, *names}
-
-
-def head_of(model: nn.Module, config: Any) -> nn.Module | None:
-    """The layer that "all-linear" leaves out: what gives the logits. As peft finds it."""
-    if not isinstance(model, tuners_utils.PreTrainedModel):
-        return None
-    head: nn.Module | None = model.get_output_embeddings()
-    if head is not None or config.task_type != TaskType.SEQ_CLS:
-        return head
-    heads = (getattr(model, name, None) for name in SEQ_CLS_HEAD_NAMES)
-    return next((head for head in heads if head is not None), None)
 
 
 def train_in_float(wrapper: ModulesToSaveWrapper, adapter_name: str) -> None:
