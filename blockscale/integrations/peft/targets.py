@@ -46,10 +46,11 @@ def check_targets(config: Any, model: nn.Module) -> None:
     for name in config.target_parameters or ():
         for held in _codes(model):
             if held == name or held.endswith(f".{name}"):
+                layer = held.removesuffix(".weight")
                 raise ValueError(
                     f"target_parameters names {held}, which is quantized: peft adds to such a "
                     f"parameter in place. Name layers in target_modules, or leave this one in "
-                    f"float with skip=[{held!r}] in the recipe"
+                    f"float with skip=[{layer!r}] in the recipe"
                 )
     for name in _trained_tables(config, model):
         if isinstance(model.get_submodule(name), QLayer):

@@ -1,7 +1,8 @@
 """peft's LoRA model, which finds quantized layers and merges into them."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from peft.tuners.lora.model import LoraModel
@@ -47,7 +48,8 @@ class QuantizedLoraModel(LoraModel):  # type: ignore[misc]
         for module in model.modules():
             adopt(module)
         include_quantized(config, model)
-        super().inject_adapter(model, adapter_name, *args, **kwargs)
+        with device_known(model):
+            super().inject_adapter(model, adapter_name, *args, **kwargs)
         for module in model.modules():
             if isinstance(module, ModulesToSaveWrapper):
                 train_in_float(module, adapter_name)
@@ -64,7 +66,9 @@ class QuantizedLoraModel(LoraModel):  # type: ignore[misc]
             self._check_codes()
         self._names = {id(module): name for name, module in self.model.named_modules()}
         self._lost: dict[str, MergeLoss] = {}
-        model = super()._unload_and_optionally_merge(merge, *args, **kwargs)
+        model: Any = super()._unload_and_optionally_merge(merge, *args, **kwargs)
+        if merge:
+            untied(model)
         _tell(self._lost, 4)
         return model
 
@@ -87,6 +91,38 @@ def _tell(losses: Mapping[str, MergeLoss], stacklevel: int) -> None:
     """One warning, at the line that is so many calls above."""
     if losses:
         warnings.warn(f"blockscale: {summary(losses)}", stacklevel=stacklevel)
+
+
+@contextmanager
+def device_known(model: Any) -> Iterator[None]:
+    """For a while, tell peft where a model is that has no parameter left in float to look at."""
+    where = next((module.qweight.device for module in model.modules() if isinstance(module, QLayer)), None)
+    if where is None or hasattr(model, "hf_device_map") or next(model.parameters(), None) is not None:
+        yield
+        return
+    model.hf_device_map = {"": where}
+    try:
+        yield
+    finally:
+        del model.hf_device_map
+
+
+def untied(model: Any) -> None:
+    """Let a model's config say that its input and output table are two, if a merge made them so.
+
+    peft looks where the weights lie in memory, which says nothing of codes.
+    """
+    if not getattr(getattr(model, "config", None), "tie_word_embeddings", False):
+        return
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    both = isinstance(table, QLayer) and isinstance(head, QLayer)
+    if both and table.qweight is not head.qweight:
+        model.config.tie_word_embeddings = False
+        warnings.warn(
+            "blockscale: the input and the output embeddings had one weight, and have two after "
+            "this merge: tie_word_embeddings is False in the model's config now",
+            stacklevel=4,
+        )
 
 
 def train_in_float(wrapper: ModulesToSaveWrapper, adapter_name: str) -> None:
