@@ -47,6 +47,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        del path, target
         if fullname != self.library or getattr(self._asking, "now", False):
             return None
         self._asking.now = True  # the same question once more goes to the other finders

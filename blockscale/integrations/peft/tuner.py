@@ -37,7 +37,9 @@ class QuantizedLoraModel(LoraModel):  # type: ignore[misc]
                 raise ValueError(f"{kwargs.get('target_name')}: {error}") from None
         return LoraModel._create_new_module(lora_config, adapter_name, target, **kwargs)
 
-    def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
+    def inject_adapter(
+        self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any
+    ) -> None:
         """Put an adapter in: "all-linear" covers quantized linear layers, and copies of layers
         that are to be trained (modules_to_save) are float.
 
@@ -96,8 +98,14 @@ def _tell(losses: Mapping[str, MergeLoss], stacklevel: int) -> None:
 @contextmanager
 def device_known(model: Any) -> Iterator[None]:
     """For a while, tell peft where a model is that has no parameter left in float to look at."""
-    where = next((module.qweight.device for module in model.modules() if isinstance(module, QLayer)), None)
-    if where is None or hasattr(model, "hf_device_map") or next(model.parameters(), None) is not None:
+    where = next(
+        (module.qweight.device for module in model.modules() if isinstance(module, QLayer)), None
+    )
+    if (
+        where is None
+        or hasattr(model, "hf_device_map")
+        or next(model.parameters(), None) is not None
+    ):
         yield
         return
     model.hf_device_map = {"": where}

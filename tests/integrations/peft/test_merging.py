@@ -192,7 +192,9 @@ def test_one_warning_counts_what_was_lost() -> None:
     assert [each.filename for each in caught if "blockscale" in str(each.message)] == [__file__]
     losses = merge_losses(wrapped)
     assert len(losses) == 4 and all(isinstance(loss, MergeLoss) for loss in losses.values())
-    changed, codes = (sum(getattr(l, part) for l in losses.values()) for part in ("changed", "codes"))
+    changed, codes = (
+        sum(getattr(l, part) for l in losses.values()) for part in ("changed", "codes")
+    )
     assert f"{changed} of {codes} codes changed" in told
     worst = max(losses.values(), key=lambda loss: loss.share)
     assert f"{worst.share:.0%} of the change lost" in told.splitlines()[1]

@@ -13,7 +13,9 @@ peft = pytest.importorskip("peft")
 pytestmark = QUIET
 
 
-@pytest.mark.parametrize("fmt", ["nf4:group64:fp32", "mxfp4", "int8:channel0:fp32", "int4:group32:bf16:asym"])
+@pytest.mark.parametrize(
+    "fmt", ["nf4:group64:fp32", "mxfp4", "int8:channel0:fp32", "int4:group32:bf16:asym"]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_gradient_is_the_product_with_the_dequantized_weight(fmt: str, dtype: Any) -> None:
     model = nn.Sequential(nn.Linear(64, 48)).to(dtype)
@@ -34,7 +36,9 @@ def test_the_gradient_is_the_product_with_the_dequantized_weight(fmt: str, dtype
     torch.testing.assert_close(b.grad, expected)
 
 
-@pytest.mark.parametrize("settings", [{}, {"use_dora": True}, {"use_rslora": True}, {"lora_bias": True}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"use_dora": True}, {"use_rslora": True}, {"lora_bias": True}]
+)
 def test_convolutions_and_linear_layers(settings: dict[str, Any]) -> None:
     model, dense = twins()
     names = ["0", "2", "4"]
@@ -100,7 +104,9 @@ def test_the_remedy_that_it_names(init: str) -> None:
 def test_layers_without_lora_say_so() -> None:
     model = nn.Sequential(nn.ConvTranspose2d(4, 4, 2))
     bs.quantize_(model, "int8:channel1:fp32")
-    with pytest.raises(ValueError, match=r"^0: LoRA stands around .*QConv; there is none for QConvT"):
+    with pytest.raises(
+        ValueError, match=r"^0: LoRA stands around .*QConv; there is none for QConvT"
+    ):
         lora(model, ["0"])
 
 

@@ -43,6 +43,11 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+def changed(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
+    """Names of what differs."""
+    return [name for name in a if not torch.equal(a[name], b[name])]
+
+
 def train(model: nn.Module, inputs: dict[str, Any], steps: int = 4, rate: float = 1e-2) -> Any:
     """Losses of so many steps of Adam."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -53,7 +58,7 @@ def train(model: nn.Module, inputs: dict[str, Any], steps: int = 4, rate: float 
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     return losses
 
 
