@@ -26,7 +26,7 @@ def looks_like_a_layer(module: nn.Module) -> bool:
 
 
 def why_adapter(model: nn.Module, name: str) -> str:
-    """Why the module or parameter `name` stays in float as a part of an adapter; empty if it is none.
+    """Why the module or parameter `name` stays in float, as a part of an adapter; else empty.
 
     peft's adapters stand around the layers of a model, and name in `adapter_layer_names` what of
     them is trained: lora_A, lora_magnitude_vector, modules_to_save ... `prompt_encoder` is trained

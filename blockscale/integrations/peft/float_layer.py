@@ -31,10 +31,11 @@ def float_layer(layer: QLayer, dtype: torch.dtype | None = None) -> nn.Module:
             f"LoRA stands around {known}; there is none for {type(layer).__name__}: leave it out "
             f"of target_modules"
         )
-    made.weight = _parameter(layer.dequantize_weight(dtype))
+    made.register_parameter("weight", _parameter(layer.dequantize_weight(dtype)))
     if "bias" in made._parameters:
         bias = layer.added_bias()
-        made.bias = None if bias is None else _parameter(bias.detach().clone().to(dtype))
+        values = None if bias is None else _parameter(bias.detach().clone().to(dtype))
+        made.register_parameter("bias", values)
     return made.train(layer.training)
 
 

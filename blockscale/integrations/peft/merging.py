@@ -84,7 +84,8 @@ class MergesIntoCodes:
         if not isinstance(self.base_layer, QLayer):  # peft merges and unmerges the float layer
             super().merge(safe_merge=safe_merge, adapter_names=adapter_names)  # type: ignore[misc]
             return
-        names = check_adapters_to_merge(self, adapter_names)
+        layer: Any = self
+        names = check_adapters_to_merge(layer, adapter_names)
         if not names:
             return
         base, before, merged = self.base_layer, self._caches.get(_KEPT), self.merged_adapters
@@ -194,9 +195,9 @@ def requantized(layer: QLayer, weight: Tensor) -> QWeight:
     stored = to_stored(weight, old.layout)
     if layer.before is not None:
         stored = layer.before.to_weight(stored)
-    weight = QWeight(quantize(stored, old.format), tuple(old.shape), old.dtype, old.layout)
-    weight.name = old.name
-    return weight
+    new = QWeight(quantize(stored, old.format), tuple(old.shape), old.dtype, old.layout)
+    new.name = old.name
+    return new
 
 
 @contextmanager
@@ -233,7 +234,7 @@ def _set(layer: QLayer, weight: QWeight, bias: Tensor | None = None) -> None:
         weight.dtype = now.dtype
         layer._modules["weight"] = weight
     if bias is not None:
-        layer._parameters["bias"].data = bias.to(layer._parameters["bias"])  # type: ignore[union-attr,call-overload]
+        layer._parameters["bias"].data = bias.to(layer._parameters["bias"])  # type: ignore[union-attr]
 
 
 def _norm(values: Tensor) -> float:

@@ -22,7 +22,7 @@ from blockscale.integrations.peft.wrapping import adopt, wrap
 from blockscale.layers.layer import QLayer
 
 
-class QuantizedLoraModel(LoraModel):  # type: ignore[misc]
+class QuantizedLoraModel(LoraModel):
     """What `get_peft_model` makes of a LoraConfig. Without quantized layers it is peft's own."""
 
     @staticmethod
@@ -98,17 +98,12 @@ def _tell(losses: Mapping[str, MergeLoss], stacklevel: int) -> None:
 @contextmanager
 def device_known(model: Any) -> Iterator[None]:
     """For a while, tell peft where a model is that has no parameter left in float to look at."""
-    where = next(
-        (module.qweight.device for module in model.modules() if isinstance(module, QLayer)), None
-    )
-    if (
-        where is None
-        or hasattr(model, "hf_device_map")
-        or next(model.parameters(), None) is not None
-    ):
+    places = [module.qweight.device for module in model.modules() if isinstance(module, QLayer)]
+    seen = hasattr(model, "hf_device_map") or next(model.parameters(), None) is not None
+    if seen or not places:
         yield
         return
-    model.hf_device_map = {"": where}
+    model.hf_device_map = {"": places[0]}
     try:
         yield
     finally:

@@ -10,23 +10,23 @@ from blockscale.integrations.peft.merging import MergesIntoCodes, unchanged
 from blockscale.layers.layer import QLayer
 
 
-class LoraLinear(MergesIntoCodes, peft_layers.Linear):  # type: ignore[misc]
+class LoraLinear(MergesIntoCodes, peft_layers.Linear):
     """Around QLinear and QTransposedLinear."""
 
 
-class LoraEmbedding(MergesIntoCodes, peft_layers.Embedding):  # type: ignore[misc]
+class LoraEmbedding(MergesIntoCodes, peft_layers.Embedding):
     """Around QEmbedding."""
 
 
-class LoraConv1d(MergesIntoCodes, peft_layers.Conv1d):  # type: ignore[misc]
+class LoraConv1d(MergesIntoCodes, peft_layers.Conv1d):
     """Around QConv of one dimension."""
 
 
-class LoraConv2d(MergesIntoCodes, peft_layers.Conv2d):  # type: ignore[misc]
+class LoraConv2d(MergesIntoCodes, peft_layers.Conv2d):
     """Around QConv of two dimensions."""
 
 
-class LoraConv3d(MergesIntoCodes, peft_layers.Conv3d):  # type: ignore[misc]
+class LoraConv3d(MergesIntoCodes, peft_layers.Conv3d):
     """Around QConv of three dimensions."""
 
 
@@ -52,12 +52,13 @@ def wrap(target: QLayer, adapter_name: str, config: Any, **kwargs: Any) -> nn.Mo
         )
     stand_in = float_layer(target)
     with unchanged(stand_in):
-        made = peft_layers.dispatch_default(stand_in, adapter_name, config, **kwargs)
+        made: Any = peft_layers.dispatch_default(stand_in, adapter_name, config, **kwargs)
     if type(made) not in _OURS:
         raise ValueError(f"peft has no LoRA for the float layer of {type(target).__name__}")
     made.base_layer = target
     adopt(made)
-    return made
+    wrapped: nn.Module = made
+    return wrapped
 
 
 def adopt(layer: nn.Module) -> None:

@@ -193,7 +193,7 @@ def test_one_warning_counts_what_was_lost() -> None:
     losses = merge_losses(wrapped)
     assert len(losses) == 4 and all(isinstance(loss, MergeLoss) for loss in losses.values())
     changed, codes = (
-        sum(getattr(l, part) for l in losses.values()) for part in ("changed", "codes")
+        sum(getattr(loss, part) for loss in losses.values()) for part in ("changed", "codes")
     )
     assert f"{changed} of {codes} codes changed" in told
     worst = max(losses.values(), key=lambda loss: loss.share)
