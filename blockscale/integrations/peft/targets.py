@@ -10,7 +10,7 @@ from torch import nn
 
 from blockscale.layers.layer import QLayer
 from blockscale.layers.linear import QLinear
-from blockscale.layers.reading.parameter import all_held
+from blockscale.layers.parameters.hold import all_held
 
 
 def include_quantized(config: Any, model: nn.Module) -> None:

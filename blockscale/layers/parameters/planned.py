@@ -19,12 +19,7 @@ from blockscale.core.recipe import Recipe
 from blockscale.layers.defaults import kept_by_default
 from blockscale.layers.parameters.hold import hold
 from blockscale.layers.plan import Decision
-<<<<<<< HEAD:blockscale/layers/parameters.py
-from blockscale.layers.reading.parameter import hold
 from blockscale.layers.reasons import why_adapter, why_not_weight
-=======
-from blockscale.layers.reasons import why_not_weight
->>>>>>> main:blockscale/layers/parameters/planned.py
 from blockscale.layers.saturation import saturates
 from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QWeight
