@@ -30,13 +30,20 @@ def multiplied(weight: Any, factor: Any, *, inverse: bool = False) -> Any:
     before = {name: part.clone() for name, part in owner.named_buffers()}
     expected = owner.tensor.dequantize() * 2.0**power
     for name, part in new.items():
-        getattr(owner, name).copy_(part)
+        _write(getattr(owner, name), part)
     if not torch.equal(owner.tensor.dequantize(), expected):
         for name, part in before.items():
-            getattr(owner, name).copy_(part)
+            _write(getattr(owner, name), part)
         return None
     weight.source.value = None
     return weight
+
+
+def _write(buffer: Tensor, value: Tensor) -> None:
+    """Below autograd a write leaves no trace, and what kernels keep beside weights needs one."""
+    buffer.copy_(value)
+    if not buffer.is_inference():
+        torch.autograd.graph.increment_version(buffer)
 
 
 def _power(factor: Any) -> int | None:

@@ -112,7 +112,7 @@ def _convolution(
     if not transposed and source.layout == "channels_last":
         return conv(x, source.operand, bias, shape, *settings, list(dilation), groups)
     if transposed and source.layout == grouped_layout(groups):
-        more = (list(output_padding), groups, list(dilation))
+        more = (list(output_padding), list(dilation), groups)
         return conv_transpose(x, source.operand, bias, shape, *settings, *more)
     return None
 
