@@ -12,10 +12,10 @@ LAYERS = (
     "report", "demo", "bench", "cli",
 )  # fmt: skip
 USERS = ("demo", "bench", "cli")  # they use the package as anybody does: `import blockscale as bs`
-BESIDE = {
+BESIDE = {  # only USERS import them
     "compat": ("core", "kernels", "ops", "layers", "calibrate", "qat"),
-    "integrations": (*LAYERS[: LAYERS.index("report")],),
-}  # only USERS import it
+    "integrations": tuple(each for each in LAYERS if each not in USERS),
+}
 ROOT = "the package itself"  # its __init__ imports every layer
 
 

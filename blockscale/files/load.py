@@ -24,6 +24,7 @@ from blockscale.files.stored_model import StoredModel, open_stored_model
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.parameters.hold import hold
+from blockscale.layers.reading.announce import announce
 from blockscale.layers.store import QBias, QWeight
 from blockscale.ops.tensor import QTensor, from_parts
 
@@ -38,7 +39,11 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     Raises FileError, and changes nothing, if the file is missing, truncated, of a newer version, of
     an unknown format, or of another model.
     """
-    source = open_stored_model(path)
+    return fill(model, open_stored_model(path))
+
+
+def fill(model: nn.Module, source: StoredModel) -> nn.Module:
+    """`load` from what was opened."""
     refuse_quantized(model)
     shared = shared_names(model)
     weights, biases, parameters, dense = match_quantized(model, source, shared)
@@ -57,6 +62,7 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     changes += [_fill_dense(model, source, name, each) for name in dense for each in dense[name]]
     for change in changes:
         change()
+    announce(model)
     _warn(model, source, dense)
     return model
 
@@ -71,7 +77,8 @@ def _warn(model: nn.Module, source: StoredModel, dense: Matches) -> None:
     if lost := sorted(name for name in owners if source.metadata.formats(name)):
         told.append(f"the formats of their input and output are not applied: {', '.join(lost)}")
     empty = [name for name, buffer in model.named_buffers() if buffer.device.type == "meta"]
-    if empty:
+    skeleton = {each.device.type for each in model.parameters()} == {"meta"}
+    if empty and not skeleton:  # of one that was asked for on meta nothing is missing
         told.append(f"buffers that no file holds are still on meta: {', '.join(empty)}")
     if told:
         warnings.warn(f"blockscale: {'; '.join(told)}", stacklevel=3)
@@ -107,6 +114,8 @@ def _for_model(model: nn.Module, source: StoredModel, name: str, stored: str) ->
     old: Tensor = getattr(model.get_submodule(owner), attribute)
     quantized = _read_quantized(source, stored, old.dtype)
     quantized.name = name
+    if quantized.codes.device.type == "meta":  # a skeleton is being filled from one
+        return quantized
     return quantized.to(torch.device("cpu") if old.device.type == "meta" else old.device)
 
 
