@@ -27,6 +27,7 @@ from blockscale.layers.layer import QLayer
 from blockscale.layers.reasons import (
     looks_like_a_layer,
     read_by_parent,
+    why_adapter,
     why_not_bias,
     why_not_layer,
     why_not_weight,
@@ -155,6 +156,8 @@ def _decide(
     scheme, pattern = decisions[0]
     if isinstance(module, QLayer):
         return Refused("kept", "already quantized")
+    if of_adapter := next(filter(None, (why_adapter(model, name) for name in names)), ""):
+        return Refused("kept", of_adapter)
     if any(other != scheme for other, _ in decisions):
         shared = ", ".join(names)
         return Refused(

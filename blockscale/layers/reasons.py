@@ -28,6 +28,22 @@ def looks_like_a_layer(module: nn.Module) -> bool:
     return isinstance(module, (*_RELATIVES, nn.modules.conv._ConvNd))
 
 
+def why_adapter(model: nn.Module, name: str) -> str:
+    """Why the module or parameter `name` stays in float, as a part of an adapter; else empty.
+
+    peft's adapters stand around the layers of a model, and name in `adapter_layer_names` what of
+    them is trained: lora_A, lora_magnitude_vector, modules_to_save ... `prompt_encoder` is trained
+    by models that have a `peft_config`.
+    """
+    owner: nn.Module | None = model
+    for step in name.split("."):
+        trained = getattr(owner, "adapter_layer_names", ())
+        if step in trained or (step == "prompt_encoder" and hasattr(owner, "peft_config")):
+            return f"{step} is trained as an adapter: merge it to quantize it"
+        owner = None if owner is None else owner._modules.get(step)
+    return ""
+
+
 def why_not_layer(module: nn.Module, kind: type[QLayer] | None) -> str | None:
     """Why a layer cannot be quantized, whatever the format; None if it can.
 

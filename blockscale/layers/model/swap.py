@@ -1,6 +1,6 @@
 """Modules of a model are exchanged by name, all or none."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import nn
 
@@ -18,5 +18,13 @@ def swap(model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, nn.Modu
 
 def _put_in(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
     for name, layer in layers.items():
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, layer)
+        above, _, child = name.rpartition(".")
+        parent = model.get_submodule(above)
+        setattr(parent, child, layer)
+        for tell in PLACED:
+            tell(parent)
+
+
+# Called with a module in which a layer was put in another's place: adapters, which stand around
+# one layer (blockscale.integrations.peft), have to know what it is now.
+PLACED: list[Callable[[nn.Module], None]] = []

@@ -20,7 +20,7 @@ from blockscale.layers.experts.stacks import PLAIN, Stack, stacks
 from blockscale.layers.parameters.hold import hold
 from blockscale.layers.parameters.recurrent import parameters_again
 from blockscale.layers.plan import Decision
-from blockscale.layers.reasons import why_not_weight
+from blockscale.layers.reasons import why_adapter, why_not_weight
 from blockscale.layers.saturation import block_ranges, not_finite, saturates
 from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QWeight
@@ -58,6 +58,8 @@ def plan_parameters(
         if not scheme.weight:
             why = f"pattern {pattern!r} of the recipe" if pattern else "no weight format"
             yield replace(entry, reason=why if parameter.ndim > 1 else _VECTOR)
+        elif told := why_adapter(model, name):
+            yield replace(entry, reason=told)
         elif parameter.ndim < 2:
             yield replace(entry, reason=_VECTOR)
         elif pattern is None and (kept := kept_by_default(name, parameter.shape)):
@@ -98,7 +100,9 @@ def plan_others(model: nn.Module, plans: Iterable[Decision], recipe: Recipe) -> 
     training."""
     for name, parameter, entry in _others(model, plans):
         scheme, pattern = recipe.decide(name)
-        if parameter.ndim < 2:
+        if told := why_adapter(model, name):
+            yield replace(entry, reason=told)
+        elif parameter.ndim < 2:
             yield replace(entry, reason=_VECTOR)
         elif not scheme.weight:
             why = f"pattern {pattern!r} of the recipe" if pattern else "no weight format"
