@@ -267,7 +267,7 @@ def test_a_slip_in_a_spelling_gets_what_was_meant(text: str, meant: str) -> None
     assert parse(meant)
 
 
-@pytest.mark.parametrize("text", ["int17:tensor:fp32", "int8:tensor:fp32:asym"])
+@pytest.mark.parametrize("text", ["int17:tensor:fp32", "e9m0:tensor:fp32"])
 def test_what_cannot_be_guessed_gets_no_guess(text: str) -> None:
     with pytest.raises(ValueError) as refused:
         parse(text)
