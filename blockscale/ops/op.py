@@ -15,6 +15,7 @@ from torch import Tensor
 
 from blockscale.core.operand import Operand
 from blockscale.kernels.registry import find, run_reference
+from blockscale.ops.batching import batching_rule
 from blockscale.ops.dispatch import alone
 from blockscale.ops.one_element import accepting, fitting
 from blockscale.ops.operand import Signature, Tuples, signature
@@ -107,6 +108,8 @@ def register(
     LIBRARY.impl(name, run_flat, "CompositeExplicitAutograd")
     fake = _on_one_device(name, takes, shape or reference)
     torch.library.register_fake(f"blockscale::{name}", fake, lib=LIBRARY)
+    rule = batching_rule(name, takes.names, lambda: overload)
+    torch.library.register_vmap(f"blockscale::{name}", rule, lib=LIBRARY)
     overload = getattr(torch.ops.blockscale, name).default
     return Op(name, reference, takes, takes.defaults, takes.flatten, overload, ulps, run)
 
