@@ -24,7 +24,9 @@ from blockscale.core.ledger import Ledger
 from blockscale.core.progress import Progress
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import apply, check, plans_for
-from blockscale.layers.parameters.planned import entries_of, plan_parameters
+from blockscale.layers.guards.entry import check_model, ordinary_tensors
+from blockscale.layers.guards.optimizers import replacing
+from blockscale.layers.parameters.planned import plan_parameters
 from blockscale.layers.plan import Decision, Plan
 
 
@@ -75,12 +77,14 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         return _prepared(own, data, recipe, observer, weight, transform)
     if recipe is None:
         raise ValueError("expected a recipe, such as 'int8': only prepared graphs have their own")
+    check_model(model, "bs.calibrate")
     recipe = Recipe.read(recipe)
     methods = Methods.read(observer or "mse", weight or "absmax", transform)
-    plans = plans_for(model, recipe)
-    check(plans, entries_of(plan_parameters(model, plans, recipe)), recipe, strict=strict)
-    session = chosen(model, plans, methods, data)
-    ledger = apply(model, plans, recipe, session.places, strict=strict, seed=seed)
+    with ordinary_tensors(), replacing(model, "bs.calibrate"):
+        plans = plans_for(model, recipe)
+        check(plans, list(plan_parameters(model, plans, recipe)), recipe, strict=strict)
+        session = chosen(model, plans, methods, data)
+        ledger = apply(model, plans, recipe, session.places, strict=strict, seed=seed)
     ledger = told_by(ledger, session)
     ledger.warn()
     return ledger

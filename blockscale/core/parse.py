@@ -69,17 +69,17 @@ def _parse(text: str) -> Format:
         return spell(text)
     except ValueError as error:
         reason = str(error).removeprefix(f"{text}: ")
-        meant = next(filter(_is_format, nearest_spellings(text)), "")
+        meant = next(filter(is_spelling, nearest_spellings(text)), "")
         hint = f"did you mean {meant}? " if meant else ""
         raise ValueError(f"{text!r}: {hint}{reason}") from None
 
 
-def _is_format(text: str) -> bool:
+def is_spelling(text: str) -> bool:
+    """Whether it names or spells a format."""
     try:
-        spell(text)
+        return text in CATALOG or bool(spell(text))
     except ValueError:
         return False
-    return True
 
 
 def spell(text: str) -> Format:

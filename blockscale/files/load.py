@@ -21,6 +21,8 @@ from blockscale.files.match import (
 )
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import StoredModel, open_stored_model
+from blockscale.layers.guards.entry import check_model, ordinary_tensors
+from blockscale.layers.guards.optimizers import replacing
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.parameters.hold import hold
@@ -38,25 +40,31 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     Raises FileError, and changes nothing, if the file is missing, truncated, of a newer version, of
     an unknown format, or of another model.
     """
-    source = open_stored_model(path)
-    refuse_quantized(model)
-    shared = shared_names(model)
-    weights, biases, parameters, dense = match_quantized(model, source, shared)
-    every = (weights | biases | parameters | dense).values()
-    quantized = {each for names in every for each in names}
-    floats = match_floats(model, source, quantized, shared)
-    held = {
-        each: bias
-        for name, names in biases.items()
-        for bias in [_for_model(model, source, names[0], name)]
-        for each in names
-    }
-    changes = [_replace_layers(model, source, names, name, held) for name, names in weights.items()]
-    changes += [_hold(model, source, names, name) for name, names in parameters.items()]
-    changes += [_fill(model, source, name, stored) for name, stored in floats.items()]
-    changes += [_fill_dense(model, source, name, each) for name in dense for each in dense[name]]
-    for change in changes:
-        change()
+    check_model(model, "bs.load")
+    with ordinary_tensors(), replacing(model, "bs.load"):
+        source = open_stored_model(path)
+        refuse_quantized(model)
+        shared = shared_names(model)
+        weights, biases, parameters, dense = match_quantized(model, source, shared)
+        every = (weights | biases | parameters | dense).values()
+        quantized = {each for names in every for each in names}
+        floats = match_floats(model, source, quantized, shared)
+        held = {
+            each: bias
+            for name, names in biases.items()
+            for bias in [_for_model(model, source, names[0], name)]
+            for each in names
+        }
+        changes = [
+            _replace_layers(model, source, names, name, held) for name, names in weights.items()
+        ]
+        changes += [_hold(model, source, names, name) for name, names in parameters.items()]
+        changes += [_fill(model, source, name, stored) for name, stored in floats.items()]
+        changes += [
+            _fill_dense(model, source, name, each) for name in dense for each in dense[name]
+        ]
+        for change in changes:
+            change()
     _warn(model, source, dense)
     return model
 
@@ -201,7 +209,7 @@ def _set(model: nn.Module, name: str, value: Tensor) -> Callable[[], None]:
         module = model.get_submodule(owner)
         old = getattr(module, attribute)
         if old.device.type != "meta":
-            with torch.no_grad():
+            with torch.inference_mode() if old.is_inference() else torch.no_grad():
                 old.copy_(value)
         elif isinstance(old, nn.Parameter):
             new = nn.Parameter(value.to(old.dtype), old.requires_grad)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from blockscale.files.metadata import Metadata, TensorInfo
 from blockscale.files.whole import check_place, written_whole
+from blockscale.layers.guards.entry import check_model
 from blockscale.layers.layer import QLayer
 from blockscale.layers.parameters.hold import all_held
 from blockscale.layers.store import QBias, QWeight
@@ -21,6 +22,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     at all: it is written beside `path` and renamed. Raises ValueError if `path` is a directory and
     OSError if it cannot be written.
     """
+    check_model(model, "bs.save")
     if isinstance(model, QLayer):
         raise ValueError(
             f"a {type(model).__name__} by itself has no name for its weight: save the model it is "

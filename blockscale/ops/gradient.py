@@ -27,7 +27,6 @@ def differentiable(target: Op, backward: Backward, forward: Forward | None = Non
     As torch.library.register_autograd does, but a plain call is not dispatched a second time.
     """
     names = target.signature.names
-    defaults = tuple(each.default for each in target.signature.flat)
 
     def backward_of_all(ctx: Any, *gradients: Any) -> Any:
         saved = iter(ctx.saved_tensors)
@@ -47,11 +46,18 @@ def differentiable(target: Op, backward: Backward, forward: Forward | None = Non
         )
         return
 
+    kernel = _kernel(target, forward, backward_of_all)
+    LIBRARY.impl(target.name, kernel, "Autograd", with_keyset=True)
+
+
+def _kernel(target: Op, forward: Forward | None, backward: Callable[..., Any]) -> Any:
+    """What torch calls where autograd listens."""
+    names = target.signature.names
+    defaults = tuple(each.default for each in target.signature.flat)
+
     @cache
     def watched(transformed: bool) -> Callable[..., Any]:
-        if transformed:
-            return one_level(target, _save, backward_of_all)
-        return _watched(target, backward_of_all)
+        return one_level(target, _save, backward) if transformed else _watched(target, backward)
 
     def kernel(keys: Any, *flat: Any) -> Any:
         if nothing_asked(keys, flat):
@@ -61,7 +67,7 @@ def differentiable(target: Op, backward: Backward, forward: Forward | None = Non
             return with_tangent(target, forward, flat, tangents)
         return watched(transforms() is not None)(keys, *flat)
 
-    LIBRARY.impl(target.name, kernel, "Autograd", with_keyset=True)
+    return kernel
 
 
 def _watched(target: Op, backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,6 +7,8 @@ from torch import nn
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.layers.apply import swap
 from blockscale.layers.bias import notes_on_bias
+from blockscale.layers.guards.entry import check_model, ordinary_tensors
+from blockscale.layers.guards.optimizers import replacing
 from blockscale.layers.layer import QLayer
 from blockscale.layers.store import QWeight
 from blockscale.qat.layers import QATLayer
@@ -24,6 +26,15 @@ def convert(model: nn.Module) -> nn.Module:
     Raises ValueError, before anything is changed, if nothing is prepared, if a static scale has
     seen no data, or for a model that is sharded or wrapped.
     """
+    check_model(model, "bs.convert")
+    with ordinary_tensors(), replacing(model, "bs.convert"):
+        noted = _convert(model)
+    Ledger(noted).warn()
+    return model
+
+
+def _convert(model: nn.Module) -> list[Entry]:
+    """Do it; returns what the warning is to say."""
     names: dict[QATLayer, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, QATLayer):
@@ -52,8 +63,7 @@ def convert(model: nn.Module) -> nn.Module:
         if isinstance(layer, QATConv) and layer.norm is not None:
             _drop(model, layer.norm, entries, places[0])
     model._qat_ledger = Ledger(list(entries.values()), ledger(model).unmatched)  # type: ignore[assignment]
-    Ledger(noted).warn()
-    return model
+    return noted
 
 
 def _quantized(layer: QATLayer, weight: QWeight) -> tuple[QLayer, tuple[str, ...]]:

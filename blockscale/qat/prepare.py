@@ -12,6 +12,9 @@ from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.format import Format
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
+from blockscale.layers.apply import check
+from blockscale.layers.guards.entry import check_model, ordinary_tensors
+from blockscale.layers.guards.optimizers import replacing
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.ledger import ledger_of
 from blockscale.layers.parameters.planned import plan_others
@@ -52,22 +55,23 @@ def prepare_qat(
 
     Raises SkippedError (strict) and ValueError before anything is changed.
     """
-    recipe, learning = Recipe.read(recipe), _learning(learn)
-    decisions, others = _decisions(model, recipe)
-    pairs, note = _foldable(model, decisions, fuse)
-    decisions = settled(decisions, pairs, lambda plan: _static(plan, learning, observer))
-    if strict:
-        ledger_of(decisions, others, recipe).raise_if_skipped()
-    plans = [each for each in decisions if isinstance(each, Plan)]
-    quantizers = _quantizers(plans, learning, observer)
-    entries: dict[str, Entry] = {}
-    for plan in plans:
-        norm = pairs.get(plan.name)
-        layer = _prepared(model, plan, quantizers[plan.name], norm)
-        entries[plan.name] = _entry(plan.entry, layer, norm, learning, note)
-        note = ""  # once is enough
-    model._qat_ledger = told = ledger_of(decisions, others, recipe, entries)  # type: ignore[assignment]
-    told.warn()
+    check_model(model, "bs.prepare_qat")
+    with ordinary_tensors(), replacing(model, "bs.prepare_qat"):
+        recipe, learning = Recipe.read(recipe), _learning(learn)
+        decisions, others = _decisions(model, recipe)
+        pairs, note = _foldable(model, decisions, fuse)
+        decisions = settled(decisions, pairs, lambda plan: _static(plan, learning, observer))
+        check(decisions, others, recipe, strict=strict)
+        plans = [each for each in decisions if isinstance(each, Plan)]
+        quantizers = _quantizers(plans, learning, observer)
+        entries: dict[str, Entry] = {}
+        for plan in plans:
+            norm = pairs.get(plan.name)
+            layer = _prepared(model, plan, quantizers[plan.name], norm)
+            entries[plan.name] = _entry(plan.entry, layer, norm, learning, note)
+            note = ""  # once is enough
+        model._qat_ledger = ledger_of(decisions, others, recipe, entries)  # type: ignore[assignment]
+    ledger(model).warn()
     return model
 
 

@@ -3,9 +3,13 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from blockscale.core.parse import is_spelling
 
 _STATE = "build the model, model.load_state_dict(state), and pass the model"
 
@@ -39,43 +43,47 @@ def _found(given: object) -> str:
     return f"a {type(given).__name__}"
 
 
-def _advice(given: object) -> str:  # noqa: PLR0911 - one answer for each kind
+def _advice(given: object) -> str:
     """What to do instead."""
     if given is None:
         return "did a function that makes the model forget to return it?"
     if isinstance(given, type):
         return f"make a model of it, such as {given.__name__}(...), and pass that"
-    if isinstance(given, torch.jit.ScriptModule):
-        return (
-            "its layers are compiled in and cannot be replaced: quantize the Python model that it "
-            "was made from, then use torch.export or torch.compile"
-        )
-    if isinstance(given, Mapping):
-        if any(isinstance(value, Tensor) for value in given.values()):
-            return f"{_STATE}; single tensors go to bs.quantize(tensor, format)"
-        return "pass the models in it one at a time, or put them into an nn.ModuleDict"
-    if isinstance(given, list | tuple):
-        return "pass the models in it one at a time, or put them into an nn.ModuleList"
-    if isinstance(given, Tensor):
-        return "a single tensor goes to bs.quantize(tensor, format)"
     if isinstance(given, str | os.PathLike):
         return _of_text(os.fspath(given))
-    if isinstance(given, torch.export.ExportedProgram):
-        return "a program goes to bs.graph.prepare or bs.graph.convert"
+    if isinstance(given, Mapping) and any(isinstance(each, Tensor) for each in given.values()):
+        return f"{_STATE}; single tensors go to bs.quantize(tensor, format)"
     owner = getattr(given, "__self__", None)
     if isinstance(owner, nn.Module):
         return f"pass the model whose method it is, a {type(owner).__name__}"
-    for attribute in ("model", "module"):  # a pipeline, a trainer, an engine
-        if isinstance(getattr(given, attribute, None), nn.Module):
-            return f"pass its model: .{attribute}"
-    return "pass the nn.Module that holds the layers"
+    known = (told for kind, told in _INSTEAD.items() if isinstance(given, kind))
+    inside = (  # of a pipeline, a trainer, an engine
+        f"pass its model: .{attribute}"
+        for attribute in ("model", "module")
+        if isinstance(getattr(given, attribute, None), nn.Module)
+    )
+    return next(iter([*known, *inside, "pass the nn.Module that holds the layers"]))
+
+
+_INSTEAD: dict[Any, str] = {
+    torch.jit.ScriptModule: (
+        "its layers are compiled in and cannot be replaced: quantize the Python model that it was "
+        "made from, then use torch.export or torch.compile"
+    ),
+    Mapping: "pass the models in it one at a time, or put them into an nn.ModuleDict",
+    list | tuple: "pass the models in it one at a time, or put them into an nn.ModuleList",
+    Tensor: "a single tensor goes to bs.quantize(tensor, format)",
+    torch.export.ExportedProgram: "a program goes to bs.graph.prepare or bs.graph.convert",
+}
 
 
 def _of_text(text: str) -> str:
-    if os.path.isdir(text):
+    if Path(text).is_dir():
         return f"a directory goes to bs.quantize_directory({text!r}, out, recipe), or load it first"
-    if os.path.isfile(text):
-        return f"build the model and bs.load(model, {text!r}), or load its state with torch"
+    if Path(text).is_file():
+        return f"the model comes first: build it, then bs.load(model, {text!r})"
+    if is_spelling(text):
+        return f"that is a format, and the model comes first: bs.quantize_(model, {text!r})"
     return "build the model first, e.g. AutoModel.from_pretrained(name), and pass that"
 
 
