@@ -50,6 +50,7 @@ PARAMETERS = {
         "weights",
         "before",
         "seed",
+        "sample",
     ],
     "calibrate": [
         "model",

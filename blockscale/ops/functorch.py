@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from blockscale.ops.op import Op
 
 transforms = torch._C._functorch.peek_interpreter_stack
+_unpacked: Any = forward_ad.unpack_dual
+_paired: Any = forward_ad.make_dual
 
 
 def one_level(
@@ -52,7 +54,7 @@ def one_level(
         if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*flat)):
             return below(keys, flat)
         with enable_single_level_autograd_function():
-            result = OneLevel.apply(*flat, keys)  # type: ignore[no-untyped-call]
+            result = OneLevel.apply(*flat, keys)  # type: ignore[attr-defined]
         return list(result) if isinstance(result, tuple) else result
 
     return kernel
@@ -62,10 +64,10 @@ def tangents_of(names: Sequence[str], flat: Sequence[Any]) -> dict[str, Tensor]:
     """{name of a flat argument: its tangent}, in forward mode; for a list that of its first."""
     if forward_ad._current_level < 0:
         return {}
-    found = {}
+    found: dict[str, Tensor] = {}
     for name, arg in zip(names, flat, strict=False):
         for each in arg if isinstance(arg, list | tuple) else [arg]:
-            tangent = forward_ad.unpack_dual(each).tangent if isinstance(each, Tensor) else None
+            tangent = _unpacked(each).tangent if isinstance(each, Tensor) else None
             if tangent is not None:
                 found.setdefault(name, tangent)
     return found
@@ -83,7 +85,8 @@ def with_tangent(
             f"jacfwd, hessian, torch.autograd.forward_ad): use reverse mode, torch.func.vjp, "
             f"jacrev or grad"
         )
-    plain = [forward_ad.unpack_dual(a).primal if isinstance(a, Tensor) else a for a in flat]
+    plain = [_unpacked(a).primal if isinstance(a, Tensor) else a for a in flat]
     result: Tensor = target.overload(*plain)
     tangent = forward(tangents, *target.signature.bind(*plain))
-    return forward_ad.make_dual(result, tangent)
+    dual: Tensor = _paired(result, tangent)
+    return dual

@@ -109,7 +109,8 @@ def _backward(
 
 
 def _forward(tangents: dict[str, Tensor], x: Tensor, by: Quantizer) -> Tensor:
-    return straight_through(tangents["x"], x, by)
+    tangent: Tensor = straight_through(tangents["x"], x, by)
+    return tangent
 
 
 def _backward_through(

@@ -25,8 +25,11 @@ def broken(
 
     supplied: names of layers whose codes are given, so that the float weight says nothing
     """
-    plans = [each for each in decisions if isinstance(each, Plan) and each.owns_weight]
-    for plan in [*plans, *(each for each in planned if isinstance(each, ParameterPlan))]:
+    plans: list[Plan | ParameterPlan] = [
+        each for each in decisions if isinstance(each, Plan) and each.owns_weight
+    ]
+    plans += [each for each in planned if isinstance(each, ParameterPlan)]
+    for plan in plans:
         told = "" if plan.name in supplied else told_of(plan.parameter.detach())
         bias = plan.module._parameters.get("bias") if isinstance(plan, Plan) else None
         if bias is not None and (of_bias := told_of(bias.detach())):

@@ -20,12 +20,14 @@ class Snapshot:
 
     def restore(self) -> None:
         """Put every object back where it was."""
-        for module, kind, *parts in self._parts:
+        for module, kind, modules, parameters, buffers in self._parts:
             module.__class__ = kind
-            own = module._modules, module._parameters, module._buffers
-            for there, before in zip(own, parts, strict=True):
-                there.clear()
-                there.update(before)
+            module._modules.clear()
+            module._parameters.clear()
+            module._buffers.clear()
+            module._modules.update(modules)
+            module._parameters.update(parameters)
+            module._buffers.update(buffers)
 
 
 @contextmanager

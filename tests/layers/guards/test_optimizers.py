@@ -146,7 +146,7 @@ def test_a_compiled_step_traces_nothing_of_it() -> None:
     optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        step = torch.compile(optimizer.step, fullgraph=True, backend="eager")
+        step = torch.compile(optimizer.step, backend="eager")  # torch's own step breaks the graph
         made(X).sum().backward()
         before = made[0].bias.detach().clone()
         step()

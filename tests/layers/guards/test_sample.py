@@ -42,8 +42,8 @@ class Asks(nn.Module):
 class Own(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.q = nn.Parameter(torch.randn(32, 16))
-        self.fc = nn.Linear(16, 16)
+        self.q = nn.Parameter(torch.randn(32, 32))
+        self.fc = nn.Linear(32, 16)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.fc(x @ self.q)
