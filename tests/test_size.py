@@ -23,7 +23,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
         "more than half is its signature and the docstring of its five options",
     ),
     "core/recipe.py": (
-        256,
+        259,
         "a third is the documentation of one class, which should not be torn apart",
     ),
     "graph/prepare.py:prepare": (

@@ -84,6 +84,9 @@ def _unique(
             continue
         if not isinstance(tensor, Tensor):
             raise ValueError(f"{name} is a {type(tensor).__name__}: a file holds only tensors")
+        if tensor.layout is not torch.strided:
+            kind = str(tensor.layout).removeprefix("torch.")
+            raise ValueError(f"{name} is sparse ({kind}): a file holds dense tensors, to_dense()")
         if tensor.device.type == "meta":
             raise ValueError(f"{name} holds no data (meta device): load the weights before saving")
         place = (

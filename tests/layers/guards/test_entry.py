@@ -178,3 +178,37 @@ def test_the_first_call_may_be_in_inference_mode() -> None:
             bs.quantize_(made, bs.Recipe(fmt, input=fmt.replace("channel0", "token")))
             made(X)
         made(X.clone().requires_grad_()).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("kind", ["sparse_coo", "sparse_csr"])
+def test_sparse_tensors(kind: str, tmp_path: Any) -> None:
+    x = torch.eye(4, 32).to_sparse(layout=getattr(torch, kind))
+    told = f"expected a dense tensor, found a {kind} tensor of shape (4, 32): pass x.to_dense()"
+    for call in (bs.quantize, bs.fake_quantize, bs.choose_qparams):
+        with pytest.raises(TypeError, match=f"^{re.escape(told)}$"):
+            call(x, "int8")
+    made = model()
+    bs.quantize_(made, bs.Recipe("int8", input="int8_token"))
+    with pytest.raises(TypeError, match=f"^{re.escape(f'blockscale::linear: {told}')}$"):
+        made(x)
+    made.register_buffer("mask", x)
+    with pytest.raises(ValueError, match=rf"^mask is sparse \({kind}\): a file holds dense tens"):
+        bs.save(made, tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
+def test_other_tensors_and_models_where_a_tensor_is_wanted() -> None:
+    parts = [torch.ones(4, 32), torch.ones(2, 32)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    for given, told in (
+        (nested, "a dense tensor, found a nested tensor of shape ('*', '*', '*'): pass each of its "
+                 "parts, x.unbind()"),
+        (model(), "a tensor, found a Sequential: a model is quantized in place by bs.quantize_("
+                  "model, recipe)"),
+        (model().state_dict(), "a tensor, found a OrderedDict: pass its tensors one at a time, or "
+                               "load them into a model for bs.quantize_"),
+        ([1.0], "a tensor, found a list: torch.as_tensor makes one"),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=f"^{re.escape(f'expected {told}')}$"):
+            bs.quantize(given, "int8")

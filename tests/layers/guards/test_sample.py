@@ -22,7 +22,7 @@ class Writes(nn.Module):
         self.fc = nn.Linear(32, 16)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.fc.weight.data.div_(1.0)
+        self.fc.weight.data.add_(0.0)
         return F.linear(x, self.fc.weight)
 
 
