@@ -62,12 +62,12 @@ def one_level(
 
 def tangents_of(names: Sequence[str], flat: Sequence[Any]) -> dict[str, Tensor]:
     """{name of a flat argument: its tangent}, in forward mode; for a list that of its first."""
-    if forward_ad._current_level < 0:
-        return {}
+    if forward_ad._current_level < 0 and transforms() is None:
+        return {}  # compiled transforms enter the level without Python's knowledge
     found: dict[str, Tensor] = {}
     for name, arg in zip(names, flat, strict=False):
         for each in arg if isinstance(arg, list | tuple) else [arg]:
-            tangent = _unpacked(each).tangent if isinstance(each, Tensor) else None
+            tangent = _unpacked(each, level=0).tangent if isinstance(each, Tensor) else None
             if tangent is not None:
                 found.setdefault(name, tangent)
     return found
@@ -85,8 +85,8 @@ def with_tangent(
             f"jacfwd, hessian, torch.autograd.forward_ad): use reverse mode, torch.func.vjp, "
             f"jacrev or grad"
         )
-    plain = [_unpacked(a).primal if isinstance(a, Tensor) else a for a in flat]
+    plain = [_unpacked(a, level=0).primal if isinstance(a, Tensor) else a for a in flat]
     result: Tensor = target.overload(*plain)
     tangent = forward(tangents, *target.signature.bind(*plain))
-    dual: Tensor = _paired(result, tangent)
+    dual: Tensor = _paired(result, tangent, level=0)
     return dual

@@ -139,3 +139,16 @@ def test_what_has_no_forward_mode_says_so() -> None:
     assert grad(lambda scale: dequantized(scale).sum())(q.scale).count_nonzero() > 0
     with pytest.raises(RuntimeError, match=r"^blockscale::choose_quantize has no gradient: use bs"):
         grad(lambda x: bs.ops.primitives.choose_quantize(x, "int8_token", None)[1].sum())(X)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+def test_compiled_transforms_are_the_same(recipe: Any) -> None:
+    model, _ = pair(recipe)
+    for f in (
+        lambda x: vmap(lambda y: model(y))(x),
+        lambda x: vmap(grad(lambda y: model(y).square().sum()))(x),
+        lambda x: jvp(lambda y: model(y), (x,), (V,))[1],
+    ):
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(f, backend="aot_eager")(X), f(X))
