@@ -3,6 +3,7 @@
 from blockscale import compat as compat
 from blockscale import export as export
 from blockscale import graph as graph
+from blockscale import integrations as integrations
 from blockscale import qat as qat
 from blockscale.calibrate import observers as observers
 from blockscale.calibrate.calibrate import calibrate as calibrate

@@ -26,6 +26,7 @@ from blockscale.layers.guards.optimizers import replacing
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.parameters.hold import hold
+from blockscale.layers.reading.announce import announce
 from blockscale.layers.store import QBias, QWeight
 from blockscale.ops.tensor import QTensor, from_parts
 
@@ -42,29 +43,30 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     """
     check_model(model, "bs.load")
     with ordinary_tensors(), replacing(model, "bs.load"):
-        source = open_stored_model(path)
-        refuse_quantized(model)
-        shared = shared_names(model)
-        weights, biases, parameters, dense = match_quantized(model, source, shared)
-        every = (weights | biases | parameters | dense).values()
-        quantized = {each for names in every for each in names}
-        floats = match_floats(model, source, quantized, shared)
-        held = {
-            each: bias
-            for name, names in biases.items()
-            for bias in [_for_model(model, source, names[0], name)]
-            for each in names
-        }
-        changes = [
-            _replace_layers(model, source, names, name, held) for name, names in weights.items()
-        ]
-        changes += [_hold(model, source, names, name) for name, names in parameters.items()]
-        changes += [_fill(model, source, name, stored) for name, stored in floats.items()]
-        changes += [
-            _fill_dense(model, source, name, each) for name in dense for each in dense[name]
-        ]
-        for change in changes:
-            change()
+        return fill(model, open_stored_model(path))
+
+
+def fill(model: nn.Module, source: StoredModel) -> nn.Module:
+    """`load` from what was opened."""
+    refuse_quantized(model)
+    shared = shared_names(model)
+    weights, biases, parameters, dense = match_quantized(model, source, shared)
+    every = (weights | biases | parameters | dense).values()
+    quantized = {each for names in every for each in names}
+    floats = match_floats(model, source, quantized, shared)
+    held = {
+        each: bias
+        for name, names in biases.items()
+        for bias in [_for_model(model, source, names[0], name)]
+        for each in names
+    }
+    changes = [_replace_layers(model, source, names, name, held) for name, names in weights.items()]
+    changes += [_hold(model, source, names, name) for name, names in parameters.items()]
+    changes += [_fill(model, source, name, stored) for name, stored in floats.items()]
+    changes += [_fill_dense(model, source, name, each) for name in dense for each in dense[name]]
+    for change in changes:
+        change()
+    announce(model)
     _warn(model, source, dense)
     return model
 
@@ -79,7 +81,8 @@ def _warn(model: nn.Module, source: StoredModel, dense: Matches) -> None:
     if lost := sorted(name for name in owners if source.metadata.formats(name)):
         told.append(f"the formats of their input and output are not applied: {', '.join(lost)}")
     empty = [name for name, buffer in model.named_buffers() if buffer.device.type == "meta"]
-    if empty:
+    skeleton = {each.device.type for each in model.parameters()} == {"meta"}
+    if empty and not skeleton:  # of one that was asked for on meta nothing is missing
         told.append(f"buffers that no file holds are still on meta: {', '.join(empty)}")
     if told:
         warnings.warn(f"blockscale: {'; '.join(told)}", stacklevel=3)
@@ -115,6 +118,8 @@ def _for_model(model: nn.Module, source: StoredModel, name: str, stored: str) ->
     old: Tensor = getattr(model.get_submodule(owner), attribute)
     quantized = _read_quantized(source, stored, old.dtype)
     quantized.name = name
+    if quantized.codes.device.type == "meta":  # a skeleton is being filled from one
+        return quantized
     return quantized.to(torch.device("cpu") if old.device.type == "meta" else old.device)
 
 

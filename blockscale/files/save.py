@@ -64,7 +64,7 @@ def _describe(metadata: Metadata, first: dict[int, str], name: str, held: QWeigh
         metadata.aliases[name] = first[id(held)]
 
 
-def _spellings(metadata: Metadata) -> set[str]:
+def spellings(metadata: Metadata) -> set[str]:
     """The entries of a state that hold formats, which the metadata has already."""
     parts = {f"{layer}.{part}" for layer, formats in metadata.layers.items() for part in formats}
     return {f"{name}._extra_state" for name in parts | set(metadata.tensors)}
@@ -75,7 +75,7 @@ def _unique(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Each tensor of a state once and contiguous, and {another name of it: that name}."""
     tied = tuple(f"{name}." for name in metadata.aliases)
-    spelled = _spellings(metadata)
+    spelled = spellings(metadata)
     first: dict[tuple[object, ...], str] = {}
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}

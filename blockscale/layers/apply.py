@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from blockscale.core import reference
 from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.format import Format
 from blockscale.core.layout import to_stored
@@ -32,7 +31,8 @@ from blockscale.layers.parameters.planned import (
     quantized,
 )
 from blockscale.layers.plan import Decision, Plan, plan_layers
-from blockscale.layers.saturation import saturates
+from blockscale.layers.reading.announce import announce
+from blockscale.layers.saturation import block_ranges, saturates
 from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Scales, Supplied, supplied
@@ -105,11 +105,13 @@ def apply(
     strict: bool = False,
     seed: int | None = None,
     parameters: bool = True,
+    made: Mapping[str, QWeight] | None = None,
 ) -> Ledger:
     """Do what the plans say, all of it or nothing; the ledger has not warned yet.
 
     places: {first name of a layer: what is supplied for it}, of every Plan.
     parameters: quantize those of no layer as well, where they are; a program's stay as they are.
+    made: {first name of such a parameter: its codes}, where they are there already.
 
     Raises SkippedError, before anything is changed, if strict asks for it.
     """
@@ -123,19 +125,27 @@ def apply(
         if isinstance(plan, Plan):
             layer, entries[plan.name] = _build(plan, weights, places[plan.name], seed)
             layers |= dict.fromkeys(plan.names, layer)
-    held = {p.name: quantized(p, seed) for p in planned if isinstance(p, ParameterPlan)}
+    ours = [each for each in planned if isinstance(each, ParameterPlan)]
+    held = {each.name: quantized(each, seed, (made or {}).get(each.name)) for each in ours}
+    _change(model, layers, ours, [weight for weight, _ in held.values()])
+    announce(model, recipe)
+    others = [held[each.name][1] if each.name in held else each for each in entries_of(planned)]
+    return ledger_of(plans, others, recipe, entries)
+
+
+def _change(
+    model: nn.Module,
+    layers: Mapping[str, nn.Module],
+    held: Sequence[ParameterPlan],
+    weights: Sequence[QWeight],
+) -> None:
+    """Put in layers and parameters, all or none."""
     old = swap(model, layers)
     try:
-        put(
-            model,
-            [p for p in planned if isinstance(p, ParameterPlan)],
-            [w for w, _ in held.values()],
-        )
+        put(model, held, weights)
     except BaseException:
         swap(model, old)
         raise
-    others = [held[each.name][1] if each.name in held else each for each in entries_of(planned)]
-    return ledger_of(plans, others, recipe, entries)
 
 
 def check(
@@ -224,10 +234,8 @@ def _weight(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWeight, lis
     """A layer's weight in codes, and what a user should know about it in this format."""
     parameter, fmt = plan.parameter, plan.format
     layout, shape = plan.layout, tuple(parameter.shape)
-    notes: list[str] = []
     stored = to_stored(parameter.detach(), layout)
-    if odd := told_of(stored):
-        notes.append(odd)
+    notes = [odd] if (odd := told_of(stored)) else []
     if place.weight is not None:
         notes += lost_signs("weight", stored, fmt)
         return QWeight(place.weight.to(parameter.device), shape, parameter.dtype, layout), notes
@@ -235,7 +243,7 @@ def _weight(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWeight, lis
         stored = place.before.to(parameter.device).to_weight(stored.to(torch.float32))
     notes += lost_signs("weight", stored, fmt)
     q = quantize(stored, fmt, seed=seed)
-    low, high, _ = reference.ranges(stored, fmt)
+    low, high = block_ranges(stored, fmt)
     if clipped := int(saturates(low, high, fmt).sum()):
         notes.append(f"{clipped} of {low.numel()} scales are outside the range of {fmt.scale}")
     return QWeight(q, shape, parameter.dtype, layout), notes

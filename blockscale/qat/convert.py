@@ -10,6 +10,7 @@ from blockscale.layers.bias import notes_on_bias
 from blockscale.layers.guards.entry import check_model, ordinary_tensors
 from blockscale.layers.guards.optimizers import replacing
 from blockscale.layers.layer import QLayer
+from blockscale.layers.reading.announce import announce
 from blockscale.layers.store import QWeight
 from blockscale.qat.layers import QATLayer
 from blockscale.qat.layers.conv import QATConv
@@ -51,18 +52,18 @@ def _convert(model: nn.Module) -> list[Entry]:
         quantized, notes = _quantized(layer, weight)
         quantized.take_place_of(layer)
         swap(model, dict.fromkeys(places, quantized))
-        beside = quantized.bias_bytes
         entry = entries[places[0]]
         entries[places[0]] = replace(
             entry,
             reason=entry.reason.replace("prepared for training", "trained"),
-            bytes_after=beside + (weight.nbytes if owns else 0),
+            bytes_after=quantized.bias_bytes + (weight.nbytes if owns else 0),
             notes=(*entry.notes, *notes),
         )
         noted += [replace(entry, notes=notes)]
         if isinstance(layer, QATConv) and layer.norm is not None:
             _drop(model, layer.norm, entries, places[0])
     model._qat_ledger = Ledger(list(entries.values()), ledger(model).unmatched)  # type: ignore[assignment]
+    announce(model)
     return noted
 
 

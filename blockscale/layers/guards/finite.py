@@ -8,11 +8,12 @@ from torch import Tensor
 from blockscale.core.ledger import Entry
 from blockscale.layers.parameters.planned import ParameterPlan
 from blockscale.layers.plan import Decision, Plan
+from blockscale.layers.saturation import not_finite
 
 
 def told_of(weight: Tensor) -> str:
     """How many numbers of a weight are not finite, in words; empty if none are."""
-    odd = int((~weight.isfinite()).sum())
+    odd = not_finite(weight)
     return f"{odd} of {weight.numel()} weights are NaN or infinite" if odd else ""
 
 

@@ -14,14 +14,16 @@ class Snapshot:
 
     def __init__(self, model: nn.Module):
         self._parts = [
-            (m, m.__class__, dict(m._modules), dict(m._parameters), dict(m._buffers))
+            (m, m.__class__, dict(vars(m)), dict(m._modules), dict(m._parameters), dict(m._buffers))
             for m in model.modules()
         ]
 
     def restore(self) -> None:
         """Put every object back where it was."""
-        for module, kind, modules, parameters, buffers in self._parts:
+        for module, kind, attributes, modules, parameters, buffers in self._parts:
             module.__class__ = kind
+            vars(module).clear()
+            vars(module).update(attributes)
             module._modules.clear()
             module._parameters.clear()
             module._buffers.clear()

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from blockscale.core import reference
 from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.format import Format
 from blockscale.core.layout import stored_bytes, to_stored
@@ -20,7 +19,7 @@ from blockscale.layers.defaults import kept_by_default
 from blockscale.layers.parameters.hold import hold
 from blockscale.layers.plan import Decision
 from blockscale.layers.reasons import why_not_weight
-from blockscale.layers.saturation import saturates
+from blockscale.layers.saturation import block_ranges, not_finite, saturates
 from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QWeight
 from blockscale.ops.quantize import quantize
@@ -116,16 +115,21 @@ def entries_of(planned: Iterable[ParameterPlan | Entry]) -> list[Entry]:
     return [each.entry if isinstance(each, ParameterPlan) else each for each in planned]
 
 
-def quantized(plan: ParameterPlan, seed: int | None) -> tuple[QWeight, Entry]:
-    """A parameter in codes, and its entry with what a user should know of it."""
+def quantized(
+    plan: ParameterPlan, seed: int | None, made: QWeight | None = None
+) -> tuple[QWeight, Entry]:
+    """A parameter in codes, `made` if they are there, and its entry with what a user should know
+    of it."""
     fmt, parameter = plan.format, plan.parameter
+    if made is not None:
+        return made, replace(plan.entry, bytes_after=made.nbytes)
     stored = to_stored(parameter.detach(), plan.layout)
     notes: list[str] = []
-    if odd := int((~stored.isfinite()).sum()):
+    if odd := not_finite(stored):
         notes.append(f"{odd} of {stored.numel()} weights are NaN or infinite")
     notes += lost_signs("weight", stored, fmt)
     q = quantize(stored, fmt, seed=None if seed is None else named_seed(seed, plan.name))
-    low, high, _ = reference.ranges(stored, fmt)
+    low, high = block_ranges(stored, fmt)
     if clipped := int(saturates(low, high, fmt).sum()):
         notes.append(f"{clipped} of {low.numel()} scales are outside the range of {fmt.scale}")
     weight = QWeight(q, tuple(parameter.shape), parameter.dtype, plan.layout)

@@ -31,10 +31,12 @@ def test_a_snapshot_restores_modules_parameters_and_classes() -> None:
     before = Snapshot(made)
     bs.quantize_(made, "int8")
     made.register_buffer("more", torch.ones(3))
+    made.said = "by whoever listens to quantize_"
     assert type(made) is not kind
     before.restore()
     assert (made.fc, type(made)) == (layer, kind)
     assert made.own is own
+    assert not hasattr(made, "said")
     assert [*made.state_dict()] == [*state]
 
 
