@@ -51,6 +51,7 @@ PARAMETERS = {
         "weights",
         "before",
         "seed",
+        "sample",
     ],
     "calibrate": [
         "model",

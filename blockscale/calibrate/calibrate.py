@@ -25,8 +25,10 @@ from blockscale.core.progress import Progress
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import apply, check, plans_for
 from blockscale.layers.computed import folded
+from blockscale.layers.guards.entry import check_model, ordinary_tensors
+from blockscale.layers.guards.optimizers import replacing
 from blockscale.layers.model.wrapped import unwrapped
-from blockscale.layers.parameters.planned import entries_of, plan_parameters
+from blockscale.layers.parameters.planned import plan_parameters
 from blockscale.layers.plan import Decision, Plan
 
 
@@ -77,14 +79,16 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         return _prepared(own, data, recipe, observer, weight, transform)
     if recipe is None:
         raise ValueError("expected a recipe, such as 'int8': only prepared graphs have their own")
+    check_model(model, "bs.calibrate")
     recipe = Recipe.read(recipe)
     methods = Methods.read(observer or "mse", weight or "absmax", transform)
-    with unwrapped(model) as plain, folded(plain, recipe) as folding:
-        plans = plans_for(plain, recipe)
-        check(plans, entries_of(plan_parameters(plain, plans, recipe)), recipe, strict=strict)
-        session = chosen(plain, plans, methods, data)
-        ledger = apply(plain, plans, recipe, session.places, strict=strict, seed=seed)
-    ledger = folding.told(told_by(ledger, session))
+    with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.calibrate"):
+        with folded(plain, recipe) as folding:
+            plans = plans_for(plain, recipe)
+            check(plans, list(plan_parameters(plain, plans, recipe)), recipe, strict=strict)
+            session = chosen(plain, plans, methods, data)
+            ledger = apply(plain, plans, recipe, session.places, strict=strict, seed=seed)
+        ledger = folding.told(told_by(ledger, session))
     ledger.warn()
     return ledger
 

@@ -17,6 +17,7 @@ from blockscale.calibrate.progress_bar import listener
 from blockscale.core import reference
 from blockscale.core.layout import to_stored
 from blockscale.core.progress import Progress
+from blockscale.layers.guards.entry import check_model
 from blockscale.layers.layer import QLayer
 from blockscale.layers.model.wrapped import unwrapped
 
@@ -43,6 +44,8 @@ def compare(
     Returns the Comparison, the layer with the lowest isolated SQNR first. Raises ValueError if the
     second model has no quantized layer, or one that is not in the first.
     """
+    for model in (model_float, model_quantized):
+        check_model(model, "bs.compare")
     told, output, count = listener(progress), Sums(), 0
     try:
         with unwrapped(model_float) as first, unwrapped(model_quantized) as second:

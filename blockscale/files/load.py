@@ -24,6 +24,8 @@ from blockscale.files.metadata import FileError
 from blockscale.files.renaming.renamed import renamed
 from blockscale.files.stored_model import StoredModel, open_stored_model
 from blockscale.layers.computed import folded
+from blockscale.layers.guards.entry import check_model, ordinary_tensors
+from blockscale.layers.guards.optimizers import replacing
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.model.names import tell_names
@@ -47,7 +49,8 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     Raises FileError, and changes nothing, if the file is missing, truncated, of a newer version, of
     an unknown format, or of another model.
     """
-    with unwrapped(model) as plain:
+    check_model(model, "bs.load")
+    with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.load"):
         refuse_quantized(plain)
         fill(plain, renamed(plain, open_stored_model(path)))
     return model
@@ -238,7 +241,7 @@ def _set(model: nn.Module, name: str, value: Tensor) -> Callable[[], None]:
         module = model.get_submodule(owner)
         old = getattr(module, attribute)
         if old.device.type != "meta":
-            with torch.no_grad():
+            with torch.inference_mode() if old.is_inference() else torch.no_grad():
                 old.copy_(value)
         elif isinstance(old, nn.Parameter):
             new = nn.Parameter(value.to(old.dtype), old.requires_grad)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from blockscale.files.metadata import Metadata, TensorInfo
 from blockscale.files.unfinished import refuse_unfinished
 from blockscale.files.whole import check_place, written_whole
+from blockscale.layers.guards.entry import check_model
 from blockscale.layers.layer import QLayer
 from blockscale.layers.model.folded import folded_norms
 from blockscale.layers.model.wrapped import unwrapped
@@ -25,6 +26,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     it is written beside `path` and renamed. Raises ValueError if `path` is a directory, or the
     model is prepared and not converted, and OSError if it cannot be written.
     """
+    check_model(model, "bs.save")
     path = check_place(path, "model.safetensors")
     with unwrapped(model) as plain:
         if isinstance(plain, QLayer):
@@ -89,6 +91,9 @@ def _unique(
             continue
         if not isinstance(tensor, Tensor):
             raise ValueError(f"{name} is a {type(tensor).__name__}: a file holds only tensors")
+        if tensor.layout is not torch.strided:
+            kind = str(tensor.layout).removeprefix("torch.")
+            raise ValueError(f"{name} is sparse ({kind}): a file holds dense tensors, to_dense()")
         if tensor.device.type == "meta":
             raise ValueError(f"{name} holds no data (meta device): load the weights before saving")
         place = (

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +16,10 @@ from blockscale.core.recipe import Recipe
 from blockscale.layers.before import Before
 from blockscale.layers.bias import notes_on_bias, quantize_bias, without_dynamic
 from blockscale.layers.computed import folded
+from blockscale.layers.guards.entry import check_model, ordinary_tensors
+from blockscale.layers.guards.finite import broken, told_of
+from blockscale.layers.guards.optimizers import replacing
+from blockscale.layers.guards.sample import tried
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.ledger import ledger_of
@@ -32,7 +37,7 @@ from blockscale.layers.parameters.planned import (
 )
 from blockscale.layers.plan import Decision, Plan, plan_layers
 from blockscale.layers.reading.announce import announce
-from blockscale.layers.saturation import block_ranges, not_finite, saturates
+from blockscale.layers.saturation import block_ranges, saturates
 from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Scales, Supplied, supplied
@@ -50,6 +55,7 @@ def quantize_(
     weights: Mapping[str, QTensor] | None = None,
     before: Mapping[str, Before] | None = None,
     seed: int | None = None,
+    sample: Any = None,
 ) -> Ledger:
     """Quantize a model in place: its Linear, Embedding, convolution and Conv1D (GPT-2) layers, and
     other parameters of two and more dimensions where that is safe (layers.defaults).
@@ -59,21 +65,31 @@ def quantize_(
 
     recipe: a Recipe; a Format, name or spelling quantizes weights only; a path of a JSON file.
     strict: raise SkippedError, before anything is changed, if something that the recipe covers
-        cannot be quantized or a pattern matches nothing. Otherwise one warning names them.
+        cannot be quantized or has NaN or infinite weights, or a pattern matches nothing. Otherwise
+        one warning names them.
     input_scales, output_scales: {layer: stored scale, or (scale, zero point), or (scale, zero
         point, offset)}, for static ones.
     weights: {layer: its weight's codes, in the stored layout (blockscale.core.layout)}.
     before: {layer: a Before module}, what its input goes through first; its weight is quantized
         after `to_weight`, unless it is in `weights`.
     seed: for stochastic rounding of weights.
+    sample: an input to run the quantized model on, as `bs.calibrate` takes a batch: (x,), x or
+        {"x": x}. Where the model cannot run, RuntimeError names the layer and what to skip.
 
     Returns the Ledger: every layer and every other parameter, quantized with what, or why not.
     Layers that share one weight (tied embeddings) share its codes if all of them get one format.
     Raises ValueError for a recipe, scale, weight or module that does not fit. Whatever is raised,
     the model is unchanged then.
     """
+    check_model(model, "bs.quantize_")
     recipe = Recipe.read(recipe)
-    with unwrapped(model) as plain, folded(plain, recipe) as folding:
+    with (
+        unwrapped(model) as plain,
+        ordinary_tensors(),
+        replacing(plain, "bs.quantize_"),
+        tried(plain, sample),
+        folded(plain, recipe) as folding,
+    ):
         plans = plans_for(plain, recipe)
         places = supplied(plans, input_scales, output_scales, weights, before)
         ledger = apply(plain, plans, recipe, places, strict=strict, seed=seed)
@@ -113,7 +129,7 @@ def apply(
     """
     plans = without_dynamic(plans, lambda plan: places[plan.name].input is not None)
     planned = list((plan_parameters if parameters else plan_others)(model, plans, recipe))
-    check(plans, entries_of(planned), recipe, strict=strict)
+    check(plans, planned, recipe, strict=strict, places=places)
     weights: dict[int, QWeight] = {}
     layers: dict[str, nn.Module] = {}
     entries: dict[str, Entry] = {}
@@ -147,11 +163,23 @@ def _change(
 
 
 def check(
-    plans: Sequence[Decision], others: Sequence[Entry], recipe: Recipe, *, strict: bool
+    plans: Sequence[Decision],
+    planned: Sequence[ParameterPlan | Entry],
+    recipe: Recipe,
+    *,
+    strict: bool,
+    places: Mapping[str, Supplied] | None = None,
 ) -> None:
-    """Raise SkippedError if strict asks for it and not everything can be quantized."""
+    """Raise SkippedError if strict asks for it and not everything can be quantized, or a weight is
+    not finite.
+
+    places: what is supplied; the float weight of a layer whose codes are says nothing
+    """
     if strict:
-        ledger_of(plans, others, recipe).raise_if_skipped()
+        given = {name for name, place in (places or {}).items() if place.weight is not None}
+        odd = {entry.name: entry for entry in broken(plans, planned, given)}
+        others = [odd.get(entry.name, entry) for entry in entries_of(planned)]
+        ledger_of(plans, others, recipe, odd).raise_if_skipped()
 
 
 def _build(
@@ -202,10 +230,8 @@ def _weight(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWeight, lis
     """A layer's weight in codes, and what a user should know about it in this format."""
     parameter, fmt = plan.parameter, plan.format
     layout, shape = plan.layout, tuple(parameter.shape)
-    notes: list[str] = []
     stored = to_stored(parameter.detach(), layout)
-    if odd := not_finite(stored):
-        notes.append(f"{odd} of {stored.numel()} weights are NaN or infinite")
+    notes = [odd] if (odd := told_of(stored)) else []
     if place.weight is not None:
         notes += lost_signs("weight", stored, fmt)
         return QWeight(place.weight.to(parameter.device), shape, parameter.dtype, layout), notes

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.format import Format
-from blockscale.core.layout import stored_shape
+from blockscale.core.layout import stored_bytes, stored_shape
 from blockscale.core.ledger import Entry, Status
 from blockscale.core.recipe import Recipe, Scheme
 from blockscale.layers.axes import check_axes
@@ -103,7 +103,7 @@ class Plan(Left):
     def bytes_beside(self) -> int:
         """Bytes of what it owns and keeps in float."""
         bias = self.module._parameters.get("bias") if self.quantizes_bias else None
-        return sum(p.nbytes for p in self.owned if p is not self.parameter and p is not bias)
+        return sum(stored_bytes(p) for p in self.owned if p is not self.parameter and p is not bias)
 
     @property
     def owns_weight(self) -> bool:
@@ -197,7 +197,7 @@ def _with_parameters(layers: Names, verdicts: Verdicts, tied: set[nn.Module]) ->
     for module, names in layers.items():
         owned = [p for p in module.parameters(recurse=False) if id(p) not in counted]
         counted |= {id(parameter) for parameter in owned}
-        size, elements = sum(p.nbytes for p in owned), sum(_numel(p) for p in owned)
+        size, elements = sum(map(stored_bytes, owned)), sum(_numel(p) for p in owned)
         if isinstance(module, QLayer) and id(module.qweight) not in counted:
             counted.add(id(module.qweight))
             size, elements = size + module.qweight.nbytes, elements + module.qweight.shape.numel()

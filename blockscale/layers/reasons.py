@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -93,6 +94,9 @@ def why_not_bias(bias: Tensor | None, scheme: Scheme, stored: Sequence[int]) -> 
 def _why_not_tensor(
     tensor: Tensor, called: str, stored: tuple[int, ...] = (), fmt: Format | None = None
 ) -> str | None:
+    if tensor.layout is not torch.strided:
+        kind = str(tensor.layout).removeprefix("torch.")
+        return f"its {called} is sparse ({kind}): make it dense first, with to_dense()"
     if tensor.dtype not in reference.FLOATS:
         dtype = str(tensor.dtype).removeprefix("torch.")
         return f"its {called} is {dtype}; formats take float32, bfloat16, float16"

@@ -7,6 +7,8 @@ from torch import nn
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.layers.apply import swap
 from blockscale.layers.bias import notes_on_bias
+from blockscale.layers.guards.entry import check_model, ordinary_tensors
+from blockscale.layers.guards.optimizers import replacing
 from blockscale.layers.layer import QLayer
 from blockscale.layers.model.folded import stands_for_norm
 from blockscale.layers.model.names import tell_names
@@ -28,14 +30,17 @@ def convert(model: nn.Module) -> nn.Module:
     Raises ValueError, before anything is changed, if nothing is prepared, if a static scale has
     seen no data, or for a model that is sharded or wrapped.
     """
+    check_model(model, "bs.convert")
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ValueError("convert the model that DistributedDataParallel wraps: ddp.module")
-    with unwrapped(model) as plain:
-        _convert(plain)
+    with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.convert"):
+        noted = _convert(plain)
+    Ledger(noted).warn()
     return model
 
 
-def _convert(model: nn.Module) -> None:
+def _convert(model: nn.Module) -> list[Entry]:
+    """Do it; returns what the warning is to say."""
     names: dict[QATLayer, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, QATLayer):
@@ -65,7 +70,7 @@ def _convert(model: nn.Module) -> None:
     model._qat_ledger = Ledger(list(entries.values()), ledger(model).unmatched)  # type: ignore[assignment]
     tell_names(model)
     announce(model)
-    Ledger(noted).warn()
+    return noted
 
 
 def _quantized(layer: QATLayer, weight: QWeight) -> tuple[QLayer, tuple[str, ...]]:

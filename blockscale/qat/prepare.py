@@ -12,6 +12,9 @@ from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.format import Format
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
+from blockscale.layers.apply import check
+from blockscale.layers.guards.entry import check_model, ordinary_tensors
+from blockscale.layers.guards.optimizers import replacing
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.ledger import ledger_of
 from blockscale.layers.model.wrapped import inner_model, unwrapped
@@ -50,11 +53,14 @@ def prepare_qat(
 
     Raises SkippedError (strict) and ValueError before anything is changed.
     """
+    check_model(model, "bs.prepare_qat")
     recipe, learning = Recipe.read(recipe), read_learning(learn)
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ValueError("prepare the model before DistributedDataParallel wraps it")
-    with unwrapped(model) as plain:
+    with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.prepare_qat"):
         _prepare(plain, recipe, learning, strict=strict, fuse=fuse, observer=observer)
+        told = ledger(plain)
+    told.warn()
     return model
 
 
@@ -71,8 +77,7 @@ def _prepare(
     decisions, others = _decisions(model, recipe)
     pairs, note = _foldable(model, decisions, fuse)
     decisions = settled(decisions, pairs, lambda plan: _static(plan, learning, observer))
-    if strict:
-        ledger_of(decisions, others, recipe).raise_if_skipped()
+    check(decisions, others, recipe, strict=strict)
     plans = [each for each in decisions if isinstance(each, Plan)]
     quantizers = _quantizers(plans, learning, observer)
     entries: dict[str, Entry] = {}
@@ -81,8 +86,7 @@ def _prepare(
         layer = _prepared(model, plan, quantizers[plan.name], norm)
         entries[plan.name] = _entry(plan.entry, layer, norm, learning, note)
         note = ""  # once is enough
-    model._qat_ledger = told = ledger_of(decisions, others, recipe, entries)  # type: ignore[assignment]
-    told.warn()
+    model._qat_ledger = ledger_of(decisions, others, recipe, entries)  # type: ignore[assignment]
 
 
 def _prepared(model: nn.Module, plan: Plan, quantizers: Quantizers, norm: str | None) -> QATLayer:

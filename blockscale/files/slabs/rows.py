@@ -176,10 +176,10 @@ class OpenStoredModel(ExitStack):
         """A tensor, quantized or not, seen in a layout."""
         info = self._source.metadata.tensors.get(name)
         if info is None:
-            return FloatRows(self._reader(name), name, layout)
+            return FloatRows(self.reader(name), name, layout)
         parts = self._source.parts_of(name)
         before = self._source.before(name.removesuffix(".weight"))
-        readers = {part: (self._reader(n), n) for part, n in parts.items()}
+        readers = {part: (self.reader(n), n) for part, n in parts.items()}
         kind = read_bias(info.format)
         if isinstance(kind, SumInteger):
             return BiasRows(readers, info, kind)
@@ -188,7 +188,8 @@ class OpenStoredModel(ExitStack):
             return rows
         return OtherLayoutRows(rows, info, layout)
 
-    def _reader(self, stored: str) -> Reader:
+    def reader(self, stored: str) -> Reader:
+        """The file in which a tensor is stored, open."""
         path = self._source.files[stored]
         if path not in self._readers:
             self._readers[path] = self.enter_context(Reader(path))

@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.format import Format
-from blockscale.core.layout import to_stored
+from blockscale.core.layout import stored_bytes, to_stored
 from blockscale.core.ledger import Entry
 from blockscale.core.recipe import Recipe
 from blockscale.layers.defaults import kept_by_default
@@ -123,7 +123,7 @@ def _others(
         if id(parameter) in counted or nn.parameter.is_lazy(parameter):
             continue
         owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
-        size = parameter.nbytes
+        size = stored_bytes(parameter)
         entry = Entry(name, f"parameter of {owner}", "kept", elements=parameter.numel())
         yield name, parameter, replace(entry, bytes_before=size, bytes_after=size)
 
