@@ -21,6 +21,7 @@ from tests.models.registry import models
 
 TABLE = Path(__file__).parents[2] / "docs" / "models.json"
 SECONDS = 300
+PRELOADED = ["torch", "transformers", "peft", "blockscale"]  # once, for all processes
 Row = dict[str, Any]
 
 
@@ -44,7 +45,7 @@ def in_process(
 ) -> Row:
     """The row of one model, or why there is none: a crash and a time limit are results, too."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "transformers", "peft", "blockscale"])
+    context.set_forkserver_preload(PRELOADED)
     mine, theirs = context.Pipe(duplex=False)
     process = context.Process(target=worker, args=(name, cells, theirs))
     process.start()

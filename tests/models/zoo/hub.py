@@ -36,8 +36,9 @@ def hub(
         import transformers
 
         made = getattr(transformers, config)(**(SMALL if settings is None else settings))
-        if hasattr(made, "use_cache"):
-            made.use_cache = False  # what a cache holds is no result
+        for each in (made, made.get_text_config()):
+            if hasattr(each, "use_cache"):
+                each.use_cache = False  # what a cache holds is no result
         built: nn.Module = getattr(transformers, model)(made)
         return built
 
