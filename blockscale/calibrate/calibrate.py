@@ -24,7 +24,8 @@ from blockscale.core.ledger import Ledger
 from blockscale.core.progress import Progress
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import apply, check, plans_for
-from blockscale.layers.plan import Decision, Plan, plan_others
+from blockscale.layers.parameters import entries_of, plan_parameters
+from blockscale.layers.plan import Decision, Plan
 
 
 def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are options
@@ -77,7 +78,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     recipe = Recipe.read(recipe)
     methods = Methods.read(observer or "mse", weight or "absmax", transform)
     plans = plans_for(model, recipe)
-    check(plans, list(plan_others(model, plans, recipe)), recipe, strict=strict)
+    check(plans, entries_of(plan_parameters(model, plans, recipe)), recipe, strict=strict)
     session = chosen(model, plans, methods, data)
     ledger = apply(model, plans, recipe, session.places, strict=strict, seed=seed)
     ledger = told_by(ledger, session)

@@ -62,10 +62,10 @@ def _pairs(model_float: nn.Module, model_quantized: nn.Module) -> list["_Layer"]
         raise ValueError("the second model has no quantized layer: quantize it first")
     for name, layer in quantized.items():
         like = getattr(floats.get(name), "weight", None)
-        if like is None or tuple(like.shape) != tuple(layer.weight.shape):
+        if like is None or tuple(like.shape) != tuple(layer.qweight.shape):
             raise ValueError(
                 f"the quantized layer {name!r} has no counterpart with a weight of shape "
-                f"{tuple(layer.weight.shape)} in the first model: compare two copies of one model"
+                f"{tuple(layer.qweight.shape)} in the first model: compare two copies of one model"
             )
         if floats[name] is layer:
             raise ValueError(
@@ -88,7 +88,7 @@ class _Layer:
     def look(self, x: Tensor, y: Tensor) -> None:
         """One call of the float layer: what the quantized one makes of the same input."""
         self.calls += 1
-        x = x.to(self.layer.weight.device)
+        x = x.to(self.layer.qweight.device)
         self.isolated.add(y, self.layer.like(x, y))
         if self.input is not None:
             self._look_at_input(x, self.input)
@@ -96,7 +96,7 @@ class _Layer:
     def _look_at_input(self, x: Tensor, sums: RoundingSums) -> None:
         layer, quantizer = self.layer, self.layer.input
         assert quantizer is not None
-        x = features_last(x, layer.weight.layout, len(layer.weight.shape))
+        x = features_last(x, layer.qweight.layout, len(layer.qweight.shape))
         x = reference.widen(layer.prepared(x)).contiguous()
         given = quantizer.for_rank(x.ndim)
         qparams = reference.choose_qparams(x, quantizer.format) if given is None else given
@@ -114,14 +114,14 @@ class _Layer:
 
     def result(self) -> LayerComparison:
         """All that was measured."""
-        layer, sums = self.layer, RoundingSums(self.layer.weight.format)
+        layer, sums = self.layer, RoundingSums(self.layer.qweight.format)
         weight = self.like
         dense: Any = weight.dequantize_weight() if isinstance(weight, QLayer) else weight.weight
-        stored = to_stored(dense.detach().to(layer.weight.device), layer.weight.layout).float()
+        stored = to_stored(dense.detach().to(layer.qweight.device), layer.qweight.layout).float()
         if layer.before is not None:
             stored = layer.before.to_weight(stored)
-        add_weight(sums, stored.contiguous(), layer.weight.tensor)
-        parts = {"": layer.weight, "input ": layer.input, "output ": layer.output}
+        add_weight(sums, stored.contiguous(), layer.qweight.tensor)
+        parts = {"": layer.qweight, "input ": layer.input, "output ": layer.output}
         formats = ", ".join(label + part.fmt for label, part in parts.items() if part is not None)
         return LayerComparison(
             self.name, type(self.like).__name__, formats, sums.rounding(),

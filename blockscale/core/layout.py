@@ -5,7 +5,7 @@ weight is therefore stored as a matrix [outputs, inputs of one output], so that 
 the sum and channel 0 is the output channel in every kind of layer:
 
     plain          as it is: nn.Linear [n, k], nn.Embedding [rows, k], any other tensor
-    transposed     [k, n] -> [n, k]: the Conv1D of GPT-2-style models
+    transposed     [k, n] -> [n, k]: the Conv1D of GPT-2-style models; stacks [E, k, n] -> [E, n, k]
     channels_last  [o, i, *kernel] -> [o, prod(kernel) * i]: convolutions. With i a multiple of the
                    block, blocks run over channels of one kernel position, as in the block-scaled
                    conv2d of TOSA 1.1.
@@ -57,7 +57,7 @@ def _groups(layout: str) -> int:
 def to_stored(weight: Tensor, layout: str) -> Tensor:
     """A layer's weight as the layer has it -> as it is quantized."""
     if layout == "transposed":
-        return weight.t()
+        return weight.mT
     if layout == "channels_last":
         return weight.movedim(1, -1).reshape(stored_shape(weight.shape, layout))
     if of_convolution(layout):
@@ -70,7 +70,7 @@ def to_stored(weight: Tensor, layout: str) -> Tensor:
 def from_stored(stored: Tensor, layout: str, shape: Sequence[int]) -> Tensor:
     """What `to_stored` gave -> the weight of `shape` as the layer has it."""
     if layout == "transposed":
-        return stored.t()
+        return stored.mT
     if layout == "channels_last":
         return stored.reshape(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
     if of_convolution(layout):
@@ -86,7 +86,7 @@ def stored_shape(shape: Sequence[int], layout: str) -> tuple[int, ...]:
     Raises ValueError for inputs that do not divide into the layout's groups.
     """
     if layout == "transposed":
-        return (shape[1], shape[0])
+        return (*shape[:-2], shape[-1], shape[-2])
     if layout == "channels_last":
         return (shape[0], prod(shape[1:]))
     if of_convolution(layout):

@@ -107,7 +107,7 @@ class Demo:
 
 def _weight_bits(model: nn.Module) -> float:
     """Stored bits per quantized weight, scales included."""
-    weights = [layer.weight for layer in model.modules() if isinstance(layer, QLayer)]
+    weights = [layer.qweight for layer in model.modules() if isinstance(layer, QLayer)]
     return 8 * sum(w.nbytes for w in weights) / sum(w.shape.numel() for w in weights)
 
 

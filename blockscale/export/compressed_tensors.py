@@ -80,7 +80,7 @@ def _layers(model: nn.Module) -> dict[str, QLayer]:
         )
     if "" in layers:
         raise ValueError("a layer by itself has no name for its weight: wrap it in a model")
-    if empty := [name for name, each in layers.items() if each.weight.device.type == "meta"]:
+    if empty := [name for name, each in layers.items() if each.qweight.device.type == "meta"]:
         raise ValueError(f"{empty[0]} holds no data (meta device): load the weights first")
     return layers
 
@@ -116,8 +116,8 @@ def _scheme(layer: QLayer) -> Scheme:
         raise UnsupportedError(f"{layer.before.fmt} stands before it: fold it into the model first")
     given = layer.input
     if given is None:
-        return scheme(layer.weight.format, None, static=False)
-    return scheme(layer.weight.format, given.format, given.static)
+        return scheme(layer.qweight.format, None, static=False)
+    return scheme(layer.qweight.format, given.format, given.static)
 
 
 def _tensors(
@@ -144,7 +144,7 @@ def _tensors(
         if layer.bias is not None:
             added = layer.added_bias()
             assert added is not None
-            parts["bias"] = added.to(layer.weight.dtype)
+            parts["bias"] = added.to(layer.qweight.dtype)
         tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
         if note := "; ".join(filter(None, [told, _reader(layer, schemes[name])])):
             notes[name] = note
@@ -155,7 +155,7 @@ def _tensors(
 
 def _reader(layer: QLinear, scheme: Scheme) -> str:
     """What has to be said of how transformers loads the layer."""
-    if scheme.layout in _BFLOAT16 and layer.weight.dtype != torch.bfloat16:
+    if scheme.layout in _BFLOAT16 and layer.qweight.dtype != torch.bfloat16:
         return _WIDE
     packed = scheme.layout == "pack-quantized" and not scheme.weights["symmetric"]
     return _ZERO_POINTS * (packed and scheme.weights["strategy"] != "tensor")

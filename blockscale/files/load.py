@@ -23,6 +23,7 @@ from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import StoredModel, open_stored_model
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
+from blockscale.layers.reading.parameter import hold
 from blockscale.layers.store import QBias, QWeight
 from blockscale.ops.tensor import QTensor, from_parts
 
@@ -40,8 +41,9 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     source = open_stored_model(path)
     refuse_quantized(model)
     shared = shared_names(model)
-    weights, biases, dense = match_quantized(model, source, shared)
-    quantized = {each for names in (weights | biases | dense).values() for each in names}
+    weights, biases, parameters, dense = match_quantized(model, source, shared)
+    every = (weights | biases | parameters | dense).values()
+    quantized = {each for names in every for each in names}
     floats = match_floats(model, source, quantized, shared)
     held = {
         each: bias
@@ -50,6 +52,7 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
         for each in names
     }
     changes = [_replace_layers(model, source, names, name, held) for name, names in weights.items()]
+    changes += [_hold(model, source, names, name) for name, names in parameters.items()]
     changes += [_fill(model, source, name, stored) for name, stored in floats.items()]
     changes += [_fill_dense(model, source, name, each) for name in dense for each in dense[name]]
     for change in changes:
@@ -103,6 +106,7 @@ def _for_model(model: nn.Module, source: StoredModel, name: str, stored: str) ->
     owner, _, attribute = name.rpartition(".")
     old: Tensor = getattr(model.get_submodule(owner), attribute)
     quantized = _read_quantized(source, stored, old.dtype)
+    quantized.name = name
     return quantized.to(torch.device("cpu") if old.device.type == "meta" else old.device)
 
 
@@ -128,6 +132,21 @@ def _replace_layers(
         for name, layer in layers.items():
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, layer)
+
+    return change
+
+
+def _hold(
+    model: nn.Module, source: StoredModel, names: list[str], stored: str
+) -> Callable[[], None]:
+    """Read a quantized parameter; returns what puts it where the model has it."""
+    weight = _for_model(model, source, names[0], stored)
+    assert isinstance(weight, QWeight)  # match_quantized asked
+
+    def change() -> None:
+        for name in names:
+            owner, _, attribute = name.rpartition(".")
+            hold(model.get_submodule(owner), attribute, weight)
 
     return change
 

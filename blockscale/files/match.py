@@ -5,16 +5,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from blockscale.core.arithmetic.sums import SumInteger
+from blockscale.core.recipe import read_bias
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import StoredModel
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
+from blockscale.layers.reading.parameter import Holder
+from blockscale.layers.reasons import looks_like_a_layer
 
 
 def refuse_quantized(model: nn.Module) -> None:
     """Raise FileError if the model has quantized layers: a file is loaded into a float model."""
     for name, module in model.named_modules():
-        if isinstance(module, QLayer):
+        if isinstance(module, QLayer | Holder):
             raise FileError(
                 f"{name or 'all'} of this model is quantized already: load into the float model"
             )
@@ -32,10 +36,12 @@ Matches = dict[str, list[str]]  # {stored name: the model's names for it}
 
 
 class Quantized(NamedTuple):
-    """Where quantized tensors go: weights and biases of layers that can hold codes, and others."""
+    """Where quantized tensors go: weights and biases of layers that can hold codes, parameters that
+    are held where they are, and others."""
 
     weights: Matches
     biases: Matches
+    parameters: Matches
     dense: Matches
 
 
@@ -69,7 +75,7 @@ def match_quantized(
 
 
 def _by_place(model: nn.Module, source: StoredModel, matches: Matches) -> Quantized:
-    found = Quantized({}, {}, {})
+    found = Quantized({}, {}, {}, {})
     for name, names in matches.items():
         layout = source.metadata.tensors[name].layout
         if all(_holds(model, each, layout) for each in names):
@@ -79,7 +85,12 @@ def _by_place(model: nn.Module, source: StoredModel, matches: Matches) -> Quanti
         if name in found.weights:
             continue
         holds = all(each == f"{_owner(each)}.bias" and _owner(each) in layers for each in names)
-        (found.biases if holds else found.dense)[name] = names
+        if holds:
+            found.biases[name] = names
+        elif all(_can_hold(model, source, each, name) for each in names):
+            found.parameters[name] = names
+        else:
+            found.dense[name] = names
     return found
 
 
@@ -176,6 +187,16 @@ def _holds(model: nn.Module, name: str, layout: str) -> bool:
     kind = quantized_class(module)
     known = bool(owner) and attribute == "weight" and kind is not None
     return known and kind is not None and kind.layout_of(module) == layout
+
+
+def _can_hold(model: nn.Module, source: StoredModel, name: str, stored: str) -> bool:
+    """Whether the owner of parameter `name` reads it, and can read codes in its place."""
+    owner, _, attribute = name.rpartition(".")
+    module = model.get_submodule(owner)
+    info = source.metadata.tensors[stored]
+    known = attribute in module._parameters and not looks_like_a_layer(module)
+    weight = not isinstance(read_bias(info.format), SumInteger) and len(info.shape) > 1
+    return known and weight and source.before(owner) is None
 
 
 def _some(verb: str, names: list[str]) -> str:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from blockscale.files.metadata import Metadata, TensorInfo
 from blockscale.files.whole import check_place, written_whole
 from blockscale.layers.layer import QLayer
+from blockscale.layers.reading.parameter import all_held
+from blockscale.layers.store import QBias, QWeight
 
 
 def save(model: nn.Module, path: str | Path) -> None:
@@ -36,23 +38,28 @@ def describe(model: nn.Module) -> Metadata:
     """What a file of this model says of its quantized layers."""
     metadata = Metadata()
     first: dict[int, str] = {}
+    for name, weight in all_held(model):
+        _describe(metadata, first, name, weight)
     for name, layer in model.named_modules(remove_duplicate=False):
         if not isinstance(layer, QLayer):
             continue
-        for part, held in (("weight", layer.weight), ("bias", layer.quantized_bias)):
-            if held is None:
-                continue
-            key = f"{name}.{part}"
-            if first.setdefault(id(held), key) == key:
-                dtype = str(held.dtype).removeprefix("torch.")
-                metadata.tensors[key] = TensorInfo(held.fmt, tuple(held.shape), dtype, held.layout)
-            else:
-                metadata.aliases[key] = first[id(held)]
+        for part, held in (("weight", layer.qweight), ("bias", layer.quantized_bias)):
+            if held is not None:
+                _describe(metadata, first, f"{name}.{part}", held)
         parts = {"input": layer.input, "output": layer.output, "before": layer.before}
         formats = {part: each.fmt for part, each in parts.items() if each is not None}
         if formats:
             metadata.layers[name] = formats
     return metadata
+
+
+def _describe(metadata: Metadata, first: dict[int, str], name: str, held: QWeight | QBias) -> None:
+    """One quantized tensor; `first` holds the names under which others were met first."""
+    if first.setdefault(id(held), name) == name:
+        dtype = str(held.dtype).removeprefix("torch.")
+        metadata.tensors[name] = TensorInfo(held.fmt, tuple(held.shape), dtype, held.layout)
+    else:
+        metadata.aliases[name] = first[id(held)]
 
 
 def _spellings(metadata: Metadata) -> set[str]:

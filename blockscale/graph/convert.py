@@ -62,7 +62,8 @@ def _calibrated(prepared: Prepared) -> tuple[fx.GraphModule, Ledger]:
     _refuse_unseen(prepared, session)
     model = _same_layers(prepared)
     recipe = replace_ops(state(prepared).recipe)  # type: ignore[arg-type]
-    ledger = apply(model, prepared.plans, recipe, session.places, strict=prepared.strict)
+    strict = prepared.strict
+    ledger = apply(model, prepared.plans, recipe, session.places, strict=strict, parameters=False)
     for module in model.modules():
         if isinstance(module, QLayer):
             _without_hooks(module)

@@ -18,7 +18,15 @@ from blockscale.layers.bias import notes_on_bias, quantize_bias, without_dynamic
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.ledger import ledger_of
-from blockscale.layers.plan import Decision, Plan, plan_layers, plan_others
+from blockscale.layers.parameters import (
+    ParameterPlan,
+    entries_of,
+    plan_others,
+    plan_parameters,
+    put,
+    quantized,
+)
+from blockscale.layers.plan import Decision, Plan, plan_layers
 from blockscale.layers.saturation import saturates
 from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QWeight
@@ -38,7 +46,11 @@ def quantize_(
     before: Mapping[str, Before] | None = None,
     seed: int | None = None,
 ) -> Ledger:
-    """Quantize a model in place: its Linear, Embedding, convolution and Conv1D (GPT-2) layers.
+    """Quantize a model in place: its Linear, Embedding, convolution and Conv1D (GPT-2) layers, and
+    other parameters of two and more dimensions where that is safe (core.defaults).
+
+    A weight that the model's own code reads (`F.linear(x, self.fc.weight)`) gives a tensor of the
+    float weight's shape and dtype (layers.reading).
 
     recipe: a Recipe; a Format, name or spelling quantizes weights only; a path of a JSON file.
     strict: raise SkippedError, before anything is changed, if something that the recipe covers
@@ -81,16 +93,18 @@ def apply(
     *,
     strict: bool = False,
     seed: int | None = None,
+    parameters: bool = True,
 ) -> Ledger:
     """Do what the plans say, all of it or nothing; the ledger has not warned yet.
 
     places: {first name of a layer: what is supplied for it}, of every Plan.
+    parameters: quantize those of no layer as well, where they are; a program's stay as they are.
 
     Raises SkippedError, before anything is changed, if strict asks for it.
     """
     plans = without_dynamic(plans, lambda plan: places[plan.name].input is not None)
-    others = list(plan_others(model, plans, recipe))
-    check(plans, others, recipe, strict=strict)
+    planned = list((plan_parameters if parameters else plan_others)(model, plans, recipe))
+    check(plans, entries_of(planned), recipe, strict=strict)
     weights: dict[int, QWeight] = {}
     layers: dict[str, nn.Module] = {}
     entries: dict[str, Entry] = {}
@@ -98,7 +112,18 @@ def apply(
         if isinstance(plan, Plan):
             layer, entries[plan.name] = _build(plan, weights, places[plan.name], seed)
             layers |= dict.fromkeys(plan.names, layer)
-    swap(model, layers)
+    held = {p.name: quantized(p, seed) for p in planned if isinstance(p, ParameterPlan)}
+    old = swap(model, layers)
+    try:
+        put(
+            model,
+            [p for p in planned if isinstance(p, ParameterPlan)],
+            [w for w, _ in held.values()],
+        )
+    except BaseException:
+        swap(model, old)
+        raise
+    others = [held[each.name][1] if each.name in held else each for each in entries_of(planned)]
     return ledger_of(plans, others, recipe, entries)
 
 
@@ -136,6 +161,7 @@ def _build(
         own = None if seed is None else named_seed(seed, f"{plan.name}.weight")
         weights[id(plan.parameter)], notes = _weight(plan, place, own)
     weight = weights[id(plan.parameter)]
+    weight.name = weight.name or f"{plan.name}.weight"
     layer = plan.kind.from_float(plan.module, weight, plan.scheme)
     for part in ("input", "output"):
         if (quantizer := getattr(place, part)) is not None:
@@ -158,7 +184,7 @@ def _build(
         reason="; ".join(reasons),
         details=place.told,
         bias="" if layer.quantized_bias is None else layer.quantized_bias.fmt,
-        notes=tuple(notes),
+        notes=(*plan.entry.notes, *notes),
         bytes_after=plan.bytes_beside + _nbytes(layer, plan.owns_weight),
     )
     return layer, entry
@@ -168,7 +194,7 @@ def _nbytes(layer: QLayer, owns_weight: bool) -> int:
     """Bytes of a layer's codes, unless they are another's, and of what is before it."""
     beside = 0 if layer.before is None else layer.before.nbytes
     beside += 0 if layer.quantized_bias is None else layer.quantized_bias.nbytes
-    return beside + (layer.weight.nbytes if owns_weight else 0)
+    return beside + (layer.qweight.nbytes if owns_weight else 0)
 
 
 def _weight(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWeight, list[str]]:

@@ -73,7 +73,7 @@ def steps_of_sums(layer: QLayer) -> Tensor:
     """
     if layer.input is None or not layer.input.static:
         raise ValueError(f"{type(layer).__name__}: {DYNAMIC}")
-    weight = layer.weight.tensor
+    weight = layer.qweight.tensor
     steps = steps_of_outputs(weight.dequantize(), weight.qparams, weight.format)
     return sum_steps(step_of_input(layer.input), steps)
 

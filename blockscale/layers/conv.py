@@ -80,7 +80,7 @@ class QConv(Convolution):
         if self._around:
             mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
             x = F.pad(x, self._around, mode)
-        weight, bias = self.weight, self.added_bias()
+        weight, bias = self.qweight, self.added_bias()
         settings = (list(self.stride), self._inside, list(self.dilation), self.groups)
         y = conv(x, weight.operand, bias, list(weight.shape), *settings, self.of_input(x))
         y = self.finished(y)

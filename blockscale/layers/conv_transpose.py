@@ -42,7 +42,7 @@ class QConvTranspose(Convolution):
         """
         added = added_sizes(self, x, output_size)
         single, x = x.ndim == len(self.kernel_size) + 1, self.prepared(self.batched(x))
-        weight, bias = self.weight, self.added_bias()
+        weight, bias = self.qweight, self.added_bias()
         settings = (list(self.stride), list(self.padding), added, list(self.dilation), self.groups)
         y = conv_transpose(x, weight.operand, bias, list(weight.shape), *settings, self.of_input(x))
         y = self.finished(y)

@@ -30,7 +30,7 @@ class QEmbedding(QLayer):
 
     def forward(self, indices: Tensor) -> Tensor:
         """indices [...] of rows -> [..., embedding_dim] in the dtype the weight had."""
-        weight = self.weight
+        weight = self.qweight
         return self.finished(embedding(weight.operand, indices, weight.dtype))
 
     def extra_repr(self) -> str:

@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from blockscale.core.layout import from_stored, stored_shape
+from blockscale.core.layout import stored_shape
 from blockscale.core.operand import UNQUANTIZED, Quantizer
 from blockscale.core.recipe import Scheme
 from blockscale.layers.before import Before
+from blockscale.layers.reading.source import ReadTensor, written
 from blockscale.layers.store import QBias, QInput, QWeight
 
 _HOOKS = (
@@ -28,16 +29,15 @@ _HOOKS = (
 class QLayer(nn.Module):
     """A layer whose weight is a QWeight. Subclasses say which float layers they replace.
 
-    `weight` holds the codes, `input` and `output` the quantizers of the layer's input and output,
-    if any. `bias` is a float parameter, or holds codes as well, or is None. `before`, if any,
-    changes the input before it is quantized; `weight` is then the weight of that changed input.
+    `qweight` holds the codes, `input` and `output` the quantizers of the layer's input and output,
+    if any. The bias is a float parameter, or holds codes as well, or is None. `before`, if any,
+    changes the input before it is quantized; `qweight` is then the weight of that changed input.
+    `weight` and `bias` are what code reads that computes with them without calling the layer.
     """
 
     layout: ClassVar[str] = "plain"
     takes_input: ClassVar[bool] = True  # False for indices
 
-    weight: QWeight
-    bias: nn.Parameter | QBias | QWeight | None
     input: QInput | None
     output: QInput | None
     before: Before | None
@@ -50,6 +50,41 @@ class QLayer(nn.Module):
         self.input = QInput(scheme.input) if takes and scheme.input else None
         self.output = QInput(scheme.output) if scheme.output else None
         self.before = None
+
+    @property
+    def qweight(self) -> QWeight:
+        """The codes of the weight; `weight` in the module's state."""
+        return self._modules["weight"]  # type: ignore[return-value]
+
+    @property
+    def weight(self) -> Tensor:
+        """The float weight as the layer's own input sees it, for code that does not call the layer:
+        a tensor that products with our kernels know (blockscale.layers.reading)."""
+        modules = self.__dict__["_modules"]
+        if "weight" not in modules:
+            raise AttributeError(f"this {type(self).__name__} has no weight yet")
+        held: QWeight = modules["weight"]
+        return held.read(modules.get("before"))
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias [n] that the layer adds, as a parameter or read from its codes; or None."""
+        parameters, modules = self.__dict__["_parameters"], self.__dict__["_modules"]
+        if "bias" in parameters:
+            plain: Tensor | None = parameters["bias"]
+            return plain
+        if "bias" not in modules:
+            raise AttributeError(f"this {type(self).__name__} has no bias yet")
+        held: QBias | QWeight = modules["bias"]
+        return held.read()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight" and isinstance(value, Tensor):
+            owner = value.source.owner if isinstance(value, ReadTensor) else None
+            if not isinstance(owner, QWeight):
+                raise written("an assignment", self.qweight.source())
+            value = owner  # as tie_weights does: two layers with the codes of one weight
+        super().__setattr__(name, value)
 
     @classmethod
     def layout_of(cls, module: Any) -> str:
@@ -95,7 +130,7 @@ class QLayer(nn.Module):
         """
         if reason := self.refuses_before(self, before):
             raise ValueError(f"{type(self).__name__}: {reason}")
-        self.before = deepcopy(before).to(self.weight.device)  # layers may be on several devices
+        self.before = deepcopy(before).to(self.qweight.device)  # layers may be on several devices
 
     def prepared(self, x: Tensor) -> Tensor:
         """x through what stands before the layer, if anything does."""
@@ -147,8 +182,4 @@ class QLayer(nn.Module):
 
         By default in the dtype that it had.
         """
-        if self.before is None:
-            return self.weight.dequantize(dtype)
-        weight = self.weight
-        stored = self.before.from_weight(weight.tensor.dequantize())
-        return from_stored(stored, weight.layout, weight.shape).to(dtype or weight.dtype)
+        return self.qweight.undone(self.before, dtype)

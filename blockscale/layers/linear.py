@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from blockscale.core.recipe import Scheme
 from blockscale.layers.layer import QLayer
@@ -76,6 +77,6 @@ def _is_conv1d(kind: type) -> bool:
 
 def replacement(kind: type) -> type[QLayer] | None:
     """The quantized layer for a float layer of this class."""
-    if kind is nn.Linear:
+    if kind in (nn.Linear, NonDynamicallyQuantizableLinear):  # the latter in MultiheadAttention
         return QLinear
     return QTransposedLinear if _is_conv1d(kind) else None

@@ -9,7 +9,7 @@ It is decided in this order, and what is decided does not change any more:
    the candidates is a `Plan` now, and what was refused is `Left`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -25,6 +25,7 @@ from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.reasons import (
     looks_like_a_layer,
+    read_by_parent,
     why_not_bias,
     why_not_layer,
     why_not_weight,
@@ -166,12 +167,16 @@ def _decide(
         return Refused("skipped", told)
     kind, weight = quantized_class(module), weight_of(module)
     layout = "plain" if kind is None else kind.layout_of(module)
-    reason = why_not_layer(model, module, names, kind)
+    reason = why_not_layer(module, kind)
     reason = reason or why_not_weight(weight, layout, scheme.weight)
     if reason is not None:
         return Refused("skipped", reason)
     assert kind is not None and weight is not None  # or there would be a reason
-    return Candidate(scheme, scheme.weight, kind, weight, layout)
+    note = ""
+    if (reader := read_by_parent(model, names)) and (scheme.input or scheme.output or scheme.bias):
+        scheme = Scheme(scheme.weight)
+        note = f"{reader} computes with its weight without calling it: only the weight is quantized"
+    return Candidate(scheme, scheme.weight, kind, weight, layout, note)  # type: ignore[arg-type]
 
 
 def _with_parameters(layers: Names, verdicts: Verdicts, tied: set[nn.Module]) -> Iterator[Decision]:
@@ -181,16 +186,17 @@ def _with_parameters(layers: Names, verdicts: Verdicts, tied: set[nn.Module]) ->
         owned = [p for p in module.parameters(recurse=False) if id(p) not in counted]
         counted |= {id(parameter) for parameter in owned}
         size, elements = sum(p.nbytes for p in owned), sum(_numel(p) for p in owned)
-        if isinstance(module, QLayer) and id(module.weight) not in counted:
-            counted.add(id(module.weight))
-            size, elements = size + module.weight.nbytes, elements + module.weight.shape.numel()
+        if isinstance(module, QLayer) and id(module.qweight) not in counted:
+            counted.add(id(module.qweight))
+            size, elements = size + module.qweight.nbytes, elements + module.qweight.shape.numel()
         entry = Entry(names[0], type(module).__name__, "quantized", elements=elements)
         entry = replace(entry, bytes_before=size, bytes_after=size)
         verdict = verdicts[module]
         if isinstance(verdict, Candidate):
             stored = stored_shape(verdict.parameter.shape, verdict.layout)
             left = why_not_bias(module._parameters.get("bias"), verdict.scheme, stored)
-            yield Plan(names, module, tuple(owned), entry, *verdict, module in tied, left)
+            entry = replace(entry, notes=(verdict.note,) if verdict.note else ())
+            yield Plan(names, module, tuple(owned), entry, *verdict[:5], module in tied, left)
         else:
             entry = replace(entry, status=verdict.status, reason=verdict.reason)
             yield Left(names, module, tuple(owned), entry)
@@ -198,24 +204,3 @@ def _with_parameters(layers: Names, verdicts: Verdicts, tied: set[nn.Module]) ->
 
 def _numel(parameter: Tensor) -> int:
     return 0 if nn.parameter.is_lazy(parameter) else parameter.numel()
-
-
-def plan_others(model: nn.Module, plans: Iterable[Decision], recipe: Recipe) -> Iterator[Entry]:
-    """An entry for each parameter that belongs to no layer of the decisions."""
-    counted = {id(p) for plan in plans for p in plan.owned}
-    for name, parameter in model.named_parameters():
-        if id(parameter) in counted or nn.parameter.is_lazy(parameter):
-            continue
-        owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
-        size = parameter.nbytes
-        entry = Entry(name, f"parameter of {owner}", "kept", elements=parameter.numel())
-        entry = replace(entry, bytes_before=size, bytes_after=size)
-        scheme, pattern = recipe.decide(name)
-        if parameter.ndim < 2:
-            yield replace(entry, reason="a vector, such as a norm's weight or a bias")
-        elif not scheme.weight:
-            why = f"pattern {pattern!r} of the recipe" if pattern else "no weight format"
-            yield replace(entry, reason=why)
-        else:
-            reason = f"{owner} uses it directly, not through a layer that can hold codes"
-            yield replace(entry, status="skipped", reason=reason)

@@ -19,21 +19,16 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _REPLACED = (nn.Linear, nn.Embedding, *_CONVOLUTIONS, *_TRANSPOSED)
 
-# Modules that read the weights of layers inside them without calling those layers.
-_BYPASSES = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-
 
 def looks_like_a_layer(module: nn.Module) -> bool:
     """Whether it is a relative of layers that are replaced: it is not passed over silently."""
     return isinstance(module, (*_RELATIVES, nn.modules.conv._ConvNd))
 
 
-def why_not_layer(
-    model: nn.Module, module: nn.Module, names: Sequence[str], kind: type[QLayer] | None
-) -> str | None:
+def why_not_layer(module: nn.Module, kind: type[QLayer] | None) -> str | None:
     """Why a layer cannot be quantized, whatever the format; None if it can.
 
-    names: all that the layer has in the model; kind: what would replace it, None if nothing does.
+    kind: what would replace it, None if nothing does.
     """
     if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
         return "it is lazy and its weight holds no data: run the model once first"
@@ -42,13 +37,16 @@ def why_not_layer(
         if isinstance(module, _REPLACED):
             return f"{name} is a subclass: a quantized layer would replace what it adds"
         return f"there is no quantized {name}"
-    for name in names:
-        parent = model.get_submodule(name.rpartition(".")[0])
-        if isinstance(parent, _BYPASSES):
-            return f"{type(parent).__name__} reads its weight without calling it"
     if "forward" in vars(module):
         return "its forward was replaced on the instance, which a quantized layer would undo"
     return kind.refuses(module)
+
+
+def read_by_parent(model: nn.Module, names: Sequence[str]) -> str:
+    """The class of a module that computes with a layer's weight without calling the layer, so that
+    nothing quantizes the layer's input and output; empty if there is none."""
+    parents = [model.get_submodule(name.rpartition(".")[0]) for name in names]
+    return next((type(p).__name__ for p in parents if isinstance(p, nn.MultiheadAttention)), "")
 
 
 def why_not_weight(weight: Tensor | None, layout: str, fmt: Format) -> str | None:

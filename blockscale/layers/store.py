@@ -11,7 +11,10 @@ from blockscale.core.format import Format
 from blockscale.core.layout import from_stored, to_stored
 from blockscale.core.operand import FIRST, Operand, Quantizer, quantizer
 from blockscale.core.reference import QParams
+from blockscale.layers.before import Before
 from blockscale.layers.buffers import Buffers
+from blockscale.layers.reading.source import Source, traced
+from blockscale.layers.reading.weight_tensor import WeightTensor
 from blockscale.ops import primitives
 from blockscale.ops.given import given
 from blockscale.ops.quantize import quantize
@@ -66,6 +69,7 @@ class QWeight(Scaled):
         self.shape, self.dtype = torch.Size(shape), dtype
         self.fmt = str(q.format)
         self.size = q.size
+        self.name = ""  # of the parameter in its model, which errors tell
         self.register_buffer("codes", q.packed)
         self.set_parts(q.qparams)
 
@@ -109,6 +113,26 @@ class QWeight(Scaled):
         values = self.tensor.dequantize(dtype or self.dtype)
         return from_stored(values, self.layout, self.shape)
 
+    def read(self, before: Before | None = None) -> Tensor:
+        """The weight for code that computes with it by itself: a WeightTensor, in traced programs
+        the dequantized tensor. before: what the input goes through in this weight's own layer."""
+        return self.undone(before) if traced() else WeightTensor(self.source(before))
+
+    def source(self, before: Before | None = None) -> Source:
+        """Where a tensor that was read has its numbers."""
+        return Source(
+            self.shape, self.dtype, self.device, self.name,
+            None if before is not None else self.operand,
+            self.layout, self.layout == "transposed", lambda: self.undone(before), self,
+        )  # fmt: skip
+
+    def undone(self, before: Before | None, dtype: torch.dtype | None = None) -> Tensor:
+        """The float weight for its layer's own input, not for what `before` gives."""
+        if before is None:
+            return self.dequantize(dtype)
+        stored = before.from_weight(self.tensor.dequantize())
+        return from_stored(stored, self.layout, self.shape).to(dtype or self.dtype)
+
     def extra_repr(self) -> str:
         return f"'{self.fmt}', shape={tuple(self.shape)}"
 
@@ -127,10 +151,16 @@ class QBias(Buffers):
 
     def __init__(self, codes: Tensor, scale: Tensor, kind: SumInteger, dtype: torch.dtype):
         super().__init__()
-        self.kind, self.fmt, self.layout = kind, str(kind), "plain"
+        self.kind, self.fmt, self.layout, self.name = kind, str(kind), "plain", ""
         self.shape, self.dtype = codes.shape, dtype
         self.register_buffer("codes", codes)
         self.register_buffer("scale", scale)
+
+    def read(self) -> Tensor:
+        """The bias for code that computes with it by itself, as QWeight.read gives a weight."""
+        place = (self.shape, self.dtype, self.codes.device, self.name)
+        source = Source(*place, None, "plain", False, self.dequantize, self)
+        return self.dequantize() if traced() else WeightTensor(source)
 
     @property
     def nbytes(self) -> int:

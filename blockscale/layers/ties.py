@@ -27,6 +27,7 @@ class Candidate(NamedTuple):
     kind: type[QLayer]
     parameter: Tensor
     layout: str
+    note: str = ""
 
 
 Names: TypeAlias = Mapping[nn.Module, tuple[str, ...]]

@@ -6,7 +6,8 @@ from torch import nn
 
 from blockscale.core.recipe import Recipe
 from blockscale.layers.ledger import ledger_of
-from blockscale.layers.plan import Plan, plan_layers, plan_others
+from blockscale.layers.parameters import plan_others
+from blockscale.layers.plan import Plan, plan_layers
 
 
 def model() -> nn.Module:

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.layers.plan import Left, Plan, plan_layers, plan_others
+from blockscale.layers.parameters import plan_others
+from blockscale.layers.plan import Left, Plan, plan_layers
 from blockscale.layers.store import QWeight
 from tests.layers.models import (
     quantized,

@@ -18,7 +18,8 @@ from blockscale.compat.torch_ao.training import to_observer
 from blockscale.core.format import Format
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import apply, check, plans_for
-from blockscale.layers.plan import Plan, plan_others
+from blockscale.layers.parameters import entries_of, plan_parameters
+from blockscale.layers.plan import Plan
 from blockscale.layers.store import QInput
 from blockscale.layers.supplied import supplied
 from blockscale.qat.layers import QATLayer
@@ -57,7 +58,7 @@ def prepare(  # noqa: PLR0913 - the first three are the call, the rest are optio
     recipe = to_recipe(mapping, model, outputs=outputs)
     spec = to_observer(mapping) if observer is None else observer
     plans = plans_for(model, recipe)
-    check(plans, list(plan_others(model, plans, recipe)), recipe, strict=strict)
+    check(plans, entries_of(plan_parameters(model, plans, recipe)), recipe, strict=strict)
     dynamic = {name for name, _, qconfig in decided(mapping, model) if _is_dynamic(qconfig)}
     quantized = [p for p in plans if isinstance(p, Plan) and not dynamic.intersection(p.names)]
     looks = [look for plan in quantized for look in _looks(plan, spec)]

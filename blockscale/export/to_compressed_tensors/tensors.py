@@ -24,7 +24,7 @@ def layer_tensors(layer: QLinear, scheme: Scheme) -> tuple[dict[str, Tensor], st
 
     Raises UnsupportedError where the weight does not fit the scheme.
     """
-    tensors, told = weight_tensors(layer.weight, scheme)
+    tensors, told = weight_tensors(layer.qweight, scheme)
     if layer.input is not None and layer.input.static:
         tensors |= _input_tensors(layer.input)
     return tensors, told

@@ -44,7 +44,9 @@ def with_integer_bias(model: nn.Module) -> nn.Module:
     """
     model = copy.deepcopy(model)
     for name, layer in model.named_modules():
-        if isinstance(layer, QLayer) and not isinstance(layer.bias, QBias | None):
+        if isinstance(layer, QLayer) and not isinstance(layer.quantized_bias, QBias):
+            if layer.bias is None:
+                continue
             _, bias, fixed = sums(layer, name)
             assert bias is not None
             values = bias.to(torch.float32) * pow2(fixed.exponent)

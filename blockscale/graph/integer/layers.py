@@ -120,7 +120,7 @@ def _steps(qparams: QParams, fmt: Format, what: str) -> Tensor:
 
 def _weight(layer: QLayer, what: str) -> tuple[Tensor, Tensor]:
     """Codes of the weight in its stored layout [n, k], int8 or int16, and exponents [n] int32."""
-    q = layer.weight.tensor
+    q = layer.qweight.tensor
     fmt, zero_point = q.format, q.zero_point
     if reason := why_no_integers(fmt):
         raise NotIntegerError(f"{what} is {fmt}, {reason}")
@@ -142,13 +142,13 @@ def _weight(layer: QLayer, what: str) -> tuple[Tensor, Tensor]:
 
 def _bias(layer: QLayer, name: str, exponents: Tensor) -> Tensor | None:
     """The bias [n] int32 in steps of 2^exponents: the codes it has, or made now."""
-    if isinstance(layer.bias, QBias):
-        if not torch.equal(layer.bias.scale, pow2(exponents.clamp(-149, 127))):
+    if isinstance(layer.quantized_bias, QBias):
+        if not torch.equal(layer.quantized_bias.scale, pow2(exponents.clamp(-149, 127))):
             raise NotIntegerError(
                 f"the bias of {name!r} counts other steps than those of its input times its "
                 f"weight, which have changed since: quantize the float model again"
             )
-        return layer.bias.codes.to(torch.int32)
+        return layer.quantized_bias.codes.to(torch.int32)
     bias = layer.added_bias()
     if bias is None:
         return None
@@ -187,7 +187,7 @@ def integer_layer(layer: QLayer, name: str) -> tuple[nn.Module, Fixed]:
         return IntegerLinear(codes, bias, zero_point), _uniform(fixed, fixed.exponent)
     if layer.padding_mode != "zeros":
         raise NotIntegerError(f"{name!r} pads with {layer.padding_mode!r}: only zeros are there")
-    weight = from_stored(codes, "channels_last", layer.weight.shape).contiguous()
+    weight = from_stored(codes, "channels_last", layer.qweight.shape).contiguous()
     settings = ConvSettings(list(layer.stride), layer._inside, list(layer.dilation), layer.groups)
     by_channel = fixed.exponent.reshape(-1, *(1,) * (weight.ndim - 2))
     return IntegerConv(weight, bias, zero_point, layer._around, settings), _uniform(

@@ -1,0 +1,153 @@
+"""Parameters that belong to no layer: which of them are quantized, and how they are held.
+
+A module that reads its own parameter (xlnet's q, k, v; `in_proj_weight`; the experts of a mixture)
+goes on reading it: it gets a WeightTensor (blockscale.layers.reading).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
+
+from blockscale.core import reference
+from blockscale.core.arithmetic.philox import named_seed
+from blockscale.core.defaults import kept_by_default
+from blockscale.core.format import Format
+from blockscale.core.layout import to_stored
+from blockscale.core.ledger import Entry
+from blockscale.core.recipe import Recipe
+from blockscale.layers.plan import Decision
+from blockscale.layers.reading.parameter import hold
+from blockscale.layers.reasons import why_not_weight
+from blockscale.layers.saturation import saturates
+from blockscale.layers.signs import lost_signs
+from blockscale.layers.store import QWeight
+from blockscale.ops.quantize import quantize
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterPlan:
+    """A parameter that is to be quantized where it is, under all its names in the model."""
+
+    names: tuple[str, ...]
+    parameter: Tensor
+    format: Format
+    layout: str
+    entry: Entry
+
+    @property
+    def name(self) -> str:
+        """The first of its names."""
+        return self.names[0]
+
+
+def plan_parameters(
+    model: nn.Module, decisions: Iterable[Decision], recipe: Recipe
+) -> Iterator[ParameterPlan | Entry]:
+    """A plan for each parameter of no layer that is to be quantized, an entry for each other."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for name, parameter, entry in _others(model, decisions):
+        every = tuple(names[id(parameter)])
+        scheme, pattern = recipe.decide(name)
+        owner = model.get_submodule(name.rpartition(".")[0])
+        if not scheme.weight:
+            why = f"pattern {pattern!r} of the recipe" if pattern else "no weight format"
+            yield replace(entry, reason=why if parameter.ndim > 1 else _VECTOR)
+        elif parameter.ndim < 2:
+            yield replace(entry, reason=_VECTOR)
+        elif pattern is None and (kept := kept_by_default(name, parameter.shape)):
+            yield replace(entry, reason=kept)
+        elif any(recipe.decide(other)[0].weight != scheme.weight for other in every):
+            told = f"{', '.join(every)} are one parameter, which the recipe treats in several ways"
+            yield replace(entry, status="skipped", reason=told)
+        elif why_not := _why_not(owner, parameter, scheme.weight):
+            yield replace(entry, status="skipped", reason=why_not)
+        else:
+            done = replace(entry, status="quantized", weight=str(scheme.weight))
+            yield ParameterPlan(every, parameter, scheme.weight, "plain", done)
+
+
+_VECTOR = "a vector, such as a norm's weight or a bias"
+
+
+def _why_not(owner: nn.Module, parameter: Tensor, fmt: Format) -> str | None:
+    """Why this parameter cannot be held in codes; None if it can."""
+    if isinstance(owner, ParametrizationList):
+        return "a parametrization computes a weight from it: remove that first"
+    return why_not_weight(parameter, "plain", fmt)
+
+
+def plan_others(model: nn.Module, plans: Iterable[Decision], recipe: Recipe) -> Iterator[Entry]:
+    """An entry for each parameter of no layer, where parameters cannot be held: in programs and in
+    training."""
+    for name, parameter, entry in _others(model, plans):
+        scheme, pattern = recipe.decide(name)
+        if parameter.ndim < 2:
+            yield replace(entry, reason=_VECTOR)
+        elif not scheme.weight:
+            why = f"pattern {pattern!r} of the recipe" if pattern else "no weight format"
+            yield replace(entry, reason=why)
+        elif pattern is None and (kept := kept_by_default(name, parameter.shape)):
+            yield replace(entry, reason=kept)
+        else:
+            owner = entry.kind.removeprefix("parameter of ")
+            reason = f"{owner} uses it directly, not through a layer that can hold codes"
+            yield replace(entry, status="skipped", reason=reason)
+
+
+def _others(
+    model: nn.Module, plans: Iterable[Decision]
+) -> Iterator[tuple[str, nn.Parameter, Entry]]:
+    counted = {id(p) for plan in plans for p in plan.owned}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in counted or nn.parameter.is_lazy(parameter):
+            continue
+        owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
+        size = parameter.nbytes
+        entry = Entry(name, f"parameter of {owner}", "kept", elements=parameter.numel())
+        yield name, parameter, replace(entry, bytes_before=size, bytes_after=size)
+
+
+def entries_of(planned: Iterable[ParameterPlan | Entry]) -> list[Entry]:
+    """What the ledger says of them before anything is done."""
+    return [each.entry if isinstance(each, ParameterPlan) else each for each in planned]
+
+
+def quantized(plan: ParameterPlan, seed: int | None) -> tuple[QWeight, Entry]:
+    """A parameter in codes, and its entry with what a user should know of it."""
+    fmt, parameter = plan.format, plan.parameter
+    stored = to_stored(parameter.detach(), plan.layout)
+    notes: list[str] = []
+    if odd := int((~stored.isfinite()).sum()):
+        notes.append(f"{odd} of {stored.numel()} weights are NaN or infinite")
+    notes += lost_signs("weight", stored, fmt)
+    q = quantize(stored, fmt, seed=None if seed is None else named_seed(seed, plan.name))
+    low, high, _ = reference.ranges(stored, fmt)
+    if clipped := int(saturates(low, high, fmt).sum()):
+        notes.append(f"{clipped} of {low.numel()} scales are outside the range of {fmt.scale}")
+    weight = QWeight(q, tuple(parameter.shape), parameter.dtype, plan.layout)
+    weight.name = plan.name
+    return weight, replace(plan.entry, notes=tuple(notes), bytes_after=weight.nbytes)
+
+
+def put(model: nn.Module, plans: Sequence[ParameterPlan], weights: Sequence[QWeight]) -> None:
+    """Hold the weights where their parameters are; all of them, or the model is as it was."""
+    before = [(module, module.__class__, dict(module._parameters), dict(module._modules))
+              for plan in plans for name in plan.names
+              for module in [model.get_submodule(name.rpartition(".")[0])]]  # fmt: skip
+    try:
+        for plan, weight in zip(plans, weights, strict=True):
+            for name in plan.names:
+                owner, _, attribute = name.rpartition(".")
+                hold(model.get_submodule(owner), attribute, weight)
+    except BaseException:
+        for module, kind, parameters, modules in reversed(before):
+            module.__class__ = kind
+            module._parameters.clear()
+            module._parameters.update(parameters)
+            module._modules.clear()
+            module._modules.update(modules)
+        raise

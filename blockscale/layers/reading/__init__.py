@@ -1,0 +1,1 @@
+"""Reads of quantized weights by code that is not the layer's own."""

@@ -1,0 +1,103 @@
+"""Quantized parameters of any module: its own code reads them, and gets a WeightTensor.
+
+`hold` gives a module a class of its own, a subclass of the one it had with the same name, in which
+the parameter is a property. The codes are a submodule under the parameter's name, so that states
+and files have them as they have a layer's (`attention.in_proj_weight.codes`).
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.layers.reading.source import written
+from blockscale.layers.store import QWeight
+
+
+class Holder:
+    """What a module with quantized parameters is besides; `held_names` are their names."""
+
+    held_names: tuple[str, ...] = ()
+    float_class: type[nn.Module]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        state = self.__dict__.copy()
+        return _restored, (self.float_class, self.held_names), state
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.held_names and not isinstance(value, QWeight):
+            held: QWeight = self._modules[name]  # type: ignore[attr-defined]
+            if isinstance(value, Tensor) and getattr(value, "source", None) is not None:
+                other = value.source.owner  # type: ignore[attr-defined]
+                if isinstance(other, QWeight):  # as tie_weights does: two names of one weight
+                    self._modules[name] = other  # type: ignore[attr-defined]
+                    return
+            raise written("an assignment", held.source())
+        super().__setattr__(name, value)
+
+
+def hold(module: nn.Module, name: str, weight: QWeight) -> None:
+    """Put a quantized weight in the place of the parameter `name` of a module.
+
+    Raises ValueError for a module that has no such parameter, or whose class is not Python's.
+    """
+    if module._parameters.get(name) is None:
+        raise ValueError(f"{type(module).__name__} has no parameter {name!r} to quantize")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ValueError(
+            f"{name}: a ScriptModule's parameters are compiled in: quantize its source"
+        )
+    del module._parameters[name]
+    of, names = _base(module), (*held(module), name)
+    module.__class__ = _class_of(of, tuple(sorted(names)))
+    module._modules[name] = weight
+
+
+def release(module: nn.Module, name: str) -> None:
+    """Make a held weight a float parameter again, dequantized."""
+    weight = held(module)[name]
+    names = tuple(sorted(set(held(module)) - {name}))
+    del module._modules[name]
+    module.__class__ = _class_of(_base(module), names) if names else _base(module)
+    module.register_parameter(name, nn.Parameter(weight.dequantize(), requires_grad=False))
+
+
+def held(module: nn.Module) -> dict[str, QWeight]:
+    """{name: quantized parameter} of a module itself, not of those in it."""
+    names = module.held_names if isinstance(module, Holder) else ()
+    return {name: module._modules[name] for name in names}  # type: ignore[misc]
+
+
+def all_held(model: nn.Module) -> Iterator[tuple[str, QWeight]]:
+    """(dotted name, quantized parameter) of all modules of a model, every name of each."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, weight in held(module).items():
+            yield (f"{prefix}.{name}" if prefix else name), weight
+
+
+def _base(module: nn.Module) -> type[nn.Module]:
+    return module.float_class if isinstance(module, Holder) else type(module)
+
+
+def _read(name: str) -> property:
+    def get(self: Any) -> Tensor:
+        weight: QWeight = self._modules[name]
+        return weight.read()
+
+    return property(get, doc=f"the quantized parameter {name}, read as a float tensor")
+
+
+@lru_cache(None)  # by classes and names, of which a program has few
+def _class_of(of: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    body: dict[str, Any] = {name: _read(name) for name in names}
+    body |= {"held_names": names, "float_class": of, "__module__": of.__module__}
+    body |= {"__qualname__": of.__qualname__, "__doc__": of.__doc__}
+    return type(of.__name__, (Holder, of), body)
+
+
+def _restored(of: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
+    """A module of that class without state, for pickle and copies."""
+    made: nn.Module = of.__new__(_class_of(of, names))
+    return made

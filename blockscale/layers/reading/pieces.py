@@ -1,0 +1,122 @@
+"""Views and pieces of a ReadTensor that keep its codes: nothing is dequantized for them.
+
+Each handler gets the operator's arguments and returns its result, or None where only the floats
+will do.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockscale.layers.reading.source import Source
+from blockscale.ops import cut
+from blockscale.ops.primitives import dequantize
+
+aten = torch.ops.aten
+
+
+def _same(weight: Any, *_: Any, **__: Any) -> Any:
+    return type(weight)(weight.source)
+
+
+def _view(weight: Any, size: Sequence[int]) -> Any:
+    return _same(weight) if tuple(size) == tuple(weight.shape) else None
+
+
+def _transpose(weight: Any, first: int = 0, second: int = 1) -> Any:
+    source, rank = weight.source, weight.ndim
+    if {first % rank, second % rank} != {rank - 2, rank - 1} or source.operand is None:
+        return None
+    if source.layout not in ("plain", "transposed"):
+        return None
+    shape = torch.Size((*source.shape[:-2], source.shape[-1], source.shape[-2]))
+    turned = not source.transposed
+    return weight.view_of(shape, source.operand, lambda: source.floats().mT, transposed=turned)
+
+
+def _t(weight: Any) -> Any:
+    return _transpose(weight) if weight.ndim == 2 else None
+
+
+def _permute(weight: Any, dims: Sequence[int]) -> Any:
+    rank = weight.ndim
+    turned = [*range(rank - 2), rank - 1, rank - 2]
+    return _transpose(weight, -2, -1) if [d % rank for d in dims] == turned else None
+
+
+def _slice(
+    weight: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Any:
+    source, rank = weight.source, weight.ndim
+    dim, n = dim % rank, weight.shape[dim]
+    first, last, _ = slice(start, end).indices(n)
+    if (first, last, step) == (0, n, 1):
+        return _same(weight)
+    along = rank - 1 if source.transposed and rank == 2 else 0
+    if source.operand is None or dim != along or step != 1 or source.layout == "channels_last":
+        return None
+    if source.layout.startswith("transposed_"):
+        return None
+    rows = cut.rows(source.operand, first, max(first, last))
+    if rows is None:
+        return None
+    shape = list(source.shape)
+    shape[dim] = max(last - first, 0)
+    return _cut(weight, rows, torch.Size(shape))
+
+
+def _select(weight: Any, dim: int, index: int) -> Any:
+    source = weight.source
+    if source.operand is None or dim % weight.ndim or weight.ndim < 3:
+        return None
+    if source.layout not in ("plain", "transposed"):
+        return None
+    chosen = cut.selected(source.operand, index % weight.shape[0])
+    return None if chosen is None else _cut(weight, chosen, source.shape[1:])
+
+
+def _cut(weight: Any, operand: Any, shape: torch.Size) -> Tensor:
+    """A piece with codes of its own, which alone is dequantized where its floats are wanted."""
+    source: Source = weight.source
+
+    def floats() -> Tensor:
+        values: Tensor = dequantize(operand, source.dtype)
+        return values.mT if source.transposed else values
+
+    return weight.view_of(shape, operand, floats)  # type: ignore[no-any-return]
+
+
+def _split(weight: Any, size: Any, dim: int = 0) -> Any:
+    n = weight.shape[dim]
+    sizes = (
+        size
+        if isinstance(size, list | tuple)
+        else [size] * (n // size) + [n % size] * (n % size > 0)
+    )
+    starts = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+    parts = [_slice(weight, dim, a, b) for a, b in pairwise(starts)]
+    return None if any(part is None for part in parts) else parts
+
+
+def _unbind(weight: Any, dim: int = 0) -> Any:
+    parts = [_select(weight, dim, i) for i in range(weight.shape[dim])]
+    return None if any(part is None for part in parts) else parts
+
+
+VIEWS: dict[Any, Callable[..., Any]] = {
+    aten.detach.default: _same,
+    aten.alias.default: _same,
+    aten.lift_fresh.default: _same,
+    aten.view.default: _view,
+    aten.t.default: _t,
+    aten.transpose.int: _transpose,
+    aten.permute.default: _permute,
+    aten.slice.Tensor: _slice,
+    aten.select.int: _select,
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split,
+    aten.unbind.int: _unbind,
+}

@@ -1,0 +1,155 @@
+"""What torch's operators do with a ReadTensor: products by our kernels, or its floats.
+
+Each handler gets the operator's arguments and returns its result, or None where only the floats
+will do.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockscale.core.layout import grouped_layout
+from blockscale.layers.reading.pieces import VIEWS
+from blockscale.layers.reading.source import ReadTensor, Source, dense, written
+from blockscale.ops.conv import conv
+from blockscale.ops.conv_transpose import conv_transpose
+from blockscale.ops.embedding import embedding
+from blockscale.ops.linear import linear
+
+aten = torch.ops.aten
+
+
+def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """One call of torch's with ReadTensors among its arguments.
+
+    Raises RuntimeError, with the weight's name, for a call that writes to one.
+    """
+    handler = _HANDLERS.get(func) or VIEWS.get(func)
+    if handler is not None:
+        result = handler(*args, **kwargs)
+        if result is not None:
+            return result
+    _refuse_writes(func, args, kwargs)
+    if func._schema.is_mutable is False and func._can_decompose() and _implicit(func):
+        return func.decompose(*args, **kwargs)
+    result = func(*dense(args), **dense(kwargs))
+    return _as_views(func, args, result)
+
+
+def _implicit(func: Any) -> bool:
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
+
+
+def _refuse_writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    if not func._schema.is_mutable:
+        return
+    given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
+    for argument in func._schema.arguments:
+        value = given.get(argument.name)
+        if argument.is_write and isinstance(value, ReadTensor):
+            raise written(f"{func._schema.name.removeprefix('aten::')}", value.source)
+
+
+def _as_views(func: Any, args: Sequence[Any], result: Any) -> Any:
+    """A view of a weight is not written to either."""
+    first = args[0] if args else None
+    if not isinstance(first, ReadTensor) or not func.is_view:
+        return result
+
+    def view(part: Tensor) -> Tensor:
+        return first.view_of(part.shape, None, lambda: part, transposed=False, value=part)
+
+    return [view(part) for part in result] if isinstance(result, list | tuple) else view(result)
+
+
+def _factor(weight: Any, x: Any) -> Source | None:
+    """The source of a weight [k, n] whose codes are [n, k], for an x of its dtype; else None."""
+    if not isinstance(weight, ReadTensor) or isinstance(x, ReadTensor):
+        return None
+    source = weight.source
+    usable = source.operand is not None and source.transposed and weight.ndim == 2
+    return source if usable and x.dtype == source.dtype and x.device == source.device else None
+
+
+def _mm(x: Any, weight: Any) -> Any:
+    source = _factor(weight, x)
+    return None if source is None else linear(x, source.operand)
+
+
+def _addmm(bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    source = _factor(weight, x)
+    if source is None or beta != 1 or alpha != 1 or bias.ndim != 1 or type(bias) is ReadTensor:
+        return None
+    return linear(x, source.operand, bias.expand(weight.shape[1]))
+
+
+def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    if not isinstance(weight, ReadTensor) or weight.ndim != 2 or type(bias) is ReadTensor:
+        return None
+    source = _factor(weight.t(), x)
+    return None if source is None else linear(x, source.operand, bias)
+
+
+def _matmul(x: Any, weight: Any) -> Any:
+    return _mm(x, weight)
+
+
+def _convolution(
+    x: Any, weight: Any, bias: Any, stride: list[int], padding: list[int], dilation: list[int],
+    transposed: bool, output_padding: list[int], groups: int,
+) -> Any:  # fmt: skip
+    if not isinstance(weight, ReadTensor) or type(bias) is ReadTensor:
+        return None
+    source = weight.source
+    if source.operand is None or source.layout == "plain" or x.dtype != source.dtype:
+        return None
+    shape, settings = list(weight.shape), (list(stride), list(padding))
+    if not transposed and source.layout == "channels_last":
+        return conv(x, source.operand, bias, shape, *settings, list(dilation), groups)
+    if transposed and source.layout == grouped_layout(groups):
+        more = (list(output_padding), groups, list(dilation))
+        return conv_transpose(x, source.operand, bias, shape, *settings, *more)
+    return None
+
+
+def _embedding(
+    weight: Any, indices: Any, padding_idx: int = -1, scale: bool = False, sparse: bool = False
+) -> Any:
+    del padding_idx, scale, sparse  # of gradients of the table, which has none
+    return _rows_of(weight, indices)
+
+
+def _index_select(weight: Any, dim: int, indices: Any) -> Any:
+    return _rows_of(weight, indices) if dim in (0, -2) else None
+
+
+def _index(weight: Any, indices: Sequence[Any]) -> Any:
+    alone = len(indices) == 1 and indices[0] is not None and indices[0].dtype == torch.int64
+    if not alone:
+        return None
+    chosen = indices[0]  # negative ones count from the end
+    return _rows_of(weight, torch.where(chosen < 0, chosen + weight.shape[0], chosen))
+
+
+def _rows_of(weight: Any, indices: Tensor) -> Any:
+    if not isinstance(weight, ReadTensor) or weight.ndim != 2:
+        return None
+    source = weight.source
+    if source.operand is None or source.transposed or source.layout != "plain":
+        return None
+    return embedding(source.operand, indices, source.dtype)
+
+
+_HANDLERS: dict[Any, Callable[..., Any]] = {
+    aten.mm.default: _mm,
+    aten.matmul.default: _matmul,
+    aten.addmm.default: _addmm,
+    aten.linear.default: _linear,
+    aten.convolution.default: _convolution,
+    aten.embedding.default: _embedding,
+    aten.index_select.default: _index_select,
+    aten.index.Tensor: _index,
+}

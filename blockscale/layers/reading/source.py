@@ -1,0 +1,96 @@
+"""Where the numbers of a weight are that was read, and the tensors that have them."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from blockscale.core.operand import Operand
+
+
+@dataclass(eq=False)
+class Source:
+    """Where the numbers of a WeightTensor are.
+
+    name:       of the parameter in its model, for errors; may be empty
+    operand:    its codes as they are stored; None where only the floats are right
+    layout:     of the operand (blockscale.core.layout)
+    transposed: whether the tensor is the operand with its last two dimensions exchanged
+    dense:      gives the floats, in the tensor's dtype
+    owner:      the module that holds the codes
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    name: str
+    operand: Operand | None
+    layout: str
+    transposed: bool
+    dense: Callable[[], Tensor]
+    owner: Any = None
+    value: Tensor | None = None
+
+    def floats(self) -> Tensor:
+        """The dequantized tensor, computed at the first call."""
+        if self.value is None:
+            self.value = self.dense()
+        return self.value
+
+
+class ReadTensor(Tensor):
+    """A tensor without storage, whose numbers are where its source says."""
+
+    source: Source
+
+    @staticmethod
+    def __new__(cls, source: Source) -> "ReadTensor":
+        made: ReadTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, source.shape, dtype=source.dtype, device=source.device, requires_grad=False
+        )
+        made.source = source
+        return made
+
+    def view_of(
+        self, shape: torch.Size, operand: Operand | None, dense: Callable[[], Tensor], **new: Any
+    ) -> "ReadTensor":
+        """A part of it, or another view: with these codes, if any, and the floats `dense` gives."""
+        parts = {"owner": None, "value": None} | new
+        return type(self)(replace(self.source, shape=shape, operand=operand, dense=dense, **parts))
+
+
+def written(func: str, source: Source) -> RuntimeError:
+    """What is raised where somebody writes to a quantized weight."""
+    layer, _, last = source.name.rpartition(".")
+    called = source.name or "this weight"
+    pattern = layer if last == "weight" and layer else source.name or "the layer"
+    return RuntimeError(
+        f"{func} writes to {called}, which is quantized: its codes are fixed. Leave it in float "
+        f"with skip=[{pattern!r}] in the recipe, or do this before quantizing"
+    )
+
+
+def dense(tree: Any) -> Any:
+    """The same arguments with the floats of each ReadTensor."""
+    return tree_map_only(ReadTensor, lambda weight: weight.source.floats(), tree)
+
+
+def traced() -> bool:
+    """Whether the tensor that is being read goes into a program that is traced or compiled.
+
+    Tracers know no tensors of other classes, so they get the floats. While they look for buffers by
+    name (`fc.weight.codes`), they read `weight` as well, and want the module that it stands for.
+    """
+    if not torch.compiler.is_compiling():
+        return False
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    reader = sys._getframe(3)  # of the property that called `read`, which called this
+    return reader.f_code.co_name not in _LOOKUPS
+
+
+_LOOKUPS = ("get_submodule", "get_buffer", "get_parameter", "swap_submodule", "_get_attr")

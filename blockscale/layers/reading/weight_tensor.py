@@ -1,0 +1,93 @@
+"""What a read of a quantized weight gives: a tensor, to whoever computes with it by himself.
+
+Models read weights of layers that they do not call (`F.linear(x, self.fc.weight)`, `.t()`, `@`).
+They get a WeightTensor, which has the shape, dtype and device of the float weight and no storage.
+Products meet our kernels with its codes; pieces along its rows keep the codes; anything else
+computes with the dequantized weight, of which there is one a read at most.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockscale.layers.reading import products
+from blockscale.layers.reading.source import ReadTensor, written
+
+
+class WeightTensor(ReadTensor):
+    """A quantized weight as a float tensor that cannot be written to. Made by reading one.
+
+    The read of a whole weight stands for the module that holds the codes as well: torch finds
+    `fc.weight.codes` by reading `weight` of `fc`, a module, and `codes` of that. So what a tensor
+    has not is looked for there (`codes`, `scale`, `fmt`, `operand`, `_buffers` ...), and it is an
+    instance of that module's class as well as of Tensor.
+    """
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # As if it were not overridden; but torch's modules look whether it is, and then leave their
+        # fused paths, which call no layers and would leave quantized inputs and our products out.
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return products.run(func, args, kwargs or {})
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        owner = self.source.owner
+        return type(self) if owner is None else type(owner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "source" and self.source.owner is not None:
+            return getattr(self.source.owner, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        owner = None if name == "source" else self.source.owner
+        if owner is not None and name in owner._buffers:
+            setattr(owner, name, value)
+        elif name == "data":
+            raise written("an assignment to .data", self.source)
+        else:
+            super().__setattr__(name, value)
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The float weight, by default in the dtype that it had."""
+        if dtype is None or dtype == self.source.dtype:
+            return self.source.floats()
+        owner = self.source.owner
+        return self.source.floats().to(dtype) if owner is None else owner.dequantize(dtype)
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """Bytes of codes and scales as stored."""
+        owner = self.source.owner
+        return int(self.numel() * self.element_size() if owner is None else owner.nbytes)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:  # type: ignore[override]
+        """Itself, whose codes are fixed; a float copy where a gradient is asked for."""
+        return self.source.floats().clone().requires_grad_() if requires_grad else self
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """The dequantized values as an array."""
+        return self.source.floats().numpy(force=force)
+
+    def tolist(self) -> Any:
+        """The dequantized values as lists."""
+        return self.source.floats().tolist()
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return self.source.floats().__array__(dtype)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "WeightTensor":
+        return WeightTensor(self.source)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.source.floats().__reduce_ex__(protocol)
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        fmt = "" if self.source.operand is None else f", {self.source.operand.fmt!r}"
+        return f"WeightTensor(shape={tuple(self.shape)}, dtype={self.dtype}{fmt})"
