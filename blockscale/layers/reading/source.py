@@ -36,9 +36,9 @@ class Source:
     value: Tensor | None = None
 
     def floats(self) -> Tensor:
-        """The dequantized tensor, computed at the first call."""
+        """The dequantized tensor, computed at the first call; its strides are the ReadTensor's."""
         if self.value is None:
-            self.value = self.dense()
+            self.value = self.dense().contiguous()
         return self.value
 
 
@@ -50,8 +50,9 @@ class ReadTensor(Tensor):
     @staticmethod
     def __new__(cls, source: Source) -> "ReadTensor":
         made: ReadTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, source.shape, dtype=source.dtype, device=source.device, requires_grad=False
-        )
+            cls, source.shape, dtype=source.dtype, device=source.device, requires_grad=False,
+            strides=None if source.value is None else source.value.stride(),
+        )  # fmt: skip
         made.source = source
         return made
 
