@@ -5,6 +5,7 @@ reason: what the float model cannot do either is no fault of ours.
 """
 
 import contextlib
+import importlib.util
 import logging
 import sys
 import tempfile
@@ -139,14 +140,23 @@ def _check_close(result: list[torch.Tensor], expected: list[torch.Tensor], whose
 def compiled(run: Run) -> str:
     """torch.compile, in one graph where the float model is one, gives the same."""
     try:
-        whole = _compile(run.model.build(), run, fullgraph=True)
+        _same_in_float(lambda model: _compile(model, run, fullgraph=True), run)
+        whole = True
     except Exception:  # noqa: BLE001 - whatever it is, the float model's
-        whole = None
-    if whole is None:
-        _or_empty(lambda: _compile(run.model.build(), run, fullgraph=False), "compile")
-    result = _compile(run.quantized, run, fullgraph=whole is not None)
+        whole = False
+        _or_empty(
+            lambda: _same_in_float(lambda model: _compile(model, run, fullgraph=False), run),
+            "compile",
+        )
+    result = _compile(run.quantized, run, fullgraph=whole)
     _check_close(result, run.result, "the model that is not compiled")
-    return "one graph" if whole is not None else "graphs, as in float"
+    return "one graph" if whole else "graphs, as in float"
+
+
+def _same_in_float(changed: Callable[[nn.Module], list[torch.Tensor]], run: Run) -> None:
+    """Raise WrongError where the float model computes something else when it is changed so."""
+    expected = states.run(run.model.build(), run.inputs)
+    _check_close(changed(run.model.build()), expected, "itself")
 
 
 def _compile(model: nn.Module, run: Run, fullgraph: bool) -> list[torch.Tensor]:
@@ -159,7 +169,7 @@ def _compile(model: nn.Module, run: Run, fullgraph: bool) -> list[torch.Tensor]:
 
 def exported(run: Run) -> str:
     """torch.export gives a program that computes the same."""
-    _or_empty(lambda: _export(run.model.build(), run), "export")
+    _or_empty(lambda: _same_in_float(lambda model: _export(model, run), run), "export")
     _check_close(_export(run.quantized, run), run.result, "the model that is not exported")
     return "yes"
 
@@ -196,10 +206,10 @@ def pretrained(run: Run) -> str:
     """from_pretrained: while it loads, of what save_pretrained wrote, of a directory of ours."""
     if run.model.library != "transformers":
         raise EmptyError("not a model of transformers")
-    try:
-        from blockscale.integrations.transformers import BlockscaleConfig
-    except ImportError:
-        raise EmptyError("blockscale.integrations.transformers is not there") from None
+    if not _integration("transformers"):
+        raise EmptyError("blockscale.integrations.transformers is not there")
+    from blockscale.integrations.transformers import BlockscaleConfig
+
     _or_empty(lambda: _reload_float(run), "come back from its own directory")
     kind: Any = type(run.model.build())
     config = BlockscaleConfig(run.recipe)
@@ -230,19 +240,17 @@ def lora(run: Run) -> str:
     if not names:
         raise EmptyError("it has no linear layers")
     _or_empty(lambda: _train(run.model.build(), names, run), "train adapters")
-    model = _quantized_again(run)
-    try:
-        import blockscale.integrations.peft
-    except ImportError:
-        pass  # what PEFT does without it is what a user finds
-    count = _train(model, names, run)
-    return f"{count} adapters"
-
-
-def _quantized_again(run: Run) -> nn.Module:
+    if _integration("peft"):
+        importlib.import_module("blockscale.integrations.peft")
     model = run.model.build()
     bs.quantize_(model, run.recipe)
-    return model
+    return f"{_train(model, names, run)} adapters"
+
+
+def _integration(name: str) -> bool:
+    """Whether there is one; where there is, it must import."""
+    there = importlib.util.find_spec("blockscale.integrations") is not None
+    return there and importlib.util.find_spec(f"blockscale.integrations.{name}") is not None
 
 
 def _linear(model: nn.Module) -> list[str]:
