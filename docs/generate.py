@@ -191,9 +191,19 @@ def models() -> str:
 
 def totals(rows: dict[str, dict]) -> Iterator[str]:
     """How many of all models have what in each column."""
-    enough = sum(float(row["cells"]["share"][1].partition(" ")[0]) >= 95 for row in rows.values() if row["cells"]["share"][0])
+    enough = sum(
+        float(row["cells"]["share"][1].partition(" ")[0]) >= 95
+        for row in rows.values()
+        if row["cells"]["share"][0]
+    )
     yield f"{len(rows)} architectures; {enough} of them with at least 95 % of their bytes in codes."
-    yield "\n| | " + " | ".join(list(COLUMNS.values())[1:]) + " |\n|---" + "|--:" * (len(COLUMNS) - 1) + "|"
+    yield (
+        "\n| | "
+        + " | ".join(list(COLUMNS.values())[1:])
+        + " |\n|---"
+        + "|--:" * (len(COLUMNS) - 1)
+        + "|"
+    )
     for label, ok in (("yes", True), ("no", False), ("–", None)):
         counts = (sum(row["cells"][c][0] is ok for row in rows.values()) for c in list(COLUMNS)[1:])
         yield f"| {label} | " + " | ".join(map(str, counts)) + " |"

@@ -142,7 +142,7 @@ def compiled(run: Run) -> str:
     try:
         _same_in_float(lambda model: _compile(model, run, fullgraph=True), run)
         whole = True
-    except Exception:  # noqa: BLE001 - whatever it is, the float model's
+    except Exception:  # whatever it is, the float model's
         whole = False
         _or_empty(
             lambda: _same_in_float(lambda model: _compile(model, run, fullgraph=False), run),
@@ -226,7 +226,7 @@ def _same(run: Run, other: nn.Module) -> str:
         raise WrongError(f"not the bits of the flow in memory: {names}")
     try:
         expected = run.result
-    except Exception as error:  # noqa: BLE001 - the cell "forward" is about it
+    except Exception as error:  # the cell "forward" is about it
         raise WrongError(f"equal bits, but forward fails: {told(error)}") from None
     for mine, theirs in zip(expected, states.run(other, run.inputs), strict=True):
         if states.unequal_bits(mine, theirs):
@@ -319,7 +319,7 @@ def _or_empty(attempt: Callable[[], Any], what: str) -> None:
     """Do it with the float model. Raises EmptyError where that cannot do it."""
     try:
         attempt()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the float model's
+    except Exception as error:  # whatever it is, the float model's
         raise EmptyError(f"the float model does not {what}: {told(error)}") from None
 
 
@@ -356,7 +356,7 @@ def _cell(run_cell: Callable[[Run], str], run: Run) -> Cell:
         return Cell(None, str(error))
     except WrongError as error:
         return Cell(False, str(error))
-    except Exception as error:  # noqa: BLE001 - it is what the cell reports
+    except Exception as error:  # it is what the cell reports
         return Cell(False, told(error))
 
 

@@ -54,10 +54,10 @@ def in_process(
         found: Row = mine.recv() if mine.poll(seconds) else {}
     except EOFError:
         process.join()
-        found = {"cells": dict.fromkeys(cells, [False, f"the process ended: {process.exitcode}"])}
+        found = {"cells": {key: [False, f"the process ended: {process.exitcode}"] for key in cells}}
     if not found:
         process.kill()
-        found = {"cells": dict.fromkeys(cells, [False, f"not done after {seconds} s"])}
+        found = {"cells": {key: [False, f"not done after {seconds} s"] for key in cells}}
     process.join()
     return {"library": models()[name].library, "parameters": 0} | found
 

@@ -30,7 +30,9 @@ hub(
     masked_text,
 )
 hub("albert", "AlbertForMaskedLM", "AlbertConfig", SMALL | {"embedding_size": 32}, masked_text)
-hub("electra", "ElectraForPreTraining", "ElectraConfig", SMALL | {"embedding_size": 32}, masked_text)
+hub(
+    "electra", "ElectraForPreTraining", "ElectraConfig", SMALL | {"embedding_size": 32}, masked_text
+)
 hub(
     "distilbert",
     "DistilBertForSequenceClassification",
@@ -60,7 +62,9 @@ hub(
     SMALL | {"cls_token_id": 1, "sep_token_id": 2, "attn_implementation": "sdpa"},
     masked_text,
 )
-hub("esm", "EsmForMaskedLM", "EsmConfig", SMALL | {"position_embedding_type": "rotary"}, masked_text)
+hub(
+    "esm", "EsmForMaskedLM", "EsmConfig", SMALL | {"position_embedding_type": "rotary"}, masked_text
+)
 hub(
     "funnel",
     "FunnelForMaskedLM",

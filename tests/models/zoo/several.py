@@ -4,7 +4,7 @@ import torch
 
 from tests.models.registry import Inputs
 from tests.models.zoo.hub import LLAMA, SMALL, hub
-from tests.models.zoo.inputs import WORDS, image, masked_text, text
+from tests.models.zoo.inputs import image, masked_text, text
 
 _IMAGE_TOKEN = 100
 _VISION = {
@@ -46,7 +46,8 @@ def patches() -> Inputs:
 hub("clip", "CLIPModel", "CLIPConfig", _PAIR | {"projection_dim": 32}, both)
 hub("siglip", "SiglipModel", "SiglipConfig", _PAIR, lambda: text() | image())
 hub("blip", "BlipForConditionalGeneration", "BlipConfig", {
-    "text_config": SMALL | {"encoder_hidden_size": 64}, "vision_config": _VISION}, both)  # fmt: skip
+    "text_config": SMALL | {"encoder_hidden_size": 64}, "vision_config": _VISION,
+}, both)  # fmt: skip
 hub("vilt", "ViltModel", "ViltConfig", SMALL | _VISION, lambda: masked_text() | image())
 hub("llava", "LlavaForConditionalGeneration", "LlavaConfig", {
     "text_config": LLAMA | {"model_type": "llama"},

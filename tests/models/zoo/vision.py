@@ -38,7 +38,8 @@ def pointed() -> Inputs:
 hub("vit", "ViTForImageClassification", "ViTConfig", _VIT | {"num_labels": 16}, image)
 hub("deit", "DeiTForImageClassificationWithTeacher", "DeiTConfig", _VIT | {"num_labels": 16}, image)
 hub("beit", "BeitForImageClassification", "BeitConfig", _VIT | {
-    "num_labels": 16, "use_relative_position_bias": True, "use_mask_token": True}, image)  # fmt: skip
+    "num_labels": 16, "use_relative_position_bias": True, "use_mask_token": True,
+}, image)  # fmt: skip
 hub("swin", "SwinForImageClassification", "SwinConfig", _SWIN, image)
 hub("swinv2", "Swinv2ForImageClassification", "Swinv2Config", _SWIN, image)
 hub("dinov2", "Dinov2ForImageClassification", "Dinov2Config", _VIT | {"num_labels": 16}, image)
@@ -59,12 +60,13 @@ hub("vit_mae", "ViTMAEForPreTraining", "ViTMAEConfig", _VIT | {
     "decoder_hidden_size": 32, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2,
     "decoder_intermediate_size": 64}, lambda: image() | {"noise": torch.rand(2, 16)})  # fmt: skip
 hub("yolos", "YolosForObjectDetection", "YolosConfig", SMALL | _VIT | {
+    "intermediate_size": 512,
     "image_size": [32, 32], "num_detection_tokens": 8, "num_labels": 16}, image)  # fmt: skip
 hub("sam", "SamModel", "SamConfig", {
-    "vision_config": {"hidden_size": 32, "output_channels": 32, "num_hidden_layers": 2,
-                      "num_attention_heads": 2, "image_size": 64, "patch_size": 8, "mlp_dim": 64,
+    "vision_config": {"hidden_size": 64, "output_channels": 32, "num_hidden_layers": 3,
+                      "num_attention_heads": 2, "image_size": 64, "patch_size": 16, "mlp_dim": 128,
                       "window_size": 4, "global_attn_indexes": [1], "num_pos_feats": 16},
-    "prompt_encoder_config": {"hidden_size": 32, "image_size": 64, "patch_size": 8,
+    "prompt_encoder_config": {"hidden_size": 32, "image_size": 64, "patch_size": 16,
                               "mask_input_channels": 16},
     "mask_decoder_config": {"hidden_size": 32, "mlp_dim": 64, "num_hidden_layers": 1,
                             "num_attention_heads": 2, "iou_head_hidden_dim": 32},
