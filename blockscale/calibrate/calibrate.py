@@ -24,7 +24,7 @@ from blockscale.core.ledger import Ledger
 from blockscale.core.progress import Progress
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import apply, check, plans_for
-from blockscale.layers.parameters import entries_of, plan_parameters
+from blockscale.layers.parameters.planned import entries_of, plan_parameters
 from blockscale.layers.plan import Decision, Plan
 
 

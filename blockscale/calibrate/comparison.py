@@ -109,7 +109,7 @@ class Comparison:
 def _row(layer: LayerComparison) -> tuple[str, ...]:
     total = layer.accumulated
     return (
-        layer.name, *_rounding(layer.qweight), *_rounding(layer.input),
+        layer.name, *_rounding(layer.weight), *_rounding(layer.input),
         _sqnr(layer.isolated), _sqnr(total), "" if total is None else f"{total.cosine:.6f}",
         layer.formats,
     )  # fmt: skip

@@ -23,7 +23,7 @@ from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import StoredModel, open_stored_model
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
-from blockscale.layers.reading.parameter import hold
+from blockscale.layers.parameters.hold import hold
 from blockscale.layers.store import QBias, QWeight
 from blockscale.ops.tensor import QTensor, from_parts
 

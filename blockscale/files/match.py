@@ -11,7 +11,7 @@ from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import StoredModel
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
-from blockscale.layers.reading.parameter import Holder
+from blockscale.layers.parameters.hold import Holder
 from blockscale.layers.reasons import looks_like_a_layer
 
 

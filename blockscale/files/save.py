@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from blockscale.files.metadata import Metadata, TensorInfo
 from blockscale.files.whole import check_place, written_whole
 from blockscale.layers.layer import QLayer
-from blockscale.layers.reading.parameter import all_held
+from blockscale.layers.parameters.hold import all_held
 from blockscale.layers.store import QBias, QWeight
 
 

@@ -27,7 +27,7 @@ from blockscale.graph.program import Program, imported
 from blockscale.graph.state import set_state, state
 from blockscale.layers.apply import check
 from blockscale.layers.ledger import ledger_of
-from blockscale.layers.parameters import plan_others
+from blockscale.layers.parameters.planned import plan_others
 from blockscale.layers.plan import Decision, plan_layers
 from blockscale.qat.prepare import Learn, prepare_qat
 from blockscale.qat.prepare import ledger as trained_ledger

@@ -18,7 +18,7 @@ from blockscale.layers.bias import notes_on_bias, quantize_bias, without_dynamic
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.ledger import ledger_of
-from blockscale.layers.parameters import (
+from blockscale.layers.parameters.planned import (
     ParameterPlan,
     entries_of,
     plan_others,
@@ -47,7 +47,7 @@ def quantize_(
     seed: int | None = None,
 ) -> Ledger:
     """Quantize a model in place: its Linear, Embedding, convolution and Conv1D (GPT-2) layers, and
-    other parameters of two and more dimensions where that is safe (core.defaults).
+    other parameters of two and more dimensions where that is safe (layers.defaults).
 
     A weight that the model's own code reads (`F.linear(x, self.fc.weight)`) gives a tensor of the
     float weight's shape and dtype (layers.reading).

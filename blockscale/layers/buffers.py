@@ -6,6 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from blockscale.core.format import Format
+from blockscale.core.operand import FIRST
+from blockscale.core.reference import QParams
+
 
 class Buffers(nn.Module):
     """Buffers that keep their dtype: `model.half()` must not round a scale.
@@ -62,3 +66,35 @@ class Buffers(nn.Module):
                     moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
                 )
         return self
+
+
+Parts = tuple[Tensor | None, Tensor | None, Tensor | None]  # scale, zero_point, outer
+
+
+class Scaled(Buffers):
+    """A module with the buffers `scale`, `zero_point` and `outer`, which may be None, and one for
+    each further part that its format has (Format.parts): `offset`, `offset_outer`, `scale_offset`.
+    """
+
+    format: Format
+
+    def set_parts(self, qparams: QParams | None) -> None:
+        """Hold these tensors from now on: new buffers, nothing is copied or checked."""
+        parts = {} if qparams is None else qparams._asdict()
+        self._further = [name for name in self.format.parts if name not in FIRST]
+        for name in ("scale", "zero_point", "outer", *self._further):
+            self.register_buffer(name, parts.get(name))
+
+    @property
+    def parts(self) -> Parts:
+        """Scale, zero point and outer scale, in the order in which ops take them."""
+        return self._buffers["scale"], self._buffers["zero_point"], self._buffers["outer"]
+
+    @property
+    def qparams(self) -> QParams | None:
+        """All that stands beside the codes; None without a scale."""
+        part: dict[str, Any] = self._buffers
+        if part["scale"] is None:
+            return None
+        more = {name: part[name] for name in self._further}
+        return QParams(part["scale"], part["outer"], part["zero_point"], **more)

@@ -44,7 +44,7 @@ class QLayer(nn.Module):
 
     def __init__(self, weight: QWeight, bias: nn.Parameter | None, scheme: Scheme):
         super().__init__()
-        self.weight = weight
+        self._modules["weight"] = weight
         self.register_parameter("bias", bias)
         takes = scheme.input is not None and self.takes_input
         self.input = QInput(scheme.input) if takes and scheme.input else None
@@ -160,7 +160,12 @@ class QLayer(nn.Module):
     def set_bias(self, bias: QBias | QWeight) -> None:
         """Hold a quantized bias in the place of the float one."""
         self._parameters.pop("bias", None)
-        self.bias = bias
+        self._modules["bias"] = bias
+
+    def set_float_bias(self, bias: nn.Parameter) -> None:
+        """Hold a float bias in the place of a quantized one, or where there was none."""
+        self._modules.pop("bias", None)
+        self._parameters["bias"] = bias
 
     def added_bias(self) -> Tensor | None:
         """The bias [n] that the layer adds: a quantized one as its values, in float32."""

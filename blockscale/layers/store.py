@@ -9,48 +9,17 @@ from torch import Tensor
 from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.format import Format
 from blockscale.core.layout import from_stored, to_stored
-from blockscale.core.operand import FIRST, Operand, Quantizer, quantizer
+from blockscale.core.operand import Operand, Quantizer, quantizer
 from blockscale.core.reference import QParams
 from blockscale.layers.before import Before
-from blockscale.layers.buffers import Buffers
+from blockscale.layers.buffers import Buffers, Scaled
 from blockscale.layers.reading.source import Source, traced
-from blockscale.layers.reading.weight_tensor import WeightTensor
+from blockscale.layers.reading.weight_tensor import WeightTensor, one_read
 from blockscale.ops import primitives
 from blockscale.ops.given import given
 from blockscale.ops.quantize import quantize
 from blockscale.ops.seed import seed_tensor
 from blockscale.ops.tensor import QTensor
-
-Parts = tuple[Tensor | None, Tensor | None, Tensor | None]  # scale, zero_point, outer
-
-
-class Scaled(Buffers):
-    """A module with the buffers `scale`, `zero_point` and `outer`, which may be None, and one for
-    each further part that its format has (Format.parts): `offset`, `offset_outer`, `scale_offset`.
-    """
-
-    format: Format
-
-    def set_parts(self, qparams: QParams | None) -> None:
-        """Hold these tensors from now on: new buffers, nothing is copied or checked."""
-        parts = {} if qparams is None else qparams._asdict()
-        self._further = [name for name in self.format.parts if name not in FIRST]
-        for name in ("scale", "zero_point", "outer", *self._further):
-            self.register_buffer(name, parts.get(name))
-
-    @property
-    def parts(self) -> Parts:
-        """Scale, zero point and outer scale, in the order in which ops take them."""
-        return self._buffers["scale"], self._buffers["zero_point"], self._buffers["outer"]
-
-    @property
-    def qparams(self) -> QParams | None:
-        """All that stands beside the codes; None without a scale."""
-        part: dict[str, Any] = self._buffers
-        if part["scale"] is None:
-            return None
-        more = {name: part[name] for name in self._further}
-        return QParams(part["scale"], part["outer"], part["zero_point"], **more)
 
 
 class QWeight(Scaled):
@@ -114,9 +83,11 @@ class QWeight(Scaled):
         return from_stored(values, self.layout, self.shape)
 
     def read(self, before: Before | None = None) -> Tensor:
-        """The weight for code that computes with it by itself: a WeightTensor, in traced programs
-        the dequantized tensor. before: what the input goes through in this weight's own layer."""
-        return self.undone(before) if traced() else WeightTensor(self.source(before))
+        """What code gets that computes with it by itself: a WeightTensor, or floats when traced."""
+        if traced():
+            return self.undone(before)
+        source = self.source(before)
+        return WeightTensor(source) if before is not None else one_read(self, source)
 
     def source(self, before: Before | None = None) -> Source:
         """Where a tensor that was read has its numbers."""
@@ -139,8 +110,8 @@ class QWeight(Scaled):
 
 class QBias(Buffers):
     """A bias [n] in integers of its layer's sums: buffers `codes` [n], and `scale` [n] float32, the
-    steps of the sums. It means codes * scale; the scale is kept beside the codes because that of
-    outputs whose weights are all zero says nothing (core.arithmetic.sums.live_steps).
+    steps of the sums. The scale is kept because that of outputs whose weights are all zero says
+    nothing (core.arithmetic.sums.live_steps).
 
     kind, shape, dtype: what it is in, and of the float bias
     """
@@ -160,7 +131,7 @@ class QBias(Buffers):
         """The bias for code that computes with it by itself, as QWeight.read gives a weight."""
         place = (self.shape, self.dtype, self.codes.device, self.name)
         source = Source(*place, None, "plain", False, self.dequantize, self)
-        return self.dequantize() if traced() else WeightTensor(source)
+        return self.dequantize() if traced() else one_read(self, source)
 
     @property
     def nbytes(self) -> int:
@@ -180,7 +151,7 @@ class QBias(Buffers):
 
 class QInput(Scaled):
     """How a layer's input or output is quantized when it runs: by a scale chosen from each tensor
-    (dynamic), or by a given one (static)."""
+    (dynamic), or a given one (static)."""
 
     def __init__(self, fmt: Format):
         super().__init__()
@@ -224,7 +195,7 @@ class QInput(Scaled):
         self.set_parts(QParams(**{name: parts[name] for name in self.format.parts}))
 
     def of(self, x: Tensor) -> Quantizer:
-        """How x [...] is quantized now, as ops take it; draws a seed where the format needs one."""
+        """How x [...] is quantized now, as ops take it; draws a seed where that is needed."""
         if self.format.rounding == "stochastic":
             return quantizer(self.for_rank(x.ndim), self.fmt, seed_tensor(None, x.device))
         if self._buffers["scale"] is None:

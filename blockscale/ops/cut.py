@@ -1,6 +1,6 @@
 """Parts of a quantized tensor along its first dimension, cut from codes and scales as they are."""
 
-from torch import Tensor
+from typing import Any
 
 from blockscale.core.block import WHOLE, Block
 from blockscale.core.format import Format
@@ -17,16 +17,16 @@ def rows(whole: Operand, start: int, stop: int) -> Operand | None:
     fmt, count = whole.format, whole.shape[0]
     if _joined(fmt) or not 0 <= start <= stop <= count:
         return None
-    parts: dict[str, Tensor | None] = {}
+    parts: dict[str, Any] = {}
     for name, part in whole.qparams._asdict().items():
-        height = None if part is None else _height(name, fmt, len(whole.shape))
+        height = _height(name, fmt, len(whole.shape))
         if part is None or height == WHOLE:
             parts[name] = part
         elif start % height or (stop % height and stop != count):
             return None
         else:
             parts[name] = part[start // height : -(-stop // height)]
-    return operand(whole.codes[start:stop], QParams(**parts), fmt, whole.size)  # type: ignore[arg-type]
+    return operand(whole.codes[start:stop], QParams(**parts), fmt, whole.size)
 
 
 def selected(whole: Operand, index: int) -> Operand | None:
@@ -40,8 +40,10 @@ def selected(whole: Operand, index: int) -> Operand | None:
     one = rows(whole, index, index + 1)
     if one is None:
         return None
-    parts = {n: None if part is None else part[0] for n, part in one.qparams._asdict().items()}
-    return operand(one.codes[0], QParams(**parts), fmt, whole.size)  # type: ignore[arg-type]
+    parts: dict[str, Any] = {
+        n: None if part is None else part[0] for n, part in one.qparams._asdict().items()
+    }
+    return operand(one.codes[0], QParams(**parts), fmt, whole.size)
 
 
 def _blocks(fmt: Format) -> list[Block]:

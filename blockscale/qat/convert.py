@@ -65,7 +65,7 @@ def _quantized(layer: QATLayer, weight: QWeight) -> tuple[QLayer, tuple[str, ...
     quantized = layer.as_quantized(weight)
     bias = quantized._parameters.get("bias")
     if bias is not None and not isinstance(bias, nn.Parameter):
-        quantized.bias = nn.Parameter(bias)
+        quantized.set_float_bias(nn.Parameter(bias))
     return quantized, tuple(told)
 
 

@@ -14,7 +14,7 @@ from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.ledger import ledger_of
-from blockscale.layers.parameters import plan_others
+from blockscale.layers.parameters.planned import plan_others
 from blockscale.layers.plan import Decision, Plan, plan_layers
 from blockscale.layers.signs import lost_signs
 from blockscale.layers.supplied import Supplied, refuse_unchosen

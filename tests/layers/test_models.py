@@ -10,6 +10,7 @@ from torch.nn.utils import parametrizations, prune
 
 import blockscale as bs
 from blockscale.layers.layer import QLayer
+from blockscale.layers.parameters.hold import all_held
 from blockscale.layers.store import QWeight
 
 with warnings.catch_warnings():
@@ -174,11 +175,16 @@ def untouched(model: nn.Module) -> dict:
     plain = bool | int | float | str | tuple
     modules = dict(model.named_modules(remove_duplicate=False))
     layers = [n for n, m in modules.items() if isinstance(m, QLayer)]
+    layers += [n for n, _ in all_held(model)]
     found = {}
     for n, m in modules.items():
         if not any(f"{n}.".startswith(f"{layer}.") for layer in layers):
             settings = {k: v for k, v in vars(m).items() if isinstance(v, plain)}
-            found[n] = (type(m), settings, bits(dict(m.named_buffers(recurse=False))))
+            found[n] = (
+                getattr(m, "float_class", type(m)),
+                settings,
+                bits(dict(m.named_buffers(recurse=False))),
+            )
     parameters = model.named_parameters(remove_duplicate=False)
     return found | {n: (p.requires_grad, id(p)) for n, p in parameters}
 
@@ -240,6 +246,9 @@ def test_outputs_are_those_of_the_dequantized_weights(name: str) -> None:
         if isinstance(layer, QLayer):
             assert layer.training == plain.get_submodule(n).training
             plain.get_submodule(n).weight.data = layer.dequantize_weight()
+    for n, weight in all_held(model):
+        owner, _, attribute = n.rpartition(".")
+        getattr(plain.get_submodule(owner), attribute).data = weight.dequantize()
     exact = ("mixed", "channels_last", "subclass", "empty", *(n for n in MODELS if "shared" in n))
     atol = 0 if name in exact else 0.01 if name == "half" else 1e-5  # attention sums in any order
     for context in (torch.enable_grad(), torch.no_grad(), torch.inference_mode()):

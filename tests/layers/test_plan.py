@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.layers.parameters import plan_others
+from blockscale.layers.parameters.planned import plan_others
 from blockscale.layers.plan import Left, Plan, plan_layers
 from blockscale.layers.store import QWeight
 from tests.layers.models import (
@@ -81,7 +81,7 @@ def test_one_layer_under_two_names_that_a_recipe_tells_apart() -> None:
 
 def test_parameters_of_no_layer() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
-    model.register_parameter("free", nn.Parameter(torch.ones(3, 3)))
+    model.register_parameter("free", nn.Parameter(torch.ones(32, 32)))
     model.register_parameter("kept", nn.Parameter(torch.ones(3, 3)))
     recipe = bs.Recipe("int8", skip=["kept"])
     entries = {e.name: e for e in plan_others(model, plan_layers(model, recipe), recipe)}
@@ -92,4 +92,4 @@ def test_parameters_of_no_layer() -> None:
         "kept", "pattern 'kept' of the recipe"
     )  # fmt: skip
     assert entries["1.weight"].reason.startswith("a vector")
-    assert (entries["free"].elements, entries["free"].bytes_before) == (9, 36)
+    assert (entries["free"].elements, entries["free"].bytes_before) == (1024, 4096)

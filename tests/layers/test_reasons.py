@@ -12,6 +12,7 @@ from blockscale.layers.kinds import quantized_class
 from blockscale.layers.linear import QLinear
 from blockscale.layers.reasons import (
     looks_like_a_layer,
+    read_by_parent,
     why_no_integers,
     why_no_sums,
     why_not_bias,
@@ -59,9 +60,8 @@ def replaced_forward() -> nn.Module:
     ],
 )
 def test_layers(module: nn.Module, reason: str | None) -> None:
-    model = nn.Sequential(module)
     assert looks_like_a_layer(module)
-    found = why_not_layer(model, module, ["0"], quantized_class(module))
+    found = why_not_layer(module, quantized_class(module))
     assert found is None if reason is None else found.startswith(reason)
 
 
@@ -69,10 +69,9 @@ def test_layers_inside_what_reads_their_weights() -> None:
     attention = nn.MultiheadAttention(4, 2)
     layer = attention.out_proj
     plain = nn.Sequential(nn.Linear(4, 4))
-    assert why_not_layer(plain, plain[0], ["0"], QLinear) is None
-    model = nn.Sequential(attention)
-    told = why_not_layer(model, layer, ["0.out_proj"], QLinear)
-    assert told == "MultiheadAttention reads its weight without calling it"
+    assert why_not_layer(layer, QLinear) is None
+    assert read_by_parent(plain, ["0"]) == ""
+    assert read_by_parent(nn.Sequential(attention), ["0.out_proj"]) == "MultiheadAttention"
 
 
 def test_what_is_no_layer_of_weights() -> None:

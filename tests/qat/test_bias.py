@@ -40,7 +40,7 @@ def test_convert_changes_no_bit(bias: str, learn: Any) -> None:
         bs.convert(model)
         assert torch.equal(model(IMAGES[0]), before)
     kind = QBias if "sums" in str(bs.Recipe(bias=bias).bias) else QWeight
-    assert [type(model[i].bias) for i in (0, 3, 7)] == [kind] * 3
+    assert [type(model[i].quantized_bias) for i in (0, 3, 7)] == [kind] * 3
     entries = bs.qat.ledger(model)
     assert [e.bias for e in entries if e.status == "quantized"] == [
         str(bs.Recipe(bias=bias).bias)

@@ -18,7 +18,7 @@ from blockscale.compat.torch_ao.training import to_observer
 from blockscale.core.format import Format
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import apply, check, plans_for
-from blockscale.layers.parameters import entries_of, plan_parameters
+from blockscale.layers.parameters.planned import entries_of, plan_parameters
 from blockscale.layers.plan import Plan
 from blockscale.layers.store import QInput
 from blockscale.layers.supplied import supplied

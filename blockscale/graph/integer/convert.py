@@ -50,7 +50,7 @@ def with_integer_bias(model: nn.Module) -> nn.Module:
             _, bias, fixed = sums(layer, name)
             assert bias is not None
             values = bias.to(torch.float32) * pow2(fixed.exponent)
-            layer.bias = nn.Parameter(values, requires_grad=False)
+            layer.set_float_bias(nn.Parameter(values, requires_grad=False))
     return model
 
 

@@ -24,7 +24,7 @@ from blockscale.graph.names import described
 from blockscale.graph.pt2e.annotations import Annotations, Edge
 from blockscale.graph.pt2e.edges import Fake, Place, Watch
 from blockscale.layers.bias import without_dynamic
-from blockscale.layers.parameters import plan_others
+from blockscale.layers.parameters.planned import plan_others
 from blockscale.layers.plan import Decision, Plan, plan_layers
 from blockscale.layers.supplied import supplied
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.layers.reading.source import Source
+from blockscale.layers.reading.source import ReadTensor
 from blockscale.ops import cut
 from blockscale.ops.primitives import dequantize
 
@@ -80,13 +80,14 @@ def _select(weight: Any, dim: int, index: int) -> Any:
 
 def _cut(weight: Any, operand: Any, shape: torch.Size) -> Tensor:
     """A piece with codes of its own, which alone is dequantized where its floats are wanted."""
-    source: Source = weight.source
+    assert isinstance(weight, ReadTensor)
+    source = weight.source
 
     def floats() -> Tensor:
         values: Tensor = dequantize(operand, source.dtype)
         return values.mT if source.transposed else values
 
-    return weight.view_of(shape, operand, floats)  # type: ignore[no-any-return]
+    return weight.view_of(shape, operand, floats)
 
 
 def _split(weight: Any, size: Any, dim: int = 0) -> Any:

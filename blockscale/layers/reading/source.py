@@ -49,7 +49,7 @@ class ReadTensor(Tensor):
 
     @staticmethod
     def __new__(cls, source: Source) -> "ReadTensor":
-        made: ReadTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: ReadTensor = Tensor._make_wrapper_subclass(
             cls, source.shape, dtype=source.dtype, device=source.device, requires_grad=False,
             strides=None if source.value is None else source.value.stride(),
         )  # fmt: skip

@@ -7,12 +7,13 @@ computes with the dequantized weight, of which there is one a read at most.
 """
 
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
 
 from blockscale.layers.reading import products
-from blockscale.layers.reading.source import ReadTensor, written
+from blockscale.layers.reading.source import ReadTensor, Source, written
 
 
 class WeightTensor(ReadTensor):
@@ -32,11 +33,13 @@ class WeightTensor(ReadTensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return products.run(func, args, kwargs or {})
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         owner = self.source.owner
         return type(self) if owner is None else type(owner)
 
@@ -55,11 +58,13 @@ class WeightTensor(ReadTensor):
             super().__setattr__(name, value)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The float weight, by default in the dtype that it had."""
-        if dtype is None or dtype == self.source.dtype:
-            return self.source.floats()
+        """What the codes mean, by default in the dtype that the float weight had; where something
+        stands before the layer, of the changed input (QLayer.before)."""
         owner = self.source.owner
-        return self.source.floats().to(dtype) if owner is None else owner.dequantize(dtype)
+        if owner is None:
+            return self.source.floats().to(dtype or self.source.dtype)
+        values: Tensor = owner.dequantize(dtype)
+        return values
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
@@ -67,7 +72,7 @@ class WeightTensor(ReadTensor):
         owner = self.source.owner
         return int(self.numel() * self.element_size() if owner is None else owner.nbytes)
 
-    def requires_grad_(self, requires_grad: bool = True) -> Tensor:  # type: ignore[override]
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Itself, whose codes are fixed; a float copy where a gradient is asked for."""
         return self.source.floats().clone().requires_grad_() if requires_grad else self
 
@@ -80,14 +85,29 @@ class WeightTensor(ReadTensor):
         return self.source.floats().tolist()
 
     def __array__(self, dtype: Any = None) -> Any:
-        return self.source.floats().__array__(dtype)
+        return self.source.floats().__array__(dtype)  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "WeightTensor":
         return WeightTensor(self.source)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.source.floats().__reduce_ex__(protocol)
+        return self.source.floats().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         fmt = "" if self.source.operand is None else f", {self.source.operand.fmt!r}"
         return f"WeightTensor(shape={tuple(self.shape)}, dtype={self.dtype}{fmt})"
+
+
+_reads: "WeakKeyDictionary[Any, tuple[ref[WeightTensor], ref[Tensor]]]" = WeakKeyDictionary()
+
+
+def one_read(owner: Any, source: Source) -> WeightTensor:
+    """The read of these codes that is still there, else a new one: two layers that share a weight
+    give one tensor, as `a.weight is b.weight` asks."""
+    known, codes = _reads.get(owner, (None, None))
+    read = None if known is None else known()
+    moved = codes is None or codes() is not owner.codes
+    if read is None or moved or read.dtype != source.dtype:
+        read = WeightTensor(source)
+        _reads[owner] = (ref(read), ref(owner.codes))
+    return read

@@ -6,7 +6,6 @@ and files have them as they have a layer's (`attention.in_proj_weight.codes`).
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -89,12 +88,18 @@ def _read(name: str) -> property:
     return property(get, doc=f"the quantized parameter {name}, read as a float tensor")
 
 
-@lru_cache(None)  # by classes and names, of which a program has few
+_classes: dict[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}  # a program has few
+
+
 def _class_of(of: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    known = _classes.get((of, names))
+    if known is not None:
+        return known
     body: dict[str, Any] = {name: _read(name) for name in names}
     body |= {"held_names": names, "float_class": of, "__module__": of.__module__}
     body |= {"__qualname__": of.__qualname__, "__doc__": of.__doc__}
-    return type(of.__name__, (Holder, of), body)
+    made: type[nn.Module] = type(of.__name__, (Holder, of), body)
+    return _classes.setdefault((of, names), made)
 
 
 def _restored(of: type[nn.Module], names: tuple[str, ...]) -> nn.Module:

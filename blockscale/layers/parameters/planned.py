@@ -12,13 +12,13 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from blockscale.core import reference
 from blockscale.core.arithmetic.philox import named_seed
-from blockscale.core.defaults import kept_by_default
 from blockscale.core.format import Format
 from blockscale.core.layout import to_stored
 from blockscale.core.ledger import Entry
 from blockscale.core.recipe import Recipe
+from blockscale.layers.defaults import kept_by_default
+from blockscale.layers.parameters.hold import hold
 from blockscale.layers.plan import Decision
-from blockscale.layers.reading.parameter import hold
 from blockscale.layers.reasons import why_not_weight
 from blockscale.layers.saturation import saturates
 from blockscale.layers.signs import lost_signs

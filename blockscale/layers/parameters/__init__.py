@@ -1,0 +1,1 @@
+"""Quantized parameters that belong to no layer."""
