@@ -36,9 +36,9 @@ class Source:
     value: Tensor | None = None
 
     def floats(self) -> Tensor:
-        """The dequantized tensor, computed at the first call; its strides are the ReadTensor's."""
+        """The dequantized tensor, computed at the first call."""
         if self.value is None:
-            self.value = self.dense().contiguous()
+            self.value = self.dense().contiguous()  # as the tensor says of itself
         return self.value
 
 
