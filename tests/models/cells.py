@@ -129,7 +129,8 @@ def forward(run: Run) -> str:
     expected = states.run(states.twin(run.model.build(), run.quantized), run.inputs)
     _check_close(result, expected, "its dequantized twin")
     if not run.not_strict:
-        return "strict"
+        because = "; ".join(f"skip={pattern!r}: {why}" for pattern, why in run.model.skip.items())
+        return because or "strict"
     lines = [line.strip() for line in run.not_strict.splitlines()[1:-1]]
     return f"{len(lines)} skipped: {lines[0]}"
 
