@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.layers.reading.source import written
+from blockscale.layers.reading.source import ReadTensor, written
 from blockscale.layers.store import QWeight
 
 
@@ -26,15 +26,16 @@ class Holder:
         return _restored, (self.float_class, self.held_names), state
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.held_names and not isinstance(value, QWeight):
-            held: QWeight = self._modules[name]  # type: ignore[attr-defined]
-            if isinstance(value, Tensor) and getattr(value, "source", None) is not None:
-                other = value.source.owner  # type: ignore[attr-defined]
-                if isinstance(other, QWeight):  # as tie_weights does: two names of one weight
-                    self._modules[name] = other  # type: ignore[attr-defined]
-                    return
-            raise written("an assignment", held.source())
-        super().__setattr__(name, value)
+        if name in self.held_names and (
+            isinstance(value, Tensor) or not isinstance(value, QWeight)
+        ):
+            modules: dict[str, Any] = self.__dict__["_modules"]
+            owner = value.source.owner if isinstance(value, ReadTensor) else None
+            if not isinstance(owner, QWeight):
+                raise written("an assignment", modules[name].source())
+            modules[name] = owner  # as tie_weights does: two names of one weight
+        else:
+            super().__setattr__(name, value)
 
 
 def hold(module: nn.Module, name: str, weight: QWeight) -> None:

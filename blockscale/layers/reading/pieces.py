@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def _same(weight: Any, *_: Any, **__: Any) -> Any:
-    return type(weight)(weight.source)
+    return weight.again(weight.source)
 
 
 def _view(weight: Any, size: Sequence[int]) -> Any:

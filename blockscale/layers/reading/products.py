@@ -5,12 +5,14 @@ will do.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from blockscale.core.layout import grouped_layout
+from blockscale.layers.reading.factors import multiplied
 from blockscale.layers.reading.pieces import VIEWS
 from blockscale.layers.reading.source import ReadTensor, Source, dense, written
 from blockscale.ops.conv import conv
@@ -110,7 +112,7 @@ def _convolution(
     if not transposed and source.layout == "channels_last":
         return conv(x, source.operand, bias, shape, *settings, list(dilation), groups)
     if transposed and source.layout == grouped_layout(groups):
-        more = (list(output_padding), groups, list(dilation))
+        more = (list(output_padding), list(dilation), groups)
         return conv_transpose(x, source.operand, bias, shape, *settings, *more)
     return None
 
@@ -144,6 +146,10 @@ def _rows_of(weight: Any, indices: Tensor) -> Any:
 
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
+    aten.div_.Scalar: partial(multiplied, inverse=True),
+    aten.div_.Tensor: partial(multiplied, inverse=True),
+    aten.mul_.Scalar: multiplied,
+    aten.mul_.Tensor: multiplied,
     aten.mm.default: _mm,
     aten.matmul.default: _matmul,
     aten.addmm.default: _addmm,

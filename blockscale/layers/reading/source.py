@@ -36,9 +36,9 @@ class Source:
     value: Tensor | None = None
 
     def floats(self) -> Tensor:
-        """The dequantized tensor, computed at the first call."""
+        """The dequantized tensor, computed at the first call; its strides are the ReadTensor's."""
         if self.value is None:
-            self.value = self.dense().contiguous()  # as the tensor says of itself
+            self.value = self.dense().contiguous()
         return self.value
 
 
@@ -61,7 +61,12 @@ class ReadTensor(Tensor):
     ) -> "ReadTensor":
         """A part of it, or another view: with these codes, if any, and the floats `dense` gives."""
         parts = {"owner": None, "value": None} | new
-        return type(self)(replace(self.source, shape=shape, operand=operand, dense=dense, **parts))
+        return self.again(replace(self.source, shape=shape, operand=operand, dense=dense, **parts))
+
+    def again(self, source: Source) -> "ReadTensor":
+        """Another one; torch wants views to be inference tensors if, and only if, their base is."""
+        with torch.inference_mode(self.is_inference()):
+            return type(self)(source)
 
 
 def written(func: str, source: Source) -> RuntimeError:

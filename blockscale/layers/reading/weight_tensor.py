@@ -73,8 +73,10 @@ class WeightTensor(ReadTensor):
         return int(self.numel() * self.element_size() if owner is None else owner.nbytes)
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
-        """Itself, whose codes are fixed; a float copy where a gradient is asked for."""
-        return self.source.floats().clone().requires_grad_() if requires_grad else self
+        """Itself. Raises RuntimeError where a gradient is asked for: codes are fixed."""
+        if requires_grad:
+            raise written("requires_grad_", self.source)
+        return self
 
     def numpy(self, *, force: bool = False) -> Any:
         """The dequantized values as an array."""
@@ -107,6 +109,7 @@ def one_read(owner: Any, source: Source) -> WeightTensor:
     known, codes = _reads.get(owner, (None, None))
     read = None if known is None else known()
     moved = codes is None or codes() is not owner.codes
+    moved |= read is not None and read.is_inference() != torch.is_inference_mode_enabled()
     if read is None or moved or read.dtype != source.dtype:
         read = WeightTensor(source)
         _reads[owner] = (ref(read), ref(owner.codes))

@@ -23,10 +23,6 @@ hub(
     "RwkvForCausalLM",
     "RwkvConfig",
     {"vocab_size": WORDS, "hidden_size": 64, "num_hidden_layers": 2, "context_length": 64},
-    skip={
-        "*.attention.output": "its block divides this weight in place",
-        "*.feed_forward.value": "its block divides this weight in place",
-    },
 )
 hub("recurrent_gemma", "RecurrentGemmaForCausalLM", "RecurrentGemmaConfig", LLAMA | {
     "lru_width": 64, "attention_window_size": 8, "block_types": ["recurrent", "attention"],

@@ -1,0 +1,104 @@
+"""Quantized parameters of any module: reads, copies, files, and what is refused."""
+
+import copy
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import blockscale as bs
+from blockscale.layers.parameters.hold import Holder, all_held, held, hold, release
+from blockscale.layers.store import QWeight
+
+
+class Own(nn.Module):
+    """Two parameters of its own, and a method that the class has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Parameter(torch.randn(64, 64)), nn.Parameter(torch.randn(64, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.q @ self.k.t()
+
+
+def own(fmt: str = "mxfp4") -> Own:
+    torch.manual_seed(0)
+    module = Own()
+    for name in ("q", "k"):
+        hold(module, name, QWeight.quantize(getattr(module, name), bs.parse(fmt)))
+    return module
+
+
+X = torch.randn(3, 64)
+
+
+def test_it_is_what_it_was_and_reads_codes() -> None:
+    module = own()
+    assert isinstance(module, Own)
+    assert isinstance(module, Holder)
+    assert type(module).__name__ == "Own"
+    assert type(module).__qualname__ == "Own"
+    assert type(module) is type(own())
+    assert list(held(module)) == ["k", "q"]
+    assert [name for name, _ in module.named_parameters()] == []
+    assert {"q.codes", "q.scale", "k.codes", "k.scale"} < set(module.state_dict())
+    expected = X @ held(module)["q"].dequantize() @ held(module)["k"].dequantize().t()
+    torch.testing.assert_close(module(X), expected, rtol=1e-5, atol=1e-4)
+    outer = nn.Sequential(module, module)
+    assert [name for name, _ in all_held(outer)] == ["0.k", "0.q", "1.k", "1.q"]
+
+
+def test_copies_and_pickles() -> None:
+    module, buffer = own(), io.BytesIO()
+    torch.save(module, buffer)
+    buffer.seek(0)
+    for other in (copy.deepcopy(module), torch.load(buffer, weights_only=False)):
+        assert type(other) is type(module)
+        assert torch.equal(other(X), module(X))
+        assert other.q.codes is not module.q.codes
+        other.load_state_dict(module.state_dict())
+
+
+def test_another_process_reads_the_pickle(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.MultiheadAttention(64, 4, batch_first=True))
+    bs.quantize_(model, "int8_channel")
+    torch.save(model, tmp_path / "m.pt")
+    code = (
+        "import sys, torch; m = torch.load(sys.argv[1], weights_only=False); "
+        "print(m[0].in_proj_weight.double().sum().item())"
+    )
+    run = [sys.executable, "-c", code, str(tmp_path / "m.pt")]
+    found = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    assert float(found) == model[0].in_proj_weight.double().sum().item()
+
+
+def test_released_it_is_a_float_parameter_again() -> None:
+    module = own()
+    values = module.q + 0
+    release(module, "q")
+    assert isinstance(module, Holder)
+    assert torch.equal(module.q, values)
+    assert isinstance(module._parameters["q"], nn.Parameter)
+    release(module, "k")
+    assert type(module) is Own
+
+
+def test_what_is_refused() -> None:
+    module = own()
+    with pytest.raises(ValueError, match="Own has no parameter 'nothing' to quantize"):
+        hold(module, "nothing", held(module)["q"])
+    with pytest.raises(RuntimeError, match="an assignment writes to this weight"):
+        module.q = nn.Parameter(torch.zeros(64, 64))
+    module.q = module.k  # as tie_weights does
+    assert held(module)["q"] is held(module)["k"]
+
+
+def test_casts_follow() -> None:
+    module = own().to(torch.bfloat16)
+    assert (module.q.dtype, module.q.scale.dtype) == (torch.bfloat16, torch.uint8)
+    assert module(X.bfloat16()).dtype == torch.bfloat16
