@@ -98,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         start = time.monotonic()
         found = in_process(name, options.cells, options.seconds)
-        found["cells"] = rows.get(name, {}).get("cells", {}) | found["cells"]
+        merged = rows.get(name, {}).get("cells", {}) | found["cells"]
+        found["cells"] = {cell: merged[cell] for cell in CELLS if cell in merged}
         rows[name] = found
         write(rows, options.output)
         failed = [f"{cell}: {told}" for cell, (ok, told) in found["cells"].items() if ok is False]
