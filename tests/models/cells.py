@@ -218,23 +218,24 @@ def pretrained(run: Run) -> str:
     kind: Any = type(run.model.build())
     config = BlockscaleConfig(run.recipe)
     loaded = kind.from_pretrained(run.float_directory, quantization_config=config).eval()
-    _same(run, loaded)
+    _same(run, loaded, "quantized while loading: ")
     loaded.save_pretrained(run.folder / "again")
-    _same(run, kind.from_pretrained(run.folder / "again").eval())
-    return _same(run, kind.from_pretrained(run.quantized_directory).eval())
+    again = kind.from_pretrained(run.folder / "again").eval()
+    _same(run, again, "what save_pretrained wrote: ")
+    return _same(run, kind.from_pretrained(run.quantized_directory).eval(), "the directory: ")
 
 
-def _same(run: Run, other: nn.Module) -> str:
+def _same(run: Run, other: nn.Module, of: str = "") -> str:
     if found := states.differences(run.quantized, other):
         names = ", ".join(found[:2]) + (f" and {len(found) - 2} more" if len(found) > 2 else "")
-        raise WrongError(f"not the bits of the flow in memory: {names}")
+        raise WrongError(f"{of}not the bits of the flow in memory: {names}")
     try:
         expected = run.result
     except Exception as error:  # the cell "forward" is about it
         raise WrongError(f"equal bits, but forward fails: {told(error)}") from None
     for mine, theirs in zip(expected, states.run(other, run.inputs), strict=True):
         if states.unequal_bits(mine, theirs):
-            raise WrongError("the states are equal, the results are not")
+            raise WrongError(f"{of}the states are equal, the results are not")
     return "equal"
 
 
