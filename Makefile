@@ -34,10 +34,10 @@ help: ## this list
 demo: .venv/.native ## the tour: a real model, quantized and measured
 	@HF_HUB_OFFLINE=1 $(BIN)/blockscale demo $(ARGS)
 
-test: .venv/.test .venv/.native .venv/.triton .venv/.vulkan ## the fast tests (minutes)
+test: .venv/.test .venv/.native .venv/.triton .venv/.vulkan .venv/.models ## the fast tests (minutes)
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
 
-slow: .venv/.test .venv/.native .venv/.triton .venv/.vulkan ## the exhaustive tests
+slow: .venv/.test .venv/.native .venv/.triton .venv/.vulkan .venv/.models ## the exhaustive tests
 	@$(BIN)/python -m pytest -m slow -n 2 $(ARGS) || [ $$? -eq 5 ] # 5: there are none
 
 # Under 8 minutes on an H200 with ARGS="-n 12": kernels are compiled once each.
@@ -124,6 +124,14 @@ clean: ## remove the environment, what was built and the caches
 		$(PIP) -r requirements/triton.txt; } || \
 		echo "no Triton for this platform: the tests of the CUDA kernels are skipped"
 	@touch $@
+
+# Beside the environment, not in it: torchvision's compiled part loads beside no CPU build of torch,
+# and transformers imports torchvision wherever it finds one (tests/models/outside.py).
+.venv/.models: requirements/models.txt .venv/.test
+	@echo "installing requirements/models.txt into .venv/models (once): architectures that tests quantize"
+	@rm -rf .venv/models
+	@if $(PIP) --no-deps --target .venv/models -r requirements/models.txt; then touch $@; else \
+		echo "*** torchvision AND timm COULD NOT BE INSTALLED: the tests of their models are skipped ***"; fi
 
 # WebGPU's kernels are tested on any Vulkan driver; where there is none, on Mesa's, in software.
 .venv/.vulkan: requirements/vulkan.sh .venv/.test

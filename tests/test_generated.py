@@ -34,6 +34,20 @@ def test_the_drawn_graphs_are_up_to_date():
     assert generator().graph() == (DOCS / "graph.md").read_text(), "run: make docs"
 
 
+def test_the_page_of_models_is_up_to_date():
+    assert generator().models() == (DOCS / "models.md").read_text(), "run: make docs"
+
+
+def test_a_model_that_fails_is_shown_with_its_reason():
+    reasons = {"it is odd": 1}
+    cell = generator().model_cell
+    assert cell(True, "equal", reasons) == "yes"
+    assert cell(True, "83.1 %; in float: 9 % odd", reasons) == "83.1 % (2)"
+    assert cell(False, "it crashes", reasons) == "**no** (3)"
+    assert cell(None, "it is odd", reasons) == "– (1)"
+    assert list(reasons) == ["it is odd", "in float: 9 % odd", "it crashes"]
+
+
 def test_every_named_format_has_its_row():
     page = (DOCS / "formats.md").read_text()
     missing = [name for name, fmt in bs.formats().items() if f"| `{name}` | `{fmt}` |" not in page]
