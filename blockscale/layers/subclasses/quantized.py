@@ -122,6 +122,7 @@ def _taken(cls: type[Kept], module: nn.Module) -> list[str]:
     parent = parent_of(cls.float_class)
     ours = set(dir(cls.inner)) - set(dir(parent)) | {"input", "output", "before"}
     ours -= {"weight"} if issubclass(cls.float_class, _TABLES) else {"weight", "bias"}
+    ours -= set(getattr(parent, "__constants__", ()))  # mean the same in both
     theirs = {name for each in cls.float_class.__mro__ for name in vars(each)}
     theirs -= set(dir(parent))
     theirs |= set(vars(module)) | set(module._modules) | set(module._buffers)
