@@ -3,6 +3,7 @@
 from blockscale import compat as compat
 from blockscale import export as export
 from blockscale import graph as graph
+from blockscale import integrations as integrations
 from blockscale import qat as qat
 from blockscale.calibrate import observers as observers
 from blockscale.calibrate.calibrate import calibrate as calibrate
@@ -21,6 +22,7 @@ from blockscale.files.directory.quantize_directory import quantize_directory as 
 from blockscale.files.load import load as load
 from blockscale.files.metadata import FileError as FileError
 from blockscale.files.save import save as save
+from blockscale.integrations.on_import import bring_along as _bring_along
 from blockscale.kernels.hardware import hardware as hardware
 from blockscale.kernels.registry import use as use
 from blockscale.kernels.webgpu import webgpu as webgpu
@@ -38,3 +40,6 @@ __version__ = "0.1.0"
 # cannot import them itself.
 for _name in ("IntegerModel", "NotIntegerError", "to_integer", "with_integer_bias"):
     setattr(qat, _name, getattr(graph, _name))
+
+# What of other libraries knows our layers comes along when they are imported, and not before.
+_bring_along("peft", "blockscale.integrations.peft")

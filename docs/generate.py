@@ -68,6 +68,19 @@ does not, and any decoder reads the result.
 
 """
 
+NAN_HEAD = """
+## What becomes of NaN and infinity
+
+Most formats have no code for them. Where scales are powers of two in a byte (`e8m0`) or codes of a small float, a NaN or an infinity makes its
+whole block NaN, as OCP MX asks; elsewhere **it comes out as a number and nothing downstream sees it**: an overflow in a model's activations
+is hidden by `int8_token` and shown by `mxfp8`. So what was hidden is counted: `bs.compare` says for each layer how many NaN and infinite
+elements of its weight and of its inputs its formats made finite, `bs.quantize_` warns of such weights and refuses them with `strict=True`, and
+observers count them ([numerics.md](numerics.md), 3.7 and 4, has the exact rule).
+
+| formats | a NaN becomes | an infinity becomes |
+|---|---|---|
+"""
+
 
 FLOW_HEAD = """
 ## What runs where
@@ -144,6 +157,28 @@ def sqnr(spelling: str) -> float:
     return 10 * math.log10(float(x.square().sum() / error.square().sum()))
 
 
+def odd_values() -> Iterator[str]:
+    """A line for all named formats that treat NaN and infinity alike."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in bs.formats():
+        told = becomes(name, math.nan), becomes(name, math.inf)
+        groups.setdefault(told, []).append(f"`{name}`")
+    for (nan, infinity), names in groups.items():
+        yield f"| {', '.join(names)} | {nan} | {infinity} |\n"
+
+
+def becomes(name: str, value: float) -> str:
+    """What is left of one such element among 1, 2, … 16."""
+    x = torch.arange(256.0).remainder(16).add(1).reshape(1, -1)
+    x[0, 3] = value
+    left = bs.fake_quantize(x, name)[0]
+    if left[3].isnan():
+        return "NaN" if left.isnan().sum() == 1 else "NaN, with all of its block"
+    if left[3] == 0:
+        return "0"
+    return "the largest value of its block" if left[3] == left.max() else f"{left[3]:g}"
+
+
 def page() -> str:
     """The whole page."""
     from blockscale.core.rounding import ROUNDINGS
@@ -164,6 +199,7 @@ def page() -> str:
         cells = [f"{sqnr(f'{element}:group32:e8m0/{rule}'):.2f}" for rule in columns]
         lines.append(f"| `{element}:group32` | " + " | ".join(cells) + " |")
     rules = RULE_HEAD + "\n".join(lines) + "\n"
+    rules += NAN_HEAD + "".join(odd_values())
     run = FLOW_HEAD + "\n".join(table(FLOWS)) + "\n"
     run += EXPORT_HEAD + "\n".join(table(EXPORTS)) + "\n"
     return HEAD + "\n".join(rows) + "\n" + tail + rules + run

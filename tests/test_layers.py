@@ -12,9 +12,10 @@ LAYERS = (
     "report", "demo", "bench", "cli",
 )  # fmt: skip
 USERS = ("demo", "bench", "cli")  # they use the package as anybody does: `import blockscale as bs`
-BESIDE = {
-    "compat": ("core", "kernels", "ops", "layers", "calibrate", "qat")
-}  # only USERS import it
+BESIDE = {  # only USERS import them
+    "compat": ("core", "kernels", "ops", "layers", "calibrate", "qat"),
+    "integrations": tuple(each for each in LAYERS if each not in USERS),
+}
 ROOT = "the package itself"  # its __init__ imports every layer
 
 

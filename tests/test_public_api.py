@@ -23,6 +23,7 @@ NAMES = [
     "formats",
     "graph",
     "hardware",
+    "integrations",
     "load",
     "observers",
     "parse",
@@ -50,6 +51,7 @@ PARAMETERS = {
         "weights",
         "before",
         "seed",
+        "sample",
     ],
     "calibrate": [
         "model",
@@ -106,5 +108,9 @@ def test_their_parameters():
 
 
 def test_every_public_name_is_documented():
-    undocumented = [n for n in NAMES if n != "compat" and not inspect.getdoc(getattr(bs, n))]
+    undocumented = [
+        n
+        for n in NAMES
+        if n not in ("compat", "integrations") and not inspect.getdoc(getattr(bs, n))
+    ]
     assert undocumented == []

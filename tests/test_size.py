@@ -14,8 +14,16 @@ ALLOWED: dict[str, tuple[int, str]] = {
         62,
         "two thirds are its signature and the docstring of its eleven options",
     ),
+    "layers/apply.py:quantize_": (
+        44,
+        "three quarters are its signature and the docstring of its eight options",
+    ),
+    "qat/prepare.py:prepare_qat": (
+        41,
+        "more than half is its signature and the docstring of its five options",
+    ),
     "core/recipe.py": (
-        256,
+        259,
         "a third is the documentation of one class, which should not be torn apart",
     ),
     "graph/prepare.py:prepare": (

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from blockscale.core.progress import Progress
+from blockscale.layers.guards.sample import call as call
+from blockscale.layers.guards.sample import device_of as device_of
 
 
 @contextmanager
@@ -26,33 +27,6 @@ def inference(*models: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Where the first parameter or buffer of a model is, else the CPU."""
-    tensors = chain(model.parameters(), model.buffers())
-    return next((t.device for t in tensors), torch.device("cpu"))
-
-
-def call(model: nn.Module, batch: Any) -> Any:
-    """Call the model: with a mapping's items as keyword arguments, a tuple's or list's as
-    positional ones, anything else as the one argument; tensors are moved to its device."""
-    device = device_of(model)
-    if isinstance(batch, Mapping):
-        return model(**{name: _moved(value, device) for name, value in batch.items()})
-    if isinstance(batch, tuple | list):
-        return model(*(_moved(value, device) for value in batch))
-    return model(_moved(batch, device))
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {name: _moved(each, device) for name, each in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_moved(each, device) for each in value)
-    return value
 
 
 class Batches:

@@ -24,7 +24,11 @@ from blockscale.core.ledger import Ledger
 from blockscale.core.progress import Progress
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import apply, check, plans_for
-from blockscale.layers.parameters.planned import entries_of, plan_parameters
+from blockscale.layers.computed import folded
+from blockscale.layers.guards.entry import check_model, ordinary_tensors
+from blockscale.layers.guards.optimizers import replacing
+from blockscale.layers.model.wrapped import unwrapped
+from blockscale.layers.parameters.planned import plan_parameters
 from blockscale.layers.plan import Decision, Plan
 
 
@@ -75,13 +79,16 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         return _prepared(own, data, recipe, observer, weight, transform)
     if recipe is None:
         raise ValueError("expected a recipe, such as 'int8': only prepared graphs have their own")
+    check_model(model, "bs.calibrate")
     recipe = Recipe.read(recipe)
     methods = Methods.read(observer or "mse", weight or "absmax", transform)
-    plans = plans_for(model, recipe)
-    check(plans, entries_of(plan_parameters(model, plans, recipe)), recipe, strict=strict)
-    session = chosen(model, plans, methods, data)
-    ledger = apply(model, plans, recipe, session.places, strict=strict, seed=seed)
-    ledger = told_by(ledger, session)
+    with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.calibrate"):
+        with folded(plain, recipe) as folding:
+            plans = plans_for(plain, recipe)
+            check(plans, list(plan_parameters(plain, plans, recipe)), recipe, strict=strict)
+            session = chosen(plain, plans, methods, data)
+            ledger = apply(plain, plans, recipe, session.places, strict=strict, seed=seed)
+        ledger = folding.told(told_by(ledger, session))
     ledger.warn()
     return ledger
 
@@ -184,6 +191,9 @@ class _Steps:
         self.passes = (max(sum(count for count, _ in counts), 1), why)
 
 
+_READ = "plain rounding: no layer is called with what it is multiplied by"
+
+
 def told_by(ledger: Ledger, session: Session) -> Ledger:
     """The ledger with how each layer was done, and what was noted on the way."""
     entries = []
@@ -198,5 +208,8 @@ def told_by(ledger: Ledger, session: Session) -> Ledger:
             told = ", ".join(dict.fromkeys([*details, *dynamic]))
             notes = (*entry.notes, *session.notes[entry.name])
             entry = replace(entry, details=told, notes=notes)  # noqa: PLW2901
+        elif entry.status == "quantized" and entry.kind.startswith("parameter of "):
+            told = "; ".join(filter(None, [_READ, entry.details]))
+            entry = replace(entry, details=told)  # noqa: PLW2901
         entries.append(entry)
     return Ledger(entries, ledger.unmatched)

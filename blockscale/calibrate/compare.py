@@ -17,7 +17,9 @@ from blockscale.calibrate.progress_bar import listener
 from blockscale.core import reference
 from blockscale.core.layout import to_stored
 from blockscale.core.progress import Progress
+from blockscale.layers.guards.entry import check_model
 from blockscale.layers.layer import QLayer
+from blockscale.layers.model.wrapped import unwrapped
 
 
 def compare(
@@ -42,13 +44,16 @@ def compare(
     Returns the Comparison, the layer with the lowest isolated SQNR first. Raises ValueError if the
     second model has no quantized layer, or one that is not in the first.
     """
-    layers = _pairs(model_float, model_quantized)
+    for model in (model_float, model_quantized):
+        check_model(model, "bs.compare")
     told, output, count = listener(progress), Sums(), 0
     try:
-        with inference(model_float, model_quantized):
-            for batch in Batches(batches, 1, "", told):
-                _one_batch((model_float, model_quantized), batch, layers, (output, budget))
-                count += 1
+        with unwrapped(model_float) as first, unwrapped(model_quantized) as second:
+            layers = _pairs(first, second)
+            with inference(first, second):
+                for batch in Batches(batches, 1, "", told):
+                    _one_batch((first, second), batch, layers, (output, budget))
+                    count += 1
     finally:
         told.close()
     compared = tuple(layer.result() for layer in layers)

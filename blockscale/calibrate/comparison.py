@@ -132,5 +132,11 @@ def _notes(layer: LayerComparison) -> Iterator[str]:
         yield f"{layer.unpaired} of {layer.calls} calls have no counterpart in the quantized model"
     for part in ("weight", "input", "isolated", "accumulated"):
         error = getattr(layer, part)
-        if error is not None and error.odd:
-            yield f"{part}: {error.odd} elements are NaN or infinite on one side only"
+        hidden = 0
+        if isinstance(error, Rounding) and (hidden := error.hidden_nans + error.hidden_infinities):
+            yield (
+                f"{part}: {error.hidden_nans} NaN and {error.hidden_infinities} infinite elements "
+                f"came out finite: the format of the {part} has no code for them"
+            )
+        if error is not None and error.odd > hidden:
+            yield f"{part}: {error.odd - hidden} elements are NaN or infinite on one side only"

@@ -55,11 +55,15 @@ class Rounding(Deviation):
     underflowed: percent of those that are not 0, but become 0
     worst: the places with the largest errors, worst first: blocks of a weight (their index in its
         scale), channels of inputs
+    hidden_nans, hidden_infinities: how many elements were so, and came out finite; they are among
+        the `odd` ones
     """
 
     saturated: float
     underflowed: float
     worst: tuple[Place, ...] = ()
+    hidden_nans: int = 0
+    hidden_infinities: int = 0
 
 
 class Sums:
@@ -105,6 +109,7 @@ class RoundingSums(Sums):
         super().__init__()
         self.format = fmt
         self._saturated = self._vanished = self._nonzero = 0
+        self._nans = self._infinities = 0  # that came out finite
         self._squares = torch.zeros(())  # per place
         self._counts = torch.zeros(())
 
@@ -114,6 +119,9 @@ class RoundingSums(Sums):
         self._saturated += int((~reference.in_range(x, qparams, self.format)).sum())
         self._vanished += int(((x != 0) & (rounded == 0)).sum())
         self._nonzero += int((x != 0).sum())
+        finite = rounded.isfinite()
+        self._nans += int((x.isnan() & finite).sum())
+        self._infinities += int((x.isinf() & finite).sum())
 
     def places(self, squares: Tensor, counts: Tensor) -> None:
         """Squared errors and elements of each place, added to those so far."""
@@ -125,8 +133,9 @@ class RoundingSums(Sums):
         whole, nonzero = max(self.elements, 1), max(self._nonzero, 1)
         share = 100 * self._saturated / whole, 100 * self._vanished / nonzero
         return Rounding(
-            **vars(self.result()), saturated=share[0], underflowed=share[1], worst=self._worst()
-        )
+            **vars(self.result()), saturated=share[0], underflowed=share[1], worst=self._worst(),
+            hidden_nans=self._nans, hidden_infinities=self._infinities,
+        )  # fmt: skip
 
     def _worst(self) -> tuple[Place, ...]:
         mean = (self._squares / self._counts.clamp(min=1)).sqrt()

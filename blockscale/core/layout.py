@@ -19,6 +19,7 @@ the sum and channel 0 is the output channel in every kind of layer:
 from collections.abc import Sequence
 from math import prod
 
+import torch
 from torch import Tensor
 
 LAYOUTS = ("plain", "transposed", "channels_last", "transposed_channels_last")
@@ -95,3 +96,17 @@ def stored_shape(shape: Sequence[int], layout: str) -> tuple[int, ...]:
             raise ValueError(f"{shape[0]} inputs do not divide into {groups} groups ({layout})")
         return (shape[1] * groups, prod(shape[2:]) * (shape[0] // groups))
     return tuple(shape)
+
+
+def stored_bytes(tensor: Tensor) -> int:
+    """Bytes of a parameter; of a sparse one, of its values and indices."""
+    if tensor.layout is torch.strided:
+        return tensor.nbytes
+    if tensor.layout is torch.sparse_coo:
+        found = tensor.detach().coalesce()
+        return found.values().nbytes + found.indices().nbytes
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        places = tensor.crow_indices().nbytes + tensor.col_indices().nbytes
+    else:
+        places = tensor.ccol_indices().nbytes + tensor.row_indices().nbytes
+    return tensor.values().nbytes + places

@@ -1,12 +1,11 @@
 """Read a format from its name or spelling (docs/numerics.md, section 1)."""
 
-import difflib
 import re
 from dataclasses import replace
 from functools import cache
 
 from blockscale.core.block import read_block
-from blockscale.core.catalog import CATALOG
+from blockscale.core.catalog import CATALOG, nearest_names, nearest_spellings
 from blockscale.core.elements import read_element
 from blockscale.core.format import Format, Scale
 from blockscale.core.rounding import ROUNDINGS
@@ -60,7 +59,7 @@ def _parse(text: str) -> Format:
         if found := re.fullmatch(pattern, text):
             return read(found)
     if ":" not in text:
-        close = difflib.get_close_matches(text, CATALOG, 3, 0.4)
+        close = nearest_names(text)
         hint = f"did you mean {', '.join(close)}? " if close else ""
         raise ValueError(
             f"no format {text!r}: {hint}named formats are {', '.join(CATALOG)}; "
@@ -70,7 +69,17 @@ def _parse(text: str) -> Format:
         return spell(text)
     except ValueError as error:
         reason = str(error).removeprefix(f"{text}: ")
-        raise ValueError(f"{text!r}: {reason}") from None
+        meant = next(filter(is_spelling, nearest_spellings(text)), "")
+        hint = f"did you mean {meant}? " if meant else ""
+        raise ValueError(f"{text!r}: {hint}{reason}") from None
+
+
+def is_spelling(text: str) -> bool:
+    """Whether it names or spells a format."""
+    try:
+        return text in CATALOG or bool(spell(text))
+    except ValueError:
+        return False
 
 
 def spell(text: str) -> Format:

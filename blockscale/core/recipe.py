@@ -205,6 +205,9 @@ class Recipe:
             return cls(weight=source)
         if isinstance(source, Mapping):
             return cls.from_dict(source)
+        if not isinstance(source, str | Path):
+            told = f"a {type(source).__name__}" if source is not None else "None"
+            raise TypeError(f"expected a Recipe, a format, a mapping or a JSON file, not {told}")
         text = str(source).strip()
         if text.startswith("{"):
             return cls.from_json(text)

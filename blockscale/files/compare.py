@@ -1,8 +1,8 @@
 """How far two files or directories are apart, tensor by tensor, a slab at a time."""
 
 import math
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from blockscale.core.progress import Progress
+from blockscale.files.foreign import find_foreign, foreign_rows
 from blockscale.files.inspect import TensorSummary, inspect
 from blockscale.files.metadata import FileError
 from blockscale.files.slabs.cutting import SLAB, cut
 from blockscale.files.slabs.pool import Map, Pool
 from blockscale.files.slabs.rows import OpenStoredModel, Rows
-from blockscale.files.stored_model import StoredModel, open_stored_model
+from blockscale.files.stored_model import open_stored_model
+
+_CODES = {"uint8", "int8", "int16", "uint16", "int32", "uint32"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class FileComparison:
     only_a: tuple[str, ...] = ()
     only_b: tuple[str, ...] = ()
     mismatched: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)  # {name: why it was not compared}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -61,6 +65,7 @@ class FileComparison:
             "only_a": list(self.only_a),
             "only_b": list(self.only_b),
             "mismatched": {name: {"a": a, "b": b} for name, (a, b) in self.mismatched.items()},
+            "unread": self.unread,
         }
 
 
@@ -70,38 +75,81 @@ def compare(
     """Compare every tensor of `a` with the one of the same name in `b`; either may be quantized.
 
     Quantized tensors are dequantized to float32; sums are float64. `elements` is the size of a
-    slab. Raises FileError for files that cannot be read, or that have no tensor in common.
+    slab. Of other producers, float8 and int8 weights with scales beside them are dequantized, too;
+    what is packed in ways of their own is named in `unread`.
+
+    Raises FileError for files that cannot be read, or that have no tensor in common, or only such
+    that cannot be decoded.
     """
     progress = progress or Progress()
-    side_a, side_b = open_stored_model(a), open_stored_model(b)
-    rows_a, rows_b = _rows(a, side_a), _rows(b, side_b)
-    pairs = [(name, row, rows_b[name]) for name, row in rows_a.items() if name in rows_b]
+    side_a, side_b = _Side(a), _Side(b)
+    unread = side_a.foreign.unread | side_b.foreign.unread
+    names = [name for name in side_a.rows if name in side_b.rows and name not in unread]
+    pairs = [(name, side_a.rows[name], side_b.rows[name]) for name in names]
+    unread |= {name: why for name, x, y in pairs if (why := _why_not(x, y))}
+    pairs = [pair for pair in pairs if pair[0] not in unread]
     if not pairs:
-        raise FileError(
-            f"no tensor is in both: {a} has {_some(rows_a)}; {b} has {_some(rows_b)}. "
-            f"Compare two files of one model"
-        )
+        raise FileError(_nothing(side_a, side_b, unread))
     fitting = [pair for pair in pairs if pair[1].shape == pair[2].shape]
     progress.start(sum(row.nbytes for _, row, _ in fitting), 0)
     differences = []
-    with OpenStoredModel(side_a) as tensors_a, OpenStoredModel(side_b) as tensors_b, Pool() as pool:
+    with side_a.files, side_b.files, Pool() as pool:
         for name, x, y in fitting:
             layout = y.layout or x.layout or "plain"
-            slab_rows = tensors_a.rows(x.name, layout), tensors_b.rows(y.name, layout)
+            slab_rows = side_a.stored(x.name, layout), side_b.stored(y.name, layout)
             differences.append(_difference(name, x, y, _errors(*slab_rows, elements, pool.map)))
             progress.advance(name, x.nbytes)
     mismatched = {name: (x.shape, y.shape) for name, x, y in pairs if x.shape != y.shape}
     only_a, only_b = (
-        tuple(sorted(p.keys() - q.keys())) for p, q in ((rows_a, rows_b), (rows_b, rows_a))
+        tuple(sorted(p.rows.keys() - q.rows.keys() - unread.keys()))
+        for p, q in ((side_a, side_b), (side_b, side_a))
     )
-    return FileComparison(tuple(differences), only_a, only_b, mismatched)
+    return FileComparison(tuple(differences), only_a, only_b, mismatched, unread)
 
 
-def _rows(path: str | Path, source: StoredModel) -> dict[str, TensorSummary]:
-    """{name: its row}, also under the names that are tied to it."""
-    rows = {row.name: row for row in inspect(path).rows}
-    tied = source.metadata.aliases.items()
-    return rows | {alias: rows[to] for alias, to in tied if to in rows and alias not in rows}
+class _Side:
+    """One of the two: its tensors by name, and how to read them."""
+
+    def __init__(self, path: str | Path):
+        self.path, source = path, open_stored_model(path)
+        self.files, self.foreign = OpenStoredModel(source), find_foreign(source)
+        rows = {row.name: row for row in inspect(path).rows}
+        self.rows = {name: row for name, row in rows.items() if name not in self.foreign.beside}
+        for name, weight in self.foreign.weights.items():
+            size = sum(rows[part].nbytes for part in weight.parts.values())
+            row = replace(rows[weight.parts["codes"]], name=name, format=weight.info.format)
+            self.rows[name] = replace(row, nbytes=size, layout="plain", quantized=True)
+        tied = source.metadata.aliases.items()  # also under the names that are tied to a row
+        self.rows |= {
+            alias: rows[to] for alias, to in tied if to in rows and alias not in self.rows
+        }
+
+    def stored(self, name: str, layout: str) -> Rows:
+        """A tensor's rows, seen in a layout."""
+        if (weight := self.foreign.weights.get(name)) is not None:
+            return foreign_rows(self.files, weight, layout)
+        return self.files.rows(name, layout)
+
+
+def _why_not(a: TensorSummary, b: TensorSummary) -> str:
+    """Why numbers of two tensors of one name do not mean the same thing; empty if they do."""
+    codes = [row for row in (a, b) if not row.quantized and row.format in _CODES]
+    if len(codes) != 1 or a.shape != b.shape or len(a.shape) < 2:
+        return ""
+    return (
+        f"it is {a.format} in a and {b.format} in b, and nothing beside the {codes[0].format} says "
+        f"what its codes mean: compare what the library that wrote it dequantizes"
+    )
+
+
+def _nothing(a: _Side, b: _Side, unread: Mapping[str, str]) -> str:
+    """What to say where nothing can be compared."""
+    if unread:
+        return f"nothing can be compared: {next(iter(unread.values()))}"
+    return (
+        f"no tensor is in both: {a.path} has {_some(a.rows)}; {b.path} has {_some(b.rows)}. "
+        f"Compare two files of one model"
+    )
 
 
 def _some(names: Collection[str]) -> str:

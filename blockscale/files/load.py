@@ -12,6 +12,7 @@ from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.layout import from_stored, stored_shape, to_stored
 from blockscale.core.parse import parse
 from blockscale.core.recipe import Scheme, read_bias
+from blockscale.files.folded import without_folded_norms
 from blockscale.files.match import (
     Matches,
     match_floats,
@@ -20,10 +21,18 @@ from blockscale.files.match import (
     shared_names,
 )
 from blockscale.files.metadata import FileError
+from blockscale.files.renaming.renamed import renamed
 from blockscale.files.stored_model import StoredModel, open_stored_model
+from blockscale.layers.computed import folded
+from blockscale.layers.guards.entry import check_model, ordinary_tensors
+from blockscale.layers.guards.optimizers import replacing
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
+from blockscale.layers.model.names import tell_names
+from blockscale.layers.model.resizing import let_embeddings_be_resized
+from blockscale.layers.model.wrapped import unwrapped
 from blockscale.layers.parameters.hold import hold
+from blockscale.layers.reading.announce import announce
 from blockscale.layers.store import QBias, QWeight
 from blockscale.ops.tensor import QTensor, from_parts
 
@@ -31,15 +40,43 @@ from blockscale.ops.tensor import QTensor, from_parts
 def load(model: nn.Module, path: str | Path) -> nn.Module:
     """Load a file of `bs.save`, or a directory of `blockscale quantize`, into `model`; returns it.
 
-    `model` is the float model as it was before quantization, on any device, also on "meta". Layers
-    whose weights are quantized in the file are replaced by quantized layers; everything else is
-    copied. A weight whose owner cannot hold codes is dequantized, with a warning that names it.
+    `model` is the float model as it was before quantization, on any device, also on "meta"; it may
+    be compiled or parallel (layers.model.wrapped). Layers whose weights are quantized in the file
+    are replaced by quantized layers, and batch norms that training folded into them by nn.Identity;
+    everything else is copied. A weight whose owner cannot hold codes is dequantized, with a warning
+    that names it.
 
     Raises FileError, and changes nothing, if the file is missing, truncated, of a newer version, of
     an unknown format, or of another model.
     """
-    source = open_stored_model(path)
+    check_model(model, "bs.load")
+    with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.load"):
+        refuse_quantized(plain)
+        fill(plain, renamed(plain, open_stored_model(path)))
+    return model
+
+
+def fill(model: nn.Module, source: StoredModel) -> nn.Module:
+    """`load` from what was opened, in the model's own names."""
     refuse_quantized(model)
+    fold = folded(model, lambda name: _has_quantized(source, name), stay=True)
+    with without_folded_norms(model, source), fold:
+        dense = _put_in(model, source)
+    tell_names(model)
+    let_embeddings_be_resized(model)
+    announce(model)
+    _warn(model, source, dense)
+    return model
+
+
+def _has_quantized(source: StoredModel, layer: str) -> bool:
+    """Whether the file has a quantized tensor of this layer."""
+    every = (*source.metadata.tensors, *source.metadata.aliases)
+    return any(name.rpartition(".")[0] == layer for name in every)
+
+
+def _put_in(model: nn.Module, source: StoredModel) -> Matches:
+    """All that the file holds into the model, if everything fits; what had to be dequantized."""
     shared = shared_names(model)
     weights, biases, parameters, dense = match_quantized(model, source, shared)
     every = (weights | biases | parameters | dense).values()
@@ -51,14 +88,14 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
         for bias in [_for_model(model, source, names[0], name)]
         for each in names
     }
-    changes = [_replace_layers(model, source, names, name, held) for name, names in weights.items()]
+    outer_first = sorted(weights.items(), key=lambda item: min(n.count(".") for n in item[1]))
+    changes = [_replace_layers(model, source, names, name, held) for name, names in outer_first]
     changes += [_hold(model, source, names, name) for name, names in parameters.items()]
     changes += [_fill(model, source, name, stored) for name, stored in floats.items()]
     changes += [_fill_dense(model, source, name, each) for name in dense for each in dense[name]]
     for change in changes:
         change()
-    _warn(model, source, dense)
-    return model
+    return dense
 
 
 def _warn(model: nn.Module, source: StoredModel, dense: Matches) -> None:
@@ -71,7 +108,8 @@ def _warn(model: nn.Module, source: StoredModel, dense: Matches) -> None:
     if lost := sorted(name for name in owners if source.metadata.formats(name)):
         told.append(f"the formats of their input and output are not applied: {', '.join(lost)}")
     empty = [name for name, buffer in model.named_buffers() if buffer.device.type == "meta"]
-    if empty:
+    skeleton = {each.device.type for each in model.parameters()} == {"meta"}
+    if empty and not skeleton:  # of one that was asked for on meta nothing is missing
         told.append(f"buffers that no file holds are still on meta: {', '.join(empty)}")
     if told:
         warnings.warn(f"blockscale: {'; '.join(told)}", stacklevel=3)
@@ -107,6 +145,8 @@ def _for_model(model: nn.Module, source: StoredModel, name: str, stored: str) ->
     old: Tensor = getattr(model.get_submodule(owner), attribute)
     quantized = _read_quantized(source, stored, old.dtype)
     quantized.name = name
+    if quantized.codes.device.type == "meta":  # a skeleton is being filled from one
+        return quantized
     return quantized.to(torch.device("cpu") if old.device.type == "meta" else old.device)
 
 
@@ -201,7 +241,7 @@ def _set(model: nn.Module, name: str, value: Tensor) -> Callable[[], None]:
         module = model.get_submodule(owner)
         old = getattr(module, attribute)
         if old.device.type != "meta":
-            with torch.no_grad():
+            with torch.inference_mode() if old.is_inference() else torch.no_grad():
                 old.copy_(value)
         elif isinstance(old, nn.Parameter):
             new = nn.Parameter(value.to(old.dtype), old.requires_grad)

@@ -113,7 +113,7 @@ def match_floats(
         names = dict.fromkeys(aliases.get(each, each) for each in shared.get(name, [name]))
         stored = [each for each in names if each in plain]
         if not stored:
-            missing.append(name)
+            missing += [name] * (name not in source.absent)
             continue
         _check_shape(source, name, tuple(tensor.shape), source.kinds[stored[0]][1])
         _check_kind(source, stored[0], tensor)
@@ -186,7 +186,9 @@ def _holds(model: nn.Module, name: str, layout: str) -> bool:
     module = model.get_submodule(owner)
     kind = quantized_class(module)
     known = bool(owner) and attribute == "weight" and kind is not None
-    return known and kind is not None and kind.layout_of(module) == layout
+    if not known or kind is None or kind.refuses(module) is not None:
+        return False
+    return kind.layout_of(module) == layout
 
 
 def _can_hold(model: nn.Module, source: StoredModel, name: str, stored: str) -> bool:

@@ -8,13 +8,15 @@ The safetensors metadata holds `blockscale`, this JSON, and `blockscale_sha256`,
     {"version": 1,
      "tensors": {name: {"format": spelling, "shape": [...], "dtype": "float32", "layout": "plain"}},
      "layers": {layer: {"input": spelling, "output": spelling, "before": spelling}},
-     "aliases": {name: name it is tied to}}
+     "aliases": {name: name it is tied to},
+     "folded": {batch norm: the layer that includes it}}
 
 `shape` and `dtype` are those of the float tensor; `layout` is one of core.layout. A bias
 can be a quantized tensor, too, also in `int32:sums` (core.arithmetic.sums), a scale for each code.
 `layers` has an entry for each layer whose input or output is quantized, or transformed before that
 (`blockscale.layers.before`); a static scale of it is stored as `layer.input.scale`, like a
-weight's, and what a transform holds as `layer.before.factor` or `layer.before.signs`.
+weight's, and what a transform holds as `layer.before.factor` or `layer.before.signs`. `folded` is
+left out where it is empty.
 """
 
 import hashlib
@@ -70,6 +72,7 @@ class Metadata:
     tensors: dict[str, TensorInfo] = field(default_factory=dict)
     layers: dict[str, dict[str, str]] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
+    folded: dict[str, str] = field(default_factory=dict)
 
     def formats(self, layer: str) -> dict[str, str]:
         """The spellings of what quantizes this layer's input and output."""
@@ -88,7 +91,10 @@ class Metadata:
 
     def encode(self) -> dict[str, str]:
         """The metadata of a safetensors file."""
-        text = json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True)
+        data = {"version": VERSION, **asdict(self)}
+        if not self.folded:  # files without batch norms that were folded are as they ever were
+            del data["folded"]
+        text = json.dumps(data, sort_keys=True)
         return {"format": "pt", KEY: text, DIGEST: _digest(text)}
 
     @classmethod
@@ -99,6 +105,7 @@ class Metadata:
             whole.tensors |= part.tensors
             whole.layers |= part.layers
             whole.aliases |= part.aliases
+            whole.folded |= part.folded
         return whole
 
     @classmethod
@@ -126,9 +133,12 @@ class Metadata:
             tensors = {name: _tensor(name, info) for name, info in data["tensors"].items()}
             aliases = {str(name): str(to) for name, to in data["aliases"].items()}
             layers = {name: dict(parts) for name, parts in data["layers"].items()}
-            decoded = cls(tensors, layers, aliases)
+            folded = {str(n): str(layer) for n, layer in data.get("folded", {}).items()}
+            decoded = cls(tensors, layers, aliases, folded)
             for name in layers:
                 _check_layer(decoded, name)
+            for norm, layer in folded.items():
+                _check_quantized(decoded, layer, f"includes {norm!r}")
             return decoded
         except (TypeError, KeyError, AttributeError) as error:
             raise FileError(f"{path}: its blockscale metadata is damaged ({error!r})") from None
@@ -158,8 +168,7 @@ def _tensor(name: str, data: dict[str, object]) -> TensorInfo:
 
 def _check_layer(metadata: Metadata, name: str) -> None:
     parts, weight = metadata.layers[name], f"{name}.weight"
-    if metadata.aliases.get(weight, weight) not in metadata.tensors:
-        raise ValueError(f"layer {name!r} has formats, but no quantized weight")
+    _check_quantized(metadata, name, "has formats")
     known = (*QUANTIZERS, "before")
     if unknown := set(parts) - set(known):
         raise ValueError(
@@ -177,6 +186,12 @@ def _check_layer(metadata: Metadata, name: str) -> None:
         before.stored_buffers(spelling, metadata.features(name))
     except ValueError as error:
         raise ValueError(f"layer {name!r}: {error}") from None
+
+
+def _check_quantized(metadata: Metadata, layer: str, what: str) -> None:
+    weight = f"{layer}.weight"
+    if metadata.aliases.get(weight, weight) not in metadata.tensors:
+        raise ValueError(f"layer {layer!r} {what}, but has no quantized weight")
 
 
 def _known(owner: str, text: str, read: Callable[[str], BiasFormat] = parse) -> None:

@@ -8,8 +8,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from blockscale.files.metadata import Metadata, TensorInfo
+from blockscale.files.unfinished import refuse_unfinished
 from blockscale.files.whole import check_place, written_whole
+from blockscale.layers.guards.entry import check_model
 from blockscale.layers.layer import QLayer
+from blockscale.layers.model.folded import folded_norms
+from blockscale.layers.model.wrapped import unwrapped
 from blockscale.layers.parameters.hold import all_held
 from blockscale.layers.store import QBias, QWeight
 
@@ -17,18 +21,22 @@ from blockscale.layers.store import QBias, QWeight
 def save(model: nn.Module, path: str | Path) -> None:
     """Write a model's state, quantized and float, to the safetensors file `path`.
 
-    Tensors that the model holds under several names are written once. The file appears whole or not
-    at all: it is written beside `path` and renamed. Raises ValueError if `path` is a directory and
-    OSError if it cannot be written.
+    Tensors that the model holds under several names are written once. Names are the plain model's,
+    also if it is compiled or parallel (layers.model.wrapped). The file appears whole or not at all:
+    it is written beside `path` and renamed. Raises ValueError if `path` is a directory, or the
+    model is prepared and not converted, and OSError if it cannot be written.
     """
-    if isinstance(model, QLayer):
-        raise ValueError(
-            f"a {type(model).__name__} by itself has no name for its weight: save the model it is "
-            f"in, or wrap it, e.g. in nn.Sequential(layer)"
-        )
+    check_model(model, "bs.save")
     path = check_place(path, "model.safetensors")
-    described = describe(model)
-    tensors, aliases = _unique(model.state_dict(), described)
+    with unwrapped(model) as plain:
+        if isinstance(plain, QLayer):
+            raise ValueError(
+                f"a {type(plain).__name__} by itself has no name for its weight: save the model it "
+                f"is in, or wrap it, e.g. in nn.Sequential(layer)"
+            )
+        refuse_unfinished(plain)
+        described = describe(plain)
+        tensors, aliases = _unique(plain.state_dict(), described)
     metadata = replace(described, aliases=described.aliases | aliases)
     with written_whole(path) as temporary:
         save_file(tensors, temporary, metadata.encode())
@@ -50,6 +58,7 @@ def describe(model: nn.Module) -> Metadata:
         formats = {part: each.fmt for part, each in parts.items() if each is not None}
         if formats:
             metadata.layers[name] = formats
+    metadata.folded |= folded_norms(model)
     return metadata
 
 
@@ -62,7 +71,7 @@ def _describe(metadata: Metadata, first: dict[int, str], name: str, held: QWeigh
         metadata.aliases[name] = first[id(held)]
 
 
-def _spellings(metadata: Metadata) -> set[str]:
+def spellings(metadata: Metadata) -> set[str]:
     """The entries of a state that hold formats, which the metadata has already."""
     parts = {f"{layer}.{part}" for layer, formats in metadata.layers.items() for part in formats}
     return {f"{name}._extra_state" for name in parts | set(metadata.tensors)}
@@ -73,7 +82,7 @@ def _unique(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Each tensor of a state once and contiguous, and {another name of it: that name}."""
     tied = tuple(f"{name}." for name in metadata.aliases)
-    spelled = _spellings(metadata)
+    spelled = spellings(metadata)
     first: dict[tuple[object, ...], str] = {}
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
@@ -82,6 +91,9 @@ def _unique(
             continue
         if not isinstance(tensor, Tensor):
             raise ValueError(f"{name} is a {type(tensor).__name__}: a file holds only tensors")
+        if tensor.layout is not torch.strided:
+            kind = str(tensor.layout).removeprefix("torch.")
+            raise ValueError(f"{name} is sparse ({kind}): a file holds dense tensors, to_dense()")
         if tensor.device.type == "meta":
             raise ValueError(f"{name} holds no data (meta device): load the weights before saving")
         place = (

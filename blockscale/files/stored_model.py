@@ -57,6 +57,7 @@ class StoredModel:
     files: Mapping[str, Path]  # {stored name: the file that it is in}
     kinds: Mapping[str, StoredKind]
     metadata: Metadata
+    absent: frozenset[str] = frozenset()  # what need not be there: the model has it by itself
 
     def read(self, names: Sequence[str]) -> dict[str, Tensor]:
         """The stored tensors of these names."""
@@ -130,10 +131,15 @@ def open_stored_model(path: str | Path) -> StoredModel:
     Raises FileError if there is none, or one is truncated, unknown or of a newer version.
     """
     path = Path(path)
+    return read_headers(path, shards(path))
+
+
+def read_headers(path: Path, shards: Sequence[Path]) -> StoredModel:
+    """What these safetensors files hold, which are all of a model. Raises FileError likewise."""
     files: dict[str, Path] = {}
     kinds: dict[str, StoredKind] = {}
     parts: list[Metadata] = []
-    for shard in shards(path):
+    for shard in shards:
         with opened(shard) as file:
             metadata = Metadata.decode(file.metadata(), shard)
             for name in file.keys():  # noqa: SIM118 - safe_open is no mapping

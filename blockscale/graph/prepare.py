@@ -29,8 +29,9 @@ from blockscale.layers.apply import check
 from blockscale.layers.ledger import ledger_of
 from blockscale.layers.parameters.planned import plan_others
 from blockscale.layers.plan import Decision, plan_layers
-from blockscale.qat.prepare import Learn, prepare_qat
+from blockscale.qat.learned import Learn
 from blockscale.qat.prepare import ledger as trained_ledger
+from blockscale.qat.prepare import prepare_qat
 
 
 @dataclass

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from blockscale.core import reference
 from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.format import Format
 from blockscale.core.layout import to_stored
@@ -15,9 +15,18 @@ from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.layers.before import Before
 from blockscale.layers.bias import notes_on_bias, quantize_bias, without_dynamic
+from blockscale.layers.computed import folded
+from blockscale.layers.guards.entry import check_model, ordinary_tensors
+from blockscale.layers.guards.finite import broken, told_of
+from blockscale.layers.guards.optimizers import replacing
+from blockscale.layers.guards.sample import tried
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.ledger import ledger_of
+from blockscale.layers.model.names import tell_names
+from blockscale.layers.model.resizing import let_embeddings_be_resized
+from blockscale.layers.model.swap import swap as swap
+from blockscale.layers.model.wrapped import unwrapped
 from blockscale.layers.parameters.planned import (
     ParameterPlan,
     entries_of,
@@ -27,7 +36,8 @@ from blockscale.layers.parameters.planned import (
     quantized,
 )
 from blockscale.layers.plan import Decision, Plan, plan_layers
-from blockscale.layers.saturation import saturates
+from blockscale.layers.reading.announce import announce
+from blockscale.layers.saturation import block_ranges, saturates
 from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Scales, Supplied, supplied
@@ -45,6 +55,7 @@ def quantize_(
     weights: Mapping[str, QTensor] | None = None,
     before: Mapping[str, Before] | None = None,
     seed: int | None = None,
+    sample: Any = None,
 ) -> Ledger:
     """Quantize a model in place: its Linear, Embedding, convolution and Conv1D (GPT-2) layers, and
     other parameters of two and more dimensions where that is safe (layers.defaults).
@@ -54,23 +65,35 @@ def quantize_(
 
     recipe: a Recipe; a Format, name or spelling quantizes weights only; a path of a JSON file.
     strict: raise SkippedError, before anything is changed, if something that the recipe covers
-        cannot be quantized or a pattern matches nothing. Otherwise one warning names them.
+        cannot be quantized or has NaN or infinite weights, or a pattern matches nothing. Otherwise
+        one warning names them.
     input_scales, output_scales: {layer: stored scale, or (scale, zero point), or (scale, zero
         point, offset)}, for static ones.
     weights: {layer: its weight's codes, in the stored layout (blockscale.core.layout)}.
     before: {layer: a Before module}, what its input goes through first; its weight is quantized
         after `to_weight`, unless it is in `weights`.
     seed: for stochastic rounding of weights.
+    sample: an input to run the quantized model on, as `bs.calibrate` takes a batch: (x,), x or
+        {"x": x}. Where the model cannot run, RuntimeError names the layer and what to skip.
 
     Returns the Ledger: every layer and every other parameter, quantized with what, or why not.
     Layers that share one weight (tied embeddings) share its codes if all of them get one format.
     Raises ValueError for a recipe, scale, weight or module that does not fit. Whatever is raised,
     the model is unchanged then.
     """
+    check_model(model, "bs.quantize_")
     recipe = Recipe.read(recipe)
-    plans = plans_for(model, recipe)
-    places = supplied(plans, input_scales, output_scales, weights, before)
-    ledger = apply(model, plans, recipe, places, strict=strict, seed=seed)
+    with (
+        unwrapped(model) as plain,
+        ordinary_tensors(),
+        replacing(plain, "bs.quantize_"),
+        tried(plain, sample),
+        folded(plain, recipe) as folding,
+    ):
+        plans = plans_for(plain, recipe)
+        places = supplied(plans, input_scales, output_scales, weights, before)
+        ledger = apply(plain, plans, recipe, places, strict=strict, seed=seed)
+    ledger = folding.told(ledger)
     ledger.warn()
     return ledger
 
@@ -94,17 +117,19 @@ def apply(
     strict: bool = False,
     seed: int | None = None,
     parameters: bool = True,
+    made: Mapping[str, QWeight] | None = None,
 ) -> Ledger:
     """Do what the plans say, all of it or nothing; the ledger has not warned yet.
 
     places: {first name of a layer: what is supplied for it}, of every Plan.
     parameters: quantize those of no layer as well, where they are; a program's stay as they are.
+    made: {first name of such a parameter: its codes}, where they are there already.
 
     Raises SkippedError, before anything is changed, if strict asks for it.
     """
     plans = without_dynamic(plans, lambda plan: places[plan.name].input is not None)
     planned = list((plan_parameters if parameters else plan_others)(model, plans, recipe))
-    check(plans, entries_of(planned), recipe, strict=strict)
+    check(plans, planned, recipe, strict=strict, places=places)
     weights: dict[int, QWeight] = {}
     layers: dict[str, nn.Module] = {}
     entries: dict[str, Entry] = {}
@@ -112,44 +137,49 @@ def apply(
         if isinstance(plan, Plan):
             layer, entries[plan.name] = _build(plan, weights, places[plan.name], seed)
             layers |= dict.fromkeys(plan.names, layer)
-    held = {p.name: quantized(p, seed) for p in planned if isinstance(p, ParameterPlan)}
-    old = swap(model, layers)
-    try:
-        put(
-            model,
-            [p for p in planned if isinstance(p, ParameterPlan)],
-            [w for w, _ in held.values()],
-        )
-    except BaseException:
-        swap(model, old)
-        raise
+    ours = [each for each in planned if isinstance(each, ParameterPlan)]
+    held = {each.name: quantized(each, seed, (made or {}).get(each.name)) for each in ours}
+    _change(model, layers, ours, [weight for weight, _ in held.values()])
+    tell_names(model)
+    let_embeddings_be_resized(model)
+    announce(model, recipe)
     others = [held[each.name][1] if each.name in held else each for each in entries_of(planned)]
     return ledger_of(plans, others, recipe, entries)
 
 
-def check(
-    plans: Sequence[Decision], others: Sequence[Entry], recipe: Recipe, *, strict: bool
+def _change(
+    model: nn.Module,
+    layers: Mapping[str, nn.Module],
+    held: Sequence[ParameterPlan],
+    weights: Sequence[QWeight],
 ) -> None:
-    """Raise SkippedError if strict asks for it and not everything can be quantized."""
-    if strict:
-        ledger_of(plans, others, recipe).raise_if_skipped()
-
-
-def swap(model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Put layers in by name, all or none; what was there, to be put back by another call."""
-    old = {name: model.get_submodule(name) for name in layers}
+    """Put in layers and parameters, all or none."""
+    old = swap(model, layers)
     try:
-        _put(model, layers)
+        put(model, held, weights)
     except BaseException:
-        _put(model, old)
+        swap(model, old)
         raise
-    return old
 
 
-def _put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
-    for name, layer in layers.items():
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, layer)
+def check(
+    plans: Sequence[Decision],
+    planned: Sequence[ParameterPlan | Entry],
+    recipe: Recipe,
+    *,
+    strict: bool,
+    places: Mapping[str, Supplied] | None = None,
+) -> None:
+    """Raise SkippedError if strict asks for it and not everything can be quantized, or a weight is
+    not finite.
+
+    places: what is supplied; the float weight of a layer whose codes are says nothing
+    """
+    if strict:
+        given = {name for name, place in (places or {}).items() if place.weight is not None}
+        odd = {entry.name: entry for entry in broken(plans, planned, given)}
+        others = [odd.get(entry.name, entry) for entry in entries_of(planned)]
+        ledger_of(plans, others, recipe, odd).raise_if_skipped()
 
 
 def _build(
@@ -161,7 +191,6 @@ def _build(
         own = None if seed is None else named_seed(seed, f"{plan.name}.weight")
         weights[id(plan.parameter)], notes = _weight(plan, place, own)
     weight = weights[id(plan.parameter)]
-    weight.name = weight.name or f"{plan.name}.weight"
     layer = plan.kind.from_float(plan.module, weight, plan.scheme)
     for part in ("input", "output"):
         if (quantizer := getattr(place, part)) is not None:
@@ -201,10 +230,8 @@ def _weight(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWeight, lis
     """A layer's weight in codes, and what a user should know about it in this format."""
     parameter, fmt = plan.parameter, plan.format
     layout, shape = plan.layout, tuple(parameter.shape)
-    notes: list[str] = []
     stored = to_stored(parameter.detach(), layout)
-    if odd := int((~stored.isfinite()).sum()):
-        notes.append(f"{odd} of {stored.numel()} weights are NaN or infinite")
+    notes = [odd] if (odd := told_of(stored)) else []
     if place.weight is not None:
         notes += lost_signs("weight", stored, fmt)
         return QWeight(place.weight.to(parameter.device), shape, parameter.dtype, layout), notes
@@ -212,7 +239,7 @@ def _weight(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWeight, lis
         stored = place.before.to(parameter.device).to_weight(stored.to(torch.float32))
     notes += lost_signs("weight", stored, fmt)
     q = quantize(stored, fmt, seed=seed)
-    low, high, _ = reference.ranges(stored, fmt)
+    low, high = block_ranges(stored, fmt)
     if clipped := int(saturates(low, high, fmt).sum()):
         notes.append(f"{clipped} of {low.numel()} scales are outside the range of {fmt.scale}")
     return QWeight(q, shape, parameter.dtype, layout), notes

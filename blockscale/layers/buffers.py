@@ -22,6 +22,7 @@ class Buffers(nn.Module):
 
     fmt: str
     dtype: torch.dtype | None = None
+    _is_hf_initialized = True  # transformers' init_weights leaves alone what says this
 
     def get_extra_state(self) -> Tensor:
         """The spelling as bytes: a tensor, so that every file format of states can hold it."""
@@ -41,6 +42,12 @@ class Buffers(nn.Module):
         error_msgs: list[str],
     ) -> None:
         state = state_dict.get(f"{prefix}_extra_state")
+        if state is not None and state.dtype != torch.uint8:
+            error_msgs.append(
+                f"{prefix[:-1]} is quantized, and its state was computed with (now {state.dtype}): "
+                f"codes cannot be averaged or scaled; do that in float, and quantize the result"
+            )
+            return
         fmt = self.fmt if state is None else bytes(state.tolist()).decode(errors="replace")
         if fmt != self.fmt:
             error_msgs.append(f"{prefix[:-1]} is in format {self.fmt}, the state in {fmt}")

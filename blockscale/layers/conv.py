@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -10,6 +11,8 @@ from blockscale.layers.before import Before
 from blockscale.layers.layer import QLayer
 from blockscale.layers.store import QWeight
 from blockscale.ops.conv import conv
+
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by rank, with the batch
 
 
 class Convolution(QLayer):
@@ -61,6 +64,14 @@ class Convolution(QLayer):
         quantized: Tensor = self.output(y.movedim(1, -1))
         return quantized.movedim(-1, 1).contiguous()
 
+    def laid_out(self, y: Tensor, x: Tensor) -> Tensor:
+        """y with its channels last in memory where those of the input x of the call are; else as it
+        is, contiguous."""
+        last = _LAST.get(x.ndim)
+        if last is None or x.is_contiguous() or not x.is_contiguous(memory_format=last):
+            return y
+        return y.contiguous(memory_format=last)
+
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
 
@@ -76,15 +87,15 @@ class QConv(Convolution):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, in_channels, *size] or without batch -> [batch, out_channels, *size]."""
-        single, x = x.ndim == len(self.kernel_size) + 1, self.prepared(self.batched(x))
+        given, single = x, x.ndim == len(self.kernel_size) + 1
+        x = self.prepared(self.batched(x))
         if self._around:
             mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
             x = F.pad(x, self._around, mode)
         weight, bias = self.qweight, self.added_bias()
         settings = (list(self.stride), self._inside, list(self.dilation), self.groups)
         y = conv(x, weight.operand, bias, list(weight.shape), *settings, self.of_input(x))
-        y = self.finished(y)
-        return y[0] if single else y
+        return self.laid_out(self.finished(y)[0] if single else self.finished(y), given)
 
 
 def _paddings(like: Any) -> tuple[list[int], list[int]]:

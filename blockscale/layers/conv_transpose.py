@@ -41,12 +41,12 @@ class QConvTranspose(Convolution):
             others.
         """
         added = added_sizes(self, x, output_size)
-        single, x = x.ndim == len(self.kernel_size) + 1, self.prepared(self.batched(x))
+        given, single = x, x.ndim == len(self.kernel_size) + 1
+        x = self.prepared(self.batched(x))
         weight, bias = self.qweight, self.added_bias()
         settings = (list(self.stride), list(self.padding), added, list(self.dilation), self.groups)
         y = conv_transpose(x, weight.operand, bias, list(weight.shape), *settings, self.of_input(x))
-        y = self.finished(y)
-        return y[0] if single else y
+        return self.laid_out(self.finished(y)[0] if single else self.finished(y), given)
 
     def like(self, x: Tensor, y: Tensor) -> Tensor:
         """As QLayer's, with y's size, which the call may have asked for."""

@@ -39,9 +39,25 @@ def kept_by_default(name: str, shape: Sequence[int]) -> str:
     """
     if sum(size > 1 for size in shape) < 2:
         return "a vector, such as a norm's weight or a bias"
+    if len(shape) > 3:
+        return "of four or more dimensions, kept in float by default: name it in a rule"
     for pattern, why in _PATTERNS:
         if pattern.search(name):
             return f"a {why}, kept in float by default: name it in a rule to quantize it"
     if prod(shape) < _SMALL:
         return "a small table, kept in float by default: name it in a rule to quantize it"
+    return ""
+
+
+def kept_layer_by_default(name: str, shape: Sequence[int]) -> str:
+    """Why a layer's weight, or what a file calls so, stays in float; empty if it does not.
+
+    Of layers only routers do, which have fewer rows, one for each expert, than inputs: a layer
+    called `gate` that is no smaller than others is no router.
+
+    name: of the weight; shape: as it is there
+    """
+    pattern, why = _PATTERNS[0]
+    if len(shape) == 2 and shape[0] < shape[1] and pattern.search(name):
+        return f"a {why}, kept in float by default: name it in a rule to quantize it"
     return ""

@@ -1,6 +1,6 @@
 """Quantized nn.Embedding."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -14,6 +14,12 @@ class QEmbedding(QLayer):
     """Rows of a quantized table [num_embeddings, embedding_dim]."""
 
     takes_input = False
+
+    # nn.Embedding's own settings, for code that looks a table up by itself, with these
+    max_norm: ClassVar[float | None] = None
+    norm_type: ClassVar[float] = 2.0
+    scale_grad_by_freq: ClassVar[bool] = False
+    sparse: ClassVar[bool] = False
 
     def __init__(self, weight: QWeight, scheme: Scheme, padding_idx: int | None):
         super().__init__(weight, None, scheme)

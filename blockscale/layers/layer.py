@@ -79,12 +79,26 @@ class QLayer(nn.Module):
         return held.read()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "weight" and isinstance(value, Tensor):
-            owner = value.source.owner if isinstance(value, ReadTensor) else None
-            if not isinstance(owner, QWeight):
-                raise written("an assignment", self.qweight.source())
-            value = owner  # as tie_weights does: two layers with the codes of one weight
+        if name in ("weight", "bias") and isinstance(value, Tensor):
+            held: Any = self.__dict__["_modules"].get(name)
+            if held is not None:
+                value = self._shared(held, value)
         super().__setattr__(name, value)
+
+    def _shared(self, held: Any, value: Any) -> Any:
+        """The codes behind a tensor that was read elsewhere, to hold them instead of `held`: as
+        tie_weights does. Raises RuntimeError for other tensors, and for codes that do not fit."""
+        owner = value.source.owner if isinstance(value, ReadTensor) else None
+        if owner is held:
+            return held
+        kind = type(held), held.shape, held.layout
+        if owner is None or kind != (type(owner), owner.shape, owner.layout):
+            raise written("an assignment", held.read().source)
+        transformed = self.before is not None or value.source.operand is None
+        if held is self.qweight and transformed:
+            told = "an assignment of a weight that a transform changed"
+            raise written(told, self.qweight.source())
+        return owner
 
     @classmethod
     def layout_of(cls, module: Any) -> str:
@@ -97,6 +111,11 @@ class QLayer(nn.Module):
         """Why this float layer cannot be replaced, or None."""
         del module
         return None
+
+    @classmethod
+    def usable(cls, scheme: Scheme) -> tuple[Scheme, str]:
+        """What of a scheme it can follow, and a note on what it leaves in float, perhaps empty."""
+        return scheme, ""
 
     @classmethod
     def features(cls, module: Any) -> int:

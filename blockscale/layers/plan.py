@@ -17,15 +17,17 @@ from torch import Tensor, nn
 
 from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.format import Format
-from blockscale.core.layout import stored_shape
+from blockscale.core.layout import stored_bytes, stored_shape
 from blockscale.core.ledger import Entry, Status
 from blockscale.core.recipe import Recipe, Scheme
 from blockscale.layers.axes import check_axes
+from blockscale.layers.defaults import kept_layer_by_default
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.reasons import (
     looks_like_a_layer,
     read_by_parent,
+    why_adapter,
     why_not_bias,
     why_not_layer,
     why_not_weight,
@@ -101,7 +103,7 @@ class Plan(Left):
     def bytes_beside(self) -> int:
         """Bytes of what it owns and keeps in float."""
         bias = self.module._parameters.get("bias") if self.quantizes_bias else None
-        return sum(p.nbytes for p in self.owned if p is not self.parameter and p is not bias)
+        return sum(stored_bytes(p) for p in self.owned if p is not self.parameter and p is not bias)
 
     @property
     def owns_weight(self) -> bool:
@@ -154,6 +156,8 @@ def _decide(
     scheme, pattern = decisions[0]
     if isinstance(module, QLayer):
         return Refused("kept", "already quantized")
+    if of_adapter := next(filter(None, (why_adapter(model, name) for name in names)), ""):
+        return Refused("kept", of_adapter)
     if any(other != scheme for other, _ in decisions):
         shared = ", ".join(names)
         return Refused(
@@ -162,6 +166,8 @@ def _decide(
     if not scheme:
         why = f"pattern {pattern!r} of the recipe" if pattern else "the recipe is empty"
         return Refused("kept", why)
+    if pattern is None and (kept := _router(names, module)):
+        return Refused("kept", kept)
     if scheme.weight is None:
         told = "its input, output and bias are quantized only along with its weight"
         return Refused("skipped", told)
@@ -172,11 +178,17 @@ def _decide(
     if reason is not None:
         return Refused("skipped", reason)
     assert kind is not None and weight is not None  # or there would be a reason
-    note = ""
+    scheme, note = kind.usable(scheme)
     if (reader := read_by_parent(model, names)) and (scheme.input or scheme.output or scheme.bias):
         scheme = Scheme(scheme.weight)
         note = f"{reader} computes with its weight without calling it: only the weight is quantized"
     return Candidate(scheme, scheme.weight, kind, weight, layout, note)  # type: ignore[arg-type]
+
+
+def _router(names: tuple[str, ...], module: nn.Module) -> str:
+    """Why a layer stays in float unless a rule names it; empty if it does not."""
+    weight = weight_of(module)
+    return "" if weight is None else kept_layer_by_default(f"{names[0]}.weight", weight.shape)
 
 
 def _with_parameters(layers: Names, verdicts: Verdicts, tied: set[nn.Module]) -> Iterator[Decision]:
@@ -185,7 +197,7 @@ def _with_parameters(layers: Names, verdicts: Verdicts, tied: set[nn.Module]) ->
     for module, names in layers.items():
         owned = [p for p in module.parameters(recurse=False) if id(p) not in counted]
         counted |= {id(parameter) for parameter in owned}
-        size, elements = sum(p.nbytes for p in owned), sum(_numel(p) for p in owned)
+        size, elements = sum(map(stored_bytes, owned)), sum(_numel(p) for p in owned)
         if isinstance(module, QLayer) and id(module.qweight) not in counted:
             counted.add(id(module.qweight))
             size, elements = size + module.qweight.nbytes, elements + module.qweight.shape.numel()

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from blockscale.core import reference
 from blockscale.core.elements.binary import Binary
@@ -13,16 +15,34 @@ from blockscale.core.layout import stored_shape
 from blockscale.core.recipe import Scheme
 from blockscale.layers.layer import QLayer
 
-# Layers that hold weights but that nothing here replaces; subclasses of those it replaces, too.
-_RELATIVES = (nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.Bilinear, nn.RNNBase, nn.RNNCellBase)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_REPLACED = (nn.Linear, nn.Embedding, *_CONVOLUTIONS, *_TRANSPOSED)
+# Layers that are replaced, and their subclasses, of which some cannot be.
+_RELATIVES = (nn.Linear, nn.Embedding, nn.EmbeddingBag)
+
+_COMPUTED = (
+    "its weight is computed (weight_norm, pruning, parametrization), and is not folded where that "
+    "is random or is to be trained: remove that first"
+)
 
 
 def looks_like_a_layer(module: nn.Module) -> bool:
     """Whether it is a relative of layers that are replaced: it is not passed over silently."""
     return isinstance(module, (*_RELATIVES, nn.modules.conv._ConvNd))
+
+
+def why_adapter(model: nn.Module, name: str) -> str:
+    """Why the module or parameter `name` stays in float, as a part of an adapter; else empty.
+
+    peft's adapters stand around the layers of a model, and name in `adapter_layer_names` what of
+    them is trained: lora_A, lora_magnitude_vector, modules_to_save ... `prompt_encoder` is trained
+    by models that have a `peft_config`.
+    """
+    owner: nn.Module | None = model
+    for step in name.split("."):
+        trained = getattr(owner, "adapter_layer_names", ())
+        if step in trained or (step == "prompt_encoder" and hasattr(owner, "peft_config")):
+            return f"{step} is trained as an adapter: merge it to quantize it"
+        owner = None if owner is None else owner._modules.get(step)
+    return ""
 
 
 def why_not_layer(module: nn.Module, kind: type[QLayer] | None) -> str | None:
@@ -34,9 +54,7 @@ def why_not_layer(module: nn.Module, kind: type[QLayer] | None) -> str | None:
         return "it is lazy and its weight holds no data: run the model once first"
     if kind is None:
         name = type(module).__name__
-        if isinstance(module, _REPLACED):
-            return f"{name} is a subclass: a quantized layer would replace what it adds"
-        return f"there is no quantized {name}"
+        return _COMPUTED if parametrize.is_parametrized(module) else f"there is no quantized {name}"
     if "forward" in vars(module):
         return "its forward was replaced on the instance, which a quantized layer would undo"
     return kind.refuses(module)
@@ -52,7 +70,7 @@ def read_by_parent(model: nn.Module, names: Sequence[str]) -> str:
 def why_not_weight(weight: Tensor | None, layout: str, fmt: Format) -> str | None:
     """Why a weight in this layout cannot be quantized into this format; None if it can."""
     if weight is None:
-        return "its weight is computed (weight_norm, pruning, parametrization): remove that first"
+        return _COMPUTED
     if weight.device.type == "meta":
         return "its weight holds no data (meta device): load the weights first"
     return _why_not_tensor(weight, "weight", stored_shape(weight.shape, layout), fmt)
@@ -76,6 +94,9 @@ def why_not_bias(bias: Tensor | None, scheme: Scheme, stored: Sequence[int]) -> 
 def _why_not_tensor(
     tensor: Tensor, called: str, stored: tuple[int, ...] = (), fmt: Format | None = None
 ) -> str | None:
+    if tensor.layout is not torch.strided:
+        kind = str(tensor.layout).removeprefix("torch.")
+        return f"its {called} is sparse ({kind}): make it dense first, with to_dense()"
     if tensor.dtype not in reference.FLOATS:
         dtype = str(tensor.dtype).removeprefix("torch.")
         return f"its {called} is {dtype}; formats take float32, bfloat16, float16"

@@ -24,3 +24,28 @@ def saturates(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
         return (a > 0) & (vanished | (power > 127) | (power < (-127 if scale.byte else -126)))
     ratio, _ = scale.ratio(a, fmt.levels, torch.zeros_like(a, dtype=torch.bool))
     return (a > 0) & (ratio < scale.inner.element.smallest_normal)
+
+
+_SLAB = 1 << 22  # elements looked at at a time: of large weights, floats beside them take memory
+
+
+def not_finite(values: Tensor) -> int:
+    """How many of these values are NaN or infinite."""
+    return sum(int((~slab.isfinite()).sum()) for slab in _slabs(values))
+
+
+def block_ranges(stored: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
+    """The range of each block of a stored weight, of a large one a slab of rows at a time."""
+    rows = stored.ndim > 1 and not fmt.block.flat
+    whole = not rows or fmt.block.scale_shape(tuple(stored.shape))[0] != stored.shape[0]
+    slabs = [stored] if whole else _slabs(stored)
+    parts = [reference.ranges(slab, fmt) for slab in slabs]
+    return torch.cat([each.low for each in parts]), torch.cat([each.high for each in parts])
+
+
+def _slabs(values: Tensor) -> list[Tensor]:
+    """The rows of a tensor, about _SLAB elements at a time; all of it where there are no rows."""
+    if values.numel() <= _SLAB or values.ndim == 0:
+        return [values]
+    rows = max(1, _SLAB * values.shape[0] // values.numel())
+    return list(torch.split(values, rows))

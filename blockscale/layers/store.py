@@ -85,7 +85,7 @@ class QWeight(Scaled):
     def read(self, before: Before | None = None) -> Tensor:
         """What code gets that computes with it by itself: a WeightTensor, or floats when traced."""
         if traced():
-            return self.undone(before)
+            return self.undone(before).contiguous()  # as the parameter was
         source = self.source(before)
         return WeightTensor(source) if before is not None else one_read(self, source)
 

@@ -1,6 +1,7 @@
 """Transposed convolutions with a quantized weight and, if wanted, a quantized input."""
 
 from math import prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -101,4 +102,13 @@ def _backward(
     return {"x": to_x, "bias": to_bias}
 
 
-differentiable(conv_transpose, _backward)
+def _forward(tangents: dict[str, Tensor], x: Tensor, weight: Operand, *rest: Any) -> Tensor:
+    _, *settings, by = rest
+    to_x, to_bias = tangents.get("x", torch.zeros_like(x)), tangents.get("bias")
+    if by.fmt:
+        to_x = straight_through(to_x.movedim(1, -1), x.movedim(1, -1), by).movedim(-1, 1)
+    tangent: Tensor = conv_transpose(to_x, weight, to_bias, *settings)
+    return tangent
+
+
+differentiable(conv_transpose, _backward, _forward)

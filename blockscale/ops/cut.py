@@ -29,21 +29,26 @@ def rows(whole: Operand, start: int, stop: int) -> Operand | None:
     return operand(whole.codes[start:stop], QParams(**parts), fmt, whole.size)
 
 
-def selected(whole: Operand, index: int) -> Operand | None:
-    """Element `index` of the first dimension of [n, ..., k], of three dimensions or more: views.
+def stacked(whole: Operand, count: int) -> Operand | None:
+    """A quantized tensor [count * n, k] as a stack [count, n, k]: views, nothing is copied.
 
-    None where its blocks mean something else in a tensor of one dimension less.
+    None where its blocks do not end with the matrices, or mean something else in a stack.
     """
-    fmt = whole.format
-    if len(whole.shape) < 3 or _joined(fmt) or not all(map(_of_last, _blocks(fmt))):
+    fmt, (n, _) = whole.format, whole.shape
+    blocks = _blocks(fmt)
+    if n % count or _joined(fmt) or not all(map(_of_last, blocks)):
         return None
-    one = rows(whole, index, index + 1)
-    if one is None:
-        return None
-    parts: dict[str, Any] = {
-        n: None if part is None else part[0] for n, part in one.qparams._asdict().items()
-    }
-    return operand(one.codes[0], QParams(**parts), fmt, whole.size)
+    parts: dict[str, Any] = {}
+    for name, part in whole.qparams._asdict().items():
+        height = 1 if part is None else _height(name, fmt, 2)
+        if height == WHOLE or n // count % height:
+            return None
+        parts[name] = None if part is None else _apart(part, count)
+    return operand(_apart(whole.codes, count), QParams(**parts), fmt, whole.size)
+
+
+def _apart(part: Any, count: int) -> Any:
+    return part.view(count, part.shape[0] // count, *part.shape[1:])
 
 
 def _blocks(fmt: Format) -> list[Block]:
@@ -72,4 +77,4 @@ def _height(name: str, fmt: Format, rank: int) -> int:
 
 def _of_last(block: Block) -> bool:
     """Whether a block means the same in the last dimensions of any tensor."""
-    return block.name == "tensor" or (block.rest == 1 and all(dim < 0 for dim, _ in block.sizes))
+    return block.rest == 1 and all(dim < 0 for dim, _ in block.sizes)

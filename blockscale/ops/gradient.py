@@ -9,19 +9,24 @@ from torch import Tensor
 
 from blockscale.kernels.registry import as_chosen, choice
 from blockscale.ops.dispatch import nothing_asked
+from blockscale.ops.functorch import one_level, tangents_of, transforms, with_tangent
 from blockscale.ops.op import LIBRARY, OPS, Op
 
+Backward = Callable[..., dict[str, Tensor | None]]
+Forward = Callable[..., Tensor]
 
-def differentiable(target: Op, backward: Callable[..., dict[str, Tensor | None]]) -> None:
+
+def differentiable(target: Op, backward: Backward, forward: Forward | None = None) -> None:
     """Give `target` a gradient: `backward(gradient, wanted, *arguments)` of the op's own arguments.
 
     wanted: names of those of the torch op's arguments that want a gradient
     returns: gradients by these names; what is absent has none
+    forward: `forward(tangents, *arguments)`, the tangent of what it gives, from those by name of
+        the torch op's arguments that have one; without it, forward mode is an error that says so
 
     As torch.library.register_autograd does, but a plain call is not dispatched a second time.
     """
     names = target.signature.names
-    defaults = tuple(each.default for each in target.signature.flat)
 
     def backward_of_all(ctx: Any, *gradients: Any) -> Any:
         saved = iter(ctx.saved_tensors)
@@ -41,16 +46,28 @@ def differentiable(target: Op, backward: Callable[..., dict[str, Tensor | None]]
         )
         return
 
+    kernel = _kernel(target, forward, backward_of_all)
+    LIBRARY.impl(target.name, kernel, "Autograd", with_keyset=True)
+
+
+def _kernel(target: Op, forward: Forward | None, backward: Callable[..., Any]) -> Any:
+    """What torch calls where autograd listens."""
+    names = target.signature.names
+    defaults = tuple(each.default for each in target.signature.flat)
+
     @cache
-    def watched() -> Callable[..., Any]:
-        return _watched(target, backward_of_all)
+    def watched(transformed: bool) -> Callable[..., Any]:
+        return one_level(target, _save, backward) if transformed else _watched(target, backward)
 
     def kernel(keys: Any, *flat: Any) -> Any:
         if nothing_asked(keys, flat):
             return target.run(*target.signature.bind(*flat))
-        return watched()(keys, *flat, *defaults[len(flat) :])  # as many as gradients come back
+        flat += defaults[len(flat) :]  # as many as gradients come back
+        if tangents := tangents_of(names, flat):
+            return with_tangent(target, forward, flat, tangents)
+        return watched(transforms() is not None)(keys, *flat)
 
-    LIBRARY.impl(target.name, kernel, "Autograd", with_keyset=True)
+    return kernel
 
 
 def _watched(target: Op, backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,5 +1,7 @@
 """x @ weight.T with a quantized weight and, if wanted, a quantized x."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -60,4 +62,13 @@ def _backward(
     return {"x": to_x, "bias": to_bias}
 
 
-differentiable(linear, _backward)
+def _forward(tangents: dict[str, Tensor], x: Tensor, weight: Operand, *rest: Any) -> Tensor:
+    by: Quantizer = rest[-1]
+    to_x, to_bias = tangents.get("x", torch.zeros_like(x)), tangents.get("bias")
+    if by.fmt:
+        to_x = straight_through(to_x, x, by)
+    tangent: Tensor = linear(to_x, weight, to_bias)
+    return tangent
+
+
+differentiable(linear, _backward, _forward)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from blockscale.core.operand import Operand
 from blockscale.kernels.registry import find, run_reference
+from blockscale.ops.batching import batching_rule
 from blockscale.ops.dispatch import alone
 from blockscale.ops.one_element import accepting, fitting
 from blockscale.ops.operand import Signature, Tuples, signature
@@ -101,14 +102,28 @@ def register(
     """Make `run` the torch op `blockscale::<name>` of this signature, which returns `returns`."""
 
     def run_flat(*flat: Any) -> Any:
+        _check_dense(name, flat[0])
         return run(*takes.bind(*flat))
 
     LIBRARY.define(name + takes.schema(returns), tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, run_flat, "CompositeExplicitAutograd")
     fake = _on_one_device(name, takes, shape or reference)
     torch.library.register_fake(f"blockscale::{name}", fake, lib=LIBRARY)
+    rule = batching_rule(name, takes.names, lambda: overload)
+    torch.library.register_vmap(f"blockscale::{name}", rule, lib=LIBRARY)
     overload = getattr(torch.ops.blockscale, name).default
     return Op(name, reference, takes, takes.defaults, takes.flatten, overload, ulps, run)
+
+
+def _check_dense(name: str, first: Any) -> None:
+    """Raise TypeError for a sparse tensor; what needs no dispatcher has none (ops.dispatch)."""
+    for each in first if isinstance(first, list) else (first,):
+        if each.layout is not torch.strided:
+            kind = str(each.layout).removeprefix("torch.")
+            raise TypeError(
+                f"blockscale::{name}: expected a dense tensor, found a {kind} tensor of shape "
+                f"{tuple(each.shape)}: pass x.to_dense()"
+            )
 
 
 def _runner(

@@ -108,7 +108,28 @@ def _backward(
     return {"x": straight_through(gradient, x, by)}
 
 
-differentiable(fake_quantize, _backward)
+def _forward(tangents: dict[str, Tensor], x: Tensor, by: Quantizer) -> Tensor:
+    tangent: Tensor = straight_through(tangents["x"], x, by)
+    return tangent
+
+
+def _backward_through(
+    gradient: Tensor, wanted: set[str], given: Tensor, x: Tensor, by: Quantizer
+) -> dict[str, Tensor | None]:
+    """Of straight_through: linear in the gradient it is given, flat in x."""
+    del wanted, given
+    return {"gradient": straight_through(gradient, x, by)}
+
+
+def _forward_through(
+    tangents: dict[str, Tensor], gradient: Tensor, x: Tensor, by: Quantizer
+) -> Tensor:
+    given = tangents.get("gradient")
+    return torch.zeros_like(gradient) if given is None else straight_through(given, x, by)
+
+
+differentiable(fake_quantize, _backward, _forward)
+differentiable(straight_through, _backward_through, _forward_through)
 
 
 def _backward_dequantize(
@@ -117,15 +138,16 @@ def _backward_dequantize(
     """The gradient of the scales, by the reference: values are codes times scales."""
     scales = {"scale": packed.scale, "outer": packed.outer}
     leaves = {
-        name: scale.detach().requires_grad_()
+        name: scale.detach()
         for name, scale in scales.items()
         if name in wanted and scale is not None
     }
-    with torch.enable_grad():
-        leaf = packed._replace(**leaves)  # type: ignore[arg-type]
-        values = dequantize.reference(leaf, dtype)
-        gradients = torch.autograd.grad(values, list(leaves.values()), gradient)
-    return dict(zip(leaves, gradients, strict=True))
+
+    def values(leaves: dict[str, Tensor]) -> Tensor:
+        return dequantize.reference(packed._replace(**leaves), dtype)  # type: ignore[arg-type, no-any-return]
+
+    gradients: dict[str, Tensor | None] = torch.func.vjp(values, leaves)[1](gradient)[0]
+    return gradients
 
 
 differentiable(dequantize, _backward_dequantize)

@@ -1,6 +1,9 @@
 """The functions people call on tensors: quantize, fake_quantize, choose_qparams."""
 
-from torch import Tensor
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
 
 from blockscale.core.format import Format
 from blockscale.core.operand import quantizer
@@ -114,7 +117,22 @@ def _given(
 
 def _check_tensor(x: object) -> None:
     if not isinstance(x, Tensor):
-        raise TypeError(f"expected a tensor, found a {type(x).__name__}: torch.as_tensor makes one")
+        advice = "torch.as_tensor makes one"
+        if isinstance(x, nn.Module):
+            advice = "a model is quantized in place by bs.quantize_(model, recipe)"
+        elif isinstance(x, Mapping):
+            advice = "pass its tensors one at a time, or load them into a model for bs.quantize_"
+        raise TypeError(f"expected a tensor, found a {type(x).__name__}: {advice}")
+    if x.layout is not torch.strided or x.is_nested:
+        kind = "nested tensor" if x.is_nested else f"{str(x.layout).removeprefix('torch.')} tensor"
+        raise TypeError(
+            f"expected a dense tensor, found a {kind} of shape {tuple(_sizes(x))}: pass "
+            f"{'each of its parts, x.unbind()' if x.is_nested else 'x.to_dense()'}"
+        )
+
+
+def _sizes(x: Tensor) -> list[object]:
+    return ["*"] * x.ndim if x.is_nested else list(x.shape)
 
 
 def _seed(fmt: Format, seed: Seed, x: Tensor) -> Tensor | None:

@@ -7,7 +7,13 @@ from torch import nn
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.layers.apply import swap
 from blockscale.layers.bias import notes_on_bias
+from blockscale.layers.guards.entry import check_model, ordinary_tensors
+from blockscale.layers.guards.optimizers import replacing
 from blockscale.layers.layer import QLayer
+from blockscale.layers.model.folded import stands_for_norm
+from blockscale.layers.model.names import tell_names
+from blockscale.layers.model.wrapped import unwrapped
+from blockscale.layers.reading.announce import announce
 from blockscale.layers.store import QWeight
 from blockscale.qat.layers import QATLayer
 from blockscale.qat.layers.conv import QATConv
@@ -24,6 +30,17 @@ def convert(model: nn.Module) -> nn.Module:
     Raises ValueError, before anything is changed, if nothing is prepared, if a static scale has
     seen no data, or for a model that is sharded or wrapped.
     """
+    check_model(model, "bs.convert")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ValueError("convert the model that DistributedDataParallel wraps: ddp.module")
+    with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.convert"):
+        noted = _convert(plain)
+    Ledger(noted).warn()
+    return model
+
+
+def _convert(model: nn.Module) -> list[Entry]:
+    """Do it; returns what the warning is to say."""
     names: dict[QATLayer, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, QATLayer):
@@ -40,20 +57,20 @@ def convert(model: nn.Module) -> nn.Module:
         quantized, notes = _quantized(layer, weight)
         quantized.take_place_of(layer)
         swap(model, dict.fromkeys(places, quantized))
-        beside = quantized.bias_bytes
         entry = entries[places[0]]
         entries[places[0]] = replace(
             entry,
             reason=entry.reason.replace("prepared for training", "trained"),
-            bytes_after=beside + (weight.nbytes if owns else 0),
+            bytes_after=quantized.bias_bytes + (weight.nbytes if owns else 0),
             notes=(*entry.notes, *notes),
         )
         noted += [replace(entry, notes=notes)]
         if isinstance(layer, QATConv) and layer.norm is not None:
-            _drop(model, layer.norm, entries, places[0])
+            _drop(model, layer.norm, entries, places[0], quantized)
     model._qat_ledger = Ledger(list(entries.values()), ledger(model).unmatched)  # type: ignore[assignment]
-    Ledger(noted).warn()
-    return model
+    tell_names(model)
+    announce(model)
+    return noted
 
 
 def _quantized(layer: QATLayer, weight: QWeight) -> tuple[QLayer, tuple[str, ...]]:
@@ -69,19 +86,21 @@ def _quantized(layer: QATLayer, weight: QWeight) -> tuple[QLayer, tuple[str, ...
     return quantized, tuple(told)
 
 
-def _drop(model: nn.Module, norm: nn.Module, entries: dict[str, Entry], conv: str) -> None:
-    """Remove a batch norm that is folded into `conv`."""
+def _drop(
+    model: nn.Module, norm: nn.Module, entries: dict[str, Entry], conv: str, layer: QLayer
+) -> None:
+    """Remove a batch norm that is folded into `conv`, now `layer`."""
     places = [n for n, m in model.named_modules(remove_duplicate=False) if m is norm]
     for name, _ in norm.named_parameters():
         entry = entries[f"{places[0]}.{name}"]
         told = f"folded into {conv}"
         entries[entry.name] = replace(entry, reason=told, bytes_after=0)
-    swap(model, dict.fromkeys(places, nn.Identity()))
+    identity = nn.Identity()
+    swap(model, dict.fromkeys(places, identity))
+    stands_for_norm(identity, layer)
 
 
 def _check(model: nn.Module, names: dict[QATLayer, list[str]]) -> None:
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise ValueError("convert the model that DistributedDataParallel wraps: ddp.module")
     if not names:
         raise ValueError("nothing is prepared in this model: bs.prepare_qat(model, recipe) first")
     told = {entry.name for entry in ledger(model)}

@@ -7,6 +7,7 @@ LSQ: Esser et al., "Learned step size quantization", ICLR 2020 (arXiv 1902.08153
 TQT: Jain et al., "Trained quantization thresholds", MLSys 2020 (arXiv 1903.08066).
 """
 
+from collections.abc import Mapping
 from math import log
 from typing import Any
 
@@ -22,7 +23,21 @@ from blockscale.core.reference import QParams
 from blockscale.ops import primitives
 
 DOMAINS = ("steps", "thresholds")
+LEARNING = ("weight", "input", "output")  # parts whose scales can be learned
+Learn = str | Mapping[str, str | None] | None
+Learning = Mapping[str, str | None]  # {"weight", "input", "output": what is learned of its scale}
 PARTS = tuple(2.0 ** (-j / 8) for j in range(17))  # of the range: 1 to 1/4
+
+
+def read_learning(learn: Learn) -> Learning:
+    """What `prepare_qat` is given -> what is learned of each part. Raises ValueError."""
+    parts = dict.fromkeys(LEARNING, learn) if isinstance(learn, str | None) else dict(learn)
+    if unknown := [p for p in parts if p not in LEARNING]:
+        raise ValueError(f"learn: no part {unknown[0]!r}; there are {', '.join(LEARNING)}")
+    for what in parts.values():
+        if what is not None and what not in DOMAINS:
+            raise ValueError(f"learn is None or one of {', '.join(DOMAINS)}, not {what!r}")
+    return dict.fromkeys(LEARNING) | parts
 
 
 class LearnedScale(nn.Module):

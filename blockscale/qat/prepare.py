@@ -1,6 +1,6 @@
 """prepare_qat: turn a model's layers into layers that train as they will be quantized."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,12 @@ from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.format import Format
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
+from blockscale.layers.apply import check
+from blockscale.layers.guards.entry import check_model, ordinary_tensors
+from blockscale.layers.guards.optimizers import replacing
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.ledger import ledger_of
+from blockscale.layers.model.wrapped import inner_model, unwrapped
 from blockscale.layers.parameters.planned import plan_others
 from blockscale.layers.plan import Decision, Plan, plan_layers
 from blockscale.layers.signs import lost_signs
@@ -21,12 +25,9 @@ from blockscale.layers.supplied import Supplied, refuse_unchosen
 from blockscale.qat import learned
 from blockscale.qat.bias import BiasQuantizer, settled
 from blockscale.qat.folding import Pairs, find_pairs
-from blockscale.qat.layers import QATLayer, trained
+from blockscale.qat.layers import QATLayer, trained, why_not_trained
+from blockscale.qat.learned import Learn, Learning, read_learning
 from blockscale.qat.quantizers import ActivationQuantizer, Quantizers, WeightQuantizer
-
-LEARNING = ("weight", "input", "output")  # parts whose scales can be learned
-Learn = str | Mapping[str, str | None] | None
-Learning = Mapping[str, str | None]  # {"weight", "input", "output": what is learned of its scale}
 
 
 def prepare_qat(
@@ -52,12 +53,31 @@ def prepare_qat(
 
     Raises SkippedError (strict) and ValueError before anything is changed.
     """
-    recipe, learning = Recipe.read(recipe), _learning(learn)
+    check_model(model, "bs.prepare_qat")
+    recipe, learning = Recipe.read(recipe), read_learning(learn)
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ValueError("prepare the model before DistributedDataParallel wraps it")
+    with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.prepare_qat"):
+        _prepare(plain, recipe, learning, strict=strict, fuse=fuse, observer=observer)
+        told = ledger(plain)
+    told.warn()
+    return model
+
+
+def _prepare(
+    model: nn.Module,
+    recipe: Recipe,
+    learning: Learning,
+    *,
+    strict: bool,
+    fuse: str | Pairs | None,
+    observer: observers.Spec | None,
+) -> None:
+    """What `prepare_qat` does, to the plain model."""
     decisions, others = _decisions(model, recipe)
     pairs, note = _foldable(model, decisions, fuse)
     decisions = settled(decisions, pairs, lambda plan: _static(plan, learning, observer))
-    if strict:
-        ledger_of(decisions, others, recipe).raise_if_skipped()
+    check(decisions, others, recipe, strict=strict)
     plans = [each for each in decisions if isinstance(each, Plan)]
     quantizers = _quantizers(plans, learning, observer)
     entries: dict[str, Entry] = {}
@@ -66,9 +86,7 @@ def prepare_qat(
         layer = _prepared(model, plan, quantizers[plan.name], norm)
         entries[plan.name] = _entry(plan.entry, layer, norm, learning, note)
         note = ""  # once is enough
-    model._qat_ledger = told = ledger_of(decisions, others, recipe, entries)  # type: ignore[assignment]
-    told.warn()
-    return model
+    model._qat_ledger = ledger_of(decisions, others, recipe, entries)  # type: ignore[assignment]
 
 
 def _prepared(model: nn.Module, plan: Plan, quantizers: Quantizers, norm: str | None) -> QATLayer:
@@ -85,7 +103,7 @@ def _prepared(model: nn.Module, plan: Plan, quantizers: Quantizers, norm: str | 
 
 def ledger(model: nn.Module) -> Ledger:
     """What `prepare_qat`, and then `convert`, made of every layer. Raises ValueError before."""
-    told: Ledger | None = vars(model).get("_qat_ledger")
+    told: Ledger | None = vars(inner_model(model)).get("_qat_ledger")
     if told is None:
         raise ValueError(
             "the model has no ledger: bs.prepare_qat makes it, for the model that it is given and "
@@ -94,20 +112,8 @@ def ledger(model: nn.Module) -> Ledger:
     return told
 
 
-def _learning(learn: Learn) -> Learning:
-    parts = dict.fromkeys(LEARNING, learn) if isinstance(learn, str | None) else dict(learn)
-    if unknown := [p for p in parts if p not in LEARNING]:
-        raise ValueError(f"learn: no part {unknown[0]!r}; there are {', '.join(LEARNING)}")
-    for what in parts.values():
-        if what is not None and what not in learned.DOMAINS:
-            raise ValueError(f"learn is None or one of {', '.join(learned.DOMAINS)}, not {what!r}")
-    return dict.fromkeys(LEARNING) | parts
-
-
 def _decisions(model: nn.Module, recipe: Recipe) -> tuple[list[Decision], list[Entry]]:
     """What is to happen to each layer, and the entries of all other parameters."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise ValueError("prepare the model before DistributedDataParallel wraps it")
     if any(isinstance(module, QATLayer) for module in model.modules()):
         raise ValueError("the model is already prepared: bs.convert it, or prepare a float model")
     if quantized_class(model) is not None:
@@ -140,7 +146,7 @@ def _why_not(plan: Plan) -> str | None:
     """Why this layer cannot be trained with fake quantization, or None."""
     if hasattr(plan.parameter, "full_tensor"):
         return "its weight is sharded: prepare the model before fully_shard"
-    return trained(plan.module).refuses(plan.module)
+    return why_not_trained(plan.module)
 
 
 def _foldable(

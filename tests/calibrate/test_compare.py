@@ -144,3 +144,42 @@ def test_two_quantized_models_compare() -> None:
     bs.quantize_(third, "int4")
     row = compare(other, third, X)["0"]
     near(row.weight, other[0].dequantize_weight(), third[0].dequantize_weight())
+
+
+HIDING = {  # NaN, infinity and -infinity that come out finite
+    "int8_token": (2, 3), "int8:tensor:fp32": (2, 3), "nf4:group8:fp32": (2, 3),
+    "uint8:token:fp32:asym": (2, 3), "fp8": (0, 3), "mxfp8": (0, 0), "nvfp4": (0, 0),
+    "int4:group8:e8m0": (0, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fmt", HIDING)
+def test_what_a_format_hides_is_counted(fmt: str) -> None:
+    x = torch.cat(X)
+    x[0, :2], x[3, 1:3], x[5, 9] = math.nan, math.inf, -math.inf
+    nans, infinities = HIDING[fmt]
+    left = bs.fake_quantize(x, fmt).isfinite()
+    assert (int(left[x.isnan()].sum()), int(left[x.isinf()].sum())) == (nans, infinities)
+    model, other = pair(bs.Recipe("int8:channel0:fp32", input=fmt), nn.Linear(32, 16))
+    row = compare(model, other, x.split(6))["0"].input
+    assert (row.hidden_nans, row.hidden_infinities) == (nans, infinities)
+    text = str(compare(model, other, x.split(6)))
+    told = f"0: input: {nans} NaN and {infinities} infinite elements came out finite: the format "
+    assert (f"{told}of the input has no code for them" in text) == (nans + infinities > 0)
+    rest = row.odd - nans - infinities
+    assert (f"0: input: {rest} elements are NaN or infinite on one side only" in text) == (rest > 0)
+    assert (rest > 0) == (fmt in ("mxfp8", "nvfp4", "int4:group8:e8m0"))
+
+
+@pytest.mark.filterwarnings("ignore:blockscale")
+def test_weights_that_a_format_makes_finite_are_counted() -> None:
+    model = nn.Sequential(nn.Linear(32, 16))
+    with torch.no_grad():
+        model[0].weight[0, 0], model[0].weight[3, 4:7] = math.nan, math.inf
+    other = copy.deepcopy(model)
+    bs.quantize_(other, "int8")
+    found = compare(model, other, X)
+    assert (found["0"].weight.hidden_nans, found["0"].weight.hidden_infinities) == (1, 3)
+    told = "0: weight: 1 NaN and 3 infinite elements came out finite: the format of the weight has"
+    assert told in str(found)
+    assert found.to_dict()["layers"][0]["weight"]["hidden_infinities"] == 3

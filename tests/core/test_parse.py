@@ -1,11 +1,14 @@
 """One spelling for each format, which reads back; errors say what was found and what there is."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockscale.core.catalog import CATALOG
 from blockscale.core.parse import formats, parse
+from blockscale.core.recipe import Recipe
 from tests.exact import ROUNDINGS, RULES
 from tests.oracle import split
 from tests.strategies import spellings
@@ -224,6 +227,51 @@ def test_an_unknown_name_gets_close_ones(text: str, meant: str) -> None:
         parse(text)
     assert all(name in str(no.value) for name in CATALOG)
     assert "any other is spelled element:block:scale" in str(no.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("MXFP4", "mxfp4"),
+        ("mx_fp4", "mxfp4"),
+        ("int 8", "int8"),
+        ("fp4 ", "nvfp4, mxfp4, nf4"),
+        ("INT8_TOKEN", "int8_token"),
+        ("NVFP-4", "nvfp4"),
+    ],
+)
+def test_case_spaces_and_signs_do_not_hide_a_name(text: str, meant: str) -> None:
+    start = re.escape(f"no format {text.strip()!r}: did you mean {meant}? named formats are int8,")
+    for read in (parse, Recipe, lambda text: Recipe(input=text), Recipe.read):
+        with pytest.raises(ValueError, match=f"^{start}"):
+            read(text)
+    with pytest.raises(ValueError, match=f"^bias: {start}"):
+        Recipe("int8", bias=text)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("E2M1:group32:e8m0", "e2m1:group32:e8m0"),
+        ("int8 : Token : FP32", "int8:token:fp32"),
+        ("int8:tokens:fp32", "int8:token:fp32"),
+        ("int8:token:fp23", "int8:token:fp32"),
+        ("int4:groups128:fp16:assym", "int4:group128:fp16:asym"),
+        ("e2m1:gruop32:e8m0/flor", "e2m1:group32:e8m0/floor"),
+        ("uint4:group32:(uint8:chanel0:fp16)", "uint4:group32:(uint8:channel0:fp16)"),
+    ],
+)
+def test_a_slip_in_a_spelling_gets_what_was_meant(text: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{text!r}: did you mean {meant}? ')}"):
+        parse(text)
+    assert parse(meant)
+
+
+@pytest.mark.parametrize("text", ["int17:tensor:fp32", "e9m0:tensor:fp32"])
+def test_what_cannot_be_guessed_gets_no_guess(text: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        parse(text)
+    assert "did you mean" not in str(refused.value)
 
 
 @pytest.mark.parametrize("text", ["", "BFP[8|8]{64}(XX)", "bfp8x0"])

@@ -95,7 +95,9 @@ def test_one_layer_under_two_names(tmp_path: Path) -> None:
 
 def test_where_no_layer_holds_codes_floats_are_loaded(model: Any, path: Path) -> None:
     class Mine(nn.Linear):
-        """A subclass, which no quantized layer replaces."""
+        """A subclass that cannot be a quantized layer, which has such an attribute itself."""
+
+        output = None
 
     other = mlp()
     other[0] = Mine(24, 16)
@@ -111,7 +113,7 @@ def test_what_stands_before_a_layer_is_not_applied_to_its_bias(tmp_path: Path) -
     model = calibrated(mlp(), ROWS, transform="smoothquant")
     bs.save(model, tmp_path / "m")
     other = mlp()
-    other[0] = type("Mine", (nn.Linear,), {})(24, 16)
+    other[0] = type("Mine", (nn.Linear,), {"output": None})(24, 16)
     with pytest.warns(UserWarning, match="dequantized"):
         bs.load(other, tmp_path / "m")
     assert torch.equal(other[0].bias, model[0].bias.dequantize())

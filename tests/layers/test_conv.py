@@ -68,3 +68,34 @@ def test_inputs_that_do_not_fit_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"expected an input \[batch, 4, d, h, w\], found"):
         quantized(nn.Conv3d(4, 6, 3))(torch.ones(shape))
     assert F.conv1d(torch.ones(2, 4, 9), layer.dequantize_weight()).shape == (2, 6, 7)
+
+
+LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+
+
+@pytest.mark.parametrize("recipe", ["int8_channel", bs.Recipe("int8_channel", input="int8"),
+                                    bs.Recipe("mxfp4", input="mxfp8", output="mxfp8")])  # fmt: skip
+@pytest.mark.parametrize("conv", [nn.Conv2d(4, 6, 3), nn.Conv2d(4, 6, 3, padding="same", groups=2),
+    nn.Conv3d(4, 6, 2), nn.ConvTranspose2d(4, 6, 3), nn.ConvTranspose3d(4, 6, 2, stride=2)],
+    ids=str)  # fmt: skip
+def test_channels_that_lie_last_in_memory_do_so_afterwards(conv: nn.Module, recipe) -> None:
+    model = nn.Sequential(copy.deepcopy(conv))
+    bs.quantize_(model, recipe)
+    last = LAST[len(conv.kernel_size)]
+    x = torch.randn(2, 4, *(7,) * len(conv.kernel_size))
+    plain, y = model(x), model(x.contiguous(memory_format=last))
+    assert plain.is_contiguous()
+    assert not y.is_contiguous()
+    assert y.is_contiguous(memory_format=last)
+    assert y.stride() == conv.to(memory_format=last)(x.contiguous(memory_format=last)).stride()
+    torch.testing.assert_close(y, plain, rtol=0, atol=1e-5)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert compiled(x.contiguous(memory_format=last)).stride() == y.stride()
+
+
+def test_an_image_of_one_pixel_is_contiguous_as_ever() -> None:
+    """Its memory is the same either way, and programs read strides."""
+    layer = quantized(nn.Conv2d(4, 6, 1))
+    y = layer(torch.ones(2, 4, 1, 1).contiguous(memory_format=torch.channels_last))
+    assert y.is_contiguous()

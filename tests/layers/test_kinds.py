@@ -12,6 +12,7 @@ from blockscale.layers.embedding import QEmbedding
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.linear import QLinear, QTransposedLinear
+from blockscale.layers.tables.embedding_bag import QEmbeddingBag
 from tests.qat.models import Conv1D
 
 
@@ -29,7 +30,9 @@ from tests.qat.models import Conv1D
         (nn.ConvTranspose3d(1, 1, 1), QConvTranspose),
         (nn.LazyConvTranspose2d(1, 1), None),
         (nn.Bilinear(2, 2, 2), None),
-        (nn.LazyLinear(2), None),  # a subclass, even of a layer that is replaced
+        (nn.LazyLinear(2), None),  # a subclass whose class changes when it has seen an input
+        (nn.EmbeddingBag(2, 3), QEmbeddingBag),
+        (nn.LSTM(2, 3), None),
         (nn.ReLU(), None),
     ],
 )
@@ -47,7 +50,7 @@ def test_a_class_of_that_name_elsewhere_is_another() -> None:
 def test_every_file_with_a_kind_is_found() -> None:
     """By what it says in its own text, so that a file that nothing imports counts too."""
     folder = pathlib.Path(layers.__file__).parent
-    said = {path.stem for path in folder.glob("*.py") if "\ndef replacement(" in path.read_text()}
-    assert said == {"conv", "conv_transpose", "embedding", "linear"}
-    kinds = (QConv, QConvTranspose, QEmbedding, QLinear)
+    said = {path.stem for path in folder.rglob("*.py") if "\ndef replacement(" in path.read_text()}
+    assert said == {"conv", "conv_transpose", "embedding", "embedding_bag", "linear"}
+    kinds = (QConv, QConvTranspose, QEmbedding, QEmbeddingBag, QLinear)
     assert {kind.__module__.rpartition(".")[2] for kind in kinds} == said

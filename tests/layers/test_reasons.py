@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 import blockscale as bs
 from blockscale.layers.kinds import quantized_class
@@ -39,6 +40,15 @@ class Upsampling(nn.ConvTranspose3d):
     """Another one."""
 
 
+class Named(nn.Linear):
+    """One with an attribute that every quantized layer has."""
+
+    def prepared(self) -> None: ...
+
+
+QCONFIG = torch.ao.quantization.get_default_qat_qconfig()
+
+
 def replaced_forward() -> nn.Module:
     layer = nn.Linear(2, 2)
     layer.forward = lambda x: x
@@ -49,11 +59,16 @@ def replaced_forward() -> nn.Module:
     ("module", "reason"),
     [
         (nn.Linear(2, 2), None),
-        (Sub(2, 2), "Sub is a subclass: a quantized layer would replace what it adds"),
+        (Sub(2, 2), None),
+        (
+            Named(2, 2),
+            "Named is a subclass with attributes that quantized layers use",
+        ),
+        (parametrizations.orthogonal(nn.Linear(2, 2)), "its weight is computed (weight_norm,"),
+        (torch.ao.nn.qat.Linear(2, 2, qconfig=QCONFIG), "there is no quantized Linear"),
         (nn.ConvTranspose1d(2, 2, 2), None),
-        (Upsampling(2, 2, 2), "Upsampling is a subclass: a quantized layer would replace what"),
+        (Upsampling(2, 2, 2), None),
         (nn.LazyConvTranspose2d(2, 2), "it is lazy and its weight holds no data"),
-        (nn.Bilinear(2, 2, 2), "there is no quantized Bilinear"),
         (nn.LazyLinear(2), "it is lazy and its weight holds no data: run the model once first"),
         (replaced_forward(), "its forward was replaced on the instance"),
         (nn.Embedding(2, 2, max_norm=1.0), "its max_norm changes the weight at every call"),
@@ -75,7 +90,8 @@ def test_layers_inside_what_reads_their_weights() -> None:
 
 
 def test_what_is_no_layer_of_weights() -> None:
-    for module in (nn.ReLU(), nn.LayerNorm(2), nn.BatchNorm2d(2), nn.Sequential()):
+    others = (nn.Bilinear(2, 2, 2), nn.LSTM(2, 2), nn.GRUCell(2, 2))  # of parameters, not of layers
+    for module in (nn.ReLU(), nn.LayerNorm(2), nn.BatchNorm2d(2), nn.Sequential(), *others):
         assert not looks_like_a_layer(module)
 
 

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from blockscale.core import reference
 from blockscale.core.parse import parse
+from blockscale.layers import saturation
 from blockscale.layers.saturation import saturates
 
 
@@ -25,3 +27,25 @@ from blockscale.layers.saturation import saturates
 def test_which_scales_cannot_be_stored(spelling: str, low: float, high: float, found: bool) -> None:
     answer = saturates(torch.tensor([low]), torch.tensor([high]), parse(spelling))
     assert answer.tolist() == [found]
+
+
+@pytest.mark.parametrize(
+    "spelling", ["mxfp4", "int8_channel", "int8", "nvfp4", "int8:channel1:fp32"]
+)
+def test_ranges_of_slabs_are_those_of_the_whole(
+    spelling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fmt, x = parse(spelling), torch.randn(70, 48, generator=torch.Generator().manual_seed(0))
+    low, high, _ = reference.ranges(x, fmt)
+    monkeypatch.setattr(saturation, "_SLAB", 100)
+    found = saturation.block_ranges(x, fmt)
+    assert torch.equal(found[0], low)
+    assert torch.equal(found[1], high)
+
+
+def test_all_values_that_are_not_finite_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saturation, "_SLAB", 10)
+    x = torch.zeros(7, 8)
+    x[0, 0], x[3, 5], x[6, 7] = float("nan"), float("inf"), -float("inf")
+    assert saturation.not_finite(x) == 3
+    assert saturation.not_finite(torch.tensor(float("nan"))) == 1

@@ -5,7 +5,7 @@ import torch
 
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
-from blockscale.ops import cut
+from blockscale.ops import cut, stack
 from blockscale.ops.primitives import dequantize
 
 MORE = (
@@ -29,12 +29,12 @@ def test_pieces_are_those_of_the_whole(fmt: str) -> None:
             assert torch.equal(dequantize(rows, torch.float32), values[start:stop])
             assert rows.codes.untyped_storage().data_ptr() == q.packed.untyped_storage().data_ptr()
     for i in range(6):
-        one = cut.selected(q.operand, i)
+        one = stack.matrix(q.operand, i)
         if one is not None:
             found += 1
             assert one.shape == (8, 64)
             assert torch.equal(dequantize(one, torch.float32), values[i])
-    kinds = {"flat": 0, "block2x4": 3, "channel0": 6, "@": 6}
+    kinds = {"flat": 6, "block2x4": 3}
     expected = next((n for kind, n in kinds.items() if kind in str(bs.parse(fmt))), 12)
     assert found == expected
 
@@ -46,7 +46,7 @@ def test_rows_of_matrices_and_what_cannot_be_cut() -> None:
     assert cut.rows(q.operand, 1, 4) is None
     assert cut.rows(q.operand, 0, 5) is None
     assert cut.rows(q.operand, 4, 9) is None
-    assert cut.selected(q.operand, 1) is None  # a vector of codes has no rows
+    assert stack.matrix(q.operand, 1) is None  # a vector of codes has no rows
     partial = bs.quantize(torch.randn(7, 64), "e4m3:tile4x32:fp32")
     last = cut.rows(partial.operand, 4, 7)
     assert last is not None

@@ -74,9 +74,8 @@ def test_a_profiler_does(dispatched: list[bool]) -> None:
 
 def test_a_transform_does(dispatched: list[bool]) -> None:
     """functorch's wrappers are plain Tensors by type, without memory of their own."""
-    with pytest.raises(RuntimeError, match="functorch"):  # torch's word on library ops
-        torch.func.grad(lambda x: call(x).sum())(X)
-    assert dispatched == [True]
+    torch.func.grad(lambda x: call(x).sum())(X)
+    assert dispatched[0]
 
 
 def test_lists_are_looked_into() -> None:

@@ -51,15 +51,15 @@ def test_nothing_of_the_model_but_its_class_changes():
 
 
 def test_skips_are_said_once_and_strict_raises_before_any_change():
-    model = nn.Sequential(nn.Linear(8, 8), nn.Bilinear(2, 2, 1))
-    with pytest.raises(bs.SkippedError, match="no quantized Bilinear"):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Bilinear(32, 32, 2))
+    with pytest.raises(bs.SkippedError, match="Bilinear uses it directly"):
         bs.prepare_qat(model, "int8", strict=True)
     assert type(model[0]) is nn.Linear
-    with pytest.warns(UserWarning, match="no quantized Bilinear") as told:
+    with pytest.warns(UserWarning, match="Bilinear uses it directly") as told:
         bs.prepare_qat(model, "int8")
     assert len(told) == 1
     ledger = bs.qat.ledger(model)
-    assert [e.status for e in ledger if e.name in ("0", "1")] == ["quantized", "skipped"]
+    assert [e.status for e in ledger if e.name in ("0", "1.weight")] == ["quantized", "skipped"]
     bs.convert(model)
     assert bs.qat.ledger(model)["0"].bytes_after == 8 * 8 + 4 + 8 * 4
 

@@ -23,7 +23,8 @@ def compare(
     """Compare two files or directories, tensor by tensor.
 
     SQNR is 10 log10 (sum a² / sum (a - b)²) in dB, larger is closer. What is quantized is
-    dequantized first.
+    dequantized first, also float8 and int8 weights of other producers; what they pack in ways of
+    their own is listed as not compared.
     """
     with Bar(quiet) as bar:
         comparison = measure(a, b, progress=bar)
@@ -53,7 +54,8 @@ def _text(comparison: FileComparison) -> str:
         for side, names in (("a", comparison.only_a), ("b", comparison.only_b))
         for n in names
     ]
-    return "\n".join([*lines, *infinite, *shapes, *only])
+    unread = [f"not compared: {name}: {why}" for name, why in sorted(comparison.unread.items())]
+    return "\n".join([*lines, *infinite, *unread, *shapes, *only])
 
 
 def _line(each: TensorDifference) -> tuple[str, ...]:

@@ -7,12 +7,15 @@ A file does not say what kind of layer a tensor belongs to. Shape and name do, n
     *.weight, 3 dimensions, last <= 32   a 1-d convolution: kernels are short, matrices are not
     3 dimensions otherwise               a stack of matrices, such as the experts of a mixture
 
+What stays in float by default is what `quantize_` leaves in float (layers.defaults): one plan.
+
 A convolution with a bias whose size is not that of dimension 0 is a transposed one. Without a bias,
 or with as many inputs as outputs, it is taken for a plain one, and such a layer gets floats when
 the directory is loaded.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from math import prod
 from typing import Any, NamedTuple
 
@@ -22,15 +25,19 @@ from blockscale.core.layout import grouped_layout, stored_shape
 from blockscale.core.ledger import Status
 from blockscale.core.recipe import BiasFormat, Recipe, Scheme
 from blockscale.core.reference import FLOATS
+from blockscale.core.weights.stack import of_stack
 from blockscale.files.directory.model_files import ModelFiles
+from blockscale.files.directory.stacks import Types, stacked, types_of
 from blockscale.files.header import StoredTensor
 from blockscale.files.stream import Reader
+from blockscale.layers.defaults import kept_by_default, kept_layer_by_default
 
 # Families whose Conv1D layers store [inputs, outputs] (transformers.pytorch_utils.Conv1D).
 CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder")
 LAYERS = ("matrix", "convolution")  # what layers' weights seem to be, if they are called weight
 _CONV1D_LAYERS = ("c_attn", "c_proj", "c_fc", "q_attn")
 _LONGEST_KERNEL = 32
+_EXPERTS = re.compile(r"(^|[._])(moe|experts?)([._]|$)")  # no convolution, however short its rows
 _UNKNOWN = {
     "tensor": "no layer is known to have so many dimensions and this name",
     "parametrization": "part of a parametrized weight: remove the parametrization and save again",
@@ -38,12 +45,16 @@ _UNKNOWN = {
 
 
 class Eligibility(NamedTuple):
-    """What a tensor seems to be, whether it is to be quantized, and why not if so."""
+    """What a tensor seems to be, whether it is to be quantized, and why not if so.
+
+    format: what it is quantized in: of a stack, that in which each matrix is as if it were alone
+    """
 
     kind: str
     status: Status
     layout: str = "plain"
     reason: str = ""
+    format: Format | None = None
 
 
 class Known(NamedTuple):
@@ -51,15 +62,17 @@ class Known(NamedTuple):
 
     conv1d: whether its model is of GPT-2's family (`has_conv1d`)
     biases: {layer: the size of its bias}
+    types: of the model, as its config says
     """
 
     conv1d: bool
     biases: Mapping[str, int]
+    types: Types = Types()
 
 
 def has_conv1d(config: dict[str, Any] | None) -> bool:
     """Whether a model, or a model inside it (an encoder, a decoder), is of GPT-2's family."""
-    return any(kind in CONV1D_MODELS for kind in _model_types(config or {}))
+    return bool(types_of(config).names & {*CONV1D_MODELS})
 
 
 def known_of(files: ModelFiles) -> Known:
@@ -70,15 +83,7 @@ def known_of(files: ModelFiles) -> Known:
             for each, source in reader.tensors.items():
                 if each.endswith(".bias") and len(source.shape) == 1:
                     biases[each.removesuffix(".bias")] = source.shape[0]
-    return Known(has_conv1d(files.config), biases)
-
-
-def _model_types(config: dict[str, Any]) -> Iterator[str]:
-    if "model_type" in config:
-        yield str(config["model_type"])
-    for value in config.values():
-        if isinstance(value, dict):
-            yield from _model_types(value)
+    return Known(has_conv1d(files.config), biases, types_of(files.config))
 
 
 def judge(
@@ -105,13 +110,27 @@ def judge(
         return Eligibility(
             kind, "skipped", reason=f"{told}; formats take float32, bfloat16, float16"
         )
+    if pattern is None and (kept := _kept(name, tensor.shape, kind)):
+        return Eligibility(kind, "kept", reason=kept)
     if kind in _UNKNOWN:
         return Eligibility(kind, "skipped", reason=_UNKNOWN[kind])
     try:
-        scheme.weight.stored(stored_shape(tensor.shape, layout))
+        stored, fmt = stored_shape(tensor.shape, layout), scheme.weight
+        if kind != "convolution":
+            fmt = of_stack(fmt, stored, stacked(name, tensor.shape, known.types).parts)
+        fmt.stored(stored)
     except ValueError as error:
         return Eligibility(kind, "skipped", reason=str(error))
-    return Eligibility(kind, "quantized", layout)
+    return Eligibility(kind, "quantized", layout, format=fmt)
+
+
+def _kept(name: str, shape: tuple[int, ...], kind: str) -> str:
+    """Why a tensor stays in float unless a rule names it, by the list that models go by, too."""
+    if kind == "parametrization":
+        return ""
+    if kind in LAYERS and name.endswith(".weight"):  # of a layer, most often
+        return kept_layer_by_default(name, shape)
+    return kept_by_default(name, shape)
 
 
 def biased_layers(files: ModelFiles, recipe: Recipe, known: Known) -> set[str]:
@@ -158,14 +177,17 @@ def _kind(name: str, shape: tuple[int, ...], known: Known) -> tuple[str, str]:
     weight, rank = last == "weight", len(shape)
     if ".parametrizations." in name and rank > 1:
         return "parametrization", "plain"
-    if rank < 2 or (not weight and sum(size > 1 for size in shape) < 2):
+    flat = sum(size > 1 for size in shape) < 2
+    long = rank > 2 and prod(shape[:-1]) == 1 and shape[-1] > _LONGEST_KERNEL  # no convolution's
+    if rank < 2 or (flat and (long or not weight)):
         return "vector", "plain"
     if rank == 2:
         transposed = known.conv1d and weight and module.rpartition(".")[2] in _CONV1D_LAYERS
         return "matrix", "transposed" if transposed else "plain"
-    if weight and (rank in (4, 5) or (rank == 3 and shape[-1] <= _LONGEST_KERNEL)):
+    short = rank == 3 and shape[-1] <= _LONGEST_KERNEL and not _EXPERTS.search(module)
+    if weight and (rank in (4, 5) or short):
         return "convolution", _convolution(shape, known.biases.get(module))
-    return ("stack", "plain") if rank == 3 else ("tensor", "plain")
+    return ("stack", stacked(name, shape, known.types).layout) if rank == 3 else ("tensor", "plain")
 
 
 def _convolution(shape: tuple[int, ...], bias: int | None) -> str:

@@ -146,15 +146,14 @@ def _plan_shard(
 def _decide(
     name: str, source: StoredTensor, scheme: Scheme, pattern: str | None, known: Known
 ) -> tuple[Entry, TensorInfo | None]:
-    kind, status, layout, reason = judge(name, source, scheme, pattern, known)
+    kind, status, layout, reason, fmt = judge(name, source, scheme, pattern, known)
     entry = _entry(name, kind, status, source, reason)
-    if status != "quantized":
+    if fmt is None:
         return entry, None
-    assert scheme.weight is not None
-    if why := why_not_slabs(scheme.weight):
-        raise ValueError(f"{name} cannot be quantized in {scheme.weight}: {why}")
+    if why := why_not_slabs(fmt):
+        raise ValueError(f"{name} cannot be quantized in {fmt}: {why}")
     dtype = str(source.torch_dtype).removeprefix("torch.")
-    info = TensorInfo(str(scheme.weight), source.shape, dtype, layout)
+    info = TensorInfo(str(fmt), source.shape, dtype, layout)
     size = sum(sized(*part).nbytes for part in info.parts().values())
     entry = replace(entry, weight=info.format, bytes_after=size)
     if name.endswith(".weight") and kind in LAYERS:

@@ -22,6 +22,7 @@ from blockscale.files.slabs.cutting import (
     block_sizes,
     can_be_cut,
 )
+from blockscale.files.slabs.transposed_stack import TransposedStack
 from blockscale.files.stored_model import StoredModel
 from blockscale.files.stream import Reader
 from blockscale.layers.before import Before
@@ -55,11 +56,16 @@ class FloatRows:
         self._reader, self._name, self._layout = reader, name, layout
         self.shape = stored_shape(reader.tensors[name].shape, layout)
         self._whole: Tensor | None = None
-        if inputs_first(layout):  # a slab of columns would lie scattered over the whole tensor
+        self._stack: TransposedStack | None = None
+        if layout == "transposed" and len(self.shape) > 2:
+            self._stack = TransposedStack(reader, name)
+        elif inputs_first(layout):  # a slab of columns would lie scattered over the whole tensor
             self._whole = to_stored(reader.tensor(name), layout)
 
     def read(self, cuts: Cuts, slab: Slab) -> Tensor:
         """A slab in the file's dtype; `cuts` may see leading dimensions as one."""
+        if self._stack is not None:
+            return self._stack.read(cuts, slab)
         if self._whole is not None:
             return self._whole[slab.start : slab.stop].contiguous()
         if self._layout == "channels_last":
@@ -170,10 +176,10 @@ class OpenStoredModel(ExitStack):
         """A tensor, quantized or not, seen in a layout."""
         info = self._source.metadata.tensors.get(name)
         if info is None:
-            return FloatRows(self._reader(name), name, layout)
+            return FloatRows(self.reader(name), name, layout)
         parts = self._source.parts_of(name)
         before = self._source.before(name.removesuffix(".weight"))
-        readers = {part: (self._reader(n), n) for part, n in parts.items()}
+        readers = {part: (self.reader(n), n) for part, n in parts.items()}
         kind = read_bias(info.format)
         if isinstance(kind, SumInteger):
             return BiasRows(readers, info, kind)
@@ -182,7 +188,8 @@ class OpenStoredModel(ExitStack):
             return rows
         return OtherLayoutRows(rows, info, layout)
 
-    def _reader(self, stored: str) -> Reader:
+    def reader(self, stored: str) -> Reader:
+        """The file in which a tensor is stored, open."""
         path = self._source.files[stored]
         if path not in self._readers:
             self._readers[path] = self.enter_context(Reader(path))

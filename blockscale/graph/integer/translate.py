@@ -55,6 +55,8 @@ def _integer_value(builder: Builder, node: fx.Node) -> Value:
 def _layer(builder: Builder, node: fx.Node, layer: QLayer) -> Value:
     """A quantized layer: the codes of its input, its sums, and the codes of a formatted output."""
     name = str(node.target)
+    if getattr(layer, "own_forward", False):
+        raise NotIntegerError(f"{name} is a {type(layer).__name__}, which has its own forward")
     taken = builder.inputs(node)[0]
     codes = _quantize(builder, node, taken, layer.input, f"the input of {name!r}")
     step, fixed = integer_layer(layer, name)

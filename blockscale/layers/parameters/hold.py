@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from blockscale.layers.parameters.recurrent import Recurrent, parameters_again, parameters_gone
 from blockscale.layers.reading.source import ReadTensor, written
 from blockscale.layers.store import QWeight
 
@@ -50,6 +51,7 @@ def hold(module: nn.Module, name: str, weight: QWeight) -> None:
             f"{name}: a ScriptModule's parameters are compiled in: quantize its source"
         )
     del module._parameters[name]
+    parameters_gone(module)
     of, names = _base(module), (*held(module), name)
     module.__class__ = _class_of(of, tuple(sorted(names)))
     module._modules[name] = weight
@@ -62,6 +64,7 @@ def release(module: nn.Module, name: str) -> None:
     del module._modules[name]
     module.__class__ = _class_of(_base(module), names) if names else _base(module)
     module.register_parameter(name, nn.Parameter(weight.dequantize(), requires_grad=False))
+    parameters_again(module)
 
 
 def held(module: nn.Module) -> dict[str, QWeight]:
@@ -99,7 +102,8 @@ def _class_of(of: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
     body: dict[str, Any] = {name: _read(name) for name in names}
     body |= {"held_names": names, "float_class": of, "__module__": of.__module__}
     body |= {"__qualname__": of.__qualname__, "__doc__": of.__doc__}
-    made: type[nn.Module] = type(of.__name__, (Holder, of), body)
+    lists = (Recurrent,) if issubclass(of, nn.RNNBase) else ()
+    made: type[nn.Module] = type(of.__name__, (Holder, *lists, of), body)
     return _classes.setdefault((of, names), made)
 
 

@@ -10,17 +10,18 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from blockscale.core import reference
 from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.format import Format
-from blockscale.core.layout import to_stored
+from blockscale.core.layout import stored_bytes, to_stored
 from blockscale.core.ledger import Entry
 from blockscale.core.recipe import Recipe
 from blockscale.layers.defaults import kept_by_default
+from blockscale.layers.experts.stacks import PLAIN, Stack, stacks
 from blockscale.layers.parameters.hold import hold
+from blockscale.layers.parameters.recurrent import parameters_again
 from blockscale.layers.plan import Decision
-from blockscale.layers.reasons import why_not_weight
-from blockscale.layers.saturation import saturates
+from blockscale.layers.reasons import why_adapter, why_not_weight
+from blockscale.layers.saturation import block_ranges, not_finite, saturates
 from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QWeight
 from blockscale.ops.quantize import quantize
@@ -49,6 +50,7 @@ def plan_parameters(
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
+    known = stacks(model)
     for name, parameter, entry in _others(model, decisions):
         every = tuple(names[id(parameter)])
         scheme, pattern = recipe.decide(name)
@@ -56,6 +58,8 @@ def plan_parameters(
         if not scheme.weight:
             why = f"pattern {pattern!r} of the recipe" if pattern else "no weight format"
             yield replace(entry, reason=why if parameter.ndim > 1 else _VECTOR)
+        elif told := why_adapter(model, name):
+            yield replace(entry, reason=told)
         elif parameter.ndim < 2:
             yield replace(entry, reason=_VECTOR)
         elif pattern is None and (kept := kept_by_default(name, parameter.shape)):
@@ -63,21 +67,32 @@ def plan_parameters(
         elif any(recipe.decide(other)[0].weight != scheme.weight for other in every):
             told = f"{', '.join(every)} are one parameter, which the recipe treats in several ways"
             yield replace(entry, status="skipped", reason=told)
-        elif why_not := _why_not(owner, parameter, scheme.weight):
+        elif why_not := _why_not(owner, parameter, scheme.weight, known.get(name, PLAIN)):
             yield replace(entry, status="skipped", reason=why_not)
         else:
-            done = replace(entry, status="quantized", weight=str(scheme.weight))
-            yield ParameterPlan(every, parameter, scheme.weight, "plain", done)
+            stack = known.get(name, PLAIN)
+            fmt = stack.format(scheme.weight, parameter.shape)
+            alone = (
+                "its weight only: it is read, not called" if scheme.input or scheme.output else ""
+            )
+            told = f"input left in float: {type(owner).__name__} computes with it by itself"
+            told = told if scheme.input is not None else ""
+            done = replace(entry, status="quantized", weight=str(fmt), details=alone, reason=told)
+            yield ParameterPlan(every, parameter, fmt, stack.layout, done)
 
 
 _VECTOR = "a vector, such as a norm's weight or a bias"
 
 
-def _why_not(owner: nn.Module, parameter: Tensor, fmt: Format) -> str | None:
+def _why_not(owner: nn.Module, parameter: Tensor, fmt: Format, stack: Stack) -> str | None:
     """Why this parameter cannot be held in codes; None if it can."""
     if isinstance(owner, ParametrizationList):
         return "a parametrization computes a weight from it: remove that first"
-    return why_not_weight(parameter, "plain", fmt)
+    try:
+        fmt = stack.format(fmt, parameter.shape)
+    except ValueError as error:
+        return str(error)
+    return why_not_weight(parameter, stack.layout, fmt)
 
 
 def plan_others(model: nn.Module, plans: Iterable[Decision], recipe: Recipe) -> Iterator[Entry]:
@@ -85,7 +100,9 @@ def plan_others(model: nn.Module, plans: Iterable[Decision], recipe: Recipe) -> 
     training."""
     for name, parameter, entry in _others(model, plans):
         scheme, pattern = recipe.decide(name)
-        if parameter.ndim < 2:
+        if told := why_adapter(model, name):
+            yield replace(entry, reason=told)
+        elif parameter.ndim < 2:
             yield replace(entry, reason=_VECTOR)
         elif not scheme.weight:
             why = f"pattern {pattern!r} of the recipe" if pattern else "no weight format"
@@ -106,7 +123,7 @@ def _others(
         if id(parameter) in counted or nn.parameter.is_lazy(parameter):
             continue
         owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
-        size = parameter.nbytes
+        size = stored_bytes(parameter)
         entry = Entry(name, f"parameter of {owner}", "kept", elements=parameter.numel())
         yield name, parameter, replace(entry, bytes_before=size, bytes_after=size)
 
@@ -116,16 +133,21 @@ def entries_of(planned: Iterable[ParameterPlan | Entry]) -> list[Entry]:
     return [each.entry if isinstance(each, ParameterPlan) else each for each in planned]
 
 
-def quantized(plan: ParameterPlan, seed: int | None) -> tuple[QWeight, Entry]:
-    """A parameter in codes, and its entry with what a user should know of it."""
+def quantized(
+    plan: ParameterPlan, seed: int | None, made: QWeight | None = None
+) -> tuple[QWeight, Entry]:
+    """A parameter in codes, `made` if they are there, and its entry with what a user should know
+    of it."""
     fmt, parameter = plan.format, plan.parameter
+    if made is not None:
+        return made, replace(plan.entry, bytes_after=made.nbytes)
     stored = to_stored(parameter.detach(), plan.layout)
     notes: list[str] = []
-    if odd := int((~stored.isfinite()).sum()):
+    if odd := not_finite(stored):
         notes.append(f"{odd} of {stored.numel()} weights are NaN or infinite")
     notes += lost_signs("weight", stored, fmt)
     q = quantize(stored, fmt, seed=None if seed is None else named_seed(seed, plan.name))
-    low, high, _ = reference.ranges(stored, fmt)
+    low, high = block_ranges(stored, fmt)
     if clipped := int(saturates(low, high, fmt).sum()):
         notes.append(f"{clipped} of {low.numel()} scales are outside the range of {fmt.scale}")
     weight = QWeight(q, tuple(parameter.shape), parameter.dtype, plan.layout)
@@ -150,4 +172,5 @@ def put(model: nn.Module, plans: Sequence[ParameterPlan], weights: Sequence[QWei
             module._parameters.update(parameters)
             module._modules.clear()
             module._modules.update(modules)
+            parameters_again(module)
         raise

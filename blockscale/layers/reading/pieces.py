@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from blockscale.layers.reading.source import ReadTensor
-from blockscale.ops import cut
+from blockscale.ops import cut, stack
 from blockscale.ops.primitives import dequantize
 
 aten = torch.ops.aten
@@ -23,7 +23,14 @@ def _same(weight: Any, *_: Any, **__: Any) -> Any:
 
 
 def _view(weight: Any, size: Sequence[int]) -> Any:
-    return _same(weight) if tuple(size) == tuple(weight.shape) else None
+    source, shape = weight.source, torch.empty(weight.shape, device="meta").view(tuple(size)).shape
+    if shape == weight.shape:
+        return _same(weight)
+    joined = len(shape) == 3 and weight.ndim == 2 and shape[-1] == weight.shape[-1]
+    if not joined or source.operand is None or source.transposed or source.layout != "plain":
+        return None
+    whole = cut.stacked(source.operand, shape[0])  # as DBRX has its experts
+    return None if whole is None else _cut(weight, whole, shape)
 
 
 def _transpose(weight: Any, first: int = 0, second: int = 1) -> Any:
@@ -74,7 +81,7 @@ def _select(weight: Any, dim: int, index: int) -> Any:
         return None
     if source.layout not in ("plain", "transposed"):
         return None
-    chosen = cut.selected(source.operand, index % weight.shape[0])
+    chosen = stack.matrix(source.operand, index % weight.shape[0])
     return None if chosen is None else _cut(weight, chosen, source.shape[1:])
 
 

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from blockscale.core.layout import grouped_layout
+from blockscale.core.operand import Operand
 from blockscale.layers.reading.factors import multiplied
 from blockscale.layers.reading.pieces import VIEWS
-from blockscale.layers.reading.source import ReadTensor, Source, dense, written
+from blockscale.layers.reading.source import ReadTensor, dense, written
+from blockscale.layers.reading.stacks import STACKS, chosen_of
 from blockscale.ops.conv import conv
 from blockscale.ops.conv_transpose import conv_transpose
 from blockscale.ops.embedding import embedding
-from blockscale.ops.linear import linear
+from blockscale.ops.stack import product
 
 aten = torch.ops.aten
 
@@ -28,7 +30,7 @@ def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
     Raises RuntimeError, with the weight's name, for a call that writes to one.
     """
-    handler = _HANDLERS.get(func) or VIEWS.get(func)
+    handler = _HANDLERS.get(func) or VIEWS.get(func) or STACKS.get(func.name())
     if handler is not None:
         result = handler(*args, **kwargs)
         if result is not None:
@@ -67,32 +69,34 @@ def _as_views(func: Any, args: Sequence[Any], result: Any) -> Any:
     return [view(part) for part in result] if isinstance(result, list | tuple) else view(result)
 
 
-def _factor(weight: Any, x: Any) -> Source | None:
-    """The source of a weight [k, n] whose codes are [n, k], for an x of its dtype; else None."""
+def _factor(weight: Any, x: Any) -> Operand | None:
+    """The codes [n, k] of a weight [k, n], for an x of its dtype; else None."""
     if not isinstance(weight, ReadTensor) or isinstance(x, ReadTensor):
         return None
     source = weight.source
-    usable = source.operand is not None and source.transposed and weight.ndim == 2
-    return source if usable and x.dtype == source.dtype and x.device == source.device else None
+    usable = source.transposed and weight.ndim == 2
+    return (
+        source.operand if usable and x.dtype == source.dtype and x.device == source.device else None
+    )
 
 
 def _mm(x: Any, weight: Any) -> Any:
-    source = _factor(weight, x)
-    return None if source is None else linear(x, source.operand)
+    factor = _factor(weight, x)
+    return None if factor is None else product(x, factor)
 
 
 def _addmm(bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    source = _factor(weight, x)
-    if source is None or beta != 1 or alpha != 1 or bias.ndim != 1 or type(bias) is ReadTensor:
+    factor = _factor(weight, x)
+    if factor is None or beta != 1 or alpha != 1 or bias.ndim != 1 or type(bias) is ReadTensor:
         return None
-    return linear(x, source.operand, bias.expand(weight.shape[1]))
+    return product(x, factor, bias.expand(weight.shape[1]))
 
 
 def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
     if not isinstance(weight, ReadTensor) or weight.ndim != 2 or type(bias) is ReadTensor:
         return None
-    source = _factor(weight.t(), x)
-    return None if source is None else linear(x, source.operand, bias)
+    factor = _factor(weight.t(), x)
+    return None if factor is None else product(x, factor, bias)
 
 
 def _matmul(x: Any, weight: Any) -> Any:
@@ -125,15 +129,18 @@ def _embedding(
 
 
 def _index_select(weight: Any, dim: int, indices: Any) -> Any:
-    return _rows_of(weight, indices) if dim in (0, -2) else None
+    if dim % weight.ndim:
+        return None
+    return _rows_of(weight, indices) if weight.ndim == 2 else chosen_of(weight, indices)
 
 
 def _index(weight: Any, indices: Sequence[Any]) -> Any:
     alone = len(indices) == 1 and indices[0] is not None and indices[0].dtype == torch.int64
-    if not alone:
+    if not alone or not isinstance(weight, ReadTensor):
         return None
     chosen = indices[0]  # negative ones count from the end
-    return _rows_of(weight, torch.where(chosen < 0, chosen + weight.shape[0], chosen))
+    chosen = torch.where(chosen < 0, chosen + weight.shape[0], chosen)
+    return _rows_of(weight, chosen) if weight.ndim == 2 else chosen_of(weight, chosen)
 
 
 def _rows_of(weight: Any, indices: Tensor) -> Any:

@@ -43,9 +43,14 @@ class Source:
 
 
 class ReadTensor(Tensor):
-    """A tensor without storage, whose numbers are where its source says."""
+    """A tensor without storage, whose numbers are where its source says.
+
+    chosen: of matrices that were picked out of a stack, the stack's codes, which of them, and
+        whether they are turned (blockscale.layers.reading.stacks)
+    """
 
     source: Source
+    chosen: tuple[Operand, Tensor, bool] | None = None
 
     @staticmethod
     def __new__(cls, source: Source) -> "ReadTensor":

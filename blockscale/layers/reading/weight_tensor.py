@@ -6,6 +6,7 @@ Products meet our kernels with its codes; pieces along its rows keep the codes; 
 computes with the dequantized weight, of which there is one a read at most.
 """
 
+import sys
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -38,6 +39,13 @@ class WeightTensor(ReadTensor):
     ) -> Any:
         return products.run(func, args, kwargs or {})
 
+    @property
+    def _is_param(self) -> bool:  # type: ignore[override]
+        """Whether torch should take it for a Parameter: where its owner is asked for one by name,
+        as transformers' tie_weights does. Elsewhere parameters can be written to."""
+        asked = sys._getframe(2).f_code.co_name == "get_parameter"  # 1 is isinstance's own
+        return asked and self.source.owner is not None
+
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         owner = self.source.owner
@@ -51,6 +59,9 @@ class WeightTensor(ReadTensor):
     def __setattr__(self, name: str, value: Any) -> None:
         owner = None if name == "source" else self.source.owner
         if owner is not None and name in owner._buffers:
+            old = owner._buffers[name]
+            if type(value) is not Tensor or (value.dtype, value.shape) != (old.dtype, old.shape):
+                raise written(f"an assignment of another {name}", self.source)
             setattr(owner, name, value)
         elif name == "data":
             raise written("an assignment to .data", self.source)

@@ -26,3 +26,12 @@ def trained(module: nn.Module) -> type[QATLayer]:
         if layer_class is not None:
             return layer_class
     raise NotImplementedError(f"blockscale.qat.layers has no file for {type(module).__name__}")
+
+
+def why_not_trained(module: nn.Module) -> str | None:
+    """Why a float layer that can be quantized cannot be trained so, or None."""
+    try:
+        return trained(module).refuses(module)
+    except NotImplementedError:
+        told = "can be quantized, but not trained with fake quantization"
+        return f"{type(module).__name__} {told}"

@@ -44,6 +44,19 @@ def test_compare_reports_what_does_not_fit(tmp_path):
     ]
 
 
+def test_what_another_producer_packed_is_listed(tmp_path):
+    save_file({"l.weight": torch.ones(8, 32), "n": torch.ones(2)}, tmp_path / "a")
+    save_file(
+        {"l.qweight": torch.ones(4, 8, dtype=torch.int32), "n": torch.ones(2)}, tmp_path / "b"
+    )
+    lines = words(run("compare", tmp_path / "a", tmp_path / "b").stdout)
+    assert lines[-2:] == [
+        "1 of 1 tensors are equal",
+        "not compared: l.weight: l.qweight holds codes of GPTQ or AWQ, which compare does not "
+        "decode: compare what its own library dequantizes",
+    ]
+
+
 def test_errors(tmp_path):
     result = run("compare", tmp_path / "nowhere", tmp_path / "nowhere")
     assert result.exit_code == 1

@@ -103,6 +103,9 @@ def test_recipes(model, tmp_path):
     ("recipe", "message"),
     [
         ("mxfp5", "no format 'mxfp5': did you mean"),
+        ("MXFP4", "no format 'MXFP4': did you mean mxfp4? named formats"),
+        ('{"weight": "int 8"}', "no format 'int 8': did you mean int8? named formats"),
+        ("int8:Token:fp32", "'int8:Token:fp32': did you mean int8:token:fp32? no block"),
         ("int8:channel0", "'int8:channel0': a format is spelled"),
         ("none.json", "no recipe file 'none.json'"),
         ("{", "the recipe is not JSON"),

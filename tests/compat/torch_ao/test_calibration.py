@@ -148,7 +148,7 @@ def test_what_does_not_fit() -> None:
         prepare(net(), 3)
     with pytest.raises(ValueError, match="no observer 'nothing'"):
         prepare(net(), STATIC, observer="nothing")
-    both = nn.Sequential(net(), nn.LSTM(2, 2))
+    both = nn.Sequential(net(), nn.Embedding(4, 4, max_norm=1.0))
     with pytest.raises(bs.SkippedError):
         prepare(both, STATIC, strict=True)
     assert not any(module._forward_hooks for module in both.modules())

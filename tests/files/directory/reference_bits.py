@@ -7,11 +7,16 @@ from blockscale.core import reference
 from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.layout import to_stored
 from blockscale.core.pack import pack
+from blockscale.core.weights.stack import of_stack
 
 
 def expected(name, tensor, layout, fmt, seed=0):
-    """{stored name: tensor}: what the reference makes of the whole tensor."""
+    """{stored name: tensor}: what the reference makes of the whole tensor, or of each matrix."""
     stored = to_stored(tensor, layout)
+    if stored.ndim == 3 and fmt.rounding != "stochastic":
+        each = [expected(name, matrix, "plain", fmt) for matrix in stored]
+        return {part: torch.stack([parts[part] for parts in each]) for part in each[0]}
+    fmt = of_stack(fmt, stored.shape) if stored.ndim == 3 else fmt
     qparams = reference.choose_qparams(stored, fmt)
     codes = reference.quantize(stored, qparams, fmt, torch.tensor(named_seed(seed, name)))
     parts = {"codes": pack(codes, fmt.element), **qparams._asdict()}

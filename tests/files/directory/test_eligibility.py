@@ -60,9 +60,12 @@ def test_a_block_that_does_not_fit_is_skipped(tmp_path):
         "conv.parametrizations.weight.original1": torch.ones(4, 4, 8),
     }
     model = write_model(tmp_path / "model", tensors | {"stack": torch.ones(2, 4, 8)})
-    ledger = quantize_directory(model, tmp_path / "out", "int8:channel2:fp32")
-    assert [entry.name for entry in ledger.quantized] == ["stack"]
-    assert "'channel2' needs dimension 2, but the tensor has 2" in ledger["conv.weight"].reason
+    rules = {"a.weight": "int8", "stack": "int8:channel2:fp32", "odd": "int8"}
+    recipe = Recipe("int8:channel2:fp32", rules=rules)
+    ledger = quantize_directory(model, tmp_path / "out", recipe)
+    assert [entry.name for entry in ledger.quantized] == ["a.weight"]
+    for name in ("conv.weight", "stack"):  # a stack's matrices have two dimensions
+        assert "'channel2' needs dimension 2, but the tensor has 2" in ledger[name].reason
     assert ledger["odd"].reason == "no layer is known to have so many dimensions and this name"
     reason = ledger["conv.parametrizations.weight.original1"].reason
     assert reason == "part of a parametrized weight: remove the parametrization and save again"

@@ -1,0 +1,1 @@
+"""Weights that are more than one matrix: the formats of stacks."""

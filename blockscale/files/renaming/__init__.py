@@ -1,0 +1,1 @@
+"""A stored model under the names, and in the pieces, that a model of transformers has today."""

@@ -1,0 +1,234 @@
+"""A stored model in which tensors have other names, and some are made of several."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.core.arithmetic.sums import SumInteger
+from blockscale.core.layout import from_stored, stored_shape
+from blockscale.core.recipe import read_bias
+from blockscale.files.metadata import QUANTIZERS, FileError, Metadata, TensorInfo
+from blockscale.files.renaming.carry import Carried, carried
+from blockscale.files.renaming.moves import Move
+from blockscale.files.stored_model import StoredKind, StoredModel
+from blockscale.ops.tensor import from_parts
+
+
+class Made(NamedTuple):
+    """A tensor of the view: the stored tensors that it needs, and what it is, made of them."""
+
+    needs: tuple[str, ...]
+    make: Callable[[Mapping[str, Tensor]], Tensor]
+    kind: StoredKind
+
+
+@dataclass(frozen=True)
+class RenamedModel(StoredModel):
+    """A view of `origin`; made: {name: how}."""
+
+    origin: StoredModel | None = None
+    made: Mapping[str, Made] = field(default_factory=dict)
+
+    def read(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """The tensors of these names, made anew."""
+        needed = dict.fromkeys(each for name in names for each in self.made[name].needs)
+        assert self.origin is not None
+        stored = self.origin.read(list(needed))
+        return {name: self.made[name].make(stored) for name in names}
+
+
+class View:
+    """Gathers what a RenamedModel is made of.
+
+    dense: stored tensors whose codes cannot be kept
+    lost: layers whose formats of input and output the model has no place for
+    """
+
+    def __init__(self, model: nn.Module, source: StoredModel, targets: Mapping[str, torch.Size]):
+        """targets: {name: shape} of the model's tensors."""
+        self._model, self._source, self._targets = model, source, targets
+        self._made: dict[str, Made] = {}
+        self._metadata = Metadata()
+        self._names: dict[str, str] = {}  # {stored name: the model's}, where that is all
+        self.dense: list[str] = []
+        self.lost: list[str] = []
+
+    def add(self, move: Move) -> None:
+        """Give what moves its names; what is made of several is carried, or made in float."""
+        if move.converter is None:
+            self._rename(move.names[0], move.first)
+            return
+        infos = self._source.metadata.tensors
+        places = {name: self._place(name) for name in move.names}
+        quantized = {name: infos[to] for name, to in places.items() if to in infos}
+        for name in quantized:
+            self._check(name, places[name])
+        found = self._carried(move, quantized) if quantized else None
+        if found is None:
+            self.dense += quantized
+            self._convert(move, quantized)
+        for new, each in (found or {}).items():
+            self._carry(new, each)
+        self._layers(move, list(found or {}))
+
+    def finish(self) -> RenamedModel:
+        """The view, complete."""
+        source = self._source
+        for alias, to in source.metadata.aliases.items():
+            if alias in self._names and to in self._names:
+                self._metadata.aliases[self._names[alias]] = self._names[to]
+        files = {name: source.files[made.needs[0]] for name, made in self._made.items()}
+        kinds = {name: made.kind for name, made in self._made.items()}
+        return RenamedModel(
+            source.path, files, kinds, self._metadata, origin=source, made=self._made
+        )
+
+    @property
+    def targets(self) -> list[str]:
+        """The model's names of what there is so far."""
+        return [*self._names.values(), *self._metadata.tensors, *self._made]
+
+    def _place(self, name: str) -> str:
+        return self._source.metadata.aliases.get(name, name)
+
+    def _rename(self, name: str, new: str) -> None:
+        """One tensor, or another name of one, that keeps its form."""
+        self._names[name] = new
+        if formats := self._source.metadata.layers.get(layer := name.removesuffix(".weight")):
+            self._metadata.layers[new.removesuffix(".weight")] = formats
+            self._same_parts(layer, new.removesuffix(".weight"))
+        if name in self._source.metadata.aliases:
+            return
+        info = self._source.metadata.tensors.get(name)
+        if info is None:
+            self._same(name, new)
+            return
+        self._metadata.tensors[new] = info
+        for part, stored in self._source.parts_of(name).items():
+            self._same(stored, f"{new}.{part}")
+
+    def _same_parts(self, layer: str, new: str) -> None:
+        """What a layer holds besides: static scales, and what transforms its input."""
+        for owner in QUANTIZERS:
+            for part, stored in self._source.quantizer_parts(f"{layer}.{owner}").items():
+                self._same(stored, f"{new}.{owner}.{part}")
+        for part, stored in self._source.before_parts(layer).items():
+            self._same(stored, f"{new}.before.{part}")
+
+    def _same(self, stored: str, new: str) -> None:
+        self._made[new] = Made(
+            (stored,), lambda tensors: tensors[stored], self._source.kinds[stored]
+        )
+
+    def _check(self, name: str, place: str) -> None:
+        """Raise FileError for a piece that cannot be part of another tensor."""
+        self._source.parts_of(place)
+        if self._source.metadata.before(name.removesuffix(".weight")):
+            raise FileError(
+                f"{self._source.path}: the input of {name.removesuffix('.weight')} is transformed, "
+                f"and this model has it as a part of another tensor: save the model under the "
+                f"names that it has now"
+            )
+
+    def _carried(
+        self, move: Move, quantized: Mapping[str, TensorInfo]
+    ) -> dict[str, Carried] | None:
+        with _fitting(self._source, move):
+            return carried(self._model, move, quantized, self._targets)
+
+    def _carry(self, new: str, each: Carried) -> None:
+        """A quantized tensor made of quantized pieces."""
+        self._metadata.tensors[new] = each.info
+        kinds = each.info.parts()
+        for part, gathered in each.parts.items():
+            stored = {
+                name: self._source.parts_of(self._place(name))[part] for name in gathered.names
+            }
+
+            def make(
+                tensors: Mapping[str, Tensor], part: str = part, stored: dict[str, str] = stored
+            ) -> Tensor:
+                return each.part(part, {name: tensors[at] for name, at in stored.items()})
+
+            self._made[f"{new}.{part}"] = Made(tuple(stored.values()), make, kinds[part])
+
+    def _layers(self, move: Move, targets: list[str]) -> None:
+        """Formats of inputs and outputs: those of a layer that is cut are those of its pieces."""
+        for name in move.names:
+            layer = name.removesuffix(".weight")
+            formats = self._source.metadata.formats(layer)
+            static = any(self._source.quantizer_parts(f"{layer}.{part}") for part in formats)
+            cut = len(move.names) == 1 and all(new.endswith(".weight") for new in targets)
+            if formats and (static or not cut or not targets):
+                self.lost.append(layer)
+            elif formats:
+                for new in targets:
+                    self._metadata.layers[new.removesuffix(".weight")] = formats
+
+    def _convert(self, move: Move, quantized: Mapping[str, TensorInfo]) -> None:
+        """Float tensors made of pieces, those that are quantized dequantized."""
+        needs: dict[str, dict[str, str]] = {}
+        shaped: dict[str, Tensor] = {}
+        for name in move.names:
+            place = self._place(name)
+            dtype, shape = None, quantized[name].shape if name in quantized else ()
+            needs[name] = self._source.parts_of(place) if name in quantized else {"": place}
+            if name not in quantized:
+                dtype, shape = self._source.kinds[place]
+            dtype = torch.float32 if quantized else dtype
+            shaped[name] = torch.empty(shape, dtype=dtype, device="meta")
+        with _fitting(self._source, move):
+            results = move.converted(self._model, shaped)
+        every = tuple(stored for parts in needs.values() for stored in parts.values())
+
+        def make(tensors: Mapping[str, Tensor], new: str) -> Tensor:
+            floats = {}
+            for name, parts in needs.items():
+                own = {part: tensors[stored] for part, stored in parts.items()}
+                floats[name] = _values(own, quantized.get(name)) if quantized else own[""]
+            return move.converted(self._model, floats)[new]
+
+        for new, result in results.items():
+            self._check_shape(move, new, tuple(result.shape))
+            self._made[new] = Made(
+                every, partial(make, new=new), (result.dtype, tuple(result.shape))
+            )
+
+    def _check_shape(self, move: Move, new: str, shape: tuple[int, ...]) -> None:
+        """Raise FileError where pieces are too few or too many."""
+        expected = tuple(self._targets.get(new, shape))
+        if shape != expected:
+            raise FileError(
+                f"{self._source.path}: {new}, made of {move.names[0]} and {len(move.names) - 1} "
+                f"more, has shape {shape}, this model's has {expected}: build the model it was "
+                f"made from"
+            )
+
+
+def _values(parts: dict[str, Tensor], info: TensorInfo | None) -> Tensor:
+    """A piece in float32."""
+    if info is None:
+        return parts[""].to(torch.float32)
+    fmt = read_bias(info.format)
+    if isinstance(fmt, SumInteger):
+        return fmt.decode(parts["codes"], parts["scale"])
+    size = (stored_shape(info.shape, info.layout) or (1,))[-1]
+    return from_stored(from_parts(fmt, size, parts).dequantize(), info.layout, info.shape)
+
+
+@contextmanager
+def _fitting(source: StoredModel, move: Move) -> Iterator[None]:
+    """Say of which pieces an error is."""
+    try:
+        yield
+    except (RuntimeError, ValueError, KeyError, IndexError) as error:
+        names = move.names
+        raise FileError(
+            f"{source.path}: {names[0]} and {len(names) - 1} more do not make the {move.first} of "
+            f"this model ({error}): build the model it was made from"
+        ) from error

@@ -1,0 +1,11 @@
+"""peft's LoRA on quantized layers. `import blockscale` brings it along as soon as peft is imported.
+
+Importing this module does the same by hand: `import blockscale.integrations.peft`.
+"""
+
+from blockscale.integrations.peft.merging import MergeLoss as MergeLoss
+from blockscale.integrations.peft.merging import merge_losses as merge_losses
+from blockscale.integrations.peft.register import register as register
+from blockscale.integrations.peft.tuner import QuantizedLoraModel as QuantizedLoraModel
+
+register()

@@ -1,0 +1,74 @@
+"""A quantized layer as the float layer that it stands for: peft builds adapters beside it, and
+merges into it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.layers.conv import QConv
+from blockscale.layers.embedding import QEmbedding
+from blockscale.layers.layer import QLayer
+from blockscale.layers.linear import QLinear, QTransposedLinear
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def float_layer(layer: QLayer, dtype: torch.dtype | None = None) -> nn.Module:
+    """The float layer with the same settings, the dequantized weight and the bias's values.
+
+    dtype: of weight and bias; by default the one that they had. Nothing of it wants gradients.
+    Raises ValueError for a layer of which peft knows no float one.
+    """
+    for kind, make in _MAKERS.items():
+        if isinstance(layer, kind):
+            made = make(layer)
+            break
+    else:
+        known = ", ".join(kind.__name__ for kind in _MAKERS)
+        raise ValueError(
+            f"LoRA stands around {known}; there is none for {type(layer).__name__}: leave it out "
+            f"of target_modules"
+        )
+    made.register_parameter("weight", _parameter(layer.dequantize_weight(dtype)))
+    if "bias" in made._parameters:
+        bias = layer.added_bias()
+        values = None if bias is None else _parameter(bias.detach().clone().to(dtype))
+        made.register_parameter("bias", values)
+    return made.train(layer.training)
+
+
+def _parameter(values: Tensor) -> nn.Parameter:
+    return nn.Parameter(values, requires_grad=False)
+
+
+def _linear(layer: Any) -> nn.Module:
+    return nn.Linear(layer.in_features, layer.out_features, device="meta")
+
+
+def _conv1d(layer: Any) -> nn.Module:
+    from transformers.pytorch_utils import Conv1D  # peft needs transformers, too
+
+    with torch.device("meta"):
+        return Conv1D(layer.out_features, layer.in_features)
+
+
+def _embedding(layer: Any) -> nn.Module:
+    rows, width = layer.num_embeddings, layer.embedding_dim
+    return nn.Embedding(rows, width, layer.padding_idx, device="meta")
+
+
+def _conv(layer: Any) -> nn.Module:
+    kind = _CONVOLUTIONS[len(layer.kernel_size) - 1]
+    channels = layer.in_channels, layer.out_channels
+    settings = (layer.stride, layer.padding, layer.dilation, layer.groups, True)
+    return kind(*channels, layer.kernel_size, *settings, layer.padding_mode, device="meta")
+
+
+_MAKERS: dict[type[QLayer], Callable[[Any], nn.Module]] = {
+    QTransposedLinear: _conv1d,  # a QLinear as well, so it comes first
+    QLinear: _linear,
+    QEmbedding: _embedding,
+    QConv: _conv,
+}

@@ -1,0 +1,241 @@
+"""Adapters merged into codes, and taken out again.
+
+merge: dequantize in float32, add what the adapters add, quantize in the same format, with scales
+chosen anew. It begins with the codes that were there before any merge, so that merging one adapter
+after the other rounds once. unmerge: the codes that were there, bit for bit.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import check_adapters_to_merge
+from torch import Tensor, nn
+
+from blockscale.core.layout import to_stored
+from blockscale.integrations.peft.float_layer import float_layer
+from blockscale.layers.layer import QLayer
+from blockscale.layers.store import QWeight
+from blockscale.ops.quantize import quantize
+
+_KEPT = "blockscale: before merging"  # where a LoRA layer keeps it: peft's own small cache
+
+
+@dataclass(frozen=True)
+class MergeLoss:
+    """What rounding took of a merge into one layer.
+
+    fmt: the weight's format
+    changed: codes that are others now, of `codes`
+    added: the size of what the adapters add to the weight, ‖Δ‖; lost: how far the merged weight is
+        from the one that was wanted, ‖Q(W + Δ) - (W + Δ)‖. Both are Frobenius norms.
+    """
+
+    fmt: str
+    codes: int
+    changed: int
+    added: float
+    lost: float
+
+    @property
+    def share(self) -> float:
+        """lost / added: 0 where all came through, 1 where as much was lost as was added."""
+        return self.lost / self.added if self.added else 0.0
+
+
+@dataclass(frozen=True)
+class _Before:
+    """A base layer before anything was merged into it, and what the merge lost."""
+
+    weight: QWeight
+    bias: Tensor | None
+    loss: MergeLoss
+
+
+class MergesIntoCodes:
+    """What a LoRA layer does differently around a quantized layer; it stands before peft's class
+    and has no state of its own."""
+
+    base_layer: Any
+    merged_adapters: list[str]
+    lora_bias: dict[str, bool]
+    _caches: dict[str, Any]
+
+    @property
+    def merge_loss(self) -> MergeLoss | None:
+        """What the merge lost that is in place now; None where nothing is merged."""
+        kept = self._caches.get(_KEPT)
+        return kept.loss if kept else None
+
+    def update_layer(self, *args: Any, **kwargs: Any) -> None:
+        """Add an adapter, or set one up anew, beside the dequantized layer."""
+        with self._float_base() as base, unchanged(base):
+            super().update_layer(*args, **kwargs)  # type: ignore[misc]
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        """Merge adapters, by default the active ones, into the codes (see the module).
+
+        safe_merge: what peft checks then is always checked here: a weight that is not finite is
+            refused with ValueError, and the layer is as it was.
+        """
+        if not isinstance(self.base_layer, QLayer):  # peft merges and unmerges the float layer
+            super().merge(safe_merge=safe_merge, adapter_names=adapter_names)  # type: ignore[misc]
+            return
+        layer: Any = self
+        names = check_adapters_to_merge(layer, adapter_names)
+        if not names:
+            return
+        base, before, merged = self.base_layer, self._caches.get(_KEPT), self.merged_adapters
+        now = base.qweight, _bias_values(base)
+        try:
+            self._put_back()
+            self._merge_all([*merged, *names])
+        except BaseException:
+            _set(base, *now)
+            self.merged_adapters = merged
+            if before is not None:
+                self._caches[_KEPT] = before
+            raise
+
+    def unmerge(self) -> None:
+        """Put the codes back that were there before merging."""
+        if not isinstance(self.base_layer, QLayer):
+            super().unmerge()  # type: ignore[misc]
+        elif not self.merged_adapters:
+            warnings.warn("Already unmerged. Nothing to do.", stacklevel=2)  # as peft says it
+        else:
+            self._put_back()
+
+    def _put_back(self) -> None:
+        """The codes and the bias before any merge."""
+        if (before := self._caches.pop(_KEPT, None)) is not None:
+            _set(self.base_layer, before.weight, before.bias)
+        self.merged_adapters = []
+
+    def _merge_all(self, names: list[str]) -> None:
+        """Let peft merge into floats, and quantize these. Nothing is merged before."""
+        base = self.base_layer
+        check_mergeable(base, biased=any(self.lora_bias.get(name) for name in names))
+        with self._float_base(torch.float32) as copy:
+            wanted = copy.weight.detach().clone()
+            super().merge(safe_merge=True, adapter_names=names)  # type: ignore[misc]
+        if not self.merged_adapters:
+            return  # the layer has none of these adapters
+        weight, bias = base.qweight, _bias_values(base)
+        added, wanted = (copy.weight.detach() - wanted), copy.weight.detach()
+        if any(self.lora_bias.get(name) for name in self.merged_adapters):
+            base.bias.data = copy.bias.detach().to(base.bias.dtype)
+        _set(base, requantized(base, wanted))
+        changed = int((weight.tensor.codes != base.qweight.tensor.codes).sum())
+        lost = base.dequantize_weight(torch.float32) - wanted
+        loss = MergeLoss(weight.fmt, wanted.numel(), changed, _norm(added), _norm(lost))
+        self._caches[_KEPT] = _Before(weight, bias, loss)
+
+    @contextmanager
+    def _float_base(self, dtype: torch.dtype | None = None) -> Iterator[Any]:
+        """For a while, a float layer in the place of the quantized one."""
+        base = self.base_layer
+        copy = float_layer(base, dtype) if isinstance(base, QLayer) else base
+        try:
+            self.base_layer = copy
+            yield copy
+        finally:
+            self.base_layer = base
+
+
+def merge_losses(model: nn.Module) -> dict[str, MergeLoss]:
+    """{name of a LoRA layer: what its merge lost}, of a model whose adapters are merged now."""
+    found = {name: getattr(module, "merge_loss", None) for name, module in model.named_modules()}
+    return {name: loss for name, loss in found.items() if isinstance(loss, MergeLoss)}
+
+
+def summary(losses: Mapping[str, MergeLoss]) -> str:
+    """One text for a warning: totals, and the layers that lost most."""
+    each = sorted(losses.items(), key=lambda item: -item[1].share)
+    added = sum(loss.added**2 for _, loss in each) ** 0.5
+    lost = sum(loss.lost**2 for _, loss in each) ** 0.5
+    changed, codes = (sum(getattr(loss, part) for _, loss in each) for part in ("changed", "codes"))
+    lines = [
+        f"  {name} ({loss.fmt}): {loss.changed} of {loss.codes} codes changed, "
+        f"{loss.share:.0%} of the change lost"
+        for name, loss in each[:3]
+    ]
+    more = [f"  and {len(each) - 3} more layers"] if len(each) > 3 else []
+    return "\n".join(
+        [
+            f"adapters were merged into {len(each)} quantized layers, whose weights were rounded "
+            f"again: {changed} of {codes} codes changed, and the rounding is {lost / added:.0%} as "
+            f"large as what the adapters add; unmerged, nothing is lost. Layers that lost most:",
+            *lines,
+            *more,
+        ]
+    )
+
+
+def check_mergeable(layer: QLayer, biased: bool = False) -> None:
+    """Raise ValueError if nothing can be merged into a layer's codes, or its bias."""
+    fmt = layer.qweight.format
+    if fmt.unchosen:
+        raise ValueError(
+            f"nothing can be merged into {fmt}: {fmt.unchosen}; leave the adapter unmerged"
+        )
+    if biased and layer.quantized_bias is not None:
+        raise ValueError("lora_bias cannot be merged into a quantized bias: leave it unmerged")
+
+
+def requantized(layer: QLayer, weight: Tensor) -> QWeight:
+    """A weight [as the float layer has it] in the format of a layer's codes, behind its `before`.
+
+    weight: float32
+    """
+    old = layer.qweight
+    stored = to_stored(weight, old.layout)
+    if layer.before is not None:
+        stored = layer.before.to_weight(stored)
+    new = QWeight(quantize(stored, old.format), tuple(old.shape), old.dtype, old.layout)
+    new.name = old.name
+    return new
+
+
+@contextmanager
+def unchanged(layer: nn.Module) -> Iterator[None]:
+    """Raise ValueError if a float layer's weight is another after the block.
+
+    Some ways to begin an adapter (PiSSA, OLoRA, LoftQ, CorDA, LoRA-GA, KaSA) take it out of the
+    base weight, which they change.
+    """
+    weight: Any = layer.weight
+    before = weight.detach().clone()
+    yield
+    after: Any = layer.weight
+    if not bool(((before == after) | (before.isnan() & after.isnan())).all()):
+        raise ValueError(
+            "this init_lora_weights changes the base weight, which is codes here: give the adapter "
+            "to the float model, and quantize it afterwards with bs.quantize_"
+        )
+
+
+def _bias_values(layer: QLayer) -> Tensor | None:
+    bias = layer._parameters.get("bias")
+    return None if bias is None else bias.detach().clone()
+
+
+def _set(layer: QLayer, weight: QWeight, bias: Tensor | None = None) -> None:
+    """Another weight, and the values of the float bias if they are given.
+
+    It may have been away while the model was cast and moved.
+    """
+    now = layer.qweight
+    if weight is not now:
+        weight = weight.to(now.device)
+        weight.dtype = now.dtype
+        layer._modules["weight"] = weight
+    if bias is not None:
+        layer._parameters["bias"].data = bias.to(layer._parameters["bias"])  # type: ignore[union-attr]
+
+
+def _norm(values: Tensor) -> float:
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64))

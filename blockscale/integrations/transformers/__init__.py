@@ -1,0 +1,12 @@
+"""Blockscale in transformers' `from_pretrained` and `save_pretrained` (docs/transformers.md).
+
+Importing this is all that transformers needs to read what blockscale wrote.
+"""
+
+from blockscale.integrations.transformers.config import BlockscaleConfig as BlockscaleConfig
+from blockscale.integrations.transformers.quantizer import (
+    BlockscaleQuantizer as BlockscaleQuantizer,
+)
+from blockscale.integrations.transformers.registration import register as register
+
+register()

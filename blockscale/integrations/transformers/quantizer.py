@@ -1,0 +1,94 @@
+"""The quantizer that transformers calls while it builds, fills and saves a model."""
+# ruff: noqa: ARG002 - the signatures are transformers'
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.quantizers.base import HfQuantizer
+
+from blockscale.core.ledger import Ledger  # noqa: TC001 - it is what users look for
+from blockscale.integrations.transformers.config import BlockscaleConfig
+from blockscale.integrations.transformers.placement import check_devices, dispatched_again
+from blockscale.integrations.transformers.quantizing import Quantize, Quantizing
+from blockscale.integrations.transformers.reading import Reading
+from blockscale.integrations.transformers.saving import state_and_metadata
+
+
+class BlockscaleQuantizer(HfQuantizer):
+    """Quantizes a float checkpoint while it is read, or reads one that blockscale wrote.
+
+    ledger: what became of every layer and parameter, where the model was quantized here
+    """
+
+    requires_calibration = False
+    quantization_config: BlockscaleConfig
+
+    def __init__(self, quantization_config: BlockscaleConfig, **kwargs: Any):
+        super().__init__(quantization_config, **kwargs)
+        self.ledger: Ledger | None = None
+        self._quantizing: Quantizing | None = None
+        self._reading: Reading | None = None
+
+    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
+        """Raises ValueError for a device map that quantized layers cannot follow."""
+        check_devices(device_map)
+
+    def _process_model_before_weight_loading(
+        self, model: nn.Module, checkpoint_files: list[str] | None = None, **kwargs: Any
+    ) -> nn.Module:
+        if self.pre_quantized:
+            self._reading = Reading(model, checkpoint_files)
+        else:
+            self._quantizing = Quantizing(model, self.quantization_config, checkpoint_files)
+        return model
+
+    def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
+        """The ways to rename and fuse a checkpoint's tensors, with those for codes and scales."""
+        if self._reading is None:  # also when a model is saved
+            return weight_conversions
+        return self._reading.conversions(weight_conversions)
+
+    def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
+        """Whether a parameter is quantized when it arrives."""
+        return self._quantizing is not None and self._quantizing.wants(param_name)
+
+    def get_quantize_ops(self) -> Quantize:
+        """The step that quantizes what was read."""
+        assert self._quantizing is not None  # or it would need no quantization
+        return Quantize(self._quantizing)
+
+    def param_element_size(self, model: Any, param_name: str, param: Tensor) -> float:
+        """Bytes of an element, by which `device_map="auto"` shares a model out."""
+        for planned in (self._quantizing, self._reading):
+            size = None if planned is None else planned.element_size(param_name)
+            if size is not None:
+                return size
+        return param.element_size()
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        with dispatched_again(model):
+            if self._quantizing is not None:
+                self.ledger = self._quantizing.finish()
+            if self._reading is not None:
+                self._reading.finish()
+        self._quantizing = self._reading = None
+        return model
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """What `save_pretrained` writes, and what the files say of it."""
+        model.config.quantization_config = self.quantization_config
+        return state_and_metadata(model)
+
+    def is_serializable(self) -> bool:
+        """Whether `save_pretrained` can write the model: always."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether adapters can be trained on the model."""
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        """Whether `generate` may compile the model."""
+        return True

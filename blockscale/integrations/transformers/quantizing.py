@@ -1,0 +1,184 @@
+"""Quantize each weight of a float checkpoint as it arrives, on its device, and let the float go.
+
+The codes wait beside the model, which holds stand-ins, until everything is read and tied. Then the
+model is quantized as by `bs.quantize_`, with these codes as its weights. What no layer is known to
+need before (say, the layers of a checkpoint that lacks them) is quantized then.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.core_model_loading import ConversionOps
+
+from blockscale.core.arithmetic.philox import named_seed
+from blockscale.core.ledger import Ledger
+from blockscale.core.recipe import Recipe
+from blockscale.files.metadata import KEY, FileError
+from blockscale.files.stored_model import opened
+from blockscale.integrations.transformers.config import BlockscaleConfig
+from blockscale.integrations.transformers.mapped import give_back, let_go, real_paths
+from blockscale.integrations.transformers.stand_in import TieMarks, stand_in, standing_in
+from blockscale.layers.apply import _weight, apply, check, plans_for
+from blockscale.layers.bias import without_dynamic
+from blockscale.layers.parameters.planned import (
+    ParameterPlan,
+    entries_of,
+    plan_parameters,
+    quantized,
+)
+from blockscale.layers.plan import Decision, Plan
+from blockscale.layers.store import QWeight
+from blockscale.layers.supplied import Supplied, supplied
+
+
+class Quantizing:
+    """A model that is being read and quantized.
+
+    Raises ValueError, before anything is read, for a recipe that quantizes nothing or has formats
+    whose scales are given, and SkippedError where the config is strict.
+    """
+
+    def __init__(self, model: nn.Module, config: BlockscaleConfig, files: Sequence[str] | None):
+        _refuse_ours(files or ())
+        self._files, self._freed = real_paths(files or ()), 0
+        self._recipe, self._strict, self._seed = config.recipe, config.strict, config.seed
+        self._model = model
+        self._marks = TieMarks(getattr(model, "all_tied_weights_keys", None) or {})
+        self._arrived: dict[str, tuple[QWeight, list[str]]] = {}
+        with standing_in(model):
+            plans = plans_for(model, self._recipe)
+            supplied(plans)  # raises for formats whose scales nothing chooses
+            plans = without_dynamic(plans, lambda _: False)
+            planned = list(plan_parameters(model, plans, self._recipe))
+            check(plans, entries_of(planned), self._recipe, strict=self._strict)
+        self._wanted: dict[str, Plan | ParameterPlan] = {}
+        for plan in [*plans, *planned]:
+            if isinstance(plan, Plan):
+                self._wanted |= {f"{name}.weight": plan for name in plan.names}
+            elif isinstance(plan, ParameterPlan):
+                self._wanted |= dict.fromkeys(plan.names, plan)
+        if not self._wanted:
+            raise ValueError(nothing_told(type(model).__name__, self._recipe, plans))
+
+    def wants(self, name: str) -> bool:
+        """Whether the parameter `name` is quantized when it arrives."""
+        return name in self._wanted
+
+    def element_size(self, name: str) -> float | None:
+        """Bytes of an element of the parameter `name` once it is quantized, None if it is not."""
+        plan = self._wanted.get(name)
+        return (
+            None if plan is None else plan.format.bits_per_element(tuple(plan.parameter.shape)) / 8
+        )
+
+    def take(self, name: str, values: Tensor) -> Tensor:
+        """A weight as it was read -> what the model holds for it until everything is read."""
+        plan = self._wanted.get(name)
+        old = self._model.get_parameter(name)
+        if plan is None:
+            return values
+        if values.shape != old.shape or values.dtype != old.dtype or values.is_meta:
+            del self._wanted[name]  # transformers says so, or initializes it: it stays in float
+            return values
+        weight, notes = self._quantized(replace(plan, parameter=values))
+        let_go(values, self._files)
+        self._freed = give_back(self._freed + values.nbytes)
+        self._arrived[name] = weight, notes
+        mark = self._marks.of(name, dict(weight.named_buffers()))
+        return stand_in(values.shape, values.dtype, values.device, mark)
+
+    def _quantized(self, plan: Plan | ParameterPlan) -> tuple[QWeight, list[str]]:
+        if isinstance(plan, ParameterPlan):
+            weight, entry = quantized(plan, self._seed)
+            return weight, list(entry.notes)
+        own = None if self._seed is None else named_seed(self._seed, f"{plan.name}.weight")
+        return _weight(plan, Supplied(), own)
+
+    def finish(self) -> Ledger:
+        """Put the quantized layers into the model; its ledger, which has warned."""
+        model = self._model
+        plans = plans_for(model, self._recipe)
+        planned = [*plans, *plan_parameters(model, plans, self._recipe)]
+        arrived = {id(model.get_parameter(name)): name for name in self._arrived}
+        ours = {
+            plan.name: self._arrived[arrived[id(plan.parameter)]]
+            for plan in planned
+            if isinstance(plan, Plan | ParameterPlan) and id(plan.parameter) in arrived
+        }
+        _check_all_used(self._arrived, [weight for weight, _ in ours.values()])
+        owning = {each.name for each in plans if isinstance(each, Plan) and each.owns_weight}
+        weights = {name: weight.tensor for name, (weight, _) in ours.items() if name in owning}
+        made = {each.name: ours[each.name][0] for each in planned
+                if isinstance(each, ParameterPlan) and each.name in ours}  # fmt: skip
+        places = supplied(plans, weights=weights)
+        ledger = apply(
+            model, plans, self._recipe, places, strict=self._strict, seed=self._seed, made=made
+        )
+        ours = {name: each for name, each in ours.items() if name in owning or name in made}
+        notes = {name: tuple(told) for name, (_, told) in ours.items()}
+        ledger.entries = [
+            replace(entry, notes=(*notes.get(entry.name, ()), *entry.notes)) for entry in ledger
+        ]
+        give_back(sum(each.bytes_before for each in ledger))
+        ledger.warn(stacklevel=6)
+        return ledger
+
+
+class Quantize(ConversionOps):
+    """The last step of reading a weight that is to be quantized."""
+
+    def __init__(self, quantizing: Quantizing):
+        self._quantizing = quantizing
+
+    def convert(self, input_dict: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
+        """{name: its float values} -> {name: a stand-in}; other names stay as they are."""
+        taken = {}
+        for name in list(input_dict):
+            values = input_dict.pop(name)
+            taken[name] = self._quantizing.take(name, values[0] if _is_list(values) else values)
+            del values
+        return taken
+
+
+def _is_list(values: object) -> bool:
+    return isinstance(values, list)
+
+
+def _refuse_ours(files: Sequence[str]) -> None:
+    """Raise FileError for files that hold codes already, though no config.json says so."""
+    for file in files:
+        if not file.endswith(".safetensors"):
+            continue
+        with opened(Path(file)) as held:
+            metadata = held.metadata()
+        if KEY in (metadata or {}):
+            raise FileError(
+                f"{file} is already quantized by blockscale, but its config.json has no "
+                f"quantization_config: load it with bs.load, or quantize the float model"
+            )
+
+
+def nothing_told(kind: str, recipe: Recipe, plans: list[Decision]) -> str:
+    """That the recipe quantizes nothing in a model of this kind, and why."""
+    reasons = sorted({plan.entry.reason for plan in plans})
+    told = "; ".join(reasons) or "it has no layers that could be quantized"
+    return f"the recipe {recipe.to_dict()} quantizes nothing in {kind}: {told}"
+
+
+def _check_all_used(arrived: dict[str, tuple[QWeight, list[str]]], used: list[QWeight]) -> None:
+    """Raise RuntimeError if a weight's codes are nowhere in the model. Of two equal sides of a tie
+    one is used."""
+    left = [(name, weight) for name, (weight, _) in arrived.items() if weight not in used]
+    if lost := [name for name, weight in left if not any(_same(weight, each) for each in used)]:
+        raise RuntimeError(
+            f"{', '.join(lost)}: quantized while the model was read, but the model that was read "
+            f"uses them otherwise. Load it in float and call bs.quantize_, or skip them"
+        )
+
+
+def _same(a: QWeight, b: QWeight) -> bool:
+    return a.fmt == b.fmt and a.codes.shape == b.codes.shape and torch.equal(a.codes, b.codes)

@@ -1,0 +1,4 @@
+"""Weights that are computed at each call: normalized, pruned, parametrized. They are folded."""
+
+from blockscale.layers.computed.folding import Folding as Folding
+from blockscale.layers.computed.folding import folded as folded

@@ -1,0 +1,1 @@
+"""What stands before quantize_ and its kin: wrong uses are found before anything is changed."""

@@ -1,0 +1,39 @@
+"""Weights that are NaN or infinite: formats hide most of them, so `strict` refuses them."""
+
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from blockscale.core.ledger import Entry
+from blockscale.layers.parameters.planned import ParameterPlan
+from blockscale.layers.plan import Decision, Plan
+from blockscale.layers.saturation import not_finite
+
+
+def told_of(weight: Tensor) -> str:
+    """How many numbers of a weight are not finite, in words; empty if none are."""
+    odd = not_finite(weight)
+    return f"{odd} of {weight.numel()} weights are NaN or infinite" if odd else ""
+
+
+def broken(
+    decisions: Sequence[Decision],
+    planned: Sequence[ParameterPlan | Entry] = (),
+    supplied: Container[str] = (),
+) -> Iterator[Entry]:
+    """An entry, skipped, for each layer and parameter whose weight is not finite.
+
+    supplied: names of layers whose codes are given, so that the float weight says nothing
+    """
+    plans: list[Plan | ParameterPlan] = [
+        each for each in decisions if isinstance(each, Plan) and each.owns_weight
+    ]
+    plans += [each for each in planned if isinstance(each, ParameterPlan)]
+    for plan in plans:
+        told = "" if plan.name in supplied else told_of(plan.parameter.detach())
+        bias = plan.module._parameters.get("bias") if isinstance(plan, Plan) else None
+        if bias is not None and (of_bias := told_of(bias.detach())):
+            told = "; ".join(filter(None, [told, of_bias.replace("weights", "biases")]))
+        if told:
+            yield replace(plan.entry, status="skipped", reason=told)

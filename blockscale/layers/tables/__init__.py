@@ -1,0 +1,1 @@
+"""Quantized tables of which bags of rows are summed."""

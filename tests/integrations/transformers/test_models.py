@@ -1,0 +1,94 @@
+"""Every tiny model: quantized while it loads, saved, and loaded again, in the bits of quantize_."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import blockscale as bs
+from blockscale.integrations.transformers import BlockscaleConfig
+from tests.integrations.transformers.models import MODELS, same_bits
+
+Checkpoints = Callable[[str], tuple[type, Path]]
+NAMES = [make.__name__ for make in MODELS]
+
+
+def quietly(call: Callable[[], Any]) -> Any:
+    """What a call gives; what it skips is said by warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return call()
+
+
+def quantized(kind: Any, path: Path, recipe: str = "mxfp4") -> nn.Module:
+    """The float model, loaded and then quantized by blockscale itself."""
+    model: nn.Module = kind.from_pretrained(path)
+    quietly(lambda: bs.quantize_(model, recipe))
+    return model
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bits_are_those_of_quantize(name: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    kind, path = checkpoints(name)
+    loader: Any = kind
+    expected = quantized(kind, path)
+    config = BlockscaleConfig("mxfp4")
+    found = quietly(lambda: loader.from_pretrained(path, quantization_config=config))
+    same_bits(expected, found)
+    assert found.hf_quantizer.ledger.quantized
+    found.save_pretrained(tmp_path / "while loading")
+    same_bits(expected, loader.from_pretrained(tmp_path / "while loading"))
+    expected.save_pretrained(tmp_path / "quantize_")  # type: ignore[operator]
+    same_bits(expected, loader.from_pretrained(tmp_path / "quantize_"))
+
+
+@pytest.mark.parametrize("name", ["llama", "tied_llama", "gpt2", "bert", "t5", "llava", "mixtral"])
+def test_directories_of_the_command(name: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    kind, path = checkpoints(name)
+    loader: Any = kind
+    skip = ["*.gate", "*router*"]
+    recipe = bs.Recipe("mxfp4", skip=skip if name == "mixtral" else [])
+    quietly(lambda: bs.quantize_directory(path, tmp_path / "out", recipe))
+    expected: nn.Module = loader.from_pretrained(path)
+    quietly(lambda: bs.quantize_(expected, recipe))
+    same_bits(expected, loader.from_pretrained(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("recipe", ["int8", "nvfp4", "int8_channel", "int4", "mxfp8"])
+def test_recipes(recipe: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    kind, path = checkpoints("tied_llama")
+    loader: Any = kind
+    expected = quantized(kind, path, recipe)
+    found = loader.from_pretrained(path, quantization_config=BlockscaleConfig(recipe))
+    same_bits(expected, found)
+    found.save_pretrained(tmp_path / "out", max_shard_size="4KB")
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 3
+    same_bits(expected, loader.from_pretrained(tmp_path / "out"))
+    x = torch.arange(6)[None]
+    options = {"max_new_tokens": 3, "do_sample": False}
+    assert torch.equal(expected(x).logits, found(x).logits)
+    assert torch.equal(expected.generate(x, **options), found.generate(x, **options))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_fused_experts_with_scales_of_a_whole_are_floats(
+    name: str, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    kind, path = checkpoints(name)
+    loader: Any = kind
+    quietly(
+        lambda: bs.quantize_directory(path, tmp_path / "out", bs.Recipe("nvfp4", skip=["*.gate"]))
+    )
+    if name == "llama":
+        loader.from_pretrained(tmp_path / "out")  # nothing is fused: no warning
+        return
+    with pytest.warns(UserWarning, match=r"dequantized, because they are fused.*gate_up_proj"):
+        model = loader.from_pretrained(tmp_path / "out")
+    state = model.state_dict()
+    assert state["model.layers.0.mlp.experts.gate_up_proj"].is_floating_point()
+    model.save_pretrained(tmp_path / "again")
+    same_bits(model, loader.from_pretrained(tmp_path / "again"))

@@ -1,0 +1,69 @@
+"""The quantizer as transformers sees it."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from blockscale.integrations.transformers import BlockscaleConfig, BlockscaleQuantizer
+from tests.integrations.transformers.models import same_bits
+
+Checkpoints = Callable[[str], tuple[type, Path]]
+
+
+def test_what_it_says() -> None:
+    quantizer = BlockscaleQuantizer(BlockscaleConfig("mxfp4"), pre_quantized=False)
+    assert quantizer.is_serializable()
+    assert quantizer.is_trainable
+    assert quantizer.is_compileable
+    assert quantizer.ledger is None
+    assert not quantizer.param_needs_quantization(None, "x")
+    with pytest.raises(ValueError, match="on disk"):
+        quantizer.validate_environment(device_map={"": "disk"})
+
+
+def test_element_sizes(checkpoints: Checkpoints) -> None:
+    """`device_map="auto"` shares out what quantized weights take, not the floats."""
+    kind, path = checkpoints("llama")
+    loader: Any = kind
+    quantizer = BlockscaleQuantizer(BlockscaleConfig("mxfp4"), pre_quantized=False)
+    model = loader.from_config(loader.config_class.from_pretrained(path)) if hasattr(
+        loader, "from_config") else loader(loader.config_class.from_pretrained(path))  # fmt: skip
+    quantizer.preprocess_model(model, checkpoint_files=[str(path / "model.safetensors")])
+    weight = model.model.layers[0].mlp.up_proj.weight
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert quantizer.param_element_size(model, name, weight) == 4.25 / 8
+    norm = model.model.norm.weight
+    assert quantizer.param_element_size(model, "model.norm.weight", norm) == 4
+
+
+def test_copies_and_pickles(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    kind, path = checkpoints("llama")
+    loader: Any = kind
+    model = loader.from_pretrained(path, quantization_config=BlockscaleConfig("mxfp4"))
+    same_bits(model, deepcopy(model))
+    torch.save(model, tmp_path / "model.pt")
+    same_bits(model, torch.load(tmp_path / "model.pt", weights_only=False))
+
+
+def test_a_pipeline(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    _, path = checkpoints("vit")
+    config = BlockscaleConfig("mxfp4")
+    options = {"image_processor": hf.ViTImageProcessorPil(size={"height": 16, "width": 16}),
+               "device": "cpu"}  # fmt: skip
+    model_options = {"quantization_config": config}
+    pipe = hf.pipeline("image-classification", str(path), model_kwargs=model_options, **options)
+    pipe.model.save_pretrained(tmp_path)
+    again = hf.pipeline("image-classification", str(tmp_path), **options)
+    image = _image()
+    assert pipe(image) == again(image)
+    same_bits(pipe.model, again.model)
+
+
+def _image() -> Any:
+    image = pytest.importorskip("PIL.Image")
+    return image.new("RGB", (16, 16), (200, 30, 90))

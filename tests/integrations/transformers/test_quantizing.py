@@ -1,0 +1,182 @@
+"""Quantizing while loading: refusals come before anything is read, and memory is bounded."""
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from transformers import core_model_loading
+
+import blockscale as bs
+from blockscale.integrations.transformers import BlockscaleConfig
+from blockscale.integrations.transformers.quantizing import nothing_told
+from tests.integrations.transformers.models import same_bits, saved, tied_llama
+
+Checkpoints = Callable[[str], tuple[type, Path]]
+
+
+def test_the_ledger_is_that_of_quantize(checkpoints: Checkpoints) -> None:
+    kind, path = checkpoints("tied_llama")
+    loader: Any = kind
+    model = loader.from_pretrained(path)
+    expected = bs.quantize_(model, "mxfp4")
+    found = loader.from_pretrained(path, quantization_config=BlockscaleConfig("mxfp4"))
+    assert str(found.hf_quantizer.ledger) == str(expected)
+
+
+def test_notes_are_told_once(tmp_path: Path) -> None:
+    kind: Any = saved(tied_llama, tmp_path)
+    model = kind.from_pretrained(tmp_path)
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] = torch.inf
+    model.save_pretrained(tmp_path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = kind.from_pretrained(tmp_path, quantization_config=BlockscaleConfig("int8"))
+    told = [str(each.message) for each in caught if "blockscale" in str(each.message)]
+    assert len(told) == 1
+    assert told[0].count("1 of 2048 weights are NaN or infinite") == 1
+    entry = found.hf_quantizer.ledger["model.layers.0.mlp.up_proj"]
+    assert "1 of 2048 weights are NaN or infinite" in entry.notes
+
+
+@pytest.mark.parametrize(
+    ("recipe", "strict", "error", "words"),
+    [
+        (bs.Recipe("mxfp4", skip=["*"]), False, ValueError, "quantizes nothing in Qwen2"),
+        (bs.Recipe("mxfp4", rules={"nowhere": "int8"}), True, bs.SkippedError, "matches nothing"),
+        (bs.Recipe("mxfp4", input="int8:tensor:fp32", bias="int32"), True, bs.SkippedError, "bias"),
+    ],
+    ids=["nothing", "no match", "bias"],
+)  # fmt: skip
+def test_refused_before_reading(
+    recipe: Any, strict: bool, error: type[Exception], words: str,
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    kind, path = checkpoints("qwen2")
+    loader: Any = kind
+    monkeypatch.setattr(core_model_loading, "_materialize_copy", lambda *_: pytest.fail("it read"))
+    with pytest.raises(error, match=words):
+        loader.from_pretrained(path, quantization_config=BlockscaleConfig(recipe, strict=strict))
+
+
+def test_a_pattern_that_matches_nothing_is_told(checkpoints: Checkpoints) -> None:
+    kind, path = checkpoints("llama")
+    loader: Any = kind
+    config = BlockscaleConfig(bs.Recipe("mxfp4", skip=["nowhere"]))
+    with pytest.warns(UserWarning, match="'nowhere' of the recipe matches nothing"):
+        loader.from_pretrained(path, quantization_config=config)
+
+
+def test_another_config_for_what_is_quantized(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    kind, path = checkpoints("llama")
+    loader: Any = kind
+    bs.quantize_directory(path, tmp_path / "out", "mxfp4")
+    with pytest.warns(UserWarning, match="already has a `quantization_config`"):
+        model = loader.from_pretrained(
+            tmp_path / "out", quantization_config=BlockscaleConfig("int8")
+        )
+    same_bits(loader.from_pretrained(tmp_path / "out"), model)
+    with pytest.raises(ValueError, match="BlockscaleConfig but you are passing a TorchAoConfig"):
+        loader.from_pretrained(tmp_path / "out", quantization_config=_torchao())
+
+
+def _torchao() -> Any:
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    return hf.TorchAoConfig(Int8WeightOnlyConfig())
+
+
+def test_quantized_files_without_a_config(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    kind, path = checkpoints("llama")
+    loader: Any = kind
+    bs.quantize_directory(path, tmp_path / "out", "mxfp4")
+    (tmp_path / "out" / "config.json").write_bytes((path / "config.json").read_bytes())
+    with pytest.raises(bs.FileError, match="already quantized by blockscale"):
+        loader.from_pretrained(tmp_path / "out", quantization_config=BlockscaleConfig("mxfp4"))
+
+
+def test_both_sides_of_a_tie_that_differ(tmp_path: Path) -> None:
+    """transformers leaves them apart, and so are their codes."""
+    kind: Any = saved(tied_llama, tmp_path)
+    model = kind.from_pretrained(tmp_path)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * 2)
+    model.save_pretrained(tmp_path)
+    expected = kind.from_pretrained(tmp_path)
+    assert expected.lm_head.weight is not expected.model.embed_tokens.weight
+    bs.quantize_(expected, "mxfp4")
+    found = kind.from_pretrained(tmp_path, quantization_config=BlockscaleConfig("mxfp4"))
+    same_bits(expected, found)
+    assert not torch.equal(found.lm_head.qweight.scale, found.model.embed_tokens.qweight.scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, "auto"], ids=str)
+def test_dtypes(dtype: Any, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    kind, path = checkpoints("t5")  # keeps its wo in float32 beside float16
+    loader: Any = kind
+    expected = loader.from_pretrained(path, dtype=dtype)
+    bs.quantize_(expected, "mxfp4")
+    config = BlockscaleConfig("mxfp4")
+    found = loader.from_pretrained(path, dtype=dtype, quantization_config=config)
+    same_bits(expected, found)
+    found.save_pretrained(tmp_path)
+    same_bits(expected, loader.from_pretrained(tmp_path))
+
+
+@pytest.mark.parametrize("places", ["auto", "cpu", {"": "cpu"}], ids=str)
+def test_device_maps(places: Any, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    kind, path = checkpoints("gpt2")
+    loader: Any = kind
+    config = BlockscaleConfig("mxfp4")
+    expected = loader.from_pretrained(path, quantization_config=config)
+    same_bits(expected, loader.from_pretrained(path, quantization_config=config, device_map=places))
+    expected.save_pretrained(tmp_path)
+    same_bits(expected, loader.from_pretrained(tmp_path, device_map=places))
+
+
+def test_a_seed(checkpoints: Checkpoints) -> None:
+    kind, path = checkpoints("tied_llama")
+    loader: Any = kind
+    recipe = "e2m1:group32:e8m0/floor:stochastic"
+    expected = loader.from_pretrained(path)
+    bs.quantize_(expected, recipe, seed=7)
+    config = BlockscaleConfig(recipe, seed=7)
+    same_bits(expected, loader.from_pretrained(path, quantization_config=config))
+
+
+def test_why_nothing_is_quantized() -> None:
+    told = nothing_told("Model", bs.Recipe("int8"), [])
+    assert told.endswith("nothing in Model: it has no layers that could be quantized")
+
+
+MEMORY = """
+import sys
+import blockscale as bs
+from blockscale.integrations.transformers import BlockscaleConfig
+from transformers import LlamaForCausalLM
+config = BlockscaleConfig(sys.argv[2])
+model = LlamaForCausalLM.from_pretrained(sys.argv[1], quantization_config=config)
+largest = max(each.bytes_before for each in model.hf_quantizer.ledger)
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(int(peak.split()[1]) * 1024,
+      model.hf_quantizer.ledger.bytes_after, largest)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/status is Linux's")
+@pytest.mark.parametrize("recipe", ["mxfp4", "int8"])
+def test_memory_is_bounded(recipe: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 8}
+    config = hf.LlamaConfig(**sizes, num_hidden_layers=14, vocab_size=8000)
+    hf.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    assert sum(each.stat().st_size for each in tmp_path.glob("*.safetensors")) > 700e6
+    command = [sys.executable, "-c", MEMORY, str(tmp_path), recipe]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    peak, after, largest = (int(each) for each in done.stdout.split()[-3:])
+    assert peak <= after + 3 * largest + 500e6
