@@ -73,8 +73,9 @@ def _parametrized(module: nn.Module | None) -> bool:
 
 def twin(model: nn.Module, quantized: nn.Module) -> nn.Module:
     """The float model with the values that the quantized one stands for, as plain parameters."""
+    folded(model, quantized)  # with gradients: without, torch makes no parameter of what it folds
     with torch.no_grad():
-        for name, parameter in folded(model, quantized).named_parameters(remove_duplicate=False):
+        for name, parameter in model.named_parameters(remove_duplicate=False):
             owner, _, attribute = name.rpartition(".")
             parameter.copy_(_value(quantized.get_submodule(owner), attribute))
     return model

@@ -70,6 +70,12 @@ class MergesIntoCodes:
         kept = self._caches.get(_KEPT)
         return kept.loss if kept else None
 
+    @property
+    def weight(self) -> Tensor:
+        """What a parent that reads it gets: peft takes a `qweight`, where there is one, for it."""
+        read: Tensor = self.get_base_layer().weight  # type: ignore[attr-defined]
+        return read
+
     def update_layer(self, *args: Any, **kwargs: Any) -> None:
         """Add an adapter, or set one up anew, beside the dequantized layer."""
         with self._float_base() as base, unchanged(base):

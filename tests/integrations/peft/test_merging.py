@@ -205,3 +205,9 @@ def test_one_warning_counts_what_was_lost() -> None:
     assert str(caught[0].message) == told.replace("base_model.model.", "")
     assert torch.equal(alone(**inputs).logits, merged)
     assert not merge_losses(alone) and not [n for n, _ in alone.named_parameters() if "lora" in n]
+
+
+def test_whoever_reads_the_weight_of_an_adapted_layer_gets_a_tensor() -> None:
+    layer, _ = linear()
+    expected = layer.base_layer.qweight.dequantize()
+    assert torch.equal(layer.weight.T + 0, expected.T)

@@ -189,6 +189,19 @@ class Named(nn.Embedding):
         return super().forward(indices) + self.bias
 
 
+def test_settings_that_every_table_has_are_no_names_of_ours() -> None:
+    class Plain(nn.Embedding):
+        """Its attributes are nn.Embedding's, `max_norm` and `sparse` among them."""
+
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input + 2)
+
+    model = nn.Sequential(Plain(8, 32))
+    assert bs.quantize_(model, "mxfp4", strict=True)["0"].status == "quantized"
+    assert model[0].max_norm is None
+    assert not model[0].sparse
+
+
 def test_one_that_uses_our_names_is_refused() -> None:
     with pytest.raises(bs.SkippedError, match="for themselves: bias"):
         bs.quantize_(Holds(Named()), "int8", strict=True)
