@@ -22,7 +22,6 @@ from blockscale.files.directory.quantize_directory import quantize_directory as 
 from blockscale.files.load import load as load
 from blockscale.files.metadata import FileError as FileError
 from blockscale.files.save import save as save
-from blockscale.integrations.on_import import bring_along as _bring_along
 from blockscale.kernels.hardware import hardware as hardware
 from blockscale.kernels.registry import use as use
 from blockscale.kernels.webgpu import webgpu as webgpu
@@ -40,6 +39,3 @@ __version__ = "0.1.0"
 # cannot import them itself.
 for _name in ("IntegerModel", "NotIntegerError", "to_integer", "with_integer_bias"):
     setattr(qat, _name, getattr(graph, _name))
-
-# What of other libraries knows our layers comes along when they are imported, and not before.
-_bring_along("peft", "blockscale.integrations.peft")

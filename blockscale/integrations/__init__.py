@@ -7,6 +7,7 @@ from torch import nn
 
 from blockscale.core.recipe import Recipe
 from blockscale.integrations.diffusers import tell_diffusers
+from blockscale.integrations.on_import import bring_along
 from blockscale.layers.reading.announce import listeners
 
 
@@ -23,4 +24,10 @@ def tell_transformers(model: nn.Module, recipe: Recipe | None) -> None:
         import_module("blockscale.integrations.transformers.attach").attach(models, recipe)
 
 
-listeners.extend((tell_transformers, tell_diffusers))
+def tell_peft(model: nn.Module, recipe: Recipe | None) -> None:
+    """Let adapters know quantized layers as soon as there are any, whenever peft is imported."""
+    del model, recipe
+    bring_along("peft", "blockscale.integrations.peft")
+
+
+listeners.extend((tell_transformers, tell_diffusers, tell_peft))

@@ -1,7 +1,8 @@
 """Integrations come along when the library is imported that they are for, and not before.
 
-`import blockscale` imports none of these libraries. It leaves a note with Python's import system:
-when the library has been imported, our module about it is imported as well.
+`import blockscale` imports none of these libraries and changes nothing. The first quantized model
+leaves a note with Python's import system: when the library has been imported, our module about it
+is imported as well.
 """
 
 import importlib
@@ -17,7 +18,9 @@ from typing import Any
 
 
 def bring_along(library: str, ours: str) -> None:
-    """Import our module `ours` as soon as `library` has been imported; now, if it has been."""
+    """Import our module `ours`, once, as soon as `library` is imported; now, if it has been."""
+    if ours in sys.modules or any(isinstance(f, _Finder) and f.ours == ours for f in sys.meta_path):
+        return
     if library in sys.modules:
         _bring(library, ours)
     else:

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from blockscale.core import reference
 from blockscale.core.layout import from_stored, to_stored
 from blockscale.core.parse import formats, parse
+from blockscale.core.weights.stack import of_stack
 from blockscale.files.compare import compare
 from blockscale.files.directory.quantize_directory import quantize_directory
 from blockscale.files.metadata import FileError, Metadata, TensorInfo
@@ -33,6 +34,8 @@ def _quiet():
 def loss(x, layout, fmt):
     """(SQNR, largest error) of the reference on the whole tensor."""
     stored = to_stored(x.float(), layout)
+    if stored.ndim == 3:  # a stack of matrices, each of which has scales of its own
+        fmt = of_stack(fmt, stored.shape)
     qparams = reference.choose_qparams(stored, fmt)
     values = reference.dequantize(
         reference.quantize(stored, qparams, fmt), qparams, fmt, torch.float32

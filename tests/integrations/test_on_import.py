@@ -98,13 +98,23 @@ def test_a_version_that_ours_does_not_fit_goes_on_without(write: Write) -> None:
     assert library.__version__ == "9.0"
 
 
+QUANTIZED = "blockscale.quantize_(torch.nn.Sequential(torch.nn.Linear(32, 32)), 'int8')"
 SCRIPTS = {
-    "blockscale first": "import blockscale, sys; assert 'peft' not in sys.modules; import peft",
-    "peft first": "import peft, blockscale",
-    "transformers first": "import blockscale, transformers; import peft",
-    "a submodule first": "import blockscale; from peft.tuners.lora import LoraConfig; import peft",
+    "blockscale first": f"{QUANTIZED}; assert 'peft' not in sys.modules; import peft",
+    "peft first": f"import peft; {QUANTIZED}",
+    "transformers first": f"import transformers; {QUANTIZED}; import peft",
+    "a submodule first": f"{QUANTIZED}; from peft.tuners.lora import LoraConfig; import peft",
+    "twice": f"{QUANTIZED}; {QUANTIZED}; import peft; {QUANTIZED}",
     "by hand": "import blockscale.integrations.peft, peft",
 }
+
+
+def test_importing_us_leaves_the_import_system_alone() -> None:
+    code = (
+        "import sys, torch; a = list(sys.meta_path); import blockscale; print(sys.meta_path == a)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
 
 
 @pytest.mark.slow
@@ -112,6 +122,7 @@ SCRIPTS = {
 def test_peft(order: str) -> None:
     pytest.importorskip("peft")
     told = "print(peft.PEFT_TYPE_TO_TUNER_MAPPING[peft.PeftType.LORA].__name__)"
-    command = [sys.executable, "-W", "ignore", "-c", f"{SCRIPTS[order]}; {told}"]
+    code = f"import blockscale, sys, torch; {SCRIPTS[order]}; {told}"
+    command = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.strip() == "QuantizedLoraModel", done.stderr

@@ -104,7 +104,7 @@ def test_what_a_layer_adds_is_the_value_of_its_codes() -> None:
         assert [name for name, _ in layer.named_parameters()] == []
     with_float = copy.deepcopy(model)
     for layer in (with_float[0], with_float[2]):
-        layer.bias = nn.Parameter(layer.added_bias())
+        layer.set_float_bias(nn.Parameter(layer.added_bias()))
     assert torch.equal(model(ROWS), with_float(ROWS))
 
 

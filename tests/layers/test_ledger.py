@@ -12,7 +12,7 @@ from blockscale.layers.plan import Plan, plan_layers
 
 def model() -> nn.Module:
     layer = nn.Linear(8, 8)
-    return nn.Sequential(nn.LayerNorm(8), layer, nn.LSTM(8, 8), layer, nn.Linear(8, 2))
+    return nn.Sequential(nn.LayerNorm(8), layer, nn.Linear(8, 8).double(), layer, nn.Linear(8, 2))
 
 
 def test_every_name_has_an_entry_and_bytes_count_once() -> None:

@@ -120,11 +120,9 @@ def _class_of(kind: type[nn.Module], inner: type[QLayer]) -> type[QLayer]:
 def _taken(cls: type[Kept], module: nn.Module) -> list[str]:
     """Names that the quantized layer uses and that a subclass uses for something else."""
     parent = parent_of(cls.float_class)
-    assert parent is not None
     ours = set(dir(cls.inner)) - set(dir(parent)) | {"input", "output", "before"}
     ours -= {"weight"} if issubclass(cls.float_class, _TABLES) else {"weight", "bias"}
-    # settings that the parent has as well mean the same in both (max_norm of a table)
-    ours -= {name for each in parent.__mro__ for name in vars(each).get("__annotations__", ())}
+    ours -= set(getattr(parent, "__constants__", ()))  # mean the same in both
     theirs = {name for each in cls.float_class.__mro__ for name in vars(each)}
     theirs -= set(dir(parent))
     theirs |= set(vars(module)) | set(module._modules) | set(module._buffers)
