@@ -307,7 +307,7 @@ def _steps(adapted: nn.Module, trained: Any, run: Run) -> list[float]:
             raise WrongError("no gradient reaches the adapters")
         loss = sum(((each - 0.5) ** 2).mean() for each in outputs)
         loss.backward()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         optimizer.step()
     return losses
 

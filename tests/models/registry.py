@@ -73,10 +73,10 @@ def add(
 
 @cache
 def models() -> dict[str, Model]:
-    """All models by name, in the order of the files of `zoo/`."""
+    """All models, in the order of their names: files of `zoo/` are imported in any order."""
     for path in sorted((Path(__file__).parent / "zoo").glob("*.py")):
         importlib.import_module(f"tests.models.zoo.{path.stem}")
-    return dict(_ENTRIES)
+    return dict(sorted(_ENTRIES.items()))
 
 
 def tensors(output: Any) -> list[Tensor]:

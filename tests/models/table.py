@@ -69,7 +69,7 @@ def read(path: Path = TABLE) -> dict[str, Row]:
 
 
 def write(rows: dict[str, Row], path: Path = TABLE) -> None:
-    """All rows, in the zoo's order; those of models that it has no more are dropped."""
+    """All rows, by name; those of models that it has no more are dropped."""
     kept = {name: rows[name] for name in models() if name in rows}
     text = json.dumps(kept, indent=1, ensure_ascii=False) + "\n"
     partial = path.with_suffix(".partial")

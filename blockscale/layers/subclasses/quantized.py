@@ -120,7 +120,6 @@ def _class_of(kind: type[nn.Module], inner: type[QLayer]) -> type[QLayer]:
 def _taken(cls: type[Kept], module: nn.Module) -> list[str]:
     """Names that the quantized layer uses and that a subclass uses for something else."""
     parent = parent_of(cls.float_class)
-    assert parent is not None
     ours = set(dir(cls.inner)) - set(dir(parent)) | {"input", "output", "before"}
     ours -= {"weight"} if issubclass(cls.float_class, _TABLES) else {"weight", "bias"}
     ours -= set(getattr(parent, "__constants__", ()))  # mean the same in both
