@@ -1,5 +1,6 @@
 """Every test run draws the same numbers, and nothing asks the network."""
 
+import importlib
 import os
 import random
 
@@ -29,3 +30,16 @@ def _same_numbers() -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - libraries draw from the global state
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _data_parallel_on_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once `bs.webgpu()` has made a device, torch's DataParallel takes it, and cannot scatter to
+    it: tests of wrapped models must not depend on which ran before in their process."""
+    if not torch.cuda.is_available():
+        module = importlib.import_module("torch.nn.parallel.data_parallel")
+        monkeypatch.setattr(module, "_get_available_device_type", none)
+
+
+def none() -> None:
+    """No device."""

@@ -3,34 +3,6 @@
 import difflib
 import re
 
-CATALOG: dict[str, str] = {
-    "int8": "int8:tensor:fp32",
-    "int8_channel": "int8:channel0:fp32",
-    "int8_token": "int8:token:fp32",
-    "int8_pow2": "int8:tensor:pow2/nearest",
-    "int16": "int16:tensor:fp32",
-    "uint8": "uint8:tensor:fp32:asym",
-    "uint16": "uint16:tensor:fp32:asym",
-    "int4": "int4:group128:fp32",
-    "uint4": "uint4:group128:fp32:asym",
-    "int2": "int2:group64:fp32",
-    "nf4": "nf4:group64:fp32",
-    "ternary": "ternary:channel0:fp32",
-    "binary": "binary:channel0:fp32",
-    "log4": "log4:channel0:fp32",
-    "fp8": "e4m3:tensor:fp32",
-    "fp8_e5m2": "e5m2:tensor:fp32",
-    "mxfp8": "e4m3:group32:e8m0/floor",
-    "mxfp8_e5m2": "e5m2:group32:e8m0/floor",
-    "mxfp6": "e3m2:group32:e8m0/floor",
-    "mxfp6_e2m3": "e2m3:group32:e8m0/floor",
-    "mxfp4": "e2m1:group32:e8m0/floor",
-    "mxint8": "int8:group32:e8m0/floor",
-    "nvfp4": "e2m1:group16:e4m3",
-    "bfp8": "int8:group64:e8m0/floor",
-    "bfp16": "int16:group64:e8m0/floor",
-}
-
 # what spellings are made of, to guess what a wrong one means
 WORDS = (
     "tensor", "channel", "token", "group", "tile", "block", "flat",
@@ -68,3 +40,32 @@ def _nearest(word: str, number: str) -> str:
 
 def _bare(text: str) -> str:
     return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+CATALOG: dict[str, str] = {
+    "int8": "int8:tensor:fp32",
+    "int8_channel": "int8:channel0:fp32",
+    "int8_token": "int8:token:fp32",
+    "int8_pow2": "int8:tensor:pow2/nearest",
+    "int16": "int16:tensor:fp32",
+    "uint8": "uint8:tensor:fp32:asym",
+    "uint16": "uint16:tensor:fp32:asym",
+    "int4": "int4:group128:fp32",
+    "uint4": "uint4:group128:fp32:asym",
+    "int2": "int2:group64:fp32",
+    "nf4": "nf4:group64:fp32",
+    "ternary": "ternary:channel0:fp32",
+    "binary": "binary:channel0:fp32",
+    "log4": "log4:channel0:fp32",
+    "fp8": "e4m3:tensor:fp32",
+    "fp8_e5m2": "e5m2:tensor:fp32",
+    "mxfp8": "e4m3:group32:e8m0/floor",
+    "mxfp8_e5m2": "e5m2:group32:e8m0/floor",
+    "mxfp6": "e3m2:group32:e8m0/floor",
+    "mxfp6_e2m3": "e2m3:group32:e8m0/floor",
+    "mxfp4": "e2m1:group32:e8m0/floor",
+    "mxint8": "int8:group32:e8m0/floor",
+    "nvfp4": "e2m1:group16:e4m3",
+    "bfp8": "int8:group64:e8m0/floor",
+    "bfp16": "int16:group64:e8m0/floor",
+}

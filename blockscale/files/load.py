@@ -91,7 +91,7 @@ def _put_in(model: nn.Module, source: StoredModel) -> Matches:
     outer_first = sorted(weights.items(), key=lambda item: min(n.count(".") for n in item[1]))
     changes = [_replace_layers(model, source, names, name, held) for name, names in outer_first]
     changes += [_hold(model, source, names, name) for name, names in parameters.items()]
-    changes += [_fill(model, source, name, stored) for name, stored in floats.items()]
+    changes += [_set(model, name, source.read([stored])[stored]) for name, stored in floats.items()]
     changes += [_fill_dense(model, source, name, each) for name in dense for each in dense[name]]
     for change in changes:
         change()
@@ -213,10 +213,6 @@ def _layer(model: nn.Module, source: StoredModel, name: str, weight: QWeight) ->
         except ValueError as error:
             raise FileError(f"{source.path}: {owner}: {error}") from None
     return layer
-
-
-def _fill(model: nn.Module, source: StoredModel, name: str, stored: str) -> Callable[[], None]:
-    return _set(model, name, source.read([stored])[stored])
 
 
 def _fill_dense(

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import blockscale as bs
 from blockscale.core.parse import parse
 from blockscale.core.weights.stack import of_stack
-from blockscale.ops import stack
+from blockscale.ops.pieces import stack
 from blockscale.ops.primitives import dequantize
 
 pytestmark = pytest.mark.gpu

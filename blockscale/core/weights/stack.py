@@ -37,6 +37,8 @@ def of_stack(fmt: Format, shape: Sequence[int], parts: int = 1) -> Format:
     """
     if len(shape) < 2:
         raise ValueError(f"a stack of matrices has at least 2 dimensions, not {tuple(shape)}")
+    if len(shape) == 2 and parts == 1:
+        return fmt
     if fmt.element.learned:
         raise ValueError(
             f"{fmt}: {fmt.element.name} is one table for a tensor, and each of the stacked "
@@ -44,8 +46,6 @@ def of_stack(fmt: Format, shape: Sequence[int], parts: int = 1) -> Format:
         )
     if parts < 1 or shape[-2] % parts:
         raise ValueError(f"{shape[-2]} rows do not divide into {parts} parts of a matrix")
-    if len(shape) == 2 and parts == 1:
-        return fmt
     return _changed(fmt, shape, lambda block, of: _stacked(block, of, parts, fmt), _of_matrices)
 
 

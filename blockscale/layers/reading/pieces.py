@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from blockscale.layers.reading.source import ReadTensor
-from blockscale.ops import cut, stack
+from blockscale.ops.pieces import cut, stack
 from blockscale.ops.primitives import dequantize
 
 aten = torch.ops.aten

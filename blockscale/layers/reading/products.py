@@ -20,7 +20,7 @@ from blockscale.layers.reading.stacks import STACKS, chosen_of
 from blockscale.ops.conv import conv
 from blockscale.ops.conv_transpose import conv_transpose
 from blockscale.ops.embedding import embedding
-from blockscale.ops.stack import product
+from blockscale.ops.pieces.stack import product
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blockscale.core.operand import Operand
 from blockscale.layers.reading.source import ReadTensor
-from blockscale.ops import stack
+from blockscale.ops.pieces import stack
 
 
 def _stack(weight: Any, x: Any) -> Operand | None:

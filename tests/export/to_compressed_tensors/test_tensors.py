@@ -112,10 +112,10 @@ def test_plain_nvfp4_says_when_a_step_is_not_exact():
     found = scheme(linear.weight.format, None, static=False)
     told, exact = [], []
     for factor in (1.0, 3.0, 0.7, 1.3, 5.1, 9.7):
-        linear.weight.outer.fill_(factor / 2688)
+        linear.qweight.outer.fill_(factor / 2688)
         tensors, note = weight_tensors(linear.weight, found)
         steps = tensors["weight_scale"].float()
-        ours = steps * linear.weight.outer
+        ours = steps * linear.qweight.outer
         equal = torch.equal(steps / tensors["weight_global_scale"], ours)
         told.append(bool(note))
         exact.append(equal)

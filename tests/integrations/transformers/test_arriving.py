@@ -46,7 +46,9 @@ def test_names_layers_and_what_is_fused(tmp_path: Path) -> None:
 
 def test_what_has_arrived_is_not_read_again(tmp_path: Path) -> None:
     source = stored(tmp_path)
-    arriving = Arriving(source.path, {}, {}, source.metadata, source)
+    arriving = Arriving(
+        path=source.path, files={}, kinds={}, metadata=source.metadata, source=source
+    )
     arriving.add_parts("new.weight", "old.weight")
     names = ["new.weight.codes", "new.weight.scale"]
     codes, scale = (source.read([f"old.weight.{part}"])[f"old.weight.{part}"] for part in

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blockscale.layers.reading import products
 from blockscale.layers.reading.source import Source
-from blockscale.ops import stack
+from blockscale.ops.pieces import stack
 from tests.layers.reading.models import pair
 
 X, IMAGE = torch.randn(3, 5, 64), torch.randn(2, 4, 6, 6)

@@ -36,7 +36,7 @@ class Counted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.elements = 0
         real: Callable[..., Tensor] = primitives.dequantize
-        for where in ("blockscale.ops.tensor.primitives", "blockscale.ops.stack"):
+        for where in ("blockscale.ops.tensor.primitives", "blockscale.ops.pieces.stack"):
             monkeypatch.setattr(f"{where}.dequantize", self._counting(real))
         monkeypatch.setattr("blockscale.layers.reading.pieces.dequantize", self._counting(real))
 

@@ -19,8 +19,8 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.scales.two_level import TwoLevel
 from blockscale.core.weights.stack import of_matrix
-from blockscale.ops import cut
 from blockscale.ops.linear import linear
+from blockscale.ops.pieces import cut
 from blockscale.ops.primitives import dequantize
 
 MOST_PARTS = 8  # a matrix of more parts stays one, whose scales kernels restate

@@ -12,8 +12,8 @@ import blockscale as bs
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.core.weights.stack import of_stack
-from blockscale.ops import cut, stack
 from blockscale.ops.linear import linear
+from blockscale.ops.pieces import cut, stack
 from blockscale.ops.primitives import dequantize
 
 SPELLINGS = [

@@ -5,7 +5,7 @@ import torch
 
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
-from blockscale.ops import cut, stack
+from blockscale.ops.pieces import cut, stack
 from blockscale.ops.primitives import dequantize
 
 MORE = (

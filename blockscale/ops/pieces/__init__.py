@@ -1,0 +1,1 @@
+"""Parts of quantized tensors, cut from their codes and scales, and what is computed with many."""
