@@ -9,6 +9,7 @@ It is decided in this order, and what is decided does not change any more:
    the candidates is a `Plan` now, and what was refused is `Left`.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -166,7 +167,7 @@ def _decide(
     if not scheme:
         why = f"pattern {pattern!r} of the recipe" if pattern else "the recipe is empty"
         return Refused("kept", why)
-    if pattern is None and (kept := _router(names, module)):
+    if pattern is None and (kept := _kept(model, names, module)):
         return Refused("kept", kept)
     if scheme.weight is None:
         told = "its input, output and bias are quantized only along with its weight"
@@ -185,10 +186,14 @@ def _decide(
     return Candidate(scheme, scheme.weight, kind, weight, layout, note)  # type: ignore[arg-type]
 
 
-def _router(names: tuple[str, ...], module: nn.Module) -> str:
+def _kept(model: nn.Module, names: tuple[str, ...], module: nn.Module) -> str:
     """Why a layer stays in float unless a rule names it; empty if it does not."""
-    weight = weight_of(module)
-    return "" if weight is None else kept_layer_by_default(f"{names[0]}.weight", weight.shape)
+    weight, name = weight_of(module), f"{names[0]}.weight"
+    # transformers' models name what they compute and leave out of their files: tables of sines
+    computed = getattr(model, "_keys_to_ignore_on_save", None) or ()
+    if weight is not None and any(re.search(each, name) for each in computed):
+        return "the model computes it, so it stays in float: name it in a rule to quantize it"
+    return "" if weight is None else kept_layer_by_default(name, weight.shape)
 
 
 def _with_parameters(layers: Names, verdicts: Verdicts, tied: set[nn.Module]) -> Iterator[Decision]:

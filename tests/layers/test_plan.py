@@ -93,3 +93,15 @@ def test_parameters_of_no_layer() -> None:
     )  # fmt: skip
     assert entries["1.weight"].reason.startswith("a vector")
     assert (entries["free"].elements, entries["free"].bytes_before) == (1024, 4096)
+
+
+def test_what_a_model_computes_by_itself_stays_in_float() -> None:
+    """Its directory does not have it, so that both flows quantize the same."""
+    model = Tied()
+    model._keys_to_ignore_on_save = [r"^alone\.weight$"]
+    told = {plan.name: plan for plan in plan_layers(model, bs.Recipe("int8"))}
+    assert told["alone"].entry.status == "kept"
+    assert "the model computes it" in told["alone"].entry.reason
+    assert isinstance(told["table"], Plan)
+    ruled = {p.name: p for p in plan_layers(model, bs.Recipe(rules={"alone": "int8"}))}
+    assert isinstance(ruled["alone"], Plan)

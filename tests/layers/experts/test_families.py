@@ -29,7 +29,8 @@ def check(kind: str, spelling: str, path: pathlib.Path) -> None:
     other = twin(model, quantized)
     expected = logits(other)
     with bs.use("reference"):
-        assert torch.equal(logits(quantized), expected)
+        # the twin has torch's own products, whose order of sums depends on where buffers lie
+        torch.testing.assert_close(logits(quantized), expected, rtol=0, atol=2e-6)
     got = logits(quantized)
     torch.testing.assert_close(got, expected, rtol=0, atol=2e-5)
     check_implementations(quantized, expected)
@@ -90,7 +91,8 @@ def test_groups_that_do_not_divide_and_one_expert(spelling: str, tmp_path: pathl
     bs.quantize_(quantized, spelling)
     check_bits(model, quantized, spelling, "plain", 2)
     with bs.use("reference"):
-        assert torch.equal(logits(quantized), logits(twin(model, quantized)))
+        expected = logits(twin(model, quantized))
+        torch.testing.assert_close(logits(quantized), expected, rtol=0, atol=2e-6)
     bs.save(quantized, tmp_path / "model.safetensors")
     loaded = bs.load(build("mixtral", **sizes), tmp_path / "model.safetensors")
     assert torch.equal(logits(loaded), logits(quantized))
