@@ -157,7 +157,10 @@ def test_a_weight_algorithm_and_a_transform_are_found_by_their_names(joined: Pat
     assert "weight by plain" in ledger["0"].details and "doubled: " in ledger["0"].details
 
 
-@pytest.mark.parametrize(("name", "source"), [("plain", WEIGHTS), ("doubled", TRANSFORM)])
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [pytest.param("plain", WEIGHTS, marks=pytest.mark.slow), ("doubled", TRANSFORM)],
+)
 def test_the_tests_of_every_algorithm_judge_a_new_one(
     name: str, source: str, tmp_path: Path
 ) -> None:

@@ -10,15 +10,11 @@ from tests.models.registry import models
 RECORDED = table.read()
 WITHOUT_COMPILE = tuple(name for name in CELLS if name != "compile")
 FEW = (
-    "gpt2",  # transposed linear layers, a head tied to the embedding
-    "deberta_v2",  # a table that goes through a norm
     "mixtral",  # experts in stacks
     "mamba",  # a convolution's kernel read by its parent
     "t5",  # an encoder and a decoder
-    "clip",  # two models in one
     "wav2vec2",  # a convolution whose weight is normed
     "timm_beit_base_patch16_224",  # a linear layer's weight with another bias
-    "torchvision_swin",  # weights handed to a function
     "nn_attention",  # torch's own attention
 )
 COMPILED = ("bert", "llama", "mixtral", "mamba", "t5", "vit", "swin", "nn_encoder")

@@ -98,6 +98,7 @@ def test_boxes(fmt: str, shape: tuple[int, ...]) -> None:
         assert wrong(x, fmt) == [], dtype
 
 
+@pytest.mark.slow
 def test_boxes_too_large_for_a_program() -> None:
     """Their scales are chosen in several passes over memory, or by the reference from means."""
     x = torch.randn(33, 40, 48)

@@ -13,7 +13,8 @@ from blockscale.layers.parameters.hold import all_held
 from tests.layers.experts.families import FAMILIES, FORMATS, build, logits, twin
 
 pytest.importorskip("transformers")
-EACH = [(kind, FORMATS[i % len(FORMATS)]) for i, kind in enumerate(FAMILIES)]
+FEW = ("mixtral", "gpt_oss", "llama4_text", "dbrx")  # the others differ from these in names alone
+EACH = [(kind, FORMATS[i % len(FORMATS)]) for i, kind in enumerate(FAMILIES) if kind in FEW]
 EVERY = [(kind, fmt) for kind in FAMILIES for fmt in FORMATS if (kind, fmt) not in EACH]
 IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm")
 
