@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from math import lcm, prod
 from typing import NamedTuple
 
+import torch
+
 from blockscale.core.block import WHOLE, Block
 from blockscale.core.format import Format
+from blockscale.core.reference import QParams
 from blockscale.core.scales.two_level import TwoLevel
 from blockscale.ops.flat import blocks_of
 
@@ -130,3 +133,9 @@ def _ignores_leading(block: Block, rank: int) -> bool:
     *leading, last = block.sizes_for(rank)
     same = all(dim in (-1, -2) for dim, _ in block.sizes)  # what a block of rank 2 can name, too
     return same and (set(leading) == {1} or {*leading, last} == {WHOLE})
+
+
+def joined(each: Iterable[QParams]) -> QParams:
+    """The parts of matrices that follow each other in a stack, as those of the stack."""
+    parts = zip(*each, strict=True)
+    return QParams(*(None if one[0] is None else torch.cat(one) for one in parts))  # type: ignore[arg-type]

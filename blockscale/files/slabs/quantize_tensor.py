@@ -30,7 +30,7 @@ from blockscale.files.slabs import cutting
 from blockscale.files.slabs.cutting import Cuts, Region, Sizes, Slab
 from blockscale.files.slabs.pool import Map
 from blockscale.files.slabs.streamed_blocks import StreamedBlocks
-from blockscale.layers.saturation import saturates
+from blockscale.layers.saturation import not_finite, saturates
 from blockscale.layers.signs import lost_signs
 from blockscale.ops import primitives
 from blockscale.ops.flat import within_rows
@@ -120,7 +120,7 @@ class TensorQuantizer:
         if not spans:
             yield from self._map(self._alone, cuts.slabs)
         elif "scale" in spans or "offset_outer" in spans or cuts.dim:
-            qparams, done = self._choose(self._all_ranges())
+            qparams, done = self._choose_all(self._all_ranges())
             yield done._replace(pieces=tuple(self._scale_pieces(qparams, cuts.slabs[0])))
             yield from self._map(lambda slab: self._with_scale(slab, qparams), cuts.slabs)
         else:
@@ -128,22 +128,19 @@ class TensorQuantizer:
             extra = Ranges(torch.zeros_like(top), top, torch.zeros_like(top, dtype=torch.bool))
             yield from self._map(lambda slab: self._beside(slab, extra), cuts.slabs)
 
-    def _rows(self, slab: Slab) -> Tensor:
-        return self._read(self._cuts, slab)
-
     def _alone(self, slab: Slab) -> Done:
         """A slab that shares nothing with the others."""
-        x = self._rows(slab)
+        x = self._read(self._cuts, slab)
         qparams, done = self._choose(reference.ranges(x, self._fmt))
         pieces = (*self._scale_pieces(qparams, slab), self._codes(x, slab, qparams))
-        return done._replace(pieces=pieces, odd=_count_odd(x))
+        return done._replace(pieces=pieces, odd=not_finite(x))
 
     def _with_scale(self, slab: Slab, qparams: QParams) -> Done:
         """A slab that takes its part of the scales of the whole tensor."""
-        x = self._rows(slab)
+        x = self._read(self._cuts, slab)
         regions = {part: self._cuts.region(slab, sizes) for part, sizes in self._sizes.items()}
         own = QParams(**{part: getattr(qparams, part)[at] for part, at in regions.items()})
-        return Done((self._codes(x, slab, own),), odd=_count_odd(x))
+        return Done((self._codes(x, slab, own),), odd=not_finite(x))
 
     def _beside(self, slab: Slab, extra: Ranges) -> Done:
         """A slab that shares an outer scale with the others.
@@ -151,16 +148,16 @@ class TensorQuantizer:
         An outer scale depends on the largest numerator of its blocks alone. So one row that holds
         the largest of each column stands for all rows outside the slab.
         """
-        x = self._rows(slab)
+        x = self._read(self._cuts, slab)
         ranges = reference.ranges(x, self._fmt)
         both = Ranges(*(torch.cat(pair) for pair in zip(ranges, extra, strict=True)))
         qparams, done = self._choose(both, ranges.low.shape[0])
         pieces = (*self._scale_pieces(qparams, slab), self._codes(x, slab, qparams))
-        return done._replace(pieces=pieces, odd=_count_odd(x))
+        return done._replace(pieces=pieces, odd=not_finite(x))
 
     def _top_of(self, slab: Slab) -> Tensor:
         """The largest numerators along dimension 0, of blocks that take part in an outer scale."""
-        ranges = reference.ranges(self._rows(slab), self._fmt)
+        ranges = reference.ranges(self._read(self._cuts, slab), self._fmt)
         a = reference.numerator(ranges.low, ranges.high, self._fmt)
         return torch.where(ranges.poisoned, 0.0, a).amax(0, keepdim=True)
 
@@ -190,7 +187,9 @@ class TensorQuantizer:
         """`work` of every slab, as float32, and the region of its scales."""
         regions = [self._cuts.region(slab, self._scale) for slab in self._cuts.slabs]
         pairs = zip(self._cuts.slabs, regions, strict=True)
-        results = self._map(lambda pair: work(reference.widen(self._rows(pair[0])), pair[1]), pairs)
+        results = self._map(
+            lambda pair: work(reference.widen(self._read(self._cuts, pair[0])), pair[1]), pairs
+        )
         return zip(regions, results, strict=True)
 
     def _own_ranges(self, x: Tensor, region: Region) -> Ranges:
@@ -204,6 +203,17 @@ class TensorQuantizer:
         some = Blocks(x.isfinite().to(x.dtype), self._fmt.block).range()[1] > 0
         low = torch.where(some, found.low, torch.inf)
         return Ranges(low, torch.where(some, found.high, -torch.inf), found.poisoned)
+
+    def _choose_all(self, ranges: Ranges) -> tuple[QParams, Done]:
+        """`_choose` for all, a matrix at a time where a stack's share nothing: it needs memory."""
+        if len(self._shape) < 3 or any(sizes[0] != 1 for sizes in self._sizes.values()):
+            return self._choose(ranges)
+        each = [
+            self._choose(Ranges(*one)) for one in zip(*(p.split(1) for p in ranges), strict=True)
+        ]
+        clipped, scales = (sum(getattr(done, n) for _, done in each) for n in ("clipped", "scales"))
+        signs = next((done.signs for _, done in each if done.signs), ())
+        return cutting.joined(q for q, _ in each), Done((), 0, clipped, scales, signs)
 
     def _choose(self, ranges: Ranges, count: int | None = None) -> tuple[QParams, Done]:
         """The scales of the first `count` rows of ranges, or of all, and how many do not fit."""
@@ -238,7 +248,3 @@ class TensorQuantizer:
     def _flat(self, part: Tensor) -> Tensor:
         """Part of what is stored, with the dimensions up to the cut one as one."""
         return part.flatten(0, 1) if self._cuts.dim else part
-
-
-def _count_odd(x: Tensor) -> int:
-    return x.numel() - int(x.isfinite().sum())

@@ -159,12 +159,14 @@ import sys
 import blockscale as bs
 from blockscale.integrations.transformers import BlockscaleConfig
 from transformers import LlamaForCausalLM
+def highest():
+    peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    return int(peak.split()[1]) * 1024
+imported = highest()
 config = BlockscaleConfig(sys.argv[2])
 model = LlamaForCausalLM.from_pretrained(sys.argv[1], quantization_config=config)
 largest = max(each.bytes_before for each in model.hf_quantizer.ledger)
-peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(int(peak.split()[1]) * 1024,
-      model.hf_quantizer.ledger.bytes_after, largest)
+print(highest() - imported, model.hf_quantizer.ledger.bytes_after, largest)
 """
 
 
@@ -179,4 +181,4 @@ def test_memory_is_bounded(recipe: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", MEMORY, str(tmp_path), recipe]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     peak, after, largest = (int(each) for each in done.stdout.split()[-3:])
-    assert peak <= after + 3 * largest + 500e6
+    assert peak <= after + 3 * largest + 200e6  # beside torch's and transformers' own 480 MB
