@@ -17,7 +17,7 @@ from blockscale.layers.before import Before
 from blockscale.layers.bias import notes_on_bias, quantize_bias, without_dynamic
 from blockscale.layers.computed import folded
 from blockscale.layers.guards.entry import check_model, ordinary_tensors
-from blockscale.layers.guards.finite import broken, told_of
+from blockscale.layers.guards.finite import broken
 from blockscale.layers.guards.optimizers import replacing
 from blockscale.layers.guards.sample import tried
 from blockscale.layers.kinds import quantized_class
@@ -29,6 +29,7 @@ from blockscale.layers.model.swap import swap as swap
 from blockscale.layers.model.wrapped import unwrapped
 from blockscale.layers.parameters.planned import (
     ParameterPlan,
+    coded,
     entries_of,
     plan_others,
     plan_parameters,
@@ -37,11 +38,10 @@ from blockscale.layers.parameters.planned import (
 )
 from blockscale.layers.plan import Decision, Plan, plan_layers
 from blockscale.layers.reading.announce import announce
-from blockscale.layers.saturation import block_ranges, saturates
+from blockscale.layers.saturation import told_of_odd
 from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Scales, Supplied, supplied
-from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
 
 
@@ -231,15 +231,11 @@ def _weight(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWeight, lis
     parameter, fmt = plan.parameter, plan.format
     layout, shape = plan.layout, tuple(parameter.shape)
     stored = to_stored(parameter.detach(), layout)
-    notes = [odd] if (odd := told_of(stored)) else []
+    notes = [odd] if (odd := told_of_odd(stored)) else []
     if place.weight is not None:
         notes += lost_signs("weight", stored, fmt)
         return QWeight(place.weight.to(parameter.device), shape, parameter.dtype, layout), notes
     if place.before is not None:
         stored = place.before.to(parameter.device).to_weight(stored.to(torch.float32))
-    notes += lost_signs("weight", stored, fmt)
-    q = quantize(stored, fmt, seed=seed)
-    low, high = block_ranges(stored, fmt)
-    if clipped := int(saturates(low, high, fmt).sum()):
-        notes.append(f"{clipped} of {low.numel()} scales are outside the range of {fmt.scale}")
-    return QWeight(q, shape, parameter.dtype, layout), notes
+    q, more = coded(stored, fmt, seed)
+    return QWeight(q, shape, parameter.dtype, layout), notes + more

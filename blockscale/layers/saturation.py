@@ -34,6 +34,12 @@ def not_finite(values: Tensor) -> int:
     return sum(int((~slab.isfinite()).sum()) for slab in _slabs(values))
 
 
+def told_of_odd(weight: Tensor) -> str:
+    """How many numbers of a weight are not finite, in words; empty if none are."""
+    odd = not_finite(weight)
+    return f"{odd} of {weight.numel()} weights are NaN or infinite" if odd else ""
+
+
 def block_ranges(stored: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
     """The range of each block of a stored weight, of a large one a slab of rows at a time."""
     rows = stored.ndim > 1 and not fmt.block.flat

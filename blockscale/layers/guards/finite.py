@@ -3,18 +3,10 @@
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 
-from torch import Tensor
-
 from blockscale.core.ledger import Entry
 from blockscale.layers.parameters.planned import ParameterPlan
 from blockscale.layers.plan import Decision, Plan
-from blockscale.layers.saturation import not_finite
-
-
-def told_of(weight: Tensor) -> str:
-    """How many numbers of a weight are not finite, in words; empty if none are."""
-    odd = not_finite(weight)
-    return f"{odd} of {weight.numel()} weights are NaN or infinite" if odd else ""
+from blockscale.layers.saturation import told_of_odd
 
 
 def broken(
@@ -31,9 +23,9 @@ def broken(
     ]
     plans += [each for each in planned if isinstance(each, ParameterPlan)]
     for plan in plans:
-        told = "" if plan.name in supplied else told_of(plan.parameter.detach())
+        told = "" if plan.name in supplied else told_of_odd(plan.parameter.detach())
         bias = plan.module._parameters.get("bias") if isinstance(plan, Plan) else None
-        if bias is not None and (of_bias := told_of(bias.detach())):
+        if bias is not None and (of_bias := told_of_odd(bias.detach())):
             told = "; ".join(filter(None, [told, of_bias.replace("weights", "biases")]))
         if told:
             yield replace(plan.entry, status="skipped", reason=told)

@@ -21,10 +21,11 @@ from blockscale.layers.parameters.hold import hold
 from blockscale.layers.parameters.recurrent import parameters_again
 from blockscale.layers.plan import Decision
 from blockscale.layers.reasons import why_adapter, why_not_weight
-from blockscale.layers.saturation import block_ranges, not_finite, saturates
+from blockscale.layers.saturation import block_ranges, saturates, told_of_odd
 from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QWeight
 from blockscale.ops.quantize import quantize
+from blockscale.ops.tensor import QTensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,17 +143,20 @@ def quantized(
     if made is not None:
         return made, replace(plan.entry, bytes_after=made.nbytes)
     stored = to_stored(parameter.detach(), plan.layout)
-    notes: list[str] = []
-    if odd := not_finite(stored):
-        notes.append(f"{odd} of {stored.numel()} weights are NaN or infinite")
-    notes += lost_signs("weight", stored, fmt)
-    q = quantize(stored, fmt, seed=None if seed is None else named_seed(seed, plan.name))
+    notes = [odd] if (odd := told_of_odd(stored)) else []
+    q, more = coded(stored, fmt, None if seed is None else named_seed(seed, plan.name))
+    weight = QWeight(q, tuple(parameter.shape), parameter.dtype, plan.layout)
+    weight.name = plan.name
+    return weight, replace(plan.entry, notes=(*notes, *more), bytes_after=weight.nbytes)
+
+
+def coded(stored: Tensor, fmt: Format, seed: int | None) -> tuple[QTensor, list[str]]:
+    """A weight as it is stored, in codes, and what a user should know about it in this format."""
+    notes = list(lost_signs("weight", stored, fmt))
     low, high = block_ranges(stored, fmt)
     if clipped := int(saturates(low, high, fmt).sum()):
         notes.append(f"{clipped} of {low.numel()} scales are outside the range of {fmt.scale}")
-    weight = QWeight(q, tuple(parameter.shape), parameter.dtype, plan.layout)
-    weight.name = plan.name
-    return weight, replace(plan.entry, notes=tuple(notes), bytes_after=weight.nbytes)
+    return quantize(stored, fmt, seed=seed), notes
 
 
 def put(model: nn.Module, plans: Sequence[ParameterPlan], weights: Sequence[QWeight]) -> None:

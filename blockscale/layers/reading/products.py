@@ -87,32 +87,28 @@ def _mm(x: Any, weight: Any) -> Any:
 
 def _addmm(bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     factor = _factor(weight, x)
-    if factor is None or beta != 1 or alpha != 1 or bias.ndim != 1 or type(bias) is ReadTensor:
+    if factor is None or beta != 1 or alpha != 1 or bias.ndim != 1:
         return None
-    return product(x, factor, bias.expand(weight.shape[1]))
+    return product(x, factor, dense(bias).expand(weight.shape[1]))
 
 
 def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
-    if not isinstance(weight, ReadTensor) or weight.ndim != 2 or type(bias) is ReadTensor:
+    if not isinstance(weight, ReadTensor) or weight.ndim != 2:
         return None
     factor = _factor(weight.t(), x)
-    return None if factor is None else product(x, factor, bias)
-
-
-def _matmul(x: Any, weight: Any) -> Any:
-    return _mm(x, weight)
+    return None if factor is None else product(x, factor, dense(bias))
 
 
 def _convolution(
     x: Any, weight: Any, bias: Any, stride: list[int], padding: list[int], dilation: list[int],
     transposed: bool, output_padding: list[int], groups: int,
 ) -> Any:  # fmt: skip
-    if not isinstance(weight, ReadTensor) or type(bias) is ReadTensor:
+    if not isinstance(weight, ReadTensor):
         return None
     source = weight.source
     if source.operand is None or source.layout == "plain" or x.dtype != source.dtype:
         return None
-    shape, settings = list(weight.shape), (list(stride), list(padding))
+    bias, shape, settings = dense(bias), list(weight.shape), (list(stride), list(padding))
     if not transposed and source.layout == "channels_last":
         return conv(x, source.operand, bias, shape, *settings, list(dilation), groups)
     if transposed and source.layout == grouped_layout(groups):
@@ -158,7 +154,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.mul_.Scalar: multiplied,
     aten.mul_.Tensor: multiplied,
     aten.mm.default: _mm,
-    aten.matmul.default: _matmul,
+    aten.matmul.default: _mm,
     aten.addmm.default: _addmm,
     aten.linear.default: _linear,
     aten.convolution.default: _convolution,

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import blockscale as bs
 from blockscale.layers.reading import products
 from blockscale.layers.reading.source import Source
 from blockscale.ops.pieces import stack
@@ -89,3 +90,20 @@ def test_out_of_range_rows_are_refused() -> None:
     model, _ = pair("mxfp4")
     with pytest.raises((IndexError, RuntimeError)):
         F.embedding(torch.tensor([50]), model.table.weight)
+
+
+def test_a_quantized_bias_meets_the_kernel_by_its_values() -> None:
+    """A bias that holds codes is read as well: kernels get plain tensors."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32))
+    bs.quantize_(model, bs.Recipe("mxfp4", bias="int8"))
+    layer = model[0]
+    values = layer.quantized_bias.dequantize()
+    expected = F.linear(X, layer.dequantize_weight(), values)
+    for y in (
+        F.linear(X, layer.weight, layer.bias),
+        torch.addmm(layer.bias, X[0], layer.weight.t()),
+    ):
+        assert type(y) is Tensor
+        torch.testing.assert_close(
+            y, expected if y.ndim == 3 else expected[0], rtol=1e-5, atol=1e-5
+        )
