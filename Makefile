@@ -9,12 +9,13 @@ BIN := .venv/bin
 # Twice quiet: errors only.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 SHELL := /bin/bash
+MAKEFLAGS += --no-builtin-rules # src/isa is a folder: not to be made from isa.cpp
 # What the native library is made of; a folder is newer when a file in it comes or goes.
 NATIVE := pyproject.toml CMakeLists.txt $(shell find blockscale/kernels/cpu/src)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test slow gpu webgpu check fix bench docs native sanitize lock clean
+.PHONY: help attack races demo test slow gpu webgpu check fix bench accuracy docs native wheel sanitize lock clean
 
 # Scripts in .venv name its full path, so a checkout that was copied or moved starts a new one.
 ifneq ($(wildcard .venv/.made),)
@@ -65,10 +66,21 @@ bench: .venv/.bench .venv/.native ## measure speed beside torchao and onnxruntim
 	@if [ -f benchmarks/run.py ]; then $(BIN)/python -m benchmarks.run $(ARGS); \
 	else $(BIN)/python -m benchmarks.import_time; fi
 
+# MODELS: a folder that benchmarks.language_model.train wrote, which needs a GPU for minutes.
+accuracy: .venv/.bench .venv/.native ## a language model in each format beside others, into docs/accuracy.md: MODELS=FOLDER
+	@test -d "$(MODELS)" || { echo "make accuracy MODELS=FOLDER: benchmarks/language_model/train.py makes one"; exit 1; }
+	@$(BIN)/python -m benchmarks.language_model.evaluate --models "$(MODELS)" --output build/accuracy.jsonl $(ARGS)
+	@$(BIN)/python -m benchmarks.language_model.gather build/accuracy.jsonl
+	@$(BIN)/python docs/generate.py
+
 docs: .venv/.native ## write the generated pages again
 	@$(BIN)/python docs/generate.py
 
 native: .venv/.native ## compile the C++ kernels (the other targets do so when they need them)
+
+wheel: .venv/.wheel ## a wheel that needs no compiler, and the sdist, into dist/ (PYTHON=python3.12: for all later ones)
+	@bash requirements/wheel.sh $(BIN)/python dist
+	@ls dist
 
 # Python itself is not instrumented, so the sanitizer's library must come first; Python leaks on purpose.
 SANITIZE := $(CURDIR)/build/sanitize
@@ -81,6 +93,14 @@ sanitize: .venv/.test ## the native kernels' tests under AddressSanitizer and Un
 		ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:abort_on_error=1 \
 		PYTHONMALLOC=malloc BLOCKSCALE_NATIVE=$$(echo $(SANITIZE)/_native.*); \
 	$(BIN)/python -m pytest -s tests/kernels/test_hardware.py $(wildcard tests/kernels/cpu) $(ARGS)
+
+# A minute of it is in `make slow`. ARGS="--minutes 5 --only kills,cells", "--fresh", "--seed 1".
+attack: .venv/.test .venv/.native ## an hour of kills, full disks, hostile files, and kernels against the reference
+	@$(BIN)/python -W ignore -m attack --figures docs/reliability.json $(ARGS); failed=$$?; \
+	$(BIN)/python docs/generate.py; exit $$failed
+
+races: .venv/.test ## the native kernels under ThreadSanitizer (clang and archer)
+	@PYTHON=$(BIN)/python bash attack/races.sh
 
 lock: ## resolve requirements/*.txt again, torch kept
 	@bash requirements/lock.sh $$(grep -h '^torch==' requirements/demo.txt)
@@ -141,6 +161,11 @@ clean: ## remove the environment, what was built and the caches
 .venv/.bench: requirements/bench.txt .venv/.test
 	@echo "installing requirements/bench.txt into .venv (once)"
 	@$(PIP) -r requirements/bench.txt
+	@touch $@
+
+.venv/.wheel: requirements/wheel.txt .venv/.demo
+	@echo "installing requirements/wheel.txt into .venv (once)"
+	@$(PIP) -r requirements/wheel.txt
 	@touch $@
 
 .venv/.dev: requirements/dev.txt .venv/.test

@@ -18,8 +18,9 @@ from blockscale.core.power_of_two import round_to_power_of_2 as round_to_power_o
 from blockscale.core.profiles import Profile as Profile
 from blockscale.core.profiles import profile as profile
 from blockscale.core.recipe import Recipe as Recipe
+from blockscale.export.checkpoints.loading import load as load
+from blockscale.export.checkpoints.opening import checkpoint as checkpoint
 from blockscale.files.directory.quantize_directory import quantize_directory as quantize_directory
-from blockscale.files.load import load as load
 from blockscale.files.metadata import FileError as FileError
 from blockscale.files.save import save as save
 from blockscale.kernels.hardware import hardware as hardware
@@ -32,6 +33,19 @@ from blockscale.ops.quantize import quantize as quantize
 from blockscale.ops.tensor import QTensor as QTensor
 from blockscale.qat.convert import convert as convert
 from blockscale.qat.prepare import prepare_qat as prepare_qat
+from blockscale.report.model.report import report as report
+from blockscale.search.recommend import recommend as recommend
+from blockscale.search.result import read_search as read_search
+from blockscale.search.search import search as search
+from blockscale.search.system.estimates import auto_quantize_tensor as auto_quantize_tensor
+from blockscale.search.system.estimates import estimate_accuracy_impact as estimate_accuracy_impact
+from blockscale.search.system.estimates import estimate_memory_savings as estimate_memory_savings
+from blockscale.search.system.facade import QuantizationSystem as QuantizationSystem
+from blockscale.search.system.facade import (
+    create_quantization_system as create_quantization_system,
+)
+from blockscale.search.system.params import QuantizationParams as QuantizationParams
+from blockscale.search.system.params import create_optimal_params as create_optimal_params
 
 __version__ = "0.1.0"
 

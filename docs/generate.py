@@ -3,7 +3,9 @@
 docs/formats.md from the catalogue; docs/performance.md and its plots from docs/performance_notes.md
 and the newest full run of `blockscale bench` that git tracks; in docs/design.md the drawing of the
 house, from the folders of the package and the first sentence of what each says of itself; in
-docs/graph.md the graphs; docs/models.md from docs/models.json.
+docs/graph.md the graphs; docs/models.md from docs/models.json; docs/accuracy.md and its plots from
+docs/accuracy_notes.md, docs/accuracy.json and docs/accuracy_earlier.json; the figures of docs/search.md; docs/reliability.md from docs/reliability_notes.md and
+the figures of the last campaign.
 """
 
 import ast
@@ -22,6 +24,8 @@ from blockscale.core.elements import FAMILIES
 from blockscale.core.scale import RULES
 from blockscale.graph import passes
 from blockscale.graph.program import imported
+from blockscale.report import accuracy as accuracy_page
+from blockscale.report.searched import searched_tables
 from blockscale.report.speed.page import pages
 
 PAGE = Path(__file__).with_name("formats.md")
@@ -30,6 +34,12 @@ FLOWS = Path(__file__).with_name("flows.json")  # python -m tests.graph.flows
 EXPORTS = Path(__file__).with_name("exports.json")  # python -m tests.export.table
 GRAPH = Path(__file__).with_name("graph.md")
 MODELS = Path(__file__).with_name("models.json")  # python -m tests.models.table
+ACCURACY = Path(__file__).with_name("accuracy.json")  # python -m benchmarks.language_model.gather
+RELIABILITY = Path(__file__).with_name("reliability.json")  # make attack
+SEARCH = Path(__file__).with_name("search.json")  # python -m benchmarks.search.minilm, .foretold
+FIGURES = re.compile(
+    r"(?P<head><!-- figures: [^>]*-->\n).*?(?P<tail><!-- end of figures -->)", re.DOTALL
+)
 PACKAGE = Path(bs.__file__).parent
 SPEED = {"performance": "cpu", "performance_cuda": "cuda"}  # a page's name, what it is about
 SHAPE = (4096, 4096)
@@ -115,7 +125,7 @@ floats, blocks of 32 with a shared scale, the rest in float. Each cell is a test
 | export | `torch.export.export` gives a program with the same results |
 | save | `bs.save`, and `bs.load` into the float model with other weights: every stored bit and every result is the same |
 | directory | the float model's directory through `blockscale quantize`, loaded with `bs.load`: the bits of `quantize_` in memory |
-| from_pretrained | transformers' own `from_pretrained` with a `BlockscaleConfig`, of what `save_pretrained` then writes, and of the directory: the same bits each time |
+| from_pretrained | `from_pretrained` of transformers or diffusers with a `BlockscaleConfig`, of what `save_pretrained` then writes, and of the directory: the same bits each time |
 | LoRA | adapters of PEFT on all linear layers: they learn, nothing else changes |
 
 `yes` means equal, or close where the column says so; `no` that it fails, and `–` that there is nothing to compare, with a number
@@ -280,6 +290,13 @@ def performance() -> dict[str, str]:
     return made
 
 
+def accuracy() -> dict[str, str]:
+    """{path below docs: content} of the page about a language model's accuracy."""
+    notes = ACCURACY.with_name("accuracy_notes.md").read_text()
+    earlier = json.loads(ACCURACY.with_name("accuracy_earlier.json").read_text())
+    return accuracy_page.pages(notes, json.loads(ACCURACY.read_text()), earlier=earlier)
+
+
 HOUSE = re.compile(
     r"(?<=<!-- the house: made by `make docs` -->\n\n```text\n).*?(?=```\n)", re.DOTALL
 )
@@ -287,9 +304,13 @@ SOURCES = {  # folders of C++, which say nothing of themselves
     "src": "C++, compiled to one library: what Python calls, and the choice of the instruction set.",
     "isa": "The kernels, compiled once for each instruction set, in a namespace of its own.",
     "simd": "Vectors: one way to write them for every instruction set.",
+    "memory": "Memory and threads that are not to be had: errors, never the end of the process.",
+    "tuning": "Choices of which only speed depends: their bounds, what holds unmeasured, and setting them.",
     "primitives": "quantize, dequantize and fake_quantize: statistics, scales, encoding, packing.",
     "linear": "Products with a quantized weight.",
     "fused": "Ops between products: tables, sums, norms, attention, on floats and codes.",
+    "records": "Blocks of other producers' files, taken apart into codes and scales and put together.",
+    "integer": "Products, tables and row functions on integers alone, which end in rounding shifts.",
 }
 
 
@@ -397,12 +418,50 @@ def design() -> str:
     return HOUSE.sub(lambda _: house(), DESIGN.read_text())
 
 
+def reliability() -> str:
+    """The page on the last campaign."""
+    figures = json.loads(RELIABILITY.read_text())
+    lines = [
+        "| part | attacked | a whole campaign | minutes | commit | failures |",
+        "|---|--:|--:|--:|---|---|",
+    ]
+    for name, part in figures["parts"].items():
+        counts = ", ".join(f"{count:,} {unit}" for unit, count in part["counts"].items())
+        failures = [
+            f"{count:,} × {kind.replace('|', '/')}" for kind, count in part["failures"].items()
+        ]
+        wanted = f"{part['wanted']:,} {part['unit']}"
+        lines.append(
+            f"| {name} | {counts} | {wanted} | {part['minutes']} | "
+            f"`{part.get('version', figures['version'])}` | {'; '.join(failures) or 'none'} |"
+        )
+    lines += [
+        f"| {name} | not run: {reason} | | | | |" for name, reason in figures["missing"].items()
+    ]
+    about = (
+        f"Seed {figures['seed']}, {figures['machine']} with "
+        f"{figures['processors']} processors, Python {figures['python']}."
+    )
+    notes = RELIABILITY.with_name("reliability_notes.md").read_text()
+    return notes.replace("<!-- figures -->", "\n".join([about, "", *lines]))
+
+
+def searched() -> str:
+    """docs/search.md with the figures of docs/search.json."""
+    tables = searched_tables(json.loads(SEARCH.read_text()))
+    return FIGURES.sub(
+        lambda m: f"{m['head']}\n{tables}\n\n{m['tail']}", SEARCH.with_suffix(".md").read_text()
+    )
+
+
 if __name__ == "__main__":
+    SEARCH.with_suffix(".md").write_text(searched())
+    RELIABILITY.with_suffix(".md").write_text(reliability())
     PAGE.write_text(page())
     DESIGN.write_text(design())
     GRAPH.write_text(graph())
     MODELS.with_suffix(".md").write_text(models())
-    for name, text in performance().items():
+    for name, text in {**performance(), **accuracy()}.items():
         target = PAGE.parent / name
         target.parent.mkdir(exist_ok=True)
         target.write_text(text)

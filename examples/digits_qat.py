@@ -1,7 +1,7 @@
 """Train a small CNN on scikit-learn's digits, quantize it in many formats, train it again.
 
     python examples/digits_qat.py            # one seed, as a table
-    python examples/digits_qat.py --write    # three seeds, into docs/accuracy.md
+    python examples/digits_qat.py --write    # three seeds, into docs/qat_accuracy.md
 
 Weights and inputs of every layer, the first and last too, are in the format; batch norms are folded
 into the convolutions. PTQ is calibration without training: weights rounded, ranges of the inputs
@@ -194,7 +194,7 @@ Written by `python examples/digits_qat.py --write` with torch {torch} and scikit
 
 
 def page(results: Results, seeds: tuple[int, ...]) -> str:
-    """The text of docs/accuracy.md."""
+    """The text of docs/qat_accuracy.md."""
     return PAGE.format(
         weights=f"{sum(p.numel() for p in network().parameters() if p.ndim > 1):,}",
         trained=len(load_digits().target) - TESTED,
@@ -210,7 +210,9 @@ def page(results: Results, seeds: tuple[int, ...]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="QAT on scikit-learn's digits")
-    parser.add_argument("--write", action="store_true", help="three seeds, into docs/accuracy.md")
+    parser.add_argument(
+        "--write", action="store_true", help="three seeds, into docs/qat_accuracy.md"
+    )
     torch.set_num_threads(1)
     write = parser.parse_args().write
     seeds = SEEDS if write else SEEDS[:1]
@@ -218,7 +220,7 @@ def main() -> None:
     results = {name: [one[name] for one in measured] for name in measured[0]}
     print("\n".join(table(results)))
     if write:
-        target = pathlib.Path(__file__).parents[1] / "docs" / "accuracy.md"
+        target = pathlib.Path(__file__).parents[1] / "docs" / "qat_accuracy.md"
         target.write_text(page(results, seeds))
 
 

@@ -236,10 +236,11 @@ class Oracle:
         if inner is None or qparams.offset is None:
             return qparams.offset
         owners = block_of(inner.block, counts)
-        return [
+        found = [
             multiply(inner.element.decode(signed(inner.element, c)), qparams.offset_outer[o])
             for c, o in zip(qparams.offset, owners, strict=True)
         ]
+        return [clamp(b, -FLT_MAX, FLT_MAX) for b in found]
 
     def two_levels(self, blocks, poisoned, counts) -> tuple[list[int], list[float]]:
         """3.5"""

@@ -26,6 +26,17 @@ def test_the_performance_page_is_up_to_date():
     assert not old, f"{old}: run: make docs"
 
 
+def test_the_page_on_accuracy_is_up_to_date():
+    made = generator().accuracy()
+    assert {"accuracy.md", "images/accuracy-weights.svg"} <= set(made)
+    old = [name for name, text in made.items() if not same(DOCS / name, text)]
+    assert not old, f"{old}: run: make docs"
+
+
+def test_the_page_on_reliability_is_up_to_date():
+    assert generator().reliability() == (DOCS / "reliability.md").read_text(), "run: make docs"
+
+
 def same(path, text):
     return path.exists() and path.read_text() == text
 
@@ -52,3 +63,7 @@ def test_every_named_format_has_its_row():
     page = (DOCS / "formats.md").read_text()
     missing = [name for name, fmt in bs.formats().items() if f"| `{name}` | `{fmt}` |" not in page]
     assert missing == []
+
+
+def test_the_figures_of_the_search_are_up_to_date():
+    assert generator().searched() == (DOCS / "search.md").read_text(), "run: make docs"

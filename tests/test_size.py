@@ -11,28 +11,48 @@ SUFFIXES = {".py", ".cpp", ".h", ".wgsl"}
 # "file" or "file:function" -> (lines allowed, why)
 ALLOWED: dict[str, tuple[int, str]] = {
     "calibrate/calibrate.py:calibrate": (
-        62,
-        "two thirds are its signature and the docstring of its eleven options",
+        81,
+        "three quarters are its signature and the docstring of its fourteen options",
     ),
     "layers/apply.py:quantize_": (
         51,
         "three quarters are its signature and the docstring of its nine options",
     ),
-    "core/recipe.py": (
-        259,
-        "a third is the documentation of one class, which should not be torn apart",
+    "search/search.py:search": (
+        67,
+        "four fifths are its signature and the docstring of its twelve options",
+    ),
+    "search/recommend.py:recommend": (
+        54,
+        "three quarters are its signature and the docstring of its eleven options",
+    ),
+    "cli/commands/recommend.py:recommend": (
+        50,
+        "two thirds are its signature: typer's options with their help",
     ),
     "graph/prepare.py:prepare": (
         48,
         "two thirds are its signature and the docstring of its options",
     ),
     "cli/commands/bench.py:bench": (
-        46,
+        67,
+        "two thirds are its signature: typer's options with their help",
+    ),
+    "cli/commands/report.py:report": (
+        42,
         "two thirds are its signature: typer's options with their help",
     ),
     "cli/commands/quantize.py:quantize": (
         65,
         "two thirds are its signature: typer's options with their help",
+    ),
+    "cli/commands/convert.py:convert": (
+        71,
+        "two thirds are its signature: typer's options with their help",
+    ),
+    "export/conversion/convert_checkpoint.py:convert_checkpoint": (
+        54,
+        "two thirds are its signature and the docstring of its options",
     ),
     "cli/commands/export.py:export": (
         66,

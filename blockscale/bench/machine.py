@@ -32,7 +32,8 @@ def last_cache(device: str) -> int:
 def hardware(device: str = "cpu") -> dict[str, Any]:
     """The machine as plain data: `bs.hardware()` without what depends on the moment."""
     told = asdict(bs.hardware())
-    del told["openmp"], told["backends"]
+    for each in ("openmp", "backends", "adapters", "kernels", "rates"):
+        del told[each]
     return told | {"cache_bytes": last_cache(device)}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from blockscale.bench.environment import allocator
 from blockscale.bench.machine import CHECKOUT, commit, git, hardware, versions
 from blockscale.bench.settings import Settings
+from blockscale.core.untrusted.json_text import read_json
 from blockscale.files.whole import written_whole
 
 SCHEMA = 1
@@ -87,10 +88,7 @@ def _differing(old: Any, new: Any) -> str:
 
 def read(path: Path) -> dict[str, Any]:
     """A file of this kind. Raises ValueError if it is none."""
-    try:
-        data = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+    data = read_json(path, finite=False)
     if not is_run(data):
         raise ValueError(f"{path} is no file of `blockscale bench` of this version")
     return dict(data)

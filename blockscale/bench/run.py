@@ -9,13 +9,14 @@ import blockscale as bs
 from blockscale.bench import targets
 from blockscale.bench.case import Case, Contestant, Skipped
 from blockscale.bench.environment import every_core
-from blockscale.bench.groups import ceilings, linear, model, overhead, primitives
+from blockscale.bench.groups import ceilings, linear, memory, model, overhead, primitives
 from blockscale.bench.results import Results
 from blockscale.bench.rivals import told
 from blockscale.bench.settings import Settings
 from blockscale.bench.timing import Racer, Timing, clock, race
 
-GROUPS = (ceilings, overhead, linear, primitives, model)  # in the order in which they are measured
+# In the order in which they are measured.
+GROUPS = (ceilings, overhead, linear, primitives, memory, model)
 _TIMED = 0.6  # of the run's time is measuring; the rest makes data and warms up
 _LONGEST = {True: 0.8, False: 2.0}  # seconds for a weight of 1: quick, full
 

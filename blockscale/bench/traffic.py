@@ -5,7 +5,6 @@ from math import prod
 import torch
 
 from blockscale.core.format import Format
-from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.scales.two_level import TwoLevel
 
 Shape = tuple[int, ...]
@@ -13,10 +12,7 @@ Shape = tuple[int, ...]
 
 def stored_bytes(fmt: Format, shape: Shape) -> int:
     """Codes and what stands beside them (Format.parts) of a tensor of `shape`, as stored."""
-    rows = shape or (1,)
-    width = packed_dtype(fmt.element).itemsize
-    codes = prod(rows[:-1]) * packed_size(fmt.element, rows[-1]) * width
-    return codes + sum(prod(own) * dtype.itemsize for dtype, own in fmt.stored(shape).values())
+    return fmt.nbytes(shape)
 
 
 def reads(fmt: Format, shape: Shape, dtype: torch.dtype, cache: int) -> int:

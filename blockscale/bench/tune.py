@@ -1,10 +1,11 @@
-"""Before a run: the launch choices of linear layers, measured on this GPU and kept."""
+"""Before a run: what kernels choose by measurements, measured on this machine and kept."""
 
 import importlib
 from collections.abc import Callable
 from typing import Any
 
 import blockscale as bs
+from blockscale.bench import tune_cpu
 from blockscale.bench.groups import linear
 from blockscale.bench.settings import Settings
 
@@ -12,12 +13,16 @@ Tuner = Callable[[str, str, tuple[int, int, int]], Any]
 
 
 def tune(settings: Settings, say: Callable[[str], None], tuner: Tuner | None = None) -> None:
-    """Measure every recipe and shape of the run; whatever has one way to run is passed over.
+    """On CUDA, measure every recipe and shape of the run but those that have one way to run.
 
-    Raises ValueError for a device that has no choices.
+    On the CPU, measure its kernels' choices, which hold for every format and shape. Raises
+    ValueError for a device that has no choices.
     """
+    if settings.kind == "cpu":
+        tune_cpu.tune(say)
+        return
     if settings.kind != "cuda":
-        raise ValueError(f"--tune: only CUDA kernels have choices, not those of {settings.device}")
+        raise ValueError(f"--tune: the kernels of {settings.device} have no choices to measure")
     tuner = tuner or importlib.import_module("blockscale.kernels.cuda.tune").tune_linear
     recipes = [recipe for recipe in linear.recipes(settings) if settings.picks(recipe[0])]
     for (k, n), rows in settings.sizes.linear.items():

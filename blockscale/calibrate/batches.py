@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.core.progress import Progress
+from blockscale.core.work.progress import Progress
 from blockscale.layers.guards.sample import call as call
 from blockscale.layers.guards.sample import device_of as device_of
 
@@ -72,6 +72,10 @@ class Batches:
         if count == 0:
             raise ValueError("batches is empty: calibration needs at least one batch")
         self.count = count
+
+    def whole(self) -> list[Any]:
+        """All batches of one pass."""
+        return list(self)
 
     def run(self, model: nn.Module) -> None:
         """One pass of the model over the batches. What the model raises says at which batch."""

@@ -1,35 +1,31 @@
 """bs.calibrate: quantize a model with what can be learned from data."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
-from blockscale.calibrate import algorithms, observers
+from blockscale.calibrate import observers
 from blockscale.calibrate.algorithms import Transform, WeightAlgorithm
-from blockscale.calibrate.batches import Batches, inference
-from blockscale.calibrate.choose import (
-    choose_before,
-    choose_weights,
-    groups,
-    side_by_side,
-    statistics_bytes,
-)
-from blockscale.calibrate.progress_bar import listener
-from blockscale.calibrate.session import Session, has_rows, nbytes_of, static_parts
+from blockscale.calibrate.blocks.task import BlockAlgorithm
+from blockscale.calibrate.learn import Data, Methods, chosen
+from blockscale.calibrate.rotations.rotated import check_rotatable, rotated
+from blockscale.calibrate.session import Session
+from blockscale.calibrate.walk.settle import streamed
+from blockscale.calibrate.walk.stream import Source
+from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.format import Format
 from blockscale.core.ledger import Ledger
-from blockscale.core.progress import Progress
 from blockscale.core.recipe import Recipe
+from blockscale.core.work.progress import Progress
 from blockscale.layers.apply import apply, check, plans_for
 from blockscale.layers.computed import folded
 from blockscale.layers.guards.entry import check_model, ordinary_tensors
 from blockscale.layers.guards.optimizers import replacing
 from blockscale.layers.model.wrapped import unwrapped
-from blockscale.layers.parameters.planned import plan_parameters
-from blockscale.layers.plan import Decision, Plan
+from blockscale.layers.parameters.planned import ParameterPlan, plan_parameters
 
 
 def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are options
@@ -38,13 +34,16 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     recipe: Recipe | Format | str | Path | None = None,
     observer: observers.Spec | None = None,
     *,
-    weight: str | WeightAlgorithm | None = None,
+    weight: str | WeightAlgorithm | BlockAlgorithm | None = None,
     transform: str | Transform | None = None,
     strict: bool = False,
     progress: bool | Progress = True,
-    sequential: bool = True,
+    sequential: bool | str = True,
+    blocks: bool | str = True,
     budget: float = 2e9,
     seed: int | None = None,
+    source: Source | None = None,
+    resume: str | Path | None = None,
 ) -> Ledger:
     """Quantize a model in place, with scales and weights that are chosen from data; or let a
     graph that `bs.graph.prepare` gave learn from it what its convert needs.
@@ -58,22 +57,36 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     recipe: as in `quantize_`; None for a prepared graph, which has one, and what follows.
     observer: a name (`bs.observers.names()`), also with a setting; a class; a function of a format.
         None is "mse".
-    weight: "absmax", which None is, as `quantize_` does; "mse", "hqq", "gptq", or an instance.
-    transform: None, "smoothquant", "awq", "hadamard", or an instance.
+    weight: "absmax", which None is, as `quantize_` does; "mse", "search", "hqq", "gptq",
+        "signround", or an instance, also of a BlockAlgorithm.
+    transform: None, "smoothquant", "awq", "hadamard", "quarot", "spinquant", or an instance.
     strict: raise SkippedError, before anything is changed, if something that the recipe covers
         cannot be quantized, or saw no data. Otherwise one warning names them.
     progress: a bar on stderr if that is a terminal; False for none; or a Progress that listens.
-    sequential: with a weight algorithm that needs the layers' inputs, quantize one part of the
-        model after the other, each seeing the inputs that the parts before leave it; that takes a
-        pass over the batches for each part. Otherwise as few passes as the budget allows.
-    budget: bytes for statistics that are held at one time; what exceeds it takes another pass. A
-        layer of k inputs needs 12 k² for a weight algorithm or a transform.
-    seed: for stochastic rounding of weights.
+    sequential: with a weight algorithm that needs the layers' inputs, quantize one block of the
+        model after the other, each seeing the inputs that the blocks before leave it; "layers":
+        inside of a block as well, one group of layers side by side after the other, at a run of the
+        block for each; "once": in one run of each block, which halts before layers to be chosen.
+        False: all see the inputs of the float model.
+    blocks: True: where several passes are needed, walk the model's repeated blocks (children of one
+        class of an nn.ModuleList or nn.Sequential): each is run at most three times for a batch.
+        A pattern such as "model.layers.*" names them. Where there are none, and with False, whole
+        passes are made instead, with `sequential` one for each group of layers.
+    budget: bytes for statistics that are held at one time; what exceeds it takes another run. A
+        layer of k inputs needs 12 k² for a weight algorithm or a transform. As many bytes again are
+        for the inputs of blocks; what exceeds them lies in a temporary directory.
+    seed: for stochastic rounding of weights, and for what block algorithms draw by chance, such as
+        the samples of each step; None is 0 there.
+    source: for a model on the meta device: a directory of safetensors files (or one of them), a
+        mapping or a function of names. The weights of one block are read at a time, quantized and
+        kept as codes.
+    resume: a directory for finished blocks: a run that was stopped goes on after them. ResumeError
+        if they are another run's.
 
     Returns the Ledger. Raises TypeError and ValueError for arguments that do not fit, and what the
     model raises. Whatever is raised, also by Ctrl-C, the model is as it was before.
     """
-    data = Data(batches, strict, progress, sequential, budget)
+    data = Data(batches, strict, progress, _read(sequential), budget, blocks, resume, seed=seed)
     own: Any = getattr(model, "calibrate_from", None)
     if own is not None:
         return _prepared(own, data, recipe, observer, weight, transform)
@@ -81,26 +94,61 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         raise ValueError("expected a recipe, such as 'int8': only prepared graphs have their own")
     check_model(model, "bs.calibrate")
     recipe = Recipe.read(recipe)
-    methods = Methods.read(observer or "mse", weight or "absmax", transform)
+    methods = _methods(observer, weight, transform, source)
+    methods.check_profiles(recipe)
     with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.calibrate"):
-        with folded(plain, recipe) as folding:
-            plans = plans_for(plain, recipe)
-            check(plans, list(plan_parameters(plain, plans, recipe)), recipe, strict=strict)
-            session = chosen(plain, plans, methods, data)
-            ledger = apply(plain, plans, recipe, session.places, strict=strict, seed=seed)
-        ledger = folding.told(told_by(ledger, session))
+        with (
+            subnormals_kept(),  # also in what is learned outside ops
+            folded(plain, recipe) as folding,
+            rotated(plain, methods.transform, recipe, batches) as turned,
+            streamed(plain, source, seed) as settler,
+        ):
+            methods = methods._replace(transform=turned.transform)
+            data = data._replace(batches=turned.batches, settler=settler)
+            ledger = _quantized(plain, recipe, methods, data, seed)
+        ledger = turned.told(folding.told(ledger))
     ledger.warn()
     return ledger
 
 
-class Data(NamedTuple):
-    """Batches and how to go through them: arguments of `calibrate`."""
+def _read(sequential: bool | str) -> bool | str:
+    if sequential not in (True, False, "layers", "once"):
+        raise ValueError(
+            f"sequential: expected True, False, 'layers' or 'once', found {sequential!r}"
+        )
+    return sequential
 
-    batches: Iterable[Any]
-    strict: bool = False
-    progress: bool | Progress = True
-    sequential: bool = True
-    budget: float = 2e9
+
+def _methods(observer: Any, weight: Any, transform: Any, source: Source | None) -> Methods:
+    """The methods, read. Raises ValueError for unknown ones and what cannot be streamed."""
+    methods = Methods.read(observer or "mse", weight or "absmax", transform)
+    if source is not None:
+        check_rotatable(methods.transform, _STREAMED)
+    return methods
+
+
+_STREAMED = (
+    "it does not go with source=, which reads one block at a time. Load the weights first, or use "
+    "transform='hadamard'"
+)
+
+
+def _quantized(
+    model: nn.Module, recipe: Recipe, methods: Methods, data: Data, seed: int | None
+) -> Ledger:
+    """Plan, learn from the batches and swap the layers in; the ledger says how each was done."""
+    plans = plans_for(model, recipe)
+    planned = list(plan_parameters(model, plans, recipe))
+    if data.settler is None:
+        check(plans, planned, recipe, strict=data.strict)
+    else:
+        data.settler.planned = [p for p in planned if isinstance(p, ParameterPlan)]
+    session = chosen(model, plans, methods, data)
+    ledger = apply(
+        model, plans, recipe, session.places, strict=data.strict, seed=seed,
+        made=session.made, built=session.built,
+    )  # fmt: skip
+    return told_by(ledger, session)
 
 
 def _prepared(calibrate_from: Any, data: Data, *methods: object) -> Ledger:
@@ -110,85 +158,9 @@ def _prepared(calibrate_from: Any, data: Data, *methods: object) -> Ledger:
             "a prepared graph has its recipe, observer, weight algorithm and transform from "
             "bs.graph.prepare: give them there"
         )
-    ledger: Ledger = calibrate_from(data)
+    with subnormals_kept():
+        ledger: Ledger = calibrate_from(data)
     return ledger
-
-
-def chosen(model: nn.Module, plans: Sequence[Decision], methods: "Methods", data: Data) -> Session:
-    """All that can be learned from batches for these plans; the model is as it was.
-
-    Raises as `calibrate`.
-    """
-    steps = _Steps(model, plans, methods, data.budget, sequential=data.sequential)
-    told = listener(data.progress)
-    try:
-        source = Batches(data.batches, *steps.passes, told)
-        session = Session(model, plans, source, strict=data.strict)
-        with inference(model):
-            choose_before(session, methods.transform, steps.to_transform)
-            for group in steps.to_observe:
-                session.observe(group, methods.observer)
-            choose_weights(session, methods.algorithm, steps.to_weigh, sequential=data.sequential)
-    finally:
-        told.close()
-    return session
-
-
-class Methods(NamedTuple):
-    """How weights, inputs and static scales are chosen; None for what needs no choice."""
-
-    algorithm: WeightAlgorithm | None
-    transform: Transform | None
-    observer: observers.Spec
-
-    @classmethod
-    def read(
-        cls,
-        observer: observers.Spec,
-        weight: str | WeightAlgorithm,
-        transform: str | Transform | None,
-    ) -> "Methods":
-        """What the arguments of `calibrate` name. Raises ValueError for what there is not."""
-        observers.check(observer)  # also where nothing is static, so that a slip is seen
-        return cls(algorithms.weights(weight), algorithms.transforms(transform), observer)
-
-
-class _Steps:
-    """Which layers are looked at together: one pass over the batches for each group."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        plans: Sequence[Decision],
-        methods: Methods,
-        budget: float,
-        *,
-        sequential: bool,
-    ):
-        algorithm, transform, observer = methods
-        layers = [plan for plan in plans if isinstance(plan, Plan)]
-        fit = [plan for plan in layers if has_rows(plan) and not plan.tied]
-        self.to_transform = groups(fit, statistics_bytes, budget) if transform else []
-        sizes = {
-            (plan, part): nbytes_of(plan, part, observer)
-            for plan in layers
-            for part in static_parts(plan)
-        }
-        self.to_observe = groups(sizes, sizes.__getitem__, budget)
-        self.to_weigh, learning = [layers], 0
-        if algorithm is not None and algorithm.needs_gram:
-            place = side_by_side(model) if sequential else lambda _: None
-            self.to_weigh = groups(layers, statistics_bytes, budget, place)
-            learning = sum(any(has_rows(plan) for plan in group) for group in self.to_weigh)
-        counts = (
-            (len(self.to_transform), f"transform {transform.name!r}" if transform else ""),
-            (len(self.to_observe), "static scales"),
-            (learning, f"weight {algorithm.name!r}" if algorithm else ""),
-        )
-        why = ", ".join(f"{count} for {what}" for count, what in counts if count)
-        if not why:
-            self.to_observe = [[]]  # one pass all the same: to say which layers see data
-        self.passes = (max(sum(count for count, _ in counts), 1), why)
 
 
 _READ = "plain rounding: no layer is called with what it is multiplied by"

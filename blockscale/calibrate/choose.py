@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.calibrate.algorithms import Transform, WeightAlgorithm
-from blockscale.calibrate.input_stats import InputStatsCollector
+from blockscale.calibrate.blocks.task import BlockAlgorithm
+from blockscale.calibrate.input_stats import InputStats, InputStatsCollector
 from blockscale.calibrate.session import Session, has_rows, width
 from blockscale.core.layout import to_stored
 from blockscale.core.recipe import Scheme
@@ -65,28 +66,38 @@ def choose_before(
     """What each layer's input goes through first: nothing for those that saw no data."""
     if transform is None:
         return
-    left = {plan.name: plan for plan in session.layers if plan.kind.takes_input}
-    for plan in (each for group in layer_groups for each in group):
-        left.pop(plan.name)
-    for name, plan in left.items():
-        why = "its convolution has groups" if plan.owns_weight and not plan.tied else "it is tied"
-        session.details[name].append(f"{transform.name}: not transformed, {why}")
+    tell_untransformed(session, transform, layer_groups)
     for group in layer_groups:
-        known = session.statistics(group)
-        for plan in group:
-            if plan.name not in known:
-                why = "not transformed, it saw no data"
-                session.details[plan.name].append(f"{transform.name}: {why}")
-                continue
-            before, done = transform.prepare(
-                _weight(plan),
-                plan.format,
-                plan.scheme.input,
-                known[plan.name],
-                plan.name,
+        transform_layers(session, transform, group, session.statistics(group))
+
+
+def tell_untransformed(
+    session: Session, transform: Transform, layer_groups: Sequence[Sequence[Plan]]
+) -> None:
+    """Say of the layers in none of these groups why they are not transformed."""
+    fit = {plan.name for group in layer_groups for plan in group}
+    for plan in session.layers:
+        if plan.kind.takes_input and plan.name not in fit:
+            why = (
+                "its convolution has groups" if plan.owns_weight and not plan.tied else "it is tied"
             )
-            session.places[plan.name].before = cast("Before | None", before)
-            session.details[plan.name] += [f"{transform.name}: {each}" for each in done]
+            session.details[plan.name].append(f"{transform.name}: not transformed, {why}")
+
+
+def transform_layers(
+    session: Session, transform: Transform, group: Sequence[Plan], known: Mapping[str, InputStats]
+) -> None:
+    """What these layers' inputs go through first, from the statistics of those that saw data."""
+    for plan in group:
+        if plan.name not in known:
+            why = "not transformed, it saw no data"
+            session.details[plan.name].append(f"{transform.name}: {why}")
+            continue
+        before, done = transform.prepare(
+            weight_of(plan), plan.format, plan.scheme.input, known[plan.name], plan.name
+        )
+        session.places[plan.name].before = cast("Before | None", before)
+        session.details[plan.name] += [f"{transform.name}: {each}" for each in done]
 
 
 def choose_weights(
@@ -108,9 +119,9 @@ def choose_weights(
             grams = _grams(session, algorithm, group)
             for plan in group:
                 if plan.owns_weight:
-                    _choose_weight(session, algorithm, plan, grams.get(plan.name))
+                    choose_weight(session, algorithm, plan, grams.get(plan.name))
             if sequential and algorithm.needs_gram:
-                layers = _weights_only(session, group)
+                layers = weights_only(session, group)
                 old |= {name: session.model.get_submodule(name) for name in layers}
                 swap(session.model, layers)
     finally:
@@ -118,13 +129,14 @@ def choose_weights(
 
 
 def choose_weights_from(
-    session: Session, algorithm: WeightAlgorithm | None, grams: Mapping[str, Tensor]
+    session: Session,
+    algorithm: WeightAlgorithm | BlockAlgorithm | None,
+    grams: Mapping[str, Tensor],
 ) -> None:
     """The codes of every weight from statistics that are there already."""
     for plan in session.layers if algorithm is not None else ():
         if plan.owns_weight:
-            assert algorithm is not None
-            _choose_weight(session, algorithm, plan, grams.get(plan.name))
+            choose_weight(session, cast("WeightAlgorithm", algorithm), plan, grams.get(plan.name))
 
 
 def _grams(
@@ -133,15 +145,20 @@ def _grams(
     plans = [plan for plan in group if has_rows(plan)]
     if not algorithm.needs_gram or not plans:
         return {}
-    known = session.statistics(plans)
-    return {name: stats.gram for name, stats in known.items()}
+    return session.grams(plans)
 
 
-def _choose_weight(
+def choose_weight(
     session: Session, algorithm: WeightAlgorithm, plan: Plan, gram: Tensor | None
 ) -> None:
+    """The codes of a layer's weight, which it owns; none by what only chooses for blocks."""
+    if not callable(getattr(algorithm, "quantize", None)):
+        session.notes[plan.name].append(
+            f"in no block that {algorithm.name} looks at: plain rounding"
+        )
+        return
     place = session.places[plan.name]
-    stored = _weight(plan)
+    stored = weight_of(plan)
     if place.before is not None:
         stored = place.before.to_weight(stored)
     place.weight, notes = algorithm.quantize(stored, plan.format, gram, plan.name)
@@ -152,12 +169,12 @@ def _choose_weight(
         session.details[plan.name] += notes
 
 
-def _weight(plan: Plan) -> Tensor:
+def weight_of(plan: Plan) -> Tensor:
     """A layer's weight as it is stored [n, k], in float32."""
     return to_stored(plan.parameter.detach(), plan.layout).to(torch.float32)
 
 
-def _weights_only(session: Session, group: Sequence[Plan]) -> dict[str, QLayer]:
+def weights_only(session: Session, group: Sequence[Plan]) -> dict[str, QLayer]:
     """{name: the layer with its weight quantized, and nothing else}."""
     layers: dict[str, QLayer] = {}
     for plan in group:

@@ -16,7 +16,7 @@ from blockscale.calibrate.layer_rows import features_last
 from blockscale.calibrate.progress_bar import listener
 from blockscale.core import reference
 from blockscale.core.layout import to_stored
-from blockscale.core.progress import Progress
+from blockscale.core.work.progress import Progress
 from blockscale.layers.guards.entry import check_model
 from blockscale.layers.layer import QLayer
 from blockscale.layers.model.wrapped import unwrapped

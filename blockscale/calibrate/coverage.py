@@ -11,8 +11,8 @@ from blockscale.calibrate.hooks import Callback, watch
 from blockscale.calibrate.layer_rows import seen_by
 from blockscale.calibrate.progress_bar import listener
 from blockscale.core.ledger import SkippedError
-from blockscale.core.progress import Progress
 from blockscale.core.recipe import Recipe
+from blockscale.core.work.progress import Progress
 from blockscale.layers.plan import Plan, plan_layers
 
 

@@ -1,5 +1,6 @@
 """What every observer is: it sees tensors and chooses the range of each block's scale."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from blockscale.calibrate.merging import MergeableStatistics
 from blockscale.core import reference
+from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.blocks import Blocks
 from blockscale.core.element import Element
 from blockscale.core.format import Format
@@ -80,9 +82,13 @@ class Observer(MergeableStatistics):
 
         Raises TypeError for other dtypes, ValueError for a shape or a weight that does not fit.
         """
+        with _kept(x.numel()):
+            self._observe(x.detach(), None if weight is None else weight.detach())
+
+    def _observe(self, x: Tensor, weight: Tensor | None) -> None:
         if weight is not None:
-            weight = self._rows(self._weight(weight.detach(), x))
-        x = self._rows(reference.widen(x.detach()))
+            weight = self._rows(self._weight(weight, x))
+        x = self._rows(reference.widen(x))
         shape = self.format.block.scale_shape(x.shape)
         if x.numel() == 0:
             return
@@ -148,7 +154,8 @@ class Observer(MergeableStatistics):
         """
         if self.finite == 0:
             raise ValueError(f"{self.name!r} ({self.fmt}) saw no data: {self.describe()}")
-        low, high = self._choose()
+        with _kept():
+            low, high = self._choose()
         return Ranges(low, high, torch.zeros_like(low, dtype=torch.bool))
 
     def _choose(self) -> tuple[Tensor, Tensor]:
@@ -162,7 +169,14 @@ class Observer(MergeableStatistics):
 
     def qparams(self) -> QParams:
         """The stored scale, its outer scale and the zero point. Raises as `range`."""
-        return reference.qparams_from_range(*self.range(), self.format)
+        found = self.range()
+        with _kept():
+            return reference.qparams_from_range(*found, self.format)
+
+
+def _kept(*elements: int) -> AbstractContextManager[None]:
+    """Subnormals are kept; under a compiler, which has its own arithmetic, nothing is done."""
+    return nullcontext() if torch.compiler.is_compiling() else subnormals_kept(*elements)
 
 
 def is_mean(fmt: Format) -> bool:

@@ -1,7 +1,7 @@
 """A calibration in progress: what is known and chosen so far, while the model is as it was."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -9,14 +9,26 @@ from torch import Tensor, nn
 from blockscale.calibrate.batches import Batches
 from blockscale.calibrate.coverage import Coverage
 from blockscale.calibrate.hooks import Callback, watch
-from blockscale.calibrate.input_stats import InputStats, InputStatsCollector
+from blockscale.calibrate.input_stats import (
+    GramCollector,
+    InputStats,
+    InputStatsCollector,
+    Product,
+    product_of,
+)
+from blockscale.calibrate.last_products import LastProducts
 from blockscale.calibrate.layer_rows import rows_of, seen_by
 from blockscale.calibrate.observers import Observer, Spec, make
-from blockscale.core.layout import stored_shape
+from blockscale.core.layout import of_convolution, stored_shape
 from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QInput
 from blockscale.layers.supplied import supplied
+
+if TYPE_CHECKING:
+    from blockscale.core.ledger import Entry
+    from blockscale.layers.layer import QLayer
+    from blockscale.layers.store import QWeight
 
 Observing = tuple[Plan, str, Observer]  # a layer, its "input" or "output", and who looks
 
@@ -31,8 +43,12 @@ class Session:
         self.layers = [plan for plan in plans if isinstance(plan, Plan)]
         self.places = supplied(plans)
         self.coverage: Coverage | None = None
-        self.details: dict[str, list[str]] = {plan.name: [] for plan in self.layers}
+        self.details: dict[str, list[str]] = {
+            plan.name: list(filter(None, [plan.scheme.told])) for plan in self.layers
+        }
         self.notes: dict[str, list[str]] = {plan.name: [] for plan in self.layers}
+        self.built: dict[str, tuple[QLayer, Entry]] = {}  # layers whose floats are gone again
+        self.made: dict[str, QWeight] = {}  # the same for parameters of no layer
 
     @property
     def data(self) -> Batches:
@@ -79,10 +95,48 @@ class Session:
     def gathered(self, collectors: Mapping[str, InputStatsCollector]) -> dict[str, InputStats]:
         """The statistics of those that saw any input."""
         for name, collector in collectors.items():
-            note = f"{collector.skipped} rows of its input hold a NaN or an infinity, left out"
-            if collector.skipped and note not in self.notes[name]:
-                self.notes[name].append(note)
+            self._tell_skipped(name, collector.skipped)
         return {name: each.result() for name, each in collectors.items() if each.rows}
+
+    def _tell_skipped(self, name: str, skipped: int) -> None:
+        note = f"{skipped} rows of its input hold a NaN or an infinity, left out"
+        if skipped and note not in self.notes[name]:
+            self.notes[name].append(note)
+
+    def grams(self, plans: Sequence[Plan]) -> dict[str, Tensor]:
+        """One pass: the gram matrices of these layers' inputs, of those that saw any."""
+        callbacks, collectors = self.weighing(plans)
+        self.run(callbacks)
+        return self.weighed(collectors)
+
+    def weighing(
+        self, plans: Sequence[Plan]
+    ) -> tuple[dict[str, Callback], dict[str, GramCollector]]:
+        """What has to be told of these layers' inputs, and what then holds their grams."""
+        collectors = {p.name: GramCollector(width(p), p.parameter.device) for p in plans}
+        last = LastProducts()
+        return {p.name: self._weigh(p, collectors[p.name], last) for p in plans}, collectors
+
+    def weighed(self, collectors: Mapping[str, GramCollector]) -> dict[str, Tensor]:
+        """The grams of those that saw any input."""
+        for name, collector in collectors.items():
+            self._tell_skipped(name, collector.skipped)
+        return {name: each.result() for name, each in collectors.items() if each.rows}
+
+    def _weigh(self, plan: Plan, into: GramCollector, last: LastProducts) -> Callback:
+        before = self.places[plan.name].before
+        alike = (width(plan), plan.layout) if before is None else id(before)
+
+        def add(x: Tensor, y: Any) -> None:
+            products: Iterator[Product]
+            if of_convolution(plan.layout):
+                products = map(product_of, rows_of(plan, x, before, y))
+            else:
+                products = last.of(x, alike, lambda: rows_of(plan, x, before, y))
+            for product in products:
+                into.add(product)
+
+        return add
 
     def _gather(self, plan: Plan, into: InputStatsCollector) -> Callback:
         def add(x: Tensor, y: Any) -> None:

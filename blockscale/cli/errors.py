@@ -8,6 +8,8 @@ from typing import NoReturn, ParamSpec
 
 import typer
 
+from blockscale.core.untrusted.names import shown_lines
+
 P = ParamSpec("P")
 _INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 
@@ -33,10 +35,20 @@ def tidy(command: Callable[P, None]) -> Callable[P, None]:
             _leave(f"{place}{error.strerror or error}", 1)
         except ValueError as error:
             _leave(str(error), 1)
+        except (MemoryError, RuntimeError) as error:
+            if not _lacks_memory(error):
+                raise
+            _leave(f"not enough memory: {str(error).removeprefix('blockscale: ')}", 1)
 
     return run
 
 
+def _lacks_memory(error: BaseException) -> bool:
+    """Whether it is Python's, our kernels' or torch's (a RuntimeError) word for that."""
+    said = ("can't allocate memory", "std::bad_alloc", "can't start new thread")
+    return isinstance(error, MemoryError) or any(words in str(error) for words in said)
+
+
 def _leave(message: str, code: int) -> NoReturn:
-    print(f"blockscale: {message}", file=sys.stderr)
+    print(f"blockscale: {shown_lines(message)}", file=sys.stderr)
     raise typer.Exit(code) from None

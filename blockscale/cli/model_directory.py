@@ -1,6 +1,5 @@
 """A model's directory for commands: the model of transformers, and what it is called with."""
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from blockscale.core.untrusted.files import read_regular
+from blockscale.core.untrusted.json_text import json_object, read_json
+from blockscale.core.untrusted.names import quoted
 from blockscale.files.load import load
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import open_stored_model
 from blockscale.layers.kinds import quantized_class
 
+_LONGEST_TEXT = 16_000_000  # bytes of a file of sentences
 SENTENCES = (
     "The committee meets on Tuesday to discuss the budget for the coming year.",
     "How long does it take to boil an egg at high altitude?",
@@ -80,7 +83,11 @@ def tokenized(path: Path, sentences: Sequence[str], longest: int) -> dict[str, T
     """Sentences -> input_ids and attention_mask [sentences, tokens]; made-up ones without a
     tokenizer."""
     if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        size = int(json.loads((path / "config.json").read_text()).get("vocab_size", 2))
+        config = path / "config.json"
+        told = json_object(read_json(config, once=False, finite=False), config)
+        size = told.get("vocab_size", 2)
+        if type(size) is not int or not 0 < size < 2**31:
+            raise ValueError(f"{config}: vocab_size is {quoted(size)}, expected a number of words")
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(0, size, (len(sentences), min(longest, 16)), generator=generator)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -92,6 +99,32 @@ def tokenized(path: Path, sentences: Sequence[str], longest: int) -> dict[str, T
     settings = {"padding": True, "truncation": True, "max_length": longest}
     found = tokenizer(list(sentences), return_tensors="pt", **settings)
     return {name: found[name] for name in ("input_ids", "attention_mask")}
+
+
+def float_model(path: Path) -> nn.Module:
+    """The model of a directory in float32. Raises ValueError where its weights are quantized."""
+    model, ours = read_model(path)
+    if ours:
+        raise ValueError(f"{path} is quantized already: name the float model's directory")
+    return model
+
+
+def sentences_of(text: Path | None) -> Sequence[str]:
+    """The lines of a file that are not empty, by default SENTENCES. Raises ValueError for none."""
+    if text is None:
+        return SENTENCES
+    lines = read_regular(text, _LONGEST_TEXT).decode(errors="replace").splitlines()
+    found = [line.strip() for line in lines if line.strip()]
+    if not found:
+        raise ValueError(f"{text} has no sentences: one a line is expected")
+    return found
+
+
+def unpadded(output: Any, batch: Any) -> Tensor:
+    """The logits, or else the last hidden state, of the tokens that are no padding."""
+    y: Tensor = output.logits if "logits" in output else output.last_hidden_state
+    mask = batch["attention_mask"]
+    return y[mask.bool().to(y.device)] if y.shape[:2] == mask.shape else y
 
 
 def program(

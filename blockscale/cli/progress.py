@@ -8,7 +8,8 @@ from typing import Self
 from rich import progress as bars
 from rich.console import Console
 
-from blockscale.core.progress import Progress
+from blockscale.core.untrusted.names import shown, shown_lines
+from blockscale.core.work.progress import Progress
 from blockscale.report.wording import size
 
 _SECONDS = 10.0  # between lines where there is no terminal
@@ -24,7 +25,7 @@ class Bar(Progress):
         self._bar = bars.Progress(
             bars.BarColumn(), bars.TaskProgressColumn(), bars.DownloadColumn(),
             bars.TransferSpeedColumn(), bars.TimeRemainingColumn(),
-            bars.TextColumn("{task.description}"),
+            bars.TextColumn("{task.description}", markup=False),
             console=self._console, transient=True, disable=not self._lively,
         )  # fmt: skip
         self._task: bars.TaskID | None = None
@@ -62,7 +63,7 @@ class Bar(Progress):
         """Move it on by `amount` bytes."""
         self._done += amount
         if self._lively and self._task is not None:
-            self._bar.update(self._task, advance=amount, description=name)
+            self._bar.update(self._task, advance=amount, description=shown(name))
         elif not self._quiet and time.monotonic() - self._told >= _SECONDS:
             self._told = time.monotonic()
             share = 100 * self._done / max(self._total, 1)
@@ -70,6 +71,7 @@ class Bar(Progress):
 
     def say(self, text: str) -> None:
         """One line above the bar."""
+        text = shown_lines(text)
         if self._lively:
             self._bar.print(text, soft_wrap=True, highlight=False, markup=False)
         else:

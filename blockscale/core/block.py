@@ -13,7 +13,11 @@ from math import prod
 import torch
 from torch import Tensor
 
+from blockscale.core.untrusted.names import QUOTED, quoted, shown
+
 WHOLE = 0  # a block size: all of this dimension
+LARGEST = 2**30  # elements of a block along a dimension; it is cut to the dimension anyway
+_RANKS = 64  # dimensions that a tensor of torch can have
 SPELLINGS = (
     "tensor, channelA, token, groupN, groupN@A, tileRxC, blockAxBxC of any rank (`*` is a whole "
     "dimension), flatN, flatN@0"
@@ -122,18 +126,36 @@ def read_block(name: str) -> Block:
     if name == "token":
         return Block(name, ((-1, WHOLE),))
     if channel := re.fullmatch(r"channel(-?[0-9]+)", name):
-        return Block(f"channel{int(channel[1])}", ((int(channel[1]), 1),), WHOLE)
+        dim = _dim(channel[1])
+        return Block(f"channel{dim}", ((dim, 1),), WHOLE)
     if group := re.fullmatch(r"group([1-9][0-9]*)(?:@(-?[0-9]+))?", name):
-        size, dim = int(group[1]), int(group[2] or -1)
+        size, dim = _size(group[1]), _dim(group[2] or "-1")
         return Block(f"group{size}" + (f"@{dim}" if dim != -1 else ""), ((dim, size),))
     if tile := re.fullmatch(r"tile([1-9][0-9]*)x([1-9][0-9]*)", name):
-        rows, columns = int(tile[1]), int(tile[2])
+        rows, columns = _size(tile[1]), _size(tile[2])
         return Block(f"tile{rows}x{columns}", ((-2, rows), (-1, columns)))
     if flat := re.fullmatch(r"flat([1-9][0-9]*)(@0)?", name):
-        return Block(f"flat{int(flat[1])}{flat[2] or ''}", (), 1, int(flat[1]), bool(flat[2]))
+        size = _size(flat[1])
+        return Block(f"flat{size}{flat[2] or ''}", (), 1, size, bool(flat[2]))
     if sizes := re.fullmatch(r"block((?:[1-9][0-9]*|\*)(?:x(?:[1-9][0-9]*|\*))*)", name):
         return _block(sizes[1].split("x"))
-    raise ValueError(f"no block {name!r}; there are {SPELLINGS} (N, R, C, A, B at least 1)")
+    raise ValueError(f"no block {quoted(name)}; there are {SPELLINGS} (N, R, C, A, B at least 1)")
+
+
+def _size(text: str) -> int:
+    """A block's size along a dimension. Raises ValueError above the largest."""
+    if len(text) > len(str(LARGEST)) or int(text) > LARGEST:
+        raise ValueError(
+            f"a block of {shown(text, QUOTED)} elements is too large: at most {LARGEST}"
+        )
+    return int(text)
+
+
+def _dim(text: str) -> int:
+    """A dimension, counted from either end. Raises ValueError for one that no tensor has."""
+    if len(text) > 3 or not -_RANKS <= int(text) < _RANKS:
+        raise ValueError(f"no dimension {shown(text, QUOTED)}: a tensor has at most {_RANKS}")
+    return int(text)
 
 
 def _block(sizes: list[str]) -> Block:
@@ -144,7 +166,9 @@ def _block(sizes: list[str]) -> Block:
         return read_block("token" if sizes == ["*"] else f"group{sizes[0]}")
     if len(sizes) == 2 and "*" not in sizes:
         return read_block(f"tile{'x'.join(sizes)}")
-    numbers = [WHOLE if size == "*" else int(size) for size in sizes]
+    if len(sizes) > _RANKS:
+        raise ValueError(f"a block of {len(sizes)} dimensions, of at most {_RANKS}")
+    numbers = [WHOLE if size == "*" else _size(size) for size in sizes]
     dims = range(-len(sizes), 0)
     return Block(f"block{'x'.join(sizes)}", tuple(zip(dims, numbers, strict=True)))
 

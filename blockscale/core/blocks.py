@@ -1,5 +1,6 @@
 """A tensor cut into blocks, and what their scales are chosen from (docs/numerics.md, 3.1, 3.2)."""
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -24,9 +25,17 @@ class Blocks:
         elif block.flat:
             x, block = x.reshape(-1), read_block(f"group{block.flat}")
         self._parts = block.scale_shape(x.shape)
-        self._sizes = block.sizes_for(x.ndim)
+        self._sizes = self._within(block.sizes_for(x.ndim), x)
         self._x = x
         self._empty = x.numel() == 0
+
+    @staticmethod
+    def _within(sizes: Sequence[int], x: Tensor) -> tuple[int, ...]:
+        """Sizes of blocks, none larger than its dimension: what is beyond would be padding."""
+        if torch.compiler.is_compiling():  # a comparison would fix the sizes of a program
+            return tuple(sizes)
+        pairs = zip(sizes, x.shape, strict=True)
+        return tuple(min(size, max(n, 1)) if isinstance(n, int) else size for size, n in pairs)
 
     def _split(self, x: Tensor) -> Tensor:
         """[n...] -> [count, size, count, size, ...], padded with zeros.

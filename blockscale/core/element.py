@@ -134,6 +134,13 @@ class Element(ABC):
         return 0
 
     @property
+    def grain(self) -> int | None:
+        """Bits behind the point of its values, which are integers times 2^-grain; None where they
+        are no integers times a power of two of at most 15 bits. Logarithms may go below 2^-14: a
+        bias is counted in steps of 2^-grain all the same (docs/numerics.md, 7.1)."""
+        return None
+
+    @property
     def nan_code(self) -> int | None:
         """The code that means NaN; None where there is none."""
         return None

@@ -9,10 +9,12 @@ import torch
 
 from blockscale.core.block import Block
 from blockscale.core.element import Element
+from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.rounding import ROUNDINGS
 from blockscale.core.scale import FLOAT_SCALES, GIVEN, FloatScale, Levels, PowerOfTwo
 from blockscale.core.scales.offset import Offset  # noqa: TC001 - evaluated by dataclasses.fields
 from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.untrusted.names import QUOTED, shown
 
 Scale: TypeAlias = "FloatScale | PowerOfTwo | TwoLevel[Format]"
 
@@ -102,7 +104,7 @@ class Format:
             self._check_inner("the offset", offset.inner)
 
     def _refuse(self, reason: str) -> None:
-        raise ValueError(f"{self}: {reason}")
+        raise ValueError(f"{shown(self.spelling, 2 * QUOTED)}: {reason}")
 
     @property
     def deterministic(self) -> "Format":
@@ -214,6 +216,16 @@ class Format:
                 there["offset_outer"] = levels.scale.dtype, outer
         there["book"] = torch.float32, (2**self.bits,)
         return {part: there[part] for part in self.parts}
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Bytes of a tensor of `shape` as stored: packed codes and what stands beside them."""
+        parts = (self.packed(shape), *self.stored(shape).values())
+        return sum(prod(own) * dtype.itemsize for dtype, own in parts)
+
+    def packed(self, shape: Sequence[int]) -> tuple[torch.dtype, tuple[int, ...]]:
+        """(dtype, shape) of the packed codes of a tensor of `shape`."""
+        rows = tuple(shape) or (1,)
+        return packed_dtype(self.element), (*rows[:-1], packed_size(self.element, rows[-1]))
 
     def bits_per_element(self, shape: tuple[int, ...]) -> float:
         """Stored bits of a tensor of `shape` with its scales and zero points, per element."""

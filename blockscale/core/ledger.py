@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from blockscale.core.untrusted.names import TEXT, quoted, shown
+
 Status = Literal["quantized", "kept", "skipped"]
 
 
@@ -98,8 +100,8 @@ class Ledger:
 
     def raise_if_skipped(self) -> None:
         """Raise SkippedError that names every skipped entry and unmatched pattern, if any."""
-        lines = [f"{entry.name} ({entry.kind}): {entry.reason}" for entry in self.skipped]
-        lines += [f"pattern {pattern!r} matches nothing" for pattern in self.unmatched]
+        lines = [f"{shown(e.name)} ({e.kind}): {shown(e.reason, TEXT)}" for e in self.skipped]
+        lines += [f"pattern {quoted(pattern)} matches nothing" for pattern in self.unmatched]
         if lines:
             raise SkippedError(
                 "strict: not everything the recipe covers can be quantized; nothing was changed."
@@ -109,11 +111,9 @@ class Ledger:
 
     def warn(self, stacklevel: int = 3) -> None:
         """One warning that names what was skipped, noted or unmatched, if anything was."""
-        lines = [f"{entry.name}: skipped, {entry.reason}" for entry in self.skipped]
-        lines += [f"{entry.name}: {note}" for entry in self.entries for note in entry.notes]
-        lines += [
-            f"pattern {pattern!r} of the recipe matches nothing" for pattern in self.unmatched
-        ]
+        lines = [f"{shown(e.name)}: skipped, {shown(e.reason, TEXT)}" for e in self.skipped]
+        lines += [f"{shown(e.name)}: {shown(note, TEXT)}" for e in self.entries for note in e.notes]
+        lines += [f"pattern {quoted(p)} of the recipe matches nothing" for p in self.unmatched]
         if lines:
             warnings.warn("\n  ".join(["blockscale:", *lines]), stacklevel=stacklevel)
 
@@ -132,14 +132,15 @@ class Ledger:
 
     def __str__(self) -> str:
         """A plain table, one line an entry, totals last."""
-        rows = [(e.status, e.name, e.kind, e.told) for e in self.entries]
+        rows = [(e.status, shown(e.name), e.kind, shown(e.told, TEXT)) for e in self.entries]
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
         lines = [
             "  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3]])
             for row in rows
         ]
-        lines += [f"note  {e.name}: {note}" for e in self.entries for note in e.notes]
-        lines += [f"pattern {pattern!r} matches nothing" for pattern in self.unmatched]
+        notes = [(e.name, note) for e in self.entries for note in e.notes]
+        lines += [f"note  {shown(name)}: {shown(note, TEXT)}" for name, note in notes]
+        lines += [f"pattern {quoted(pattern)} matches nothing" for pattern in self.unmatched]
         counts = (
             f"{len(self.quantized)} quantized, {len(self.kept)} kept, {len(self.skipped)} skipped"
         )

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 
 from blockscale.core.block import read_block
 from blockscale.core.catalog import CATALOG, nearest_names, nearest_spellings
@@ -12,18 +12,24 @@ from blockscale.core.rounding import ROUNDINGS
 from blockscale.core.scale import FLOAT_SCALES, GIVEN, RULES, FloatScale, PowerOfTwo
 from blockscale.core.scales.offset import Offset
 from blockscale.core.scales.two_level import SHORT_INNER, TwoLevel
+from blockscale.core.untrusted.names import QUOTED, quoted, shown
 
+LONGEST = 10_000  # characters of a spelling: a book of 256 values has half as many
+_DEEPEST = 8  # parentheses in each other
+_KEPT = 4096  # spellings that are remembered
+_HINTED = 200  # characters of a text that is compared with spellings that may have been meant
 _GRAMMAR = "element:block:scale[:option...], e.g. e2m1:group32:e8m0/floor"
 SPANS = ("full", "half", "signed")
 _OPTIONS = ("asym", *SPANS, "recip", "offset", *ROUNDINGS)
 # as dmx-compressor writes them: {size} or {size,dimension}, (symmetry and rounding)
-_BRACES = r"\{(?P<size>[0-9]+)(?:,(?P<dim>-?[0-9]+))?\}"
+_BRACES = r"\{(?P<size>[0-9]{1,10})(?:,(?P<dim>-?[0-9]{1,9}))?\}"
 _HARDWARE_BFP = (
-    rf"BFP\[(?P<bits>[0-9]+)\|(?P<exponent>[0-9]+)\]{_BRACES}"
+    rf"BFP\[(?P<bits>[0-9]{{1,9}})\|(?P<exponent>[0-9]{{1,9}})\]{_BRACES}"
     r"(?:\((?P<span>[SN_]?)(?P<mode>[NUDS])\))?"
 )
 _HARDWARE_MX = (
-    rf"MX(?:FP(?P<bits>[0-9]+)\[E(?P<e>[0-9]+)M(?P<m>[0-9]+)\]|INT(?P<integer>[0-9]+)){_BRACES}"
+    r"MX(?:FP(?P<bits>[0-9]{1,9})\[E(?P<e>[0-9]{1,9})M(?P<m>[0-9]{1,9})\]"
+    rf"|INT(?P<integer>[0-9]{{1,9}})){_BRACES}"
 )
 _HARDWARE_ROUNDINGS = {"N": "nearest_even", "U": "up", "D": "down", "S": "stochastic"}
 
@@ -37,6 +43,11 @@ def parse(text: str | Format) -> Format:
         return text
     if not isinstance(text, str):
         raise TypeError(f"a format is a Format or its spelling, not {type(text).__name__}")
+    if len(text) > LONGEST:
+        raise ValueError(
+            f"the spelling {quoted(text)} is too long: at most {LONGEST:,} characters, such as "
+            f"{_GRAMMAR}"
+        )
     return _constant(text.strip())
 
 
@@ -49,29 +60,30 @@ def _constant(text: str) -> Format:
 _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-@cache
+@lru_cache(maxsize=_KEPT)
 def _parse(text: str) -> Format:
     if text in CATALOG:
         return spell(CATALOG[text])
-    if bfp := re.fullmatch(r"bfp([0-9]+)(?:x([1-9][0-9]*))?", text):
+    if bfp := re.fullmatch(r"bfp([0-9]{1,9})(?:x([1-9][0-9]{0,9}))?", text):
         return _bfp(text, int(bfp[1]), int(bfp[2] or 64))
     for pattern, read in ((_HARDWARE_BFP, _hardware_bfp), (_HARDWARE_MX, _hardware_mx)):
         if found := re.fullmatch(pattern, text):
             return read(found)
     if ":" not in text:
-        close = nearest_names(text)
+        close = nearest_names(text) if len(text) <= _HINTED else []
         hint = f"did you mean {', '.join(close)}? " if close else ""
         raise ValueError(
-            f"no format {text!r}: {hint}named formats are {', '.join(CATALOG)}; "
+            f"no format {quoted(text)}: {hint}named formats are {', '.join(CATALOG)}; "
             f"any other is spelled {_GRAMMAR}"
         )
     try:
         return spell(text)
     except ValueError as error:
         reason = str(error).removeprefix(f"{text}: ")
-        meant = next(filter(is_spelling, nearest_spellings(text)), "")
+        near = nearest_spellings(text) if len(text) <= _HINTED else []
+        meant = next(filter(is_spelling, near), "")
         hint = f"did you mean {meant}? " if meant else ""
-        raise ValueError(f"{text!r}: {hint}{reason}") from None
+        raise ValueError(f"{quoted(text)}: {hint}{reason}") from None
 
 
 def is_spelling(text: str) -> bool:
@@ -92,7 +104,9 @@ def spell(text: str) -> Format:
     spans = [option for option in named if option in SPANS]
     roundings = [option for option in named if option in ROUNDINGS]
     if len(named) < len(options) or len(spans) > 1 or len(roundings) > 1:
-        raise ValueError(f"options {':'.join(options)} repeat or contradict each other")
+        raise ValueError(
+            f"options {shown(':'.join(options), QUOTED)} repeat or contradict each other"
+        )
     without = Format(
         read_element(element),
         read_block(block),
@@ -114,13 +128,15 @@ def _split(text: str) -> list[str]:
     for character in text:
         depth += (character == "(") - (character == ")")
         if depth < 0:
-            raise ValueError(f"a parenthesis is closed that was not opened: {text!r}")
+            raise ValueError(f"a parenthesis is closed that was not opened: {quoted(text)}")
+        if depth > _DEEPEST:
+            raise ValueError(f"more than {_DEEPEST} parentheses in each other: {quoted(text)}")
         if character == ":" and depth == 0:
             parts.append("")
         else:
             parts[-1] += character
     if depth:
-        raise ValueError(f"a parenthesis is not closed: {text!r}")
+        raise ValueError(f"a parenthesis is not closed: {quoted(text)}")
     return parts
 
 
@@ -133,15 +149,15 @@ def _option(text: str) -> tuple[str, str]:
     """An option, and what stands in parentheses behind it."""
     name, opened, inside = text.partition("(")
     if name not in _OPTIONS or (opened and (name not in ("asym", "offset") or inside[-1:] != ")")):
-        raise ValueError(f"no option {text!r}; there are {', '.join(_OPTIONS)}")
+        raise ValueError(f"no option {quoted(text)}; there are {', '.join(_OPTIONS)}")
     if opened and inside == ")":
-        raise ValueError(f"option {text!r}: a type is missing between the parentheses")
+        raise ValueError(f"option {quoted(text)}: a type is missing between the parentheses")
     return name, inside[:-1]
 
 
 def _float_type(text: str) -> FloatScale:
     if text not in FLOAT_SCALES:
-        raise ValueError(f"no type {text!r}; there are {', '.join(FLOAT_SCALES)}")
+        raise ValueError(f"no type {quoted(text)}; there are {', '.join(FLOAT_SCALES)}")
     return FLOAT_SCALES[text]
 
 
@@ -165,18 +181,18 @@ def _read_scale(text: str) -> Scale:
     kind, slash, rule = text.partition("/")
     if kind not in ("e8m0", "pow2"):
         kinds = f"{', '.join(FLOAT_SCALES)}, e4m3, e5m2, e8m0[/RULE], pow2/RULE, (FORMAT)[/inv]"
-        raise ValueError(f"no scale {text!r}; there are {kinds}")
+        raise ValueError(f"no scale {quoted(text)}; there are {kinds}")
     if kind == "e8m0" and not slash:
         rule = "floor"  # OCP MX 1.0, section 6.3
     if rule not in (*RULES, GIVEN):
         known = ", ".join((*RULES, GIVEN))
-        raise ValueError(f"scale {text!r}: no rule {rule!r}; there are {known}")
+        raise ValueError(f"scale {quoted(text)}: no rule {quoted(rule)}; there are {known}")
     return PowerOfTwo(rule, kind == "e8m0")
 
 
 def _check_mantissa(text: str, bits: int) -> None:
     if not 2 <= bits <= 16:
-        raise ValueError(f"{text!r}: a mantissa has 2 to 16 bits with its sign, not {bits}")
+        raise ValueError(f"{quoted(text)}: a mantissa has 2 to 16 bits with its sign, not {bits}")
 
 
 def _bfp(text: str, bits: int, size: int) -> Format:
@@ -189,7 +205,7 @@ def _hardware_bfp(found: re.Match[str]) -> Format:
     or not (_ or N), rounding."""
     text = found[0]
     if found["exponent"] != "8":
-        raise ValueError(f"{text!r}: a shared exponent has 8 bits, not {found['exponent']}")
+        raise ValueError(f"{quoted(text)}: a shared exponent has 8 bits, not {found['exponent']}")
     rounding = _HARDWARE_ROUNDINGS[found["mode"] or "N"]
     options = ":full" * (found["span"] in ("_", "N"))
     options += f":{rounding}" * (rounding != "nearest_even")
@@ -205,7 +221,7 @@ def _hardware_mx(found: re.Match[str]) -> Format:
     bits = 1 + int(e) + int(m)
     if bits != int(found["bits"]):
         raise ValueError(
-            f"{text!r}: a sign, {e} exponent and {m} mantissa bits are {bits} bits, "
+            f"{quoted(text)}: a sign, {e} exponent and {m} mantissa bits are {bits} bits, "
             f"not {found['bits']}"
         )
     return spell(f"e{e}m{m}:{_hardware_block(found)}:e8m0/floor")
@@ -213,7 +229,7 @@ def _hardware_mx(found: re.Match[str]) -> Format:
 
 def _hardware_block(found: re.Match[str]) -> str:
     if int(found["size"]) < 1:
-        raise ValueError(f"{found[0]!r}: a block has at least 1 element")
+        raise ValueError(f"{quoted(found[0])}: a block has at least 1 element")
     return f"group{int(found['size'])}" + (f"@{found['dim']}" if found["dim"] else "")
 
 

@@ -1,40 +1,30 @@
 """Which layer gets which format: a recipe is plain data, to and from JSON."""
 
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from blockscale.core import rules as patterns
-from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.format import Format
-from blockscale.core.parse import parse
+from blockscale.core.profiles.knobs import Profile
 from blockscale.core.rules import OpScheme, names_op
 from blockscale.core.rules import matches as matches
-
-FormatLike = str | Format | None
-BiasFormat = Format | SumInteger
-BiasLike = str | Format | SumInteger | None
-
-
-@dataclass(frozen=True)
-class Scheme:
-    """The formats of one layer; None leaves that tensor in float."""
-
-    weight: Format | None = None
-    input: Format | None = None
-    output: Format | None = None
-    bias: BiasFormat | None = None
-
-    def __bool__(self) -> bool:
-        return any((self.weight, self.input, self.output, self.bias))
-
-
-PARTS = tuple(f.name for f in fields(Scheme))
-Rule = str | Format | Mapping[str, BiasLike | bool] | None
+from blockscale.core.untrusted.json_text import parse_json, read_json
+from blockscale.core.weights.scheme import (
+    PARTS,
+    BiasLike,
+    FormatLike,
+    Rule,
+    WeightLike,
+    read_parts,
+    read_rule,
+)
+from blockscale.core.weights.scheme import BiasFormat as BiasFormat
+from blockscale.core.weights.scheme import Scheme as Scheme
+from blockscale.core.weights.scheme import read_bias as read_bias
 
 
 @dataclass(frozen=True, init=False)
@@ -42,11 +32,14 @@ class Recipe:
     """Formats for weights, inputs, outputs and biases, with exceptions by name.
 
     weight, input, output: a Format or its name or spelling; None leaves those tensors in float.
+        A weight may also be a Profile, or its spelling `profile:gguf.q8_0@0.19.0` (the version and
+        a block after `:` may be left out): its codes are then chosen as that producer does.
         An input or output is quantized when the layer runs: its scale is chosen from the tensor at
         hand (dynamic), unless a scale was given to quantize_ (static).
     rules: {pattern: what its layers get}. A spelling is the weight's format; a mapping with some of
         "weight", "input", "output", "bias" changes those and keeps the rest; None leaves the layers
         in float. The first pattern that matches decides.
+    profile: the Profile that `weight` names, if it does; it need not be given.
     skip: patterns of layers to leave in float; they are looked at before the rules.
     bias: "int32", or "intB:sums" with B bits, for integers that integer hardware adds to a layer's
         sums: in steps of input times weight, so the input needs a static scale of the block
@@ -56,11 +49,12 @@ class Recipe:
         float; layers without a bias need nothing.
 
     A pattern is a shell-style glob (`*`, `?`, `[...]`) on the layer's dotted name, or a regular
-    expression after `re:`. It also covers everything below the names it matches. For what becomes
+    expression after `re:`, matched in bounded time and without references to groups
+    (docs/limits.md). It also covers everything below the names it matches. For what becomes
     of a bias, a pattern may name it as well: `skip=["lm_head.bias"]`. Ops without weights get
     formats, in graphs, by rules that name an op: `op:softmax`, `op:add@encoder.*` (core.rules).
 
-    Raises ValueError for formats that do not parse and for unknown keys.
+    Raises ValueError for formats that do not parse, for unknown keys and unknown profiles.
     """
 
     weight: Format | None = None
@@ -69,18 +63,22 @@ class Recipe:
     rules: Mapping[str, Scheme | OpScheme] = field(default_factory=dict)
     skip: tuple[str, ...] = ()
     bias: BiasFormat | None = None
+    profile: Profile | None = None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument a part
         self,
-        weight: FormatLike = None,
+        weight: WeightLike = None,
         input: FormatLike = None,  # noqa: A002 - the public name (DESIGN, section 4)
         output: FormatLike = None,
         rules: Mapping[str, Rule] | None = None,
         skip: Sequence[str] = (),
         bias: BiasLike = None,
+        profile: Profile | None = None,
     ):
         given = {"weight": weight, "input": input, "output": output, "bias": bias}
-        default = Scheme(**{part: _read(part, text) for part, text in given.items()})  # type: ignore[arg-type]
+        default = read_parts(given, Scheme())
+        if profile is not None:
+            default = _with_profile(default, profile)
         if isinstance(skip, str):
             raise TypeError(f"skip is a list of patterns: write [{skip!r}]")
         if not isinstance(skip, list | tuple) or not all(isinstance(p, str) for p in skip):
@@ -90,7 +88,7 @@ class Recipe:
         for pattern in (*(rules or {}), *skip):
             patterns.check(pattern)
         read = {
-            p: patterns.read_scheme(p, rule) if names_op(p) else _scheme(p, rule, default)
+            p: patterns.read_scheme(p, rule) if names_op(p) else read_rule(p, rule, default)
             for p, rule in (rules or {}).items()
         }
         frozen = MappingProxyType(read)
@@ -101,6 +99,8 @@ class Recipe:
         return hash((self.default, tuple(self.rules.items()), self.skip))
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if any(self.profiles()):  # a producer's functions are found again by their profile's name
+            return Recipe.from_dict, (self.to_dict(),)
         parts = (self.weight, self.input, self.output, dict(self.rules), self.skip, self.bias)
         return Recipe, parts
 
@@ -117,7 +117,21 @@ class Recipe:
     @property
     def default(self) -> Scheme:
         """What a layer gets that no pattern matches."""
-        return Scheme(self.weight, self.input, self.output, self.bias)
+        return Scheme(self.weight, self.input, self.output, self.bias, self.profile)
+
+    def profiles(self) -> Iterator[tuple[str, Profile]]:
+        """(what has it: "its weight" or "rule 'PATTERN'", the profile), in the order of rules."""
+        if self.profile is not None:
+            yield "its weight", self.profile
+        for pattern, scheme in self.layer_rules.items():
+            if scheme.profile is not None:
+                yield f"rule {pattern!r}", scheme.profile
+
+    def refuse_profiles(self, why: str) -> "Recipe":
+        """The recipe as it is. Raises ValueError that names the first profile, and says `why`."""
+        for place, profile in self.profiles():
+            raise ValueError(f"the recipe: {place} is of the profile {profile}: {why}")
+        return self
 
     def decide(self, name: str) -> tuple[Scheme, str | None]:
         """The scheme of layer `name`, empty to leave it in float, and the pattern that decided."""
@@ -168,7 +182,7 @@ class Recipe:
         """{"weight": spelling, ...} of every part: a rule reads back whatever the default is."""
         if not scheme:
             return {}
-        spelled = {part: None if fmt is None else str(fmt) for part, fmt in vars(scheme).items()}
+        spelled = scheme.spelled
         if not self.has_biases:  # release 0.1.0 knows no such key, and can read it then
             del spelled["bias"]
         return spelled
@@ -190,18 +204,15 @@ class Recipe:
     @classmethod
     def from_json(cls, text: str) -> "Recipe":
         """The recipe in JSON text. Raises ValueError where it is not one."""
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"the recipe is not JSON: {error}") from None
-        return cls.from_dict(data)
+        return cls.from_dict(parse_json(text, "the recipe"))
 
     @classmethod
-    def read(cls, source: "str | Path | Format | Mapping[str, Any] | Recipe") -> "Recipe":
-        """A Recipe from itself, a Format, name or spelling (weights only), JSON, or its file."""
+    def read(cls, source: "str | Path | Format | Profile | Mapping[str, Any] | Recipe") -> "Recipe":
+        """A Recipe from itself; a Format, Profile, name or spelling (weights only); JSON, or its
+        file."""
         if isinstance(source, Recipe):
             return source
-        if isinstance(source, Format):
+        if isinstance(source, Format | Profile):
             return cls(weight=source)
         if isinstance(source, Mapping):
             return cls.from_dict(source)
@@ -212,48 +223,18 @@ class Recipe:
         if text.startswith("{"):
             return cls.from_json(text)
         if text.endswith(".json"):
-            if not Path(text).is_file():
+            if not Path(text).exists():
                 raise ValueError(f"no recipe file {text!r}")
-            return cls.from_json(Path(text).read_text())
+            return cls.from_dict(read_json(text))
         return cls(weight=text)
 
 
-def read_bias(text: str | Format | SumInteger) -> BiasFormat:
-    """`int32:sums`, `int32` for short, or any format, which has a scale of its own.
-
-    Raises ValueError that says what there is, TypeError for no text.
-    """
-    if isinstance(text, SumInteger):
-        return text
-    if isinstance(text, str):
-        spelled = re.fullmatch(r"int([1-9][0-9]*):sums", text.strip())
-        if spelled or text.strip() == "int32":
-            return SumInteger(int(spelled[1]) if spelled else 32)
-    try:
-        return parse(text)
-    except ValueError as error:
+def _with_profile(default: Scheme, profile: Profile) -> Scheme:
+    """The default with a profile, whose format its weight has."""
+    made = read_parts({"weight": profile}, default)
+    if default.weight not in (None, made.weight):
         raise ValueError(
-            f"bias: {error}; a bias can also be 'int32', short for 'int32:sums': integers in steps "
-            f"of input times weight"
-        ) from None
-
-
-def _read(part: str, text: BiasLike) -> BiasFormat | None:
-    """The format of a "weight", "input", "output" or "bias"."""
-    if text is None:
-        return None
-    return read_bias(text) if part == "bias" else parse(text)  # type: ignore[arg-type]
-
-
-def _scheme(pattern: str, rule: Rule | Scheme, default: Scheme) -> Scheme:
-    if rule is None:
-        return Scheme()
-    if isinstance(rule, Scheme):
-        return rule
-    if isinstance(rule, str | Format):
-        return replace(default, weight=parse(rule))
-    if not isinstance(rule, Mapping):
-        raise TypeError(f"rule {pattern!r} is a format, an object or null, not {rule!r}")
-    if unknown := sorted(set(rule) - set(PARTS)):
-        raise ValueError(f"rule {pattern!r}: no key {unknown[0]!r}; there are {', '.join(PARTS)}")
-    return replace(default, **{part: _read(part, text) for part, text in rule.items()})  # type: ignore[arg-type]
+            f"the format of profile {profile} is {made.weight}, and weight is {default.weight}: "
+            f"give one of them, or profile=None"
+        )
+    return made

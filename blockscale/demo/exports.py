@@ -4,7 +4,7 @@ import copy
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +14,19 @@ from torch import Tensor, nn
 
 import blockscale.export as exporters
 from blockscale.core.recipe import Recipe
+from blockscale.demo.c_files import NO_COMPILER, compiled, compiler, with_occurring_words
 from blockscale.demo.graph import calibrated, embedded, program_of
 from blockscale.demo.quiet import quiet
 from blockscale.graph.convert import convert
+from blockscale.graph.fuse import fuse
+from blockscale.graph.lower import lower
+from blockscale.graph.lower.integers.recipe import integer_recipe
 from blockscale.layers.apply import quantize_
 
 _LONGEST = 64  # sentences, and tokens in one: ExecuTorch plans its memory before it runs
+_OCCURRING = (  # 12 million numbers are a minute of a compiler
+    "its word embeddings are the rows that the sentences use"
+)
 _INT8 = Recipe("int8_channel", "uint8:tensor:fp32:asym", skip=["pooler"])
 
 Run = Callable[[Mapping[str, Tensor]], Any]
@@ -30,7 +37,7 @@ class File:
     """One line: a target, what runs its files, the recipe, how many of the encoder's layers are in
     the file, seconds to write it, its bytes, the smallest cosine of the sentence embeddings to
     those of the same layers in float, and the seconds of embedding. Where a package is missing
-    there is the reason, and nothing of what is measured."""
+    there is the reason, and nothing of what is measured. note: what else to know of the line."""
 
     target: str
     run_by: str
@@ -41,6 +48,7 @@ class File:
     cosine: float | None = None
     embed_seconds: float | None = None
     missing: str | None = None
+    note: str | None = None
 
 
 def _program(path: Path) -> Run:
@@ -76,11 +84,15 @@ def _compressed_tensors(path: Path) -> Run:
 
 class Case(NamedTuple):
     """A target's recipe, what runs its files: name and package, the file's name, how it is run;
-    and how many of the encoder's layers are written, if not all."""
+    and how many of the encoder's layers are written, if not all.
 
-    recipe: Recipe
+    recipe: None for bs.graph.integer_recipe's, and a graph of integers
+    package: None for a C compiler
+    """
+
+    recipe: Recipe | None
     run_by: str
-    package: str
+    package: str | None
     file: str
     read: Callable[[Path], Run]
     layers: int | None = None
@@ -97,6 +109,7 @@ CASES = {
         Recipe("int4:group32:fp32", skip=["embeddings"]),
         "transformers", "compressed_tensors", "model", _compressed_tensors,
     ),
+    "c": Case(None, "a C compiler", None, "model.c", compiled, layers=1),  # a minute for all
 }  # fmt: skip
 
 
@@ -109,6 +122,7 @@ def files(model: nn.Module, tokens: Mapping[str, Tensor]) -> Iterator[File]:
     made: dict[str, nn.Module] = {}  # two targets have one graph
     for target, case in CASES.items():
         reason = reasons[target] or _not_installed(case.package, target)
+        note = _OCCURRING if case.recipe is None else None
         if reason is not None:
             yield File(target, case.run_by, missing=reason)
             continue
@@ -116,22 +130,31 @@ def files(model: nn.Module, tokens: Mapping[str, Tensor]) -> Iterator[File]:
         if case.layers is not None:
             part = copy.deepcopy(model)
             part.encoder.layer = part.encoder.layer[: case.layers]
+        given = tokens
+        if case.recipe is None:
+            part, given = with_occurring_words(part, tokens)
         name = f"{_spelled(case.recipe)} {case.layers}"
         if name not in made:
-            made[name] = _quantized(part, case.recipe, tokens)
-        yield _file(target, made[name], part, tokens)
+            made[name] = _quantized(part, case.recipe, given)
+        yield replace(_file(target, made[name], part, given), note=note)
 
 
-def _not_installed(package: str, target: str) -> str | None:
+def _not_installed(package: str | None, target: str) -> str | None:
     """Why a file that can be written cannot be run: its reader is missing."""
+    if package is None:
+        return None if compiler() else NO_COMPILER
     if find_spec(package) is not None:
         return None
     extra = target.replace("_", "-")
     return f"{package} is not installed: pip install 'blockscale[{extra}]'"
 
 
-def _quantized(model: nn.Module, recipe: Recipe, tokens: Mapping[str, Tensor]) -> nn.Module:
-    """A graph where inputs are quantized; else the model's layers."""
+def _quantized(model: nn.Module, recipe: Recipe | None, tokens: Mapping[str, Tensor]) -> nn.Module:
+    """A graph where inputs are quantized, of integers without a recipe; else the model's layers."""
+    if recipe is None:
+        program = program_of(model, tokens, _LONGEST, _LONGEST)
+        graph = convert(calibrated(program, integer_recipe(program), tokens))
+        return lower(fuse(graph), "integer")
     if recipe.input is not None:
         program = program_of(model, tokens, _LONGEST, _LONGEST)
         return convert(calibrated(program, recipe, tokens))
@@ -146,7 +169,8 @@ def _file(target: str, quantized: nn.Module, model: Any, tokens: Mapping[str, Te
     with tempfile.TemporaryDirectory() as folder, quiet(), torch.no_grad():
         path = Path(folder) / case.file
         began = time.perf_counter()
-        getattr(exporters, target)(quantized, path)
+        sizes = {"example": dict(tokens)} if case.recipe is None else {}
+        getattr(exporters, target)(quantized, path, **sizes)
         write_seconds = time.perf_counter() - began
         size = sum(f.stat().st_size for f in (path.iterdir() if path.is_dir() else [path]))
         run = case.read(path)
@@ -161,6 +185,8 @@ def _file(target: str, quantized: nn.Module, model: Any, tokens: Mapping[str, Te
     )  # fmt: skip
 
 
-def _spelled(recipe: Recipe) -> str:
+def _spelled(recipe: Recipe | None) -> str:
+    if recipe is None:
+        return "integer_recipe"
     weight = str(recipe.weight)
     return weight if recipe.input is None else f"{weight} x {recipe.input}"

@@ -3,7 +3,8 @@
 A file `<target>.py` here defines a function of its own name, which writes a model as that target
 has it. Where it needs a package that may be missing, it imports it inside and also defines
 `unavailable()`: the reason why the target cannot be written here, or None. Files without a function
-of their own name are pieces of the others. `audit` reads what others and we wrote.
+of their own name are pieces of the others. `audit` reads what others and we wrote, and
+`convert_checkpoint` makes one producer's quantized files those of another.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,9 @@ from typing import Any, NamedTuple, NoReturn
 
 from blockscale.core.discover import import_all
 from blockscale.export.auditing.audit import audit as audit
+from blockscale.export.conversion.convert_checkpoint import (
+    convert_checkpoint as convert_checkpoint,
+)
 
 
 class Target(NamedTuple):

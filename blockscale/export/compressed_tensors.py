@@ -8,13 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.export.to_compressed_tensors.directory import (
-    check_directory,
-    directory_whole,
-    write,
-)
+from blockscale.export.to_compressed_tensors.directory import check_directory, write
 from blockscale.export.to_compressed_tensors.schemes import Scheme, UnsupportedError, scheme
 from blockscale.export.to_compressed_tensors.tensors import layer_tensors
+from blockscale.files.directory.swap import whole_folder
 from blockscale.layers.layer import QLayer
 from blockscale.layers.linear import QLinear
 from blockscale.qat.layers.layer import QATLayer
@@ -55,7 +52,8 @@ def compressed_tensors(model: nn.Module, directory: str | Path) -> None:
     schemes = _schemes(layers)
     tensors, notes = _tensors(model, layers, schemes)
     config = _config(model) | {"quantization_config": _quantization(model, schemes)}
-    with directory_whole(path) as folder:
+    with whole_folder(path, False) as folder:
+        folder.mkdir()
         write(folder, config, tensors)
     for note in dict.fromkeys(notes.values()):
         names = [name for name, each in notes.items() if each == note]

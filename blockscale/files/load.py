@@ -12,6 +12,7 @@ from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.layout import from_stored, stored_shape, to_stored
 from blockscale.core.parse import parse
 from blockscale.core.recipe import Scheme, read_bias
+from blockscale.core.untrusted.names import shown
 from blockscale.files.folded import without_folded_norms
 from blockscale.files.match import (
     Matches,
@@ -23,7 +24,7 @@ from blockscale.files.match import (
 from blockscale.files.metadata import FileError
 from blockscale.files.renaming.renamed import renamed
 from blockscale.files.stored_model import StoredModel, open_stored_model
-from blockscale.layers.computed import folded
+from blockscale.layers.computed import folded_for
 from blockscale.layers.guards.entry import check_model, ordinary_tensors
 from blockscale.layers.guards.optimizers import replacing
 from blockscale.layers.kinds import quantized_class
@@ -38,41 +39,30 @@ from blockscale.ops.tensor import QTensor, from_parts
 
 
 def load(model: nn.Module, path: str | Path) -> nn.Module:
-    """Load a file of `bs.save`, or a directory of `blockscale quantize`, into `model`; returns it.
+    """A file or directory of ours into its float model, as `export.checkpoints.loading` says."""
+    return load_opened(model, lambda _: open_stored_model(path))
 
-    `model` is the float model as it was before quantization, on any device, also on "meta"; it may
-    be compiled or parallel (layers.model.wrapped). Layers whose weights are quantized in the file
-    are replaced by quantized layers, and batch norms that training folded into them by nn.Identity;
-    everything else is copied. A weight whose owner cannot hold codes is dequantized, with a warning
-    that names it.
 
-    Raises FileError, and changes nothing, if the file is missing, truncated, of a newer version, of
-    an unknown format, or of another model.
-    """
+def load_opened(model: nn.Module, opened: Callable[[nn.Module], StoredModel]) -> nn.Module:
+    """`load` of what `opened` gives for the model itself; whatever is raised, it is unchanged."""
     check_model(model, "bs.load")
     with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.load"):
         refuse_quantized(plain)
-        fill(plain, renamed(plain, open_stored_model(path)))
+        fill(plain, renamed(plain, opened(plain)))
     return model
 
 
 def fill(model: nn.Module, source: StoredModel) -> nn.Module:
     """`load` from what was opened, in the model's own names."""
     refuse_quantized(model)
-    fold = folded(model, lambda name: _has_quantized(source, name), stay=True)
-    with without_folded_norms(model, source), fold:
+    names = (*source.metadata.tensors, *source.metadata.aliases)
+    with without_folded_norms(model, source), folded_for(model, names):
         dense = _put_in(model, source)
     tell_names(model)
     let_embeddings_be_resized(model)
     announce(model)
     _warn(model, source, dense)
     return model
-
-
-def _has_quantized(source: StoredModel, layer: str) -> bool:
-    """Whether the file has a quantized tensor of this layer."""
-    every = (*source.metadata.tensors, *source.metadata.aliases)
-    return any(name.rpartition(".")[0] == layer for name in every)
 
 
 def _put_in(model: nn.Module, source: StoredModel) -> Matches:
@@ -112,7 +102,7 @@ def _warn(model: nn.Module, source: StoredModel, dense: Matches) -> None:
     if empty and not skeleton:  # of one that was asked for on meta nothing is missing
         told.append(f"buffers that no file holds are still on meta: {', '.join(empty)}")
     if told:
-        warnings.warn(f"blockscale: {'; '.join(told)}", stacklevel=3)
+        warnings.warn(f"blockscale: {shown('; '.join(told), 4000)}", stacklevel=3)
 
 
 def _read(source: StoredModel, name: str) -> dict[str, Tensor]:
@@ -194,7 +184,7 @@ def _hold(
 def _layer(model: nn.Module, source: StoredModel, name: str, weight: QWeight) -> QLayer:
     owner = name.rpartition(".")[0]
     module: Any = model.get_submodule(owner)
-    formats = {part: parse(text) for part, text in source.metadata.formats(owner).items()}
+    formats: Any = {part: parse(text) for part, text in source.metadata.formats(owner).items()}
     scheme = Scheme(weight.format, **formats)
     kind = quantized_class(module)
     assert kind is not None  # match_quantized asked

@@ -32,6 +32,10 @@ from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.parse import parse
 from blockscale.core.recipe import BiasFormat, read_bias
 from blockscale.core.reference import QParams
+from blockscale.core.untrusted.files import FileError as FileError
+from blockscale.core.untrusted.json_text import json_object, parse_json
+from blockscale.core.untrusted.names import quoted
+from blockscale.files.header import LARGEST
 from blockscale.layers import before
 
 KEY = "blockscale"
@@ -39,10 +43,6 @@ DIGEST = "blockscale_sha256"  # of that JSON: a damaged header could spell anoth
 VERSION = 1
 PARTS = ("codes", *QParams._fields)
 QUANTIZERS = ("input", "output")
-
-
-class FileError(ValueError):
-    """A file that cannot be used, and why."""
 
 
 @dataclass(frozen=True)
@@ -118,32 +118,38 @@ class Metadata:
         if text is None:
             return None
         try:
-            data = json.loads(text)
+            data = json_object(parse_json(text, "it", most=LARGEST), "it")
             version = data["version"]
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise FileError(f"{path}: its blockscale metadata is damaged ({error!r})") from None
-        if version != VERSION:
+        except (ValueError, KeyError) as error:
+            raise FileError(f"{path}: its blockscale metadata is damaged ({error})") from None
+        if version != VERSION or type(version) is not int:
             raise FileError(
-                f"{path}: written in version {version!r} of the file format, this blockscale reads "
-                f"version {VERSION}: install a newer blockscale"
+                f"{path}: written in version {quoted(version)} of the file format, this "
+                f"blockscale reads version {VERSION}: install a newer blockscale"
             )
         if (metadata or {}).get(DIGEST) != _digest(text):
             raise FileError(f"{path}: its blockscale metadata is damaged (its digest differs)")
         try:
             tensors = {name: _tensor(name, info) for name, info in data["tensors"].items()}
-            aliases = {str(name): str(to) for name, to in data["aliases"].items()}
-            layers = {name: dict(parts) for name, parts in data["layers"].items()}
-            folded = {str(n): str(layer) for n, layer in data.get("folded", {}).items()}
+            aliases, folded = _texts(data["aliases"]), _texts(data.get("folded", {}))
+            layers = {name: _texts(parts) for name, parts in data["layers"].items()}
             decoded = cls(tensors, layers, aliases, folded)
             for name in layers:
                 _check_layer(decoded, name)
             for norm, layer in folded.items():
                 _check_quantized(decoded, layer, f"includes {norm!r}")
             return decoded
-        except (TypeError, KeyError, AttributeError) as error:
+        except (TypeError, KeyError, AttributeError, OverflowError) as error:
             raise FileError(f"{path}: its blockscale metadata is damaged ({error!r})") from None
         except ValueError as error:
             raise FileError(f"{path}: {error}") from None
+
+
+def _texts(data: dict[str, str]) -> dict[str, str]:
+    """What maps names to texts. Raises TypeError for anything else."""
+    if not all(isinstance(value, str) for value in data.values()):
+        raise TypeError("expected texts")
+    return data
 
 
 def _digest(text: str) -> str:
@@ -154,6 +160,9 @@ def _tensor(name: str, data: dict[str, object]) -> TensorInfo:
     info = TensorInfo(**{**data, "shape": tuple(data["shape"])})  # type: ignore[arg-type]
     if not all(type(size) is int and size >= 0 for size in info.shape):
         raise ValueError(f"tensor {name!r}: {info.shape} is no shape")
+    dtype = getattr(torch, info.dtype, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"tensor {name!r}: {quoted(info.dtype)} is no dtype of floats")
     try:
         check_layout(info.layout)
     except ValueError as error:

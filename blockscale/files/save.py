@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -35,11 +36,22 @@ def save(model: nn.Module, path: str | Path) -> None:
                 f"is in, or wrap it, e.g. in nn.Sequential(layer)"
             )
         refuse_unfinished(plain)
-        described = describe(plain)
-        tensors, aliases = _unique(plain.state_dict(), described)
-    metadata = replace(described, aliases=described.aliases | aliases)
+        tensors, metadata = described_state(plain)
     with written_whole(path) as temporary:
-        save_file(tensors, temporary, metadata.encode())
+        try:
+            save_file(tensors, temporary, metadata.encode())
+        except SafetensorError as error:  # a full disk among them
+            raise OSError(f"{path} cannot be written: {error}") from error
+
+
+def described_state(model: nn.Module) -> tuple[dict[str, Tensor], Metadata]:
+    """Each tensor of a model's state once, and what a file of them says.
+
+    Raises ValueError for a state that has something else, or tensors without data.
+    """
+    described = describe(model)
+    tensors, aliases = _unique(model.state_dict(), described)
+    return tensors, replace(described, aliases=described.aliases | aliases)
 
 
 def describe(model: nn.Module) -> Metadata:

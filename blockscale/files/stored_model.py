@@ -4,31 +4,26 @@ Ours: written by `bs.save` or `bs.quantize_directory`. Other people's quantized 
 and written in blockscale/export/.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from blockscale.core.untrusted.json_text import json_object, read_json
+from blockscale.core.untrusted.names import quoted
+from blockscale.files.header import LARGEST
 from blockscale.files.metadata import PARTS, FileError, Metadata
+from blockscale.files.stream import Reader
 from blockscale.layers import before
 from blockscale.layers.before import Before, BufferSpecs
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
-    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
-    "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu, "C64": torch.complex64,
-}  # fmt: skip
 
 
 @contextmanager
@@ -131,7 +126,12 @@ def open_stored_model(path: str | Path) -> StoredModel:
     Raises FileError if there is none, or one is truncated, unknown or of a newer version.
     """
     path = Path(path)
-    return read_headers(path, shards(path))
+    files = shards(path)
+    found = read_headers(path, files)
+    if path.is_dir() and (path / INDEX).exists():
+        stored = {name: file.relative_to(path).as_posix() for name, file in found.files.items()}
+        check_index(path / INDEX, stored)
+    return found
 
 
 def read_headers(path: Path, shards: Sequence[Path]) -> StoredModel:
@@ -140,12 +140,12 @@ def read_headers(path: Path, shards: Sequence[Path]) -> StoredModel:
     kinds: dict[str, StoredKind] = {}
     parts: list[Metadata] = []
     for shard in shards:
-        with opened(shard) as file:
-            metadata = Metadata.decode(file.metadata(), shard)
-            for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
-                kind = file.get_slice(name)
-                kinds[name] = (DTYPES.get(kind.get_dtype()), tuple(kind.get_shape()))
-                files[name] = shard
+        with Reader(shard) as file:
+            metadata = Metadata.decode(file.metadata, shard)
+            for name, tensor in file.tensors.items():
+                if name in files:
+                    raise FileError(f"{name} is both in {files[name]} and in {shard}: remove one")
+                kinds[name], files[name] = (tensor.torch_dtype, tensor.shape), shard
         if metadata is not None:
             parts.append(metadata)
     return StoredModel(path, files, kinds, Metadata.joined(parts))
@@ -156,9 +156,8 @@ def shards(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     index = path / INDEX
-    if index.is_file():
-        names = _index_names(index)
-        files = [path / name for name in names]
+    if index.exists():
+        files = [path / name for name in sorted(set(read_index(index).values()))]
     elif (path / SINGLE).is_file():  # others beside it, such as an adapter's, are not the model's
         files = [path / SINGLE]
     else:
@@ -171,12 +170,40 @@ def shards(path: Path) -> list[Path]:
     return files
 
 
-def _index_names(index: Path) -> list[str]:
-    """The files that an index names. Raises FileError if it is no index."""
+def read_index(index: Path) -> dict[str, str]:
+    """{tensor: the file that an index says it is in, relative to the index and in its folder}.
+
+    Raises FileError if it is no index, or names what is no safetensors file or lies elsewhere.
+    """
     try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        if not names or not all(isinstance(name, str) for name in names):
+        found = json_object(read_json(index, most=LARGEST), index)
+        names = json_object(found["weight_map"], "its weight_map")
+        if not names or not all(isinstance(name, str) for name in names.values()):
             raise ValueError("it names no files")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise FileError(f"{index} is damaged ({error!r})") from None
-    return names
+    except KeyError:
+        raise FileError(f"{index} is damaged (it has no weight_map)") from None
+    except ValueError as error:
+        raise FileError(f"{index} is damaged ({error})") from None
+    for name in set(names.values()):
+        if (
+            ".." in name.replace("\\", "/").split("/")
+            or name.startswith(("/", "\\"))
+            or name[1:2] == ":"
+        ):
+            raise FileError(f"{index} names {quoted(name)}, which is not inside the directory")
+        if not name.endswith(".safetensors") or not name.isprintable():
+            raise FileError(f"{index} names {quoted(name)}, which is no *.safetensors file")
+    return {tensor: PurePosixPath(name).as_posix() for tensor, name in names.items()}
+
+
+def check_index(index: Path, stored: Mapping[str, str]) -> None:
+    """Raise FileError where an index does not say what is stored: {tensor: the file it is in}."""
+    listed = read_index(index)
+    for name in listed.keys() | stored.keys():
+        if listed.get(name) != stored.get(name):
+            told = f"is in {listed[name]}" if name in listed else "is nowhere"
+            there = f"is in {stored[name]}" if name in stored else "is in none of them"
+            raise FileError(
+                f"{index} says that {quoted(name)} {told}, but it {there}: download or copy the "
+                f"model again"
+            )

@@ -8,47 +8,57 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Protocol, Self
 
 import torch
 from torch import Tensor
 
+from blockscale.core.untrusted.files import FileError, open_regular
+from blockscale.core.untrusted.names import quoted
+from blockscale.core.work.closing import Closing
 from blockscale.files.header import LARGEST, LENGTH, StoredTensor, parse_header
-from blockscale.files.metadata import FileError
 
 _CHUNK = 1 << 24  # bytes copied at a time
 
 
-class Reader:
+class Tensors(Protocol):
+    """What floats are read from: a Reader, or what stands for one."""
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """{name: what is stored}."""
+
+    def rows(
+        self, name: str, start: int, stop: int, shape: tuple[int, ...] | None = None
+    ) -> Tensor:
+        """As `Reader.rows`."""
+
+    def tensor(self, name: str) -> Tensor:
+        """As `Reader.tensor`."""
+
+    def chunks(self, name: str) -> Iterator[memoryview]:
+        """As `Reader.chunks`."""
+
+
+class Reader(Closing):
     """A safetensors file open for reading.
 
     tensors:  {name: StoredTensor}, in the file's order
     metadata: what the file says about itself
     size:     bytes of the whole file
 
-    Raises FileError for a file that is not safetensors or is cut short.
+    Raises FileError for a file that is missing, not safetensors or cut short.
     """
 
     def __init__(self, path: Path):
         self.path = path
-        self._file = os.open(path, os.O_RDONLY)
+        self._file = open_regular(path)
         try:
             self.size = os.fstat(self._file).st_size
             self.tensors, self.metadata = self._header()
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give the file back."""
@@ -69,7 +79,7 @@ class Reader:
 
     def _refuse(self, reason: str) -> NoReturn:
         raise FileError(
-            f"{self.path}: not a complete safetensors file: {reason}. Download or copy it again"
+            f"{self.path}: not a whole safetensors file: {reason}. Download or copy it again"
         )
 
     def rows(
@@ -83,12 +93,12 @@ class Reader:
         dtype = tensor.torch_dtype
         if dtype is None:
             raise FileError(
-                f"{self.path}: tensor {name!r} has dtype {tensor.dtype}, which torch has not"
+                f"{self.path}: tensor {quoted(name)} has dtype {tensor.dtype}, which torch has not"
             )
         shape = tensor.shape if shape is None else shape
         row = tensor.nbytes // max(shape[0] if shape else 1, 1)
         rows = torch.empty((stop - start, *shape[1:]) if shape else (), dtype=dtype)
-        self._fill(_bytes_of(rows), tensor.start + start * row)
+        self._fill(bytes_of(rows), tensor.start + start * row)
         return rows
 
     def tensor(self, name: str) -> Tensor:
@@ -116,7 +126,8 @@ class Reader:
             done += len(data)
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> memoryview:
+    """A contiguous tensor's bytes, not copied."""
     flat: Any = tensor.reshape(-1).view(torch.uint8).numpy()
     return memoryview(flat)
 
@@ -131,7 +142,8 @@ class Writer:
         """header, tensors: what `lay_out` gave."""
         self._path, self._tensors = path, tensors
         size = len(header) + sum(tensor.nbytes for tensor in tensors.values())
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        self._file = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o666)
         try:
             same = os.fstat(self._file).st_size == size
             self.resumed = same and os.pread(self._file, len(header), 0) == header
@@ -158,7 +170,7 @@ class Writer:
         """Write `rows` [r, ...] from index `row` on; leading dimensions may have been made one."""
         assert rows.dtype == self._tensors[name].torch_dtype, (name, rows.dtype)
         size = rows.nbytes // max(rows.shape[0] if rows.ndim else 1, 1)
-        self.chunk(name, row * size, _bytes_of(rows.contiguous()))
+        self.chunk(name, row * size, bytes_of(rows.contiguous()))
 
     def chunk(self, name: str, offset: int, data: memoryview) -> None:
         """Write bytes from `offset` of a tensor on."""

@@ -4,9 +4,10 @@ Whoever writes one file does it through here: our own files (save.py), those of 
 (blockscale/export/) and the results of benchmarks. Directories have directory/workspace.py.
 """
 
+import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -30,17 +31,27 @@ def written_whole(path: Path) -> Iterator[Path]:
     """The name under which to write what becomes `path` when the context ends without an error.
 
     An error inside leaves `path` as it was, and nothing beside it. Raises OSError if the place
-    cannot be written.
+    cannot be written. The file is locked meanwhile, so that `blockscale clean` leaves it alone.
     """
     temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
-    try:
-        temporary.touch(exist_ok=False)
-        # What the umask lets others do; some writers make a new file that lets them do nothing.
-        mode = temporary.stat().st_mode
-        yield temporary
-        temporary.chmod(mode)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with ExitStack() as locks:
+        try:
+            made = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+            _lock(made, locks)
+            # What the umask lets others do; some writers make a new file that others cannot read.
+            mode = os.fstat(made).st_mode
+            yield temporary
+            temporary.chmod(mode)
+            written = os.open(temporary, os.O_RDONLY)
+            _lock(written, locks)  # the same file, or the writer's own
+            os.fsync(written)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _lock(file: int, locks: ExitStack) -> None:
+    """Lock an open file until the end, where the disk has locks; no other process waits for it."""
+    locks.callback(os.close, file)
+    with suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,6 +15,11 @@ from blockscale.graph.lower import lower as lower
 from blockscale.graph.lower import package as package
 from blockscale.graph.lower import targets as targets
 from blockscale.graph.lower import ways as ways
+from blockscale.graph.lower.integers.audit import IntegerAudit as IntegerAudit
+from blockscale.graph.lower.integers.audit import audit_integer as audit_integer
+from blockscale.graph.lower.integers.cost import Cost as Cost
+from blockscale.graph.lower.integers.cost import cost as cost
+from blockscale.graph.lower.integers.recipe import integer_recipe as integer_recipe
 from blockscale.graph.prepare import prepare as prepare
 from blockscale.graph.pt2e import pt2e_quantizer as pt2e_quantizer
 from blockscale.graph.qparams import QuantParams as QuantParams

@@ -12,10 +12,11 @@ from torch import fx, nn
 from blockscale.calibrate import observers
 from blockscale.calibrate.algorithms import Transform, WeightAlgorithm
 from blockscale.calibrate.batches import Batches, inference
-from blockscale.calibrate.calibrate import Data, Methods, chosen
 from blockscale.calibrate.hooks import Callback, watch
 from blockscale.calibrate.input_stats import InputStatsCollector
+from blockscale.calibrate.learn import Data, Methods, chosen
 from blockscale.calibrate.progress_bar import listener
+from blockscale.calibrate.rotations.rotated import check_rotatable
 from blockscale.calibrate.session import Observing, Session, each_of, has_rows, static_parts
 from blockscale.core.format import Format
 from blockscale.core.ledger import Ledger
@@ -29,7 +30,7 @@ from blockscale.layers.apply import check
 from blockscale.layers.ledger import ledger_of
 from blockscale.layers.parameters.planned import plan_others
 from blockscale.layers.plan import Decision, plan_layers
-from blockscale.qat.learned import Learn
+from blockscale.qat.learned import PROFILED, Learn
 from blockscale.qat.prepare import ledger as trained_ledger
 from blockscale.qat.prepare import prepare_qat
 
@@ -62,7 +63,7 @@ class Prepared(fx.GraphModule):
         """What `bs.calibrate(p, batches)` does: as many passes as the methods need."""
         if self.qat:
             raise ValueError("a graph prepared with qat=True learns its scales in training")
-        data = data._replace(strict=data.strict or self.strict)
+        data = data._replace(strict=data.strict or self.strict, blocks=False)
         self._stop_watching()
         if self.edges:
             if not isinstance(data.batches, Sequence):
@@ -118,10 +119,10 @@ def prepare(
     """
     recipe = Recipe.read(recipe)
     methods = Methods.read(observer or ("moving_average" if qat else "mse"), weight, transform)
-    if qat and (weight != "absmax" or transform is not None):
-        raise ValueError("qat=True trains weights as they are: leave out weight and transform")
-    graph = imported(program)
-    _check_float(graph)
+    methods.check_profiles(recipe, PROFILED if qat else "")
+    _check_training(qat, plain=weight == "absmax" and transform is None)
+    check_rotatable(methods.transform, _EXPORTED)
+    graph = _float(program)
     _layered(graph, qat=qat)
     found, unmatched = places(graph, recipe)
     edges = list(put_edges(graph, found, methods.observer, fake=qat))
@@ -137,6 +138,24 @@ def prepare(
     told.warn()
     set_state(made, replace(state(graph), stage="prepared", ledger=told, recipe=recipe))
     return made
+
+
+def _check_training(qat: bool, plain: bool) -> None:
+    if qat and not plain:
+        raise ValueError("qat=True trains weights as they are: leave out weight and transform")
+
+
+def _float(program: Program) -> fx.GraphModule:
+    """The graph of a program, which is a float model's."""
+    graph = imported(program)
+    _check_float(graph)
+    return graph
+
+
+_EXPORTED = (
+    "a graph no longer says where its embeddings, norms and heads are. Export the model after "
+    "bs.calibrate(model, ...) rotated it, or use transform='hadamard'"
+)
 
 
 def _layered(graph: fx.GraphModule, *, qat: bool) -> None:

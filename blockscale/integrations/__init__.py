@@ -6,22 +6,28 @@ from importlib import import_module
 from torch import nn
 
 from blockscale.core.recipe import Recipe
-from blockscale.integrations.diffusers import tell_diffusers
 from blockscale.integrations.on_import import bring_along
 from blockscale.layers.reading.announce import listeners
 
 
 def tell_transformers(model: nn.Module, recipe: Recipe | None) -> None:
-    """Let `save_pretrained` of a quantized transformers model write what was quantized.
+    """Let `save_pretrained` of a quantized transformers model write what was quantized."""
+    _attach(model, recipe, "transformers", "transformers.modeling_utils", "PreTrainedModel")
 
-    Where transformers was not imported the model is not its own, and nothing is imported.
-    """
-    library = sys.modules.get("transformers.modeling_utils")
-    if library is None:
+
+def tell_diffusers(model: nn.Module, recipe: Recipe | None) -> None:
+    """The same of models of diffusers."""
+    _attach(model, recipe, "diffusers", "diffusers.models.modeling_utils", "ModelMixin")
+
+
+def _attach(model: nn.Module, recipe: Recipe | None, library: str, module: str, kind: str) -> None:
+    """Where the library was not imported the model is not its own, and nothing is imported."""
+    imported = sys.modules.get(module)
+    if imported is None:
         return
-    models = [each for each in model.modules() if isinstance(each, library.PreTrainedModel)]
+    models = [each for each in model.modules() if isinstance(each, getattr(imported, kind))]
     if models:
-        import_module("blockscale.integrations.transformers.attach").attach(models, recipe)
+        import_module(f"blockscale.integrations.{library}.attach").attach(models, recipe)
 
 
 def tell_peft(model: nn.Module, recipe: Recipe | None) -> None:

@@ -5,12 +5,15 @@ import platform
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from blockscale.kernels import cpu
+from blockscale.kernels.coverage import Coverage, coverage
+from blockscale.kernels.processor import Cache, caches, instructions, tensor_formats
+from blockscale.kernels.rates import Rates, rates
 from blockscale.kernels.registry import backends, unavailable
 
 
@@ -19,7 +22,8 @@ class Native:
     """The compiled library of the CPU's kernels.
 
     isas: the instruction sets that it was compiled for, slowest first
-    present: those of them that this processor has
+    present: those of them that run here
+    lacking: why the others do not
     used: the one in use; None if BLOCKSCALE_CPU_ISA names another
     stale: whether the C++ sources beside it have changed since
     """
@@ -32,15 +36,17 @@ class Native:
     present: tuple[str, ...]
     used: str | None
     stale: bool
+    lacking: dict[str, str]
 
 
 @dataclass(frozen=True)
 class Device:
-    """An accelerator that torch sees. `memory` is in bytes."""
+    """An accelerator that torch sees. `memory` is in bytes; formats: of `tensor_formats`."""
 
     name: str
     memory: int
     capability: str
+    formats: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,11 @@ class Hardware:
     openmp: the OpenMP libraries in this process; more than one compete for the cores
     native: the compiled library, or the reason why there is none
     backends: for each, the reason why no kernel of it can run here, or None if they can
+    instructions: the processor's, of those that kernels for small numbers are made of
+    caches: of the first core, the nearest first; () where the system does not list them
+    adapters: what WebGPU could compute on, the preferred one first
+    kernels: {backend: which formats each op runs on its kernels, and why not the others}
+    rates: {device: what was measured}; empty unless that was asked for
     """
 
     blockscale: str
@@ -69,10 +80,17 @@ class Hardware:
     native: Native | str
     devices: tuple[Device, ...]
     backends: dict[str, str | None]
+    instructions: tuple[str, ...] = ()
+    caches: tuple[Cache, ...] = ()
+    adapters: tuple[str, ...] = ()
+    kernels: dict[str, tuple[Coverage, ...]] = field(default_factory=dict)
+    rates: dict[str, Rates] = field(default_factory=dict)
 
 
-def hardware() -> Hardware:
+def hardware(measure: bool = False) -> Hardware:
     """What this machine can compute with, and which backends run here, or why not.
+
+    measure: time copies and products, about a second for the CPU and each CUDA device
 
     Loads the kernels of every backend. `dataclasses.asdict` makes plain data of the result.
     """
@@ -91,6 +109,28 @@ def hardware() -> Hardware:
         native=_native(),
         devices=_devices(),
         backends=reasons,
+        instructions=instructions(),
+        caches=caches(),
+        adapters=_adapters(reasons),
+        kernels={each: coverage(each) for each in reasons if reasons[each] is None},
+        rates={each: rates(each) for each in _measured()} if measure else {},
+    )
+
+
+def _measured() -> list[str]:
+    """The devices that have rates."""
+    return ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+
+
+def _adapters(reasons: dict[str, str | None]) -> tuple[str, ...]:
+    """The names of WebGPU's adapters; none where it cannot run."""
+    if reasons.get("webgpu", "") is not None:
+        return ()
+    from blockscale.kernels.webgpu.gpu import adapter
+
+    return tuple(
+        f"{adapter.described(each)}{', software' if adapter.is_software(each) else ''}"
+        for each in adapter.adapters()
     )
 
 
@@ -115,6 +155,7 @@ def _native() -> Native | str:
         present=tuple(library.isas()),
         used=_used(library.isa),
         stale=cpu.stale(library),
+        lacking=library.lacking(),
     )
 
 
@@ -158,4 +199,7 @@ def _devices() -> tuple[Device, ...]:
     if not torch.cuda.is_available():
         return ()
     every = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return tuple(Device(p.name, p.total_memory, f"{p.major}.{p.minor}") for p in every)
+    return tuple(
+        Device(p.name, p.total_memory, f"{p.major}.{p.minor}", tensor_formats(p.major, p.minor))
+        for p in every
+    )

@@ -18,7 +18,10 @@ from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from blockscale import kernels
+from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 
@@ -244,7 +247,15 @@ def run_reference(reference: Callable[..., Any], device: str, args: tuple[Any, .
     A backend whose floats are not IEEE's has a `run_reference` of its own, which runs it elsewhere.
     """
     elsewhere = getattr(_module(device), "run_reference", None) if device in backends() else None
-    return reference(*args) if elsewhere is None else elsewhere(reference, args)
+    with subnormals_kept(_elements(args)):
+        return reference(*args) if elsewhere is None else elsewhere(reference, args)
+
+
+def _elements(args: tuple[Any, ...] | list[Any]) -> int:
+    """Of all tensors among an op's arguments."""
+    nested = (each for each in args if isinstance(each, tuple | list))
+    own = sum(each.numel() for each in args if isinstance(each, Tensor))
+    return own + sum(_elements(each) for each in nested)
 
 
 def supporting(

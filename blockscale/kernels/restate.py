@@ -214,7 +214,8 @@ def _offsets(qparams: QParams, fmt: Format) -> Tensor:
     if inner is None or outer is None or split is None:
         return fmt.offset.value(codes, outer)
     values = _values(codes, inner).reshape(split)
-    return (values * outer.to(torch.float32).reshape(_one_each(split))).reshape(codes.shape)
+    offsets = values * outer.to(torch.float32).reshape(_one_each(split))
+    return offsets.clamp_(-FLT_MAX, FLT_MAX).reshape(codes.shape)
 
 
 def _values(codes: Tensor, inner: Format) -> Tensor:

@@ -1,20 +1,17 @@
 """quantize_: put quantized layers into a model, by a recipe, and say what became of every part."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.format import Format
-from blockscale.core.layout import to_stored
 from blockscale.core.ledger import Entry, Ledger
+from blockscale.core.profiles import Profile
 from blockscale.core.recipe import Recipe
 from blockscale.layers.before import Before
-from blockscale.layers.bias import notes_on_bias, quantize_bias, without_dynamic
+from blockscale.layers.bias import without_dynamic
 from blockscale.layers.computed import folded
 from blockscale.layers.guards.entry import check_model, ordinary_tensors
 from blockscale.layers.guards.finite import broken
@@ -23,13 +20,14 @@ from blockscale.layers.guards.sample import tried
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.ledger import ledger_of
+from blockscale.layers.model.build import build
 from blockscale.layers.model.names import tell_names
+from blockscale.layers.model.profiled import read_recipe
 from blockscale.layers.model.resizing import let_embeddings_be_resized
 from blockscale.layers.model.swap import swap as swap
 from blockscale.layers.model.wrapped import unwrapped
 from blockscale.layers.parameters.planned import (
     ParameterPlan,
-    coded,
     entries_of,
     plan_others,
     plan_parameters,
@@ -38,8 +36,6 @@ from blockscale.layers.parameters.planned import (
 )
 from blockscale.layers.plan import Decision, Plan, plan_layers
 from blockscale.layers.reading.announce import announce
-from blockscale.layers.saturation import told_of_odd
-from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Scales, Supplied, supplied
 from blockscale.ops.tensor import QTensor
@@ -47,7 +43,7 @@ from blockscale.ops.tensor import QTensor
 
 def quantize_(
     model: nn.Module,
-    recipe: Recipe | Format | str | Path,
+    recipe: Recipe | Format | Profile | str | Path,
     *,
     strict: bool = False,
     input_scales: Scales | None = None,
@@ -63,7 +59,7 @@ def quantize_(
     A weight that the model's own code reads (`F.linear(x, self.fc.weight)`) gives a tensor of the
     float weight's shape and dtype (layers.reading).
 
-    recipe: a Recipe; a Format, name or spelling quantizes weights only; a path of a JSON file.
+    recipe: a Recipe or the path of its JSON; a Format, name, spelling or Profile: weights only.
     strict: raise SkippedError, before anything is changed, if something that the recipe covers
         cannot be quantized or has NaN or infinite weights, or a pattern matches nothing. Otherwise
         one warning names them.
@@ -82,7 +78,7 @@ def quantize_(
     the model is unchanged then.
     """
     check_model(model, "bs.quantize_")
-    recipe = Recipe.read(recipe)
+    recipe, weights = read_recipe(model, recipe, weights, before)
     with (
         unwrapped(model) as plain,
         ordinary_tensors(),
@@ -118,25 +114,21 @@ def apply(
     seed: int | None = None,
     parameters: bool = True,
     made: Mapping[str, QWeight] | None = None,
+    built: Mapping[str, tuple[QLayer, Entry]] | None = None,
 ) -> Ledger:
     """Do what the plans say, all of it or nothing; the ledger has not warned yet.
 
     places: {first name of a layer: what is supplied for it}, of every Plan.
     parameters: quantize those of no layer as well, where they are; a program's stay as they are.
     made: {first name of such a parameter: its codes}, where they are there already.
+    built: {first name of a layer: what `build` gave}, where that is there already.
 
     Raises SkippedError, before anything is changed, if strict asks for it.
     """
     plans = without_dynamic(plans, lambda plan: places[plan.name].input is not None)
     planned = list((plan_parameters if parameters else plan_others)(model, plans, recipe))
     check(plans, planned, recipe, strict=strict, places=places)
-    weights: dict[int, QWeight] = {}
-    layers: dict[str, nn.Module] = {}
-    entries: dict[str, Entry] = {}
-    for plan in plans:
-        if isinstance(plan, Plan):
-            layer, entries[plan.name] = _build(plan, weights, places[plan.name], seed)
-            layers |= dict.fromkeys(plan.names, layer)
+    layers, entries = _layers(plans, places, seed, built or {})
     ours = [each for each in planned if isinstance(each, ParameterPlan)]
     held = {each.name: quantized(each, seed, (made or {}).get(each.name)) for each in ours}
     _change(model, layers, ours, [weight for weight, _ in held.values()])
@@ -145,6 +137,27 @@ def apply(
     announce(model, recipe)
     others = [held[each.name][1] if each.name in held else each for each in entries_of(planned)]
     return ledger_of(plans, others, recipe, entries)
+
+
+def _layers(
+    plans: Sequence[Decision],
+    places: Mapping[str, Supplied],
+    seed: int | None,
+    built: Mapping[str, tuple[QLayer, Entry]],
+) -> tuple[dict[str, nn.Module], dict[str, Entry]]:
+    """{name: quantized layer} and {first name: its entry}, those that are built included."""
+    weights: dict[int, QWeight] = {}
+    layers: dict[str, nn.Module] = {}
+    entries: dict[str, Entry] = {}
+    for plan in plans:
+        if isinstance(plan, Plan):
+            made = built.get(plan.name) or build(plan, weights, places[plan.name], seed)
+            layer, entries[plan.name] = made
+            weights.setdefault(id(plan.parameter), layer.qweight)
+            if plan.name in built:  # they were built in evaluation mode
+                layer.train(plan.module.training)
+            layers |= dict.fromkeys(plan.names, layer)
+    return layers, entries
 
 
 def _change(
@@ -180,62 +193,3 @@ def check(
         odd = {entry.name: entry for entry in broken(plans, planned, given)}
         others = [odd.get(entry.name, entry) for entry in entries_of(planned)]
         ledger_of(plans, others, recipe, odd).raise_if_skipped()
-
-
-def _build(
-    plan: Plan, weights: dict[int, QWeight], place: Supplied, seed: int | None
-) -> tuple[QLayer, Entry]:
-    """The quantized layer and what the ledger says of it."""
-    notes: list[str] = []
-    if plan.owns_weight:
-        own = None if seed is None else named_seed(seed, f"{plan.name}.weight")
-        weights[id(plan.parameter)], notes = _weight(plan, place, own)
-    weight = weights[id(plan.parameter)]
-    layer = plan.kind.from_float(plan.module, weight, plan.scheme)
-    for part in ("input", "output"):
-        if (quantizer := getattr(place, part)) is not None:
-            setattr(layer, part, quantizer.to(plan.parameter.device))
-    if place.before is not None:
-        layer.set_before(place.before)
-    if plan.quantizes_bias and plan.scheme.bias is not None:
-        notes += notes_on_bias(layer, plan.scheme.bias)
-        own = None if seed is None else named_seed(seed, f"{plan.name}.bias")
-        quantize_bias(layer, plan.scheme.bias, own)
-    layer.take_place_of(plan.module)
-    unused = plan.scheme.input is not None and layer.input is None
-    reasons = ["shares the codes of a tied layer"] * (not plan.owns_weight)
-    reasons += ["its input is indices, which have no format"] * unused
-    entry = replace(
-        plan.entry,
-        weight=weight.fmt,
-        input="" if layer.input is None else layer.input.fmt,
-        output="" if layer.output is None else layer.output.fmt,
-        reason="; ".join(reasons),
-        details=place.told,
-        bias="" if layer.quantized_bias is None else layer.quantized_bias.fmt,
-        notes=(*plan.entry.notes, *notes),
-        bytes_after=plan.bytes_beside + _nbytes(layer, plan.owns_weight),
-    )
-    return layer, entry
-
-
-def _nbytes(layer: QLayer, owns_weight: bool) -> int:
-    """Bytes of a layer's codes, unless they are another's, and of what is before it."""
-    beside = 0 if layer.before is None else layer.before.nbytes
-    beside += 0 if layer.quantized_bias is None else layer.quantized_bias.nbytes
-    return beside + (layer.qweight.nbytes if owns_weight else 0)
-
-
-def _weight(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWeight, list[str]]:
-    """A layer's weight in codes, and what a user should know about it in this format."""
-    parameter, fmt = plan.parameter, plan.format
-    layout, shape = plan.layout, tuple(parameter.shape)
-    stored = to_stored(parameter.detach(), layout)
-    notes = [odd] if (odd := told_of_odd(stored)) else []
-    if place.weight is not None:
-        notes += lost_signs("weight", stored, fmt)
-        return QWeight(place.weight.to(parameter.device), shape, parameter.dtype, layout), notes
-    if place.before is not None:
-        stored = place.before.to(parameter.device).to_weight(stored.to(torch.float32))
-    q, more = coded(stored, fmt, seed)
-    return QWeight(q, shape, parameter.dtype, layout), notes + more

@@ -79,11 +79,13 @@ def steps_of_sums(layer: QLayer) -> Tensor:
 
 
 def steps_of_outputs(values: Tensor, qparams: QParams, fmt: Format) -> Tensor:
-    """A weight's values [n, k], and the stored scale that they have -> the step of each output [n].
+    """A weight's values [n, k], and the stored scale that they have -> the step of each output [n]:
+    the scale's, or the part of it in which its powers of two are counted (Element.grain).
 
     Outputs whose weights are all 0 have the step of others (core.arithmetic.sums.live_steps).
     """
-    steps = step_of(qparams, fmt).reshape(-1).expand(values.shape[0])
+    part = 2.0 ** -(fmt.element.grain or 0)
+    steps = (step_of(qparams, fmt) * part).reshape(-1).expand(values.shape[0])
     return live_steps(steps, (values == 0).all(1))
 
 

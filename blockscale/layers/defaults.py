@@ -28,6 +28,8 @@ _NAMED = (
     (r"(^|[._])(norm\w*|ln\w*|layernorm\w*|gamma|beta|scale|scales|temperature|logit_scale|gains?)$",
      "norm or factor"),
     (r"(^|[._])bias(es)?\w*$", "bias"),
+    # a buffer in a model, where it is none of its parameters (encodec, mimi)
+    (r"(^|\.)codebook\.embed(_avg|_sum)?$", "codebook"),
 )  # fmt: skip
 _PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), why) for pattern, why in _NAMED)
 

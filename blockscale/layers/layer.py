@@ -11,7 +11,7 @@ from blockscale.core.layout import stored_shape
 from blockscale.core.operand import UNQUANTIZED, Quantizer
 from blockscale.core.recipe import Scheme
 from blockscale.layers.before import Before
-from blockscale.layers.reading.source import ReadTensor, written
+from blockscale.layers.reading.source import shared, written
 from blockscale.layers.store import QBias, QInput, QWeight
 
 _HOOKS = (
@@ -86,16 +86,10 @@ class QLayer(nn.Module):
         super().__setattr__(name, value)
 
     def _shared(self, held: Any, value: Any) -> Any:
-        """The codes behind a tensor that was read elsewhere, to hold them instead of `held`: as
-        tie_weights does. Raises RuntimeError for other tensors, and for codes that do not fit."""
-        owner = value.source.owner if isinstance(value, ReadTensor) else None
-        if owner is held:
-            return held
-        kind = type(held), held.shape, held.layout
-        if owner is None or kind != (type(owner), owner.shape, owner.layout):
-            raise written("an assignment", held.read().source)
+        """`shared`; raises RuntimeError as well where a transform changed the weight."""
+        owner = shared(held, value)
         transformed = self.before is not None or value.source.operand is None
-        if held is self.qweight and transformed:
+        if owner is not held and held is self.qweight and transformed:
             told = "an assignment of a weight that a transform changed"
             raise written(told, self.qweight.source())
         return owner

@@ -31,6 +31,7 @@ from blockscale.layers.reasons import (
     why_adapter,
     why_not_bias,
     why_not_layer,
+    why_not_profile,
     why_not_weight,
 )
 from blockscale.layers.ties import (
@@ -173,15 +174,17 @@ def _decide(
         told = "its input, output and bias are quantized only along with its weight"
         return Refused("skipped", told)
     kind, weight = quantized_class(module), weight_of(module)
+    scheme = scheme if weight is None else scheme.of_dtype(weight.dtype)
     layout = "plain" if kind is None else kind.layout_of(module)
     reason = why_not_layer(module, kind)
-    reason = reason or why_not_weight(weight, layout, scheme.weight)
+    reason = reason or why_not_weight(weight, layout, scheme.weight)  # type: ignore[arg-type]
+    reason = reason or why_not_profile(weight, layout, scheme.profile)
     if reason is not None:
         return Refused("skipped", reason)
     assert kind is not None and weight is not None  # or there would be a reason
     scheme, note = kind.usable(scheme)
     if (reader := read_by_parent(model, names)) and (scheme.input or scheme.output or scheme.bias):
-        scheme = Scheme(scheme.weight)
+        scheme = Scheme(scheme.weight, profile=scheme.profile)
         note = f"{reader} computes with its weight without calling it: only the weight is quantized"
     return Candidate(scheme, scheme.weight, kind, weight, layout, note)  # type: ignore[arg-type]
 

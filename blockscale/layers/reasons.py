@@ -1,6 +1,8 @@
 """Why a float layer cannot be quantized: each reason is a sentence for the ledger."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +14,14 @@ from blockscale.core.elements.integer import Integer
 from blockscale.core.elements.ternary import Ternary
 from blockscale.core.format import Format
 from blockscale.core.layout import stored_shape
+from blockscale.core.profiles.knobs import Profile
 from blockscale.core.recipe import Scheme
 from blockscale.layers.layer import QLayer
 
 # Layers that are replaced, and their subclasses, of which some cannot be.
 _RELATIVES = (nn.Linear, nn.Embedding, nn.EmbeddingBag)
+
+_WHOLE = (Integer, Ternary, Binary)  # elements whose codes are their values
 
 _COMPUTED = (
     "its weight is computed (weight_norm, pruning, parametrization), and is not folded where that "
@@ -67,13 +72,37 @@ def read_by_parent(model: nn.Module, names: Sequence[str]) -> str:
     return next((type(p).__name__ for p in parents if isinstance(p, nn.MultiheadAttention)), "")
 
 
+_TO_COME = ContextVar("weights on the meta device are to come", default=False)
+
+
+@contextmanager
+def weights_to_come() -> Iterator[None]:
+    """Inside, a weight on the meta device may be quantized: whoever says so reads it in time."""
+    token = _TO_COME.set(True)
+    try:
+        yield
+    finally:
+        _TO_COME.reset(token)
+
+
 def why_not_weight(weight: Tensor | None, layout: str, fmt: Format) -> str | None:
     """Why a weight in this layout cannot be quantized into this format; None if it can."""
     if weight is None:
         return _COMPUTED
-    if weight.device.type == "meta":
+    if weight.device.type == "meta" and not _TO_COME.get():
         return "its weight holds no data (meta device): load the weights first"
     return _why_not_tensor(weight, "weight", stored_shape(weight.shape, layout), fmt)
+
+
+def why_not_profile(weight: Tensor | None, layout: str, profile: Profile | None) -> str | None:
+    """Why a producer refuses a weight in this layout; None if it does not, or there is none."""
+    if weight is None or profile is None:
+        return None
+    try:
+        profile.check_blocks(torch.Size(stored_shape(weight.shape, layout)))
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def why_not_bias(bias: Tensor | None, scheme: Scheme, stored: Sequence[int]) -> str:
@@ -115,9 +144,10 @@ def why_no_sums(taken: Format | None, weight: Format, shape: Sequence[int]) -> s
     """
     if taken is None:
         return "its input has no format, so its sums no step: give it one like 'int8:tensor:fp32'"
-    for part, fmt in (("input", taken), ("weight", weight)):
-        if reason := why_no_integers(fmt):
-            return f"its {part} is {fmt}, {reason}"
+    if reason := why_no_integers(taken):
+        return f"its input is {taken}, {reason}"
+    if reason := why_no_weights(weight):
+        return f"its weight is {weight}, {reason}"
     several = "one output's sum would have several steps: use the block"
     if taken.block.name != "tensor":
         return f"its input is {taken}, {several} 'tensor'"
@@ -126,9 +156,20 @@ def why_no_sums(taken: Format | None, weight: Format, shape: Sequence[int]) -> s
     return None
 
 
+def why_no_weights(fmt: Format) -> str | None:
+    """Why values of this format are no integers in parts of their block's step, 2^-grain of it;
+    None if they are: integers, and powers of two and sums of them."""
+    if fmt.element.grain is None:
+        return (
+            "whose codes are no integers to add up, nor powers of two: use integers, log2 … log8 "
+            "or apot3 … apot8"
+        )
+    return why_no_integers(fmt) if isinstance(fmt.element, _WHOLE) else None
+
+
 def why_no_integers(fmt: Format) -> str | None:
     """Why values of this format are no integers in steps of their block; None if they are."""
-    if not isinstance(fmt.element, Integer | Ternary | Binary):
+    if not isinstance(fmt.element, _WHOLE):
         return "whose codes are no integers to add up: use integers"
     if fmt.zero is not None:
         return f"whose zero points of type {fmt.zero} are no integers: use 'asym'"

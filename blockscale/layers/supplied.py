@@ -71,11 +71,11 @@ def supplied(
 
 def refuse_unchosen(plan: Plan, place: Supplied) -> None:
     """Raise ValueError if a format of this layer has scales that nothing here can choose."""
-    formats = vars(plan.scheme) | {"input": plan.scheme.input if plan.kind.takes_input else None}
+    formats = plan.scheme.formats | {"input": plan.scheme.input if plan.kind.takes_input else None}
     options = {"weight": "weights", "input": "input_scales", "output": "output_scales"}
     for part, option in options.items():
         fmt = formats[part]
-        owned = part != "weight" or plan.owns_weight
+        owned = part != "weight" or (plan.owns_weight and plan.scheme.profile is None)
         if fmt is not None and fmt.unchosen and owned and getattr(place, part) is None:
             raise ValueError(
                 f"{plan.name}: its {part} cannot be quantized in {fmt}: {fmt.unchosen}: take a "
@@ -105,7 +105,7 @@ def _taker(layers: Sequence[Plan], option: str, name: str) -> Plan:
 def _supply(place: Supplied, plan: Plan, option: str, value: object) -> None:
     """Put a value in its place. Raises ValueError where it does not fit the layer."""
     if option == "weights":
-        place.weight = _fitting(plan, value)
+        place.weight = fitting(plan, value)
     elif option == "before":
         if not isinstance(value, Before):
             raise ValueError(f"expected a Before, found {describe(value)}")
@@ -132,7 +132,7 @@ def _static(plan: Plan, part: str, given: object) -> QInput:
     return quantizer
 
 
-def _fitting(plan: Plan, q: object) -> QTensor:
+def fitting(plan: Plan, q: object) -> QTensor:
     """The codes of a weight, as they are. Raises ValueError where they do not fit the layer."""
     fmt, shape = plan.format, stored_shape(plan.parameter.shape, plan.layout)
     if not isinstance(q, QTensor) or q.format != fmt or tuple(q.shape) != shape:

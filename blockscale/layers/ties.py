@@ -69,9 +69,12 @@ def settle_ties(
 
 
 def _one_format(verdicts: Sequence[Candidate | Refused]) -> bool:
-    """Whether layers can share codes: all are candidates, in one format and layout."""
+    """Whether layers can share codes: all are candidates, in one format and layout, by one
+    profile."""
     wanted = {
-        (str(each.format), each.layout) if isinstance(each, Candidate) else None
+        (str(each.format), each.layout, each.scheme.profile)
+        if isinstance(each, Candidate)
+        else None
         for each in verdicts
     }
     return len(wanted) == 1 and None not in wanted

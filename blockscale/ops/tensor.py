@@ -8,12 +8,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from blockscale.core.format import Format
-from blockscale.core.operand import Operand, operand
+from blockscale.core.operand import Operand, Value, operand
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.scales.two_level import TwoLevel
 from blockscale.ops import primitives
+from blockscale.ops.fused.products.matmul import matmul
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +87,19 @@ class QTensor:
         values: Tensor = primitives.dequantize(self.operand, dtype)
         return values
 
+    def __matmul__(self, other: "QTensor | Tensor") -> Tensor:
+        """self [..., m, k] @ other [..., k, n], codes or floats -> float32 [..., m, n].
+
+        The product of the values, as `torch.matmul` of both dequantized, by the fused op `matmul`.
+        """
+        if not isinstance(other, QTensor | Tensor):
+            return NotImplemented
+        return _product(self, other)
+
+    def __rmatmul__(self, other: Tensor) -> Tensor:
+        """other [..., m, k] floats @ self [..., k, n] -> float32 [..., m, n]."""
+        return _product(other, self) if isinstance(other, Tensor) else NotImplemented
+
     def to(self, device: torch.device | str) -> "QTensor":
         """The same on another device. Raises TypeError for a dtype: see `dequantize`."""
         if not isinstance(device, torch.device | str | int):
@@ -102,6 +116,12 @@ class QTensor:
     def __repr__(self) -> str:
         place = "" if self.device.type == "cpu" else f", device={str(self.device)!r}"
         return f"QTensor('{self.format}', shape={tuple(self.shape)}, {self.nbytes} bytes{place})"
+
+
+def _product(a: QTensor | Tensor, b: QTensor | Tensor) -> Tensor:
+    given = [Value(*each.operand) if isinstance(each, QTensor) else Value(each) for each in (a, b)]
+    [y] = matmul(*given)
+    return y
 
 
 def _of_codes(stored: Tensor, parts: QParams, fmt: Format) -> QTensor:

@@ -1,5 +1,7 @@
 """Training with fake quantization: prepare a float model, train it, convert it."""
 
+from blockscale.qat.constraints import ConstraintCosts as ConstraintCosts
+from blockscale.qat.constraints import constraint_costs as constraint_costs
 from blockscale.qat.convert import convert as convert
 from blockscale.qat.prepare import ledger as ledger
 from blockscale.qat.prepare import prepare_qat as prepare_qat

@@ -28,6 +28,8 @@ Learn = str | Mapping[str, str | None] | None
 Learning = Mapping[str, str | None]  # {"weight", "input", "output": what is learned of its scale}
 PARTS = tuple(2.0 ** (-j / 8) for j in range(17))  # of the range: 1 to 1/4
 
+PROFILED = "weights in training change, and are rounded by the contract: give its format"
+
 
 def read_learning(learn: Learn) -> Learning:
     """What `prepare_qat` is given -> what is learned of each part. Raises ValueError."""

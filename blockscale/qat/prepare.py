@@ -26,7 +26,7 @@ from blockscale.qat import learned
 from blockscale.qat.bias import BiasQuantizer, settled
 from blockscale.qat.folding import Pairs, find_pairs
 from blockscale.qat.layers import QATLayer, trained, why_not_trained
-from blockscale.qat.learned import Learn, Learning, read_learning
+from blockscale.qat.learned import PROFILED, Learn, Learning, read_learning
 from blockscale.qat.quantizers import ActivationQuantizer, Quantizers, WeightQuantizer
 
 
@@ -54,7 +54,7 @@ def prepare_qat(
     Raises SkippedError (strict) and ValueError before anything is changed.
     """
     check_model(model, "bs.prepare_qat")
-    recipe, learning = Recipe.read(recipe), read_learning(learn)
+    recipe, learning = Recipe.read(recipe).refuse_profiles(PROFILED), read_learning(learn)
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ValueError("prepare the model before DistributedDataParallel wraps it")
     with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.prepare_qat"):

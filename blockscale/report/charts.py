@@ -1,7 +1,7 @@
-"""Two plots as SVG, by hand: the same bytes from the same run, on every machine."""
+"""Plots as SVG, by hand: the same bytes from the same run, on every machine."""
 
 from collections.abc import Mapping, Sequence
-from math import log10
+from math import ceil, floor, log10
 from xml.sax.saxutils import escape
 
 COLORS = ("#2f6db5", "#d9822b", "#3c8f5a", "#b5402f", "#7a5ab5", "#4fa3a3", "#8a6d3b", "#c2588f",
@@ -91,3 +91,46 @@ def curves(title: str, series: Mapping[str, Mapping[int, float]], low: float = 0
         body.append(_line(points, COLORS[i % len(COLORS)], ' stroke-width="2"'))
     body += _legend(left + wide + 20, top, list(series))
     return _document(left + wide + 250, top + high + 46, body)
+
+
+def scatter(
+    title: str, series: Mapping[str, Sequence[tuple[float, float]]], below: str, low: float = 1e-3
+) -> str:
+    """An SVG of dots, x linear and y logarithmic, a color and shape for each series.
+
+    series: {a name: its (x, y)}; below: what x is; what is less than `low` is drawn on it
+    """
+    left, top, wide, high = 60.0, 36.0, 520.0, 380.0
+    points = [point for each in series.values() for point in each]
+    first, last = min(x for x, _ in points), max(x for x, _ in points)
+    decades = max(1.0, log10(max([10 * low, *(y for _, y in points)]) / low))
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = 10 + (wide - 20) * (x - first) / max(last - first, 1e-9)
+        return left + across, top + high * (1 - log10(max(y, low) / low) / decades)
+
+    body = [_text(left, 22, title, more=' font-size="14"')]
+    for tick in (n * 10**d for d in range(-6, 6) for n in (1, 2, 5)):
+        if low * 0.999 <= tick <= low * 10**decades * 1.001:
+            y = place(first, tick)[1]
+            body.append(_line([(left, y), (left + wide, y)], "#dddddd"))
+            body.append(_text(left - 8, y + 4, f"{tick:g}", "end"))
+    for bits in range(ceil(first), floor(last) + 1):
+        body += [_text(place(bits, low)[0], top + high + 18, str(bits), "middle")]
+    body.append(_text(left + wide / 2, top + high + 36, below, "middle"))
+    step = min(18.0, high / len(series))
+    for i, (name, each) in enumerate(series.items()):
+        mark = (COLORS[i % len(COLORS)], i // len(COLORS))
+        body += [_dot(*place(x, y), *mark) for x, y in each]
+        body.append(_dot(left + wide + 26, top + step * i + 6, *mark))
+        body.append(_text(left + wide + 38, top + step * i + 10, name))
+    return _document(left + wide + 280, top + high + 46, body)
+
+
+def _dot(x: float, y: float, color: str, shape: int) -> str:
+    """A circle, a square or a triangle around (x, y)."""
+    if shape % 3 == 0:
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{color}" fill-opacity="0.8"/>'
+    corners = ((-4, -4), (4, -4), (4, 4), (-4, 4)) if shape % 3 == 1 else ((0, -5), (5, 4), (-5, 4))
+    path = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners)
+    return f'<polygon points="{path}" fill="{color}" fill-opacity="0.8"/>'

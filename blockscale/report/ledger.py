@@ -1,23 +1,51 @@
 """A ledger for people: what became of each tensor, what to know about it, and the totals."""
 
+from dataclasses import dataclass
+
 from blockscale.core.ledger import Entry, Ledger
+from blockscale.core.untrusted.names import TEXT, quoted, shown
 from blockscale.report.table import aligned
 from blockscale.report.wording import family, size
 
 
-def ledger_table(ledger: Ledger) -> str:
-    """One line for all tensors that differ only in numbers of their names; totals last."""
+@dataclass(frozen=True)
+class Group:
+    """All tensors of one fate that differ only in numbers of their names.
+
+    name: of the one, or of the family; before, after: bytes of all; what: format, or why not
+    """
+
+    status: str
+    name: str
+    count: int
+    kind: str
+    before: int
+    after: int
+    what: str
+
+
+def grouped(ledger: Ledger) -> list[Group]:
+    """The entries in groups, in the ledger's order."""
     groups: dict[tuple[str, ...], list[Entry]] = {}
     for entry in ledger:
-        key = (entry.status, family(entry.name), entry.kind, entry.formats or entry.reason)
+        key = (entry.status, family(entry.name), entry.kind, entry.told)
         groups.setdefault(key, []).append(entry)
-    rows = []
-    for (status, name, kind, what), entries in groups.items():
-        shown = entries[0].name if len(entries) == 1 else name
-        before, after = (
-            sum(getattr(e, k) for e in entries) for k in ("bytes_before", "bytes_after")
+    return [
+        Group(
+            status, entries[0].name if len(entries) == 1 else name, len(entries), kind,
+            sum(entry.bytes_before for entry in entries),
+            sum(entry.bytes_after for entry in entries), what,
         )
-        rows.append((status, shown, str(len(entries)), kind, size(before), size(after), what))
+        for (status, name, kind, what), entries in groups.items()
+    ]  # fmt: skip
+
+
+def ledger_table(ledger: Ledger) -> str:
+    """One line for all tensors that differ only in numbers of their names; totals last."""
+    rows = [
+        (g.status, g.name, str(g.count), g.kind, size(g.before), size(g.after), g.what)
+        for g in grouped(ledger)
+    ]
     text = aligned(
         ("", "tensor", "count", "kind", "before", "after", "format, or why not"), rows, "  r rr "
     )
@@ -26,8 +54,15 @@ def ledger_table(ledger: Ledger) -> str:
 
 def ledger_notes(ledger: Ledger) -> list[str]:
     """What a user should know: notes on tensors, patterns without effect."""
-    notes = [f"note: {entry.name}: {note}" for entry in ledger for note in entry.notes]
-    return notes + [f"note: pattern {p!r} of the recipe matches nothing" for p in ledger.unmatched]
+    notes = [
+        f"note: {shown(entry.name)}: {shown(note, TEXT)}"
+        for entry in ledger
+        for note in entry.notes
+    ]
+    unmatched = (
+        f"note: pattern {quoted(p)} of the recipe matches nothing" for p in ledger.unmatched
+    )
+    return [*notes, *unmatched]
 
 
 def ledger_summary(ledger: Ledger) -> str:

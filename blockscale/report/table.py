@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from blockscale.core.untrusted.names import TEXT, shown
+
 
 @dataclass(frozen=True)
 class Table:
@@ -25,9 +27,10 @@ def markdown(table: Table) -> str:
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> str:
     """Rows under a header, in columns that a terminal, a pipe and a file can hold.
 
-    right: has an `r` in the place of each column of numbers, which ends on the right.
+    rows: cells that may come from files, and are printed as names are (`shown`)
+    right: has an `r` in the place of each column of numbers, which ends on the right
     """
-    lines = [header, *rows]
+    lines = [header, *([shown(cell, TEXT) for cell in row] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     sides = right.ljust(len(header))
     cells = [

@@ -24,5 +24,12 @@ def test_tuning_asks_for_every_shape_of_the_run():
     assert ("e2m1:group16:e4m3", "", (1, 32, 64)) in asked
     assert len(asked) == 2 * (len(linear.GPU_RECIPES) - 1)
     assert "not tuned: ternary weights: there is nothing to tune" in said
-    with pytest.raises(ValueError, match="only CUDA kernels have choices"):
-        tune(SETTINGS, said.append, tuner)
+    with pytest.raises(ValueError, match="the kernels of webgpu have no choices"):
+        tune(replace(SETTINGS, device="webgpu"), said.append, tuner)
+
+
+def test_the_cpu_has_choices_of_its_own(monkeypatch):
+    asked = []
+    monkeypatch.setattr("blockscale.bench.tune_cpu.tune", asked.append)
+    tune(SETTINGS, print)
+    assert asked == [print]

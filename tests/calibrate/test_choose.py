@@ -11,7 +11,7 @@ import blockscale as bs
 from blockscale.calibrate.calibrate import calibrate
 from blockscale.calibrate.choose import groups, side_by_side, statistics_bytes
 from blockscale.calibrate.input_stats import InputStatsCollector
-from blockscale.core.progress import Progress
+from blockscale.core.work.progress import Progress
 from blockscale.layers.before import Scale
 from blockscale.layers.plan import plan_layers
 

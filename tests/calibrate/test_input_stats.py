@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from blockscale.calibrate.input_stats import SAMPLE, InputStatsCollector
+from blockscale.calibrate.input_stats import (
+    SAMPLE,
+    DriftCollector,
+    GramCollector,
+    InputStatsCollector,
+    product_of,
+)
 
 
 def test_statistics_are_those_of_all_rows() -> None:
@@ -59,3 +65,41 @@ def test_statistics_are_float32_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         autocast.add(x)
     assert torch.equal(plain.result().gram, autocast.result().gram)
+
+
+def test_the_drift_is_that_of_all_rows() -> None:
+    seen, wanted = torch.randn(50, 6), torch.randn(50, 6)
+    gathered = DriftCollector(6, torch.device("cpu"))
+    assert gathered.result() is None
+    odd = torch.full((1, 6), torch.nan), torch.zeros(1, 6)
+    for x, y in ((seen[:20], wanted[:20]), odd, odd[::-1], (seen[20:], wanted[20:])):
+        gathered.add(x, y)
+    expected = seen.double().T @ (wanted - seen).double() / 50
+    assert (gathered.rows, gathered.skipped) == (50, 2)
+    torch.testing.assert_close(gathered.result(), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=r"rows of 6 inputs in both models, found \(50, 5\)"):
+        gathered.add(seen[:, :5], wanted[:, :5])
+
+
+@pytest.mark.parametrize("k", [1, 8, 511, 512, 700])
+def test_a_gram_is_that_of_all_finite_rows(k: int) -> None:
+    """Wide ones are computed in strips on one side of the diagonal."""
+    torch.manual_seed(k)
+    x = torch.randn(90, k)
+    odd = torch.cat([x[:40], torch.full((1, k), torch.inf), x[40:]])
+    odd[40, 1:] = torch.nan
+    gathered = GramCollector(k, torch.device("cpu"))
+    with pytest.raises(ValueError, match="saw no data"):
+        gathered.result()
+    for piece in odd.split([30, 0, 61]):
+        gathered.add(product_of(piece))
+    assert (gathered.rows, gathered.skipped) == (90, 1)
+    gram = gathered.result()
+    torch.testing.assert_close(gram, x.double().T @ x.double() / 90, rtol=1e-5, atol=1e-5)
+    assert gram.dtype == torch.float64
+    assert torch.equal(gram, gram.T) or k < 512  # strips are written on both sides
+
+
+def test_a_product_that_overflows_keeps_its_rows() -> None:
+    found = product_of(torch.tensor([[1e30, 1.0], [2.0, 1.0]]))
+    assert (found.rows, found.skipped) == (2, 0) and found.sum[0, 0] == torch.inf

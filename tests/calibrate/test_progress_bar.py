@@ -9,7 +9,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.calibrate.calibrate import calibrate
 from blockscale.calibrate.progress_bar import BatchBar
-from blockscale.core.progress import Progress
+from blockscale.core.work.progress import Progress
 
 
 class Recorder(Progress):
@@ -53,3 +53,19 @@ def test_the_bar_is_for_terminals(
         out, err = capsys.readouterr()
         assert out == ""
         assert ("2 of 2 batches" in err) == lively
+
+
+def test_the_time_left_is_that_of_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    bar = BatchBar()
+    bar.start(50, 10)  # ten of an earlier run took no time of this one
+    assert "left" not in bar._line()
+    now[0] += 20
+    bar.advance(amount=5)
+    assert bar._line().endswith("15 of 50 batches, 2:20 left")
+    bar.advance(amount=35)
+    assert "left" not in bar._line()
+    bar.start(None)
+    bar.advance()
+    assert bar._line() == "calibrating: 1 batches"

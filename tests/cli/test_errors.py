@@ -37,6 +37,7 @@ def ending(error, capsys):
         (FileNotFoundError(2, "No such file", "a/b"), 1, "blockscale: a/b: No such file\n"),
         (OSError("the disk is full"), 1, "blockscale: the disk is full\n"),
         (KeyboardInterrupt(), 130, "blockscale: interrupted\n"),
+        (ValueError("a:\n  \x1b[2J\u202e"), 1, "blockscale: a:\n  \\x1b[2J\\u202e\n"),
     ],
 )
 def test_messages(error, code, text, capsys):
@@ -74,3 +75,28 @@ def test_bugs_stay_tracebacks(tmp_path, monkeypatch):
     args = ["quantize", str(model), str(tmp_path / "out"), "-r", "int8"]
     monkeypatch.setattr(quantize, "quantize_directory", fail)
     assert isinstance(CliRunner().invoke(app, args).exception, KeyError)
+
+
+@pytest.mark.parametrize("kind", [MemoryError, RuntimeError])
+def test_a_lack_of_memory_is_one_message(kind, capsys):
+    """Of our kernels, and of torch, whose error is a RuntimeError."""
+    text = (
+        "blockscale: no memory for 4 MB" if kind is MemoryError else "x: can't allocate memory: 4"
+    )
+
+    def command() -> None:
+        raise kind(text)
+
+    with pytest.raises(typer.Exit) as caught:
+        tidy(command)()
+    assert caught.value.exit_code == 1
+    said = capsys.readouterr().err
+    assert said == f"blockscale: not enough memory: {text.removeprefix('blockscale: ')}\n"
+
+
+def test_other_runtime_errors_stay_tracebacks():
+    def command() -> None:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        tidy(command)()

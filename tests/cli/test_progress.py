@@ -1,5 +1,9 @@
 """Progress on stderr: lines now and then where there is no terminal."""
 
+import io
+
+from rich.console import Console
+
 from blockscale.cli import progress
 from blockscale.cli.progress import Bar
 
@@ -42,3 +46,18 @@ def test_speed_is_of_this_run(monkeypatch):
     bar.start(1000, 600)
     bar.advance("a", 100)
     assert bar.speed == 50.0
+
+
+def test_names_on_a_terminal(monkeypatch):
+    """Markup in a name was a traceback, and escapes went to the terminal as they were."""
+    held = io.StringIO()
+    console = Console(file=held, force_terminal=True, width=200)
+    monkeypatch.setattr(progress, "Console", lambda stderr: console)
+    with Bar() as bar:
+        bar.start(100)
+        bar.advance("a[/red]\x1b]0;title\x07\u202e\n", 50)
+        bar._bar.refresh()
+        bar.say("two\nlines\x1b[2J")
+    text = held.getvalue()
+    assert r"a[/red]\x1b]0;title\x07\u202e\n" in text and r"lines\x1b[2J" in text
+    assert "\x1b]0" not in text and "\x1b[2J" not in text and "\u202e" not in text

@@ -17,7 +17,7 @@ from tests.strategies import DTYPES, SHAPES, spellings, tensors
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 QUICK = settings(
-    max_examples=1500,
+    max_examples=1000,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -144,6 +144,10 @@ EDGES = {
     ),
     "an offset beyond float32, as an unsigned code": (
         "int2:tensor:e8m0/ceil:offset(uint1:tensor:fp32)",
+        torch.tensor([0.0, FLT_MAX]),
+    ),
+    "an offset whose scale was rounded up beyond float32": (
+        "int2:tensor:e8m0/ceil:offset(int6:tensor:fp32)",
         torch.tensor([0.0, FLT_MAX]),
     ),
     "above the largest level": (

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockscale.core.block import read_block
+from blockscale.core.block import LARGEST, read_block
 from blockscale.core.blocks import Blocks
 from tests.exact import block_of, layout, mean_magnitude
 from tests.strategies import ODD, SHAPES, blocks
@@ -158,3 +158,29 @@ def test_the_mean_does_not_depend_on_order() -> None:
         shuffled = Blocks(x[torch.randperm(5000)], read_block("tensor")).mean_magnitude()
         assert torch.equal(shuffled, mean)
     assert mean.item() == pytest.approx(x.abs().double().mean().item(), rel=2**-22)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("group1073741825", "a block of 1073741825 elements is too large: at most 1073741824"),
+        ("group99999999999999999999", "too large"),
+        ("tile1x3000000000", "too large"),
+        ("flat1073741825@0", "too large"),
+        ("block2x1x1073741825", "too large"),
+        ("group" + "9" * 5000, "too large"),
+        ("block" + "2x" * 64 + "2", "65 dimensions, of at most 64"),
+        ("channel64", "no dimension 64: a tensor has at most 64"),
+        ("group2@-65", "no dimension -65"),
+        ("channel99999999999999999999", "no dimension 9999"),
+    ],
+)
+def test_limits(name: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        read_block(name)
+    assert len(str(caught.value)) < 200
+
+
+def test_the_largest() -> None:
+    assert read_block("group1073741824").sizes == ((-1, LARGEST),)
+    assert read_block("channel63").sizes == ((63, 1),)

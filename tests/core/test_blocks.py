@@ -69,3 +69,14 @@ def test_blocks_far_apart() -> None:
     ]
     scale = torch.tensor([[1.0, 2.0, 3.0]])
     assert block.expand(scale, x.shape).tolist() == [[1, 2, 3, 1], [2, 3, 1, 2], [3, 1, 2, 3]]
+
+
+def test_a_block_beyond_its_dimension_takes_no_memory() -> None:
+    """It is cut to the dimension: padding to 2^30 elements a row would take 256 GB here."""
+    x = torch.linspace(-1, 1, 64 * 5).reshape(64, 5)
+    for name in ("tile1073741824x1073741824", "group1073741824", "flat1073741824"):
+        low, high = Blocks(x, read_block(name)).range()
+        whole = read_block({"g": "token", "t": "tensor", "f": "tensor"}[name[0]])
+        expected = Blocks(x, whole).range()
+        assert torch.equal(low, expected[0]) and torch.equal(high, expected[1])
+    assert Blocks(x[:, :0], read_block("group1073741824")).range()[0].shape == (64, 0)

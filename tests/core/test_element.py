@@ -15,6 +15,7 @@ from tests.core.elements.points import (
     every_bfloat16,
 )
 from tests.oracle_elements import element_of
+from tests.some import crossed
 
 
 def codes_of(name: str) -> list[int]:
@@ -31,16 +32,14 @@ def test_every_bfloat16_is_all_of_them() -> None:
     assert every_bfloat16().numel() == 2**16 - 2**8  # exponent field 255 of both signs is out
 
 
-@pytest.mark.parametrize("mode", DETERMINISTIC)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(("name", "mode"), crossed(4, EVERY, DETERMINISTIC))
 def test_boundaries_in_exact_rationals(name: str, mode: str) -> None:
     y, element = boundaries(name), element_of(name)
     expected = [element.encode(v, mode) for v in y.double().tolist()]
     assert encode(name, y, mode).tolist() == expected
 
 
-@pytest.mark.parametrize("mode", DETERMINISTIC)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(("name", "mode"), crossed(4, EVERY, DETERMINISTIC))
 def test_mask_in_exact_rationals(name: str, mode: str) -> None:
     y, element = boundaries(name), element_of(name)
     expected = [math.isfinite(v) and element.holds(v, mode) for v in y.double().tolist()]
@@ -55,8 +54,7 @@ def test_decode_in_exact_rationals(name: str) -> None:
     assert list(map(key, ours.tolist())) == [key(element_of(name).decode(c)) for c in codes]
 
 
-@pytest.mark.parametrize("mode", DETERMINISTIC)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(("name", "mode"), crossed(4, EVERY, DETERMINISTIC))
 def test_a_value_has_its_own_code(name: str, mode: str) -> None:
     element = read_element(name)
     codes = torch.tensor(codes_of(name)).to(element.code_dtype)

@@ -117,3 +117,15 @@ def test_details_follow_the_formats() -> None:
     assert str(Ledger([entry])).splitlines()[0].endswith(entry.told)
     assert "details" in Ledger([entry]).to_json()
     assert B.told == "there is no quantized LSTM"
+
+
+def test_names_from_files_are_printable():
+    entry = Entry("a\x1b[2J\nb", "matrix", "skipped", reason="c\x07", notes=("d\u202e",))
+    ledger = Ledger([entry], unmatched=("\x1b*",))
+    with pytest.warns(UserWarning, match="blockscale") as told:
+        ledger.warn()
+    assert all(line.isprintable() for line in str(told[0].message).split("\n"))
+    with pytest.raises(SkippedError) as error:
+        ledger.raise_if_skipped()
+    for text in (str(error.value), str(ledger)):
+        assert all(line.isprintable() for line in text.split("\n"))

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blockscale.core import elements
+from blockscale.core import parse as parsing
 from blockscale.core.catalog import CATALOG
 from blockscale.core.parse import formats, parse
 from blockscale.core.recipe import Recipe
@@ -286,3 +288,40 @@ def test_a_name_like_no_other(text: str) -> None:
 def test_not_text(value: object, kind: str) -> None:
     with pytest.raises(TypeError, match=rf"^a format is a Format or its spelling, not {kind}$"):
         parse(value)
+
+
+HUGE = {
+    "10 MB": ("x" * 10_000_000, "is too long: at most 10,000 characters"),
+    "parentheses": ("int4:tensor:" + "(" * 4000 + ")" * 4000, "more than 8 parentheses"),
+    "formats in each other": ("int4:tensor:(" * 300 + "fp32" + ")" * 300, "more than 8 parenth"),
+    "a book": ("book(" + "1," * 4000 + "2):tensor:fp32", "2 to 256 values, not 4001"),
+    "a book of words": ("book(" + "a," * 4000 + "b):tensor:fp32", "lists numbers"),
+    "options": ("int8:tensor:fp32" + ":asym" * 1500, "repeat or contradict"),
+    "colons": (":" * 9999, "a format is spelled"),
+    "an element": ("x" * 9000 + ":tensor:fp32", "no element"),
+    "a scale": ("int8:tensor:" + "x" * 9000, "no scale"),
+    "digits": ("bfp" + "9" * 5000, "no format"),
+    "not printable": ("\x1b[2J" * 2000, "no format"),
+    "a rule of a long format": (
+        "book(" + ",".join(str(i) for i in range(256)) + "):tensor:fp32:asym", "needs an integer"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "words"), HUGE.values(), ids=HUGE)
+def test_huge_spellings_are_refused_in_a_few_lines(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        parse(text)
+    assert len(str(caught.value)) < 800 and str(caught.value).isprintable()
+
+
+def test_a_long_book_is_a_format() -> None:
+    values = ",".join(f"{i / 3:.9}" for i in range(256))
+    assert parse(f"book({values}):group16:e4m3").bits == 8
+
+
+def test_spellings_are_not_remembered_for_ever() -> None:
+    for size in range(1, 5000):
+        parse(f"int8:group{size}:fp32")
+    assert parsing._parse.cache_info().currsize <= 4096
+    assert elements.read_element.cache_info().maxsize == 4096

@@ -16,6 +16,7 @@ from blockscale.calibrate import observers
 from blockscale.core import reference
 from blockscale.core.power_of_two import round_to_power_of_2, with_power_of_2_scale
 from blockscale.core.scale import PowerOfTwo
+from tests.some import crossed
 
 FREE = torch.export.Dim.DYNAMIC
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -173,7 +174,7 @@ def test_it_exports(dtype: torch.dtype, strict: bool) -> None:
     assert program.module()(x.new_tensor([math.nan, 1.0])).isnan().tolist() == [True, False]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", crossed(4, DTYPES))
 def test_it_compiles(dtype: torch.dtype) -> None:
     """Without a break in the graph, and with the same bits from compiled C++."""
     torch._dynamo.reset()

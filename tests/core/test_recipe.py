@@ -1,6 +1,7 @@
 """Recipes: JSON both ways, what a pattern covers, who decides, and words for every mistake."""
 
 import json
+import os
 import pickle
 import re
 
@@ -278,3 +279,39 @@ def test_what_is_no_recipe(wrong: object, told: str) -> None:
     expected = f"^expected a Recipe, a format, a mapping or a JSON file, not {told}$"
     with pytest.raises(TypeError, match=expected):
         Recipe.read(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{" * 5000, "the recipe is not JSON"),
+        ('{"skip":' + "[" * 5000 + "]" * 5000 + "}", "too deep"),
+        ('{"weight": "int8", "weight": "int4"}', "the key 'weight' is there twice"),
+        ('{"weight": "int8", "rules": {"a": null, "a": "int4"}}', "the key 'a' is there twice"),
+        ('{"weight": NaN}', "NaN is no number"),
+        ('{"skip": ["re:(a)\\\\1"]}', "a reference to a group"),
+        ('{"skip": ["' + "a" * 1001 + '"]}', "is too long: at most 1,000 characters"),
+    ],
+)
+def test_hostile_json(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        Recipe.read(text)
+    assert len(str(caught.value)) < 500
+
+
+def test_files_that_are_no_recipes(tmp_path) -> None:
+    path = tmp_path / "recipe.json"
+    os.mkfifo(path)  # reading it waited for a writer
+    with pytest.raises(ValueError, match="not a regular file"):
+        Recipe.read(path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match="not a regular file"):
+        Recipe.read(path)
+
+
+def test_patterns_of_strangers_take_no_time() -> None:
+    """Each of them took Python's own matching longer than anybody waits."""
+    name = "layers.0." + "a" * 60
+    recipe = Recipe("int8", skip=["re:(.*a)*b", r"re:(\w+\.?)+-", "*a" * 30 + "b"])
+    assert recipe.decide(name) == (recipe.default, None)

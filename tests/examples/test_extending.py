@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.some import crossed
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "extending"
 
@@ -294,7 +296,7 @@ def test_every_example_is_used_and_says_where_it_goes() -> None:
         assert place.parent.is_dir(), place
 
 
-@pytest.mark.parametrize("name", USES)
+@pytest.mark.parametrize("name", crossed(3, USES))
 def test_an_example_works_in_its_place(name: str, tree: Path) -> None:
     put(name, tree)
     script = START + textwrap.dedent(USES[name])

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.functional import cosine_similarity
 
 import blockscale as bs
+from tests.export.test_program import gpt2
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
 X = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
@@ -108,6 +109,29 @@ def test_convolutions(tmp_path, recipe):
     ).eval()  # fmt: skip
     x = torch.randn(4, 3, 16, 16)
     check(tmp_path / "m.pte", recipe, 0.999, model=model, x=x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "most"),
+    [
+        (bs.Recipe("int8_channel", "int8"), 1e-5),
+        (bs.Recipe("int8_channel", "int8_token"), 5e-4),
+        (bs.Recipe("int4:group32:bf16", "int8_token"), 5e-4),
+        (bs.Recipe("mxfp4"), 1e-5),
+    ],
+    ids=lambda each: str(each.weight) if isinstance(each, bs.Recipe) else "",
+)
+def test_gpt2(tmp_path, recipe, most):
+    """Attention, Conv1D's transposed weights, embeddings; XNNPACK chooses scales of its own."""
+    torch.manual_seed(0)
+    model, tokens = gpt2(), torch.randint(0, 50, (2, 12))
+    graph = converted(recipe, model, tokens)
+    exported(graph, tmp_path / "m.pte")
+    with torch.no_grad(), bs.use("reference"):
+        expected = graph(tokens)["last_hidden_state"]
+    y = run(tmp_path / "m.pte", tokens)
+    assert 1 - cosine_similarity(y.flatten(1), expected.flatten(1)).min() <= most
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import blockscale as bs
 from blockscale.cli.app import app
-from blockscale.files.compare import compare
+from blockscale.export.checkpoints.comparing import compare
 from blockscale.files.inspect import inspect
 from blockscale.layers.before import Rotate, Scale, random_signs
 from tests.files.saved import GONE, put, rewrite
@@ -115,7 +115,7 @@ def test_inspect_shows_it(saved) -> None:
 
 SPELLINGS = [
     ("0", "rotate:6", "layer '0': expected a power of two"),
-    ("0", "turn:8", "layer '0': no transform 'turn:8'; there are scale, rotate:SIZE"),
+    ("0", "turn:8", "layer '0': no transform 'turn:8'; there are order, scale, rotate:SIZE"),
     ("0", "rotate:64", "divides 32 features, found 64"),
     ("0", 5, "damaged"),
     ("0", None, None),

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import blockscale as bs
-from blockscale.files.compare import compare
+from blockscale.export.checkpoints.comparing import compare
 from blockscale.files.inspect import inspect
 from blockscale.files.metadata import TensorInfo
 from blockscale.layers.store import QBias, QWeight

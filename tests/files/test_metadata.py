@@ -1,5 +1,6 @@
 """A header that is damaged, of another version or of no format is refused, and nothing changes."""
 
+import json
 import warnings
 
 import pytest
@@ -71,6 +72,15 @@ DAMAGE = [
     (put("input", None, *LAYER), "damaged"),
     (put("colour", "int8", *LAYER), "layer 'head': no part 'colour'; there are input, output"),
     (put("haed", {"input": "int8"}, "layers"), "haed"),
+    (put("dtype", "int8", *HEAD), "'int8' is no dtype of floats"),
+    (put("dtype", "nn", *HEAD), "'nn' is no dtype of floats"),
+    (put("dtype", 5, *HEAD), "damaged"),
+    (put("shape", [True, 64], *HEAD), "is no shape"),
+    (put("version", True), "version True of the file format"),
+    (put("head.weight", 5, "aliases"), "damaged"),
+    (put("input", 5, *LAYER), "damaged"),
+    (put("head", [["input", "int8"]], "layers"), "damaged"),
+    (lambda data: f'{json.dumps(data)[:-1]}, "version": 1}}', "the key 'version' is there twice"),
     (lambda data: "{", "metadata is damaged"),
     (lambda data: "null", "metadata is damaged"),
     (lambda data: "[" * 20_000, "metadata is damaged"),  # deeper than the parser goes

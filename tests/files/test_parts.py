@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 import blockscale as bs
-from blockscale.files.compare import compare
+from blockscale.export.checkpoints.comparing import compare
 from blockscale.files.inspect import inspect
 from tests.layers.formats import FORMATS, REFERENCE
 from tests.layers.models import IDS, bits, small

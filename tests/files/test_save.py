@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -78,3 +79,15 @@ def test_a_write_that_fails_leaves_what_was_there(error, there, path, monkeypatc
     assert [(f, f.read_bytes()) for f in path.parent.iterdir()] == [(path, old)] * there
     bs.save(quantized("int8"), path)
     assert bits(bs.load(Net(), path).eval()) == bits(quantized("int8"))
+
+
+def test_a_disk_that_fails_is_an_os_error(tmp_path, monkeypatch):
+    """The safetensors library has an error of its own for it."""
+
+    def fails(*_):
+        raise SafetensorError("Error while serializing: I/O error")
+
+    monkeypatch.setattr(save_module, "save_file", fails)
+    with pytest.raises(OSError, match=r"net.safetensors cannot be written: Error while serial"):
+        bs.save(quantized(), tmp_path / "net.safetensors")
+    assert not list(tmp_path.iterdir())

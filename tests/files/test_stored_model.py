@@ -1,7 +1,9 @@
 """Files and directories that are truncated, incomplete or something else are refused."""
 
 import json
+import os
 
+import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -29,7 +31,7 @@ def test_other_files(tmp_path) -> None:
     refused(file, "does not exist")
     for content in (b"", b"{}", b"PK\x03\x04" + bytes(100), b"\xff" * 100):
         file.write_bytes(content)
-        refused(file, "is not a whole safetensors file")
+        refused(file, "not a whole safetensors file")
     refused(file / "inside", "inside")
     folder.mkdir()
     refused(folder, "holds no safetensors file")
@@ -58,3 +60,79 @@ def test_shards(path, tmp_path) -> None:
     index.write_text(text)
     (folder / "b.safetensors").rename(folder / "c.safetensors")
     refused(folder, "b.safetensors is missing, though model.safetensors.index.json names it")
+
+
+@pytest.fixture
+def folder(path, tmp_path):
+    """A directory of two shards with a right index."""
+    folder, stored = tmp_path / "model", load_file(path)
+    folder.mkdir()
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    names = sorted(stored)
+    where = {n: f"{'ab'[i % 2]}.safetensors" for i, n in enumerate(names)}
+    for name in ("a.safetensors", "b.safetensors"):
+        save_file({n: stored[n] for n in names if where[n] == name}, folder / name, metadata)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    return folder
+
+
+def test_an_index_says_what_is_stored(folder) -> None:
+    index = folder / "model.safetensors.index.json"
+    where = json.loads(index.read_text())["weight_map"]
+    first, *rest = where
+    other = {"a.safetensors": "b.safetensors", "b.safetensors": "a.safetensors"}[where[first]]
+    for wrong, words in (
+        ({n: where[n] for n in rest}, "is nowhere, but it is in "),
+        (where | {"more": "a.safetensors"}, "'more' is in a.safetensors, but it is in none"),
+        (where | {first: other}, f"is in {other}, but it is in {where[first]}"),
+        (where | {"\x1b[2J\n": "a.safetensors"}, "x1b"),
+    ):
+        index.write_text(json.dumps({"weight_map": wrong}))
+        refused(folder, words)
+    text = json.dumps({"weight_map": where})
+    index.write_text(f'{text[:-2]}, "{first}": "a.safetensors"' + "}}")
+    refused(folder, "is there twice")
+    index.write_text(json.dumps({"weight_map": {n: f"./{f}" for n, f in where.items()}}))
+    assert bits(bs.load(Net(), folder).eval()) == bits(quantized())
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("../a.safetensors", "not inside the directory"),
+        ("b/../../a.safetensors", "not inside the directory"),
+        ("/etc/a.safetensors", "not inside the directory"),
+        ("C:\\a.safetensors", "not inside the directory"),
+        ("..\\a.safetensors", "not inside the directory"),
+        ("blockscale_ledger.json", "no \\*.safetensors file"),
+        ("config.json", "no \\*.safetensors file"),
+        ("model.safetensors.index.json", "no \\*.safetensors file"),
+        ("a\n.safetensors", "no \\*.safetensors file"),
+        ("a\0.safetensors", "no \\*.safetensors file"),
+        ("", "no \\*.safetensors file"),
+    ],
+)
+def test_what_an_index_must_not_name(folder, name, words) -> None:
+    index = folder / "model.safetensors.index.json"
+    save_file({"x": torch.ones(1)}, folder.parent / "a.safetensors")
+    index.write_text(json.dumps({"weight_map": {"x": name}}))
+    refused(folder, words)
+
+
+def test_one_tensor_in_two_files(folder) -> None:
+    (folder / "model.safetensors.index.json").unlink()
+    with safe_open(folder / "a.safetensors", "pt") as file:
+        save_file({n: file.get_tensor(n) for n in file.keys()}, folder / "c.safetensors")  # noqa: SIM118
+    refused(folder, "is both in .*a.safetensors and in .*c.safetensors")
+
+
+def test_pipes_in_the_place_of_files(folder) -> None:
+    """Reading one waited for a writer."""
+    index = folder / "model.safetensors.index.json"
+    index.unlink()
+    os.mkfifo(index)
+    refused(folder, "not a regular file")
+    pipe = folder.parent / "pipe.safetensors"
+    os.mkfifo(pipe)
+    refused(pipe, "not a regular file")

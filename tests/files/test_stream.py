@@ -130,7 +130,7 @@ def test_damaged_files(kind, tmp_path):
     path.write_bytes(damaged(kind, path))
     with pytest.raises(FileError) as caught:
         Reader(path)
-    assert str(caught.value).startswith(f"{path}: not a complete safetensors file: it")
+    assert str(caught.value).startswith(f"{path}: not a whole safetensors file: it")
     assert str(caught.value).endswith("Download or copy it again")
 
 

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 import blockscale as bs
 from blockscale.cli.app import app
-from blockscale.files.compare import compare
+from blockscale.core.recipe import Recipe
+from blockscale.export.checkpoints.comparing import compare
 from blockscale.files.directory.eligibility import _convolution, known_of
 from blockscale.files.directory.model_files import find_files
 from blockscale.files.directory.quantize_directory import quantize_directory
@@ -134,7 +135,7 @@ def test_biases_of_a_directory(tmp_path) -> None:
 
 def test_what_biases_tell(tmp_path) -> None:
     model = write_model(tmp_path / "model", dict(net().state_dict()), 2)
-    known = known_of(find_files(model))
+    known = known_of(find_files(model), Recipe("int8"))
     assert known.biases == {"up": 6, "grouped": 4, "space": 5, "plain": 7}
     assert not known.conv1d
     for shape, bias, layout in (

@@ -5,6 +5,7 @@ import stat
 
 import pytest
 
+from blockscale.files.directory.folder import is_held
 from blockscale.files.whole import check_place, written_whole
 
 
@@ -53,3 +54,21 @@ def test_places(tmp_path):
         check_place(tmp_path, "a.b")
     with pytest.raises(ValueError, match="old is not a directory: create it first"):
         check_place(tmp_path / "old" / "new", "a")
+
+
+def test_it_is_locked_until_it_has_its_name(tmp_path):
+    """Also where a writer puts a file of its own there, once that is done."""
+    with written_whole(tmp_path / "file") as temporary:
+        assert is_held(temporary)
+        (tmp_path / "other").write_text("new")
+        (tmp_path / "other").replace(temporary)
+    assert not is_held(tmp_path / "file") and (tmp_path / "file").read_text() == "new"
+
+
+def test_a_writers_own_file_is_locked_while_the_disk_is_waited_for(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(os, "fsync", lambda file: seen.extend(map(is_held, tmp_path.iterdir())))
+    with written_whole(tmp_path / "file") as temporary:
+        temporary.unlink()
+        temporary.write_text("new")
+    assert seen == [True]

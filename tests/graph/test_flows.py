@@ -6,6 +6,7 @@ import pytest
 
 import blockscale as bs
 from tests.graph import flows
+from tests.some import crossed
 
 RECORDED = json.loads(flows.TABLE.read_text())
 
@@ -14,8 +15,9 @@ def test_every_format_is_in_the_table():
     assert list(RECORDED) == list(bs.formats()), "run: python -m tests.graph.flows && make docs"
 
 
-@pytest.mark.parametrize("name", sorted(bs.formats()))
-@pytest.mark.parametrize("part", ["weight", "weight and input"])
+@pytest.mark.parametrize(
+    ("name", "part"), crossed(3, sorted(bs.formats()), ["weight", "weight and input"])
+)
 def test_row(name, part):
     found = flows.row(name, both=part == "weight and input")
     recorded = {key: RECORDED[name][part][key] for key in found}  # of targets that run here

@@ -12,6 +12,7 @@ from tests.export.another import reader as reader
 from tests.graph import models
 from tests.graph.models import run
 from tests.graph.test_convert import converted
+from tests.some import crossed
 
 FORMATS = ["int8:tensor:fp32", "uint8:tensor:fp32:asym", "int8_token", "mxfp8", "nvfp4", "bfp8",
            "int8:channel-1:fp32", "uint4:group16:fp16:offset", "nf4:group16:fp32"]  # fmt: skip
@@ -79,7 +80,7 @@ def test_a_fused_graph_is_saved_and_read(tmp_path):
         assert torch.equal(run(read, batches[1]), run(fused, batches[1]))
 
 
-@pytest.mark.parametrize("step", ["converted", "fused", "lowered"])
+@pytest.mark.parametrize("step", crossed(3, ["fused", "converted", "lowered"]))
 def test_another_process_reads_a_program_and_computes_the_same(step, reader, tmp_path):
     _, _, batches = models.net()
     graph = converted(models.net(), bs.Recipe("int8_channel", "uint8:tensor:fp32:asym"))

@@ -22,6 +22,13 @@ def test_batches_pass_unchanged():
     assert torch.equal(run(prepared, batches[0]), run(model, batches[0]))
 
 
+@pytest.mark.parametrize("transform", ["quarot", "spinquant"])
+def test_what_rotates_whole_models_is_refused(transform):
+    _, program, _ = models.bert()
+    with pytest.raises(ValueError, match=f"{transform!r} rotates .* a graph no longer says"):
+        bs.graph.prepare(program, STATIC, transform=transform)
+
+
 def test_it_goes_on_watching_after_convert():
     _, program, batches = models.bert()
     prepared = bs.graph.prepare(program, STATIC, observer="min_max")
@@ -71,7 +78,7 @@ def test_edges_see_one_pass_where_layers_need_several():
     assert int(edge.observer.samples) == sum(5 * len(batch[0]) for batch in batches)
 
 
-@pytest.mark.parametrize("learn", [None, "steps"])
+@pytest.mark.parametrize("learn", [None, pytest.param("steps", marks=pytest.mark.slow)])
 def test_training_on_digits(learn):
     """An own training run: accuracy, the switch of modes, and converted equals prepared."""
     data = load_digits()

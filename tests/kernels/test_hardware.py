@@ -1,5 +1,6 @@
 """`bs.hardware`, the library's loader and the choice of instruction set."""
 
+import _ctypes
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from blockscale.kernels import hardware as probes
 from blockscale.kernels.registry import backends, unavailable
 
 ROOT = Path(__file__).parents[2]
+LIBRARY = "" if isinstance(cpu.load(), str) else str(cpu.load().__file__)
 needs_library = pytest.mark.skipif(isinstance(cpu.load(), str), reason=str(cpu.load()))
 
 
@@ -69,6 +71,7 @@ def test_the_processor_has_what_is_said_to_be_present() -> None:
         "avx2": wide,
         "avx512": widest,
         "avx512vnni": widest | {"avx512_vnni"},
+        "amx": widest | {"avx512_vnni", "amx_tile", "amx_int8", "amx_bf16"},
     }
     native = bs.hardware().native
     assert [name for name in native.isas if needs[name] <= flags] == list(native.present)
@@ -130,9 +133,7 @@ def test_a_library_of_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "load", cpu.load.__wrapped__)
     monkeypatch.setattr(cpu, "_sources", lambda: "another digest")
     monkeypatch.setenv("BLOCKSCALE_NATIVE", "")
-    assert cpu.available().endswith(
-        f"run `make native`, or set BLOCKSCALE_NATIVE={library.__file__} to use it as it is"
-    )
+    assert cpu.available().endswith("beside it: run `make native`")
     with pytest.raises(ImportError, match=r"not compiled from the C\+\+ sources beside it"):
         from blockscale.kernels.cpu import _native  # noqa: F401
     monkeypatch.setattr(cpu, "_sources", lambda: None)  # an installed wheel has no sources
@@ -171,3 +172,26 @@ def test_a_library_that_does_not_load(unloaded: Path, monkeypatch: pytest.Monkey
     assert cpu.load().endswith(
         f"BLOCKSCALE_NATIVE='{unloaded}/mine.txt' is no Python extension module"
     )
+
+
+@needs_library
+def test_only_libraries_of_these_sources_are_run(
+    unloaded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python files were run, and every other extension module."""
+    ran = unloaded / "ran"
+    script, module = unloaded / "mine.py", unloaded / "mine.so"
+    script.write_text(f"open({str(ran)!r}, 'w')")
+    monkeypatch.setenv("BLOCKSCALE_NATIVE", str(script))
+    assert cpu.load().endswith(f"BLOCKSCALE_NATIVE='{script}' is no Python extension module")
+    assert not ran.exists()
+    module.symlink_to(_ctypes.__file__)
+    monkeypatch.setenv("BLOCKSCALE_NATIVE", str(module))
+    assert f"{module}: it was not compiled from the C++ sources" in cpu.load()
+    monkeypatch.setattr(cpu, "_sources", lambda: "another digest")
+    monkeypatch.setenv("BLOCKSCALE_NATIVE", LIBRARY)
+    assert f"{LIBRARY}: it was not compiled from the C++ sources" in cpu.load()
+    os.mkfifo(unloaded / "pipe.so")
+    monkeypatch.setenv("BLOCKSCALE_NATIVE", str(unloaded / "pipe.so"))
+    assert "is not a regular file" in cpu.load()
+    assert cpu._NAME not in sys.modules

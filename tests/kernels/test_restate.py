@@ -133,3 +133,12 @@ def test_chosen_scales_are_the_references(fmt: str) -> None:
             for mine, theirs in zip(found, expected, strict=True):
                 assert mine is theirs is None or same(mine, theirs)
     assert bool(asked) == form.element.ranged
+
+
+def test_an_offset_is_never_infinite() -> None:
+    """Its scale was rounded up: the largest code would be beyond float32."""
+    form = parse("int2:tensor:e8m0/ceil:offset(int6:tensor:fp32)")
+    qparams = reference.choose_qparams(torch.tensor([0.0, torch.finfo(torch.float32).max]), form)
+    assert qparams.offset_outer is not None and (31 * qparams.offset_outer).isinf().all()
+    expected = form.offset.value(qparams.offset, qparams.offset_outer)
+    assert same(_offsets(qparams, form), expected) and expected.isfinite().all()

@@ -14,6 +14,7 @@ from blockscale.core.layout import from_stored, to_stored
 from blockscale.layers.layer import QLayer
 from blockscale.layers.plan import Plan, plan_layers
 from tests.layers.decoders import MODELS, UNet, Volumes, hifi_gan, images, made, video_mae, volumes
+from tests.some import crossed
 
 RECIPE = bs.Recipe("int8_channel", "int8", bias="int32")
 WEIGHTS = ("absmax", "mse", "hqq", "gptq")
@@ -62,9 +63,8 @@ def test_models_of_somebody_else(make) -> None:
     torch.testing.assert_close(output(model, x), expected, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.filterwarnings("ignore:(.|\n)*every column is rounded by itself")  # of groups
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "weight"), crossed(2, MODELS, WEIGHTS))
 def test_calibration(name: str, weight: str, tmp_path) -> None:
     """Static inputs and biases in steps of sums, of every layer; saved and loaded."""
     model, inputs = made(name), MODELS[name][1]

@@ -9,7 +9,7 @@ KEPT = (
     "feed_forward.router.weight", "mlp.shared_expert_gate.weight", "mixer.A_log", "pos_embed",
     "vit.embeddings.position_embeddings", "attn.relative_position_bias_table", "attn.rel_pos_h",
     "vit.embeddings.cls_token", "mask_token", "grn.gamma", "r_w_bias", "experts.gate_up_proj_bias",
-    "attn.logit_scale", "block.attention.time_decay",
+    "attn.logit_scale", "block.attention.time_decay", "quantizer.layers.0.codebook.embed",
 )  # fmt: skip
 QUANTIZED = (
     "mlp.experts.gate_up_proj", "mlp.experts.down_proj", "attn.in_proj_weight", "rel_attn.q",

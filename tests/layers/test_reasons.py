@@ -16,6 +16,7 @@ from blockscale.layers.reasons import (
     read_by_parent,
     why_no_integers,
     why_no_sums,
+    why_no_weights,
     why_not_bias,
     why_not_layer,
     why_not_weight,
@@ -142,7 +143,11 @@ def test_the_layout_decides_which_dimensions_there_are() -> None:
         ("int8", "iq4_nl:channel0:fp32", "whose codes are no integers"),
         ("int8", "int8:flat12:fp32", "use the block 'channel0' or 'tensor'"),
         ("int8", "int8:channel0:fp16:signed", None),
-        ("int8", "log4", "its weight is log4:channel0:fp32, whose codes are no integers"),
+        ("int8", "log4", None),
+        ("int8", "log2:tensor:fp32", None),
+        ("int8", "apot5:channel0:fp32", None),
+        ("int8", "log8f3:channel0:fp32", "its weight is log8f3.* nor powers of two: use integers"),
+        ("log4:tensor:fp32", "int8", "its input is log4:tensor:fp32, whose codes are no integers"),
         ("int8_token", "int8", r"input is int8:token:fp32, one output's .* use the block 'tensor'"),
         ("int8:channel-1:fp32", "int8", "use the block 'tensor'"),
         ("int8", "int4:group4:fp32", r"weight is int4:group4:fp32, .* 'channel0' or 'tensor'"),
@@ -170,3 +175,5 @@ def test_biases() -> None:
     assert why_not_bias(torch.ones(3), plain, (3, 4)) == ""
     assert "float64" in why_not_bias(torch.ones(3).double(), plain, (3, 4))
     assert why_no_integers(bs.parse("uint4:group32:fp32:asym")) is None
+    assert why_no_weights(bs.parse("log8:group32:fp32")) is None
+    assert "of type fp16" in str(why_no_weights(bs.parse("uint4:channel0:fp32:asym(fp16)")))

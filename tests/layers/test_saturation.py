@@ -6,7 +6,7 @@ import torch
 from blockscale.core import reference
 from blockscale.core.parse import parse
 from blockscale.layers import saturation
-from blockscale.layers.saturation import saturates
+from blockscale.layers.saturation import not_finite, saturates
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,10 @@ def test_all_values_that_are_not_finite_are_counted(monkeypatch: pytest.MonkeyPa
     x[0, 0], x[3, 5], x[6, 7] = float("nan"), float("inf"), -float("inf")
     assert saturation.not_finite(x) == 3
     assert saturation.not_finite(torch.tensor(float("nan"))) == 1
+
+
+@pytest.mark.parametrize(("value", "odd"), [(1.0, 0), (torch.nan, 12), (-torch.inf, 12)])
+def test_one_number_in_all_places(value: float, odd: int) -> None:
+    assert not_finite(torch.full((1, 1), value).expand(3, 4)) == odd
+    assert not_finite(torch.full((1,), value).expand(0)) == 0
+    assert not_finite(torch.tensor(value)) == odd // 12

@@ -45,6 +45,9 @@ class WrongError(Exception):
     """It ran, and what came out is wrong."""
 
 
+HUBS = ("transformers", "diffusers")  # whose models have from_pretrained and save_pretrained
+
+
 class Run:
     """One model on its way through the cells: what several of them need is made once."""
 
@@ -83,7 +86,7 @@ class Run:
         """The float model as its library writes it."""
         path = self.folder / "float"
         model: Any = self.model.build()
-        if self.model.library == "transformers":
+        if self.model.library in HUBS:
             model.save_pretrained(path)
         else:
             path.mkdir()
@@ -208,15 +211,13 @@ def _reload_float(run: Run) -> None:
 
 def pretrained(run: Run) -> str:
     """from_pretrained: while it loads, of what save_pretrained wrote, of a directory of ours."""
-    if run.model.library != "transformers":
+    if run.model.library not in HUBS:
         raise EmptyError("not a model of transformers")
-    if not _integration("transformers"):
-        raise EmptyError("blockscale.integrations.transformers is not there")
-    from blockscale.integrations.transformers import BlockscaleConfig
+    ours = importlib.import_module(f"blockscale.integrations.{run.model.library}")
 
     _or_empty(lambda: _reload_float(run), "come back from its own directory")
     kind: Any = type(run.model.build())
-    config = BlockscaleConfig(run.recipe)
+    config = ours.BlockscaleConfig(run.recipe)
     loaded = kind.from_pretrained(run.float_directory, quantization_config=config).eval()
     _same(run, loaded, "quantized while loading: ")
     loaded.save_pretrained(run.folder / "again")

@@ -17,7 +17,7 @@ FAILED, PASSED = pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.OK
 @pytest.fixture
 def copy(tmp_path: pathlib.Path) -> pathlib.Path:
     """The package, its tests and pytest's settings, without caches."""
-    for folder in ("blockscale", "tests"):
+    for folder in ("attack", "blockscale", "tests"):
         ignore = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignore)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
@@ -30,31 +30,44 @@ def run(copy: pathlib.Path, tests: list[str]) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=600)
 
 
-def test_the_list_is_up_to_date() -> None:
+def check_list(bugs: list[dict], least: int) -> None:
     """Each line to be broken is there once, and the bug is another line."""
-    assert len(set(IDS)) == len(IDS) >= 12
-    for s in SABOTAGES:
-        lines = (ROOT / s["file"]).read_text().splitlines()
-        assert lines.count(s["find"]) == 1, s["name"]
-        assert s["find"] != s["replace"], s["name"]
-        assert "\n" not in s["find"] + s["replace"], s["name"]
-        assert all((ROOT / test.split("::")[0]).is_file() for test in s["tests"]), s["name"]
+    assert len({bug["name"] for bug in bugs}) == len(bugs) >= least
+    for bug in bugs:
+        lines = (ROOT / bug["file"]).read_text().splitlines()
+        assert lines.count(bug["find"]) == 1, bug["name"]
+        assert bug["find"] != bug["replace"], bug["name"]
+        assert "\n" not in bug["find"] + bug["replace"], bug["name"]
+        assert all((ROOT / test.split("::")[0]).is_file() for test in bug["tests"]), bug["name"]
+
+
+def check_found(bug: dict, copy: pathlib.Path) -> None:
+    """Planted in the copy, it turns its tests red."""
+    path = copy / bug["file"]
+    lines = path.read_text().splitlines()
+    lines[lines.index(bug["find"])] = bug["replace"]
+    path.write_text("\n".join(lines) + "\n")
+    done = run(copy, bug["tests"])
+    # Not just any exit: a syntax error or a missing test must not count as found.
+    assert done.returncode == FAILED, f"{bug['name']}\n{done.stdout}\n{done.stderr}"
+
+
+def check_passes(bugs: list[dict], copy: pathlib.Path) -> None:
+    """Twin of the above: red must come from the bug."""
+    done = run(copy, sorted({test for bug in bugs for test in bug["tests"]}))
+    assert done.returncode == PASSED, f"{done.stdout}\n{done.stderr}"
+
+
+def test_the_list_is_up_to_date() -> None:
+    check_list(SABOTAGES, 12)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sabotage", SABOTAGES, ids=IDS)
 def test_a_planted_bug_is_found(sabotage: dict, copy: pathlib.Path) -> None:
-    path = copy / sabotage["file"]
-    lines = path.read_text().splitlines()
-    lines[lines.index(sabotage["find"])] = sabotage["replace"]
-    path.write_text("\n".join(lines) + "\n")
-    done = run(copy, sabotage["tests"])
-    # Not just any exit: a syntax error or a missing test must not count as found.
-    assert done.returncode == FAILED, f"{sabotage['name']}\n{done.stdout}\n{done.stderr}"
+    check_found(sabotage, copy)
 
 
 @pytest.mark.slow
 def test_without_a_bug_they_pass(copy: pathlib.Path) -> None:
-    """Twin of the above: red must come from the bug."""
-    done = run(copy, sorted({test for s in SABOTAGES for test in s["tests"]}))
-    assert done.returncode == PASSED, f"{done.stdout}\n{done.stderr}"
+    check_passes(SABOTAGES, copy)

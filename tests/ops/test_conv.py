@@ -11,6 +11,7 @@ from blockscale.core.layout import from_stored, to_stored
 from blockscale.core.operand import UNQUANTIZED
 from blockscale.layers.kinds import quantized_class
 from tests.ops.samples import Made
+from tests.some import crossed
 
 CHANNELS = 12
 # Powers of two for scales and whole numbers for gradients: no sum rounds, in any order, so that
@@ -119,8 +120,9 @@ SETTINGS = [
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # torch's own
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d])
+@pytest.mark.parametrize(
+    ("kind", "settings"), crossed(3, [nn.Conv1d, nn.Conv2d, nn.Conv3d], SETTINGS), ids=str
+)
 def test_every_setting(kind, settings: dict) -> None:
     arguments = {"kernel_size": 3, **settings}
     if kind is nn.Conv3d and settings.get("padding_mode") == "reflect":

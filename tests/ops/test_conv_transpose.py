@@ -9,6 +9,7 @@ from blockscale.core.operand import UNQUANTIZED
 from blockscale.ops.conv_transpose import row_size
 from tests.ops.samples import Made
 from tests.ops.test_conv import CHANNELS, INPUTS, WEIGHTS, check, define, pair, same, whole
+from tests.some import crossed
 
 KINDS = {
     nn.ConvTranspose1d: (11,),
@@ -55,8 +56,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "settings"), crossed(3, KINDS, SETTINGS), ids=str)
 def test_every_setting(kind, settings: dict) -> None:
     arguments = {"kernel_size": 3, **settings}
     for weight, fmt in zip((*WEIGHTS, *WEIGHTS), INPUTS, strict=False):

@@ -17,6 +17,7 @@ from blockscale.ops.embedding import embedding
 from blockscale.ops.fused import FUSED
 from blockscale.ops.linear import linear
 from tests.ops.samples import bits
+from tests.some import crossed
 
 pytestmark = pytest.mark.filterwarnings("ignore:no cpu kernel runs:UserWarning")
 
@@ -85,8 +86,7 @@ def calls(fmt: str) -> dict[str, list]:
     }
 
 
-@pytest.mark.parametrize("shape", RANKS, ids=str)
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize(("fmt", "shape"), crossed(2, FORMATS, RANKS), ids=str)
 def test_every_op_takes_every_rank(fmt: str, shape: tuple[int, ...], backend: str) -> None:
     for name, many in calls(fmt).items():
         for op, args in many:

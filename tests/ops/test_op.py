@@ -14,6 +14,7 @@ from blockscale.ops import linear
 from blockscale.ops import primitives as P
 from blockscale.ops.op import OPS
 from tests.ops.samples import FORMATS, K, bits, samples
+from tests.some import crossed
 
 # A new op has no kernel yet, and says so: here it is the op that is tested.
 pytestmark = pytest.mark.filterwarnings("ignore:no cpu kernel runs:UserWarning")
@@ -28,8 +29,9 @@ def leaf(arguments: tuple) -> tuple:
     return (first.clone().requires_grad_() if floats else first, *rest)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize(
+    ("fmt", "dtype"), crossed(3, FORMATS, [torch.float32, torch.bfloat16, torch.float16]), ids=str
+)
 def test_schema_and_fake(fmt: str, dtype: torch.dtype) -> None:
     for name, many in samples(fmt, dtype).items():
         for args in many:
@@ -64,7 +66,7 @@ def check_compile(name: str, fmt: str, backend: str) -> None:
         assert bits(run(*flat)) == bits(op(*args))
 
 
-@pytest.mark.parametrize("name", sorted(OPS))
+@pytest.mark.parametrize("name", crossed(2, sorted(OPS)))
 def test_compile(name: str) -> None:
     for fmt in (FORMATS[2], FORMATS[5]):
         check_compile(name, fmt, "aot_eager")

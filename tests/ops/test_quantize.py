@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
+from tests.some import crossed
 
 FORMATS = (
     "int8:group32:fp32",
@@ -21,9 +22,10 @@ def quantize(x: Tensor, fmt: str, scale: Any, zero_point: Tensor | None) -> Tens
     return bs.quantize(x, fmt, scale, zero_point).dequantize()
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("function", [quantize, bs.fake_quantize])
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize(
+    ("fmt", "function", "dynamic"),
+    crossed(3, FORMATS, [quantize, bs.fake_quantize], [False, True]),
+)
 def test_given_scales(fmt: str, function: Any, dynamic: bool) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(

@@ -58,7 +58,7 @@ def cases(draw) -> tuple[str, Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:no cpu kernel runs")  # of the reference, too
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))
 @given(cases())
 def test_a_tensor_in_any_format(case) -> None:
     """Codes by the rational oracle; bytes by counting what is stored."""
@@ -174,3 +174,26 @@ def test_compile_of_a_function_of_qtensors() -> None:
         assert parts(run(q)) == parts(Requantize()(q))
     run = torch.compile(lambda x: bs.quantize(x, "mxfp4"), fullgraph=True, backend="aot_eager")
     assert parts(run(torch.ones(3, 40))) == parts(bs.quantize(torch.ones(3, 40), "mxfp4"))
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "int8", "uint4", "nvfp4", "nf4"])
+def test_products_of_two(fmt: str) -> None:
+    a, b = torch.randn(2, 4, 36), torch.randn(36, 20)
+    p, q = bs.quantize(a, fmt), bs.quantize(b, "int4:group8:fp16")
+    for found, expected in (
+        (p @ q, p.dequantize().double() @ q.dequantize().double()),
+        (a @ q, a.double() @ q.dequantize().double()),
+        (p @ b, p.dequantize().double() @ b.double()),
+    ):
+        assert found.shape == (2, 4, 20)
+        assert found.dtype is torch.float32
+        assert torch.allclose(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_products_with_what_is_no_tensor() -> None:
+    q = bs.quantize(torch.randn(4, 4), "int8")
+    for other in (3, "int8", None):
+        with pytest.raises(TypeError, match="unsupported operand type"):
+            q @ other
+        with pytest.raises(TypeError, match="unsupported operand type"):
+            other @ q

@@ -16,6 +16,7 @@ from blockscale.layers.store import QBias, QWeight
 from blockscale.qat.bias import BiasQuantizer, settled
 from tests.layers.test_bias import expected
 from tests.qat.models import Mixed, batch, cnn, train
+from tests.some import crossed
 
 INT8, CHANNEL = "int8:tensor:fp32", "int8:channel0:fp32"
 STATIC = bs.Recipe(CHANNEL, INT8, bias="int32")
@@ -28,8 +29,14 @@ def prepared(recipe: Any = STATIC, model: nn.Module | None = None, **more: Any) 
     return bs.prepare_qat(cnn() if model is None else model, recipe, **more)
 
 
-@pytest.mark.parametrize("bias", ["int32", "int6:sums", "int8", "int4:tensor:fp32:stochastic"])
-@pytest.mark.parametrize("learn", [None, "steps", {"input": "thresholds"}])
+@pytest.mark.parametrize(
+    ("bias", "learn"),
+    crossed(
+        3,
+        ["int32", "int6:sums", "int8", "int4:tensor:fp32:stochastic"],
+        [None, "steps", {"input": "thresholds"}],
+    ),
+)
 def test_convert_changes_no_bit(bias: str, learn: Any) -> None:
     model = prepared(bs.Recipe(CHANNEL, INT8, bias=bias), learn=learn)
     train(model, IMAGES)

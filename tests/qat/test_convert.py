@@ -11,6 +11,7 @@ import blockscale as bs
 from blockscale.core.catalog import CATALOG
 from blockscale.qat.layers import QATLayer
 from tests.qat.models import Mixed, batch, train
+from tests.some import crossed
 
 SPELLED = (
     "int8:tensor:pow2/ceil",
@@ -41,7 +42,7 @@ SOME = [(CATALOG["int8_pow2"], "thresholds"), (CATALOG["nvfp4"], "steps"), (SPEL
 
 @pytest.mark.parametrize(
     ("fmt", "learn"),
-    [(fmt, None) for fmt in FORMATS]
+    crossed(3, FORMATS, [None])
     + SOME
     + [pytest.param(*case, marks=pytest.mark.slow) for case in LEARNED if case not in SOME],
 )

@@ -1,4 +1,4 @@
-"""examples/digits_qat.py: real training, one seed; docs/accuracy.md is what it wrote."""
+"""examples/digits_qat.py: real training, one seed; docs/qat_accuracy.md is what it wrote."""
 
 import importlib.util
 import pathlib
@@ -35,7 +35,7 @@ def test_one_seed_reaches_what_was_asked_for(digits):
 
 
 def test_the_page_says_that_it_is_so():
-    page = (ROOT / "docs" / "accuracy.md").read_text()
+    page = (ROOT / "docs" / "qat_accuracy.md").read_text()
     assert float(re.search(r"\| float32 \| \| \| ([\d.]+)", page)[1]) >= 98
     rows = re.findall(r"\| (-?[\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
     assert len(rows) == 9

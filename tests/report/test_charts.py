@@ -38,3 +38,23 @@ def test_names_are_escaped_and_in_the_legend():
     assert {"a<b", "r&", "q"} <= set(texts)
     texts = [each.text for each in ET.fromstring(charts.curves("t", {"m > n": {1: 1.0}}))]
     assert {"t", "m > n"} <= set(texts)
+
+
+def dots(text):
+    return [tuple(map(float, d)) for d in re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', text)]
+
+
+def test_scattered_dots_lie_where_the_figures_say():
+    text = charts.scatter("t", {"a": [(4, 0.01), (8, 0.1), (6, 1.0)]}, "bits", low=0.01)
+    a, b, c, _legend = dots(text)
+    assert (a[0], c[0], b[0]) == pytest.approx((70, 320, 570))
+    assert a[1] - b[1] == pytest.approx(b[1] - c[1], abs=0.11)
+    assert {"4", "5", "8", "0.05", "bits", "a"} <= {each.text for each in ET.fromstring(text)}
+    [low, negative, *_] = dots(charts.scatter("t", {"a": [(4, 1e-3), (4, -1.0)]}, "bits"))
+    assert low == negative
+
+
+def test_more_series_than_colors_have_other_shapes():
+    text = charts.scatter("t", {str(i): [(i, 1.0)] for i in range(20)}, "bits")
+    assert (text.count("<circle"), text.count("<polygon")) == (18, 22)
+    ET.fromstring(text)

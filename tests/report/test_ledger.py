@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
+from blockscale.core.ledger import Entry, Ledger
 from blockscale.report.ledger import ledger_notes, ledger_summary, ledger_table
 
 
@@ -34,3 +35,11 @@ def test_a_pattern_without_effect_is_a_note():
     made = bs.quantize_(model, bs.Recipe("mxfp4", rules={"nothing": "int8"}))
     assert ledger_notes(made) == ["note: pattern 'nothing' of the recipe matches nothing"]
     assert ledger_notes(made)[0] in ledger_table(made)
+
+
+def test_names_from_files_are_printable():
+    odd = "a\x1b[2J[/red]\n.weight"
+    entry = Entry(odd, "matrix", "skipped", reason="\x1b[31m", notes=("b\nc",))
+    text = ledger_table(Ledger([entry], unmatched=("\x07*",)))
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert r"note: a\x1b[2J[/red]\n.weight: b\nc" in text and r"'\x07*'" in text

@@ -20,3 +20,10 @@ def test_aligned():
 def test_rows_that_do_not_fit():
     with pytest.raises(IndexError):
         aligned(("a", "b"), [("1",)])
+
+
+def test_cells_from_files_are_printable():
+    text = aligned(("name",), [("\x1b[2J\u202e\n",), ("a" * 10**6,)])
+    lines = text.split("\n")
+    assert len(lines) == 3 and lines[1] == r"\x1b[2J\u202e\n" and len(lines[2]) < 1100
+    assert all(line.isprintable() for line in lines)

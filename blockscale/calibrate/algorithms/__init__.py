@@ -2,8 +2,9 @@
 
 A weight algorithm chooses the codes of one layer's weight; a transform changes what the layer's
 input and weight are before they are quantized. A file here defines one class whose `name` is the
-file's name; it has `quantize` (a weight algorithm) or `prepare` (a transform). Files without such a
-class are pieces of the others.
+file's name; it has `quantize` (a weight algorithm), `quantize_block` (one that chooses for a whole
+block, blockscale.calibrate.blocks.task) or `prepare` (a transform). Files without such a class are
+pieces of the others.
 """
 
 from functools import cache
@@ -57,37 +58,40 @@ class Transform(Protocol):
 
 def weight_names() -> tuple[str, ...]:
     """The weight algorithms that there are as files, in order; "absmax" is none of them."""
-    return tuple(sorted(_classes("quantize")))
+    return tuple(sorted(_classes(_WEIGHTS)))
 
 
 def transform_names() -> tuple[str, ...]:
     """The transforms that there are, in order."""
-    return tuple(sorted(_classes("prepare")))
+    return tuple(sorted(_classes(_TRANSFORMS)))
 
 
 def weights(spec: "str | WeightAlgorithm | None" = "absmax") -> WeightAlgorithm | None:
-    """The weight algorithm named "mse", "hqq" or "gptq"; "absmax" and None are None.
+    """The weight algorithm of a name: "mse", "hqq", "search", "gptq"; "absmax" and None are None.
 
     spec: a name, "name:setting" (the first argument of its class, e.g. "hqq:0.5"), or an instance.
     "absmax" is what `bs.quantize` does by itself. Raises ValueError with the list of what there is.
     """
     if spec is None or spec == "absmax":
         return None
-    return cast("WeightAlgorithm", _find(spec, "weight algorithm", "quantize", ("absmax",)))
+    return cast("WeightAlgorithm", _find(spec, "weight algorithm", _WEIGHTS, ("absmax",)))
 
 
 def transforms(spec: "str | Transform | None" = None) -> Transform | None:
-    """The transform named "smoothquant", "awq" or "hadamard"; None is None.
+    """The transform named "smoothquant", "awq", "hadamard", "quarot" or "spinquant"; None is None.
 
     spec: a name, "name:setting" (the first argument of its class), or an instance.
     Raises ValueError with the list of what there is.
     """
-    return None if spec is None else cast("Transform", _find(spec, "transform", "prepare", ()))
+    return None if spec is None else cast("Transform", _find(spec, "transform", _TRANSFORMS, ()))
+
+
+_WEIGHTS, _TRANSFORMS = ("quantize", "quantize_block"), ("prepare",)
 
 
 @cache
-def _classes(method: str) -> dict[str, type[Any]]:
-    """{name: class} of this folder's classes that have `method`."""
+def _classes(methods: tuple[str, ...]) -> dict[str, type[Any]]:
+    """{name: class} of this folder's classes that have one of these methods."""
     modules = import_all(__name__, __path__)
     return {
         name: kind
@@ -96,15 +100,16 @@ def _classes(method: str) -> dict[str, type[Any]]:
         if isinstance(kind, type)
         and kind.__module__ == module.__name__
         and (name := getattr(kind, "name", "")) == module.__name__.rpartition(".")[2]
-        and callable(getattr(kind, method, None))
+        and any(callable(getattr(kind, method, None)) for method in methods)
     }
 
 
-def _find(spec: object, what: str, method: str, more: tuple[str, ...]) -> object:
-    classes = _classes(method)
+def _find(spec: object, what: str, methods: tuple[str, ...], more: tuple[str, ...]) -> object:
+    classes = _classes(methods)
     known = ", ".join([*more, *classes])
     if not isinstance(spec, str):
-        if isinstance(spec, type) or not callable(getattr(spec, method, None)):
+        able = any(callable(getattr(spec, method, None)) for method in methods)
+        if isinstance(spec, type) or not able:
             raise ValueError(f"{spec!r} is no {what}: give an instance, or a name of {known}")
         return spec
     name, colon, setting = spec.partition(":")

@@ -144,8 +144,13 @@ Search = Callable[[Tensor, Format, Tensor | None, slice], QParams]
 
 
 def search_by_parts(x: Tensor, fmt: Format, search: Search) -> QParams:
-    """x [n, k] float32 -> the scales that `search` gives for it, a part at a time."""
+    """x [n, k] float32 -> the scales that `search` gives for it, a part at a time.
+
+    Scales that a learned table belongs to stay what the whole weight chooses.
+    """
     single, chosen, outer = spread(x, fmt)
+    if fmt.element.learned:
+        return chosen
     for of_weight, of_scale in whole_blocks((x.shape[0], x.shape[1]), fmt.block):
         known = None if outer is None else outer[of_scale].contiguous()
         best = search(x[of_weight].contiguous(), single, known, of_weight[1])

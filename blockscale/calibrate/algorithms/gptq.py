@@ -13,17 +13,25 @@ from torch import Tensor
 from blockscale.calibrate.algorithms import gram as grams
 from blockscale.calibrate.algorithms.block_scales import widened
 from blockscale.calibrate.algorithms.columns import Columns
+from blockscale.calibrate.algorithms.descent import descend
+from blockscale.calibrate.algorithms.feedback import (
+    feed_back,
+    inverse_factor,
+    shifted,
+    without_dead,
+)
 from blockscale.calibrate.algorithms.mse import MSE
 from blockscale.core.format import Format
 from blockscale.ops.flat import in_blocks_of, within_rows
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
 
-_TRIES = 16  # each with ten times the damping
+_HALF = 0.5
+_COARSE = 4  # of the factors tried for a scale, where sweeps fit it again: a third of the time
 
 
 class GPTQ:
-    """Error feedback under the gram matrix H of the layer's inputs.
+    """Error feedback under the gram matrix H of the layer's inputs, and then coordinate descent.
 
     scales: how a block's scale is chosen: "absmax", or "mse" as the algorithm of that name does,
         weighted by what an error still costs after later columns have made up for it, 1 / U_jj^2
@@ -34,6 +42,14 @@ class GPTQ:
     act_order: columns with large inputs first (the paper's code calls it so). Codes and scales stay
         in the weight's order.
     static: choose all scales from the weight as it was given.
+    sweeps: how often all codes and scales are chosen again afterwards, each under all the others
+        (blockscale.calibrate.algorithms.descent); the paper has none of it. With "absmax" the
+        scales stay as they are.
+    asymmetric: make up for what the quantized layers before changed in this layer's input, too: the
+        output is to be that of the float model's input (GPTAQ, Li et al. 2025, arXiv 2504.02692,
+        eq. 3). It needs the drift Xq^T (Xf - Xq) / rows. The paper corrects each column's residual
+        on the way; here the weight is moved first towards where that output is nearest, half the
+        way for True, or by the part that is given: all of it fits the calibration data too well.
     batch: columns whose errors are handed on together (section 3.3, step 2); only speed depends on
         it.
 
@@ -46,14 +62,16 @@ class GPTQ:
     name: ClassVar[str] = "gptq"
     needs_gram = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a choice of its own
         self,
         scales: str = "mse",
         *,
         damping: float = 0.01,
         act_order: bool = True,
         static: bool = False,
-        batch: int = 128,
+        sweeps: int = 4,
+        asymmetric: bool | float = False,
+        batch: int = 64,
     ):
         if scales not in ("absmax", "mse"):
             raise ValueError(f"gptq: scales are chosen by 'absmax' or 'mse', not {scales!r}")
@@ -61,17 +79,38 @@ class GPTQ:
             raise ValueError(f"gptq: damping is a part of H's diagonal, at least 0, not {damping}")
         if batch < 1:
             raise ValueError(f"gptq: a batch has at least one column, not {batch}")
+        if sweeps < 0:
+            raise ValueError(f"gptq: there are 0 sweeps or more, not {sweeps}")
         self.scales, self.damping, self.batch = scales, damping, batch
-        self.act_order, self.static = act_order, static
+        self.act_order, self.static, self.sweeps = act_order, static, sweeps
+        self.asymmetric = _HALF if asymmetric is True else float(asymmetric)
+        if not 0 <= self.asymmetric <= 1:
+            raise ValueError(
+                f"gptq: asymmetric is True, False or a part in 0 ... 1, not {asymmetric!r}"
+            )
+
+    @property
+    def needs_drift(self) -> bool:
+        """Whether `quantize` should be given the drift of the layer's inputs."""
+        return self.asymmetric > 0
 
     def quantize(
-        self, weight: Tensor, fmt: Format, gram: Tensor | None, layer: str
+        self,
+        weight: Tensor,
+        fmt: Format,
+        gram: Tensor | None,
+        layer: str,
+        *,
+        drift: Tensor | None = None,
     ) -> tuple[QTensor, list[str]]:
-        """As `WeightAlgorithm.quantize`; without a gram matrix nothing is fed back, with a note."""
+        """As `WeightAlgorithm.quantize`; without a gram matrix nothing is fed back, with a note.
+
+        drift: Xq^T (Xf - Xq) / rows [k, k] of the layer's inputs Xq, of which `gram` is, and its
+            inputs Xf in the float model; looked at if `asymmetric`
+        """
         x = widened(weight, fmt, layer)
         if fmt.block.flat:
-            return self._quantize_flat(x, fmt, gram, layer)
-        k = x.shape[1]
+            return self._quantize_flat(x, fmt, gram, layer, drift)
         if gram is None:
             alone = (
                 quantize(x, fmt)
@@ -79,28 +118,18 @@ class GPTQ:
                 else MSE().quantize(x, fmt, None, layer)[0]
             )
             return alone, ["nothing known of its inputs: every column is rounded by itself"]
-        h = grams.checked(gram.to(x.device), k, layer)
-        alive, dead = _without_dead(h)
-        notes = [f"{dead} of {k} inputs were always 0: their columns are rounded as they are"] * (
-            dead > 0
-        )
-        order = torch.arange(k, device=x.device)
-        if self.act_order:
-            order = alive.diagonal().argsort(descending=True, stable=True)
-        factor, damping = inverse_factor(alive[order][:, order], self.damping, layer)
-        if damping > self.damping:
-            notes.append(f"H has no Cholesky factor: damping raised to {damping:g}")
-        columns = Columns(x, fmt, self._importance(factor, order))
-        if self.static:
-            columns.choose_all(x)
-        self._feed_back(x, columns, factor, order)
-        fed_back, plain = columns.finished(), quantize(x, fmt)
-        if error_of(fed_back, x, h) > error_of(plain, x, h):
-            return plain, [*notes, "error feedback did not lower the error: rounded to nearest"]
-        return fed_back, notes
+        h, dead = without_dead(grams.checked(gram.to(x.device), x.shape[1], layer))
+        notes = []
+        if dead:
+            notes = [
+                f"{dead} of {len(h)} inputs were always 0: their columns are rounded as they are"
+            ]
+        target, missing = self._target(x, h, drift, layer)
+        found, more = self._chosen(x, target, fmt, h, layer)
+        return found, notes + missing + more
 
     def _quantize_flat(
-        self, x: Tensor, fmt: Format, gram: Tensor | None, layer: str
+        self, x: Tensor, fmt: Format, gram: Tensor | None, layer: str, drift: Tensor | None
     ) -> tuple[QTensor, list[str]]:
         """The same in blocks over the flattened weight, where rows hold them whole."""
         rows = within_rows(fmt, x.shape)
@@ -109,70 +138,42 @@ class GPTQ:
                 f"{layer}: {fmt}: its blocks end within rows of {x.shape[1]} columns, which gptq "
                 f"rounds one after the other: use 'mse', or groups in the place of flat blocks"
             )
-        q, notes = self.quantize(x, rows, gram, layer)
+        q, notes = self.quantize(x, rows, gram, layer, drift=drift)
         return QTensor(q.packed, in_blocks_of(q.qparams, fmt, x.shape), fmt, q.size), notes
 
-    def _importance(self, factor: Tensor, order: Tensor) -> Tensor | None:
-        """What an error costs after later columns made up for it: 1 / U_jj^2 (its eq. 2)."""
-        if self.scales == "absmax":
-            return None
-        return factor.diagonal().pow(-2)[order.argsort()]
+    def _target(
+        self, x: Tensor, h: Tensor, drift: Tensor | None, layer: str
+    ) -> tuple[Tensor, list[str]]:
+        """What the values should be [k, n] float64, and notes."""
+        target = x.T.double().contiguous()
+        if not self.asymmetric:
+            return target, []
+        if drift is None:
+            return target, ["nothing known of its inputs in the float model: taken for the same"]
+        drift = self.asymmetric * grams.checked_drift(drift, h, layer)
+        return shifted(target, h, drift, self.damping, layer), []
 
-    def _feed_back(self, x: Tensor, columns: Columns, factor: Tensor, order: Tensor) -> None:
-        """Round all columns in `order`; `factor` is that of the permuted H."""
-        pending = x.double()[:, order]  # without the errors of the batch in progress
-        of_block = columns.block_of[order]
-        blocks, stored = of_block.tolist(), order.tolist()
-        for first in range(0, x.shape[1], self.batch):
-            last = min(first + self.batch, x.shape[1])
-            errors = pending.new_zeros(x.shape[0], last - first)
-            for i in range(first, last):
-                so_far = slice(0, i - first), slice(first, i)
-                if not columns.chosen[blocks[i]]:
-                    places = (of_block == blocks[i]).nonzero()[:, 0]
-                    places = places[order[places].argsort()]
-                    shift = errors[:, so_far[0]] @ factor[so_far[1]][:, places]
-                    columns.choose(blocks[i], (pending[:, places] - shift).float())
-                current = pending[:, i] - errors[:, so_far[0]] @ factor[so_far[1], i]
-                rounded = columns.round(stored[i], current.float())
-                errors[:, i - first] = (current - rounded) / factor[i, i]
-            pending[:, last:] -= errors @ factor[first:last, last:]
-
-
-def _without_dead(h: Tensor) -> tuple[Tensor, int]:
-    """H with the mean of its diagonal for inputs that were always 0, and how many those are.
-
-    The rest of their rows and columns is 0 in any X^T X: they neither give nor take errors.
-    """
-    dead = h.diagonal() == 0
-    count = int(dead.sum())
-    if not count:
-        return h, 0
-    mean = h.diagonal()[~dead].mean() if count < len(h) else h.new_ones(())
-    return h + torch.diag(dead * mean), count
-
-
-def inverse_factor(h: Tensor, damping: float, layer: str) -> tuple[Tensor, float]:
-    """Symmetric H [k, k] float64 -> upper U with U^T U = (H + damping · mean diag)^-1, the damping.
-
-    U is the inverse of R in H = R R^T with R upper, and R is the Cholesky factor of H backwards:
-    one factorization and no inverse of H, which the paper's code computes and factors again.
-    """
-    size = float(h.diagonal().mean()) if len(h) else 0.0
-    one = torch.eye(len(h), dtype=h.dtype, device=h.device)
-    for _ in range(_TRIES):
-        backwards, failed = torch.linalg.cholesky_ex((h + damping * size * one).flip(0, 1))
-        if not int(failed):
-            r = backwards.flip(0, 1)
-            return torch.linalg.solve_triangular(r, one, upper=True), damping
-        damping = max(10 * damping, 1e-6)
-    raise ValueError(
-        f"{layer}: the gram matrix of its inputs has no Cholesky factor, even with damping "
-        f"{damping / 10:g}: it is no X^T X, recompute it"
-    )
-
-
-def error_of(q: QTensor, weight: Tensor, h: Tensor) -> float:
-    """tr((W - Q) H (W - Q)^T): the squared error of the layer's outputs, per row of its inputs."""
-    difference = weight.double() - q.dequantize()
-    return float((difference @ h * difference).sum())
+    def _chosen(
+        self, x: Tensor, target: Tensor, fmt: Format, h: Tensor, layer: str
+    ) -> tuple[QTensor, list[str]]:
+        """Codes for a weight x [n, k] whose values should be `target`, and notes."""
+        order = torch.arange(len(h), device=h.device)
+        if self.act_order:
+            order = h.diagonal().argsort(descending=True, stable=True)
+        factor, damping = inverse_factor(h[order][:, order], self.damping, layer)
+        notes = []
+        if damping > self.damping:
+            notes.append(f"H has no Cholesky factor: damping raised to {damping:g}")
+        importance = None
+        if self.scales != "absmax":
+            importance = factor.diagonal().pow(-2)[order.argsort()]
+        columns = Columns(x, fmt, importance, spacing=_COARSE if self.sweeps else 1)
+        if self.static:
+            columns.choose_all(target.T.float().contiguous())
+        feed_back(columns, target, factor, order, self.batch)
+        rest = descend(columns, target, h, self.sweeps, fit=self.scales != "absmax")
+        plain = quantize(x, fmt)
+        away = target - plain.dequantize().T
+        if ((target - columns.values) * rest).sum() > (away * (h @ away)).sum():
+            return plain, [*notes, "error feedback did not lower the error: rounded to nearest"]
+        return columns.finished(), notes

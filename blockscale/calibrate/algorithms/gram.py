@@ -26,6 +26,20 @@ def checked(gram: Tensor, k: int, layer: str) -> Tensor:
     return (wide + wide.T) / 2
 
 
+def checked_drift(drift: Tensor, h: Tensor, layer: str) -> Tensor:
+    """Drift [k, k], Xq^T (Xf - Xq) / rows, as float64 where h is. Raises ValueError for others."""
+    if drift.shape != h.shape:
+        raise ValueError(
+            f"{layer}: expected the drift {list(h.shape)} of its inputs, found {list(drift.shape)}"
+        )
+    wide = drift.detach().to(h.device, torch.float64)
+    if not bool(wide.isfinite().all()):
+        raise ValueError(
+            f"{layer}: the drift of its inputs has NaN or infinity: calibrate on inputs without"
+        )
+    return wide
+
+
 def importance_of(gram: Tensor | None, k: int, layer: str) -> tuple[Tensor | None, list[str]]:
     """Gram [k, k] -> its diagonal [k], how much each input's errors count, and notes."""
     if gram is None:
@@ -34,3 +48,9 @@ def importance_of(gram: Tensor | None, k: int, layer: str) -> tuple[Tensor | Non
     if not bool((diagonal > 0).any()):
         return None, ["all its inputs were 0: all columns count the same"]
     return torch.where(diagonal > 0, diagonal, diagonal[diagonal > 0].min()), []
+
+
+def check_weighting(algorithm: str, weighting: str) -> None:
+    """Raise ValueError unless errors count by "gram" or, "none", all the same."""
+    if weighting not in ("none", "gram"):
+        raise ValueError(f"{algorithm}: the weighting is 'none' or 'gram', not {weighting!r}")

@@ -6,7 +6,7 @@ block scales that also grow (an e2m1 block filled to 4 instead of 6) Cook et al.
 2025.
 """
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from blockscale.calibrate.algorithms.block_scales import (
     select,
     widened,
 )
-from blockscale.calibrate.algorithms.gram import importance_of
+from blockscale.calibrate.algorithms.gram import check_weighting, importance_of
 from blockscale.calibrate.algorithms.known_scale import nearest_scale
 from blockscale.core import reference
 from blockscale.core.arithmetic.bits import FLT_MAX
@@ -50,8 +50,7 @@ class MSE:
     name: ClassVar[str] = "mse"
 
     def __init__(self, weighting: str = "none"):
-        if weighting not in ("none", "gram"):
-            raise ValueError(f"mse: the weighting is 'none' or 'gram', not {weighting!r}")
+        check_weighting("mse", weighting)
         self.weighting = weighting
 
     @property
@@ -72,76 +71,93 @@ class MSE:
         return quantized(x, best_scales(x, fmt, importance), fmt), notes
 
 
-def best_scales(x: Tensor, fmt: Format, importance: Tensor | None) -> QParams:
+def best_scales(x: Tensor, fmt: Format, importance: Tensor | None, power: float = 2.0) -> QParams:
     """x [n, k] float32 -> the scales of the whole, a part at a time.
 
-    importance: [k] float64, how much the squared errors of a column count.
+    importance: [k] float64, how much |error|^power of a column counts.
     """
 
     def of_part(part: Tensor, single: Format, outer: Tensor | None, columns: slice) -> QParams:
         counts = None if importance is None else importance[columns]
-        return search(part, single, outer, counts)
+        return search(part, single, outer, counts, power=power)
 
     return search_by_parts(x, fmt, of_part)
 
 
-def factors(fmt: Format) -> list[float]:
-    """What the range of a block is multiplied with, 1 left out, which comes first anyway.
+def factors(fmt: Format, spacing: int = 1) -> list[float]:
+    """Every `spacing`-th of what a block's range is multiplied with; 1 comes first anyway.
 
     Down to 0.18, where integers of two bits have their best range even in large blocks; up to 1.41,
     or, for minifloats, to 4: they have finer steps lower down. Of power-of-two scales, the
-    neighbouring exponents, down to 2^-12 for an outlier in a large block.
+    neighbouring exponents, down to 2^-12 for an outlier in a large block; all of them.
     """
     if isinstance(fmt.scale, PowerOfTwo):
         return [2.0**-j for j in range(-2, 13) if j]
     top = 2 * _OCTAVE if isinstance(fmt.element, Minifloat) else _OCTAVE // 2
-    return [2.0 ** (j / _OCTAVE) for j in range(top, -5 * _OCTAVE // 2 - 1, -1) if j]
+    return [2.0 ** (j / _OCTAVE) for j in range(top, -5 * _OCTAVE // 2 - 1, -spacing) if j]
 
 
-def search(x: Tensor, fmt: Format, outer: Tensor | None, importance: Tensor | None) -> QParams:
-    """x [n, k] -> for each block the candidate with the least squared error."""
+def search(
+    x: Tensor,
+    fmt: Format,
+    outer: Tensor | None,
+    importance: Tensor | None,
+    *,
+    spacing: int = 1,
+    power: float = 2.0,
+) -> QParams:
+    """x [n, k] -> for each block the candidate with the least sum of |error|^power.
+
+    spacing: from one of `factors` that is tried to the next
+    """
+    count = Errors(x, fmt, importance, power)
     low, high, _ = reference.ranges(x, fmt)
     best = choose_scales(low, high, fmt, outer)
-    least = squared_error(x, best, fmt, importance)
+    least = count.of(best)
     middle = low / 2 + high / 2 if fmt.offset is not None else torch.zeros_like(low)
-    for factor in factors(fmt):
+    for factor in factors(fmt, spacing):
         lower, higher = (
             (middle + (end - middle) * factor).clamp(-FLT_MAX, FLT_MAX) for end in (low, high)
         )
         candidate = choose_scales(lower, higher, fmt, outer)
-        best, least = _better(x, _neighbours(candidate, fmt), best, least, fmt, importance)
+        best, least = count.better(_neighbours(candidate, fmt), best, least)
     for _ in range(0 if isinstance(fmt.scale, PowerOfTwo) else _POLISHES):
         polished = _polish(x, best, fmt, importance)
-        best, least = _better(x, _neighbours(polished, fmt), best, least, fmt, importance)
+        best, least = count.better(_neighbours(polished, fmt), best, least)
     return best
 
 
-def squared_error(x: Tensor, qparams: QParams, fmt: Format, importance: Tensor | None) -> Tensor:
-    """The (weighted) sum of squared errors of each block; float64, so that none vanishes."""
-    error = (round_trip(x, qparams, fmt).double() - x).square_()
-    if importance is not None:
-        error *= importance
-    return block_sums(error, fmt.block)
+class Errors(NamedTuple):
+    """How the error of weights x [n, k] is counted: the sum of importance · |error|^power."""
 
+    x: Tensor
+    fmt: Format
+    importance: Tensor | None
+    power: float = 2.0
 
-def _better(
-    x: Tensor,
-    candidates: list[QParams],
-    best: QParams,
-    least: Tensor,
-    fmt: Format,
-    importance: Tensor | None,
-) -> tuple[QParams, Tensor]:
-    """The better of the best so far and further candidates, block by block."""
-    for each in candidates:
-        error = squared_error(x, each, fmt, importance)
-        best = select(error < least, each, best)
-        least = torch.minimum(error, least)
-    return best, least
+    def of(self, qparams: QParams) -> Tensor:
+        """The error of each block; float64, so that none vanishes."""
+        error = round_trip(self.x, qparams, self.fmt).double() - self.x
+        error = error.square_() if self.power == 2 else error.abs_().pow_(self.power)
+        if self.importance is not None:
+            error *= self.importance
+        return block_sums(error, self.fmt.block)
+
+    def better(
+        self, candidates: list[QParams], best: QParams, least: Tensor
+    ) -> tuple[QParams, Tensor]:
+        """The better of the best so far and further candidates, block by block."""
+        for each in candidates:
+            error = self.of(each)
+            best = select(error < least, each, best)
+            least = torch.minimum(error, least)
+        return best, least
 
 
 def _neighbours(candidate: QParams, fmt: Format) -> list[QParams]:
-    """A candidate, and it with the two zero points beside its own."""
+    """A candidate, and it with the two zero points beside its own, or with its other sign."""
+    if fmt.span == "signed":
+        return [candidate, candidate._replace(scale=-candidate.scale)]
     if candidate.zero_point is None:
         return [candidate]
     low, high = (int(end) for end in fmt.element.limits(fmt.wide))

@@ -44,8 +44,8 @@ class OutputError:
             )
         self.weight = reference.widen(weight.detach())
         self.features = k // stats.places
-        self._fmt = _by_nearest(fmt)
-        self._input_fmt = None if input_fmt is None else _by_nearest(input_fmt)
+        self._fmt = by_nearest(fmt)
+        self._input_fmt = None if input_fmt is None else by_nearest(input_fmt)
         # rank 4, as a convolution's input has: any dimension that an input's block can name
         self._x = stats.sample.to(torch.float32).reshape(-1, 1, stats.places, self.features)
         self._y = self._product(self._x, self.weight)
@@ -82,5 +82,6 @@ class OutputError:
         return before, [f"{told} (error of its output {ratio:.3g} times)"]
 
 
-def _by_nearest(fmt: Format) -> Format:
+def by_nearest(fmt: Format) -> Format:
+    """A format that rounds by chance, without."""
     return replace(fmt, rounding="nearest_even") if fmt.rounding == "stochastic" else fmt

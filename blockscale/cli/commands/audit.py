@@ -7,6 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from blockscale.core.ledger import Entry, Ledger
+from blockscale.core.untrusted.json_text import LARGEST, json_object, read_json
+from blockscale.core.untrusted.names import TEXT, quoted, shown
 from blockscale.export import audit as audit_file
 from blockscale.report.ledger import ledger_notes, ledger_summary
 from blockscale.report.table import aligned
@@ -39,7 +41,9 @@ def audit(
     if found.skipped:
         raise ValueError(
             "not as the ledger says:"
-            + "".join(f"\n  {entry.name}: {entry.reason}" for entry in found.skipped)
+            + "".join(
+                f"\n  {shown(entry.name)}: {shown(entry.reason, TEXT)}" for entry in found.skipped
+            )
         )
 
 
@@ -66,15 +70,18 @@ def audit_table(found: Ledger, every: bool = False) -> str:
 def _read(path: Path) -> Ledger:
     """A ledger from its JSON. Raises ValueError where it is none."""
     try:
-        data: Any = json.loads(path.read_text())
-        entries = [Entry(**_known(each)) for each in data["entries"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no ledger: {error!r}") from None
-    return Ledger(entries)
+        data = json_object(read_json(path, most=LARGEST), path)
+        return Ledger([Entry(**_known(each)) for each in data["entries"]])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no ledger: {error}") from None
 
 
 def _known(entry: dict[str, Any]) -> dict[str, Any]:
     fields = Entry.__dataclass_fields__
     known = {key: value for key, value in entry.items() if key in fields}
+    for key, value in known.items():
+        kind = {"notes": list, "elements": int, "bytes_before": int, "bytes_after": int}
+        if type(value) is not kind.get(key, str):
+            raise ValueError(f"{key} is {quoted(value)}")
     name = str(known["name"]).removesuffix(".weight")
     return known | {"name": name, "notes": tuple(known.get("notes", ()))}

@@ -8,13 +8,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table as Grid
 
 from blockscale.bench import environment, results
+from blockscale.bench.against import TOLERANCE, check_tolerance
+from blockscale.bench.beside.race import race
 from blockscale.bench.case import Case
 from blockscale.bench.run import Watcher, run
 from blockscale.bench.settings import Settings, sizes
 from blockscale.bench.tune import tune
+from blockscale.cli.comparing import as_grid, follow_up, show_race
 from blockscale.report.speed.reading import Run
 from blockscale.report.speed.tables import LEGEND, conditions, tables
 
@@ -40,7 +42,7 @@ def bench(  # noqa: PLR0913 - one argument an option
     device: Annotated[str, typer.Option(help="Where to measure.")] = "cpu",
     tuned: Annotated[
         bool,
-        typer.Option("--tune", help="First measure this GPU's launch choices, and keep them."),
+        typer.Option("--tune", help="First measure what kernels here choose, and keep it."),
     ] = False,
     seconds: Annotated[
         float, typer.Option(help="Begin no case after these: 0 means 60 if quick, else 480.")
@@ -52,8 +54,22 @@ def bench(  # noqa: PLR0913 - one argument an option
         str,
         typer.Option("--json", metavar="PATH", help="The file to write; - for standard output."),
     ] = "",
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN.json", help="End with 1 if ours is slower than in this run."),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(help="What is slower: more than these times the earlier run's time.")
+    ] = TOLERANCE,
+    beside: Annotated[
+        Path | None,
+        typer.Option(metavar="CHECKOUT", help="Race another checkout, case by case in turns."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A folder for plots of the run, as SVG.")
+    ] = None,
 ) -> None:
-    """Measure speed: primitives, linear layers and a model, as ratios to this machine's ceilings.
+    """Measure speed and memory: primitives, linear layers, a model, as ratios to ceilings.
 
     Ctrl-C stops and keeps what was measured; --resume goes on.
     """
@@ -63,10 +79,24 @@ def bench(  # noqa: PLR0913 - one argument an option
     wanted = tuple(each for each in formats.split(",") if each)
     limit, shapes = seconds or _SECONDS[quick], sizes(device, quick)
     settings = Settings(device, quick, peers, compiled, only, wanted, limit, shapes)
+    if beside is not None:
+        return _race(beside, settings, as_json, plot)
+    check_tolerance(tolerance)
+    earlier = None if against is None else results.read(against)
     if tuned:
         tune(settings, Console(stderr=True).print)
     path, goes_on = _place(settings, as_json, resume)
-    _show(_watched(settings, path, goes_on), path, as_json == "-")
+    data = _watched(settings, path, goes_on)
+    _show(data, path, as_json == "-")
+    follow_up(data, plot, earlier, tolerance)
+    return None
+
+
+def _race(other: Path, settings: Settings, as_json: str, plot: Path | None) -> None:
+    """This checkout beside another one, in place of a run."""
+    with _Lines() as watcher:
+        found = race(other, settings, watcher)
+    show_race(found, as_json, plot)
 
 
 def _watched(settings: Settings, path: Path, goes_on: bool) -> Run:
@@ -97,12 +127,7 @@ def _show(data: Run, path: Path, as_json: bool) -> None:
     for name, text in conditions(data):
         console.print(f"{name}: {text}", highlight=False, markup=False, soft_wrap=True)
     for table in tables(data):
-        grid = Grid(title=table.title, caption=table.note or None, title_justify="left")
-        for i, column in enumerate(table.header):
-            grid.add_column(column, justify="left" if i < table.left else "right")
-        for row in table.rows:
-            grid.add_row(*row)
-        console.print(grid)
+        console.print(as_grid(table))
     console.print(f"{LEGEND}\nwritten: {path}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from blockscale.cli.progress import Bar
-from blockscale.files.compare import FileComparison, TensorDifference
-from blockscale.files.compare import compare as measure
+from blockscale.core.untrusted.names import TEXT, shown
+from blockscale.export.checkpoints.comparing import FileComparison, TensorDifference
+from blockscale.export.checkpoints.comparing import compare as measure
 from blockscale.report.table import aligned
 from blockscale.report.wording import shape
 
@@ -23,8 +24,7 @@ def compare(
     """Compare two files or directories, tensor by tensor.
 
     SQNR is 10 log10 (sum a² / sum (a - b)²) in dB, larger is closer. What is quantized is
-    dequantized first, also float8 and int8 weights of other producers; what they pack in ways of
-    their own is listed as not compared.
+    dequantized first, by us or by another producer; what cannot be read is listed as not compared.
     """
     with Bar(quiet) as bar:
         comparison = measure(a, b, progress=bar)
@@ -42,19 +42,23 @@ def _text(comparison: FileComparison) -> str:
     equal = [each for each in comparison.differences if each.equal]
     lines += ["", f"{len(equal)} of {len(comparison.differences)} tensors are equal"]
     infinite = [
-        f"{each.name}: {each.odd} elements are NaN or infinite on one side"
+        f"{shown(each.name)}: {each.odd} elements are NaN or infinite on one side"
         for each in comparison.differences
         if each.odd
     ]
     shapes = [
-        f"{n}: a is {shape(x)}, b is {shape(y)}" for n, (x, y) in comparison.mismatched.items()
+        f"{shown(n)}: a is {shape(x)}, b is {shape(y)}"
+        for n, (x, y) in comparison.mismatched.items()
     ]
     only = [
-        f"only in {side}: {n}"
+        f"only in {side}: {shown(n)}"
         for side, names in (("a", comparison.only_a), ("b", comparison.only_b))
         for n in names
     ]
-    unread = [f"not compared: {name}: {why}" for name, why in sorted(comparison.unread.items())]
+    unread = [
+        f"not compared: {shown(name)}: {shown(why, TEXT)}"
+        for name, why in sorted(comparison.unread.items())
+    ]
     return "\n".join([*lines, *infinite, *unread, *shapes, *only])
 
 

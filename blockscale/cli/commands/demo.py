@@ -43,8 +43,8 @@ def demo(
     console.print(_flow_table(flow))
     console.print(_files_table(written))
     for each in written:
-        if each.missing is not None:
-            console.print(f"{each.target}: {each.missing}", markup=False)
+        if (said := each.missing or each.note) is not None:
+            console.print(f"{each.target}: {said}", markup=False)
     console.print(
         f"{len(SENTENCES)} sentences; embeddings compared with float32's after saving and loading "
         f"each file; {time.perf_counter() - started:.0f} s in all. Every layer was quantized, the "

@@ -1,34 +1,44 @@
 """`blockscale export`: a model's directory in, a file for another runtime out."""
 
-import inspect
 import json
+import os
 import shutil
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
-from uuid import uuid4
+from typing import Annotated
 
 import typer
-from torch import Tensor, nn
+from torch import Tensor
 
 import blockscale.export as exporters
 from blockscale.calibrate.calibrate import calibrate
 from blockscale.cli.commands.audit import audit_table
+from blockscale.cli.exporting import DEFAULT_NAME, Sizes, check_recipe, graph_for, options
 from blockscale.cli.model_directory import (
     SENTENCES,
-    program,
     read_model,
     tokenized,
     without_place,
 )
 from blockscale.core.recipe import Recipe
-from blockscale.graph import convert, prepare
+from blockscale.core.untrusted.json_text import json_object, read_json
+from blockscale.core.untrusted.names import shown, shown_lines
+from blockscale.files.directory.output import (
+    absolute,
+    check_apart,
+    check_names,
+    check_target,
+    has_ledger,
+)
+from blockscale.files.directory.swap import restore, whole_folder
+from blockscale.files.whole import check_place
 from blockscale.layers.apply import quantize_
 from blockscale.report.wording import size
 
+_METHOD = "compressed-tensors"
 _NOT_COPIED = (
     ".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ot", ".index.json",
 )  # fmt: skip
@@ -40,11 +50,13 @@ def export(  # noqa: PLR0913 - one argument an option
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file or directory to write.")],
     to: Annotated[
-        str, typer.Option(help="The target: onnx, executorch, program or compressed-tensors.")
+        str, typer.Option(help="The target: c, onnx, executorch, program or compressed-tensors.")
     ],
     recipe: Annotated[
         str | None,
-        typer.Option("--recipe", "-r", help="As of `quantize`; not for a quantized MODEL_DIR."),
+        typer.Option(
+            "--recipe", "-r", help="As of `quantize`; c has its own. Not for a quantized MODEL_DIR."
+        ),
     ] = None,
     skip: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Leave these layers in float.")
@@ -54,9 +66,20 @@ def export(  # noqa: PLR0913 - one argument an option
         typer.Option(help="Sentences for static scales, one a line; else eight of ours."),
     ] = None,
     observer: Annotated[str, typer.Option(help="What static scales are chosen by.")] = "min_max",
-    batch: Annotated[int, typer.Option(help="The most rows a file is to take.")] = 8,
-    tokens: Annotated[int, typer.Option(help="The most tokens a row.")] = 128,
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT.")] = False,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="The most rows a file is to take, 8; of c exactly those, 1."),
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option(min=2, help="The most tokens a row; of c exactly those.")
+    ] = 128,
+    name: Annotated[str, typer.Option(help="What names in a C file begin with.")] = DEFAULT_NAME,
+    max_bytes: Annotated[
+        int | None, typer.Option(min=1, help="The most constants and memory of a C file.")
+    ] = None,
+    force: Annotated[
+        int, typer.Option("--force", count=True, help="Replace OUT; twice: whoever wrote it.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the audit as JSON.")] = False,
 ) -> None:
     """Quantize a model's directory and write it for another runtime.
@@ -65,23 +88,26 @@ def export(  # noqa: PLR0913 - one argument an option
     computes with it.
     """
     write = _target(to)
-    if out.exists() and not force:
-        raise ValueError(f"{out} exists: choose another output, or replace it with --force")
+    sizes = Sizes(batch, tokens, name, max_bytes)
+    sizes.check(write.__name__)
+    _check_place(out, model, force, write.__name__ == "compressed_tensors")
     chosen = _recipe(recipe, skip or [])
     sentences = _lines(text)
     began = time.monotonic()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         if write.__name__ == "compressed_tensors":
-            _write_directory(model, out, chosen, tokenized(model, sentences, tokens), observer)
+            _write_directory(
+                model, out, chosen, tokenized(model, sentences, tokens), observer, bool(force)
+            )
         else:
             read, quantized = read_model(model)
             example = tokenized(model, sentences, tokens)
-            graph = _graph(read, quantized, chosen, example, (observer, batch, tokens))
-            write(graph, out, **_options(write))
+            graph = graph_for(write.__name__, (read, quantized), chosen, example, observer, sizes)
+            write(graph, out, **options(write, example, sizes))
     for each in dict.fromkeys(str(w.message) for w in told if issubclass(w.category, UserWarning)):
         if each.startswith("blockscale:"):
-            typer.echo(each, err=True)
+            typer.echo(shown_lines(each), err=True)
     _show(out, time.monotonic() - began, as_json)
 
 
@@ -98,9 +124,30 @@ def _target(to: str) -> Callable[..., None]:
     return found
 
 
-def _options(write: Callable[..., None]) -> dict[str, Any]:
-    """`overwrite` for the targets that ask: that OUT may go has been said by --force."""
-    return {"overwrite": True} if "overwrite" in inspect.signature(write).parameters else {}
+def _is_export(folder: Path) -> bool:
+    """Whether a directory is one that this command, or `quantize`, has written."""
+    if has_ledger(folder):
+        return True
+    try:
+        told = json_object(read_json(folder / "config.json", once=False, finite=False), folder)
+        return json_object(told["quantization_config"], folder)["quant_method"] == _METHOD
+    except (ValueError, OSError, KeyError):
+        return False
+
+
+def _check_place(out: Path, model: Path, force: int, folder: bool) -> None:
+    """Raise ValueError where OUT cannot be written, before any work for it."""
+    if folder:
+        goal = absolute(out)
+        check_apart(model, goal)
+        if restore(goal):
+            typer.echo(f"{shown(goal)} is back in its place: --force was killed", err=True)
+        check_names(goal, ())
+        check_target(goal, force, _is_export)
+        return
+    if os.path.lexists(out) and not force:
+        raise ValueError(f"{out} exists: choose another output, or replace it with --force")
+    check_place(out, "model")
 
 
 def _recipe(text: str | None, skip: list[str]) -> Recipe | None:
@@ -122,70 +169,36 @@ def _lines(text: Path | None) -> list[str]:
     return found
 
 
-def _check_recipe(recipe: Recipe | None, quantized: bool) -> None:
-    if quantized and recipe is not None:
-        raise ValueError("the weights of MODEL_DIR are quantized already: leave --recipe out")
-    if not quantized and recipe is None:
-        raise ValueError("say how to quantize the model: --recipe int8_channel, for instance")
-
-
-def _graph(
-    model: nn.Module,
-    quantized: bool,
+def _write_directory(
+    path: Path,
+    out: Path,
     recipe: Recipe | None,
     example: dict[str, Tensor],
-    settings: tuple[str, int, int],
-) -> Any:
-    """The converted graph of a float model, or the program of a quantized one."""
-    observer, batch, tokens = settings
-    _check_recipe(recipe, quantized)
-    made = program(model, example, batch, tokens)
-    if recipe is None:
-        return made
-    prepared = prepare(made, _within(recipe), observer=observer)
-    calibrate(prepared, [example], progress=False)
-    return convert(prepared)
-
-
-def _within(recipe: Recipe) -> Recipe:
-    """The same for layers whose names have the model's own before them."""
-
-    def inside(pattern: str) -> str:
-        plain = pattern.startswith(("re:", "op:", "*", "model."))
-        return pattern if plain else f"model.{pattern}"
-
-    rules = {inside(pattern): each for pattern, each in recipe.rules.items()}
-    skip = tuple(inside(pattern) for pattern in recipe.skip)
-    return Recipe(recipe.weight, recipe.input, recipe.output, rules, skip, recipe.bias)  # type: ignore[arg-type]
-
-
-def _write_directory(
-    path: Path, out: Path, recipe: Recipe | None, example: dict[str, Tensor], observer: str
+    observer: str,
+    force: bool,
 ) -> None:
-    """compressed-tensors: the model's layers, and the files beside its weights."""
+    """compressed-tensors: the model's layers, and the files beside its weights.
+
+    force: replace `out`, once the new one is complete
+    """
     model, quantized = read_model(path, "auto")
-    _check_recipe(recipe, quantized)
+    check_recipe(recipe, quantized)
     if recipe is not None:
         skipped = without_place(model)
         if skipped:
-            typer.echo(f"left in float, as its readers do: {', '.join(skipped)}", err=True)
+            typer.echo(
+                f"left in float, as its readers do: {', '.join(map(shown, skipped))}", err=True
+            )
         recipe = replace(recipe, skip=(*recipe.skip, *skipped))
         if recipe.input is not None or any(s.input for s in recipe.layer_rules.values()):
             calibrate(model, [example], recipe, observer, progress=False)
         else:
             quantize_(model, recipe)
-    beside = out.with_name(f".{out.name}.{uuid4().hex[:8]}.new")
-    try:
-        exporters.compressed_tensors(model, beside)
+    with whole_folder(absolute(out), force) as folder:
+        exporters.compressed_tensors(model, folder)
         for file in _other_files(path):
-            if not (beside / file.name).exists():
-                shutil.copyfile(file, beside / file.name)
-        if out.is_dir():
-            shutil.rmtree(out)
-        out.unlink(missing_ok=True)
-        beside.rename(out)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+            if not (folder / file.name).exists():
+                shutil.copyfile(file, folder / file.name)
 
 
 def _other_files(path: Path) -> list[Path]:
@@ -202,4 +215,4 @@ def _show(out: Path, seconds: float, as_json: bool) -> None:
     print(audit_table(found))
     files = [out] if out.is_file() else [file for file in out.iterdir() if file.is_file()]
     total = sum(file.stat().st_size for file in files)
-    print(f"wrote {out} in {seconds:.1f} s: {size(total)}")
+    print(f"wrote {shown(out)} in {seconds:.1f} s: {size(total)}")

@@ -7,16 +7,22 @@ from typing import Annotated
 import typer
 
 import blockscale as bs
+from blockscale.kernels.coverage import Coverage
 from blockscale.kernels.hardware import Device, Hardware, Native
+from blockscale.kernels.processor import Cache
+from blockscale.kernels.rates import Rates
 from blockscale.report.table import aligned
 from blockscale.report.wording import size
 
 
 def hardware(
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time copies and products: some seconds.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what this machine computes with, which kernels run on it, and why others do not."""
-    machine = bs.hardware()
+    machine = bs.hardware(measure=measure)
     print(json.dumps(asdict(machine), indent=2) if as_json else _text(machine))
 
 
@@ -32,15 +38,52 @@ def _text(machine: Hardware) -> str:
         *[(f"cuda:{i}", _device(each)) for i, each in enumerate(machine.devices)],
         ("OpenMP", ", ".join(machine.openmp) or "none loaded"),
         *_library(machine.native),
+        ("instructions", " ".join(machine.instructions) or "not told by this system"),
+        ("caches", ", ".join(map(_cache, machine.caches)) or "not told by this system"),
+        *[(f"webgpu:{i}", each) for i, each in enumerate(machine.adapters)],
+        *[(f"rates of {name}", _rates(each)) for name, each in machine.rates.items()],
     ]
     wide = max(len(name) for name, _ in rows)
     facts = "\n".join(f"{name.ljust(wide)}  {value}" for name, value in rows)
     backends = [(name, reason or "runs") for name, reason in machine.backends.items()]
-    return f"{facts}\n\n{aligned(('backend', 'kernels'), backends)}"
+    covered = [
+        (name, each.op, str(len(each.runs)), _others(each))
+        for name, ops in machine.kernels.items()
+        for each in ops
+    ]
+    tables = [aligned(("backend", "kernels"), backends)]
+    if covered:
+        tables.append(aligned(("backend", "op", "named formats", "others"), covered))
+    return "\n\n".join([facts, *tables])
+
+
+def _others(covered: Coverage) -> str:
+    """What of the named formats does not simply run, and why."""
+    told = [f"by the tensors: {', '.join(covered.by_call)}"] if covered.by_call else []
+    for reason in dict.fromkeys(covered.reference.values()):
+        names = [name for name, why in covered.reference.items() if why == reason]
+        several = ", ".join(names) if len(names) < 4 else str(len(names))
+        told.append(f"{several} on the reference: {reason}")
+    return "; ".join(told) or "none"
+
+
+def _cache(cache: Cache) -> str:
+    kind = {"Data": "d", "Instruction": "i"}.get(cache.kind, "")
+    shared = f" for {cache.shared} cores" if cache.shared > 1 else ""
+    return f"L{cache.level}{kind} {cache.size / 1024:.0f} KiB{shared}"
+
+
+def _rates(measured: Rates) -> str:
+    products = {
+        "float32": measured.float32, "bfloat16": measured.bfloat16, "int8": measured.int8,
+    }  # fmt: skip
+    told = [f"{name} {rate / 1e9:.0f} Gop/s" for name, rate in products.items() if rate is not None]
+    return f"copy {measured.copy / 1e9:.1f} GB/s; products: {', '.join(told)}"
 
 
 def _device(device: Device) -> str:
-    return f"{device.name}, {size(device.memory)}, compute capability {device.capability}"
+    told = f"{device.name}, {size(device.memory)}, compute capability {device.capability}"
+    return f"{told}; multiplies {', '.join(device.formats)}" if device.formats else told
 
 
 def _library(native: Native | str) -> list[tuple[str, str]]:
@@ -58,5 +101,5 @@ def _library(native: Native | str) -> list[tuple[str, str]]:
 
 def _set(name: str, native: Native) -> str:
     if name not in native.present:
-        return f"{name} (not in this processor)"
+        return f"{name} ({native.lacking[name]})"
     return f"{name} (in use)" if name == native.used else name

@@ -6,14 +6,18 @@ from typing import Annotated
 
 import typer
 
-from blockscale.files.inspect import Contents, TensorSummary
-from blockscale.files.inspect import inspect as look
+from blockscale.core.untrusted.names import TEXT, shown
+from blockscale.export.checkpoints.contents import Recognized
+from blockscale.export.checkpoints.contents import inspect as look
+from blockscale.files.inspect import TensorSummary
 from blockscale.report.table import aligned
 from blockscale.report.wording import family, shape, size
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A .safetensors file, or a directory of them.")],
+    path: Annotated[
+        Path, typer.Argument(help="A checkpoint: a file or directory, ours or another producer's.")
+    ],
     every: Annotated[
         bool,
         typer.Option(
@@ -22,12 +26,12 @@ def inspect(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what is in a file or directory: formats, bits, sizes."""
+    """Show what a checkpoint is, and what is in it: formats, bits, sizes."""
     contents = look(path)
     print(json.dumps(contents.to_dict(), indent=2) if as_json else _text(contents, every))
 
 
-def _text(contents: Contents, every: bool) -> str:
+def _text(contents: Recognized, every: bool) -> str:
     groups: dict[tuple[object, ...], list[TensorSummary]] = {}
     for row in contents.rows:
         name = row.name if every else family(row.name)
@@ -38,16 +42,35 @@ def _text(contents: Contents, every: bool) -> str:
         (row.format, str(row.tensors), f"{row.elements:,}", size(row.nbytes), f"{row.bits:.2f}")
         for row in (*contents.totals, contents.total)
     ]
-    files = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in contents.files.items())
+    files = ", ".join(f"{shown(name)} {size(nbytes)}" for name, nbytes in contents.files.items())
+    layers = f"; {contents.layers} layers" if contents.layers > 1 else ""
+    told = f"{contents.producer}: {shown(contents.evidence)}{layers}"
     return "\n".join(
         [
+            told,
+            *(f"warning: {shown(each, TEXT)}" for each in contents.warnings),
+            "",
             aligned(("tensor", "count", "shape", "format", "size", "bits"), tensors, " r  rr"),
             "",
             aligned(("format", "tensors", "elements", "size", "bits"), formats, " rrrr"),
+            *_reasons(contents),
             "",
             f"{len(contents.files)} file{'s' * (len(contents.files) != 1)}: {files}",
         ]
     )
+
+
+def _reasons(contents: Recognized) -> list[str]:
+    """Why tensors cannot be read, each reason once, with the first of them."""
+    first: dict[str, list[str]] = {}
+    for name, reason in contents.unread:
+        first.setdefault(reason, []).append(name)
+    lines = [
+        f"not read: {shown(names[0])}" + f" and {len(names) - 1} more" * (len(names) > 1)
+        + f": {shown(reason, TEXT)}"
+        for reason, names in first.items()
+    ]  # fmt: skip
+    return ["", *lines] if lines else []
 
 
 def _line(rows: list[TensorSummary]) -> tuple[str, ...]:

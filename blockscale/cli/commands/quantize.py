@@ -11,6 +11,7 @@ import typer
 
 from blockscale.cli.progress import Bar
 from blockscale.core.recipe import Recipe
+from blockscale.core.untrusted.names import shown, shown_lines
 from blockscale.files.directory.plan import DirectoryLedger
 from blockscale.files.directory.quantize_directory import (
     check_output,
@@ -48,8 +49,13 @@ def quantize(  # noqa: PLR0913 - one argument an option
         ),
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace OUT_DIR, once the new one is complete.")
-    ] = False,
+        int,
+        typer.Option(
+            "--force",
+            count=True,
+            help="Replace OUT_DIR, once the new one is complete; twice: whoever wrote it.",
+        ),
+    ] = 0,
     seed: Annotated[int, typer.Option(help="For stochastic rounding.")] = 0,
     dry_run: Annotated[
         bool,
@@ -101,9 +107,9 @@ def _show(ledger: DirectoryLedger, as_json: bool, quiet: bool, more: dict[str, A
     elif quiet:
         skipped = [f"skipped: {entry.name}: {entry.reason}" for entry in ledger.skipped]
         for line in (*skipped, *ledger_notes(ledger)):
-            typer.echo(line, err=True)
+            typer.echo(shown_lines(line), err=True)
     else:
         print(ledger_table(ledger))
         for name, why in ledger.left_out.items():
-            print(f"left out: {name}: {why}")
-        print(f"copied: {', '.join(ledger.copied) or 'nothing'}")
+            print(f"left out: {shown(name)}: {shown(why)}")
+        print(f"copied: {', '.join(map(shown, ledger.copied)) or 'nothing'}")

@@ -46,7 +46,7 @@ def to_recipe(config: Any, model: nn.Module | None = None, *, outputs: bool = Fa
     default, *rules = [
         (pattern, to_scheme(qconfig, place, outputs)) for pattern, place, qconfig in named
     ]
-    return Recipe(**vars(default[1]), rules={pattern: _rule(scheme) for pattern, scheme in rules})
+    return Recipe(**default[1].formats, rules={pattern: _rule(scheme) for pattern, scheme in rules})
 
 
 def to_mapping(config: Any) -> ao.QConfigMapping:
@@ -68,7 +68,7 @@ def _called(kind: Any) -> str:
 
 
 def _rule(scheme: Scheme) -> dict[str, Any] | None:
-    return vars(scheme) if scheme else None
+    return dict(scheme.formats) if scheme else None
 
 
 Order = tuple[str, type, int]

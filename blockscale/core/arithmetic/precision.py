@@ -1,4 +1,4 @@
-"""Float32 arithmetic that stays float32, whatever torch's switches say."""
+"""Float32 arithmetic that stays float32, whatever torch's switches and other libraries say."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -6,6 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+_SMALLEST, _ONE = 5e-324, 1.0  # a subnormal number, and what a constant would not be folded with
+_GRAIN = 32768  # elements that torch gives to a thread at least (ATen/TensorIterator.h)
 
 
 @contextmanager
@@ -34,3 +38,47 @@ def float32_inside(x: Tensor) -> AbstractContextManager[object]:
     if kind == "meta" or not torch.is_autocast_enabled(kind):  # asking is cheaper than entering
         return nullcontext()
     return torch.autocast(kind, enabled=False)
+
+
+def flushes() -> bool:
+    """Whether this thread takes subnormal numbers for 0: Python's floats are under the same switch.
+
+    torch.set_flush_denormal and libraries compiled with -ffast-math, which set it while they are
+    loaded, turn it on; a new thread has it from the one that starts it.
+    """
+    return not _SMALLEST * _ONE
+
+
+def _others_flush(threads: int) -> bool:
+    """The same of the threads that torch computes on here: of a norm, each has one of the rows.
+
+    They keep the switch that they were started with, whatever this thread's is now.
+    """
+    tiny = torch.full((threads, 1), 2.0**-140, dtype=torch.float32, device="cpu")
+    return not F.layer_norm(torch.cat([tiny, -tiny], 1), (2,), eps=1.0).all()
+
+
+@contextmanager
+def subnormals_kept(elements: int = _GRAIN + 1) -> Iterator[None]:
+    """Inside, float32 arithmetic on the CPU has subnormal numbers (docs/numerics.md, notation).
+
+    elements: of the largest tensors, all together; torch computes fewer than _GRAIN on one thread
+
+    Where other threads would flush, which cannot be told to stop, torch computes on this one.
+    """
+    flushed = flushes()
+    if flushed:
+        torch.set_flush_denormal(False)
+    try:
+        threads = torch.get_num_threads()
+        alone = elements > _GRAIN and threads > 1 and _others_flush(threads)
+        if alone:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            if alone:
+                torch.set_num_threads(threads)
+    finally:
+        if flushed:
+            torch.set_flush_denormal(True)

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from blockscale.core.arithmetic.bits import FLT_MAX, FLT_SMALLEST
 
+INT32_MAX = 2**31 - 1
+FARTHEST_LEFT = 31  # bits by which sums are shifted to the left at most
 _DEAD = 2.0**-7  # the step of weights that are all zero: that of int8 weights up to 1
 
 
@@ -97,3 +99,8 @@ def _rounded(bias: Tensor, steps: Tensor) -> Tensor:
     and would make ties of what is none.
     """
     return (bias.to(torch.float64) / steps.to(torch.float64)).round()
+
+
+def accumulator(largest: int) -> torch.dtype:
+    """What holds sums that reach `largest` in magnitude."""
+    return torch.int32 if largest <= INT32_MAX else torch.int64

@@ -6,15 +6,16 @@ EXAMPLES    names of its elements, on which the tests of all elements run: every
             has, and the smallest and the largest
 """
 
-from functools import cache
+from functools import lru_cache
 
 from blockscale.core.discover import import_all
 from blockscale.core.element import Element
+from blockscale.core.untrusted.names import quoted
 
 FAMILIES = import_all(__name__, __path__)
 
 
-@cache
+@lru_cache(maxsize=4096)
 def read_element(name: str) -> Element:
     """The element spelled `name`. Raises ValueError with the list of what there is."""
     for family in FAMILIES:
@@ -22,4 +23,4 @@ def read_element(name: str) -> Element:
         if element is not None:
             return element
     known = "; ".join(family.SPELLINGS for family in FAMILIES)
-    raise ValueError(f"no element {name!r}; there are {known}")
+    raise ValueError(f"no element {quoted(name)}; there are {known}")

@@ -7,10 +7,12 @@ shifts.
 """
 
 import re
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from math import frexp
 
-from blockscale.core.element import Element
+from blockscale.core.element import Element, ElementNumbers
 from blockscale.core.elements.codebook import Codebook
 
 SPELLINGS = "apotB, B = 3 … 8 with a sign, uapotB, B = 2 … 8 without (additive powers of two)"
@@ -30,11 +32,23 @@ def magnitudes(bits: int) -> tuple[float, ...]:
     return tuple(sorted(map(sum, product(*terms, *last))))
 
 
+@dataclass(frozen=True)
+class AdditivePowers(Codebook):
+    """A codebook whose values are sums of powers of two, and so multiples of the smallest."""
+
+    @property
+    def grain(self) -> int | None:
+        return 1 - frexp(self.smallest)[1]
+
+    def numbers(self, wide: bool) -> ElementNumbers:
+        return super().numbers(wide)  # a codebook in every respect
+
+
 @cache
 def _element(bits: int, signed: bool) -> Codebook:
     sizes = magnitudes(bits - signed)
     table = (*sizes, *(-value for value in sizes)) if signed else sizes
-    return Codebook(f"{'' if signed else 'u'}apot{bits}", table, "zero")
+    return AdditivePowers(f"{'' if signed else 'u'}apot{bits}", table, "zero")
 
 
 def read(name: str) -> Element | None:

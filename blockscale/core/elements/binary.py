@@ -34,6 +34,10 @@ class Binary(Element):
         return 1.0
 
     @property
+    def grain(self) -> int | None:
+        return 0
+
+    @property
     def code_dtype(self) -> torch.dtype:
         return torch.int8
 

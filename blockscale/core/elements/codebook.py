@@ -1,7 +1,8 @@
 """Codebooks: elements whose values are a table, `nf4`, `fp4`, `iq4_nl`, `book(-1,0,1)`.
 
 `nf4` is NormalFloat of QLoRA (Dettmers et al., 2023, appendix E) and `fp4` the four-bit float of
-bitsandbytes, with its order of codes; `iq4_nl` is the table of ggml's IQ4_NL and IQ4_XS.
+bitsandbytes, with its order of codes; `iq4_nl` is the table of ggml's IQ4_NL and IQ4_XS, `dynamic8`
+that of bitsandbytes' eight-bit dynamic quantization, which stores the scales of its double one.
 """
 
 import math
@@ -19,8 +20,11 @@ from blockscale.core.arithmetic.tables import table
 from blockscale.core.element import Element, ElementNumbers
 from blockscale.core.rounding import Round
 from blockscale.core.scale import Levels
+from blockscale.core.untrusted.names import quoted
 
-SPELLINGS = "nf4, fp4 (that of bitsandbytes), iq4_nl, book(VALUE,VALUE,…) of 2 to 256 values"
+SPELLINGS = (
+    "nf4, fp4 and dynamic8 (of bitsandbytes), iq4_nl, book(VALUE,VALUE,…) of 2 to 256 values"
+)
 EXAMPLES = (
     "nf4",
     "fp4",
@@ -197,11 +201,24 @@ def named() -> dict[str, Codebook]:
         "nf4": Codebook("nf4", _NF4, "down"),
         "fp4": Codebook("fp4", (*twelfths, *(-value for value in twelfths)), "zero"),
         "iq4_nl": Codebook("iq4_nl", tuple(map(float, _IQ4_NL)), "up"),
+        "dynamic8": Codebook("dynamic8", _dynamic(), "zero"),
     }
 
 
+def _dynamic() -> tuple[float, ...]:
+    """bitsandbytes' create_dynamic_map(): for e = 0 to 6, the middles of 2^e equal parts of 0.1 to
+    1, times 10^(e - 6), in float32 and of both signs; 0 and 1."""
+    table = [0.0, 1.0]
+    for e in range(7):
+        edges = torch.linspace(0.1, 1, 2**e + 1, dtype=torch.float32)
+        middles = (edges[:-1] + edges[1:]) / 2.0
+        values = ((10 ** (e - 6)) * middles).tolist()
+        table += values + [-value for value in values]
+    return tuple(sorted(table))
+
+
 def read(name: str) -> Element | None:
-    """`nf4`, `fp4`, `iq4_nl` or `book(…)`."""
+    """A codebook with a name of its own, or `book(…)`."""
     if name in named():
         return named()[name]
     listed = re.fullmatch(r"book\(([^()]*)\)", name)
@@ -211,6 +228,7 @@ def read(name: str) -> Element | None:
         values = [float(text) for text in listed[1].split(",")]
     except ValueError:
         raise ValueError(
-            f"{name!r}: a book lists numbers with commas between them, e.g. book(-1,-0.5,0,0.5,1)"
+            f"{quoted(name)}: a book lists numbers with commas between them, e.g. "
+            f"book(-1,-0.5,0,0.5,1)"
         ) from None
     return book(values)

@@ -44,6 +44,10 @@ class Integer(Element):
         return self.mbits  # the element is a fixed-point number below 2
 
     @property
+    def grain(self) -> int | None:
+        return 0
+
+    @property
     def code_dtype(self) -> torch.dtype:
         if self.signed:
             return torch.int8 if self.bits <= 8 else torch.int16

@@ -7,6 +7,7 @@ from blockscale.core.element import Element, ElementNumbers
 from blockscale.core.elements.minifloat import Minifloat
 
 SPELLINGS = "log2 … log8"
+GRAIN = 14  # bits behind the point with which 1 is an integer of 16 bits
 EXAMPLES = tuple(f"log{bits}" for bits in range(2, 9))
 
 
@@ -24,6 +25,10 @@ class Logarithmic(Minifloat):
     @property
     def bias(self) -> int:
         return int(2**self.exponent_bits) - 1
+
+    @property
+    def grain(self) -> int | None:
+        return min(self.bias - 1, GRAIN)
 
     def numbers(self, wide: bool) -> ElementNumbers:
         return super().numbers(wide)  # a minifloat in every respect

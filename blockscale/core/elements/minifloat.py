@@ -151,7 +151,7 @@ def _default_reserved(element: Minifloat) -> int:
 
 def read(name: str) -> Element | None:
     """`eXmY` with OCP's reserved codes, or `eXmYrN` with N of them."""
-    spelled = re.fullmatch(r"e([1-7])m([0-6])(?:r([0-9]+))?", name)
+    spelled = re.fullmatch(r"e([1-7])m([0-6])(?:r([0-9]{1,9}))?", name)
     if spelled is None:
         return None
     plain = Minifloat(int(spelled[1]), int(spelled[2]))

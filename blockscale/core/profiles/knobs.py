@@ -4,12 +4,16 @@ A format's own rules are docs/numerics.md; what libraries do differs from it in 
 does not tell: the dtype of their arithmetic, the minimum of a scale, ties. Each is a field here.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from math import prod
 
 import torch
+from torch import Tensor
 
 from blockscale.core.block import read_block
 from blockscale.core.format import Format
+from blockscale.core.reference import QParams
 from blockscale.core.rounding import DETERMINISTIC
 from blockscale.core.scale import FLOAT_SCALES, FloatScale, PowerOfTwo
 from blockscale.core.scales.two_level import TwoLevel
@@ -17,6 +21,8 @@ from blockscale.core.scales.two_level import TwoLevel
 DTYPES = ("fp32", "input")
 SIGNS = ("positive", "largest")
 SEARCHES = ("format", *DETERMINISTIC, "half_up_add", "first_nearest")
+# (x [...] finite float32, the result's format) -> (codes [...], what stands beside them)
+Encoder = Callable[[Tensor, Format], tuple[Tensor, QParams]]
 OWN = {scale.dtype: scale for scale in FLOAT_SCALES.values()}
 
 
@@ -33,7 +39,7 @@ class Profile:
     format:  what the result is, which says how to read it; float32 tensors where `scale_type` is
     blocks:  the kinds of blocks that may take the place of the format's, by how their names begin
 
-    scale_type:       "input": a float scale is stored in the tensor's dtype
+    scale_type:       "input": a float scale or offset is stored in the tensor's dtype
     scale_arithmetic: "input": a range, a quotient and a zero point are rounded to the tensor's
         dtype after each operation; "fp32": float32
     code_arithmetic:  the same of a number of steps, and of the sum with a zero point
@@ -54,8 +60,11 @@ class Profile:
     search:           how a number of steps becomes a code: "format", one of the deterministic
         roundings of docs/numerics.md, 2, "half_up_add" (truncate the float32 sum with 1/2 and what
         makes codes positive) or "first_nearest" (of a table by code, so ties go toward zero)
+    encoder:          what chooses scales and codes where no rules like these do, without others.
+        It is given 0 for NaN, and a block's largest and smallest finite numbers for infinities
     negative_zero:    whether a small negative number may become -0; else +0
     whole_blocks:     the producer refuses tensors that blocks do not divide, and so does this
+    multiple:         it refuses rows of a length that this does not divide: several blocks in one
     """
 
     name: str
@@ -78,7 +87,9 @@ class Profile:
     reciprocal: bool = False
     search: str = "format"
     negative_zero: bool = True
+    encoder: Encoder | None = None
     whole_blocks: bool = False
+    multiple: int = 1
 
     def __post_init__(self) -> None:
         choices = {
@@ -93,7 +104,11 @@ class Profile:
                 self._refuse(f"no {field} {getattr(self, field)!r}; there are {', '.join(known)}")
         if isinstance(self.least, str) and self.least != "normal":
             self._refuse(f"no least {self.least!r}; there are 'normal', a number and None")
-        if not self.contract:
+        if self.encoder is not None:
+            rules = [name for name in _DEFAULTS if name not in ("encoder", "scale_type")]
+            if told := [name for name in rules if getattr(self, name) != _DEFAULTS[name]]:
+                self._refuse(f"its encoder chooses scales and codes, so {told[0]} says nothing")
+        elif not self.contract:
             self._check_format()
 
     def _check_format(self) -> None:
@@ -145,7 +160,10 @@ class Profile:
         """The format that a tensor of this dtype becomes."""
         if self.scale_type != "input" or dtype not in OWN:
             return self.format
-        return replace(self.format, scale=OWN[dtype])
+        own, offset = OWN[dtype], self.format.offset
+        if offset is not None and isinstance(offset.type, FloatScale):
+            offset = replace(offset, type=own)
+        return replace(self.format, scale=own, offset=offset)
 
     def check_blocks(self, shape: torch.Size) -> None:
         """Raises ValueError where the producer refuses a tensor of `shape`."""
@@ -154,6 +172,10 @@ class Profile:
             size > 1 and n % size for n, size in zip(shape, sizes, strict=False)
         ):
             self._refuse(f"blocks of {self.format.block} do not divide a tensor of {tuple(shape)}")
+        if self.whole_blocks and self.format.block.flat and prod(shape) % self.format.block.flat:
+            self._refuse(f"blocks of {self.format.block} do not divide a tensor of {tuple(shape)}")
+        if self.multiple > 1 and (not shape or shape[-1] % self.multiple):
+            self._refuse(f"rows of {self.multiple} do not divide a tensor of {tuple(shape)}")
 
     def __str__(self) -> str:
         return self.name
@@ -162,7 +184,7 @@ class Profile:
 _DEFAULTS = {
     each.name: each.default
     for each in fields(Profile)
-    if each.name not in ("name", "version", "format", "blocks", "whole_blocks")
+    if each.name not in ("name", "version", "format", "blocks", "whole_blocks", "multiple")
 }
 _ONLY = {
     "float": ("scale_type", "scale_arithmetic", "levels", "sign", "least", "before_cast"),

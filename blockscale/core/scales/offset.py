@@ -6,6 +6,7 @@ from typing import Generic
 import torch
 from torch import Tensor
 
+from blockscale.core.arithmetic.bits import FLT_MAX
 from blockscale.core.block import Block
 from blockscale.core.blocks import Blocks
 from blockscale.core.rounding import nearest_even
@@ -63,10 +64,15 @@ class Offset(Generic[Inner]):
         return codes, outer if sign > 0 else -outer
 
     def value(self, stored: Tensor, outer: Tensor | None) -> Tensor:
-        """The stored offset [...] and the scale of its codes -> the offset [...] float32."""
+        """The stored offset [...] and the scale of its codes -> the offset [...] float32.
+
+        That of a code is never infinite: the scale was rounded, and infinities of both signs that
+        meet would make NaN of a finite number.
+        """
         inner = self.inner
         if inner is None:
             return stored.to(torch.float32)
         assert outer is not None
         codes = inner.element.decode(inner.element.from_bits(stored))
-        return codes * inner.block.expand(outer.to(torch.float32), codes.shape)
+        offset = codes * inner.block.expand(outer.to(torch.float32), codes.shape)
+        return offset.clamp(-FLT_MAX, FLT_MAX)

@@ -1,1 +1,1 @@
-"""Weights that are more than one matrix: the formats of stacks."""
+"""Weights: the formats of a layer, and of weights that are more than one matrix."""

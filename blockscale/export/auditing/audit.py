@@ -4,20 +4,20 @@ import zipfile
 from pathlib import Path
 
 from blockscale.core.ledger import Entry, Ledger
-from blockscale.export.auditing import onnx_file, our_files, pt2_file, pte_file
+from blockscale.export.auditing import c_file, onnx_file, our_files, pt2_file, pte_file
 from blockscale.export.auditing.entries import Stored, entry, gathered
 from blockscale.export.auditing.limits import DamagedError, opened
 from blockscale.export.auditing.promises import compared
 from blockscale.files.metadata import FileError
 
-KINDS = ".onnx, .pt2, .pte, .safetensors, or a directory with *.safetensors"
+KINDS = ".onnx, .pt2, .pte, .safetensors, C of ours, or a directory with *.safetensors"
 
 
 def audit(path: str | Path, ledger: Ledger | None = None) -> Ledger:
     """What is really low-bit in a file, from its bytes: no code of it runs, no pickle is opened.
 
-    path: an ONNX file, one of torch.export or ExecuTorch, a safetensors file of ours, or a
-        directory of such or in compressed-tensors' layout
+    path: an ONNX file, one of torch.export or ExecuTorch, a safetensors or C file of ours, or
+        a directory of such or in compressed-tensors' layout
     ledger: what somebody says of the model (bs.graph.ledger, bs.quantize_); weights that are not
         stored as it says become entries "skipped", with the reason
 
@@ -48,6 +48,8 @@ def _tensors(path: Path) -> list[Stored]:
             return pte_file.tensors(data)
         if start[:2] == b"PK" or zipfile.is_zipfile(path):
             return pt2_file.tensors(path)
+        if data[: len(c_file.HEAD)] == c_file.HEAD:
+            return c_file.tensors(data)
         if path.suffix in (".pt2", ".pte"):
             raise DamagedError(f"it does not begin as {path.suffix} files do")
         if path.suffix == ".onnx":

@@ -98,20 +98,28 @@ def _nbytes(found: protobuf.Fields, path: Path, stored: Stored, budget: Budget) 
 
 
 def _outside(found: protobuf.Fields, path: Path, stored: Stored, budget: Budget) -> int:
-    """Bytes in another file, which has to lie beside this one and hold them."""
+    return outside(found, path, stored.name, budget)[2]
+
+
+def outside(found: protobuf.Fields, path: Path, name: str, budget: Budget) -> tuple[Path, int, int]:
+    """Where a tensor lies that is in another file: the file, its first byte, how many.
+
+    The file has to lie beside this one, or below, and hold them; it may be a link, as in caches of
+    downloads. Raises DamagedError.
+    """
     pairs = [protobuf.fields(each, budget) for each in protobuf.messages(found, 13)]
     told = {protobuf.text(pair, 1): protobuf.text(pair, 2) for pair in pairs}
     where = told.get("location", "")
-    place = (path.parent / where).resolve()
-    if not where or path.parent.resolve() not in place.parents:
-        raise DamagedError(f"tensor {stored.name!r} lies in {where!r}, outside the directory")
+    place = path.parent / where
+    if not where or Path(where).is_absolute() or ".." in Path(where).parts:
+        raise DamagedError(f"tensor {name!r} lies in {where!r}, outside the directory")
     if not place.is_file():
-        raise DamagedError(f"tensor {stored.name!r} lies in {where}, which is not there")
+        raise DamagedError(f"tensor {name!r} lies in {where}, which is not there")
     start, size = _whole(told.get("offset", "0")), _whole(told.get("length", "-1"))
     left = place.stat().st_size - start
     if start < 0 or size > left:
-        raise DamagedError(f"tensor {stored.name!r} ends behind the end of {where}")
-    return left if size < 0 else size
+        raise DamagedError(f"tensor {name!r} ends behind the end of {where}")
+    return place, start, left if size < 0 else size
 
 
 def _whole(text: str) -> int:

@@ -1,12 +1,11 @@
 """safetensors files and directories: ours by their metadata, compressed-tensors by their config."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from blockscale.core.ledger import Entry
+from blockscale.core.untrusted.json_text import json_object, read_json
 from blockscale.export.auditing.entries import Stored, entry
-from blockscale.export.auditing.limits import TEXT
 from blockscale.files.inspect import inspect
 from blockscale.files.metadata import FileError
 
@@ -59,12 +58,8 @@ def _config(path: Path) -> Any:
     file = path / "config.json"
     if not path.is_dir() or not file.is_file():
         return None
-    if file.stat().st_size > TEXT:
-        raise FileError(f"{file} has {file.stat().st_size:,} bytes")
-    try:
-        found = json.loads(file.read_text()).get("quantization_config")
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise FileError(f"{file} is no JSON object: {error}") from None
+    read = read_json(file, once=False, finite=False)  # as transformers takes it
+    found = json_object(read, file).get("quantization_config")
     ours = isinstance(found, dict) and found.get("quant_method") == "compressed-tensors"
     return found if ours else None
 

@@ -94,6 +94,8 @@ def numbers(values: Fields, number: int, budget: Budget) -> list[int]:
 
 
 def number(values: Fields, key: int, default: int = 0) -> int:
-    """A field of one whole number."""
+    """A field of one whole number, signed."""
     found = values.get(key)
-    return found[-1] if found and isinstance(found[-1], int) else default
+    if not found or not isinstance(found[-1], int):
+        return default
+    return found[-1] - 2**64 if found[-1] >= 2**63 else found[-1]

@@ -1,6 +1,5 @@
 """torch.export's files (.pt2): a zip of JSON and raw bytes; what is pickled in it is not opened."""
 
-import json
 import zipfile
 from collections.abc import Iterator
 from math import prod
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from blockscale.core.parse import parse
+from blockscale.core.untrusted.json_text import parse_json
 from blockscale.export.auditing.entries import Stored, owner
 from blockscale.export.auditing.limits import RATIO, TEXT, Budget, DamagedError
 
@@ -59,8 +59,8 @@ def _json(
     if part.file_size > TEXT or part.file_size > RATIO * max(part.compress_size, 1):
         raise DamagedError(f"{part.filename} would be {part.file_size:,} bytes of text")
     try:
-        return json.loads(archive.read(part))
-    except (ValueError, RecursionError, zipfile.BadZipFile) as error:
+        return parse_json(archive.read(part), "it", most=TEXT, finite=False)
+    except (ValueError, zipfile.BadZipFile) as error:
         raise DamagedError(f"{part.filename} is no JSON: {error}") from None
 
 

@@ -77,6 +77,11 @@ def offset(scope: Scope, name: str, fmt: Format, qparams: QParams) -> tuple[str,
             stored = scope.cast(stored, "FLOAT")
         return stored, block
     assert qparams.offset_outer is not None
+    spread = inner.block.expand(qparams.offset_outer.to(torch.float32), qparams.offset.shape)
+    meant = fmt.offset.value(qparams.offset, qparams.offset_outer)
+    product = inner.element.decode(inner.element.from_bits(qparams.offset)) * spread
+    if not torch.equal(product.nan_to_num(-1.0), meant.nan_to_num(-1.0)):  # clamped
+        return put_tensor(scope.file, f"{name}.offset", meant), block
     coded = values(scope, f"{name}.offset", inner.element, qparams.offset)
     outer = put_tensor(scope.file, f"{name}.offset_outer", qparams.offset_outer.to(torch.float32))
     shapes = tuple(qparams.offset_outer.shape), tuple(qparams.offset.shape)

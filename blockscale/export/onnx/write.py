@@ -113,9 +113,9 @@ def filled(model: Any, pieces: Sequence[Piece]) -> File:
 def _drop_unread(graph: Any, nodes: list[Any]) -> None:
     """Drop the initializers that only marks of weights read, and what is said of them."""
     read = {name for node in nodes for name in node.input} | {out.name for out in graph.output}
-    kept = [tensor for tensor in graph.initializer if tensor.name in read]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
+    for i in reversed(range(len(graph.initializer))):  # in place: protobuf copies no 2 GB
+        if graph.initializer[i].name not in read:
+            del graph.initializer[i]
     made = read | {name for node in graph.node for name in node.output}
     told = [value for value in graph.value_info if value.name in made]
     del graph.value_info[:]
@@ -160,12 +160,20 @@ def _assemble(model: Any, nodes: list[Any], file: File) -> None:
     graph = model.graph
     del graph.node[:]
     graph.node.extend(nodes)
-    graph.initializer.extend(file.tensors.values())
+    for tensor in file.tensors.values():
+        _add(graph.initializer.add(), tensor)
     add_functions(model, file)
     for i, each in enumerate(model.opset_import):
         if each.domain == MARK[0]:
             del model.opset_import[i]
             break
+
+
+def _add(made: Any, tensor: Any) -> None:
+    """Fill in an initializer by fields: a message of more than 2 GB cannot be copied as one."""
+    made.name, made.data_type = tensor.name, tensor.data_type
+    made.dims.extend(tensor.dims)
+    made.raw_data = tensor.raw_data
 
 
 def add_functions(model: Any, file: File) -> None:

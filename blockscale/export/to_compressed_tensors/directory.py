@@ -1,24 +1,24 @@
 """The files of a model's directory: config.json, the weights in shards, what lay beside them."""
 
 import json
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from safetensors.torch import save_file
 from torch import Tensor
+
+from blockscale.files.directory.output import absolute, check_names, check_target
 
 SHARD = 5_000_000_000  # bytes, as transformers splits
 _INDEX = "model.safetensors.index.json"
 
 
 def check_directory(directory: str | Path) -> Path:
-    """The path of a directory that is to be written, before any work is done for it.
+    """The absolute path of a directory that is to be written, before any work is done for it.
 
-    Raises ValueError if it is a file or holds something, or its parent is no directory.
+    Raises ValueError if it is a file or holds something, its parent is no directory or cannot be
+    written, something is mounted there, or its name leaves no room for those of a run.
     """
     path = Path(directory)
     if path.exists() and not path.is_dir():
@@ -27,21 +27,10 @@ def check_directory(directory: str | Path) -> Path:
         raise ValueError(f"{path} exists and is not empty: choose another, or remove it first")
     if not path.absolute().parent.is_dir():
         raise ValueError(f"{path.parent} is not a directory: create it first")
-    return path
-
-
-@contextmanager
-def directory_whole(path: Path) -> Iterator[Path]:
-    """A directory beside `path` that takes its place when the context ends without an error."""
-    temporary = path.absolute().with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
-    temporary.mkdir()
-    try:
-        yield temporary
-        if path.is_dir():
-            path.rmdir()  # empty, as check_directory found
-        temporary.rename(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    goal = absolute(path)
+    check_names(goal, (_INDEX,))
+    check_target(goal, 0)
+    return goal
 
 
 def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

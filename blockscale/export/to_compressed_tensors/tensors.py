@@ -32,7 +32,12 @@ def layer_tensors(layer: QLinear, scheme: Scheme) -> tuple[dict[str, Tensor], st
 
 def weight_tensors(weight: QWeight, scheme: Scheme) -> tuple[dict[str, Tensor], str]:
     """The same for a weight [out, in] alone."""
-    q, layout = weight.tensor, scheme.layout
+    return tensors_of(weight.tensor, scheme)
+
+
+def tensors_of(q: QTensor, scheme: Scheme) -> tuple[dict[str, Tensor], str]:
+    """The same for a quantized tensor [out, in]."""
+    layout = scheme.layout
     group = scheme.weights.get("group_size", 1)
     if q.size % group:
         raise UnsupportedError(f"{q.size} inputs are no multiple of its groups of {group}")
@@ -55,13 +60,17 @@ def _scale(q: QTensor) -> Tensor:
 def _integers(q: QTensor, packed: bool) -> dict[str, Tensor]:
     bits, signed = q.format.bits, q.format.element.signed
     half = 2 ** (bits - 1)
-    codes = q.codes.to(torch.int32) - (0 if signed else half)
     tensors = {"weight_scale": _scale(q)}
-    if packed:
-        tensors["weight_packed"] = words(codes + half, bits)
+    if packed and q.size * bits % 32 == 0 and 8 % bits == 0:  # its stream is ours, from 0 on
+        flip = sum(half << at for at in range(0, 8, bits)) if signed else 0
+        stream = q.packed.contiguous().view(torch.uint8)
+        tensors["weight_packed"] = (stream ^ flip if flip else stream).view(torch.int32)
+        tensors["weight_shape"] = torch.tensor(q.shape, dtype=torch.int64)
+    elif packed:
+        tensors["weight_packed"] = words((q.codes.to(torch.int32) + half * signed), bits)
         tensors["weight_shape"] = torch.tensor(q.shape, dtype=torch.int64)
     else:
-        tensors["weight"] = codes.to(torch.int8)
+        tensors["weight"] = (q.codes.to(torch.int32) - (0 if signed else half)).to(torch.int8)
     if q.format.asym or not signed:
         zero = zero_points(q.zero_point, tensors["weight_scale"], bits, signed)
         blocks = tensors["weight_scale"].ndim > 1

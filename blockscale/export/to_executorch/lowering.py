@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import fx
 
+from blockscale.graph.nodes import aten, each_call, set_value
 from blockscale.graph.program import exported
 
 # Op families of XNNPACK's partitioner that pay for the way there and back. Chains of small
@@ -34,6 +36,7 @@ def lowered(graph: fx.GraphModule) -> bytes:
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 
+        _settle(graph)
         program = exported(graph)
         for node in program.graph.nodes:
             for key in _MODULES:  # XNNPACK takes whatever lies in an nn.Linear for a linear layer
@@ -46,6 +49,21 @@ def lowered(graph: fx.GraphModule) -> bytes:
         )
         _check(edge.exported_program())
         return bytes(edge.to_executorch().buffer)
+
+
+def _settle(graph: fx.GraphModule) -> None:
+    """Let strides not depend on how torch takes attention apart: views of others would fail."""
+    for node in each_call(graph, aten.scaled_dot_product_attention):
+        with graph.graph.inserting_after(node):
+            settled = graph.graph.call_function(
+                aten.clone.default, (node,), {"memory_format": torch.contiguous_format}
+            )
+        set_value(settled)
+        node.replace_all_uses_with(settled)
+        settled.replace_input_with(settled, node)
+    for node in each_call(graph, aten.view):
+        node.target = aten.reshape.default
+    graph.recompile()
 
 
 def _check(program: Any) -> None:

@@ -7,6 +7,9 @@ A file does not say what kind of layer a tensor belongs to. Shape and name do, n
     *.weight, 3 dimensions, last <= 32   a 1-d convolution: kernels are short, matrices are not
     3 dimensions otherwise               a stack of matrices, such as the experts of a mixture
 
+A weight that its layer computes of what is stored (weight_norm, spectral_norm) is judged as what is
+computed; of three dimensions it is a convolution's.
+
 What stays in float by default is what `quantize_` leaves in float (layers.defaults): one plan.
 
 A convolution with a bias whose size is not that of dimension 0 is a transposed one. Without a bias,
@@ -17,7 +20,10 @@ the directory is loaded.
 import re
 from collections.abc import Mapping
 from math import prod
+from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import torch
 
 from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.format import Format
@@ -26,6 +32,7 @@ from blockscale.core.ledger import Status
 from blockscale.core.recipe import BiasFormat, Recipe, Scheme
 from blockscale.core.reference import FLOATS
 from blockscale.core.weights.stack import of_stack
+from blockscale.files.directory.computed import ComputedWeight, as_folded, computed_weights
 from blockscale.files.directory.model_files import ModelFiles
 from blockscale.files.directory.stacks import Types, stacked, types_of
 from blockscale.files.header import StoredTensor
@@ -63,11 +70,24 @@ class Known(NamedTuple):
     conv1d: whether its model is of GPT-2's family (`has_conv1d`)
     biases: {layer: the size of its bias}
     types: of the model, as its config says
+    computed: {name: a weight that its layer computes of what is stored}
+    folded: the layers of these of which a tensor is quantized: all that they compute is folded
     """
 
     conv1d: bool
     biases: Mapping[str, int]
     types: Types = Types()
+    computed: Mapping[str, ComputedWeight] = MappingProxyType({})
+    folded: frozenset[str] = frozenset()
+
+    def shown(self, shard: str, tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
+        """The tensors of a shard, those that are folded in place of their parts."""
+        folded = {n: w for n, w in self.computed.items() if w.computed.owner in self.folded}
+        return as_folded(shard, tensors, folded)
+
+    def whole(self, name: str) -> str:
+        """What a tensor is a part of, or its own name."""
+        return next((n for n, w in self.computed.items() if name in w.computed.parts), name)
 
 
 def has_conv1d(config: dict[str, Any] | None) -> bool:
@@ -75,15 +95,22 @@ def has_conv1d(config: dict[str, Any] | None) -> bool:
     return bool(types_of(config).names & {*CONV1D_MODELS})
 
 
-def known_of(files: ModelFiles) -> Known:
-    """What config and biases, of all shards, say of the layers."""
+def known_of(files: ModelFiles, recipe: Recipe) -> Known:
+    """What config, biases and computed weights, of all shards, say of the layers."""
     biases: dict[str, int] = {}
     for name in files.shards:
         with Reader(files.root / name) as reader:
             for each, source in reader.tensors.items():
                 if each.endswith(".bias") and len(source.shape) == 1:
                     biases[each.removesuffix(".bias")] = source.shape[0]
-    return Known(has_conv1d(files.config), biases, types_of(files.config))
+    types, computed = types_of(files.config), computed_weights(files)
+    known = Known(has_conv1d(files.config), biases, types, computed)
+    folded = {
+        each.computed.owner
+        for name, each in computed.items()
+        if judge(name, each.tensor, *recipe.decide(name), known).format is not None
+    }
+    return known._replace(folded=frozenset(folded))
 
 
 def judge(
@@ -114,14 +141,26 @@ def judge(
         return Eligibility(kind, "kept", reason=kept)
     if kind in _UNKNOWN:
         return Eligibility(kind, "skipped", reason=_UNKNOWN[kind])
+    stored = stored_shape(tensor.shape, layout)
     try:
-        stored, fmt = stored_shape(tensor.shape, layout), scheme.weight
+        fmt = _by_profile(kind, stored, scheme.of_dtype(dtype))
         if kind != "convolution":
             fmt = of_stack(fmt, stored, stacked(name, tensor.shape, known.types).parts)
         fmt.stored(stored)
     except ValueError as error:
         return Eligibility(kind, "skipped", reason=str(error))
     return Eligibility(kind, "quantized", layout, format=fmt)
+
+
+def _by_profile(kind: str, stored: tuple[int, ...], scheme: Scheme) -> Format:
+    """The format of a weight, whose codes a profile may make: ValueError where it does not."""
+    assert scheme.weight is not None
+    if scheme.profile is None:
+        return scheme.weight
+    if kind not in LAYERS:
+        raise ValueError(f"profile {scheme.profile} makes the codes of layers' weights only")
+    scheme.profile.check_blocks(torch.Size(stored))
+    return scheme.weight
 
 
 def _kept(name: str, shape: tuple[int, ...], kind: str) -> str:
@@ -138,7 +177,7 @@ def biased_layers(files: ModelFiles, recipe: Recipe, known: Known) -> set[str]:
     layers: set[str] = set()
     for name in files.shards:
         with Reader(files.root / name) as reader:
-            for each, source in reader.tensors.items():
+            for each, source in known.shown(name, reader.tensors).items():
                 layer, _, attribute = each.rpartition(".")
                 kind, status, *_ = judge(each, source, *recipe.decide(each), known)
                 if (attribute, status) == ("weight", "quantized") and kind in LAYERS:
@@ -185,7 +224,7 @@ def _kind(name: str, shape: tuple[int, ...], known: Known) -> tuple[str, str]:
         transposed = known.conv1d and weight and module.rpartition(".")[2] in _CONV1D_LAYERS
         return "matrix", "transposed" if transposed else "plain"
     short = rank == 3 and shape[-1] <= _LONGEST_KERNEL and not _EXPERTS.search(module)
-    if weight and (rank in (4, 5) or short):
+    if weight and (rank in (4, 5) or short or (rank == 3 and name in known.computed)):
         return "convolution", _convolution(shape, known.biases.get(module))
     return ("stack", stacked(name, shape, known.types).layout) if rank == 3 else ("tensor", "plain")
 

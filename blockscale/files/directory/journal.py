@@ -7,16 +7,21 @@ waiting for the disk takes milliseconds, so small tensors share one wait.
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from blockscale.core.untrusted.files import FileError, read_regular
+from blockscale.core.untrusted.json_text import parse_json, set_aside
+
 SECONDS = 5.0  # of work that a kill may cost, besides the tensor it interrupts
 BYTES = 1 << 28
+LARGEST = 1 << 30  # bytes of a journal: a line has a hundred
 
 
 class Journal:
-    """The finished tensors of each shard, and what was noted about them."""
+    """The finished tensors of each shard, what was noted about them, and what shards sum up to."""
 
     def __init__(self, path: Path):
         """Reads what earlier runs wrote; a last line that a kill cut short is dropped."""
@@ -24,16 +29,30 @@ class Journal:
         self._pending: list[dict[str, Any]] = []
         self._unwritten, self._since = 0, time.monotonic()
         self._done: dict[str, dict[str, tuple[str, ...]]] = {}
-        text = path.read_bytes() if path.exists() else b""
+        self._digests: dict[str, str] = {}
+        if path.is_symlink():
+            raise FileError(f"{path} is a link, where a run keeps a journal: delete it")
+        text = read_regular(path, LARGEST) if path.exists() else b""
         whole = text[: text.rfind(b"\n") + 1]
         if whole != text:
             os.truncate(path, len(whole))
-        for line in whole.splitlines():
-            self._remember(json.loads(line))
+        try:
+            for line in whole.splitlines():
+                self._remember(parse_json(line, "a line"))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            self._done, self._digests = {}, {}
+            warnings.warn(
+                f"{path}, the journal of an earlier run, is damaged ({error}): it is kept as "
+                f"{set_aside(path).name}, and the shard under way starts anew",
+                stacklevel=2,
+            )
 
     def _remember(self, entry: dict[str, Any]) -> None:
-        if entry["tensor"] is None:
+        if "digest" in entry:
+            self._digests[entry["shard"]] = str(entry["digest"])
+        elif entry["tensor"] is None:
             self._done.pop(entry["shard"], None)
+            self._digests.pop(entry["shard"], None)
         else:
             self._done.setdefault(entry["shard"], {})[entry["tensor"]] = tuple(entry["notes"])
 
@@ -41,9 +60,17 @@ class Journal:
         """{tensor: notes} of what is finished in a shard."""
         return self._done.get(shard, {})
 
+    def digest(self, shard: str) -> str | None:
+        """SHA-256 of a finished shard, in hexadecimal; None for one that is not finished."""
+        return self._digests.get(shard)
+
+    def finish(self, shard: str, digest: str) -> None:
+        """All of a shard is on the disk, and this is its SHA-256."""
+        self._append([{"shard": shard, "digest": digest}])
+
     def forget(self, shard: str) -> None:
         """The shard starts anew: what was written of it is gone."""
-        if shard in self._done:
+        if shard in self._done or shard in self._digests:
             self._append([{"shard": shard, "tensor": None, "notes": ()}])
 
     def add(
@@ -64,7 +91,8 @@ class Journal:
         self._unwritten, self._since = 0, time.monotonic()
 
     def _append(self, entries: list[dict[str, Any]]) -> None:
-        with self._path.open("ab") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        with os.fdopen(os.open(self._path, flags, 0o600), "ab") as file:
             file.write("".join(f"{json.dumps(entry)}\n" for entry in entries).encode())
             file.flush()
             os.fsync(file.fileno())

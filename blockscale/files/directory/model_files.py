@@ -1,6 +1,5 @@
 """The files of a Hugging Face style model directory: weights, config, and everything else."""
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,12 +7,15 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from blockscale.core.untrusted.json_text import LARGEST, json_object, read_json
+from blockscale.core.untrusted.names import quoted
 from blockscale.files.metadata import FileError
-from blockscale.files.stored_model import INDEX, shards
+from blockscale.files.stored_model import INDEX, read_index, shards
 from blockscale.files.stream import Reader
 
 CONFIG = "config.json"
 LEDGER = "blockscale_ledger.json"
+_LONGEST = 255  # bytes of a name, on the disks of Linux and macOS
 
 # The float weights once more, for other frameworks: beside quantized ones they only take space.
 OTHER_WEIGHTS = (
@@ -46,9 +48,11 @@ def find_files(path: Path) -> ModelFiles:
         raise FileError(
             f"{path} {what}: name the directory that holds config.json and *.safetensors"
         )
-    index = _read_json(path / INDEX)
+    index = _read_json(path / INDEX, most=LARGEST)
+    if index is not None and not isinstance(index.get("metadata"), dict | None):
+        raise FileError(f"{path / INDEX} is damaged (its metadata is no object)")
     weights = _shards(path, index)
-    config = _read_json(path / CONFIG)
+    config = _read_json(path / CONFIG, once=False, finite=False)  # Mamba's has Infinity
     if quantized := (config or {}).get("quantization_config"):
         known = isinstance(quantized, dict)
         method = known and (quantized.get("quant_method") or quantized.get("method"))
@@ -65,16 +69,14 @@ def find_files(path: Path) -> ModelFiles:
     return ModelFiles(path, weights, index, config, tuple(others), left_out)
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def _read_json(path: Path, **rules: Any) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        data = json.loads(path.read_text())
-    except ValueError as error:
-        raise FileError(f"{path} is not JSON ({error}): download or copy it again") from None
-    if not isinstance(data, dict):
-        raise FileError(f"{path} holds a {type(data).__name__}, expected a JSON object")
-    return data
+        found = read_json(path, **rules)
+    except FileError as error:
+        raise FileError(f"{error}: download or copy it again") from None
+    return json_object(found, path)
 
 
 def _shards(path: Path, index: dict[str, Any] | None) -> tuple[str, ...]:
@@ -88,6 +90,8 @@ def _shards(path: Path, index: dict[str, Any] | None) -> tuple[str, ...]:
             f"{path} holds no *.safetensors, only {', '.join(there[:8]) or 'nothing'}"
             f"{' …' * (len(there) > 8)}: write it with save_pretrained, which makes safetensors"
         )
+    if index is not None:
+        _check_lengths(path)
     names = [os.path.relpath(shard, path) for shard in shards(path)]
     if outside := [
         name for name in names if Path(name).parts[0] == ".." or Path(name).is_absolute()
@@ -99,6 +103,16 @@ def _shards(path: Path, index: dict[str, Any] | None) -> tuple[str, ...]:
             f"remove the one that is not the model"
         )
     return tuple(names)
+
+
+def _check_lengths(path: Path) -> None:
+    """Raise FileError where an index names a file whose name no disk takes."""
+    for name in set(read_index(path / INDEX).values()):
+        if max(len(os.fsencode(part)) for part in name.split("/")) > _LONGEST:
+            raise FileError(
+                f"{path / INDEX} names {quoted(name)}, which is too long for a file: at most "
+                f"{_LONGEST} bytes"
+            )
 
 
 def _others(root: Path, taken: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -135,7 +149,7 @@ def _tensors(root: Path, names: tuple[str, ...]) -> Iterator[str]:
 
 def _walk(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
     """Every file below, through links (Hugging Face's cache is links), and hidden folders."""
-    real = folder.resolve()
+    real = Path(os.path.realpath(folder))
     if real in above:
         raise FileError(f"{folder} is a link to a folder that it lies in: remove it")
     for path in sorted(folder.iterdir()):

@@ -2,29 +2,24 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from math import prod
-from os.path import normpath
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from blockscale.core.ledger import Entry, Ledger, Status
-from blockscale.core.recipe import BiasFormat, Recipe, Scheme
-from blockscale.files.directory.eligibility import (
-    LAYERS,
-    Known,
-    biased_layers,
-    judge,
-    known_of,
-    why_not_slabs,
-    why_not_vector,
-)
+from blockscale.core.ledger import Entry, Ledger
+from blockscale.core.profiles.knobs import Profile
+from blockscale.core.recipe import Recipe
+from blockscale.files.directory.computed import ComputedWeight
+from blockscale.files.directory.decide import decide, layer_formats
+from blockscale.files.directory.eligibility import Known, biased_layers, known_of
 from blockscale.files.directory.model_files import ModelFiles, find_files
 from blockscale.files.header import StoredTensor, lay_out, sized
 from blockscale.files.metadata import KEY, VERSION, FileError, Metadata, TensorInfo
+from blockscale.files.stored_model import INDEX, check_index
 from blockscale.files.stream import Reader
 
+Stamp = tuple[int, int, int, int]  # size, times of writing and of any change, inode
 _TEXT = 1 << 20  # bytes for what is written besides: config, index, and the ledger's
 _TEXT_PER_TENSOR = 1 << 10
 
@@ -43,11 +38,17 @@ class DirectoryLedger(Ledger):
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """One tensor: quantized if `info` says how, else copied byte for byte."""
+    """One tensor: quantized if `info` says how, else copied byte for byte.
+
+    computed: what it is computed from, where the source has it in parts
+    profile: how its codes are chosen, where that is not the contract's
+    """
 
     name: str
     source: StoredTensor
     info: TensorInfo | None
+    computed: ComputedWeight | None = None
+    profile: Profile | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class ShardPlan:
     tensors: tuple[TensorPlan, ...]
     header: bytes
     placed: Mapping[str, StoredTensor]
-    stamp: tuple[int, int]  # size and time of the source file
+    stamp: Stamp  # of the source file
 
     @property
     def size(self) -> int:
@@ -85,10 +86,14 @@ class DirectoryPlan:
         return sum(shard.size for shard in self.shards) + copied + texts
 
 
-def stamp(path: Path) -> tuple[int, int]:
-    """What changes when a file is written again."""
+def stamp(path: Path) -> Stamp:
+    """What changes when a file is written again, or another takes its place.
+
+    The time of the last change of any kind is the system's own: no program sets it back, as it may
+    the time of writing.
+    """
     status = path.stat()
-    return status.st_size, status.st_mtime_ns
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def make_plan(source: Path, recipe: Recipe, seed: int) -> DirectoryPlan:
@@ -98,13 +103,13 @@ def make_plan(source: Path, recipe: Recipe, seed: int) -> DirectoryPlan:
     and for a format whose scales are not chosen (Format.unchosen).
     """
     files = find_files(source)
-    known = known_of(files)
+    known = known_of(files, recipe)
     biased = biased_layers(files, recipe, known) if recipe.has_biases else set()
     planned = [_plan_shard(files, name, recipe, known, biased) for name in files.shards]
     shards = tuple(shard for shard, _ in planned)
     entries = [entry for _, of_shard in planned for entry in of_shard]
     _check_names(files, shards)
-    unmatched = recipe.unmatched([entry.name for entry in entries])
+    unmatched = recipe.unmatched([*(entry.name for entry in entries), *known.computed])
     ledger = DirectoryLedger(entries, unmatched, files.others, files.left_out)
     if not ledger.quantized:
         reasons = sorted({entry.reason for entry in entries})
@@ -125,75 +130,17 @@ def _plan_shard(
     tied = {alias: to for alias, to in described.items() if to in sources and alias not in sources}
     metadata = Metadata(aliases=tied)  # as safetensors.torch.save_model writes them
     tensors, entries = [], []
-    for each, source in sources.items():
-        # a pattern covers what is below the names it matches: this name stands for the layer's too
-        scheme, pattern = recipe.decide(each)
-        layer, _, attribute = each.rpartition(".")
-        if scheme.bias is not None and attribute == "bias" and layer in biased:
-            entry, info = _decide_bias(each, source, scheme.bias)
-        else:
-            entry, info = _decide(each, source, scheme, pattern, known)
+    for each, source in known.shown(name, sources).items():
+        entry, info = decide(each, source, recipe, known, biased)
         if info is not None:
             metadata.tensors[each] = info
-            if formats := _layer(entry):
+            if formats := layer_formats(entry):
                 metadata.layers[each.removesuffix(".weight")] = formats
-        tensors.append(TensorPlan(each, source, info))
+        profile = recipe.decide(each)[0].profile if entry.weight else None
+        tensors.append(TensorPlan(each, source, info, known.computed.get(each), profile))
         entries.append(entry)
     header, placed = lay_out(_written(path, tensors), described | metadata.encode())
     return ShardPlan(name, tuple(tensors), header, placed, stamp(path)), entries
-
-
-def _decide(
-    name: str, source: StoredTensor, scheme: Scheme, pattern: str | None, known: Known
-) -> tuple[Entry, TensorInfo | None]:
-    kind, status, layout, reason, fmt = judge(name, source, scheme, pattern, known)
-    entry = _entry(name, kind, status, source, reason)
-    if fmt is None:
-        return entry, None
-    if why := why_not_slabs(fmt):
-        raise ValueError(f"{name} cannot be quantized in {fmt}: {why}")
-    dtype = str(source.torch_dtype).removeprefix("torch.")
-    info = TensorInfo(str(fmt), source.shape, dtype, layout)
-    size = sum(sized(*part).nbytes for part in info.parts().values())
-    entry = replace(entry, weight=info.format, bytes_after=size)
-    if name.endswith(".weight") and kind in LAYERS:
-        entry = replace(entry, input=_spelled(scheme.input), output=_spelled(scheme.output))
-    return entry, info
-
-
-def _decide_bias(
-    name: str, source: StoredTensor, fmt: BiasFormat
-) -> tuple[Entry, TensorInfo | None]:
-    """The bias of a layer whose weight is quantized."""
-    reason = why_not_vector(source, fmt)
-    if reason:
-        told = f"bias left in float: {reason}"
-        return _entry(name, "bias", "skipped", source, told), None
-    info = TensorInfo(str(fmt), source.shape, str(source.torch_dtype).removeprefix("torch."))
-    size = sum(sized(*part).nbytes for part in info.parts().values())
-    entry = _entry(name, "bias", "quantized", source)
-    return replace(entry, bias=info.format, bytes_after=size), info
-
-
-def _entry(name: str, kind: str, status: Status, source: StoredTensor, reason: str = "") -> Entry:
-    return Entry(
-        name,
-        kind,
-        status,
-        reason=reason,
-        elements=prod(source.shape),
-        bytes_before=source.nbytes,
-        bytes_after=source.nbytes,
-    )
-
-
-def _spelled(fmt: object) -> str:
-    return "" if fmt is None else str(fmt)
-
-
-def _layer(entry: Entry) -> dict[str, str]:
-    """The formats of a layer's input and output, which `load` leaves unused for an embedding."""
-    return {part: text for part, text in (("input", entry.input), ("output", entry.output)) if text}
 
 
 def _written(path: Path, tensors: Iterable[TensorPlan]) -> dict[str, StoredTensor]:
@@ -218,20 +165,24 @@ def _written(path: Path, tensors: Iterable[TensorPlan]) -> dict[str, StoredTenso
 def _check_names(files: ModelFiles, shards: tuple[ShardPlan, ...]) -> None:
     """One tensor is in one shard, and where the index says."""
     where: dict[str, str] = {}
-    for shard in shards:
-        for tensor in shard.tensors:
-            if tensor.name in where:
-                raise FileError(
-                    f"{files.root}: tensor {tensor.name!r} is in {where[tensor.name]} and in "
-                    f"{shard.name}: remove the file that is not of this model"
-                )
-            where[tensor.name] = shard.name
+    for name, shard in (pair for each in shards for pair in _sources(each)):
+        if name in where:
+            raise FileError(
+                f"{files.root}: tensor {name!r} is in {where[name]} and in {shard}: remove the "
+                f"file that is not of this model"
+            )
+        where[name] = shard
     if files.index is not None:
-        for name, shard_name in files.index["weight_map"].items():
-            if where.get(name) != normpath(shard_name):
-                raise FileError(
-                    f"{files.root}: the index says {name!r} is in {shard_name}, which has it not"
-                )
+        check_index(files.root / INDEX, where)
+
+
+def _sources(shard: ShardPlan) -> Iterator[tuple[str, str]]:
+    """(name, the file that has it) of what a shard's tensors are made of."""
+    for tensor in shard.tensors:
+        if tensor.computed is None:
+            yield tensor.name, shard.name
+        else:
+            yield from zip(tensor.computed.computed.parts, tensor.computed.files, strict=True)
 
 
 def _digest(recipe: Recipe, seed: int, shards: tuple[ShardPlan, ...]) -> str:

@@ -6,7 +6,6 @@ goes on from there.
 """
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -14,23 +13,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.format import Format
-from blockscale.core.progress import Progress
 from blockscale.core.recipe import Recipe
-from blockscale.files.directory.model_files import CONFIG, LEDGER
-from blockscale.files.directory.plan import DirectoryLedger, DirectoryPlan, make_plan, stamp
-from blockscale.files.directory.shard import finished_bytes, write_shard
-from blockscale.files.directory.workspace import (
-    Workspace,
-    allocated,
-    leftovers,
-    restore,
-    sync_folder,
-    work_path,
+from blockscale.core.work.progress import Progress
+from blockscale.files.directory.beside import beside, known, work_path
+from blockscale.files.directory.digests import Digests
+from blockscale.files.directory.folder import is_own, sync_folder
+from blockscale.files.directory.model_files import LEDGER
+from blockscale.files.directory.output import absolute, check_apart, check_names, check_output
+from blockscale.files.directory.plan import DirectoryLedger, DirectoryPlan, make_plan
+from blockscale.files.directory.shard import (
+    check_source,
+    finished_bytes,
+    write_shard,
 )
-from blockscale.files.metadata import KEY, VERSION, FileError
+from blockscale.files.directory.swap import is_done, restore
+from blockscale.files.directory.texts import about, as_json, texts_of
+from blockscale.files.directory.workspace import PARTIAL, Workspace
+from blockscale.files.metadata import FileError
 from blockscale.files.slabs.pool import Pool
-from blockscale.files.stored_model import INDEX
 
 
 def quantize_directory(  # noqa: PLR0913 - the first three are the call, the rest are options
@@ -38,7 +40,7 @@ def quantize_directory(  # noqa: PLR0913 - the first three are the call, the res
     target: str | Path,
     recipe: Recipe | Format | Mapping[str, Any] | str | Path,
     *,
-    force: bool = False,
+    force: int = 0,
     strict: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
@@ -49,7 +51,8 @@ def quantize_directory(  # noqa: PLR0913 - the first three are the call, the res
     layout or format asks for it. Run it again after it was stopped or killed, and it goes on.
 
     recipe: see bs.Recipe; its patterns are matched with the names of tensors and of their layers.
-    force: replace `target` if it is there, once the new one is complete.
+    force: replace `target` if it is there, once the new one is complete; 2 to replace a directory
+        that blockscale has not written.
     strict: raise SkippedError, before anything is written, if something that the recipe covers
         cannot be quantized or a pattern matches nothing.
     seed: for stochastic rounding.
@@ -58,13 +61,12 @@ def quantize_directory(  # noqa: PLR0913 - the first three are the call, the res
     directories and files that cannot be used, ValueError for a recipe that quantizes nothing.
     """
     progress = progress or Progress()
-    goal = _absolute(target)
+    goal = absolute(target)
     plan = plan_directory(source, target, recipe, strict=strict, seed=seed)
-    if restore(goal, plan.digest):
+    if restore(goal):
         progress.say(f"{goal} is back in its place: a forced run was killed while it replaced it")
     check_output(goal, plan, force)
-    for other in leftovers(goal, plan.digest):
-        progress.say(f"{other} is left from an earlier run: delete it if nothing in it is needed")
+    _tell_leftovers(goal, plan, progress)
     with Workspace(goal, plan.digest) as work:
         try:
             ledger = _fill(plan, work, progress)
@@ -81,6 +83,20 @@ def quantize_directory(  # noqa: PLR0913 - the first three are the call, the res
     return ledger
 
 
+def _tell_leftovers(goal: Path, plan: DirectoryPlan, progress: Progress) -> None:
+    """Say what lies beside the output that no run has put away, this plan's own work excepted."""
+    for other in beside(goal):
+        found = known(other)
+        if found is None or other == work_path(goal, plan.digest):
+            continue
+        what = "left from an earlier run"
+        if not is_own(other):
+            what = "another user's, and is left alone"
+        elif found.kind == "old" and not is_done(other):
+            what = f"what {goal} was before a forced run that was killed, maybe the only copy"
+        progress.say(f"{other} is {what} (blockscale clean {goal} lists what can be deleted)")
+
+
 def plan_directory(
     source: str | Path,
     target: str | Path,
@@ -90,62 +106,13 @@ def plan_directory(
     seed: int = 0,
 ) -> DirectoryPlan:
     """What `quantize_directory` would do; reads headers, writes nothing, raises what it would."""
-    source, goal = Path(source), _absolute(target)
-    _check_apart(source.resolve(), goal.resolve())
+    source, goal = Path(source), absolute(target)
+    check_apart(source, goal)
+    check_names(goal, ())
     plan = make_plan(source, Recipe.read(recipe), seed)
     if strict:
         plan.ledger.raise_if_skipped()
     return plan
-
-
-def _absolute(path: str | Path) -> Path:
-    """Without dots, but a link stays a link: what it leads to is not ours to replace."""
-    return Path(os.path.abspath(path))  # noqa: PTH100
-
-
-def _check_apart(source: Path, target: Path) -> None:
-    """Neither directory may lie in the other: one is read and one may be replaced."""
-    if source == target or source in target.parents or target in source.parents:
-        raise FileError(
-            f"the output {target} and the model {source} are the same or one holds the other: "
-            f"choose an output elsewhere"
-        )
-
-
-def check_output(target: str | Path, plan: DirectoryPlan, force: bool) -> None:
-    """Raise FileError if the target is taken, or its disk has no room for what is still to come."""
-    goal = _absolute(target)
-    _check_target(goal, force)
-    _check_space(goal, plan)
-
-
-def _check_target(target: Path, force: bool) -> None:
-    if not os.path.lexists(target):
-        return
-    if not target.is_dir():
-        raise FileError(f"{target} is not a directory: choose another output")
-    if not any(target.iterdir()):
-        return
-    if not force:
-        raise FileError(
-            f"{target} exists: choose another output, or replace it with --force (force=True)"
-        )
-    for place in (Path.home(), Path.cwd()):
-        if target.resolve() in (place, *place.parents):
-            raise FileError(
-                f"{target} holds {place}, which --force would delete: choose another output"
-            )
-
-
-def _check_space(target: Path, plan: DirectoryPlan) -> None:
-    there = next(folder for folder in target.parents if folder.exists())
-    needed = plan.size - allocated(work_path(target, plan.digest))
-    free = shutil.disk_usage(there).free
-    if needed > free:
-        raise FileError(
-            f"the output needs {needed / 1e9:.2f} GB, the disk of {there} has {free / 1e9:.2f} GB "
-            f"free: make room for {(needed - free) / 1e9:.2f} GB, or write to another disk"
-        )
 
 
 def _fill(plan: DirectoryPlan, work: Workspace, progress: Progress) -> DirectoryLedger:
@@ -153,56 +120,39 @@ def _fill(plan: DirectoryPlan, work: Workspace, progress: Progress) -> Directory
     total = sum(tensor.source.nbytes for shard in plan.shards for tensor in shard.tensors)
     progress.start(total, sum(finished_bytes(shard, work) for shard in plan.shards))
     notes: dict[str, tuple[str, ...]] = {}
-    with Pool() as pool:
+    with Pool() as pool, Digests() as digests, subnormals_kept():
         for shard in plan.shards:
-            write_shard(plan, shard, work, pool.map, progress)
+            write_shard(plan, shard, work, pool.map, digests, progress)
             notes |= work.journal.done(shard.name)
+        digests.settle(wait=True)
+    texts = texts_of(plan)
+    work.drop_all_but({shard.name for shard in plan.shards})
     for name in plan.files.others:
         _copy(plan.files.root / name, work.out / name)
+    for name, data in texts.items():
+        _write(work.out / name, data)
     entries = [replace(entry, notes=notes[entry.name]) for entry in plan.ledger]
     ledger = replace(plan.ledger, entries=entries)
-    for name, data in _texts(plan, ledger).items():
-        _write(work.out / name, (json.dumps(data, indent=2) + "\n").encode())
+    told = as_json(about(plan, work, [*texts]) | ledger.to_dict())
+    for shard in plan.shards:  # also those that were finished while another was read
+        check_source(plan, shard)
+    _write(work.out / LEDGER, told)  # the last one: with it, the result is complete
     for folder in (work.out, *(path for path in work.out.rglob("*") if path.is_dir())):
         sync_folder(folder)
     return ledger
 
 
-def _texts(plan: DirectoryPlan, ledger: DirectoryLedger) -> dict[str, dict[str, Any]]:
-    """{file: its JSON} of what is written anew."""
-    texts: dict[str, dict[str, Any]] = {}
-    recipe, files = plan.recipe.to_dict(), plan.files
-    if files.config is not None:
-        # No "quant_method": transformers refuses a model without it, but fills the weights of one
-        # whose method it does not know with random numbers, after a warning (measured with 5.23).
-        method = {"method": KEY, "version": VERSION, "recipe": recipe}
-        texts[CONFIG] = files.config | {"quantization_config": method}
-    if files.index is not None:
-        where = {name: shard.name for shard in plan.shards for name in shard.placed}
-        size = sum(tensor.nbytes for shard in plan.shards for tensor in shard.placed.values())
-        metadata = (files.index.get("metadata") or {}) | {"total_size": size}
-        texts[INDEX] = files.index | {
-            "metadata": metadata,
-            "weight_map": dict(sorted(where.items())),
-        }
-    about = {"version": VERSION, "source": str(files.root), "recipe": recipe, "seed": plan.seed}
-    texts[LEDGER] = about | ledger.to_dict()
-    return texts
-
-
 def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
+    with path.open("xb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a file, links followed, unless an earlier run did and it has not changed since."""
-    if target.exists() and stamp(target) == stamp(source):
-        return
+    """Copy a file, links followed; what an earlier run has copied may have changed since."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f"{target.name}.partial")
+    partial = target.with_name(f"{target.name}{PARTIAL}")
     shutil.copy2(source, partial)
     with partial.open("rb") as file:
         os.fsync(file.fileno())

@@ -1,16 +1,24 @@
 """Write one safetensors file of a run, tensor by tensor."""
 
+import os
+from contextlib import AbstractContextManager, nullcontext
+
 from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.parse import parse
-from blockscale.core.progress import Progress
+from blockscale.core.work.progress import Progress
+from blockscale.files.directory.computed import computed_reader
+from blockscale.files.directory.digests import Digests, file_digest
+from blockscale.files.directory.folder import remove
+from blockscale.files.directory.model_files import ModelFiles
 from blockscale.files.directory.plan import DirectoryPlan, ShardPlan, TensorPlan, stamp
 from blockscale.files.directory.workspace import Workspace
 from blockscale.files.header import sized
 from blockscale.files.metadata import FileError
+from blockscale.files.slabs.by_profile import ByProfile
 from blockscale.files.slabs.pool import Map
 from blockscale.files.slabs.quantize_tensor import TensorQuantizer
 from blockscale.files.slabs.rows import FloatRows
-from blockscale.files.stream import Reader, Writer
+from blockscale.files.stream import Reader, Tensors, Writer
 
 
 def finished_bytes(shard: ShardPlan, work: Workspace) -> int:
@@ -22,10 +30,18 @@ def finished_bytes(shard: ShardPlan, work: Workspace) -> int:
 
 
 def write_shard(
-    plan: DirectoryPlan, shard: ShardPlan, work: Workspace, run: Map, progress: Progress
+    plan: DirectoryPlan,
+    shard: ShardPlan,
+    work: Workspace,
+    run: Map,
+    digests: Digests,
+    progress: Progress,
 ) -> None:
-    """Write what is not yet written of a shard. Raises FileError if its source changes."""
-    if (work.out / shard.name).exists():
+    """Write what is not yet written of a shard. Raises FileError if its source changes.
+
+    It has its name once its digest is known: settle the digests when all are written.
+    """
+    if _is_finished(shard, work, progress):
         return
     source, partial = plan.files.root / shard.name, work.partial(shard.name)
     partial.parent.mkdir(parents=True, exist_ok=True)
@@ -36,20 +52,57 @@ def write_shard(
         try:
             for tensor in shard.tensors:
                 if tensor.name not in journal.done(shard.name):
-                    notes = _write_tensor(reader, writer, tensor, plan.seed, run, progress)
+                    with _source(plan.files, tensor, reader) as held:
+                        notes = _write_tensor(held, writer, tensor, plan.seed, run, progress)
                     journal.add(shard.name, tensor.name, notes, tensor.source.nbytes, writer.sync)
+                digests.settle()  # of the shards before
         finally:  # what is finished is kept, also when Ctrl-C or a full disk ends the run
             journal.commit(writer.sync)
+        check_source(plan, shard)
+
+        def finish(digest: str) -> None:
+            journal.finish(shard.name, digest)
+            partial.rename(work.out / shard.name)
+
+        digests.begin(partial, finish)  # beside the wait for the disk, and the next shard
         writer.sync()
-    if stamp(source) != shard.stamp:
+
+
+def check_source(plan: DirectoryPlan, shard: ShardPlan) -> None:
+    """Raise FileError if the file that a shard is made of is not the one that was planned with."""
+    source = plan.files.root / shard.name
+    if not source.exists() or stamp(source) != shard.stamp:
         raise FileError(
             f"{source} changed while it was read: run the command again when it is at rest"
         )
-    partial.rename(work.out / shard.name)
+
+
+def _is_finished(shard: ShardPlan, work: Workspace, progress: Progress) -> bool:
+    """Whether an earlier run finished a shard, and what lies there is what it wrote."""
+    there = work.out / shard.name
+    if not os.path.lexists(there):
+        return False
+    known = work.journal.digest(shard.name)
+    if known is not None and not there.is_symlink() and file_digest(there) == known:
+        return True
+    progress.say(f"{there} is not what an earlier run has finished: it is written anew")
+    remove(there)
+    remove(work.partial(shard.name))
+    work.journal.forget(shard.name)
+    return False
+
+
+def _source(
+    files: ModelFiles, tensor: TensorPlan, reader: Reader
+) -> AbstractContextManager[Tensors]:
+    """What a tensor is read from."""
+    if tensor.computed is None:
+        return nullcontext(reader)
+    return computed_reader(files, tensor.computed)
 
 
 def _write_tensor(
-    reader: Reader, writer: Writer, tensor: TensorPlan, seed: int, run: Map, progress: Progress
+    reader: Tensors, writer: Writer, tensor: TensorPlan, seed: int, run: Map, progress: Progress
 ) -> tuple[str, ...]:
     """Quantize or copy one tensor; returns what is to be noted of it."""
     name = tensor.name
@@ -61,7 +114,10 @@ def _write_tensor(
             progress.advance(name, len(chunk))
         return ()
     rows, fmt = FloatRows(reader, name, tensor.info.layout), parse(tensor.info.format)
-    quantizer = TensorQuantizer(rows.read, rows.shape, fmt, named_seed(seed, name), run=run)
+    if tensor.profile is not None:
+        quantizer: TensorQuantizer | ByProfile = ByProfile(rows, name, tensor.profile)
+    else:
+        quantizer = TensorQuantizer(rows.read, rows.shape, fmt, named_seed(seed, name), run=run)
     whole, done = sized(*tensor.info.parts()["codes"]).nbytes, 0
     for part, row, piece in quantizer.pieces():
         writer.rows(f"{name}.{part}", row, piece)

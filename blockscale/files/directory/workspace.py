@@ -4,45 +4,28 @@
     out/                    becomes OUT when all is done; a shard is NAME.partial until it is
     journal                 finished tensors
     lock                    held while a process works here
-.OUT.blockscale-old-HASH    what OUT was, while a forced run puts the new one in its place
 """
 
-import errno
-import fcntl
 import os
-import shutil
-from glob import escape
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from blockscale.core.untrusted.files import FileError
+from blockscale.files.directory.beside import old_path, work_path
+from blockscale.files.directory.folder import is_own, locked
 from blockscale.files.directory.journal import Journal
-from blockscale.files.metadata import FileError
+from blockscale.files.directory.swap import (
+    JOURNAL,
+    OUT,
+    check_movable,
+    discard,
+    is_done,
+    put_in_place,
+)
 
-_MARK = "blockscale"
-_DIGITS = 8
-
-
-def work_path(target: Path, digest: str) -> Path:
-    """The work directory of the plan named `digest`."""
-    return target.with_name(f".{target.name}.{_MARK}-{digest[:_DIGITS]}")
-
-
-def old_path(target: Path, digest: str) -> Path:
-    """Where the target waits while a new one takes its place."""
-    return target.with_name(f".{target.name}.{_MARK}-old-{digest[:_DIGITS]}")
-
-
-def leftovers(target: Path, digest: str) -> list[Path]:
-    """What earlier runs for the same target left behind, this plan's work directory excepted."""
-    beside = set(target.parent.glob(f".{escape(target.name)}.{_MARK}-*"))
-    return sorted(beside - {work_path(target, digest)})
-
-
-def allocated(path: Path) -> int:
-    """Bytes of disk that the files below `path` take."""
-    files = (file.stat() for file in path.rglob("*") if file.is_file())
-    return sum(each.st_blocks * 512 for each in files)
+PARTIAL = ".partial"  # behind the name of a file that is being written
 
 
 class Workspace:
@@ -50,18 +33,22 @@ class Workspace:
 
     def __init__(self, target: Path, digest: str):
         """target: absolute, its parent is made if it is not there."""
-        self.target, self.path = target, work_path(target, digest)
-        self.old = old_path(target, digest)
-        self.out = self.path / "out"
+        self.target, self._digest = target, digest
+        self.path = work_path(target, digest)
+        self.out = self.path / OUT
 
     def __enter__(self) -> Self:
-        self._lock = _locked(self.path)
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(locked(self.path))
+            check_movable(self.target, self.path)
+            if self.out.is_symlink():
+                raise FileError(f"{self.out} is a link, where a run keeps its work: delete it")
+            old = old_path(self.target, self._digest)
+            if is_own(old) and is_done(old):  # killed when all but deleting it was done
+                discard(old)
             self.out.mkdir(exist_ok=True)
-            self.journal = Journal(self.path / "journal")
-        except BaseException:
-            os.close(self._lock)
-            raise
+            self.journal = Journal(self.path / JOURNAL)
+            self._held = stack.pop_all()
         return self
 
     def __exit__(
@@ -70,78 +57,26 @@ class Workspace:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        os.close(self._lock)
+        self._held.close()
 
     def partial(self, name: str) -> Path:
         """Where file `name` of the target is while it is being written."""
-        return self.out / f"{name}.partial"
+        return self.out / f"{name}{PARTIAL}"
 
-    def publish(self, force: bool) -> None:
+    def drop_all_but(self, names: set[str]) -> None:
+        """Delete what an earlier run has put into `out` and this one has not: {file, relative}."""
+        for path in sorted(self.out.rglob("*"), reverse=True):  # folders after what is in them
+            if path.is_dir() and not path.is_symlink():
+                if not any(path.iterdir()):
+                    path.rmdir()
+            elif path.relative_to(self.out).as_posix() not in names:
+                path.unlink()
+
+    def publish(self, force: int) -> None:
         """Put `out` in the target's place, by renaming. Raises FileError if something is there."""
-        old = self._move_aside() if force and os.path.lexists(self.target) else None
-        try:
-            self.out.rename(self.target)
-        except OSError as error:
-            if old is not None:
-                old.rename(self.target)
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-                raise
-            raise FileError(
-                f"{self.target} appeared while the model was quantized. The result is complete: "
-                f"run the same command with --force, or move {self.out} yourself"
-            ) from None
-        sync_folder(self.target.parent)
-        if old is not None:
-            _remove(old)
-        _remove(self.path)
-
-    def _move_aside(self) -> Path:
-        """The target under a name that nothing has."""
-        old = self.old
-        while os.path.lexists(old):  # a killed run left it: its user may want it
-            old = old.with_name(f"{old.name}-")
-        self.target.rename(old)
-        return old
+        put_in_place(self.target, self._digest, bool(force))
 
 
-def restore(target: Path, digest: str) -> bool:
-    """Undo a forced run that was killed between its two renames. Returns whether there was one."""
-    old = old_path(target, digest)
-    if os.path.lexists(target) or not os.path.lexists(old):
-        return False
-    old.rename(target)
-    return True
-
-
-def _remove(path: Path) -> None:
-    if path.is_symlink():
-        path.unlink()
-    elif path.exists():
-        shutil.rmtree(path)
-
-
-def sync_folder(path: Path) -> None:
-    """Return when the names in a folder are on the disk."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _locked(path: Path) -> int:
-    """Make the directory and lock it; the lock goes with the process, however it ends."""
-    while True:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise FileError(
-                f"another process is writing {path}: wait for it, or write to another directory"
-            ) from None
-        # the process that held it may have finished and removed the directory
-        if (path / "lock").exists() and (path / "lock").stat().st_ino == os.fstat(lock).st_ino:
-            return lock
-        os.close(lock)
+def is_finished(work: Path, ledger: str) -> bool:
+    """Whether a work directory holds a result that is complete and not in its place yet."""
+    return os.path.lexists(work / OUT / ledger)

@@ -190,7 +190,7 @@ class View:
             floats = {}
             for name, parts in needs.items():
                 own = {part: tensors[stored] for part, stored in parts.items()}
-                floats[name] = _values(own, quantized.get(name)) if quantized else own[""]
+                floats[name] = piece_values(own, quantized.get(name)) if quantized else own[""]
             return move.converted(self._model, floats)[new]
 
         for new, result in results.items():
@@ -210,8 +210,11 @@ class View:
             )
 
 
-def _values(parts: dict[str, Tensor], info: TensorInfo | None) -> Tensor:
-    """A piece in float32."""
+def piece_values(parts: dict[str, Tensor], info: TensorInfo | None) -> Tensor:
+    """A stored tensor in float32, in its float shape.
+
+    parts: {part: tensor} of a quantized one; {"": tensor} of one in float, which has no `info`
+    """
     if info is None:
         return parts[""].to(torch.float32)
     fmt = read_bias(info.format)

@@ -79,6 +79,8 @@ def cut(shape: tuple[int, ...], blocks: Iterable[Sizes], elements: int) -> Cuts:
     blocks = list(blocks)
     if len(shape) < 2:  # codes of a vector are packed along its rows: it is one slab
         return Cuts(shape, 0, max(prod(shape), 1))
+    if not prod(shape):  # nothing to cut, however many rows it has
+        return Cuts(shape, 0, max(shape[0], 1))
     tall = any(sizes[0] > 1 for sizes in blocks)  # a block needs several matrices
     deep = len(shape) > 2 and prod(shape[1:]) > elements
     dim = 1 if shape[0] and deep and not tall else 0

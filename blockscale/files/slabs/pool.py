@@ -28,11 +28,17 @@ class Map(Protocol):
 
 
 class Pool:
-    """Threads for slabs; a context manager. Inside them, torch computes on one thread."""
+    """Threads for slabs; a context manager. Inside them, torch computes on one thread.
+
+    most: threads at most, where what each of them holds is more than a slab
+    """
+
+    def __init__(self, most: int = _THREADS):
+        self._most = most
 
     def __enter__(self) -> Self:
         self._before = torch.get_num_threads()
-        self._count = min(self._before, _THREADS)
+        self._count = min(self._before, self._most)
         self._threads = ThreadPoolExecutor(
             self._count, initializer=torch.set_num_threads, initargs=(1,)
         )

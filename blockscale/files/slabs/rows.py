@@ -24,7 +24,7 @@ from blockscale.files.slabs.cutting import (
 )
 from blockscale.files.slabs.transposed_stack import TransposedStack
 from blockscale.files.stored_model import StoredModel
-from blockscale.files.stream import Reader
+from blockscale.files.stream import Reader, Tensors
 from blockscale.layers.before import Before
 from blockscale.ops import primitives
 from blockscale.ops.flat import within_rows
@@ -52,7 +52,7 @@ class FloatRows:
 
     blocks: tuple[Sizes, ...] = ()
 
-    def __init__(self, reader: Reader, name: str, layout: str = "plain"):
+    def __init__(self, reader: Tensors, name: str, layout: str = "plain"):
         self._reader, self._name, self._layout = reader, name, layout
         self.shape = stored_shape(reader.tensors[name].shape, layout)
         self._whole: Tensor | None = None
@@ -74,7 +74,7 @@ class FloatRows:
         return _read(self._reader, self._name, region if cuts.dim else region[1:], cuts.shape)
 
 
-def _read(reader: Reader, name: str, region: Region, shape: tuple[int, ...]) -> Tensor:
+def _read(reader: Tensors, name: str, region: Region, shape: tuple[int, ...]) -> Tensor:
     """A region of a tensor of `shape`: rows of dimension 0, or of dimension 1 at one index of 0."""
     if len(region) < 2:
         start, stop = (region[0].start, region[0].stop) if region else (0, 1)

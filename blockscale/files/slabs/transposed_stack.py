@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from blockscale.files.slabs.cutting import Cuts, Slab
-from blockscale.files.stream import Reader
+from blockscale.files.stream import Tensors
 
 
 class TransposedStack:
     """Reads slabs of [E, n, k]; the matrix that was read last is held, in the file's dtype."""
 
-    def __init__(self, reader: Reader, name: str):
+    def __init__(self, reader: Tensors, name: str):
         self._reader, self._name = reader, name
         self._shape = tuple(reader.tensors[name].shape)
         self._lock = Lock()  # slabs are read by several threads

@@ -16,47 +16,7 @@ from blockscale.core.arithmetic.bits import pow2
 from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.elements.integer import Integer
 from blockscale.core.format import Format
-from blockscale.core.rounding import DETERMINISTIC
-
-INT32_MAX = 2**31 - 1
-FLOAT32_EXACT = 2**24  # float32 holds every integer up to here, so float sums of them are exact
-_FARTHEST = 40  # shifting an int32 further changes nothing: it is far below half a step
-
-# those of formats but for stochastic, and what most hardware does: add half a step, then shift
-SHIFT_ROUNDINGS = (*DETERMINISTIC, "half_up")
-
-
-def _rounds_up(floor: Tensor, rest: Tensor, half: Tensor, rounding: str) -> Tensor:
-    """Whether floor + rest, with 0 <= rest < 2 * half, goes to floor + 1; all int64."""
-    if rounding in ("nearest_even", "nearest_away"):
-        tie = (floor & 1 == 1) if rounding == "nearest_even" else (floor >= 0)
-        return (rest > half) | ((rest == half) & tie)
-    if rounding == "half_up":
-        return rest >= half
-    if rounding == "toward_zero":
-        return (rest > 0) & (floor < 0)
-    return (rest > 0) & (rounding == "up")
-
-
-def shift_right(x: Tensor, shift: Tensor, rounding: str = "nearest_even") -> Tensor:
-    """x [...] int32 times 2^-shift, rounded to an integer -> [...] int64.
-
-    shift: int32, broadcasts with x; of any size and sign. A negative one shifts left, by at most
-        31 bits: the result is then at least 2^31 in magnitude, or 0 where x is 0.
-    rounding: one of SHIFT_ROUNDINGS.
-
-    Raises ValueError for another rounding.
-    """
-    if rounding not in SHIFT_ROUNDINGS:
-        there = ", ".join(SHIFT_ROUNDINGS)
-        raise ValueError(f"no rounding {rounding!r} of shifts; there are {there}")
-    wide, distance = x.to(torch.int64), shift.to(torch.int64)
-    right, left = distance.clamp(0, _FARTHEST), (-distance).clamp(0, 31)
-    floor = wide >> right
-    rest = wide - (floor << right)
-    half = (torch.ones_like(right) << right) >> 1
-    exact = right == 0  # nothing is shifted out, and half a step would be 0
-    return (floor + (_rounds_up(floor, rest, half, rounding) & ~exact)) << left
+from blockscale.ops.integer.shifts import shift_right
 
 
 def requantize_shift(
@@ -71,7 +31,7 @@ def requantize_shift(
     shift: int32, broadcasts with acc: the output's exponent minus the sums', for each channel or
         for all. Positive, zero or negative, of any size; what leaves the range saturates.
     fmt: says the codes' range and dtype, and the rounding unless `rounding` names another of
-        SHIFT_ROUNDINGS. Under it the codes are those that `quantize` gives for acc * step, bit for
+        `shift_right`'s. Under it the codes are those that `quantize` gives for acc * step, bit for
         bit (docs/power_of_two.md).
 
     Raises ValueError for a format whose element is no integer, and for other roundings.

@@ -1,26 +1,11 @@
 """The graph of integer steps while it is being built: what rules read from it and add to it."""
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor, fx, nn
 
 from blockscale.graph.integer.layers import Fixed, NotIntegerError, check_fixed
-
-
-@dataclass(frozen=True)
-class Sum:
-    """What is known of the sums in one place of an integer model.
-
-    name, kind: of the layer or operation in the traced model
-    largest: the largest magnitude that any input can give, in steps
-    exact: whether float32 computes these sums without rounding, in any order
-    """
-
-    name: str
-    kind: str
-    largest: int
-    exact: bool
+from blockscale.graph.lower.integers.builder import Sum as Sum
 
 
 class Value(NamedTuple):

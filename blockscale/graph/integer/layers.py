@@ -5,32 +5,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from blockscale.core.arithmetic.bits import exponent, mantissa, pow2
-from blockscale.core.arithmetic.sums import live_steps
-from blockscale.core.elements.integer import Integer
-from blockscale.core.format import Format
+from blockscale.core.arithmetic.bits import exponent, pow2
+from blockscale.core.arithmetic.sums import INT32_MAX
 from blockscale.core.layout import from_stored
-from blockscale.core.reference import QParams, step_of
-from blockscale.core.scale import PowerOfTwo
+from blockscale.core.reference import QParams
 from blockscale.graph.integer.arithmetic import (
-    FLOAT32_EXACT,
-    INT32_MAX,
-    SHIFT_ROUNDINGS,
     integer_bias,
     largest_sum,
 )
 from blockscale.graph.integer.steps import ConvSettings, IntegerConv, IntegerLinear
+from blockscale.graph.lower.integers.fixed import (
+    FLOAT32_EXACT,
+    HIGHEST,
+    LOWEST,
+    check_shifted,
+    steps,
+)
+from blockscale.graph.lower.integers.fixed import NotIntegerError as NotIntegerError
+from blockscale.graph.lower.integers.weights import check_weight, whole
 from blockscale.layers.conv import QConv
 from blockscale.layers.layer import QLayer
 from blockscale.layers.linear import QLinear
-from blockscale.layers.reasons import why_no_integers
 from blockscale.layers.store import QBias, QInput
-
-_LOWEST, _HIGHEST = -149, 103  # float32 holds 2^-149, and 2^24 steps of 2^103
-
-
-class NotIntegerError(ValueError):
-    """A part of the model that integer arithmetic cannot take over; the message names it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +54,9 @@ def check_fixed(fixed: Fixed, what: str) -> Fixed:
             f"use fewer bits or inputs"
         )
     low, high = int(fixed.exponent.min()), int(fixed.exponent.max())
-    if low < _LOWEST or high > _HIGHEST:
+    if low < LOWEST or high > HIGHEST:
         raise NotIntegerError(
-            f"{what} have steps from 2^{low} to 2^{high}, outside 2^{_LOWEST} ... 2^{_HIGHEST}: "
+            f"{what} have steps from 2^{low} to 2^{high}, outside 2^{LOWEST} ... 2^{HIGHEST}: "
             f"was a scale chosen from zeros?"
         )
     return fixed
@@ -73,13 +69,7 @@ def of_quantizer(quantizer: QInput | None, what: str) -> Fixed:
             f"{what} has no format: give it one such as 'int8:tensor:pow2/nearest'"
         )
     fmt = quantizer.format
-    if not isinstance(fmt.element, Integer) or fmt.rounding not in SHIFT_ROUNDINGS:
-        raise NotIntegerError(
-            f"{what} is {fmt}, which no shift gives: use integers without stochastic rounding"
-        )
-    if reason := why_no_integers(fmt):
-        raise NotIntegerError(f"{what} is {fmt}, {reason}")
-    _check_scale(fmt, what)
+    check_shifted(fmt, what)
     if not quantizer.static:
         raise NotIntegerError(
             f"{what} chooses its scale when it runs: give it a static one (bs.calibrate does)"
@@ -92,52 +82,20 @@ def of_quantizer(quantizer: QInput | None, what: str) -> Fixed:
         )
     low, high = (int(limit) for limit in fmt.element.limits(fmt.wide))
     zero = 0 if zero_point is None else int(zero_point)
-    exponents = exponent(_steps(QParams(scale, None, zero_point), fmt, what)).reshape(())
+    exponents = exponent(steps(QParams(scale, None, zero_point), fmt, what)).reshape(())
     return Fixed(exponents, zero, max(high - zero, zero - low))
 
 
-def _check_scale(fmt: Format, what: str) -> None:
-    if not isinstance(fmt.scale, PowerOfTwo):
-        raise NotIntegerError(
-            f"{what} is {fmt}: requantizing by a shift needs a power-of-two scale, "
-            f"pow2/RULE or e8m0/RULE, not {fmt.scale}"
-        )
-    if fmt.offset is not None or fmt.zero is not None:
-        raise NotIntegerError(
-            f"{what} is {fmt}: a float is added to its codes, which no integer is: use 'asym'"
-        )
-
-
-def _steps(qparams: QParams, fmt: Format, what: str) -> Tensor:
-    """The steps, powers of two."""
-    steps = step_of(qparams, fmt)
-    if not bool(steps.isfinite().all()):
-        raise NotIntegerError(f"{what} has a scale that is NaN: it was chosen from NaN or infinity")
-    if not bool(((steps > 0) & (mantissa(steps) == 0)).all()):
-        raise NotIntegerError(f"{what} was given a scale that is no power of two")
-    return steps
-
-
 def _weight(layer: QLayer, what: str) -> tuple[Tensor, Tensor]:
-    """Codes of the weight in its stored layout [n, k], int8 or int16, and exponents [n] int32."""
+    """Codes of the weight in its stored layout [n, k], and exponents [n] int32."""
     q = layer.qweight.tensor
     fmt, zero_point = q.format, q.zero_point
-    if reason := why_no_integers(fmt):
-        raise NotIntegerError(f"{what} is {fmt}, {reason}")
-    _check_scale(fmt, what)
-    scale, rows = q.qparams.scale, q.shape[0]
-    if scale.numel() not in (1, rows) or scale.shape[-1] != 1:
-        raise NotIntegerError(
-            f"{what} is {fmt}: scales that change within a sum cannot leave it, "
-            f"use 'channel0' or 'tensor'"
-        )
-    codes = q.codes.to(torch.int16)
+    check_weight(fmt, q.qparams.scale, q.shape[0], what)
+    values = fmt.element.decode(q.codes)
     if zero_point is not None:
-        codes = codes - zero_point.to(torch.int16)
-    small = bool((codes.abs() <= 127).all())
-    steps = _steps(q.qparams, fmt, what).reshape(-1).expand(rows)
-    exponents = exponent(live_steps(steps, (codes == 0).all(1)))
-    return codes.to(torch.int8) if small else codes, exponents
+        values = values - zero_point.to(torch.float32)
+    found = steps(q.qparams, fmt, what).reshape(-1).expand(q.shape[0])
+    return whole(values, found, fmt, what)
 
 
 def _bias(layer: QLayer, name: str, exponents: Tensor) -> Tensor | None:

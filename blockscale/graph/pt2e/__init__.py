@@ -24,7 +24,10 @@ def pt2e_quantizer(recipe: Any, *, observer: Spec = "mse", qat: bool = False) ->
     Raises ImportError without torchao (extra "test" of blockscale), ValueError for a recipe or an
     observer that there is not.
     """
-    made = Recipe.read(recipe)
+    made = Recipe.read(recipe).refuse_profiles(
+        "torchao's prepared graph holds float weights, which are rounded by the contract: give its "
+        "format, or use bs.graph.prepare"
+    )
     try:
         import torchao  # type: ignore[import-untyped]  # noqa: F401
     except ImportError as error:

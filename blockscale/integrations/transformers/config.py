@@ -1,85 +1,13 @@
-"""What a user gives `from_pretrained`, and what stands in config.json as `quantization_config`."""
+"""A recipe as transformers' `quantization_config`."""
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from blockscale.core.format import Format
-from blockscale.core.recipe import Recipe
-from blockscale.files.metadata import KEY, VERSION, FileError
-
-METHOD = KEY  # "blockscale"
-_OPTIONS = ("strict", "seed")
-_KNOWN = {"quant_method", "method", "version", "recipe", *_OPTIONS}
+from blockscale.integrations.config import METHOD, RecipeConfig
 
 
-class BlockscaleConfig(QuantizationConfigMixin):
-    """A recipe, as transformers' `quantization_config`.
-
-    recipe: what `bs.quantize_` takes: a Recipe, a Format, a name or spelling, JSON, the path of a
-        JSON file, or a mapping as of `Recipe.to_dict`.
-    strict: raise SkippedError, before any weight is read, if something that the recipe covers
-        cannot be quantized or a pattern matches nothing.
-    seed: for stochastic rounding of weights.
-
-    Raises ValueError for a recipe that does not parse.
-    """
+class BlockscaleConfig(RecipeConfig, QuantizationConfigMixin):
+    """A recipe, as transformers' `quantization_config` (integrations.config.RecipeConfig)."""
 
     quant_method: Any = METHOD
-
-    def __init__(
-        self,
-        recipe: Recipe | Format | Mapping[str, Any] | str | Path,
-        strict: bool = False,
-        seed: int | None = None,
-    ):
-        self.quant_method = METHOD
-        self.recipe = Recipe.read(recipe)
-        self.strict, self.seed = bool(strict), seed
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON, which `from_dict` reads back.
-
-        It has `method` and no `quant_method`, as docs/files.md explains: a transformers that knows
-        no blockscale refuses it, and does not fill the weights with random numbers.
-        """
-        options = {name: getattr(self, name) for name in _OPTIONS if getattr(self, name)}
-        return {"method": METHOD, "version": VERSION, "recipe": self.recipe.to_dict(), **options}
-
-    def to_diff_dict(self) -> dict[str, Any]:
-        """The same: there are no defaults to leave out."""
-        return self.to_dict()
-
-    @classmethod
-    def from_dict(
-        cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any
-    ) -> Any:
-        """The config that `to_dict`, or the `quantization_config` of a config.json, describes.
-
-        Raises ValueError for other methods and unknown keys, FileError for a newer version.
-        """
-        method = config_dict.get("quant_method", config_dict.get("method", METHOD))
-        if method != METHOD:
-            raise ValueError(f"quantization_config is of {method!r}, not of {METHOD!r}")
-        if (version := config_dict.get("version", VERSION)) != VERSION:
-            raise FileError(
-                f"quantization_config: version {version!r} of the file format, this blockscale "
-                f"reads version {VERSION}: install a newer blockscale"
-            )
-        if unknown := sorted(set(config_dict) - _KNOWN):
-            known = ", ".join(sorted(_KNOWN))
-            raise ValueError(f"quantization_config: no key {unknown[0]!r}; there are {known}")
-        if "recipe" not in config_dict:
-            raise ValueError("quantization_config has no recipe: name one, e.g. 'mxfp4'")
-        given = {name: config_dict[name] for name in _OPTIONS if name in config_dict}
-        config = cls(config_dict["recipe"], **given)
-        return (config, kwargs) if return_unused_kwargs else config
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, BlockscaleConfig) and self.to_dict() == other.to_dict()
-
-    def __hash__(self) -> int:
-        return hash(json.dumps(self.to_dict(), sort_keys=True))

@@ -12,10 +12,8 @@ from typing import Any, Protocol
 from torch import Tensor
 from transformers.core_model_loading import Concatenate, ConversionOps, MergeModulelist
 
-from blockscale.core.layout import from_stored, stored_shape
-from blockscale.core.parse import parse
 from blockscale.files.metadata import PARTS, FileError, TensorInfo
-from blockscale.ops.tensor import from_parts
+from blockscale.files.renaming.view import piece_values
 
 Tensors = dict[str, Any]  # {pattern: a tensor, or a list of them}
 
@@ -107,7 +105,7 @@ class Fuse(ConversionOps):
         for pattern, info in self._infos.items():
             parts = {part: found.get(f"{pattern}.{part}") or [] for part in info.parts()}
             rows = zip(*parts.values(), strict=True)
-            values = [dequantized(info, dict(zip(parts, row, strict=True))) for row in rows]
+            values = [piece_values(dict(zip(parts, row, strict=True)), info) for row in rows]
             if values:
                 floats[pattern] = [each.to(dtype) for each in values]
         return floats
@@ -118,13 +116,6 @@ def _keeps_rows(operation: ConversionOps, rank: int) -> bool:
     if isinstance(operation, MergeModulelist):
         return operation.dim == 0
     return isinstance(operation, Concatenate) and 0 <= operation.dim < rank - 1
-
-
-def dequantized(info: TensorInfo, parts: dict[str, Tensor]) -> Tensor:
-    """A quantized tensor in float32, in its float shape."""
-    size = (stored_shape(info.shape, info.layout) or (1,))[-1]
-    values = from_parts(parse(info.format), size, parts).dequantize()
-    return from_stored(values, info.layout, info.shape)
 
 
 def only(pattern: str, infos: list[tuple[str, TensorInfo]]) -> TensorInfo:

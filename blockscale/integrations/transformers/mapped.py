@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 _MAPS = Path("/proc/self/maps")
-_ENOUGH = 1 << 25  # bytes; to return them takes milliseconds
+_ENOUGH = 1 << 23  # bytes of floats, beside whose codes several times as many were used
 
 
 def real_paths(files: Iterable[str]) -> frozenset[str]:
@@ -41,6 +41,7 @@ def give_back(freed: int) -> int:
     """Return memory that was freed to the system, now and then; what is freed since then.
 
     glibc keeps freed memory below what is still used, and codes lie between floats that are gone.
+    Returning it takes milliseconds.
     """
     if freed < _ENOUGH:
         return freed

@@ -44,9 +44,10 @@ class BlockscaleQuantizer(HfQuantizer):
 
     def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
         """The ways to rename and fuse a checkpoint's tensors, with those for codes and scales."""
-        if self._reading is None:  # also when a model is saved
+        under_way = self._reading or self._quantizing
+        if under_way is None:  # a model is saved
             return weight_conversions
-        return self._reading.conversions(weight_conversions)
+        return under_way.conversions(weight_conversions)
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
         """Whether a parameter is quantized when it arrives."""

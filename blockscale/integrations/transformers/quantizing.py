@@ -5,6 +5,7 @@ model is quantized as by `bs.quantize_`, with these codes as its weights. What n
 need before (say, the layers of a checkpoint that lacks them) is quantized then.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,18 +13,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.core_model_loading import ConversionOps
+from transformers.core_model_loading import ConversionOps, WeightTransform
 
 from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.ledger import Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.files.metadata import KEY, FileError
 from blockscale.files.stored_model import opened
+from blockscale.integrations.stand_in import TieMarks, stand_in, standing_in
+from blockscale.integrations.transformers.computing import computes_of_parts, converters
 from blockscale.integrations.transformers.config import BlockscaleConfig
 from blockscale.integrations.transformers.mapped import give_back, let_go, real_paths
-from blockscale.integrations.transformers.stand_in import TieMarks, stand_in, standing_in
-from blockscale.layers.apply import _weight, apply, check, plans_for
+from blockscale.layers.apply import apply, check, plans_for
 from blockscale.layers.bias import without_dynamic
+from blockscale.layers.computed import folded
+from blockscale.layers.model.build import weight_in_codes
 from blockscale.layers.parameters.planned import (
     ParameterPlan,
     entries_of,
@@ -33,6 +37,8 @@ from blockscale.layers.parameters.planned import (
 from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Supplied, supplied
+
+_ALL = sys.maxsize  # bytes that were freed: whatever there is
 
 
 class Quantizing:
@@ -49,7 +55,7 @@ class Quantizing:
         self._model = model
         self._marks = TieMarks(getattr(model, "all_tied_weights_keys", None) or {})
         self._arrived: dict[str, tuple[QWeight, list[str]]] = {}
-        with standing_in(model):
+        with folded(model, self._foldable), standing_in(model):
             plans = plans_for(model, self._recipe)
             supplied(plans)  # raises for formats whose scales nothing chooses
             plans = without_dynamic(plans, lambda _: False)
@@ -63,6 +69,19 @@ class Quantizing:
                 self._wanted |= dict.fromkeys(plan.names, plan)
         if not self._wanted:
             raise ValueError(nothing_told(type(model).__name__, self._recipe, plans))
+        owners = {name.rpartition(".")[0] for name in self._wanted}
+        with folded(model, lambda name: name in owners and self._foldable(name), stay=True) as own:
+            self._folding = own
+        self._converters = converters(own, getattr(model, "base_model_prefix", ""))
+
+    def _foldable(self, layer: str) -> bool:
+        """Whether a layer is to be quantized whose weight is computed of parts while it is read."""
+        module = self._model.get_submodule(layer)
+        return self._recipe.decide(layer)[0].weight is not None and computes_of_parts(module)
+
+    def conversions(self, old: list[WeightTransform]) -> list[WeightTransform]:
+        """transformers' ways to rename and fuse the checkpoint's tensors, with ours among them."""
+        return [*old, *self._converters]
 
     def wants(self, name: str) -> bool:
         """Whether the parameter `name` is quantized when it arrives."""
@@ -96,10 +115,23 @@ class Quantizing:
             weight, entry = quantized(plan, self._seed)
             return weight, list(entry.notes)
         own = None if self._seed is None else named_seed(self._seed, f"{plan.name}.weight")
-        return _weight(plan, Supplied(), own)
+        return weight_in_codes(plan, Supplied(), own)
 
     def finish(self) -> Ledger:
         """Put the quantized layers into the model; its ledger, which has warned."""
+        model = self._model
+        self._freed = give_back(_ALL)
+        used: list[WeightTransform] = getattr(model, "_weight_conversions", None) or []
+        kept = [each for each in used if each not in self._converters]
+        model._weight_conversions = kept  # type: ignore[assignment]
+        with folded(model, self._recipe) as folding:  # those whose weight was computed by now
+            ledger = self._finish()
+        ledger = self._folding.told(folding.told(ledger))
+        give_back(_ALL)
+        ledger.warn(stacklevel=6)
+        return ledger
+
+    def _finish(self) -> Ledger:
         model = self._model
         plans = plans_for(model, self._recipe)
         planned = [*plans, *plan_parameters(model, plans, self._recipe)]
@@ -123,8 +155,6 @@ class Quantizing:
         ledger.entries = [
             replace(entry, notes=(*notes.get(entry.name, ()), *entry.notes)) for entry in ledger
         ]
-        give_back(sum(each.bytes_before for each in ledger))
-        ledger.warn(stacklevel=6)
         return ledger
 
 

@@ -22,9 +22,10 @@ from blockscale.files.load import fill
 from blockscale.files.match import match_quantized, shared_names
 from blockscale.files.metadata import PARTS, QUANTIZERS, FileError, Metadata, TensorInfo
 from blockscale.files.stored_model import read_headers
+from blockscale.integrations.stand_in import TieMarks, stand_in, standing_in
 from blockscale.integrations.transformers.arriving import Arriving, Renames
 from blockscale.integrations.transformers.fusing import Fuse, only
-from blockscale.integrations.transformers.stand_in import TieMarks, stand_in, standing_in
+from blockscale.layers.computed import folded, folded_for
 
 
 class Reading:
@@ -53,6 +54,10 @@ class Reading:
         Raises FileError where a quantized tensor does not fit the model.
         """
         model, source = self._model, self._source
+        with folded(model, lambda _: True):
+            told = Renames(model, old).metadata(source)[0]
+        with folded_for(model, (*told.tensors, *told.aliases)):
+            pass  # and they stay so
         renames = Renames(model, old)
         metadata, fused = renames.metadata(source)
         self._arriving = Arriving(
@@ -104,7 +109,7 @@ class Reading:
         if attribute == "weight":
             metadata = self._arriving.metadata
             layers = [f"{part}.{each}" for part in QUANTIZERS for each in PARTS]
-            layers += ["before.factor", "before.signs"]
+            layers += ["before.factor", "before.signs", "before.order"]
             used = {part for formats in metadata.layers.values() for part in formats}
             names += [name for name in layers if name.partition(".")[0] in used]
         sources = [rf"{re.escape(name)}$" for name in names]
@@ -131,10 +136,12 @@ class Reading:
         if name not in self._arriving.metadata.tensors or "codes" not in own:
             return {}
         info = self._arriving.metadata.tensors[name]
-        old = self._model.get_parameter(name)
+        old: Tensor = getattr(self._model.get_submodule(owner), attribute)
         device = own["codes"].device
+        values: Tensor
         if name in self._dense:  # `fill` writes the float values
-            values = nn.Parameter(torch.empty(info.shape, dtype=old.dtype, device=device))
+            values = torch.empty(info.shape, dtype=old.dtype, device=device)
+            values = nn.Parameter(values) if isinstance(old, nn.Parameter) else values
         else:
             values = stand_in(info.shape, old.dtype, device, self._marks.of(name, own))
         tied = [each for each, to in self._arriving.metadata.aliases.items() if to == name]

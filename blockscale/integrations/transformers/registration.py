@@ -15,7 +15,8 @@ from typing import Any
 
 from transformers.quantizers import auto
 
-from blockscale.integrations.transformers.config import METHOD, BlockscaleConfig
+from blockscale.integrations.config import METHOD, with_method
+from blockscale.integrations.transformers.config import BlockscaleConfig
 from blockscale.integrations.transformers.quantizer import BlockscaleQuantizer
 
 
@@ -26,13 +27,6 @@ def register() -> None:
     auto.register_quantization_config(METHOD)(BlockscaleConfig)
     auto.register_quantizer(METHOD)(BlockscaleQuantizer)
     _read_method(auto)
-
-
-def with_method(config: Any) -> Any:
-    """A `quantization_config` of ours with `quant_method`, as the tables are keyed; others as they
-    are."""
-    ours = isinstance(config, dict) and config.get("method") == METHOD
-    return {"quant_method": METHOD, **config} if ours else config
 
 
 def _read_method(module: Any) -> None:

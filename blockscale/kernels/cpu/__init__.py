@@ -1,7 +1,8 @@
 """Kernels for the CPU: C++ in src/, compiled to `_native`; Python files named after their ops.
 
 Nothing is loaded before `available` or `_native` is asked for. The environment variable
-BLOCKSCALE_NATIVE names another library to take in the place of the installed one.
+BLOCKSCALE_NATIVE names another library to take in the place of the installed one, compiled from the
+same sources.
 """
 
 import hashlib
@@ -11,27 +12,33 @@ import os
 import sys
 import threading
 from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from blockscale.core.discover import import_all
+from blockscale.core.untrusted.files import FileError, read_regular
+from blockscale.kernels.cpu import tuned
 
 _NAME = f"{__name__}._native"
 _FOLDER = Path(__file__).parent
+_LARGEST = 2**30  # bytes of a library, with what sanitizers and debuggers need
 _loading = threading.Lock()
 
 
 def available() -> str | None:
     """Load the kernels; the reason why they cannot run here, or None if they can.
 
-    Raises ValueError if BLOCKSCALE_CPU_ISA names an instruction set that is not here.
+    Raises ValueError if BLOCKSCALE_CPU_ISA names an instruction set that is not here, and for a
+    table of measured choices that is none.
     """
     native = load()
     if isinstance(native, str):
         return native
     native.isa()
     import_all(__name__, __path__)
+    tuned.apply(native)
     return None
 
 
@@ -59,8 +66,10 @@ def load() -> ModuleType | str:
         return f"the native library does not load: {error}"
     if stale(native):  # Python would pass it what it does not expect
         globals().pop("_native", None)  # importing it put it there
-        remedy = f"run `make native`, or set BLOCKSCALE_NATIVE={native.__file__} to use it as it is"
-        return f"the native library was not compiled from the C++ sources beside it: {remedy}"
+        return (
+            f"the native library {native.__file__} was not compiled from the C++ sources beside "
+            f"it: run `make native`"
+        )
     return native
 
 
@@ -70,13 +79,29 @@ def _load_file(path: Path) -> ModuleType:
         loaded = sys.modules.get(_NAME)
         if loaded is not None and loaded.__file__ == str(path):
             return loaded
+        _check_library(path)
         return _execute(path)
 
 
-def _execute(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(_NAME, path)
-    if spec is None or spec.loader is None:
+def _check_library(path: Path) -> None:
+    """Raise ImportError for what is not this library, before any of its code runs."""
+    if not path.name.endswith(tuple(EXTENSION_SUFFIXES)):
         raise ImportError(f"BLOCKSCALE_NATIVE={str(path)!r} is no Python extension module")
+    try:
+        data = read_regular(path, _LARGEST)
+    except (FileError, OSError) as error:
+        raise ImportError(f"{path}: {error}") from None
+    if b"PyInit__native" not in data or (_sources() or "").encode() not in data:
+        raise ImportError(
+            f"{path}: it was not compiled from the C++ sources in {_FOLDER / 'src'}: run `make "
+            f"native` or `make sanitize`"
+        )
+
+
+def _execute(path: Path) -> ModuleType:
+    loader = ExtensionFileLoader(_NAME, str(path))
+    spec = importlib.util.spec_from_file_location(_NAME, path, loader=loader)
+    assert spec is not None and spec.loader is not None  # it has just been given
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     sys.modules[_NAME] = globals()["_native"] = module  # as importing a submodule does

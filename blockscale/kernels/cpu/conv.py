@@ -134,7 +134,7 @@ def window(
 
 
 def _pays(outputs: int, channels: int, block: int) -> bool:
-    slow = block and _native.isa() != "avx512vnni"
+    slow = block and _native.isa() not in ("avx512vnni", "amx")
     return channels >= _CHANNELS and outputs >= (_OUTPUTS_OF_BLOCKS if slow else _OUTPUTS)
 
 

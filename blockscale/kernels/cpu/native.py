@@ -1,5 +1,6 @@
 """What the native kernels take: a Format as numbers, tensors as addresses that were checked."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
@@ -28,6 +29,18 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 Parts = tuple[int, int, int, int]  # addresses of scale, outer, zero point, offset; 0 for none
 NO_PARTS = (0, 0, 0, 0)
 threads = torch.get_num_threads
+_used = False  # whether kernels may have run on several threads
+
+
+def _after_fork() -> None:
+    """A child has none of OpenMP's threads, for which kernels, and torch itself, would wait for
+    ever: it goes on with one thread, as torch's own data loaders do."""
+    if _used:
+        torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Native(Storage):
@@ -49,6 +62,8 @@ class Native(Storage):
 @cache
 def native(spelling: str) -> Native:
     """The format of this name or spelling for the kernels."""
+    global _used  # noqa: PLW0603 - of the process, as OpenMP's threads are
+    _used = True
     return Native(parse(spelling))
 
 

@@ -16,9 +16,8 @@ from blockscale.kernels.cuda.dequantize import dequantize
 from blockscale.kernels.cuda.matmul import choice as ways
 from blockscale.kernels.cuda.matmul.call import Call
 from blockscale.kernels.cuda.matmul.choice import WAYS, Choice
-from blockscale.kernels.cuda.matmul.codebook.parts import exact_tables
 from blockscale.kernels.cuda.matmul.codes import codes, float8_sums, pair
-from blockscale.kernels.cuda.matmul.composed import halves, offsets
+from blockscale.kernels.cuda.matmul.composed import halves, offsets, rounded
 from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends, add_up
 from blockscale.kernels.cuda.matmul.hopper import available
 from blockscale.kernels.cuda.matmul.input import Codes, Values, read
@@ -29,7 +28,7 @@ from blockscale.kernels.cuda.matmul.reading import (
     reading_as_one,
     through_memory,
 )
-from blockscale.kernels.cuda.matmul.weight import Weight, as_words
+from blockscale.kernels.cuda.matmul.weight import Weight, as_words, exact_products
 from blockscale.kernels.cuda.primitives.form import floats, form
 from blockscale.kernels.cuda.primitives.launch import guard
 from blockscale.kernels.cuda.replay.replay import replayed
@@ -45,9 +44,9 @@ def _how_exact(
 ) -> str | None:
     """What `pair` and `_how_read` decide by, beside a call's arguments."""
     del x, bias
-    if _several(weight.fmt, weight.size):
-        return exact_tables()
-    return float8_sums() if input.fmt else None
+    hides = rounded.least_rows(weight.fmt, weight.size) is not None  # tables are among these
+    said = ((hides and exact_products()) or "", (input.fmt and float8_sums()) or "")
+    return " ".join(said) if any(said) else None
 
 
 @kernel("linear", backend="cuda", supports=known)
@@ -68,6 +67,9 @@ def linear(
         return y if bias is None else y.copy_(bias)
     with guard(x):
         left = read(x, input)
+        if isinstance(left, Values) and rounded.takes(left.x, w, x.dtype):
+            y = rounded.rounded(left.x, w, Ends(left.row, bias), x.dtype)
+            return y.reshape(shape)
         if w.more or w.format.zero:  # parts that no way to multiply knows
             left = left.values() if isinstance(left, Codes) else left
             return _with_offsets(left, w, bias, x.dtype).reshape(shape)
@@ -164,7 +166,7 @@ def _how_read(x: Tensor, fmt: str, dtype: torch.dtype) -> Reading | None:
     """`reading` of a weight's rows; where a bfloat16 result of bfloat16 x hides what that loses, a
     table's values as one bfloat16 each."""
     k = x.shape[1]
-    if x.dtype is dtype is torch.bfloat16 and _several(fmt, k) and exact_tables() != "exact":
+    if x.dtype is dtype is torch.bfloat16 and _several(fmt, k) and exact_products() != "exact":
         return reading_as_one(fmt, k) or reading(fmt, k)
     return reading(fmt, k)
 

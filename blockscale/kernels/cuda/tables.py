@@ -1,39 +1,27 @@
-"""Measured launch choices, on disk: those shipped for an H200, and what this machine added.
+"""Measured launch choices: those shipped for an H200, and what this machine added.
 
-A table is JSON: {"KERNEL|FORMAT|GPU|TRITON": {"M,N,K": [way, settings…]}}. The machine's own lies
-in BLOCKSCALE_TUNE_CACHE, by default ~/.cache/blockscale/tune.json, and wins over the shipped one.
-Writers take a lock, merge with what is there and rename a finished file over it, so that processes
-may write at once and readers never see half of one.
+kernels/tuned.py has the tables' form.
 """
 
-import json
 import math
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import triton
 
+from blockscale.kernels import tuned
 from blockscale.kernels.cuda.replay import replay
+from blockscale.kernels.tuned import Table
 
 Shape = tuple[int, int, int]  # rows of x, outputs, inputs
 Entry = list[Any]  # the way's name, then its settings
-Table = dict[str, dict[str, Entry]]
 T = TypeVar("T")
 
 SHIPPED = Path(__file__).parent / "tuned_h200.json"
 _APART = 16.0  # a shape further away than a factor of this in n · k says nothing
 _looked_up: dict[tuple[str, Shape], Entry | None] = {}
-
-
-def cache_file() -> Path:
-    """Where this machine's choices are kept."""
-    named = os.environ.get("BLOCKSCALE_TUNE_CACHE")
-    return Path(named) if named else Path.home() / ".cache" / "blockscale" / "tune.json"
 
 
 def key(kernel: str, fmt: str, device: str) -> str:
@@ -79,40 +67,15 @@ def _class(rows: int) -> int:
 @cache
 def _tables() -> Table:
     """The shipped table and, over it, this machine's."""
-    table = read(SHIPPED)
-    for at, entries in read(cache_file()).items():
+    table = tuned.read(SHIPPED)
+    for at, entries in tuned.read(tuned.cache_file()).items():
         table[at] = {**table.get(at, {}), **entries}
     return table
 
 
-def read(path: Path) -> Table:
-    """A table, empty where there is no file. Raises ValueError where it is none."""
-    if not path.exists():
-        return {}
-    try:
-        table = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is no table of launch choices ({error}): delete it") from error
-    if not isinstance(table, dict):
-        raise ValueError(f"{path} is no table of launch choices: delete it")
-    return table
-
-
 def record(choices: Table, path: Path | None = None) -> None:
-    """Add choices to the table on disk, and use them from now on.
-
-    path: the table, by default this machine's
-    """
-    path = path or cache_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path):
-        table = read(path)
-        for at, entries in choices.items():
-            table[at] = {**table.get(at, {}), **entries}
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        with os.fdopen(handle, "w") as file:
-            file.write(json.dumps(table, indent=0, sort_keys=True) + "\n")
-        Path(name).replace(path)
+    """Add choices to the table on disk, by default this machine's, and use them from now on."""
+    tuned.record(choices, path)
     forget()
 
 
@@ -121,19 +84,6 @@ def forget() -> None:
     _tables.cache_clear()
     _looked_up.clear()
     replay.forget()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One writer at a time, where the system has locks; else the last writer's entries stay."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def fastest(

@@ -27,7 +27,7 @@ def tune_linear(
 
     fmt, input_fmt: spellings; an empty `input_fmt` leaves x as it is
     shape: m, n, k
-    path: the table to add to, by default this machine's (tables.cache_file)
+    path: the table to add to, by default this machine's (kernels.tuned.cache_file)
 
     Raises ValueError if no candidate can run the format at this shape.
     """

@@ -2,3 +2,4 @@
 
 from blockscale.layers.computed.folding import Folding as Folding
 from blockscale.layers.computed.folding import folded as folded
+from blockscale.layers.computed.folding import folded_for as folded_for

@@ -2,7 +2,7 @@
 weight that was computed, and everything else computes its own as before."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
@@ -94,6 +94,15 @@ def folded(
             _keep_handles(fold, model.get_submodule(fold.names[0]))
         else:
             _put(model, fold.names, fold.module)
+
+
+def folded_for(model: nn.Module, names: Iterable[str]) -> AbstractContextManager[Folding]:
+    """The layers that own tensors of these names are folded, and stay so unless anything is raised.
+
+    names: of quantized tensors, as files have them
+    """
+    layers = {name.rpartition(".")[0] for name in names}
+    return folded(model, layers.__contains__, stay=True)
 
 
 def _quantized_by(recipe: Recipe) -> Callable[[str], bool]:

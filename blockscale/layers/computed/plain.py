@@ -95,7 +95,7 @@ def _parametrized(module: nn.Module) -> Iterator[Computed]:
     lists: Any = module.parametrizations
     for name, steps in lists.items():
         how = [_METHODS.get(type(step).__name__, type(step).__name__) for step in steps]
-        with _evaluating(lists), torch.no_grad():
+        with evaluating(lists), torch.no_grad():
             value = getattr(module, name).detach().clone()
         yield Computed(name, ", ".join(how), (), None, value, tuple(steps.parameters()))
 
@@ -135,7 +135,7 @@ def _steady(found: list[Computed], module: nn.Module) -> bool:
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> Iterator[None]:
     """The module and all in it in evaluation as long as this lasts: spectral norms do not step."""
     modes = {each: each.training for each in module.modules()}
     module.eval()

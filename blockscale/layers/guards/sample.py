@@ -15,15 +15,18 @@ from blockscale.layers.parameters.hold import held
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the first parameter or buffer of a model is, else the CPU."""
-    tensors = chain(model.parameters(), model.buffers())
-    return next((t.device for t in tensors), torch.device("cpu"))
+    """Where the first parameter or buffer of a model is that has numbers; the meta device where
+    none has, and the CPU where there are none."""
+    devices = [t.device for t in chain(model.parameters(), model.buffers())]
+    real = (device for device in devices if device.type != "meta")
+    return next(real, devices[0] if devices else torch.device("cpu"))
 
 
-def call(model: nn.Module, batch: Any) -> Any:
+def call(model: nn.Module, batch: Any, device: torch.device | None = None) -> Any:
     """Call the model: with a mapping's items as keyword arguments, a tuple's or list's as
-    positional ones, anything else as the one argument; tensors are moved to its device."""
-    device = device_of(model)
+    positional ones, anything else as the one argument; tensors are moved to the device, by default
+    the model's."""
+    device = device_of(model) if device is None else device
     if isinstance(batch, Mapping):
         return model(**{name: _moved(value, device) for name, value in batch.items()})
     if isinstance(batch, tuple | list):

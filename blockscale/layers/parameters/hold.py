@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from blockscale.layers.parameters.containers import going_through
 from blockscale.layers.parameters.recurrent import Recurrent, parameters_again, parameters_gone
-from blockscale.layers.reading.source import ReadTensor, written
+from blockscale.layers.reading.source import shared
 from blockscale.layers.store import QWeight
 
 
@@ -31,10 +32,7 @@ class Holder:
             isinstance(value, Tensor) or not isinstance(value, QWeight)
         ):
             modules: dict[str, Any] = self.__dict__["_modules"]
-            owner = value.source.owner if isinstance(value, ReadTensor) else None
-            if not isinstance(owner, QWeight):
-                raise written("an assignment", modules[name].source())
-            modules[name] = owner  # as tie_weights does: two names of one weight
+            modules[name] = shared(modules[name], value)
         else:
             super().__setattr__(name, value)
 
@@ -102,7 +100,7 @@ def _class_of(of: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
     body: dict[str, Any] = {name: _read(name) for name in names}
     body |= {"held_names": names, "float_class": of, "__module__": of.__module__}
     body |= {"__qualname__": of.__qualname__, "__doc__": of.__doc__}
-    lists = (Recurrent,) if issubclass(of, nn.RNNBase) else ()
+    lists = (Recurrent,) if issubclass(of, nn.RNNBase) else going_through(of)
     made: type[nn.Module] = type(of.__name__, (Holder, *lists, of), body)
     return _classes.setdefault((of, names), made)
 

@@ -68,6 +68,9 @@ def plan_parameters(
         elif any(recipe.decide(other)[0].weight != scheme.weight for other in every):
             told = f"{', '.join(every)} are one parameter, which the recipe treats in several ways"
             yield replace(entry, status="skipped", reason=told)
+        elif scheme.profile is not None:
+            told = f"profile {scheme.profile} makes the codes of layers' weights only"
+            yield replace(entry, status="skipped", reason=told)
         elif why_not := _why_not(owner, parameter, scheme.weight, known.get(name, PLAIN)):
             yield replace(entry, status="skipped", reason=why_not)
         else:

@@ -85,6 +85,16 @@ def written(func: str, source: Source) -> RuntimeError:
     )
 
 
+def shared(held: Any, value: object) -> Any:
+    """The codes behind a tensor that was read elsewhere, to hold them instead of `held`: as
+    tie_weights does. Raises RuntimeError for other values, and for codes that do not fit."""
+    owner = value.source.owner if isinstance(value, ReadTensor) else None
+    kind = type(held), held.shape, held.layout
+    if owner is None or kind != (type(owner), owner.shape, owner.layout):
+        raise written("an assignment", held.read().source)
+    return owner
+
+
 def dense(tree: Any) -> Any:
     """The same arguments with the floats of each ReadTensor."""
     return tree_map_only(ReadTensor, lambda weight: weight.source.floats(), tree)

@@ -33,12 +33,12 @@ def page(formats: Mapping[str, Format], version: str) -> str:
         "parts": parts(formats),
         "checks": [check(name, fmt) for name, fmt in formats.items()],
     }
-    made = Environment(autoescape=False, trim_blocks=True, keep_trailing_newline=True)
+    made = Environment(autoescape=True, trim_blocks=True, keep_trailing_newline=True)
     return made.from_string(_text("page.html.jinja")).render(
         style=_text("style.css"),
         scripts=[_text(name) for name in _SCRIPTS],
-        # "</script>" in a string would end the script that it stands in
-        data=json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
+        # "</script>" and "<!--" in a string would end the script that it stands in, or hide its end
+        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
         grids=_GRIDS,
         checks=len(data["checks"]),
         version=version,

@@ -6,6 +6,7 @@ from blockscale.core.parse import formats
 from blockscale.report.speed.floors import floors
 from blockscale.report.speed.reading import Run, baseline, instruction_set, kind, mine, of_group
 from blockscale.report.table import Table
+from blockscale.report.wording import size
 
 LEGEND = (
     "✓ and ✗: the project's target is met or not; * runs on the reference, where no kernel does it"
@@ -22,6 +23,7 @@ def tables(run: Run) -> Iterator[Table]:
         _peers(run),
         _overhead(run),
         *_linears(run),
+        _memory(run),
         _model(run),
     )
     yield from (table for table in made if table.rows)
@@ -123,6 +125,23 @@ def _linears(run: Run) -> Iterator[Table]:
         lines = [(name, *(row.get(c, "") for c in columns)) for name, row in rows.items()]
         note = f"time relative to {baseline(run)}'s F.linear: smaller is better"
         yield Table(f"Linear, k={k}, n={n}", ("", *columns), lines, 1, note)
+
+
+def _memory(run: Run) -> Table:
+    rows = []
+    for case in of_group(run, "memory"):
+        line = mine(case)
+        cells = [size(line[f"{part}_bytes"]) for part in ("result", "temporary", "tensor")]
+        counted = f"{line['tensor_bytes'] / max(line['counted_bytes'], 1):.4f}"
+        sizes = " x ".join(map(str, case["shape"]))
+        mark = "*" * (line.get("backend") == "reference")
+        rows.append((case["op"], case["format"] + mark, sizes, *cells, counted))
+    header = ("op", "format", "shape", "result", "temporary", "read and written", "of counted")
+    note = (
+        "temporary: the most that torch's allocator held beside the result; the last column: bytes "
+        "of all tensors of the call over those counted from the format"
+    )
+    return Table("Memory", header, rows, 3, note)
 
 
 def _model(run: Run) -> Table:

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import blockscale as bs
+from blockscale.calibrate.algorithms.block_scales import spread
 from blockscale.calibrate.algorithms.columns import Columns
-from blockscale.calibrate.algorithms.mse import best_scales
+from blockscale.calibrate.algorithms.mse import best_scales, search
 
 FORMATS = [
     "int4:group8:fp32", "uint4:group8:fp32:asym", "mxfp4", "nvfp4", "int4:channel1:fp32",
@@ -19,8 +20,10 @@ def test_nothing_fed_back_is_plain_rounding(fmt: str) -> None:
     weight, form = torch.randn(10, 20), bs.parse(fmt)
     plain, columns = bs.quantize(weight, fmt), Columns(weight, form, None)
     columns.choose_all(weight)
-    values = torch.stack([columns.round(i, weight[:, i]) for i in range(20)], 1)
-    q = columns.finished()
+    for i in range(0, 20, 7):
+        some = torch.arange(i, min(i + 7, 20)).flip(0)  # in any order
+        columns.round(some, weight.T[some].double())
+    values, q = columns.values.T, columns.finished()
     assert torch.equal(q.packed, plain.packed) and torch.equal(q.qparams.scale, plain.qparams.scale)
     assert torch.equal(values, plain.dequantize())
 
@@ -31,10 +34,34 @@ def test_scales_of_least_error_are_those_of_the_search(fmt: str) -> None:
     importance = torch.rand(20, dtype=torch.float64) + 0.1
     columns = Columns(weight, form, importance)
     columns.choose_all(weight)
-    for i in range(20):
-        columns.round(i, weight[:, i])
-    expected = best_scales(weight, form, importance)
-    assert torch.equal(columns.finished().qparams.scale, expected.scale)
+    columns.round(slice(None), weight.T.double())
+    found = columns.finished()
+    assert torch.equal(found.qparams.scale, best_scales(weight, form, importance).scale)
+    single, _, outer = spread(weight, form)
+    coarse = Columns(weight, form, importance, spacing=4)
+    coarse.choose(0, weight[:, columns.block_of == 0])
+    own = None if outer is None else outer[:, :1]
+    part = weight[:, columns.block_of == 0], single, own, importance[columns.block_of == 0]
+    assert torch.equal(coarse.qparams_of(0).scale, search(*part, spacing=4).scale)
+
+
+@pytest.mark.parametrize("fmt", [*FORMATS, "int4:group8:fp32:signed", "book3:group8:fp32"])
+@pytest.mark.filterwarnings("ignore:no cpu kernel runs")  # of learned tables
+def test_scales_that_are_taken_and_changed(fmt: str) -> None:
+    weight, form = torch.randn(10, 20), bs.parse(fmt)
+    plain, columns = bs.quantize(weight, fmt), Columns(weight, form, None)
+    columns.take(plain.qparams)
+    assert columns.chosen == [True] * len(columns.chosen)
+    columns.round(slice(None), weight.T.double())
+    assert torch.equal(columns.finished().packed, plain.packed)
+    if form.scale.dtype == torch.float32:
+        doubled = plain.qparams._replace(scale=plain.qparams.scale * 2)
+        columns.take(doubled)
+        expected = bs.quantize(weight, fmt).codes
+        assert torch.equal(columns.revalue(slice(2, 9)), columns.values[2:9])
+        q = columns.finished()
+        assert torch.equal(q.codes, expected)
+        assert torch.equal(q.dequantize()[:, 2:9], columns.values[2:9].T)
 
 
 def test_a_block_is_chosen_when_it_is_asked_for() -> None:

@@ -11,7 +11,11 @@ from blockscale.calibrate import algorithms
 from blockscale.layers.before import Before
 from tests.calibrate.algorithms.transforms import error, outlying, stats_of
 
-WEIGHTS, TRANSFORMS = algorithms.weight_names(), algorithms.transform_names()
+WEIGHTS = algorithms.weight_names()
+OF_MODELS = {
+    name for name in algorithms.transform_names() if hasattr(algorithms.transforms(name), "learned")
+}
+TRANSFORMS = [name for name in algorithms.transform_names() if name not in OF_MODELS]
 FORMATS = (
     "int4:group8:fp32", "uint4:group8:fp32:asym", "mxfp4", "nvfp4", "int4:channel0:fp16",
     "ternary:group8:fp32", "e2m1:tile4x8:fp32", "int3:tensor:bf16:full",
@@ -107,3 +111,17 @@ def test_no_layer_gets_worse_and_the_product_stays(name: str, fmt: str) -> None:
         moved = before(x).double() @ before.to_weight(weight).double().T
         torch.testing.assert_close(moved, x.double() @ weight.double().T, rtol=1e-4, atol=1e-4)
         assert error(before, weight, x, fmt, given) < error(None, weight, x, fmt, given)
+
+
+@pytest.mark.parametrize("name", sorted(OF_MODELS))
+def test_what_rotates_whole_models_says_so(name: str) -> None:
+    weight, x = outlying(0)
+    transform = algorithms.transforms(name)
+    assert transform is not None
+    with pytest.raises(ValueError, match=r"rotates whole models in bs\.calibrate"):
+        transform.prepare(weight, bs.parse("mxfp4"), None, stats_of(x), "head")
+    model = nn.Sequential(nn.Linear(24, 8))
+    old = model[0].weight.clone()
+    with pytest.raises(ValueError, match="cannot rotate this model, which was left as it was"):
+        bs.calibrate(model, [x], "mxfp4", transform=name, progress=False)
+    assert torch.equal(model[0].weight, old)

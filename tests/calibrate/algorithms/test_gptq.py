@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.calibrate.algorithms.gptq import GPTQ, inverse_factor
+from blockscale.calibrate.algorithms.gptq import GPTQ
 from blockscale.calibrate.algorithms.mse import best_scales
 from tests import strategies
+from tests.calibrate.algorithms.grams import gram_of
 
 FORMATS = [
     "int4:group8:fp32", "int4:tensor:fp32", "int3:channel0:fp16", "int4:channel1:bf16",
@@ -20,13 +21,6 @@ FORMATS = [
     "int4:group8:(uint8:token:fp32)", "log4:group8:fp32", "ternary:group8:fp32",
     "binary:group8:fp32", "int4:group8:pow2/nearest:asym", "int4:group8:fp32:toward_zero",
 ]  # fmt: skip
-
-
-def gram_of(k: int, rows: int = 200, power: float = 1.0) -> Tensor:
-    """The gram matrix [k, k] float64 of correlated inputs."""
-    x = torch.randn(rows, k, dtype=torch.float64) @ torch.randn(k, k, dtype=torch.float64)
-    x = x * torch.logspace(0, power, k, dtype=torch.float64)[torch.randperm(k)]
-    return x.T @ x / rows
 
 
 def objective(q: bs.ops.tensor.QTensor, weight: Tensor, gram: Tensor) -> float:
@@ -65,7 +59,7 @@ def test_the_textbook(seed: int, act_order: bool) -> None:
     torch.manual_seed(seed)
     weight, gram = torch.randn(9, 44), gram_of(44)
     order = np.argsort(-np.diag(gram.numpy()), kind="stable") if act_order else np.arange(44)
-    algorithm = GPTQ("absmax", act_order=act_order, batch=13)
+    algorithm = GPTQ("absmax", act_order=act_order, batch=13, sweeps=0)
     q, notes = algorithm.quantize(weight, bs.parse("int4:group8:fp32"), gram, "layer")
     assert notes == []
     assert np.array_equal(q.codes.numpy(), textbook(weight, gram, 8, order))
@@ -182,9 +176,11 @@ def test_scales_weigh_errors_by_what_they_cost(act_order: bool) -> None:
         cost[left[0]] = 1 / np.linalg.inv(h[np.ix_(left, left)])[0, 0]
         left = left[1:]
     expected = best_scales(weight, fmt, torch.from_numpy(cost)).scale
-    static, _ = GPTQ(act_order=act_order, static=True).quantize(weight, fmt, gram, "layer")
+    static, _ = GPTQ(act_order=act_order, static=True, sweeps=0).quantize(
+        weight, fmt, gram, "layer"
+    )
     assert torch.equal(static.qparams.scale, expected)
-    moving, _ = GPTQ(act_order=act_order).quantize(weight, fmt, gram, "layer")
+    moving, _ = GPTQ(act_order=act_order, sweeps=0).quantize(weight, fmt, gram, "layer")
     assert torch.equal(moving.qparams.scale[:, first], expected[:, first])
 
 
@@ -204,29 +200,11 @@ def test_inputs_that_are_always_zero() -> None:
     assert "32 of 32 inputs were always 0" in notes[0] and len(alive) == 27
 
 
-def test_damping_is_raised_until_there_is_a_factor() -> None:
+def test_damping_that_is_raised_is_told() -> None:
     """Half of a matrix with a negative eigenvalue is no X^T X, but rounding may make one such."""
     h = torch.tensor([[1.0, 1.5], [1.5, 1.0]], dtype=torch.float64)  # eigenvalues 2.5, -0.5
-    factor, damping = inverse_factor(h, 0.01, "layer")
-    assert damping == 1.0
-    inverse = np.linalg.inv((h + torch.eye(2)).numpy())
-    np.testing.assert_allclose((factor.T @ factor).numpy(), inverse, rtol=1e-12)
-    weight, fmt = torch.randn(3, 2), bs.parse("int4:tensor:fp32")
-    _, notes = GPTQ().quantize(weight, fmt, h, "layer")
+    _, notes = GPTQ().quantize(torch.randn(3, 2), bs.parse("int4:tensor:fp32"), h, "layer")
     assert notes[0] == "H has no Cholesky factor: damping raised to 1"
-    x = torch.randn(2, 6)  # two samples of six inputs: singular
-    _, damping = inverse_factor((x.T @ x).double(), 0.0, "layer")
-    assert 0 < damping <= 1e-3
-    with pytest.raises(ValueError, match="layer: the gram matrix of its inputs has no Cholesky"):
-        inverse_factor(torch.full((2, 2), torch.nan).double(), 0.01, "layer")
-
-
-def test_the_factor_is_that_of_the_inverse() -> None:
-    h = gram_of(20)
-    factor, damping = inverse_factor(h, 0.02, "layer")
-    assert damping == 0.02 and torch.equal(factor, factor.triu())
-    inverse = np.linalg.inv((h + 0.02 * h.diagonal().mean() * torch.eye(20, dtype=h.dtype)).numpy())
-    np.testing.assert_allclose(factor.numpy(), np.linalg.cholesky(inverse).T, rtol=1e-8, atol=1e-12)
 
 
 def test_nothing_known_of_the_inputs() -> None:
@@ -235,8 +213,75 @@ def test_nothing_known_of_the_inputs() -> None:
     assert notes == ["nothing known of its inputs: every column is rounded by itself"]
     assert torch.equal(q.packed, bs.quantize(weight, fmt).packed)
     q, again = GPTQ("mse").quantize(weight, fmt, None, "layer")
-    clipped, _ = GPTQ("mse").quantize(weight, fmt, torch.eye(32), "layer")
+    clipped, _ = GPTQ("mse", sweeps=0).quantize(weight, fmt, torch.eye(32), "layer")
     assert again == notes and torch.equal(q.packed, clipped.packed)
+
+
+def test_sweeps_lower_the_error() -> None:
+    for fmt in ("int4:group8:fp32", "int3:tile4x8:fp32", "nvfp4", "uint4:group8:fp32:asym"):
+        weight, gram = torch.randn(24, 44), gram_of(44)
+        errors = [
+            objective(
+                GPTQ(sweeps=n).quantize(weight, bs.parse(fmt), gram, "layer")[0], weight, gram
+            )
+            for n in (0, 1, 4)
+        ]
+        assert errors[2] <= errors[1] < errors[0] and errors[2] < 0.95 * errors[0]
+
+
+def test_the_float_models_inputs() -> None:
+    """With the drift, the output is nearer to that of the float model's inputs."""
+    wanted = torch.randn(400, 44).double() @ torch.randn(44, 44).double()
+    seen = wanted + 0.3 * torch.randn(400, 44).double() @ torch.randn(44, 44).double()
+    gram, drift = seen.T @ seen / 400, seen.T @ (wanted - seen) / 400
+    weight, fmt = torch.randn(16, 44), bs.parse("int4:group8:fp32")
+
+    def error(q: bs.ops.tensor.QTensor) -> float:
+        y = seen @ q.dequantize().double().T - wanted @ weight.double().T
+        return float(y.square().sum())
+
+    plain, _ = GPTQ().quantize(weight, fmt, gram, "layer")
+    half, _ = GPTQ(asymmetric=True).quantize(weight, fmt, gram, "layer", drift=drift)
+    found, notes = GPTQ(asymmetric=1.0).quantize(weight, fmt, gram, "layer", drift=drift)
+    assert notes == [] and error(found) < error(half) < 0.97 * error(plain)
+    assert error(found) < 0.9 * error(plain)
+    assert GPTQ(asymmetric=True).needs_drift and not GPTQ().needs_drift
+    same, _ = GPTQ().quantize(weight, fmt, gram, "layer", drift=drift)
+    assert torch.equal(same.packed, plain.packed)  # looked at only if it is asked for
+    none, notes = GPTQ(asymmetric=True).quantize(weight, fmt, gram, "layer")
+    assert torch.equal(none.packed, plain.packed)
+    assert notes == ["nothing known of its inputs in the float model: taken for the same"]
+    zero = torch.zeros_like(drift)
+    still, notes = GPTQ(asymmetric=True).quantize(weight, fmt, gram, "layer", drift=zero)
+    assert torch.equal(still.packed, plain.packed) and notes == []
+    for bad, text in (
+        (drift[:4], r"expected the drift \[44, 44\]"),
+        (drift * torch.nan, "NaN or inf"),
+    ):
+        with pytest.raises(ValueError, match=f"head: .*{text}"):
+            GPTQ(asymmetric=True).quantize(weight, fmt, gram, "head", drift=bad)
+
+
+@pytest.mark.filterwarnings("ignore:no cpu kernel runs")  # of learned tables
+def test_learned_tables_keep_their_scales() -> None:
+    weight, gram = torch.randn(12, 36), gram_of(36)
+    for fmt in ("book3:group8:fp32", "book2:channel0:fp16"):
+        plain, (q, notes) = (
+            bs.quantize(weight, fmt),
+            GPTQ().quantize(weight, bs.parse(fmt), gram, "layer"),
+        )
+        assert notes == [] and torch.equal(q.qparams.book, plain.qparams.book)
+        assert objective(q, weight, gram) < 0.8 * objective(plain, weight, gram)
+
+
+def test_kernels_and_the_reference_choose_the_same() -> None:
+    for fmt in ("int4:group8:fp32", "mxfp4", "nf4:group8:fp16", "uint4:group8:fp32:asym"):
+        weight, gram = torch.randn(12, 36), gram_of(36)
+        found, _ = GPTQ().quantize(weight, bs.parse(fmt), gram, "layer")
+        with bs.use("reference"):
+            again, _ = GPTQ().quantize(weight, bs.parse(fmt), gram, "layer")
+        assert torch.equal(found.packed, again.packed)
+        assert torch.equal(found.qparams.scale, again.qparams.scale)
 
 
 def test_empty() -> None:
@@ -263,3 +308,9 @@ def test_what_it_refuses() -> None:
         GPTQ(damping=-1)
     with pytest.raises(ValueError, match="a batch has at least one column, not 0"):
         GPTQ(batch=0)
+    with pytest.raises(
+        ValueError, match=r"asymmetric is True, False or a part in 0 \.\.\. 1, not 2"
+    ):
+        GPTQ(asymmetric=2)
+    with pytest.raises(ValueError, match="there are 0 sweeps or more, not -1"):
+        GPTQ(sweeps=-1)

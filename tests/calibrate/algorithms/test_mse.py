@@ -164,7 +164,7 @@ def test_weighted_errors_and_steps_are_the_formulas() -> None:
     chosen = reference.choose_qparams(x, form)
     v = bs.quantize(x, form).codes.double().numpy()
     w, c, step = x.double().numpy(), counts.numpy(), chosen.scale.double().numpy()
-    error = mse.squared_error(x, chosen, form, counts).numpy()
+    error = mse.Errors(x, form, counts).of(chosen).numpy()
     np.testing.assert_allclose(error[:, 0], ((w - v * step) ** 2 * c).sum(1), rtol=1e-5)
     fitted = mse._polish(x, chosen, form, counts).scale.numpy()[:, 0]
     np.testing.assert_allclose(fitted, (w * v * c).sum(1) / (v * v * c).sum(1), rtol=1e-6)

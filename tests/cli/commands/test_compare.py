@@ -52,8 +52,8 @@ def test_what_another_producer_packed_is_listed(tmp_path):
     lines = words(run("compare", tmp_path / "a", tmp_path / "b").stdout)
     assert lines[-2:] == [
         "1 of 1 tensors are equal",
-        "not compared: l.weight: l.qweight holds codes of GPTQ or AWQ, which compare does not "
-        "decode: compare what its own library dequantizes",
+        "not compared: l.weight: l.qweight holds codes of GPTQ or AWQ, and what is beside them is "
+        "not what it stores: compare or convert what its own library dequantizes",
     ]
 
 

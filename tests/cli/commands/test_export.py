@@ -1,6 +1,7 @@
 """`blockscale export`: a model's directory in, another runtime's file out, with its audit."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 import blockscale as bs
 from blockscale.cli.app import app
 from blockscale.cli.model_directory import read_model
+from blockscale.demo.c_files import NO_COMPILER, compiled, compiler
 from tests.cli.test_model_directory import tiny
 from tests.cli.words import words
 
@@ -62,6 +64,92 @@ def test_compressed_tensors(model, tmp_path):
     assert config["config_groups"]["group_0"]["weights"]["num_bits"] == 4
 
 
+def test_an_old_output_stays_until_the_new_one_is_complete(model, tmp_path, monkeypatch):
+    """Killed, or out of space, at the last step: what was there is there, or is put back."""
+    out, options = tmp_path / "out", ["--to", "compressed-tensors", "-r", "int8_channel"]
+    out.mkdir()
+    (out / "mine.txt").write_text("mine")
+    refused = run(model, out, *options, "--force")
+    assert refused.exit_code == 1 and "say --force twice" in refused.stderr
+    real = Path.rename
+
+    def rename(path, to):
+        if path.name == "out" and to == out:
+            raise KeyboardInterrupt
+        return real(path, to)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    assert run(model, out, *options, "--force", "--force").exit_code == 130
+    monkeypatch.undo()
+    assert not out.exists() and len(list(tmp_path.glob(".out.blockscale-old-*/mine.txt"))) == 1
+    again = run(model, out, *options)
+    assert again.exit_code == 1 and "is back in its place" in again.stderr
+    assert (out / "mine.txt").read_text() == "mine"
+
+
+def test_places_are_looked_at_first(model, tmp_path, monkeypatch):
+    """Before the model is read."""
+    monkeypatch.setattr("blockscale.cli.commands.export.read_model", None)
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    directory = ["--to", "compressed-tensors", "-r", "int8_channel"]
+    for out, options, why in (
+        (tmp_path / "link", directory, "is a link, to"),
+        (tmp_path / ("x" * 250), directory, "is too long"),
+        (model / "out", directory, "one holds the other"),
+        (tmp_path, ["--to", "program", "-r", "int8", "--force"], "is a directory: name the file"),
+        (tmp_path / "a" / "b", ["--to", "program", "-r", "int8"], "is not a directory"),
+    ):
+        result = run(model, out, *options)
+        assert result.exit_code == 1 and why in result.stderr, (result.stderr, result.exception)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    folder = tmp_path_factory.mktemp("models") / "bert"
+    BertModel(BertConfig(vocab_size=64, num_attention_heads=2, **sizes)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiler() is None, reason=NO_COMPILER)
+def test_c(encoder, tmp_path):
+    """The file of 2 rows of 10 tokens gives the float model's states; padding is left out."""
+    out, sizes = tmp_path / "m.c", ["--batch", "2", "--tokens", "10"]
+    result = run(encoder, out, "--to", "c", *sizes)
+    assert result.exit_code == 0, result.stderr
+    assert "in integers" in result.stdout and "int8" in result.stdout
+    found = bs.export.audit(out)
+    names = {entry.name for entry in found.quantized}
+    assert "embedding" in names and len(names) == 1 + 6, names  # words, linear layers
+    mask = torch.ones_like(IDS)
+    mask[1, 6:] = 0
+    (y,) = compiled(out)({"input_ids": IDS, "attention_mask": mask})
+    plain, _ = read_model(encoder)
+    with torch.no_grad():
+        theirs = plain(input_ids=IDS, attention_mask=mask).last_hidden_state
+    assert torch.nn.functional.cosine_similarity(y, theirs, -1).min() > 0.99
+    named = run(encoder, out, "--to", "c", "--tokens", "7", "--force", "--name", "bert")
+    assert named.exit_code == 0 and "int bert_run(" in out.read_text()
+    assert "in_input_ids[7]: 1 x 7" in out.read_text()  # one row is what it has by default
+    small = run(encoder, tmp_path / "n.c", "--to", "c", *sizes, "--max-bytes", "5000")
+    assert small.exit_code == 1 and "more than max_bytes=5000" in words(small.stderr)[-1]
+    floats = run(encoder, tmp_path / "n.c", "--to", "c", *sizes, "-r", "int8_channel")
+    assert floats.exit_code == 1 and "NotIntegerError" not in floats.stderr
+    assert not (tmp_path / "n.c").exists()
+
+
+@pytest.mark.slow
+def test_a_model_that_integers_cannot_compute(model, tmp_path):
+    """Rotary embeddings are floats that are computed from positions."""
+    result = run(model, tmp_path / "m.c", "--to", "c", "--tokens", "10")
+    assert result.exit_code == 1 and "rotary_emb" in result.stderr
+    assert not (tmp_path / "m.c").exists()
+
+
 @pytest.mark.slow
 def test_executorch(model, tmp_path):
     pytest.importorskip("executorch", reason="pip install 'blockscale[executorch]'")
@@ -86,10 +174,12 @@ def test_a_quantized_directory_needs_no_recipe(model, tmp_path):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--to", "tensorrt"], "no target 'tensorrt'; there are compressed-tensors"),
+        (["--to", "tensorrt"], "no target 'tensorrt'; there are c, compressed-tensors"),
         (["--to", "program"], "say how to quantize the model: --recipe"),
         (["--to", "program", "--skip", "lm_head"], "--skip goes with --recipe"),
         (["--to", "program", "-r", "int9000"], "int9000"),
+        (["--to", "program", "-r", "int8", "--name", "m"], "--name and --max-bytes go with --to c"),
+        (["--to", "onnx", "-r", "int8", "--max-bytes", "9"], "--max-bytes go with --to c"),
         (["--to", "program", "-r", "int8", "--text", "TEXT"], "has 1 sentences: give two or more"),
     ],
 )

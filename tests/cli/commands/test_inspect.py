@@ -1,12 +1,15 @@
 """`blockscale inspect`: text and JSON."""
 
 import json
+from pathlib import Path
 
 from typer.testing import CliRunner
 
 from blockscale.cli.app import app
 from tests.cli.words import words
 from tests.files.models import tiny_tensors
+
+RECORDED = Path(__file__).parents[2] / "recorded"
 
 
 def run(*args):
@@ -15,7 +18,8 @@ def run(*args):
 
 def test_inspect(folders):
     lines = words(run("inspect", folders[1]).stdout)
-    assert lines[0] == "tensor count shape format size bits"
+    assert lines[0] == "blockscale: its metadata have `blockscale`; 2 layers"
+    assert lines[2] == "tensor count shape format size bits"
     what = "e2m1:group32:e8m0/floor, input int8:token:fp32"
     assert f"layers.*.proj.weight 2 33 x 40 {what} 1.5 kB 4.40" in lines
     conv = "e2m1:group32:e8m0/floor, channels_last, input int8:token:fp32"
@@ -31,6 +35,22 @@ def test_inspect_json(folders):
     data = json.loads(run("inspect", folders[1], "--json").stdout)
     assert {row["name"] for row in data["tensors"]} == tiny_tensors().keys()
     assert data["formats"][0]["format"] == "e2m1:group32:e8m0/floor"
+    assert (data["producer"], data["layers"], data["warnings"]) == ("blockscale", 2, [])
+
+
+def test_other_producers(tmp_path):
+    lines = words(run("inspect", RECORDED / "modelopt.safetensors").stdout)
+    assert lines[0] == "NVIDIA ModelOpt: it has nvfp4.weight_scale_2"
+    assert lines[1] == "warning: the input of awq is multiplied by its pre_quant_scale"
+    assert "mxfp4.weight 1 6 x 64 e2m1:group32:e8m0/given 204 B 4.25" in lines
+    lines = words(run("inspect", RECORDED / "small.gguf").stdout)
+    told = "holds vectors of a grid of ggml's own"
+    assert any(f"not read: blk.0.IQ2_XXS.weight: IQ2_XXS {told}" in line for line in lines)
+    data = json.loads(run("inspect", RECORDED / "small.gguf", "--json").stdout)
+    assert data["unread"].keys() == {"blk.0.IQ2_XXS.weight"} and data["producer"] == "GGUF"
+    (tmp_path / "model.bin").write_bytes(b"\x80\x04x")
+    result = run("inspect", tmp_path / "model.bin")
+    assert result.exit_code == 1 and "no pickle is ever opened here" in result.stderr
 
 
 def test_errors(tmp_path):

@@ -133,8 +133,8 @@ def test_errors_are_messages(model, tmp_path):
     assert run(model, out, "-r", "int8", "--force").exit_code == 0
     (tmp_path / "file").write_text("")
     message = fails(model, tmp_path / "file" / "out", "-r", "int8")
-    assert message.startswith(f"blockscale: {tmp_path / 'file' / '.out.blockscale-'}")
-    assert message.endswith(": Not a directory\n")
+    assert message.startswith(f"blockscale: {tmp_path / 'file'} is not a directory")
+    assert message.endswith(": choose another output\n")
 
 
 def test_usage_errors(model):

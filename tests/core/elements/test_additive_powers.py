@@ -6,8 +6,10 @@ from fractions import Fraction
 import pytest
 import torch
 
+import blockscale as bs
 from blockscale.core.elements import read_element
 from blockscale.core.elements.additive_powers import EXAMPLES, magnitudes
+from blockscale.core.elements.codebook import Codebook
 
 # Exponents of the powers that each term may be, in the scale of the authors' code, whose first is
 # 2^-1 (its sets for 2 to 6 bits; then they divide by the largest sum).
@@ -83,3 +85,14 @@ def test_nearer_to_a_normal_distribution_than_powers_alone() -> None:
         values = element.decode(element.encode(x / step, torch.round, None, False)) * step
         errors.append(float((values - x).square().mean()))
     assert errors[0] < errors[1] / 4
+
+
+def test_grain() -> None:
+    """Every value is an integer times 2^-grain, and one is odd."""
+    for name in (*(f"apot{b}" for b in range(3, 9)), *(f"uapot{b}" for b in range(2, 9))):
+        found = bs.parse(f"{name}:tensor:fp32").element
+        assert isinstance(found, Codebook) and found.grain is not None
+        whole = [value * 2**found.grain for value in found.table]
+        assert all(value == int(value) for value in whole)
+        assert any(int(value) % 2 for value in whole)
+    assert [bs.parse(f"{n}:tensor:fp32").element.grain for n in ("nf4", "log4f1")] == [None, None]

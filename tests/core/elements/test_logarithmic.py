@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+import blockscale as bs
 from blockscale.core.elements import read_element
 from blockscale.core.elements.logarithmic import EXAMPLES
 from tests.core.elements.points import encode
@@ -46,3 +47,10 @@ def test_by_hand() -> None:
     y = torch.tensor([1.0, 2.0, 0.75, 0.74, 0.0, -0.5, 2.0**-6, 2.0**-7, float("nan")])
     # ties: 0.75, 1.5 steps of 1/2, becomes 2 of them; 2^-7, half a step of 2^-6, becomes 0
     assert encode("log4", y).tolist() == [7, 7, 7, 6, 0, 14, 1, 0, 0]
+
+
+def test_grain() -> None:
+    grains = [bs.parse(f"log{b}:tensor:fp32").element.grain for b in range(2, 9)]
+    assert grains == [0, 2, 6, 14, 14, 14, 14]
+    others = [bs.parse(f"{n}:tensor:fp32").element.grain for n in ("int8", "binary", "e4m3")]
+    assert others == [0, 0, None]

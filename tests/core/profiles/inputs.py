@@ -40,3 +40,9 @@ def tiny() -> Tensor:
 
 
 KINDS = {each.__name__: each for each in (normal, wide_rows, mixed, ties, tiny)}
+
+
+def some_rows(kind: str, columns: int = COLUMNS) -> Tensor:
+    """Twelve rows [12, columns] of a kind: the odd ones of `mixed`, of others from end to end."""
+    x = KINDS[kind]()
+    return (x[:12] if kind == "mixed" else x[:: ROWS // 11][:12])[:, :columns].contiguous()

@@ -7,12 +7,18 @@ import pytest
 import torch
 
 import blockscale as bs
+from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.profiles.knobs import Profile
+from blockscale.core.reference import QParams
 
 
 def made(spelling: str = "int8:group32:fp16", **rules: object) -> Profile:
     return Profile(name="mine.int8", version="1", format=parse(spelling), **rules)  # type: ignore[arg-type]
+
+
+def nothing(x: torch.Tensor, fmt: Format) -> tuple[torch.Tensor, QParams]:
+    raise AssertionError("not called")
 
 
 def test_a_frozen_value() -> None:
@@ -52,6 +58,7 @@ def test_without_rules_it_is_the_contract() -> None:
         ("int8:group32:fp16:recip", {"least": 0.0}, "or reciprocal=True, not in the format"),
         ("int8:group32:fp16:signed", {"least": 0.0}, "say it by sign='largest'"),
         ("ternary", {"least": 0.0}, "no rules are known for scales"),
+        ("ternary", {"least": 0.0, "encoder": nothing}, "its encoder .* least says nothing"),
     ],
 )
 def test_rules_that_do_not_fit(spelling: str, rules: dict[str, object], reason: str) -> None:

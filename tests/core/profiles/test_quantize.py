@@ -10,7 +10,7 @@ from blockscale.core.profiles.quantize import quantize
 
 @pytest.mark.parametrize("name", profiles.names())
 def test_the_public_function_packs_the_same_codes(name: str) -> None:
-    x = torch.randn(6, 128)
+    x = torch.randn(6, 256)
     profile = bs.profile(name)
     q = bs.quantize(x.requires_grad_(), profile)
     codes, qparams, fmt = quantize(x.detach(), profile)

@@ -59,7 +59,7 @@ def test_configs_that_are_none(tmp_path):
     config = tmp_path / "out" / "config.json"
     held = json.loads(config.read_text())
     config.write_text("[")
-    with pytest.raises(FileError, match="is no JSON object"):
+    with pytest.raises(FileError, match="is not JSON"):
         entries(tmp_path / "out")
     held["quantization_config"]["config_groups"] = 3
     config.write_text(json.dumps(held))

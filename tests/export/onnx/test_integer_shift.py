@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from blockscale.export.onnx.integer_shift import shifted
-from blockscale.graph.integer.arithmetic import shift_right
+from blockscale.ops.integer.shifts import shift_right
 from tests.export.onnx.running import run
 
 ROUNDINGS = ("nearest_even", "nearest_away", "toward_zero", "down", "up", "half_up")

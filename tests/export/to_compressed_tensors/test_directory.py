@@ -7,6 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from blockscale.export.to_compressed_tensors import directory
+from blockscale.files.directory import output
+from blockscale.files.metadata import FileError
 
 
 def test_shards_and_their_index(tmp_path, monkeypatch):
@@ -20,13 +22,6 @@ def test_shards_and_their_index(tmp_path, monkeypatch):
         assert torch.equal(load_file(tmp_path / file)[name], tensors[name])
 
 
-def test_an_error_leaves_nothing(tmp_path):
-    with pytest.raises(KeyError), directory.directory_whole(tmp_path / "out") as folder:
-        (folder / "config.json").write_text("{}")
-        raise KeyError("x")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_places(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(ValueError, match="is a file: name a directory"):
@@ -36,3 +31,12 @@ def test_places(tmp_path):
     with pytest.raises(ValueError, match="is not a directory: create it first"):
         directory.check_directory(tmp_path / "no" / "out")
     assert directory.check_directory(tmp_path / "out") == tmp_path / "out"
+
+
+def test_what_is_known_before_any_work(tmp_path, monkeypatch):
+    with pytest.raises(FileError, match="is too long: a run needs"):
+        directory.check_directory(tmp_path / ("n" * 240))
+    monkeypatch.setattr(output, "mounts_in", lambda path: [path])
+    (tmp_path / "out").mkdir()
+    with pytest.raises(FileError, match="is a mount point"):
+        directory.check_directory(tmp_path / "out")

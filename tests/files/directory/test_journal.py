@@ -1,5 +1,7 @@
 """Lines of the journal are written after the data they speak of, and read back."""
 
+import pytest
+
 from blockscale.files.directory import journal as journals
 from blockscale.files.directory.journal import Journal
 
@@ -35,3 +37,21 @@ def test_small_tensors_wait_together_and_large_ones_do_not(tmp_path, monkeypatch
     journal.commit(lambda: waits.append("end"))
     journal.commit(lambda: waits.append("nothing is left to wait for"))
     assert waits == ["y", "end"] and set(Journal(path).done("a")) == {"x", "y", "z"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"{", b"[]", b"5", b"{}", b"[" * 5000, b"\xff", b'{"shard": "a", "tensor": "x", "notes": 5}',
+     b'{"shard": ["a"], "tensor": "x", "notes": []}', b'{"shard": "a", "tensor": {}, "notes": []}'],
+)  # fmt: skip
+def test_a_damaged_journal_is_set_aside(tmp_path, line):
+    """It left every later run stuck at the same error."""
+    path = tmp_path / "journal"
+    good = b'{"shard": "a", "tensor": "x", "notes": []}\n'
+    path.write_bytes(good + line + b"\n" + good)
+    with pytest.warns(UserWarning, match=r"is damaged .* it is kept as journal\.damaged1"):
+        journal = Journal(path)
+    assert journal.done("a") == {} and not path.exists()
+    assert (tmp_path / "journal.damaged1").read_bytes() == good + line + b"\n" + good
+    journal.add("a", "y", (), journals.BYTES, lambda: None)
+    assert Journal(path).done("a") == {"y": ()}

@@ -97,7 +97,7 @@ def test_broken_models(place):
     config = place.model / "config.json"
     text = config.read_text()
     config.write_text("{")
-    changed(place).refuses("config.json is not JSON .*: download or copy it again")
+    changed(place).refuses("config.json is not JSON: .*: download or copy it again")
     config.write_text("[]")
     changed(place).refuses("config.json holds a list, expected a JSON object")
     config.write_text(json.dumps({"quantization_config": {"quant_method": "gptq"}}))
@@ -108,7 +108,7 @@ def test_broken_models(place):
     shard = place.model / "model-00002-of-00002.safetensors"
     data = shard.read_bytes()
     shard.write_bytes(data[:-4])
-    changed(place).refuses("00002.safetensors: not a complete safetensors file: it has")
+    changed(place).refuses("00002.safetensors: not a whole safetensors file: it has")
     shard.unlink()
     changed(place).refuses(
         "00002.safetensors is missing, though model.safetensors.index.json names"
@@ -132,8 +132,14 @@ def test_broken_indexes(place):
         return changed(place)
 
     first, second = sorted(set(index["weight_map"].values()))
-    write({"x": first, "y": second}).refuses("the index says 'x' is in .* which has it not")
-    write({"x": "../out.safetensors"}).refuses("out.safetensors is missing")
+    write({"x": first, "y": second}).refuses(
+        "index.json says that '.*' is (in|nowhere).*, but it is in"
+    )
+    write({"x": "../out.safetensors"}).refuses(
+        "out.safetensors', which is not inside the directory"
+    )
+    path.write_text(json.dumps(index | {"metadata": True}))
+    changed(place).refuses("index.json is damaged .its metadata is no object")
     save_file({}, place.folder / "other.safetensors")
     write({"x": "../other.safetensors"}).refuses("'../other.safetensors', which is not inside")
     path.write_text(json.dumps(index))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from blockscale.files.directory import journal as journals
+from blockscale.files.directory.beside import work_path
 from blockscale.files.directory.quantize_directory import plan_directory, quantize_directory
-from blockscale.files.directory.workspace import work_path
+from blockscale.files.metadata import FileError
 from blockscale.files.slabs import cutting
 from tests.files.directory.places import Listener
 from tests.files.models import contents, tiny_tensors, write_model
+from tests.some import crossed
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,7 +28,7 @@ import os, signal, sys, warnings
 from blockscale.files.directory import journal
 from blockscale.files.slabs import cutting
 from blockscale.files.directory.quantize_directory import quantize_directory
-from blockscale.core.progress import Progress
+from blockscale.core.work.progress import Progress
 
 model, out, steps, sig, force = sys.argv[1:]
 journal.SECONDS = 0.0
@@ -41,7 +44,7 @@ class Killer(Progress):
             while True:
                 pass
 
-quantize_directory(model, out, "nvfp4", force=force == "force", progress=Killer())
+quantize_directory(model, out, "nvfp4", force=2 * (force == "force"), progress=Killer())
 """
 
 
@@ -66,7 +69,7 @@ def finished(model, out):
     return [json.loads(line)["tensor"] for line in lines]
 
 
-@pytest.mark.parametrize("steps", [1, 30, 60])
+@pytest.mark.parametrize("steps", crossed(3, [30, 1, 60]))
 def test_killed_and_resumed(model, whole, tmp_path, steps):
     out = tmp_path / "out"
     source = contents(model)
@@ -98,15 +101,15 @@ def test_an_old_output_stays_until_the_new_one_is_complete(model, whole, tmp_pat
     (out / "old.txt").write_text("old")
     drive(model, out, 60, force="force")
     assert contents(out) == {"old.txt": b"old"}
-    quantize_directory(model, out, "nvfp4", force=True)
+    quantize_directory(model, out, "nvfp4", force=2)
     assert contents(out) == whole
 
 
-@pytest.mark.parametrize("step", ["rename", "sync_folder", "_remove", "_copy"])
+@pytest.mark.parametrize("step", ["rename", "sync_folder", "remove", "_copy"])
 def test_stopped_at_the_end(model, whole, tmp_path, monkeypatch, step):
     """At each step of putting the result in its place, with an old output there."""
     from blockscale.files.directory import quantize_directory as runs
-    from blockscale.files.directory import workspace
+    from blockscale.files.directory import swap
 
     out = tmp_path / "out"
     out.mkdir()
@@ -115,7 +118,7 @@ def test_stopped_at_the_end(model, whole, tmp_path, monkeypatch, step):
     def stop(*args):
         raise KeyboardInterrupt
 
-    owner = {"rename": Path, "_copy": runs}.get(step, workspace)
+    owner = {"rename": Path, "_copy": runs}.get(step, swap)
     if step == "rename":
         real = Path.rename
         monkeypatch.setattr(
@@ -126,14 +129,14 @@ def test_stopped_at_the_end(model, whole, tmp_path, monkeypatch, step):
     else:
         monkeypatch.setattr(owner, step, stop)
     with pytest.raises(KeyboardInterrupt):
-        quantize_directory(model, out, "nvfp4", force=True)
+        quantize_directory(model, out, "nvfp4", force=2)
     monkeypatch.undo()
     cutting.SLAB = 150
     kept = [
-        contents(path) for path in (out, *tmp_path.glob(".out.blockscale-old-*")) if path.exists()
+        contents(path) for path in (out, *tmp_path.glob(".out.blockscale-[og]*")) if path.exists()
     ]
     assert {"old.txt": b"old"} in kept
-    quantize_directory(model, out, "nvfp4", force=True)
+    quantize_directory(model, out, "nvfp4", force=2)
     assert contents(out) == whole
 
 
@@ -143,18 +146,19 @@ def test_another_plan_starts_anew(model, tmp_path):
     [left] = tmp_path.glob(".out.blockscale-*")
     for recipe, seed in (("mxfp4", 0), ("nvfp4", 1)):
         counter = Listener()
-        quantize_directory(model, out, recipe, seed=seed, force=True, progress=counter)
+        quantize_directory(model, out, recipe, seed=seed, force=2, progress=counter)
         assert counter.done == 0
         assert counter.texts == [
-            f"{left} is left from an earlier run: delete it if nothing in it is needed"
+            f"{left} is left from an earlier run (blockscale clean {out} lists what can be deleted)"
         ]
     os.utime(model / "model-00001-of-00002.safetensors")
     counter = Listener()
-    quantize_directory(model, out, "nvfp4", force=True, progress=counter)
+    quantize_directory(model, out, "nvfp4", force=2, progress=counter)
     assert counter.done == 0
     assert left.exists()
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_gone_is_done_again(model, whole, tmp_path):
     out = tmp_path / "out"
     drive(model, out, 60)
@@ -209,3 +213,94 @@ def test_notes_survive(tmp_path):
     assert "a.weight" in finished(model, tmp_path / "out")
     ledger = quantize_directory(model, tmp_path / "out", "nvfp4")
     assert ledger["a.weight"].notes == ("1 of 512 weights are NaN or infinite",)
+
+
+def stopped_in_the_second_shard(model, out):
+    """The work directory of a run that has finished one shard of two."""
+
+    class Stop(Listener):
+        def advance(self, name, nbytes):
+            super().advance(name, nbytes)
+            if len(list(out.parent.glob(".out.blockscale-*/out/*.safetensors"))) == 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize_directory(model, out, "nvfp4", progress=Stop())
+    [work] = out.parent.glob(".out.blockscale-*")
+    [shard] = (work / "out").glob("*.safetensors")
+    return work, shard
+
+
+def test_a_planted_shard_is_not_published(model, whole, tmp_path):
+    out = tmp_path / "out"
+    _, shard = stopped_in_the_second_shard(model, out)
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    said = Listener()
+    quantize_directory(model, out, "nvfp4", progress=said)
+    assert contents(out) == whole
+    assert any("is not what an earlier run has finished" in text for text in said.texts)
+
+
+def test_a_shard_that_no_journal_knows(model, whole, tmp_path):
+    out = tmp_path / "out"
+    work, shard = stopped_in_the_second_shard(model, out)
+    (work / "journal").unlink()
+    shard.write_bytes(b"planted")
+    quantize_directory(model, out, "nvfp4")
+    assert contents(out) == whole
+
+
+def test_a_finished_shard_is_not_written_again(model, whole, tmp_path):
+    out, counter = tmp_path / "out", Listener()
+    stopped_in_the_second_shard(model, out)
+    quantize_directory(model, out, "nvfp4", progress=counter)
+    assert contents(out) == whole and counter.done > 0
+
+
+def test_a_source_of_the_same_size_and_time(model, tmp_path):
+    """A shard is replaced by another of the same size, and its time is set back."""
+    out = tmp_path / "out"
+    _, shard = stopped_in_the_second_shard(model, out)
+    source = model / shard.name
+    status, data = source.stat(), bytearray(source.read_bytes())
+    data[-4:] = b"\0\0\0\0"
+    source.write_bytes(data)
+    os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
+    quantize_directory(model, out, "nvfp4")
+    quantize_directory(model, tmp_path / "again", "nvfp4")
+    assert (out / shard.name).read_bytes() == (tmp_path / "again" / shard.name).read_bytes()
+
+
+def test_a_finished_shards_source_changes_while_the_next_one_runs(model, tmp_path):
+    out = tmp_path / "out"
+
+    class Meddler(Listener):
+        def advance(self, name, nbytes):
+            for shard in tmp_path.glob(".out.blockscale-*/out/*.safetensors"):
+                (model / shard.name).touch()
+
+    with pytest.raises(FileError, match="changed while it was read"):
+        quantize_directory(model, out, "nvfp4", progress=Meddler())
+    assert not out.exists()
+
+
+def test_what_the_source_has_no_more_is_not_published(model, tmp_path):
+    """A side file that an earlier run has copied, and that is gone since."""
+    out = tmp_path / "out"
+    (model / "notes").mkdir()
+    (model / "notes" / "extra.txt").write_text("x")
+
+    class Stop(Listener):
+        def advance(self, name, nbytes):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize_directory(model, out, "nvfp4", progress=Stop())
+    [work] = tmp_path.glob(".out.blockscale-*")
+    (work / "out" / "notes").mkdir(exist_ok=True)
+    (work / "out" / "notes" / "extra.txt").write_text("x")
+    shutil.rmtree(model / "notes")
+    quantize_directory(model, out, "nvfp4")
+    assert not (out / "notes").exists() and (out / "config.json").exists()

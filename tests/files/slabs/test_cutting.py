@@ -26,3 +26,9 @@ def test_flat_shapes():
     assert flat_shape((3, 4, 64), parse("int8")) == (12, 64)
     for spelling in ("int8:channel0:fp32", "int8:tile2x2:fp32", "int8:group4@2:fp32"):
         assert flat_shape((3, 4, 64), parse(spelling)) == (3, 4, 64)
+
+
+def test_nothing_is_cut_once():
+    for shape in ((2**20, 0), (0, 2**40), (2**40, 2**10, 0), (3, 0, 5)):
+        cuts = cut(shape, [(1,) * len(shape)], 100)
+        assert cuts.slabs == [(0, shape[0], 0)]

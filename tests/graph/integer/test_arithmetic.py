@@ -11,16 +11,15 @@ from torch import Tensor
 
 import blockscale as bs
 from blockscale.graph.integer.arithmetic import (
-    SHIFT_ROUNDINGS,
     add_aligned,
     conv_int32,
     integer_bias,
     largest_sum,
     linear_int32,
     requantize_shift,
-    shift_right,
     sum_pool2d,
 )
+from blockscale.ops.integer.shifts import SHIFT_ROUNDINGS, shift_right
 
 INT8 = bs.parse("int8:tensor:pow2/nearest")
 

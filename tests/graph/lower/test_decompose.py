@@ -14,6 +14,7 @@ from blockscale.graph.lower.decompose import Decomposer, attribute, bodies
 from blockscale.graph.lower.way import of_ours
 from blockscale.ops.primitives import choose_quantize, dequantize, from_list
 from tests.graph.lower.programs import layers
+from tests.some import crossed
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 
@@ -29,7 +30,7 @@ class RoundTrip(torch.nn.Module):
         return dequantize(coded, torch.float32)
 
 
-@pytest.mark.parametrize("fmt", sorted(CATALOG))
+@pytest.mark.parametrize("fmt", crossed(3, sorted(CATALOG)))
 def test_torchs_own_decomposition(fmt):
     """References can be traced below autograd, in every named format, with a partial last block."""
     x = torch.randn(3, 4, 72)

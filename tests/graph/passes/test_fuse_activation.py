@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from blockscale.graph.passes import clean, fuse, fuse_activation
 from tests.graph.passes.nets import Coded, graph_of, round_trip, same_after
 from tests.graph.passes.test_fuse import fused
+from tests.some import crossed
 
 X = torch.randn(3, 5, 64)
 KINDS = {
@@ -32,9 +33,10 @@ def graph_with(activation, fmt: str = "", dtype: torch.dtype = torch.float32, re
     return graph_of(net, X, weight=weight, bias=torch.randn(32))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("fmt", ["", "mxfp8", "uint8:tensor:fp32:asym"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "fmt", "dtype"),
+    crossed(3, KINDS, ["", "mxfp8", "uint8:tensor:fp32:asym"], [torch.float32, torch.bfloat16]),
+)
 def test_each(kind: str, fmt: str, dtype: torch.dtype) -> None:
     graph = graph_with(KINDS[kind], fmt, dtype)
     changes = same_after(graph, (clean, fuse, fuse_activation), X, X[:2])

@@ -11,6 +11,7 @@ from blockscale.graph.expand import expand
 from blockscale.graph.passes import FUSE, clean, fuse_conv
 from tests.graph.passes.nets import Coded, Function, exported, graph_of, names, same_after
 from tests.graph.passes.test_fuse import fused
+from tests.some import crossed
 
 LAYERS = {
     "conv1d": (nn.Conv1d(8, 16, 3, padding=1, stride=2), (8, 9)),
@@ -33,8 +34,7 @@ def converted(net: nn.Module, x: Tensor, weight: str, inputs: str | None):
     return graph
 
 
-@pytest.mark.parametrize("inputs", [None, "int8:token:fp32", "mxfp8"])
-@pytest.mark.parametrize("case", LAYERS)
+@pytest.mark.parametrize(("case", "inputs"), crossed(2, LAYERS, [None, "int8:token:fp32", "mxfp8"]))
 def test_each(case: str, inputs: str | None) -> None:
     layer, size = LAYERS[case]
     x = torch.randn(3, *size)

@@ -23,6 +23,7 @@ from tests.graph.pt2e.flow import (
     through_pt2e,
 )
 from tests.ops.samples import bits
+from tests.some import crossed
 
 pytest.importorskip("torchao")
 pytestmark = [
@@ -66,7 +67,9 @@ def test_every_format_as_the_modules(fmt: str) -> None:
     assert not any(name.endswith("weight") for name, _ in whole.named_parameters())
 
 
-@pytest.mark.parametrize("observer", ["mse", "percentile:99", "moving_average", "entropy"])
+@pytest.mark.parametrize(
+    "observer", crossed(2, ["mse", "percentile:99", "moving_average", "entropy"])
+)
 def test_observers(observer: str) -> None:
     check(bs.Recipe("int8_channel", "uint8"), observer)
     check(bs.Recipe("int4", "int8:channel-1:fp32"), observer)

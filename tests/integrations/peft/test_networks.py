@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Model with .tie_word_embeddings=True:UserWarning"),
 ]
 
-FAST = ("opt", "t5")
+FAST = ("opt",)
 TARGETS = {"mamba": ["in_proj", "x_proj"]}  # peft refuses all-linear there, for out_proj
 EVERY = [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in NETWORKS]
 

@@ -79,8 +79,31 @@ def llava() -> nn.Module:
     return hf.LlavaForConditionalGeneration(config)
 
 
+def hubert() -> nn.Module:
+    """Its convolution of positions computes its weight, by torch.nn.utils.parametrizations."""
+    waves = {
+        "conv_dim": [32],
+        "conv_kernel": [10],
+        "conv_stride": [5],
+        "num_feat_extract_layers": 1,
+    }
+    config = hf.HubertConfig(**SIZES, **waves, intermediate_size=64, num_conv_pos_embeddings=8,
+                             num_conv_pos_embedding_groups=2)  # fmt: skip
+    return hf.HubertForCTC(config)
+
+
+def encodec() -> nn.Module:
+    """All its convolutions compute their weights."""
+    config = hf.EncodecConfig(
+        num_filters=4, upsampling_ratios=[4, 2], hidden_size=32, codebook_dim=32, codebook_size=32,
+        num_lstm_layers=1, target_bandwidths=[24.0],
+    )  # fmt: skip
+    return hf.EncodecModel(config)
+
+
 MODELS: tuple[Callable[[], nn.Module], ...] = (
     llama, tied_llama, qwen2, gemma3, gpt2, bert, t5, whisper, vit, xlnet, mixtral, llava,
+    hubert, encodec,
 )  # fmt: skip
 
 

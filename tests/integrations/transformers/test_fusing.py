@@ -8,7 +8,8 @@ from transformers.core_model_loading import Concatenate, MergeModulelist, Transp
 
 import blockscale as bs
 from blockscale.files.metadata import TensorInfo
-from blockscale.integrations.transformers.fusing import Fuse, dequantized, only
+from blockscale.files.renaming.view import piece_values
+from blockscale.integrations.transformers.fusing import Fuse, only
 
 PATTERNS = ["e.*.gate", "e.*.up"]
 
@@ -90,8 +91,8 @@ def test_only_one_way() -> None:
         only("x", [("e.0", a), ("e.1", b)])
 
 
-def test_dequantized_has_the_float_shape() -> None:
+def test_a_piece_has_the_float_shape() -> None:
     q = bs.quantize(torch.randn(8, 64).t().contiguous().t(), "mxfp4")
     info = TensorInfo(str(q.format), (64, 8), layout="transposed")
     parts = {"codes": q.packed, "scale": q.qparams.scale}
-    assert torch.equal(dequantized(info, parts), q.dequantize().t())
+    assert torch.equal(piece_values(parts, info), q.dequantize().t())

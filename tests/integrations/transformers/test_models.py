@@ -46,7 +46,9 @@ def test_bits_are_those_of_quantize(name: str, checkpoints: Checkpoints, tmp_pat
     same_bits(expected, loader.from_pretrained(tmp_path / "quantize_"))
 
 
-@pytest.mark.parametrize("name", ["llama", "tied_llama", "gpt2", "bert", "t5", "llava", "mixtral"])
+@pytest.mark.parametrize(
+    "name", ["llama", "tied_llama", "gpt2", "bert", "t5", "llava", "mixtral", "hubert", "encodec"]
+)
 def test_directories_of_the_command(name: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
     kind, path = checkpoints(name)
     loader: Any = kind

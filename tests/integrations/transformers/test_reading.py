@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import blockscale as bs
 from blockscale.integrations.transformers import BlockscaleConfig
@@ -100,3 +101,23 @@ def test_on_meta(checkpoints: Checkpoints, tmp_path: Path) -> None:
     found = model.state_dict()
     assert found.keys() == expected.keys()
     assert found["model.layers.0.mlp.up_proj.weight.codes"].is_meta
+
+
+def test_a_buffer_that_a_rule_quantized(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    """The command cannot know a buffer by its name; the model gets its values."""
+    kind, path = checkpoints("encodec")
+    loader: Any = kind
+    tensors = load_file(path / "model.safetensors")
+    name = "quantizer.layers.0.codebook.embed"
+    tensors[name] = torch.randn_like(tensors[name])
+    (tmp_path / "float").mkdir()
+    save_file(tensors, tmp_path / "float" / "model.safetensors", {"format": "pt"})
+    (tmp_path / "float" / "config.json").write_bytes((path / "config.json").read_bytes())
+    bs.quantize_directory(tmp_path / "float", tmp_path / "plain", "mxfp4")
+    state = loader.from_pretrained(tmp_path / "plain").state_dict()
+    assert torch.equal(state[name], tensors[name])
+    recipe = bs.Recipe("mxfp4", rules={"*.codebook.embed": "mxfp4"})
+    bs.quantize_directory(tmp_path / "float", tmp_path / "ruled", recipe)
+    with pytest.warns(UserWarning, match="dequantized, because their modules cannot hold codes"):
+        state = loader.from_pretrained(tmp_path / "ruled").state_dict()
+    assert torch.equal(state[name], bs.quantize(tensors[name], "mxfp4").dequantize())

@@ -12,7 +12,6 @@ from transformers.quantizers import auto
 
 import blockscale as bs
 from blockscale.integrations.transformers import BlockscaleConfig, BlockscaleQuantizer, register
-from blockscale.integrations.transformers.registration import with_method
 
 Checkpoints = Callable[[str], tuple[type, Path]]
 LOAD = """
@@ -34,11 +33,8 @@ def test_registering_again_changes_nothing() -> None:
 
 def test_method_is_quant_method() -> None:
     ours = BlockscaleConfig("int8")
-    assert with_method(ours.to_dict())["quant_method"] == "blockscale"
     assert auto.AutoQuantizationConfig.from_dict(ours.to_dict()) == ours
     assert auto.AutoHfQuantizer.supports_quant_method(ours.to_dict())
-    assert with_method(other := {"quant_method": "gptq"}) is other
-    assert with_method(ours) is ours
     with pytest.raises(ValueError, match="no `quant_method`"):
         auto.AutoQuantizationConfig.from_dict({"method": "another"})
 

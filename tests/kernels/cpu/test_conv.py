@@ -14,6 +14,7 @@ from blockscale.kernels.cpu import conv as kernel
 from blockscale.ops import primitives as P
 from blockscale.ops.conv import conv
 from blockscale.ops.op import OPS
+from tests.some import crossed
 
 # channels, outputs, kernel, stride, padding, dilation, groups, size
 SHAPES = (
@@ -77,8 +78,7 @@ def check(model: nn.Module, x: torch.Tensor) -> None:
     assert ((y.double() - expected.double()).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("outputs", [1, 1000], ids=["patches", "torch"])
+@pytest.mark.parametrize(("shape", "outputs"), crossed(2, SHAPES, [1, 1000]), ids=str)
 def test_every_setting(shape: tuple, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     always(monkeypatch, outputs)
     for i, (weight, given) in enumerate(itertools.product((*WEIGHTS, *MORE), INPUTS)):
@@ -92,7 +92,7 @@ def test_which_are_patches(isa: str, outputs: int, monkeypatch: pytest.MonkeyPat
     found = []
     run = kernel._as_integers
     monkeypatch.setattr(kernel, "_as_integers", lambda *a: found.append(run(*a)) or found[-1])
-    blocks = 32 if isa == "avx512vnni" else 128
+    blocks = 32 if isa in ("avx512vnni", "amx") else 128
     for given, least in (("int8_token", blocks), ("uint8", 32), ("int8", 32), ("mxfp8", 999)):
         for channels in (16, 32):
             layer((channels, outputs, 3, 1, 1, 1, 1, (8, 8)), "int8_channel", given)(

@@ -171,3 +171,18 @@ def test_a_scale_that_is_none() -> None:
     for scale in (torch.nan, torch.inf, 0.0, -0.5, 1e-30):
         given = (torch.tensor([[scale]]), torch.tensor([[100]], dtype=torch.int32), None)
         check(torch.randn(4, 32), weight, weight_fmt, fmt, given=given)
+
+
+@pytest.mark.parametrize("weight_fmt", WEIGHTS)
+@pytest.mark.parametrize("block", ["tensor", "token", "group32"])
+def test_chosen_zero_points_are_integers(isa: str, weight_fmt: str, block: str) -> None:
+    """No float path, for any block, dtype and sign of x; weights with zero points too."""
+    del isa
+    weight, _ = a_weight(weight_fmt, 35, 100)
+    ready = prepared(packed(weight, weight_fmt, 100))
+    for bits, dtype in itertools.product(
+        ("uint8", "int8", "uint4"), (torch.float32, torch.bfloat16)
+    ):
+        by = Quantizer(*NOTHING, f"{bits}:{block}:fp32:asym")
+        x, y = torch.randn(3, 100).to(dtype), torch.empty(3, 35, dtype=dtype)
+        assert as_integers(ready, x, row_block(by.fmt, 2) or 0, by, None, y)

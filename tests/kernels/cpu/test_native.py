@@ -1,11 +1,17 @@
 """The structs that C++ takes a format as: every field by its name, none missing, none unknown."""
 
+import os
+import signal
+import sys
+import time
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import blockscale as bs
 from blockscale.core.element import ElementNumbers
 from blockscale.core.rounding import ROUNDINGS
 from blockscale.kernels.cpu import _native
@@ -13,6 +19,9 @@ from blockscale.kernels.cpu.native import DTYPES, UNKNOWN, addresses, floats, na
 from blockscale.kernels.numbers import FormatNumbers, lowered
 
 TWO_LEVELS = lowered("e2m1:group16:e4m3")
+# ELF (System V ABI, chapters 4 and 5): where a header says what segments there are
+ELF_SEGMENTS = (32, 40), (54, 56), (56, 58)
+LOADED, OF_THREADS = 1, 7  # PT_LOAD, PT_TLS
 
 
 def named(numbers: ElementNumbers | FormatNumbers) -> dict[str, Any]:
@@ -160,3 +169,48 @@ def test_seed_words() -> None:
     assert seed_words(drawn, torch.tensor([-5, 7])) == (-5, 7)
     with pytest.raises(ValueError, match="stochastic rounding needs a seed"):
         seed_words(drawn, None)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_goes_on_with_one_thread() -> None:
+    """OpenMP's threads are not in it: the first kernel waited for them for ever."""
+    threads, x = torch.get_num_threads(), torch.randn(1024, 1024)
+    torch.set_num_threads(2)
+    try:
+        before = bs.quantize(x, "int8_channel").codes
+        child = os.fork()
+        if not child:
+            try:
+                same = torch.equal(bs.quantize(x, "int8_channel").codes, before)
+                x @ x  # torch's own threads are gone, too
+                os._exit(0 if same and torch.get_num_threads() == 1 else 3)
+            finally:
+                os._exit(4)
+    finally:
+        torch.set_num_threads(threads)
+    for _ in range(600):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            assert os.waitstatus_to_exitcode(status) == 0
+            return
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    pytest.fail("it hangs")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads an ELF file")
+def test_no_data_of_threads() -> None:
+    """Where the first touch of thread_local data finds no memory, glibc ends the process."""
+    library = Path(bs.hardware().native.path).read_bytes()
+    start, size, count = (int.from_bytes(library[a:b], "little") for a, b in ELF_SEGMENTS)
+    kinds = [int.from_bytes(library[start + size * i :][:4], "little") for i in range(count)]
+    assert LOADED in kinds
+    assert OF_THREADS not in kinds
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads an ELF file")
+def test_threads_take_what_exceptions_need():
+    """cxxabi.h declares the function as one without effects: a plain call of it is left out."""
+    library = Path(bs.hardware().native.path).read_bytes()
+    assert b"\0__cxa_get_globals\0" in library

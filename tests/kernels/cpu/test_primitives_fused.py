@@ -8,6 +8,7 @@ from blockscale.core.parse import parse
 from tests.kernels.cpu.equal import wrong
 from tests.kernels.cpu.test_primitives import DTYPES, rough
 from tests.kernels.cpu.test_quantize import SMALL, edges
+from tests.some import crossed
 
 
 def turning_points(element: str) -> Tensor:
@@ -19,7 +20,10 @@ def turning_points(element: str) -> Tensor:
     return torch.cat([x, torch.full_like(x[..., :1], top)], -1).reshape(-1, 96)
 
 
-@pytest.mark.parametrize("element", SMALL)
+LOGS = ("log4f1", "log5f2", "log6f2", "log6f3", "log8f1", "log8f2", "log8f3", "log8f4")
+
+
+@pytest.mark.parametrize("element", [*SMALL, *LOGS])
 def test_midpoints_under_chosen_scales(element: str) -> None:
     """Steps are powers of two, or 1: every midpoint stays one."""
     for i, under in enumerate(("token:pow2/floor", "group16:fp32", "group32:e8m0/floor")):
@@ -32,8 +36,10 @@ FEW_BITS = ("e2m1", "e1m2", "e3m0", "log4", "log3", "e2m0", "e1m1", "e2m1r1", "e
 TABLES = ("nf4", "fp4", "iq4_nl", "log4f1", "book(-1,-0.5,0,0.5,1)", "log6f3", "log8f3")
 
 
-@pytest.mark.parametrize("element", [*FEW_BITS, *TABLES])
-@pytest.mark.parametrize("scale", ["e8m0/floor", "e8m0/even", "pow2/ceil", "fp32"])
+@pytest.mark.parametrize(
+    ("element", "scale"),
+    crossed(4, [*FEW_BITS, *TABLES], ["e8m0/floor", "e8m0/even", "pow2/ceil", "fp32"]),
+)
 def test_every_bfloat16(element: str, scale: str) -> None:
     """Blocks of one binade, and blocks of all of them; the smallest and largest scales too."""
     x = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)

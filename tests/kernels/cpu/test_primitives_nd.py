@@ -12,6 +12,7 @@ from blockscale.ops import primitives as P
 from tests.kernels.cpu.equal import settings as running
 from tests.kernels.cpu.equal import wrong
 from tests.kernels.cpu.test_primitives import rough
+from tests.some import crossed
 
 FORMATS = [  # each has `{}` for its block
     "int8:{}:fp32",
@@ -51,6 +52,10 @@ CASES = [
     ("block2x8x12", (3, 20, 500)),
     ("block2x3x5", (5, 7, 4104)),
     ("block2x2x128", (5, 7, 2056)),
+    ("block2x2x32", (3, 5, 600)),
+    ("block4x3x16", (9, 7, 523)),
+    ("block2x2x64", (3, 6, 1100)),
+    ("block5x16x16", (9, 20, 410)),
     ("block2x2x1", (5, 7, 130)),
     ("block2x2x2x2x2", (3, 4, 5, 3, 5)),
     ("block2x4x8x8", (5, 9, 16, 24)),
@@ -69,9 +74,11 @@ def test_every_block(block: str, shape: tuple[int, ...]) -> None:
         assert wrong(rough(shape, 1), fmt.format(block), threads=(1, 3)) == []
 
 
-@pytest.mark.parametrize(("block", "shape"), CASES[::3], ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_halves_with_nan_and_infinity(block: str, shape: tuple[int, ...], dtype) -> None:
+@pytest.mark.parametrize(
+    ("case", "dtype"), crossed(3, CASES[::3], [torch.bfloat16, torch.float16]), ids=str
+)
+def test_halves_with_nan_and_infinity(case: tuple[str, tuple[int, ...]], dtype) -> None:
+    block, shape = case
     x = torch.randn(shape)
     flat = x.view(-1)
     flat[7], flat[flat.shape[0] // 2], flat[-1] = torch.nan, torch.inf, -torch.inf

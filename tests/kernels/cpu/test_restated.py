@@ -14,11 +14,12 @@ from blockscale.kernels.cpu.restated import OPS
 from blockscale.ops import primitives as P
 from tests.kernels.cpu.equal import decoding, differing, encoding, settings, wrong
 from tests.kernels.restated import FORMATS, UNCHOSEN, awkward, given, runs, shapes
+from tests.some import crossed
 
 WITHOUT = ("int8:group8:(nf4:group4:fp32):recip", "int4:group8:(uint6:group4:fp16):recip")
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", crossed(3, FORMATS))
 def test_every_primitive_has_the_references_bits(fmt: str) -> None:
     if not runs("cpu", "quantize", fmt):
         return  # kernels of its element or offset are not here

@@ -13,6 +13,7 @@ from blockscale.core.parse import parse
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear
 from tests.kernels.cuda.matmul.exact import NOTHING, excess, stored
+from tests.some import crossed
 
 WEIGHTS = (
     *CATALOG.values(),
@@ -82,12 +83,12 @@ def test_tables_as_one_bfloat16_each(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = run(x.bfloat16(), weight, fmt)
     check(x.bfloat16(), weight, fmt)
     check(x.half(), weight, fmt)
-    monkeypatch.setenv("BLOCKSCALE_TABLE_PRODUCTS", "exact")
+    monkeypatch.setenv("BLOCKSCALE_WEIGHT_PRODUCTS", "exact")
     y = run(x.bfloat16(), weight, fmt)
     assert excess(y, x.bfloat16(), weight, fmt, ulps=64) <= 1 and not torch.equal(y, hidden)
 
 
-@pytest.mark.parametrize("fmt", WEIGHTS)
+@pytest.mark.parametrize("fmt", crossed(3, WEIGHTS))
 def test_every_weight_format(fmt: str) -> None:
     start = len(fmt)
     for i, input_fmt in enumerate(("", INPUTS[1 + start % (len(INPUTS) - 1)])):
@@ -98,7 +99,7 @@ def test_every_weight_format(fmt: str) -> None:
         check(torch.randn(m, k).to(dtype), weight, fmt, input_fmt, bias=bias)
 
 
-@pytest.mark.parametrize("input_fmt", INPUTS)
+@pytest.mark.parametrize("input_fmt", crossed(2, INPUTS))
 def test_every_input_format(input_fmt: str) -> None:
     for i, fmt in enumerate(("int8:channel0:fp32", "e2m1:group32:e8m0/floor", "e4m3:tensor:fp32")):
         weight = stored(torch.randn(9, 64), fmt)

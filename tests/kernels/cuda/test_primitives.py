@@ -15,6 +15,7 @@ from tests.gpu.test_cuda_reference import SPELLINGS, hard_inputs
 from tests.kernels.cuda.boxes import boxes
 from tests.kernels.cuda.equal import DTYPES, has_kernels, wrong
 from tests.kernels.cuda.formats import CODEBOOKS, FLOAT_ZEROS, OFFSETS
+from tests.some import crossed
 
 # numpy, in which the interpreter computes, tells of infinities and NaN
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -44,7 +45,7 @@ def few_rows(dtype: torch.dtype) -> Tensor:
     return hard_inputs(dtype)[[0, 9, 17, 24, 26, 28, 30, 31], :72].contiguous()
 
 
-@pytest.mark.parametrize("fmt", FEW)
+@pytest.mark.parametrize("fmt", crossed(3, FEW))
 def test_hard_inputs(fmt: str) -> None:
     """In one of the three dtypes, decoded to the next."""
     i = FEW.index(fmt)
@@ -79,17 +80,19 @@ def test_the_whole_grammar_at_length(case: tuple[str, Tensor, int, int]) -> None
 
 
 @pytest.mark.parametrize(
-    ("fmt", "shape"),
-    [
+    "case",
+    crossed(2, [
         ("int4:block3x3x2x1:fp32", (4, 5, 3, 4)), ("e2m1:block1x2x3x3:e8m0/floor", (3, 4, 3, 3)),
         ("uint4:block2x2x8:fp16:asym", (3, 5, 24)), ("ternary:block2x3x8:fp32", (4, 7, 24)),
         ("binary:block2x2x2:e4m3", (4, 6, 10)), ("int8:block2x*x4:fp32:stochastic", (3, 4, 10)),
         ("int6:block*x1x*:bf16", (3, 4, 5)), ("e4m3:block2x2x2x2:e8m0/even", (2, 3, 4, 3, 5)),
         ("int4:block2x3x4:(uint4:channel0:fp32)", (4, 5, 12)), ("int12:block*x4:fp32", (5, 10)),
-    ],
+    ]),
+    ids=str,
 )  # fmt: skip
-def test_boxes(fmt: str, shape: tuple[int, ...]) -> None:
+def test_boxes(case: tuple[str, tuple[int, ...]]) -> None:
     """Blocks along several dimensions, in each dtype; then with numbers that are not finite."""
+    fmt, shape = case
     torch.manual_seed(0)
     for dtype in DTYPES:
         x = torch.randn(shape).to(dtype)

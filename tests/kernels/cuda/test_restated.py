@@ -10,6 +10,7 @@ from blockscale.kernels.registry import use
 from blockscale.ops import primitives as P
 from tests.kernels.cuda.equal import DEVICE, wrong
 from tests.kernels.restated import FORMATS, UNCHOSEN, awkward, given, runs
+from tests.some import crossed
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinities
 SHAPES = ((4, 64), (2, 40))
@@ -25,7 +26,7 @@ def _here() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", crossed(3, FORMATS))
 def test_every_primitive_has_the_references_bits(fmt: str) -> None:
     if not runs("cuda", "quantize", fmt):
         return  # kernels of its element or offset are not here

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import triton
 
+from blockscale.kernels import tuned
 from blockscale.kernels.cuda import tables
 
 FMT = "e2m1:group32:e8m0/floor"
@@ -41,14 +43,14 @@ def test_the_nearest_shape_of_the_same_rows() -> None:
 
 
 def _write(path: str, number: int) -> None:
-    read = tables.read
+    read = tuned.read
 
-    def slowly(file: Path) -> tables.Table:
+    def slowly(file: Path) -> tuned.Table:
         table = read(file)
         time.sleep(0.02)  # another writer's moment
         return table
 
-    tables.read = slowly
+    tuned.read = slowly
     tables.record({f"kernel {number % 3}": {f"{number},1,1": ["dense"]}}, Path(path))
 
 
@@ -63,12 +65,48 @@ def test_processes_write_at_once(mine: Path) -> None:
     assert sum(len(entries) for entries in table.values()) == 12
 
 
-@pytest.mark.parametrize("text", ["{", "[]", ""])
+GARBAGE = (
+    "{", "[]", "", "[" * 10_000, "\xff", "NaN", '{"a": 5}', '{"a": {"1,2": ["tile"]}}',
+    '{"a": {"1,2,x": ["tile"]}}', '{"a": {"1,2,3": []}}', '{"a": {"1,2,3": "tile"}}',
+    '{"a": {"1,2,3": [5]}}', '{"a": {"1,2,3": ["tile", 1.5]}}', '{"a": {"1,2,3": ["tile", null]}}',
+    '{"a": {"1,2,3": ["tile", true]}}', '{"a": {}, "a": {}}', '{"a": {"-1,2,3": ["tile"]}}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", GARBAGE)
 def test_a_broken_table_says_so(mine: Path, text: str) -> None:
     mine.parent.mkdir()
     mine.write_text(text)
     with pytest.raises(ValueError, match=r"tune\.json is no table of launch choices.*delete it"):
         tables.lookup("weight", FMT, (1, 1, 1), "a GPU")
+    with pytest.raises(ValueError, match=r"tune\.json is no table"):
+        tables.record({"a": {"1,1,1": ["dense"]}})
+
+
+def test_pipes_and_devices_are_no_tables(mine: Path) -> None:
+    mine.parent.mkdir()
+    mine.symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match="not a regular file"):
+        tuned.read(mine)
+
+
+def test_a_lock_that_is_a_link_is_not_followed(mine: Path) -> None:
+    """Its target was emptied."""
+    mine.parent.mkdir()
+    victim, lock = mine.parent / "victim", mine.with_suffix(".lock")
+    victim.write_text("mine")
+    lock.symlink_to(victim)
+    with pytest.raises(ValueError, match=r"tune\.lock cannot be locked"):
+        tables.record({"a": {"1,1,1": ["dense"]}})
+    assert victim.read_text() == "mine" and not mine.exists()
+    lock.unlink()
+    os.link(victim, lock)  # nor is a file emptied that the name is another one of
+    tables.record({"a": {"1,1,1": ["dense"]}})
+    assert victim.read_text() == "mine" and mine.exists()
+    lock.unlink()
+    os.mkfifo(lock)
+    with pytest.raises(ValueError, match=r"tune\.lock cannot be locked"):
+        tables.record({"a": {"1,1,1": ["dense"]}})
 
 
 def test_the_fastest_is_kept() -> None:
@@ -86,7 +124,7 @@ def test_the_fastest_is_kept() -> None:
 
 def test_what_is_recorded_wins_over_what_is_shipped(mine: Path) -> None:
     """And over what was recorded before; other shapes of the same key stay."""
-    at, entries = next(iter(tables.read(tables.SHIPPED).items()))
+    at, entries = next(iter(tuned.read(tables.SHIPPED).items()))
     kernel, fmt, device, version = at.split("|")
     if version != ".".join(triton.__version__.split(".")[:2]):
         pytest.skip(f"the shipped table was measured with Triton {version}")

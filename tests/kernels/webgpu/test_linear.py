@@ -14,6 +14,7 @@ from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear
 from tests.kernels.webgpu.matmul.exact import by, check, on_webgpu, stored
+from tests.some import crossed
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 QUICK = ("int8_channel", "nvfp4", "fp8", "uint4", "nf4")
@@ -37,7 +38,7 @@ def _same_numbers() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", crossed(2, QUICK))
 def test_few_and_many_rows(name: str) -> None:
     w = stored(torch.randn(34, 128), name)
     for i, rows in enumerate((1, 3, 20)):
@@ -132,7 +133,8 @@ def test_poisoned_blocks_and_codes() -> None:
 @pytest.mark.parametrize(
     "fmt",
     [
-        "int8:group32:e8m0/floor", "nf4:group32:fp32",
+        "int8:group32:e8m0/floor",
+        pytest.param("nf4:group32:fp32", marks=pytest.mark.slow),
         pytest.param("int4:group32:fp32", marks=pytest.mark.slow),
     ],
 )  # fmt: skip

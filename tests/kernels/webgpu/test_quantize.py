@@ -12,6 +12,7 @@ from blockscale.kernels.webgpu.primitives import choices
 from blockscale.kernels.webgpu.spec import Choices, Constants
 from tests.kernels.cuda.formats import CODEBOOKS, FLOAT_ZEROS, OFFSETS
 from tests.kernels.webgpu.equal import DTYPES, hard, wrong
+from tests.some import crossed
 
 SHAPES = ((4, 96), (3, 5, 64), (4, 37), (2, 256, 128), (1,), (5, 0))
 OTHERS = (
@@ -33,10 +34,10 @@ BLOCKS = (
 
 @pytest.mark.parametrize(
     "fmt",
-    [
+    crossed(2, [
         "int8:group32:fp32", "nvfp4", "uint4:tile2x16:fp16:asym", "ternary",
         "int5:group10:fp32:stochastic",
-    ],
+    ]),
 )  # fmt: skip
 def test_one_format_of_each_kind(fmt: str) -> None:
     assert not wrong(hard((4, 96), torch.float32), fmt)

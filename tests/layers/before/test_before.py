@@ -57,11 +57,13 @@ def test_spellings() -> None:
         x = whole(3, K)
         same(other(x), each(x))
         assert (repr(other), other.nbytes) == (repr(each), sum(b.nbytes for b in buffers.values()))
-    assert {"scale", "rotate:2", "rotate:2:signs"} <= {each.fmt for each in kinds()}
+    assert {"order", "scale", "rotate:2", "rotate:2:signs"} <= {each.fmt for each in kinds()}
     for text in ("", "scale:2", "rotate", "rotate:", "rotate:+8", "rotate:08", "rotate:8:",
                  "rotate:8:sign", "rotate:８", "rotate:²", "turn:8",
                  f"rotate:{10**30}"):  # fmt: skip
-        with pytest.raises(ValueError, match="there are scale, rotate:SIZE, rotate:SIZE:signs"):
+        with pytest.raises(
+            ValueError, match="there are order, scale, rotate:SIZE, rotate:SIZE:signs"
+        ):
             before.stored_buffers(text, K)
     with pytest.raises(ValueError, match="divides 24 features, found 16"):
         before.stored_buffers("rotate:16", K)
@@ -104,7 +106,7 @@ def negate() -> Iterator[None]:
 def test_a_kind_is_found_by_its_name() -> None:
     folder = pathlib.Path(before.__file__).parent
     names = {path.stem for path in folder.glob("*.py")} - {"__init__", "before"}
-    assert set(before.kinds()) == names == {"scale", "rotate"}
+    assert set(before.kinds()) == names == {"order", "scale", "rotate"}
     assert all(kind.name == name for name, kind in before.kinds().items())
 
 
@@ -120,5 +122,7 @@ def test_a_new_kind_is_saved_and_loaded(negate: None, tmp_path: pathlib.Path) ->
     bs.load(again, path)
     assert isinstance(again[0].before, Negate)
     same(again(x), model(x))
-    with pytest.raises(ValueError, match="no transform 'negate:2'; there are negate, scale,"):
+    with pytest.raises(
+        ValueError, match="no transform 'negate:2'; there are negate, order, scale,"
+    ):
         before.stored_buffers("negate:2", K)

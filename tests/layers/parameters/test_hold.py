@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
+from blockscale.layers.linear import QLinear
 from blockscale.layers.parameters.hold import Holder, all_held, held, hold, release
 from blockscale.layers.store import QWeight
 
@@ -102,3 +103,54 @@ def test_casts_follow() -> None:
     module = own().to(torch.bfloat16)
     assert (module.q.dtype, module.q.scale.dtype) == (torch.bfloat16, torch.uint8)
     assert module(X.bfloat16()).dtype == torch.bfloat16
+
+
+def test_codes_of_another_shape_are_refused() -> None:
+    module, other = own(), nn.Module()
+    other.q = nn.Parameter(torch.randn(32, 64))
+    hold(other, "q", QWeight.quantize(other.q, bs.parse("mxfp4")))
+    with pytest.raises(RuntimeError, match="an assignment writes to"):
+        module.q = other.q
+    module.q = module.k
+    assert held(module)["q"] is held(module)["k"]
+
+
+def with_values_of(model: nn.Module, quantized: nn.Module) -> nn.Module:
+    """The float model with the values that the codes of `quantized` stand for."""
+    with torch.no_grad():
+        for name, module in quantized.named_modules():
+            if isinstance(module, nn.MultiheadAttention | QLinear):
+                of = model.get_submodule(name)
+                for part in ("weight", "in_proj_weight"):
+                    if isinstance(getattr(of, part, None), Tensor):
+                        getattr(of, part).copy_(getattr(module, part).dequantize())
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("fmt", ["int8_channel", "mxfp4"])
+def test_fused_attention_of_torch(fmt: str, mode: type) -> None:
+    """An encoder whose float layers take torch's fast path gives what their values give there; with
+    padding that path makes nested tensors, which quantized layers are never handed."""
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2)
+    quantized = copy.deepcopy(encoder.eval())
+    bs.quantize_(quantized, bs.Recipe(weight=fmt))
+    assert len(list(all_held(quantized))) == 2
+    expected = with_values_of(copy.deepcopy(encoder), quantized)
+    x, padded = torch.randn(3, 5, 32), torch.tensor([[0] * 5, [0, 0, 0, 1, 1], [0, 0, 1, 1, 1]])
+    for mask in (None, padded.bool()):
+        kept = slice(None) if mask is None else ~mask
+        with mode():
+            y, z, plain = (
+                m(x, src_key_padding_mask=mask)[kept] for m in (quantized, expected, encoder)
+            )
+            try:
+                torch.backends.mha.set_fastpath_enabled(False)
+                slow = quantized(x, src_key_padding_mask=mask)[kept]
+            finally:
+                torch.backends.mha.set_fastpath_enabled(True)
+        assert torch.equal(y, slow)
+        torch.testing.assert_close(y, z, rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(y, plain, rtol=1e-5, atol=1e-5)  # codes were read

@@ -18,6 +18,7 @@ from blockscale.core.parse import parse
 from blockscale.kernels.registry import KERNELS
 from blockscale.ops.fused import FUSED, Fused
 from tests.ops.samples import bits
+from tests.some import crossed
 
 FORMATS = (
     "",
@@ -151,12 +152,13 @@ def check(name: str, case: Case, dtype: torch.dtype) -> None:
 def every(
     cases: list[Case], dtypes: tuple[torch.dtype, ...] = DTYPES
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Run a test for each case and dtype."""
+    """Run a test for each case and dtype; every other one is slow."""
+    names = {id(case): case.name or f"case{i}" for i, case in enumerate(cases)}
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
-        told = [case.name or f"case{i}" for i, case in enumerate(cases)]
-        test = pytest.mark.parametrize("dtype", dtypes, ids=str)(test)
-        test = pytest.mark.parametrize("case", cases, ids=told)(test)
+        pairs = crossed(2, cases, dtypes)
+        told = [f"{names[id(pair.values[0])]}-{pair.values[1]}" for pair in pairs]
+        test = pytest.mark.parametrize(("case", "dtype"), pairs, ids=told)(test)
         test.cases = cases  # tests/ops/fused/test_match.py and others read them
         return test
 

@@ -14,6 +14,7 @@ from blockscale.ops import primitives as P
 from blockscale.ops.fused import FUSED, Fused
 from tests.ops.fused.cases import Case, coded, quantizer_of
 from tests.ops.samples import bits
+from tests.some import crossed
 
 CHOSEN = Quantizer(None, None, None, "bfp8")
 FORMATS = ("mxfp8", "", "uint8:tensor:fp32:asym", "nvfp4")
@@ -27,7 +28,7 @@ def cases_of(name: str) -> list[Case]:
 
 
 ROWS = [
-    pytest.param(name, case, id=f"{name}-{i}")
+    pytest.param(name, case, id=f"{name}-{i}", marks=[pytest.mark.slow] * (i > 0))
     for name in sorted(FUSED)
     for i, case in enumerate(cases_of(name))
     if case.rows
@@ -85,7 +86,7 @@ CHECKED = (
 )
 
 
-@pytest.mark.parametrize("name", CHECKED)
+@pytest.mark.parametrize("name", crossed(2, CHECKED))
 def test_opcheck(name: str) -> None:
     fused, case = FUSED[name], cases_of(name)[0]
     for formats, result in (

@@ -27,7 +27,7 @@ _SEND = """
   const find = (id) => document.getElementById(id);
   let found;
   try {{
-    await until(() => document.documentElement.dataset.checked);
+    await until(() => document.documentElement.dataset.{ready});
     found = await (async () => {{ {script} }})();
   }} catch (error) {{ found = {{ error: String(error.stack || error) }}; }}
   await fetch("/found", {{ method: "POST", body: JSON.stringify(found) }});
@@ -43,14 +43,16 @@ def opened(
     *,
     flags: tuple[str, ...] = SOFTWARE_GPU,
     seconds: float = 120,
+    ready: str = "checked",
 ) -> Any:
     """What `script`, the body of an async function, returns once the page has checked itself.
 
     It may call `until(condition)` and `find(id)`. folder: for the browser's own files.
+    ready: the data attribute of the page's root that says so
     Raises TimeoutError if nothing comes back.
     """
     assert CHROMIUM is not None
-    content = html.replace("</body>", _SEND.format(script=script) + "</body>").encode()
+    content = html.replace("</body>", _SEND.format(script=script, ready=ready) + "</body>").encode()
     arrived = threading.Event()
     found: dict[str, Any] = {}
     server = ThreadingHTTPServer(("localhost", 0), _handler(content, found, arrived))

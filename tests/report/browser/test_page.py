@@ -35,6 +35,15 @@ def made(*names: str) -> str:
     return page({name: parse(name) for name in names}, "0.0.test")
 
 
+def test_names_end_no_script_and_add_no_element():
+    odd = "</script><img src=x onerror=alert(1)><!--<script>"
+    text = page({odd: parse("int8")}, odd)
+    assert odd not in text and "<img" not in text and "<!--" not in text
+    assert "&lt;/script&gt;&lt;img" in text  # the version, in the foot
+    told = re.search(r"const PAGE = (.*);</script>", text)
+    assert json.loads(told[1])["formats"][0]["name"] == odd
+
+
 @needs_chromium
 @pytest.mark.slow
 def test_every_format_has_the_references_bits_in_a_browser(tmp_path):

@@ -76,6 +76,16 @@ void bind_primitives(nb::module_& m) {
                        int threads) {
         isa().primitives->unpack(bits, at(packed), rows, size, at(patterns), threads);
     }, nb::call_guard<nb::gil_scoped_release>());
+    m.def("round_columns", [](const NativeFormat& f, int64_t columns, int64_t rows, Address wanted,
+                              Address base, Address coupling, const Parts& parts, Address codes,
+                              Address values, Address errors, int threads) {
+        OwnedLayout layout = f.layout({columns, rows});
+        auto wide = [](Address address) { return reinterpret_cast<double*>(address); };
+        ColumnsTask task{f.spec(),       layout,         columns,   rows,
+                         wide(wanted),   wide(base),     wide(coupling), qparams(parts),
+                         at(codes),      reinterpret_cast<float*>(values), wide(errors)};
+        isa().primitives->round_columns(task, threads);
+    }, nb::call_guard<nb::gil_scoped_release>());
     m.def("embedding", [](const NativeFormat& f, int64_t rows, int64_t columns, Address codes,
                           const Parts& parts, Address indices, int64_t count, Address y,
                           int dtype, int threads) {

@@ -9,12 +9,14 @@ namespace blockscale {
 
 namespace {
 
-// float32 as integers in the same order, -0 below 0.
-int32_t ordered(float value) {
+int32_t bits_of(float value) {
     int32_t bits;
     std::memcpy(&bits, &value, 4);
-    return bits ^ ((bits >> 31) & INT32_MAX);
+    return bits;
 }
+
+// float32 as integers in the same order, -0 below 0.
+int32_t ordered(float value) { return bits_of(value) ^ ((bits_of(value) >> 31) & INT32_MAX); }
 
 // The index of y's cell.
 int cell_of(const Cells& cells, float y) {
@@ -78,6 +80,48 @@ void make_cells(int bits, const std::vector<float>& values, const std::vector<in
     if (!two_zeros) fill_cells(values, order, thresholds, cells);
 }
 
+// The cells of an octave, from the thresholds above values [first, first + count], the first of them
+// being the octave's own power of two. False if two lie in one.
+bool fill_octave(const std::vector<float>& above, int first, int count, Octaves& to) {
+    constexpr int32_t kFraction = 0x7FFFFF, kWidth = 1 << Octaves::kRight;
+    int next = 0;
+    for (int cell = 0; cell < Octaves::kCells; ++cell) {
+        int32_t fraction = next < count ? bits_of(above[first + next]) & kFraction : kFraction;
+        bool divided = next < count && fraction / kWidth == cell;
+        to.entries[cell] = divided ? ((next + 1) << to.shift) - (fraction + 1)
+                                   : (next << to.shift) + kWidth / 2 - cell * kWidth;
+        next += divided;
+    }
+    return next == count;
+}
+
+// Octaves for a mirrored table whose magnitudes, in the order of their codes, are 0 and such values.
+void make_octaves(const std::vector<float>& values, const std::vector<float>& thresholds, int fraction_bits,
+                  Octaves& to) {
+    int half = static_cast<int>(values.size()) / 2, each = 1 << fraction_bits;
+    std::vector<float> above(thresholds.begin() + half, thresholds.end());  // [c]: between c and c + 1
+    if (half < 3 * each) return;
+    for (int c = 1; c < half; ++c) {
+        bool normal = values[c] >= 0x1p-100f && values[c] <= 0x1p100f && values[c] > values[c - 1];
+        bool regular = c + each >= half || values[c + each] == 2 * values[c];
+        regular &= c + each >= half - 1 || above[c + each] == 2 * above[c];
+        if (!normal || !regular) return;
+    }
+    int start = 1;
+    while (start < each && bits_of(values[start]) & 0x7FFFFF) ++start;  // the first power of two
+    to.shift = 23 - fraction_bits;
+    if (bits_of(values[start]) & 0x7FFFFF || !fill_octave(above, start, each, to)) return;
+    to.base = (bits_of(values[start]) >> to.shift) - start;
+    for (int cell = 0; cell < Octaves::kCells; ++cell) {
+        to.entries[cell] -= to.base << to.shift;
+        to.mantissas[cell] = bits_of(values[start + cell % each]) & 0x7FFFFF;
+    }
+    to.first = bits_of(above[0]);
+    to.last = half - 1;
+    to.sign = half;
+    to.serve = true;
+}
+
 }  // namespace
 
 std::shared_ptr<const Codebook> make_codebook(int bits, const std::vector<float>& values,
@@ -107,6 +151,9 @@ std::shared_ptr<const Codebook> make_codebook(int bits, const std::vector<float>
     book->smallest = book->ranked[0];
     book->largest = book->ranked[count - 1];
     make_cells(bits, values, order, thresholds, book->cells);
+    bool mirrored = count == values.size() && is_mirrored(bits, values, order, thresholds);
+    for (int f = 1; mirrored && f <= 3 && !book->octaves.serve; ++f)
+        make_octaves(values, thresholds, f, book->octaves);
     return book;
 }
 

@@ -25,6 +25,24 @@ struct Cells {
     alignas(16) uint8_t codes[16];         // by rank; where mirrored, of magnitudes
 };
 
+// Values 2^(1/2^F) apart have the same thresholds in each octave [2^n, 2^(n+1)), but for the one below the
+// smallest of them. An octave has kCells evenly spaced cells with at most one threshold in each, so
+// that adding the entry of its cell to the bits of a magnitude carries into the code above that threshold:
+// (bits + entry) >> shift is the code, if it is within 1 and `last`.
+struct Octaves {
+    static constexpr int kCells = 16;
+    static constexpr int kRight = 19;  // the low bits of what is right of it say the cell
+
+    bool serve;         // else nothing below has a meaning
+    int shift;          // 23 - F
+    int32_t first;      // the bits of the threshold below the smallest value; at and under it the code is 0
+    int32_t last, sign; // the largest code of a magnitude, and the bit that is added for negative ones
+    int32_t base;       // what 1.0's octave begins with and codes do not have: see mantissas
+    alignas(64) int32_t entries[kCells];
+    // Of value c, c > 0: with n = c + base, the mantissa of entry n % kCells and the exponent n >> F.
+    alignas(64) int32_t mantissas[kCells];
+};
+
 // A number's rank, its place among the values in order, is the count of thresholds below it, as
 // ordered integers (numerics.md, section 4). It is found by halving: the first four steps compare
 // with one of 15 thresholds, each step s from there on with one of 2^s.
@@ -41,6 +59,7 @@ struct Codebook {
     alignas(64) float values[kMost];     // by code; NaN where a code means nothing
     float smallest, largest;             // values
     Cells cells;
+    Octaves octaves;
 };
 
 // thresholds: between neighbours of `order`, which has codes by rank. Throws std::invalid_argument

@@ -6,17 +6,23 @@
 #include <vector>
 
 #include "fused/fused.h"
+#include "fused/integer.h"
 #include "linear.h"
 #include "primitives.h"
+#include "records.h"
 
 namespace blockscale {
 
 struct Isa {
-    std::string name;  // baseline, avx2, avx512, avx512vnni, neon
-    bool present;      // whether this processor runs it
+    std::string name;     // baseline, avx2, avx512, avx512vnni, amx; neon, dotprod, i8mm
+    std::string lacking;  // why it does not run here; empty if it does
     const Primitives* primitives;
     const Linears* linears;
     const FusedOps* fused;
+    const IntegerOps* integers;
+    const Records* records;
+
+    bool present() const { return lacking.empty(); }
 };
 
 // What was compiled, slowest first.

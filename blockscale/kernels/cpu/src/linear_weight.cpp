@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <new>
 
 #include "isa.h"
 
@@ -17,6 +16,7 @@ namespace blockscale {
 namespace {
 
 constexpr int64_t kSpare = 64;  // bytes that kernels may read behind an array
+constexpr int64_t kSpareChunks = 3;  // of the last panel: products of matrices take up to four at once
 
 int64_t scale_size(ScaleKind kind) {
     switch (kind) {
@@ -59,8 +59,7 @@ uint64_t sample_of(const void* data, int64_t bytes, uint64_t hash) {
 uint8_t* streamed(int64_t bytes) {
     constexpr int64_t kLarge = 2 << 20;
     int64_t unit = bytes < kLarge ? kSpare : kLarge;
-    void* data = std::aligned_alloc(unit, std::max(unit, (bytes + unit - 1) / unit * unit));
-    if (!data) throw std::bad_alloc();
+    void* data = allocate(bytes, unit);
 #if defined(MADV_HUGEPAGE)
     if (bytes >= kLarge) madvise(data, bytes / kLarge * kLarge, MADV_HUGEPAGE);
 #endif
@@ -89,7 +88,7 @@ int64_t longest_sum(int64_t product) {
 }
 
 // The steps of given scales. False where float32 sums of integers times them could leave its range.
-bool given_steps(const IntegerInput& x, std::vector<float>* steps) {
+bool given_steps(const IntegerInput& x, Numbers<float>* steps) {
     if (!x.scale) return true;
     steps->resize(x.codes ? x.scales : 1);
     Layout flat{one_block(1), kNoBlocks};
@@ -130,8 +129,8 @@ uint64_t fingerprint(const void* data, int64_t bytes, int threads) {
     constexpr int64_t kPart = 1 << 16, kChains = 8;  // multiplications wait for one another
     const char* at = static_cast<const char*>(data);
     int64_t parts = (bytes + kPart - 1) / kPart;
-    std::vector<uint64_t> hashes(parts);
-#pragma omp parallel for num_threads(threads) if (parts > 8)
+    Numbers<uint64_t> hashes(parts);
+#pragma omp parallel for num_threads(startable(threads)) if (parts > 8)
     for (int64_t part = 0; part < parts; ++part) {
         uint64_t chains[kChains] = {}, words[kChains];
         int64_t end = std::min(bytes, (part + 1) * kPart);
@@ -212,7 +211,7 @@ bool LinearWeight::pack(int threads) {
          .nibbles = spec.element.bits <= 4, .codes = nullptr, .scales = nullptr, .zeros = nullptr,
          .reach = 0};
     bool zeros = spec.asym || !spec.element.is_signed;
-    panels_.reset(streamed(w.panels() * w.chunks() * w.chunk_bytes()));
+    panels_.reset(streamed((w.panels() * w.chunks() + kSpareChunks) * w.chunk_bytes()));
     panel_scales_.resize(w.panels() * w.blocks() * kPanel);
     panel_zeros_.resize(zeros ? panel_scales_.size() : 0);
     w.codes = panels_.get();
@@ -233,7 +232,7 @@ bool LinearWeight::pack(int threads) {
 }
 
 const int32_t* LinearWeight::sums_of(int64_t block, int threads) {
-    std::vector<int32_t>& sums = sums_[block];
+    Numbers<int32_t>& sums = sums_[block];
     if (sums.empty()) {
         sums.resize(integer_.panels() * ((integer_.k + block - 1) / block) * kPanel);
         isa().linears->sum_blocks(integer_, block, sums.data(), threads);
@@ -248,7 +247,7 @@ bool LinearWeight::integers(const NativeFormat& x_format, IntegerInput x, const 
     x.spec = &spec;
     x.block = std::min(x.block, k);
     int64_t x_block = x.block == 0 ? k : x.block;
-    std::vector<float> steps;
+    Numbers<float> steps;
     if (!integers_fit(spec, x_block)) return false;
     int64_t x_reach = reach_of(x);
     if (x_reach < 0 || !given_steps(x, &steps)) return false;

@@ -6,9 +6,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <vector>
 
 #include "linear.h"
+#include "memory/memory.h"
 #include "native_format.h"
 
 namespace blockscale {
@@ -44,17 +44,17 @@ private:
     FloatWeight float_;
     QParams scale_;
     int64_t scale_bytes_;
-    std::vector<float> steps_, zero_points_, offsets_;
-    std::vector<uint8_t> scale_codes_;
+    Numbers<float> steps_, zero_points_, offsets_;
+    Numbers<uint8_t> scale_codes_;
     uint64_t sample_;
 
     std::mutex lock_;  // for what follows
     State packed_ = State::unknown;
     IntegerWeight integer_;
     std::unique_ptr<uint8_t, Free> panels_;
-    std::vector<float> panel_scales_;
-    std::vector<int32_t> panel_zeros_;
-    std::map<int64_t, std::vector<int32_t>> sums_;  // by block
+    Numbers<float> panel_scales_;
+    Numbers<int32_t> panel_zeros_;
+    std::map<int64_t, Numbers<int32_t>> sums_;  // by block
     const Linears* few_of_ = nullptr;  // the instruction set that `few_` holds for
     int64_t few_ = 0;
 };

@@ -12,14 +12,25 @@ void bind_format(nb::module_& m);
 void bind_primitives(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_fused(nb::module_& m);
+void bind_integer(nb::module_& m);
+void bind_records(nb::module_& m);
+void bind_tuning(nb::module_& m);
 
 namespace {
 
 std::vector<std::string> names(bool only_present) {
     std::vector<std::string> found;
     for (const auto& each : blockscale::isas())
-        if (each.present || !only_present) found.push_back(each.name);
+        if (each.present() || !only_present) found.push_back(each.name);
     return found;
+}
+
+// Why those that were compiled do not run here, by name.
+nb::dict lacking() {
+    nb::dict reasons;
+    for (const auto& each : blockscale::isas())
+        if (!each.present()) reasons[each.name.c_str()] = each.lacking;
+    return reasons;
 }
 
 // How this library was built: `blockscale hardware` shows it.
@@ -41,6 +52,7 @@ nb::dict build() {
 NB_MODULE(_native, m) {
     m.def("compiled_isas", [] { return names(false); });
     m.def("isas", [] { return names(true); });
+    m.def("lacking", &lacking);
     m.def("isa", [] { return blockscale::isa().name; });
     m.def("select_isa", &blockscale::select_isa);
     m.def("build", &build);
@@ -48,4 +60,7 @@ NB_MODULE(_native, m) {
     bind_primitives(m);
     bind_linear(m);
     bind_fused(m);
+    bind_integer(m);
+    bind_records(m);
+    bind_tuning(m);
 }

@@ -23,6 +23,20 @@ struct Seed {
     int64_t key, first;
 };
 
+// Columns [columns, rows] of float64 that are rounded one after the other: see isa/primitives/columns.cpp.
+// A scale for each element; `coupling` [columns, columns], `base` null or as `wanted`; the rest is written,
+// `codes` as patterns of code_bytes().
+struct ColumnsTask {
+    const Spec& spec;
+    const Layout& layout;
+    int64_t columns, rows;
+    const double *wanted, *base, *coupling;
+    QParams scales;
+    void* codes;
+    float* values;
+    double* errors;
+};
+
 struct Primitives {
     // x -> the scale of each block.
     void (*choose)(const Spec&, const Layout&, const void* x, Dtype, QParams, int threads);
@@ -60,6 +74,7 @@ struct Primitives {
     // and nothing written, if an index is out of range.
     bool (*embedding)(const Spec&, const Layout&, const void* packed, QParams,
                       const int64_t* indices, int64_t count, void* y, Dtype, int threads);
+    void (*round_columns)(const ColumnsTask&, int threads);
 };
 
 }  // namespace blockscale

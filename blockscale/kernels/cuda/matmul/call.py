@@ -26,6 +26,15 @@ class Call(NamedTuple):
     fused: bool = False
 
 
+# What kernels are written for: rows and outputs of a tile, words or codes of a step, warps, stages
+# or programs, parts of a sum, steps at a time. 0 where a way has no such number.
+_NUMBERS = (
+    (0, 8, 16, 32, 64, 128, 192, 256), (0, 16, 32, 64, 128, 256, 2048, 4096),
+    (0, 8, 16, 32, 48, 64, 128, 256), (0, 1, 2, 4, 8, 16), range(9), range(1, 17),
+    range(1, 9),
+)  # fmt: skip
+
+
 def columns(numbers: Sequence[int]) -> tuple[int, ...]:
     """The seven numbers of a table's entry. Raises ValueError if there are none, or too many."""
     if not COLUMNS - 2 <= len(numbers) <= COLUMNS:
@@ -34,6 +43,13 @@ def columns(numbers: Sequence[int]) -> tuple[int, ...]:
             f"{COLUMNS - 2} to {COLUMNS} were expected: delete the table that "
             "BLOCKSCALE_TUNE_CACHE names"
         )
+    for number, known in zip(numbers, _NUMBERS, strict=False):
+        if type(number) is not int or number not in known:
+            raise ValueError(
+                f"a table of launch choices has an entry with the number {number!r}, where one of "
+                f"{', '.join(map(str, known))} was expected: delete the table that "
+                "BLOCKSCALE_TUNE_CACHE names"
+            )
     return (*numbers, *(1,) * (COLUMNS - len(numbers)))
 
 

@@ -5,7 +5,7 @@ are exact in bfloat16; what is left of the scale meets the sums. The memory is g
 call.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -28,7 +28,7 @@ from blockscale.kernels.cuda.primitives.launch import launch
 from blockscale.kernels.cuda.primitives.plan import plan
 
 _UNFLUSHED = 16384  # products summed up there; of so many positive ones 63 of 64 units were lost
-_AT_ONCE = 1 << 30  # bytes of bfloat16 weights at a time, where nothing else is said
+AT_ONCE = 1 << 30  # bytes of bfloat16 weights at a time, where nothing else is said
 
 
 class DenseSettings(NamedTuple):
@@ -99,26 +99,46 @@ def dense(
     dtype: torch.dtype,
 ) -> Tensor:
     """x [rows, k] @ weight.T -> [rows, n] of dtype, by the library's product of bfloat16."""
-    (rows, k), n = x.shape, weight.codes.shape[0]
-    ready = in_parts(x)
-    factors = output_factors(weight, fmt, r)
-    plain = _plain(x, factors, ends, dtype)
-    y = x.new_empty((rows, n), dtype=dtype)
-    step = settings.outputs or max(_AT_ONCE // (2 * k), 1)
+    n, k = weight.codes.shape[0], x.shape[1]
+    step = settings.outputs or max(AT_ONCE // (2 * k), 1)
     step = step if r.height == 1 else n
+
+    def values(first: int, last: int) -> Tensor:
+        return exact(weight, fmt, r, k, *((first, last) if step < n else ()))
+
+    return by_library(x, n, values, step, output_factors(weight, fmt, r), ends, dtype)
+
+
+def by_library(
+    x: Tensor,
+    n: int,
+    values: Callable[[int, int], Tensor],
+    step: int,
+    factors: OutputFactors,
+    ends: Ends,
+    dtype: torch.dtype,
+) -> Tensor:
+    """x [rows, k] @ weight.T, times the factors of outputs -> [rows, n] of dtype.
+
+    values: the rows first ... last of the weight [n, k], bfloat16; step: how many at a time
+    """
+    ready = in_parts(x)
+    plain = _plain(x, factors, ends, dtype)
+    y = x.new_empty((x.shape[0], n), dtype=dtype)
     for first in range(0, n, step):
         last = min(first + step, n)
-        w = exact(weight, fmt, r, k, *((first, last) if step < n else ()))
+        w = values(first, last)
         bias = None if ends.bias is None else ends.bias[first:last]
         to = y[:, first:last]
         if plain and bias is None:
-            torch.mm(ready, w.t(), out=to) if step >= n else to.copy_(ready @ w.t())
+            torch.mm(ready, w.t(), out=to)
         elif plain:
             to.copy_(torch.addmm(bias, ready, w.t()))  # type: ignore[arg-type]
         else:
             some = factors.values[first:last] if factors.stride else factors.values  # type: ignore[index]
             some_factors = OutputFactors(some, factors.stride)
             add_up(_sums(ready, w), PARTS[x.dtype], Ends(ends.x_row, bias), to, some_factors)
+        del w  # so that the next rows take its place in the cache
     return y
 
 

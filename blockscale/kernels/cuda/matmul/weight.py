@@ -1,5 +1,6 @@
 """A quantized weight as the ways to multiply take it: as words, with factors of its outputs."""
 
+import os
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,12 @@ class Weight(NamedTuple):
     scale: Tensor
     zero_point: Tensor | None
     outer: Tensor | None
+
+
+def exact_products() -> str | None:
+    """What the environment says of products whose loss a bfloat16 result hides (docs/numerics.md,
+    7): "exact" for none of them, or nothing."""
+    return os.environ.get("BLOCKSCALE_WEIGHT_PRODUCTS")
 
 
 def as_words(codes: Tensor) -> Tensor | None:

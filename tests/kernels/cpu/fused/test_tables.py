@@ -13,6 +13,7 @@ from blockscale.kernels.cpu.fused import tables
 from blockscale.ops.fused import FUSED
 from tests.kernels.cpu.fused.given import UINT8, coded, every_code, fixed
 from tests.kernels.same import same
+from tests.some import crossed
 
 FORMATS = (
     *("int8", "uint8", "e4m3", "e5m2", "log8", "int4", "uint4", "e2m1", "e3m2", "nf4", "ternary"),
@@ -38,7 +39,7 @@ def both(
     return found
 
 
-@pytest.mark.parametrize("fmt", SPELLED)
+@pytest.mark.parametrize("fmt", crossed(3, SPELLED))
 def test_every_code(isa: str, fmt: str) -> None:
     value = every_code(fmt, 0.047)
     for op in tables.OPS:

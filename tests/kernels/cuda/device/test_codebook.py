@@ -6,6 +6,7 @@ import torch
 from blockscale.core.reference import QParams
 from tests.kernels.cuda.device.inputs import midpoints
 from tests.kernels.cuda.equal import wrong
+from tests.some import crossed
 
 # numpy, in which the interpreter computes, tells of infinities and NaN
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -24,7 +25,9 @@ def test_every_midpoint(name: str) -> None:
     assert wrong(x, f"{name}:tensor:fp32", given=QParams(torch.ones(1))) == []
 
 
-@pytest.mark.parametrize("scale", [3.0, -2.0, 0.0, -0.0, 2.0**-149, 3e38, torch.inf, torch.nan])
+@pytest.mark.parametrize(
+    "scale", crossed(2, [3.0, -2.0, 0.0, -0.0, 2.0**-149, 3e38, torch.nan, torch.inf])
+)
 def test_given_scales(scale: float) -> None:
     for fmt in ("nf4:tensor:fp32", "fp4:tensor:fp32:recip", "book(-0,3,0,-1,1):tensor:fp32"):
         x = torch.cat([torch.randn(50), midpoints(fmt), midpoints(fmt) * scale])

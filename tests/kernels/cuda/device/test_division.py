@@ -9,6 +9,7 @@ from torch import Tensor
 from blockscale.core.reference import QParams
 from tests.kernels.cuda.device.inputs import midpoints
 from tests.kernels.cuda.equal import DTYPES, wrong
+from tests.some import crossed
 
 # numpy, in which the interpreter computes, tells of infinities and NaN
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -34,7 +35,7 @@ STRANGE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("fmt", STRANGE)
+@pytest.mark.parametrize("fmt", crossed(3, STRANGE))
 def test_blocks_that_are_not_ordinary(fmt: str) -> None:
     """All of them in a program, and some of them between ordinary ones, of zeros, too."""
     x = uncommon(DTYPES[STRANGE.index(fmt) % 2])

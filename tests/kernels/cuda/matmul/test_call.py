@@ -8,11 +8,14 @@ from blockscale.kernels.cuda.matmul.call import Call, columns, tile_rows, worth_
 
 
 def test_seven_numbers() -> None:
-    assert columns([1, 2, 3, 4, 5]) == (1, 2, 3, 4, 5, 1, 1)
-    assert columns([1, 2, 3, 4, 5, 6]) == (1, 2, 3, 4, 5, 6, 1)
-    assert columns([1, 2, 3, 4, 5, 6, 7]) == (1, 2, 3, 4, 5, 6, 7)
+    assert columns([8, 64, 32, 4, 5]) == (8, 64, 32, 4, 5, 1, 1)
+    assert columns([8, 64, 32, 4, 5, 2]) == (8, 64, 32, 4, 5, 2, 1)
+    assert columns([8, 64, 32, 4, 5, 2, 3]) == (8, 64, 32, 4, 5, 2, 3)
     for wrong in ([], [1, 2, 3, 4], [1] * 8):
         with pytest.raises(ValueError, match="5 to 7 were expected: delete the table"):
+            columns(wrong)
+    for wrong in ([7, 64, 32, 4, 5], [8, 64, 32, 4, -1], [8, 64, 32, 4, True], [8, 64, "a", 4, 5]):
+        with pytest.raises(ValueError, match=r"with the number .* was expected: delete the table"):
             columns(wrong)
 
 

@@ -13,12 +13,13 @@ from blockscale.kernels.cuda.matmul.tile import TileSettings, fits, in_registers
 from blockscale.kernels.cuda.matmul.weight import Weight
 from tests.kernels.cuda.equal import DEVICE, DTYPES
 from tests.kernels.cuda.matmul.exact import excess, stored
+from tests.some import crossed
 
 
 @pytest.mark.parametrize(
-    "name", ["mxfp4", "uint4:group128:fp32:asym", "nvfp4", "int8:channel0:fp32"]
+    ("name", "k"),
+    crossed(2, ["mxfp4", "uint4:group128:fp32:asym", "nvfp4", "int8:channel0:fp32"], [256, 320]),
 )
-@pytest.mark.parametrize("k", [256, 320])
 def test_products(name: str, k: int) -> None:
     """More tiles than one, the last ones partial, k among one, two and more programs than tiles."""
     words = 16 if "group128" in name else 32

@@ -11,6 +11,7 @@ from blockscale.core.parse import parse
 from blockscale.kernels.cuda.device.tile import locate, spread
 from blockscale.kernels.cuda.primitives.tiling import Blocks, blocks_of, groups, tiling
 from tests.kernels.cuda.equal import DEVICE
+from tests.some import crossed
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -40,13 +41,14 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("whole", "elements", "unit"),
-    [(False, 64, 32), (False, 64, 256), (True, 64, 32), (True, 512, 32)],
+    ("case", "cut"),
+    crossed(3, CASES, [(False, 64, 32), (False, 64, 256), (True, 64, 32), (True, 512, 32)]),
+    ids=str,
 )
-@pytest.mark.parametrize(("block", "shape"), CASES)
 def test_each_element_has_its_blocks_scale(
-    block: str, shape: tuple[int, ...], whole: bool, elements: int, unit: int
+    case: tuple[str, tuple[int, ...]], cut: tuple[bool, int, int]
 ) -> None:
+    (block, shape), (whole, elements, unit) = case, cut
     blocks = parse(f"int8:{block}:fp32").block
     laid = tiling(blocks_of(shape, blocks), elements, whole=whole, unit=unit)
     if laid is None:

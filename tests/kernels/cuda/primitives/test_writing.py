@@ -4,12 +4,16 @@ import pytest
 import torch
 
 from tests.kernels.cuda.equal import DTYPES, wrong
+from tests.some import crossed
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
-@pytest.mark.parametrize("element", ["binary", "int2", "int3", "int4", "e2m3", "int8", "int12"])
-@pytest.mark.parametrize("block", ["group16", "group4@0", "tile2x16", "group5"])
+ELEMENTS = ("binary", "int2", "int3", "int4", "e2m3", "int8", "int12")
+BLOCKS = ("group16", "group4@0", "tile2x16", "group5")
+
+
+@pytest.mark.parametrize(("element", "block"), crossed(4, ELEMENTS, BLOCKS))
 def test_every_width(element: str, block: str) -> None:
     """In rows that fill words of packed codes, and in rows that do not; single and paired."""
     for columns, dtype in ((32, DTYPES[1]), (21, DTYPES[0])):

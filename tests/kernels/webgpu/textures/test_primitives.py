@@ -13,6 +13,7 @@ from blockscale.kernels.webgpu import textures
 from blockscale.kernels.webgpu.spec import known
 from tests.kernels.same import same
 from tests.kernels.webgpu.here import here
+from tests.some import crossed
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -75,7 +76,7 @@ def differing(fmt: str, shape: tuple[int, ...], dtype: torch.dtype) -> list[str]
     return [name for name, (a, b) in found.items() if not same(a, b)]
 
 
-@pytest.mark.parametrize("fmt", FAST)
+@pytest.mark.parametrize("fmt", crossed(2, FAST))
 def test_bits(fmt: str) -> None:
     for shape in SHAPES[1:4:2]:
         if fits(fmt, shape):

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.kernels.webgpu.torch_ops.numbers import FLOATS
+from tests.some import crossed
 
 SHAPES = [(1, 1, 1), (3, 5, 2), (64, 64, 64), (65, 17, 130), (1, 200, 70), (130, 3, 1)]
 
@@ -15,8 +16,7 @@ def close(found: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> None:
     torch.testing.assert_close(found.cpu().double(), exact, atol=1e-4 + 8 * eps, rtol=2 * eps)
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "dtype"), crossed(3, SHAPES, FLOATS), ids=str)
 def test_products(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
     m, k, n = shape
     a, b, c = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype), torch.randn(n).to(dtype)

@@ -17,6 +17,7 @@ from blockscale.core.scale import FloatScale, PowerOfTwo
 from blockscale.core.scales.two_level import TwoLevel
 from tests.kernels.webgpu.wgsl.inputs import FEW, any_bits, beside
 from tests.kernels.webgpu.wgsl.running import run, same_bits, shader, words
+from tests.some import crossed
 
 COUNT = 1 << 13
 SEED = torch.tensor([11, 5])
@@ -153,7 +154,7 @@ def _float_if(x: Tensor) -> Tensor:
     return x.float() if x.is_floating_point() else x
 
 
-@pytest.mark.parametrize("fmt", PLAIN)
+@pytest.mark.parametrize("fmt", crossed(3, PLAIN))
 def test_nearest_even(fmt: str, hardware: str) -> None:
     check(fmt, hardware)
 

@@ -63,6 +63,10 @@ void bind_fused(nb::module_& m) {
                         int threads) {
         isa().fused->look_up(at(table), bytes, at<uint8_t>(codes), n, at(out), threads);
     }, nb::call_guard<nb::gil_scoped_release>());
+    m.def("look_up_wide", [](Address table, int bytes, Address codes, int64_t n, Address out,
+                             int threads) {
+        isa().fused->look_up_wide(at(table), bytes, at<uint16_t>(codes), n, at(out), threads);
+    }, nb::call_guard<nb::gil_scoped_release>());
     m.def("norm", [](bool centered, double eps, Address weight, Address bias, const NativeRows& a,
                      const NativeRows* b, int64_t rows, int64_t columns, Address sums,
                      Address values, const NativeRows* codes, bool given, int threads) {

@@ -50,6 +50,9 @@ struct FusedOps {
     // out[i] = table[codes[i]], of 256 entries of 1, 2 or 4 bytes.
     void (*look_up)(const void* table, int bytes, const uint8_t* codes, int64_t n, void* out,
                     int threads);
+    // The same of 65536 entries, by codes of 16 bits.
+    void (*look_up_wide)(const void* table, int bytes, const uint16_t* codes, int64_t n, void* out,
+                         int threads);
     // The norm of a + b (of a, if b is null) over rows; sums [rows, columns]: a + b, unless null.
     void (*norm)(const Norm&, const Rows& a, const Rows* b, int64_t rows, int64_t columns,
                  float* sums, const Result&, int threads);

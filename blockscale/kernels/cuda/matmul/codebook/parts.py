@@ -6,7 +6,6 @@ nearer to what two bfloat16 hold than they must. One bfloat16 for each is enough
 result hides what is lost (`nearest_of`).
 """
 
-import os
 from dataclasses import dataclass
 from functools import cache
 
@@ -30,11 +29,6 @@ class Parts:
 
     multiplier: float
     tables: tuple[tuple[float, ...], ...]
-
-
-def exact_tables() -> str | None:
-    """What the environment says of products with tables: "exact" or nothing."""
-    return os.environ.get("BLOCKSCALE_TABLE_PRODUCTS")
 
 
 @cache

@@ -41,3 +41,7 @@ fn four_most(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
     let found = max(bitcast<vec4<f32>>(all_flushed(a)), bitcast<vec4<f32>>(all_flushed(b)));
     return all_flushed(bitcast<vec4<u32>>(found));
 }
+
+fn four_sizes(x: vec4<u32>) -> vec4<u32> {
+    return all_flushed(x) & vec4(0x7fffffffu);
+}

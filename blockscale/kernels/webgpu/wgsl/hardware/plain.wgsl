@@ -29,3 +29,7 @@ fn four_least(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
 fn four_most(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
     return bitcast<vec4<u32>>(max(bitcast<vec4<f32>>(a), bitcast<vec4<f32>>(b)));
 }
+
+fn four_sizes(x: vec4<u32>) -> vec4<u32> {
+    return bitcast<vec4<u32>>(abs(bitcast<vec4<f32>>(x)));
+}

@@ -17,9 +17,9 @@ from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends
 from blockscale.kernels.registry import use
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear
-from blockscale.ops.op import OPS
 from tests.kernels.cuda.equal import DEVICE, DTYPES
-from tests.kernels.cuda.matmul.exact import ROUNDS
+from tests.kernels.cuda.matmul.exact import ROUNDS, ulps_of
+from tests.some import crossed
 
 FORMATS = [
     "uint4:group32:fp16:offset", "int4:group64:fp32:offset", "uint8:token:fp16:offset",
@@ -86,8 +86,7 @@ def test_products_of_what_is_left(count: int, rows: int) -> None:
         assert bool(((y - exact).abs() <= 2.0**-20 * size).all())
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("far", [0.0, 10.0])
+@pytest.mark.parametrize(("fmt", "far"), crossed(3, FORMATS, [0.0, 10.0]))
 def test_linear(fmt: str, far: float) -> None:
     for m, k, n, dtype in zip((3, 9, 18), (128, 160, 96), (17, 33, 5), DTYPES, strict=True):
         stored, values = weight(fmt, n, k, far)
@@ -95,7 +94,7 @@ def test_linear(fmt: str, far: float) -> None:
         with use("cuda"):
             y = linear(x.to(DEVICE), stored, bias.to(DEVICE), UNQUANTIZED).cpu().double()
         exact, size = x.double() @ values.T + bias, x.double().abs() @ values.abs().T + bias.abs()
-        bound = OPS["linear"].ulps * 2.0**-24 * size
+        bound = ulps_of(x, fmt) * 2.0**-24 * size
         bound = bound + ROUNDS[dtype] * (exact.abs() + bound)
         assert bool(((y - exact).abs() <= bound).all()), (m, dtype)
 

@@ -155,7 +155,7 @@ void run_block(const Attention& a, const Head& head, int64_t first, int64_t coun
 
 void fused_attention(const Attention& a, const Result& to, int threads) {
     int64_t blocks = ceil_div(a.rows, kBlock), heads = a.batch * a.heads;
-    bool pays = heads * a.rows * a.keys * a.depth >= 16 * kSmall;
+    bool pays = heads * a.rows * a.keys * a.depth >= 16 * chosen(Choice::threaded_elements);
     for_units(heads * blocks, threads, pays, [&](int64_t unit) {
         int64_t index = unit / blocks, first = unit % blocks * kBlock;
         int64_t count = smaller(kBlock, a.rows - first), row = index * a.rows + first;

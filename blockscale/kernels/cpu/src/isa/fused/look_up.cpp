@@ -1,11 +1,12 @@
-// Codes looked up in a table of 256 entries: what an op of one operand is on codes of 8 bits.
+// Codes looked up in a table of 256 entries, or of 65536: what an op of one operand is on codes of 8
+// bits, or of 16.
 #include "../simd/table.h"
 #include "rows.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {
 
-constexpr int64_t kCodesEach = 4 * kUnit;  // of a unit
+constexpr int64_t kCodesEach = 64 << 10;  // of a unit
 
 #if defined(__AVX512BW__)
 // 64 bytes. The table is 128 words in four registers; the low bit of a code says which half of one.
@@ -80,13 +81,33 @@ inline void floats_of(const uint32_t* table, const uint8_t* codes, int64_t n,
     for (; i < n; ++i) out[i] = table[codes[i]];
 }
 
+// One load each: no register holds such a table, and gathers are slower than loads where the entries
+// that occur lie in the first cache, as those of an activation's usual values do.
+template <typename Entry>
+inline void wide_of(const void* table, const uint16_t* codes, int64_t n, void* out) {
+    const Entry* entries = static_cast<const Entry*>(table);
+    Entry* __restrict to = static_cast<Entry*>(out);
+    for (int64_t i = 0; i < n; ++i) to[i] = entries[codes[i]];
+}
+
 }  // namespace
+
+void fused_look_up_wide(const void* table, int bytes, const uint16_t* codes, int64_t n, void* out,
+                        int threads) {
+    auto* run = bytes == 1   ? wide_of<uint8_t>
+                : bytes == 2 ? wide_of<uint16_t>
+                             : wide_of<uint32_t>;
+    for_units(ceil_div(n, kCodesEach), threads, n >= chosen(Choice::threaded_elements), [&](int64_t unit) {
+        int64_t first = unit * kCodesEach, many = smaller(kCodesEach, n - first);
+        run(table, codes + first, many, static_cast<char*>(out) + first * bytes);
+    });
+}
 
 void fused_look_up(const void* table, int bytes, const uint8_t* codes, int64_t n, void* out,
                    int threads) {
     alignas(64) uint32_t entries[256];
     memcpy(entries, table, 256 * bytes);
-    for_units(ceil_div(n, kCodesEach), threads, n >= kSmall, [&](int64_t unit) {
+    for_units(ceil_div(n, kCodesEach), threads, n >= chosen(Choice::threaded_elements), [&](int64_t unit) {
         int64_t first = unit * kCodesEach, count = smaller(kCodesEach, n - first);
         const uint8_t* from = codes + first;
         char* to = static_cast<char*>(out) + first * bytes;

@@ -65,8 +65,8 @@ inline void write_codes(const Result& to, int64_t columns, int64_t row, int64_t 
 // Call body(row, count) for so many rows at a time as stay in the cache.
 template <class Body>
 void for_row_units(int64_t rows, int64_t columns, int threads, Body body) {
-    int64_t height = larger(1, kUnit / larger(columns, 1));
-    for_units(ceil_div(rows, height), threads, rows * columns >= kSmall, [&](int64_t unit) {
+    int64_t height = larger(1, chosen(Choice::unit_elements) / larger(columns, 1));
+    for_units(ceil_div(rows, height), threads, rows * columns >= chosen(Choice::threaded_elements), [&](int64_t unit) {
         int64_t row = unit * height;
         body(row, smaller(height, rows - row));
     });

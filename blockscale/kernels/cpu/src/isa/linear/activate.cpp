@@ -1,5 +1,6 @@
 // Activations of an array, for the results of linear layers that are not finished tile by tile.
 #include "../../linear.h"
+#include "../../memory/memory.h"
 #include "../simd/environment.h"
 #include "activations.h"
 
@@ -7,7 +8,7 @@ namespace blockscale::BLOCKSCALE_ISA {
 
 void activate(Activation activation, float* y, int64_t n, int threads) {
     constexpr int64_t kPart = 4096;
-#pragma omp parallel for num_threads(threads) if (n > 8 * kPart)
+#pragma omp parallel for num_threads(startable(threads)) if (n > 8 * kPart)
     for (int64_t first = 0; first < n; first += kPart) {
         FullPrecision guard;
         int64_t count = smaller(kPart, n - first), whole = count / kFloats * kFloats;

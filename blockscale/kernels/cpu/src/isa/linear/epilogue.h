@@ -23,6 +23,8 @@ inline bool all_below(Vector x, Vector limit) {
     return _mm256_movemask_ps(_mm256_cmp_ps((__m256)x, (__m256)limit, _CMP_LT_OQ)) == 255;
 #elif defined(__x86_64__)
     return _mm_movemask_ps(_mm_cmplt_ps((__m128)x, (__m128)limit)) == 15;
+#elif defined(__aarch64__)
+    return vminvq_u32(vcltq_f32((float32x4_t)x, (float32x4_t)limit)) != 0;
 #else
     Ints below = x < limit;
     return below[0] & below[1] & below[2] & below[3];

@@ -4,6 +4,7 @@
 // wild and left to float.cpp, the others tame.
 #include "few.h"
 
+#include "../../tuning/tuning.h"
 #include "../primitives/decode.h"
 #include "../simd/environment.h"
 #include "../simd/floats.h"
@@ -299,7 +300,7 @@ void arrange(const Kind& k, const float* x, int64_t n, int64_t stride, float* to
 
 void run_all(const Few& p, RunPair run, int threads) {
     int64_t n = p.w->grid.rows;
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic, 32)
+#pragma omp parallel for num_threads(startable(threads)) if (threads > 1) schedule(dynamic, 32)
     for (int64_t output = 0; output < n; output += 2)
         run(p, output, smaller(output + 1, n - 1));
 }
@@ -311,10 +312,13 @@ int64_t few(const FloatWeight& w, int threads) {
     LaneBlocks blocks;
     if (!kind(w.spec->element, &k) || !blocks_of(k, w, &blocks)) return 0;
     int wild = 0;
-#pragma omp parallel for num_threads(threads) reduction(| : wild)
+#pragma omp parallel for num_threads(startable(threads)) reduction(| : wild)
     for (int64_t row = 0; row < w.grid.rows; ++row) wild |= !row_is_tame(w, row);
     const Element& e = w.spec->element;
-    return wild ? 0 : e.bits == 4 ? 16 : e.book ? 8 : 12;  // measured against `floats`
+    if (wild) return 0;
+    return chosen(e.bits == 4 ? Choice::few_of_nibbles_float
+                  : e.book    ? Choice::few_of_books_float
+                              : Choice::few_of_bytes_float);
 }
 
 bool few_rows(const FloatWeight& w, const void* x, Dtype dtype, int64_t rows, const Output& out,

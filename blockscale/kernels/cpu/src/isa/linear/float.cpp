@@ -3,6 +3,7 @@
 // so a decoded weight is one broadcast and nothing is summed across lanes. With very few rows most
 // lanes would be empty: then vectors run along k.
 #include "../../linear.h"
+#include "../../tuning/tuning.h"
 #include "../simd/array.h"
 #include "../simd/environment.h"
 #include "../simd/floats.h"
@@ -12,13 +13,15 @@
 namespace blockscale::BLOCKSCALE_ISA {
 
 const Primitives& primitives();
+// False if the matrix unit is not there, or the numbers are not for it: then y may hold anything.
+bool float_matrices(const FloatWeight&, const void* x, Dtype, int64_t rows, const Output&,
+                    int threads);
 
 namespace {
 
 constexpr int64_t kDepth = 512;         // of a decoded panel, along k; fills whole bytes
 constexpr int64_t kStride = kDepth + 16;  // rows a power of two apart would share few cache lines
 constexpr int64_t kOutputs = 4 * kTileOutputs;  // of a panel
-constexpr int64_t kRows = 512;          // of x at a time: their sums of one panel stay in L2
 constexpr int64_t kBytes = 8 << 20;     // of transposed x at a time
 constexpr int64_t kDots = 4;            // rows of x up to which vectors run along k
 
@@ -149,23 +152,28 @@ void run_panel(const Work& p, int64_t panel, Buffers& b) {
 
 void run_rows(const Work& p, int threads) {
     int64_t panels = ceil_div(p.n(), kOutputs);
-#pragma omp parallel num_threads(threads) if (threads > 1)
+    Lack lack;
+#pragma omp parallel num_threads(startable(threads)) if (threads > 1)
     {
         FullPrecision guard;
-        Buffers buffers(p);
+        Later<Buffers> buffers;
+        lack.carry([&] { buffers.make(p); });
 #pragma omp for schedule(static)
         for (int64_t strip = 0; strip < p.strips; ++strip) transpose_strip(p, strip);
 #pragma omp for schedule(dynamic)
-        for (int64_t panel = 0; panel < panels; ++panel) run_panel(p, panel, buffers);
+        for (int64_t panel = 0; panel < panels; ++panel)
+            lack.carry([&] { run_panel(p, panel, *buffers); });
     }
+    lack.raise();
 }
 
 }  // namespace
 
 void floats(const FloatWeight& w, const void* x, Dtype dtype, int64_t rows, const Output& out,
             int threads) {
+    if (float_matrices(w, x, dtype, rows, out, threads)) return;
     int64_t k = larger(w.grid.columns, 1), fit = larger(kBytes / (k * 4) / 32, 1) * 32;
-    int64_t most = smaller(rows, smaller(fit, kRows));
+    int64_t most = smaller(rows, smaller(fit, chosen(Choice::panel_rows)));
     int64_t strip = most <= kDots ? 1 : most <= kFloats ? kFloats : 2 * kFloats;
     int64_t bytes = ceil_div(most, strip) * strip * k * sizeof(float);
     float* transposed = reinterpret_cast<float*>(linear_scratch().of(bytes));

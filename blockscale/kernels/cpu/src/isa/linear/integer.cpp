@@ -8,9 +8,7 @@
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {
 
-constexpr int64_t kScratch = 8 << 20;        // bytes of x at a time, quantized
-constexpr int64_t kSmallWeight = 640 << 10;  // bytes of a weight that stays in L2
-constexpr int64_t kResident = 384 << 10;     // bytes of x that stay there while panels pass by
+constexpr int64_t kScratch = 8 << 20;  // bytes of x at a time, quantized
 
 template <Blocks B>
 RunTile tile_with(bool nibbles, int64_t rows) {
@@ -46,19 +44,36 @@ struct Fetched {
     Ahead of(int64_t i) const { return i * part < size ? Ahead{from + i * part, lines} : Ahead{}; }
 };
 
-void multiply(const Work& p, int64_t from, int64_t count, const Quantized& x, int64_t panel,
-              Ahead ahead) {
+// A panel of the weight, and its codes as tiles read them.
+struct Panel {
+    int64_t at;
+    const uint8_t* codes;
+};
+
+// Unpacked into memory of the thread, where that is needed.
+Panel panel_at(const Work& p, int64_t panel) {
+    const uint8_t* codes = p.w->codes + panel * p.w->chunks() * p.w->chunk_bytes();
+    if (!p.unpacked()) return {panel, codes};
+    // Products along k reach beyond it, where x has zeros.
+    char* to = linear_scratch<Use::own>().of(kPanel * (p.w->chunks() * kCodes + p.depth));
+    unpack_panel(*p.w, codes, p.centred(), reinterpret_cast<uint8_t*>(to));
+    return {panel, reinterpret_cast<uint8_t*>(to)};
+}
+
+void multiply(const Work& p, int64_t from, int64_t count, const Quantized& x, Panel of, Ahead ahead,
+              Tiles& tiles) {
+    int64_t panel = of.at;
     int64_t scales = panel * p.w->blocks() * kPanel, column = panel * kPanel;
     bool direct = is_plain(p.out) && column + kPanel <= p.w->n;
     alignas(64) float buffer[kTileRows * kPanel];
     float* y = direct ? static_cast<float*>(p.out.y) + (p.first + from) * p.w->n + column : buffer;
-    Tile t{.weight = p.w->codes + panel * p.w->chunks() * p.w->chunk_bytes(),
+    Tile t{.weight = of.codes,
            .scales = p.w->scales + scales,
            .zeros = p.w->zeros ? p.w->zeros + scales : nullptr,
            .sums = p.panel_sums ? p.panel_sums + panel * p.blocks * kPanel : nullptr,
            .shifts = x.shifts,
            .x = x.codes,
-           .starts = x.starts,
+           .starts = p.centred() ? nullptr : x.starts,
            .x_scales = x.x_scales,
            .x_blocks = p.x_blocks,
            .chunks = p.w->chunks(),
@@ -71,7 +86,11 @@ void multiply(const Work& p, int64_t from, int64_t count, const Quantized& x, in
            .y_stride = direct ? p.w->n : kPanel,
            .ahead = static_cast<const char*>(ahead.at),
            .ahead_lines = ahead.lines};
-    tile_for(p.kind, p.w->nibbles, count)(t);
+    if (p.depth) {
+        matrix_tile(t, p.kind, count, p.depth, p.centred(), tiles);
+    } else {
+        tile_for(p.kind, p.w->nibbles, count)(t);
+    }
     if (!direct) store_tile(p.out, p.w->n, buffer, {p.first + from, count, column});
 }
 
@@ -93,43 +112,68 @@ Fetched panel_ahead(const Work& p, int64_t panel, int64_t tiles) {
 
 // A weight that stays in L2: each tile of x is quantized and multiplied while it is in L1.
 void run_tiles(const Work& p, int threads) {
-#pragma omp parallel num_threads(threads) if (threads > 1)
+    Lack lack;
+#pragma omp parallel num_threads(startable(threads)) if (threads > 1)
     {
         FullPrecision guard;
-        RowBuffers buffers(p);
-        Array<char> memory(quantized_bytes(p, p.tile_rows));
-        Quantized x = quantized_in(p, p.tile_rows, memory);
+        Tiles matrices(p.depth);
+        Later<RowBuffers> buffers;
+        Later<Array<char>> memory;
+        Quantized x{};
+        lack.carry([&] {
+            buffers.make(p), memory.make(quantized_bytes(p, p.tile_rows));
+            x = quantized_in(p, p.tile_rows, *memory);
+        });
 #pragma omp for schedule(dynamic)
-        for (int64_t tile = 0; tile < p.tiles; ++tile) {
+        for (int64_t tile = 0; tile < p.tiles; ++tile) lack.carry([&] {
             int64_t from = p.row_of_tile(tile), count = p.row_of_tile(tile + 1) - from;
             Fetched next = x_ahead(p, tile + threads);
-            prepare_tile(p, from, count, buffers, x);
+            prepare_rows(p, from, count, p.side(count), *buffers, x);
             for (int64_t panel = 0; panel < p.w->panels(); ++panel)
-                multiply(p, from, count, x, panel, next.of(panel));
-        }
+                multiply(p, from, count, x, panel_at(p, panel), next.of(panel), matrices);
+        });
     }
+    lack.raise();
+}
+
+// How many parts of a tile are quantized by themselves: tiles of matrices are few.
+int64_t parts_of(const Work& p, int threads) {
+    return smaller(8, larger(1, 2 * threads / larger(1, p.tiles)));
+}
+
+void prepare_part(const Work& p, const Quantized& x, int64_t tile, int64_t part, int64_t parts,
+                  RowBuffers& buffers) {
+    int64_t first = p.row_of_tile(tile), count = p.row_of_tile(tile + 1) - first;
+    int64_t from = part * count / parts, size = (part + 1) * count / parts - from;
+    if (size == 0) return;
+    Quantized to = x.at(p, first + from);
+    to.codes = x.at(p, first).codes + from * p.together();
+    prepare_rows(p, first + from, size, p.side(count), buffers, to);
 }
 
 // Any other: first all rows are quantized, then tiles times panels are shared out so that the tiles
 // of an item stay in L2 while its panels pass by.
 void run_items(const Work& p, const Quantized& x, int threads) {
-    int64_t tiles = larger(1, kResident / larger(1, p.tile_rows * p.row_codes()));
+    int64_t resident = chosen(p.depth ? Choice::matrix_rows_bytes : Choice::rows_bytes);
+    int64_t tiles = larger(1, resident / larger(1, p.tile_rows * p.row_codes()));
     int64_t groups = ceil_div(p.tiles, tiles);
+    Lack lack;
     int64_t panels = larger(1, smaller(8, p.w->panels() * groups / (threads * 4)));
     int64_t strips = ceil_div(p.w->panels(), panels), items = groups * strips;
-#pragma omp parallel num_threads(threads) if (threads > 1)
+#pragma omp parallel num_threads(startable(threads)) if (threads > 1)
     {
         FullPrecision guard;
+        Tiles matrices(p.depth);
         {
-            RowBuffers buffers(p);
+            Later<RowBuffers> buffers;
+            lack.carry([&] { buffers.make(p); });
+            int64_t parts = p.depth ? parts_of(p, threads) : 1;  // of each tile
 #pragma omp for schedule(static)
-            for (int64_t tile = 0; tile < p.tiles; ++tile) {
-                int64_t from = p.row_of_tile(tile), count = p.row_of_tile(tile + 1) - from;
-                prepare_tile(p, from, count, buffers, x.at(p, from));
-            }
+            for (int64_t i = 0; i < p.tiles * parts; ++i)
+                lack.carry([&] { prepare_part(p, x, i / parts, i % parts, parts, *buffers); });
         }
 #pragma omp for schedule(dynamic)
-        for (int64_t item = 0; item < items; ++item) {
+        for (int64_t item = 0; item < items; ++item) lack.carry([&] {
             int64_t group = item / strips, strip = item % strips;
             int64_t last = smaller(p.w->panels(), (strip + 1) * panels);
             int64_t begin = group * tiles, end = smaller(p.tiles, begin + tiles);
@@ -138,13 +182,15 @@ void run_items(const Work& p, const Quantized& x, int threads) {
             for (int64_t panel = strip * panels; panel < last; ++panel) {
                 int64_t next = panel + 1 < last ? panel + 1 : likely_next;
                 Fetched fetched = panel_ahead(p, next, end - begin);
+                Panel ready = panel_at(p, panel);
                 for (int64_t t = begin; t < end; ++t) {
                     int64_t from = p.row_of_tile(t), count = p.row_of_tile(t + 1) - from;
-                    multiply(p, from, count, x.at(p, from), panel, fetched.of(t - begin));
+                    multiply(p, from, count, x.at(p, from), ready, fetched.of(t - begin), matrices);
                 }
             }
-        }
+        });
     }
+    lack.raise();
 }
 
 // The step and shift of an x that has one scale, chosen first if none was given.
@@ -193,7 +239,8 @@ void integers(const IntegerWeight& w, const IntegerInput& in, const IntegerSums&
     float stored;
     int32_t zero_point;
     if (in.block == 0) scale_of_all(p, &stored, &zero_point, threads);
-    bool small = w.panels() * w.chunks() * w.chunk_bytes() <= kSmallWeight &&
+    int64_t weight_bytes = w.panels() * w.chunks() * w.chunk_bytes();
+    bool small = !p.unpacked() && weight_bytes <= chosen(Choice::weight_bytes) &&
                  ceil_div(in.rows, p.tile_rows) >= 4 * threads;
     int64_t codes = p.row_codes() * sizeof(Code);
     int64_t most = small ? in.rows : smaller(in.rows, larger(kScratch / codes / 96, 1) * 96);

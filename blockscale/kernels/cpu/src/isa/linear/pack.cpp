@@ -122,7 +122,7 @@ void add_chunk(const uint8_t* codes, bool nibbles, int32_t* sums) {
 void sum_blocks(const IntegerWeight& w, int64_t block, int32_t* sums, int threads) {
     int64_t blocks = ceil_div(w.k, block), chunks = ceil_div(block, kCodes);
     int64_t every = ceil_div(w.block, block);
-#pragma omp parallel for num_threads(threads)
+#pragma omp parallel for num_threads(startable(threads))
     for (int64_t panel = 0; panel < w.panels(); ++panel) {
         const uint8_t* codes = w.codes + panel * w.chunks() * w.chunk_bytes();
         for (int64_t i = 0; i < blocks; ++i) {
@@ -141,13 +141,16 @@ void sum_blocks(const IntegerWeight& w, int64_t block, int32_t* sums, int thread
 bool pack_integers(const FloatWeight& from, const IntegerWeight& to, uint8_t* codes, float* scales,
                    int32_t* zeros, int threads) {
     int failed = 0;
-#pragma omp parallel num_threads(threads) reduction(| : failed)
+    Lack lack;
+#pragma omp parallel num_threads(startable(threads)) reduction(| : failed)
     {
-        Array<uint8_t> patterns(kPanel * to.chunks() * kCodes);
+        Later<Array<uint8_t>> patterns;
+        lack.carry([&] { patterns.make(kPanel * to.chunks() * kCodes); });
 #pragma omp for
         for (int64_t panel = 0; panel < to.panels(); ++panel)
-            failed |= !pack_panel(from, to, panel, patterns, codes, scales, zeros);
+            lack.carry([&] { failed |= !pack_panel(from, to, panel, *patterns, codes, scales, zeros); });
     }
+    lack.raise();
     return !failed;
 }
 

@@ -150,7 +150,16 @@ int32_t sum_of(const int8_t* codes, int64_t n) {
     return sum;
 }
 
-// The codes of one row into its places in a tile of `count` rows.
+// The codes of one row into its places in a tile of `count` rows, `depth` of them together.
+void place_deep(const int8_t* codes, int64_t n, int64_t count, int64_t depth, Code* to) {
+    int64_t whole = n / depth, left = n - whole * depth;
+    for (int64_t i = 0; i < whole; ++i) memcpy(to + i * count * depth, codes + i * depth, depth);
+    if (left == 0) return;
+    memset(to + whole * count * depth, 0, depth);
+    memcpy(to + whole * count * depth, codes + whole * depth, left);
+}
+
+// The same of chunks.
 void place(const int8_t* codes, int64_t n, int64_t count, Code* to) {
     int64_t whole = n / kCodes, stride = count * kCodes;
     for (int64_t chunk = 0; chunk < whole; ++chunk)
@@ -161,8 +170,9 @@ void place(const int8_t* codes, int64_t n, int64_t count, Code* to) {
         to[whole * stride + i] = whole * kCodes + i < n ? codes[whole * kCodes + i] : 0;
 }
 
-// Quantizes rows of one tile, or reads them, and lays them out.
-void prepare_tile(const Work& p, int64_t from, int64_t count, RowBuffers& buffers, Quantized to) {
+// Quantizes rows of one tile, or reads them, and lays them out: `count` of the `side` rows that lie there.
+void prepare_rows(const Work& p, int64_t from, int64_t count, int64_t side, RowBuffers& buffers,
+                  Quantized to) {
     const Element& e = p.in.spec->element;
     int64_t k = p.w->k, scales = count * p.x_blocks;
     const uint8_t* patterns = buffers.patterns;
@@ -181,11 +191,15 @@ void prepare_tile(const Work& p, int64_t from, int64_t count, RowBuffers& buffer
     for (int64_t row = 0; row < count; ++row) {
         const int8_t* codes = all + row * k;
         int32_t* starts = to.starts + row * p.blocks;
-        for (int64_t block = 0; block < p.blocks; ++block) {
+        for (int64_t block = 0; !p.centred() && block < p.blocks; ++block) {
             int64_t at = block * p.block, n = smaller(p.block, k - at);
             starts[block] = sum_of(codes + at, n) * factor;
         }
-        place(codes, k, count, to.codes + row * kCodes);
+        if (p.depth) {
+            place_deep(codes, k, side, p.depth, to.codes + row * p.depth);
+        } else {
+            place(codes, k, side, to.codes + row * kCodes);
+        }
     }
 }
 

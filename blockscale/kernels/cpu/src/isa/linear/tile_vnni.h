@@ -58,24 +58,28 @@ inline void dot_chunk(Sums<R, U>& sums, const uint8_t* w, const int8_t* x) {
     }
 }
 
-// What the sums over a block begin with, so that they end right: minus the weight's zero point times the
-// sum of x's codes, and minus x's zero point times the sum of the weight's codes less theirs.
+// What the sums of a row over a block begin with, so that they end right: minus the weight's zero point
+// times the sum of x's codes, and minus x's zero point times the sum of the weight's codes less theirs.
+inline __m512i start_of(const Tile& t, int64_t row, int64_t block, const int32_t* zeros,
+                        const int32_t* shifts, int half) {
+    __m512i first = _mm512_setzero_si512();
+    if (t.starts) {
+        first = _mm512_set1_epi32(t.starts[row * t.blocks + block]);
+        if (zeros) first = _mm512_mullo_epi32(first, _mm512_loadu_si512(zeros + 16 * half));
+    }
+    if (!t.sums) return first;
+    __m512i shift = _mm512_loadu_si512(t.sums + block * kPanel + 16 * half);
+    if (shifts) shift = _mm512_mullo_epi32(shift, _mm512_set1_epi32(shifts[row * t.x_blocks]));
+    return _mm512_add_epi32(first, shift);
+}
+
 template <int R, int U>
 inline void start_block(const Tile& t, int64_t block, const int32_t* zeros, const int32_t* shifts,
                         Sums<R, U>& sums) {
-    const int32_t* of_weight = t.sums ? t.sums + block * kPanel : nullptr;
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
         for (int half = 0; half < 2; ++half) {
-            __m512i first = _mm512_set1_epi32(t.starts[r * t.blocks + block]);
-            if (zeros) first = _mm512_mullo_epi32(first, _mm512_loadu_si512(zeros + 16 * half));
-            if (of_weight) {
-                __m512i shift = _mm512_loadu_si512(of_weight + 16 * half);
-                if (shifts)
-                    shift = _mm512_mullo_epi32(shift, _mm512_set1_epi32(shifts[r * t.x_blocks]));
-                first = _mm512_add_epi32(first, shift);
-            }
-            sums.of[0][r][half] = first;
+            sums.of[0][r][half] = start_of(t, r, block, zeros, shifts, half);
             for (int u = 1; u < U; ++u) sums.of[u][r][half] = _mm512_setzero_si512();
         }
 }

@@ -13,6 +13,9 @@ constexpr int kTileOutputs = 12;  // with two vectors of rows: 24 sums, 2 of x, 
 #elif defined(__AVX2__)
 constexpr int kFloats = 8;
 constexpr int kTileOutputs = 6;
+#elif defined(__aarch64__)
+constexpr int kFloats = 4;
+constexpr int kTileOutputs = 12;  // of 32 registers, as above
 #else
 constexpr int kFloats = 4;
 constexpr int kTileOutputs = 6;
@@ -36,6 +39,8 @@ inline Vector multiply_add(Vector a, Vector b, Vector c) {
     return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__AVX2__)
     return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (Vector)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
     return a * b + c;
 #endif

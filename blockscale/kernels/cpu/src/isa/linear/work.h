@@ -1,14 +1,30 @@
 // An integer linear layer at work: its sizes, and memory for the rows of x that tiles read.
 #pragma once
 
-#if defined(__AVX512VNNI__)
+#include "../../tuning/tuning.h"
+#include "tile.h"
+
+#if defined(BLOCKSCALE_MATRICES)
+#include "tile_amx.h"
+#elif defined(__AVX512VNNI__)
 #include "tile_vnni.h"
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include "tile_neon.h"
 #else
 #include "tile_madd.h"
 #endif
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {
+
+#if !defined(BLOCKSCALE_MATRICES)  // nothing uses these
+struct Tiles {
+    explicit Tiles(int64_t) {}
+};
+int64_t matrix_depth(int64_t, int64_t) { return 0; }
+void matrix_tile(const Tile&, Blocks, int64_t, int64_t, bool, Tiles&) {}
+void unpack_panel(const IntegerWeight&, const uint8_t*, bool, uint8_t*) {}
+#endif
 
 struct Work {
     const IntegerWeight* w;
@@ -19,17 +35,32 @@ struct Work {
     int64_t block, block_chunks, blocks;  // what sums are exact over
     int64_t weight_every, x_every, x_blocks;
     int64_t tile_rows;                    // of the largest tile
+    int64_t depth;                        // codes along k of a product of matrices; 0: vectors multiply
     bool shifted;                         // x has zero points, or codes that were moved
     float x_step;                         // if one scale is for all of x
     int32_t x_shift;                      // the same
     const int32_t* panel_sums;            // IntegerSums::sums, times x_shift where that is final
 
-    // Rows of x at a time: tiles of equal size, or one row less.
+    // Rows of x at a time: tiles of equal size, or one row less; of matrices full ones and a last one.
     int64_t first, rows, tiles;
     const float* bias;  // [panels * 32]
 
-    int64_t row_codes() const { return w->chunks() * kCodes; }
-    int64_t row_of_tile(int64_t tile) const { return tile * rows / tiles; }
+    int64_t row_codes() const {
+        return depth ? ceil_div(w->chunks() * kCodes, depth) * depth : w->chunks() * kCodes;
+    }
+    int64_t row_of_tile(int64_t tile) const {
+        return depth ? smaller(tile * tile_rows, rows) : tile * rows / tiles;
+    }
+    // Codes of a row that lie together, and how many rows lie beside one another in a tile of so many.
+    int64_t together() const { return depth ? depth : kCodes; }
+    int64_t side(int64_t count) const { return depth ? ceil_div(count, kMatrixRows) * kMatrixRows : count; }
+    // Whether matrices need the weight's panels a byte to a code; and whether those are signed then, which
+    // saves starts, but of bytes costs a pass over the panel that few tiles do not pay for.
+    bool unpacked() const { return depth && (w->nibbles || centred()); }
+    bool centred() const {
+        if (!depth || w->zeros) return false;
+        return w->nibbles || (kind != Blocks::none && in.rows > 2 * tile_rows);
+    }
     bool row_shifts() const { return shifted && (in.block != 0 || blocks != 1); }
 };
 
@@ -49,13 +80,16 @@ struct Quantized {
 int64_t aligned(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
 
 // Memory for `rows` of them: how much, and where they lie in it.
+int64_t code_bytes(const Work& p, int64_t rows) {
+    return aligned(p.side(rows) * p.row_codes() * sizeof(Code) + 64);
+}
+
 int64_t quantized_bytes(const Work& p, int64_t rows) {
-    return aligned(rows * p.row_codes() * sizeof(Code) + 64) + 2 * aligned(rows * p.x_blocks * 4) +
-           aligned(rows * p.blocks * 4);
+    return code_bytes(p, rows) + 2 * aligned(rows * p.x_blocks * 4) + aligned(rows * p.blocks * 4);
 }
 
 Quantized quantized_in(const Work& p, int64_t rows, char* at) {
-    char* scales = at + aligned(rows * p.row_codes() * sizeof(Code) + 64);
+    char* scales = at + code_bytes(p, rows);
     char* shifts = scales + aligned(rows * p.x_blocks * 4);
     char* starts = shifts + aligned(rows * p.x_blocks * 4);
     return {reinterpret_cast<Code*>(at), reinterpret_cast<float*>(scales),
@@ -77,7 +111,11 @@ Work plan_of(const IntegerWeight& w, const IntegerInput& in, const IntegerSums& 
     p.kind = p.blocks == 1     ? Blocks::none
              : p.x_blocks == 1 ? Blocks::weight
                                : Blocks::both;
-    p.tile_rows = tile_rows(p.kind);
+    // Few are left to the vectors; more where both sides have blocks, whose sums are scaled one by one.
+    int64_t vector_rows = chosen(p.kind == Blocks::both ? Choice::vector_rows_of_blocks
+                                                        : Choice::vector_rows);
+    if (in.rows > vector_rows) p.depth = matrix_depth(p.block_chunks, p.blocks);
+    p.tile_rows = p.depth ? kTileRows : tile_rows(p.kind);
     p.shifted = sums.sums;
     return p;
 }

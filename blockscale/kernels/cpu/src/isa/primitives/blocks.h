@@ -3,6 +3,7 @@
 
 #include "../../grid.h"
 #include "../../primitives.h"
+#include "../../tuning/tuning.h"
 #include "../simd/bits.h"
 #include "../simd/stream.h"
 
@@ -10,11 +11,8 @@ namespace blockscale::BLOCKSCALE_ISA {
 namespace {
 
 constexpr int64_t kChunk = 2048;        // elements that pass through all stages while in L1
-constexpr int64_t kUnit = 16 * 1024;    // elements of one unit of work: 64 KB, far within L2
 constexpr int64_t kPiece = 1024;        // elements that are read twice while in L1
-constexpr int64_t kSmall = 16 * 1024;   // below this a second thread costs more than it gives
 constexpr int64_t kAhead = 4096;        // elements between what is read and what is asked for
-constexpr int64_t kStream = 32 << 20;   // bytes from which outputs go around the caches
 
 // Call body(offset, length, block) for the pieces of blocks of `size` in [first, first + n).
 template <class Body>

@@ -4,7 +4,6 @@
 
 #include "decode.h"
 #include "encode.h"
-#include "mask.h"
 #include "pack.h"
 #include "philox.h"
 #include "scales.h"
@@ -213,6 +212,7 @@ inline void dequantize_chunk(const Task& t, const Chunk& c, const BlockScales& s
 template <class F>
 inline void with_places(const Spec& spec, bool finite, F f) {
     const Codebook& book = *spec.element.book;
+    if (book.octaves.serve) return f([&] { return WideOctaves(book.octaves, finite); });
     if (book.cells.serve && book.cells.mirrored) return f([&] { return WideCells<true>(book, finite); });
     if (book.cells.serve) return f([&] { return WideCells<false>(book, finite); });
     if (book.steps == 4) return f([&] { return WideCodebook<4>(book); });
@@ -232,12 +232,15 @@ inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
     bool direct = t.stream && on_lines(to, c.column, t.grid.block_columns);
     WideChunk w{static_cast<const char*>(t.x) + c.first * bytes, t.dtype, c.column, c.n,
                 t.grid.block_columns, drawn ? u : nullptr, s.factors.multiply,
-                t.ahead * bytes, {s.factors.by, s.steps, s.zero_points, s.offsets}, direct};
+                t.ahead * bytes, {s.factors.by, s.steps, s.zero_points, s.offsets}, direct, t.finite};
     const Spec& spec = t.spec;
     Family family = spec.element.family;
-    auto integers = [&] { return WideIntegers<false>(spec); };
-    auto moved = [&] { return WideIntegers<true>(spec); };
-    bool moves = spec.zero != Stored::none;
+    auto integers = [&]<Zeros Z>(auto run) { run([&] { return WideIntegers<Z>(spec); }); };
+    auto with_integers = [&](auto run) {
+        if (spec.zero != Stored::none) return integers.template operator()<Zeros::moved>(run);
+        spec.asym ? integers.template operator()<Zeros::added>(run)
+                  : integers.template operator()<Zeros::none>(run);
+    };
     auto minifloats = [&] { return WideMinifloats(spec, t.finite); };
     auto signs = [] { return WideSigns(); };
     if (t.job == Job::codes) {
@@ -253,11 +256,9 @@ inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
                                     : wide_codes<1>(minifloats, w, codes);
                 break;
             case Family::integer:
-                if (spec.code_bytes() == 1) {
-                    moves ? wide_codes<1>(moved, w, codes) : wide_codes<1>(integers, w, codes);
-                } else {
-                    moves ? wide_codes<2>(moved, w, codes) : wide_codes<2>(integers, w, codes);
-                }
+                with_integers([&](auto made) {
+                    spec.code_bytes() == 1 ? wide_codes<1>(made, w, codes) : wide_codes<2>(made, w, codes);
+                });
                 break;
         }
         store_patterns(t, c, codes);
@@ -266,7 +267,7 @@ inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
     void* out = t.stream && !direct ? static_cast<void*>(values) : to;
     switch (family) {
         case Family::integer:
-            moves ? wide_values(moved, w, out) : wide_values(integers, w, out);
+            with_integers([&](auto made) { wide_values(made, w, out); });
             break;
         case Family::minifloat: wide_values(minifloats, w, out); break;
         case Family::binary: wide_values(signs, w, out); break;

@@ -1,6 +1,7 @@
 // Patterns -> the values of their codes, in units of the step (numerics.md, sections 1.1 and 5).
 #pragma once
 
+#include "../simd/octaves.h"
 #include "blocks.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
@@ -51,6 +52,7 @@ inline void signs_from_codes(const uint8_t* codes, int64_t n, float* __restrict 
 
 inline void places_from_codes(const Codebook& book, const uint8_t* codes, int64_t n,
                               float* __restrict values) {
+    if (book.octaves.serve) return octaves_from_codes(book.octaves, codes, n, values);
     for (int64_t i = 0; i < n; ++i) values[i] = book.values[codes[i]];
 }
 

@@ -90,18 +90,19 @@ inline int64_t strip_of(const Grid& g, int64_t limit) {
 inline Plan make_plan(const Grid& full, bool choosing, bool waits = false) {
     Grid g = flattened(full);
     Plan p{.grid = g, .strip = 0, .piece = 0, .strips = 0, .rows = 1, .parts = 1, .cached = false,
-           .threads_pay = full.size() >= kSmall};
+           .threads_pay = full.size() >= chosen(Choice::threaded_elements)};
+    int64_t unit = chosen(Choice::unit_elements);
     int64_t block_rows = smaller(g.block_rows, g.rows);
     int64_t height = block_rows * g.block_planes;  // of a cached unit
     int64_t narrow = smaller(g.columns, larger(g.block_columns, 64));
     if (g.interleaved) narrow = g.interleaved->strip;
     // To spread the scales of interleaved blocks over their columns pays for many rows.
-    p.cached = (choosing || g.interleaved) && height * narrow <= 8 * kUnit;
+    p.cached = (choosing || g.interleaved) && height * narrow <= 8 * unit;
     // Short pieces of many rows are slow to fetch: rather units that fill half of L2.
-    int64_t wide = height > 1 ? smaller(2048, 8 * kUnit / height) : 0;
+    int64_t wide = height > 1 ? smaller(2048, 8 * unit / height) : 0;
     p.strip = g.interleaved
                   ? narrow
-                  : strip_of(g, p.cached ? larger(larger(kUnit / height, wide), narrow) : kUnit);
+                  : strip_of(g, p.cached ? larger(larger(unit / height, wide), narrow) : unit);
     // Blocks that are few to a piece are no reason for pieces, unless memory is waited for.
     int64_t piece = larger(waits ? kPiece : 2 * kPiece, narrow);
     bool whole = height > 1 || g.interleaved || (!waits && narrow >= 128);
@@ -109,7 +110,7 @@ inline Plan make_plan(const Grid& full, bool choosing, bool waits = false) {
     p.strips = ceil_div(g.columns, p.strip);
     // Statistics of parts of a block are merged one part at a time, and each unit loads its scales:
     // few and large ones.
-    int64_t part = larger(kUnit, g.size() / 64);
+    int64_t part = larger(unit, g.size() / 64);
     p.rows = p.cached ? g.block_rows : smaller(g.block_rows, larger(part / p.strip, 1));
     p.parts = p.cached ? 1 : ceil_div(g.block_rows, p.rows);
     return p;
@@ -141,13 +142,15 @@ inline void for_units(int64_t units, int threads, bool pays, Body body) {
         return;
     }
     int64_t grain = larger(1, units / (threads * 32));
-#pragma omp parallel num_threads(threads)
+    Lack lack;
+#pragma omp parallel num_threads(startable(threads))
     {
         FullPrecision guard;
 #pragma omp for schedule(dynamic, grain)
-        for (int64_t i = 0; i < units; ++i) body(i);
+        for (int64_t i = 0; i < units; ++i) lack.carry([&] { body(i); });
         fence();
     }
+    lack.raise();
 }
 
 // Room for the statistics of n blocks.

@@ -1,7 +1,6 @@
 // The primitives of one instruction set: units of work through statistics, scales and chunks.
-#include "plan.h"
+#include "boxes.h"
 #include "rows.h"
-#include "steps.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {
@@ -63,8 +62,13 @@ bool unit_statistics(const Source& from, const Plan& p, const Rectangle& unit, c
             });
             return fold_columns(*in, unit.columns, columns.view, s);
         }
-        p.for_unit_planes(unit, [&](const Rectangle& r) {
-            add_rectangle<MASKED>(p.grid, from.x, from.dtype, r, s, from.ahead);
+        int64_t done = add_boxes<MASKED>(p, from.x, from.dtype, unit, s);
+        Rectangle left = unit;
+        left.column += done, left.columns -= done;
+        if (left.columns == 0) return;
+        p.for_unit_planes(left, [&](const Rectangle& r) {
+            add_rectangle<MASKED>(p.grid, from.x, from.dtype, r, s.at(done / p.grid.block_columns),
+                                  from.ahead);
         });
     };
     memset(s.odd, 0, n);
@@ -166,7 +170,7 @@ void store_two_levels(const Spec& spec, const Grid& inner_grid, float* a, const 
                {to.outer, nullptr, nullptr, nullptr});
     OuterIndex outer(inner_grid);
     uint8_t* codes = static_cast<uint8_t*>(to.scale);
-    for_units(ceil_div(n, kChunk), threads, n >= kSmall, [&](int64_t unit) {
+    for_units(ceil_div(n, kChunk), threads, n >= chosen(Choice::threaded_elements), [&](int64_t unit) {
         alignas(64) float ratios[kChunk];
         int64_t first = unit * kChunk, count = smaller(kChunk, n - first);
         for (int64_t i = 0; i < count; ++i) ratios[i] = a[first + i] / spec.levels;
@@ -323,7 +327,7 @@ struct OwnScales {
 };
 
 bool streams(int64_t size, int64_t bytes_in, int64_t bytes_out) {
-    return size * (bytes_in + bytes_out) >= kStream;
+    return size * (bytes_in + bytes_out) >= chosen(Choice::stream_bytes);
 }
 
 void choose(const Spec& spec, const Layout& layout, const void* x, Dtype dtype, QParams to,
@@ -384,7 +388,7 @@ const Primitives& primitives() {
     static const Primitives table{choose,        quantize,         choose_quantize, dequantize,
                                   fake_quantize, straight_through, pack,            unpack,
                                   decode_rows,   all_steps,        all_offsets,     all_zero_points,
-                                  embedding};
+                                  embedding,     round_columns};
     return table;
 }
 

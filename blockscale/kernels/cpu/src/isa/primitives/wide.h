@@ -143,13 +143,14 @@ BLOCKSCALE_INLINE __m512 by_chance(__m512 t, __m512 u) {
 // moved: there are offsets.
 template <bool MULTIPLY>
 BLOCKSCALE_INLINE __m512 to_steps(__m512 x, const Lanes& lanes, bool moved) {
-    if (moved) x = _mm512_sub_ps(x, lanes.offset);
+    if (moved) [[unlikely]] x = _mm512_sub_ps(x, lanes.offset);
     return MULTIPLY ? _mm512_mul_ps(x, lanes.factor) : _mm512_div_ps(x, lanes.factor);
 }
 
 BLOCKSCALE_INLINE __m512 from_steps(__m512 value, const Lanes& lanes, bool moved) {
     value = _mm512_mul_ps(value, lanes.step);
-    return moved ? _mm512_add_ps(value, lanes.offset) : value;
+    if (moved) [[unlikely]] value = _mm512_add_ps(value, lanes.offset);
+    return value;
 }
 
 // Run f with <dtype, multiply, drawn> as constants. DRAWS: whether there is anything to draw.
@@ -174,6 +175,7 @@ struct WideChunk {
     int64_t ahead;  // bytes to where the next unit begins, which is fetched meanwhile
     LaneSource source;
     bool stream;    // values only: see stream16
+    bool finite;    // values only: none is NaN
 };
 
 // Whether a chunk's vectors begin on whole lines of the output, which then may go around the caches
@@ -267,7 +269,7 @@ void values_loop(Make make, const WideChunk& c, void* to) {
     const void* x = c.x;
     const float* u = c.u;
     int64_t ahead = c.ahead;
-    bool stream = c.stream;
+    const bool stream = c.stream, finite = c.finite;
     LaneSource source = c.source;
     const bool moved = source.offsets;
     auto value = [&](int64_t i, __mmask16 mask, const Lanes& lanes) BLOCKSCALE_INLINE_LAMBDA {
@@ -278,8 +280,9 @@ void values_loop(Make make, const WideChunk& c, void* to) {
     };
     auto quad = [&]<bool ALIKE>(int64_t i, auto lanes_at) BLOCKSCALE_INLINE_LAMBDA {
         __m512 v[4];
+#pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) v[j] = value(i + 16 * j, 0xFFFF, lanes_at(j));
-        store64<D>(to, i, v, stream);
+        store64<D>(to, i, v, stream, finite);
     };
     auto rest = [&](int64_t i, __mmask16 mask, Lanes lanes) BLOCKSCALE_INLINE_LAMBDA {
         store16<D>(to, i, mask, value(i, mask, lanes));

@@ -52,6 +52,9 @@ inline const float* widen(const void* x, Dtype dtype, int64_t first, int64_t n, 
     for (; i + 8 <= n; i += 8)
         _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(
                                       reinterpret_cast<const __m128i*>(in + i))));
+#elif defined(__aarch64__)
+    for (; i + 4 <= n; i += 4)
+        vst1q_f32(out + i, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(in + i))));
 #endif
     for (; i < n; ++i) out[i] = from_half(in[i]);
     return buffer;
@@ -72,6 +75,9 @@ inline void narrow(const float* x, Dtype dtype, int64_t n, uint16_t* __restrict 
     for (; i + 8 <= n; i += 8)
         _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
                          _mm256_cvtps_ph(_mm256_loadu_ps(x + i), 0));
+#elif defined(__aarch64__)
+    for (; i + 4 <= n; i += 4)
+        vst1_u16(out + i, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(x + i))));
 #endif
     for (; i < n; ++i) out[i] = to_half(x[i]);
 }

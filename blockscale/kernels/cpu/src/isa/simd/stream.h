@@ -17,9 +17,9 @@ inline void stream_out(void* to, const void* from, int64_t n) {
 #elif defined(__x86_64__)
     constexpr int64_t kLine = 16;
 #else
-    constexpr int64_t kLine = 0;
+    constexpr int64_t kLine = INT64_MAX;  // no such stores: all is copied
 #endif
-    if (kLine == 0 || n < 256) {
+    if (n < 256 || n < kLine) {
         memcpy(out, in, n);
         return;
     }

@@ -1,0 +1,1 @@
+"""An attack on blockscale: `make attack`, which docs/reliability.md shows the last figures of."""

@@ -1,0 +1,74 @@
+"""Native calls under many limits on memory: `python -m attack.scarce THREADS STEPS [NAME …]`.
+
+The room that the process may still take is a little more each time, until the call finds enough. Then
+its result is that of a call without limits; before, it is a MemoryError that says how much was asked for.
+"""
+
+import json
+import os
+import re
+import resource
+import sys
+
+import torch
+
+from attack.native_calls import CASES
+
+_MOST = 96e6  # bytes of room before the last call, which has no limit
+_SAID = re.compile(r"blockscale: no memory for \d+\.\d{3} MB \(\d+ bytes\)")
+
+
+def used() -> int:
+    """Bytes of address space that this process has."""
+    # unbuffered: a buffer that is gone when the call begins would be room for it
+    file = os.open("/proc/self/statm", os.O_RDONLY)
+    try:
+        return int(os.read(file, 100).split()[0]) * resource.getpagesize()
+    finally:
+        os.close(file)
+
+
+def limit(room: int | None) -> None:
+    soft = resource.RLIM_INFINITY if room is None else used() + room
+    resource.setrlimit(resource.RLIMIT_AS, (soft, resource.RLIM_INFINITY))
+
+
+def attempt(call, room: int | None) -> str | None:
+    """What the lack of memory is said with, or None if there was enough."""
+    limit(room)
+    try:
+        call.run()
+    except MemoryError as error:
+        return str(error)
+    finally:
+        limit(None)
+    return None
+
+
+def main(name: str, threads: int, steps: int) -> dict[str, int]:
+    torch.set_num_threads(1)
+    call = CASES[name](1)
+    call.run()
+    expected = [each.clone() for each in call.results]
+    call = CASES[name](threads)
+    lacks: dict[str, int] = {}
+    for step in range(steps + 1):
+        for each in call.results:
+            each.zero_()
+        lack = attempt(call, None if step == steps else int(_MOST * (step / steps) ** 3))
+        if lack is not None:
+            assert _SAID.fullmatch(lack), lack
+            lacks[lack] = lacks.get(lack, 0) + 1
+            continue
+        for found, want in zip(call.results, expected, strict=True):
+            same = torch.equal(found.view(torch.uint8), want.view(torch.uint8))
+            assert same, f"{name}: another result at step {step}"
+    lacking = sum(lacks.values())
+    assert lacking <= steps, "the last call has all the memory that there is"
+    return {"limits": steps + 1, "lacks": lacking, "sizes": len(lacks)}
+
+
+if __name__ == "__main__":
+    for each in sys.argv[3:] or CASES:
+        found = main(each, int(sys.argv[1]), int(sys.argv[2]))
+        sys.stdout.write(json.dumps({"name": each} | found) + "\n")

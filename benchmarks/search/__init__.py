@@ -1,0 +1,1 @@
+"""bs.search and bs.recommend on all-MiniLM-L6-v2, into docs/search.json."""

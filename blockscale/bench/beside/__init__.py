@@ -1,0 +1,1 @@
+"""This checkout beside another one: a process each, which take turns case by case."""

@@ -1,0 +1,88 @@
+"""Memory: what a call takes at its peak, and the bytes of its tensors beside those that we count.
+
+Traffic is that of tensors, each read or written once: what `traffic.moved` counts from a format
+alone, and what the tensors of the call really have. The processor's own counters are not read.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+import blockscale as bs
+from blockscale.bench import traffic
+from blockscale.bench.case import Call, Case, Contestant
+from blockscale.bench.groups import primitives
+from blockscale.bench.peak import peak
+from blockscale.bench.requests import Layer, Primitive, normal
+from blockscale.bench.settings import Settings
+from blockscale.bench.timing import Timing
+from blockscale.ops.tensor import QTensor
+
+GROUP = "memory"
+_WEIGHT = 0.2  # of the run's time: nothing here needs many samples
+
+
+def cases(settings: Settings) -> Iterator[Case]:
+    """Each primitive and each linear layer of few and many rows, in the formats of a quick run."""
+    formats = settings.formats or primitives.QUICK
+    for name in formats:
+        for op in primitives.OPS:
+            wanted = Primitive(op, name, settings.sizes.matrix, torch.float32, settings.device)
+            size = "x".join(map(str, wanted.shape))
+            about = {"op": op, "format": name, "shape": list(wanted.shape), "dtype": "float32"}
+            made = partial(_primitive, wanted)
+            yield Case(f"memory/{op}/{name}/{size}", GROUP, about, made, _figures, _WEIGHT)
+    (k, n), rows = next(iter(settings.sizes.linear.items()))
+    for name in formats:
+        for m in dict.fromkeys((rows[0], rows[-1])):
+            about = {"op": "linear", "format": name, "shape": [m, k, n], "dtype": "float32"}
+            made = partial(_linear, name, k, n, m, settings.device)
+            yield Case(f"memory/linear/{name}/{k}x{n}/m={m}", GROUP, about, made, _figures, _WEIGHT)
+
+
+def _primitive(wanted: Primitive) -> Iterator[Contestant]:
+    call = primitives.ours(wanted)
+    given: list[Tensor | QTensor] = [wanted.x]
+    if wanted.op == "dequantize":
+        given = [bs.quantize(wanted.x, wanted.spelling)]
+    counted = traffic.moved(wanted.op, wanted.fmt, wanted.shape, wanted.dtype, 1)
+    yield _contestant(call, given, counted, wanted.device)
+
+
+def _linear(name: str, k: int, n: int, m: int, device: str) -> Iterator[Contestant]:
+    layer = Layer(k, n, device)
+    model = nn.Sequential(*layer.module())
+    bs.quantize_(model, bs.Recipe(name), strict=True)
+    x = normal((m, k), torch.float32, device)
+    stored = traffic.stored_bytes(bs.parse(name), (n, k))
+    held = list(model.buffers())
+    model(x)  # what a kernel keeps beside a weight is made by the first call
+    yield _contestant(partial(model, x), [x, *held], stored + 4 * m * (k + n), device)
+
+
+def _contestant(
+    call: Call, given: Iterable[Tensor | QTensor], counted: int, device: str
+) -> Contestant:
+    """Ours, with what no clock tells."""
+    with torch.no_grad():
+        result = call()
+        most = peak(call, device)
+    tensors = sum(each.nbytes for each in given) + result.nbytes
+    facts = {
+        "peak_bytes": most,
+        "result_bytes": result.nbytes,
+        "temporary_bytes": most - result.nbytes,
+        "tensor_bytes": tensors,
+        "counted_bytes": counted,
+    }
+    return Contestant("blockscale", "ours", call, facts=facts, probe=True)
+
+
+def _figures(
+    contestant: Contestant, timing: Timing, times: Mapping[str, Timing]
+) -> dict[str, float]:
+    del times
+    moved = contestant.facts["tensor_bytes"]
+    return {"gigabytes_per_second": moved / timing.median / 1e9}

@@ -1,0 +1,1 @@
+"""Rounding that is learned from what a block gives: the pieces of `signround`, one idea a file."""

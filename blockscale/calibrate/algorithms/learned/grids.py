@@ -1,0 +1,131 @@
+"""The numbers an element can be, as learned rounding sees them: how far apart they are about a
+number, and which is nearest to one that was shifted by a part of that.
+
+Numbers are counted in steps of their block. A *point* is what a code means: of an integer the code
+itself (zero point included), of all others the value.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from blockscale.core.elements.learned_codebook import element_of
+from blockscale.core.elements.minifloat import Minifloat
+from blockscale.core.format import Format
+from blockscale.core.rounding import nearest_even
+
+
+class Grid(Protocol):
+    """The points of one element."""
+
+    low: float  # the smallest and the largest point
+    high: float
+
+    def round_(self, y: Tensor, shift: Tensor) -> Tensor:
+        """y [...], finite, in steps, shifted by parts of the gap about it -> the nearest point.
+
+        y's memory is used.
+        """
+
+    def gaps(self, y: Tensor) -> Tensor:
+        """y [...] in steps -> the distance [...] of the points about it, or what broadcasts."""
+
+    def codes(self, points: Tensor) -> Tensor:
+        """Points [...] -> their codes [...] of the element's code_dtype."""
+
+
+class Integers:
+    """Codes of integers: neighbours are 1 apart."""
+
+    def __init__(self, fmt: Format):
+        self.low, self.high = fmt.element.limits(fmt.wide)
+        self._dtype = fmt.element.code_dtype
+
+    def round_(self, y: Tensor, shift: Tensor) -> Tensor:
+        """As Grid."""
+        return y.add_(shift).round_().clamp_(self.low, self.high)
+
+    def gaps(self, y: Tensor) -> Tensor:
+        """As Grid."""
+        return y.new_ones(())
+
+    def codes(self, points: Tensor) -> Tensor:
+        """As Grid."""
+        return points.to(self._dtype)
+
+
+class Floats:
+    """Minifloats: neighbours are a step of their binade apart."""
+
+    def __init__(self, element: Minifloat):
+        self._element = element
+        self.low, self.high = -element.max, element.max
+        self._lowest = 1 - element.bias  # the exponent of subnormals
+
+    def round_(self, y: Tensor, shift: Tensor) -> Tensor:
+        """As Grid."""
+        y.addcmul_(self.gaps(y), shift).clamp_(self.low, self.high)
+        step = self.gaps(y)
+        return y.div_(step).round_().mul_(step)
+
+    def gaps(self, y: Tensor) -> Tensor:
+        """As Grid: the step of y's binade, a power of two from bits."""
+        bits = y.view(torch.int32) & 0x7F800000
+        bits.clamp_(min=(self._lowest + 127) << 23).sub_(self._element.mantissa_bits << 23)
+        return bits.view(torch.float32)
+
+    def codes(self, points: Tensor) -> Tensor:
+        """As Grid."""
+        return self._element.encode(points, nearest_even, None, False)
+
+
+class Table:
+    """Any other element of at most 8 bits: neighbours are those of the sorted table."""
+
+    def __init__(self, values: Tensor, codes: Tensor):
+        """Values [count] float32 of codes [count]; NaN where a code means nothing."""
+        known = values.isfinite()
+        values, order = values[known].sort(stable=True)
+        self._points, self._codes = values, codes[known][order]
+        self._middles = (self._points[1:] + self._points[:-1]) / 2
+        self._gaps = self._points[1:] - self._points[:-1]
+        self._inner = self._points[1:-1].contiguous()
+        self.low, self.high = float(self._points[0]), float(self._points[-1])
+
+    def round_(self, y: Tensor, shift: Tensor) -> Tensor:
+        """As Grid."""
+        below = torch.bucketize(y, self._inner)
+        y.addcmul_(self._gaps[below], shift)  # not beyond the two, where the next is nearer
+        y = y.maximum(self._points[below]).minimum(self._points[below + 1])
+        return self._points[self._place(y)]
+
+    def gaps(self, y: Tensor) -> Tensor:
+        """As Grid; beyond the ends that of the last two."""
+        return self._gaps[torch.bucketize(y, self._inner)]
+
+    def codes(self, points: Tensor) -> Tensor:
+        """As Grid."""
+        return self._codes[self._place(points)]
+
+    def _place(self, y: Tensor) -> Tensor:
+        return torch.bucketize(y, self._middles)
+
+
+def grid_of(fmt: Format, book: Tensor | None, device: torch.device) -> Grid:
+    """The grid of a format's element; book: the table of a learned codebook.
+
+    Raises ValueError for elements of more than 8 bits that are no integers.
+    """
+    element = fmt.element
+    numbers = element.numbers(fmt.wide)
+    if numbers is not None and numbers.family == "integer":
+        return Integers(fmt)
+    if isinstance(element, Minifloat):
+        return Floats(element)
+    if element.bits > 8:
+        raise ValueError(f"{fmt}: no table of all {2**element.bits} values of {element.name}")
+    known = element_of(element, book)
+    patterns = torch.arange(2**element.bits, dtype=torch.uint8, device=device)
+    codes = known.from_bits(patterns)
+    return Table(known.decode(codes), codes)

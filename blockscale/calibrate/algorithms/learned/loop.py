@@ -1,0 +1,117 @@
+"""The descent: rounding offsets and ranges of all weights of a block, by what the block gives."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import cos, pi
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from blockscale.calibrate.algorithms.learned.samples import Row, Sample, Samples
+from blockscale.calibrate.algorithms.learned.stage import Stage
+from blockscale.calibrate.algorithms.learned.weight import LearnedWeight, Rates
+from blockscale.core.work.progress import Progress
+
+Values = Mapping[str, Tensor]  # {plan.name: what the codes of its weight mean}
+
+
+class Settings(NamedTuple):
+    """How long and how far.
+
+    steps: of the descent; patience: checks without a better one after which it ends, 0: never
+    rate: what offsets could move in all steps together, in gaps, if each were as large as the root
+        mean square; factors, tables: the same for those, as parts of it
+    positions: places of the output, such as tokens, that a step looks at
+    checks: how often the error is measured on the same samples; the best of those is kept
+    half: products in bfloat16 while it descends, not where errors are measured
+    """
+
+    steps: int = 200
+    rate: float = 0.25
+    factors: float = 0.5
+    tables: float = 0.5
+    positions: int = 4096
+    checks: int = 10
+    patience: int = 0
+    half: bool = False
+
+
+def squared_error(stage: Stage, values: Values, sample: Sample) -> Tensor:
+    """The sum of squared errors of what the block gives; what has no finite target is left out."""
+    target = sample.target.float()
+    away = stage.run(values, sample.call).float() - target
+    return torch.where(target.isfinite(), away, 0.0).square().sum()
+
+
+def error_over(stage: Stage, values: Values, samples: Samples, rows: Sequence[Row]) -> float:
+    """The same over some rows."""
+    with torch.no_grad():
+        return sum(float(squared_error(stage, values, part)) for part in samples.parts(rows))
+
+
+def learn(
+    stage: Stage,
+    weights: Mapping[str, LearnedWeight],
+    samples: Samples,
+    settings: Settings,
+    seed: int,
+    progress: Progress | None = None,
+) -> list[float]:
+    """Leave the weights as the best of all checks found them; returns the errors that checks saw.
+
+    Rates fall along half a cosine (Loshchilov and Hutter 2017, arXiv 1608.03983, section 3).
+    """
+    values = {name: weight.value for name, weight in weights.items()}
+    rows = _evenly(samples, settings.positions)
+    device = next(iter(values.values())).device.type
+    every = max(settings.steps // max(settings.checks, 1), 1)
+    errors = [error_over(stage, values, samples, rows)]
+    best, least, waited = _states(weights), errors[0], 0
+    batches = samples.batches(settings.positions, seed)
+    for done in range(1, settings.steps + 1):
+        with torch.autocast(device, torch.bfloat16, enabled=settings.half):
+            _descend(stage, values, samples.parts(next(batches)))
+        _move(weights, _rates(settings, done - 1))
+        if progress is not None:
+            progress.advance()
+        if done % every and done < settings.steps:
+            continue
+        errors.append(error_over(stage, values, samples, rows))
+        waited += 1
+        if errors[-1] < least:
+            best, least, waited = _states(weights), errors[-1], 0
+        if waited == settings.patience > 0:
+            break
+    for name, weight in weights.items():
+        weight.restore(best[name])
+    return errors
+
+
+def _descend(stage: Stage, values: Values, parts: Iterable[Sample]) -> None:
+    """Give the values their gradients."""
+    with torch.enable_grad():
+        for part in parts:
+            squared_error(stage, values, part).backward()
+
+
+def _move(weights: Mapping[str, LearnedWeight], rates: Rates) -> None:
+    for weight in weights.values():
+        if weight.value.grad is not None:  # None: the calls of this step did not reach it
+            weight.step(rates)
+
+
+def _rates(settings: Settings, done: int) -> Rates:
+    """Those of a step, which add up to what the settings say."""
+    left = 1 + cos(pi * done / settings.steps)
+    offsets = settings.rate * left / settings.steps
+    return Rates(offsets, offsets * settings.factors, offsets * settings.tables)
+
+
+def _states(weights: Mapping[str, LearnedWeight]) -> dict[str, tuple[Tensor, ...]]:
+    return {name: weight.state() for name, weight in weights.items()}
+
+
+def _evenly(samples: Samples, positions: int) -> list[Row]:
+    """Rows of about so many positions, from the first to the last."""
+    every = sum(map(samples.positions, samples.rows))
+    return samples.rows[:: max(every // positions, 1)]

@@ -1,0 +1,72 @@
+"""A model's repeated blocks, found by themselves or by a pattern."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from torch import nn
+
+from blockscale.layers.plan import Plan
+
+
+class Block(NamedTuple):
+    """One block: its dotted name, the list that it stands in, and the layers to be quantized."""
+
+    name: str
+    chain: str
+    module: nn.Module
+    plans: tuple[Plan, ...]
+
+
+def find_blocks(model: nn.Module, plans: Sequence[Plan], pattern: str | None = None) -> list[Block]:
+    """The blocks of a model in its order, none if there are none.
+
+    They are the children of an nn.ModuleList or nn.Sequential, two or more, all of one class and
+    each with layers inside that are to be quantized. Of nested lists the outermost counts.
+    pattern: of blocks' names, such as "model.layers.*"; a `*` stands for one step of a name.
+
+    A layer that several blocks have is the first one's. Raises ValueError for a pattern that
+    matches nothing, or blocks inside of each other.
+    """
+    names = {plan.name: plan for plan in plans}
+    found = _matching(model, pattern) if pattern is not None else _repeated(model, names)
+    blocks, taken = [], set()
+    for chain, name in found:
+        inside = [p for p in plans if p.name not in taken and any(_in(n, name) for n in p.names)]
+        taken |= {plan.name for plan in inside}
+        blocks.append(Block(name, chain, model.get_submodule(name), tuple(inside)))
+    return blocks
+
+
+def _in(name: str, block: str) -> bool:
+    return name.startswith(f"{block}.")
+
+
+def _matching(model: nn.Module, pattern: str) -> list[tuple[str, str]]:
+    steps = pattern.split(".")
+    found = []
+    for name, _ in model.named_modules():
+        own = name.split(".")
+        if len(own) == len(steps) and all(map(fnmatchcase, own, steps)):
+            found.append((name.rpartition(".")[0], name))
+    if not found:
+        raise ValueError(
+            f"blocks={pattern!r} matches no module: give a pattern of whole names, such as "
+            f"'model.layers.*'"
+        )
+    return found
+
+
+def _repeated(model: nn.Module, names: dict[str, Plan]) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for chain, module in model.named_modules():
+        if any(_in(chain, block) or chain == block for _, block in found):
+            continue
+        if not isinstance(module, nn.ModuleList | nn.Sequential) or len(module) < 2:
+            continue
+        blocks = [f"{chain}.{key}" if chain else key for key, _ in module.named_children()]
+        if len(blocks) != len(module) or len({type(each) for each in module}) > 1:
+            continue  # a block that stands there twice, or blocks of several kinds
+        if all(b not in names and any(_in(name, b) for name in names) for b in blocks):
+            found += [(chain, block) for block in blocks]
+    return found

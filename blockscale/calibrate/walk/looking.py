@@ -1,0 +1,107 @@
+"""What is looked at while a block runs over all batches: statistics, observers, coverage."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from blockscale.calibrate.choose import groups, statistics_bytes
+from blockscale.calibrate.coverage import Coverage
+from blockscale.calibrate.hooks import Callback, watch
+from blockscale.calibrate.input_stats import InputStats
+from blockscale.calibrate.observers import Spec
+from blockscale.calibrate.session import Session, each_of, nbytes_of, static_parts
+from blockscale.layers.plan import Plan
+
+Run = Callable[[], None]  # all batches, once
+
+
+class Looker:
+    """Runs that tell a session what its layers see; the first one of each layer is counted."""
+
+    def __init__(self, session: Session, observer: Spec, budget: float):
+        self.session, self.observer, self.budget = session, observer, budget
+        self.counted = session.coverage = Coverage()
+        self.first: dict[str, int] = {}  # layers in the order of their first call
+
+    def look(self, plans: Sequence[Plan], callbacks: Mapping[str, Callback], run: Run) -> None:
+        """One run. plans: all that are called in it."""
+        watched = {}
+        for plan in plans:
+            told = callbacks.get(plan.name)
+            if plan.name not in self.counted.layers:
+                told = each_of(self.counter(plan), told)
+            if told is not None:
+                watched[plan.module] = told
+        with watch(watched):
+            run()
+
+    def look_once(self, plans: Sequence[Plan], run: Run) -> None:
+        """One run if these layers were in none yet."""
+        if not all(plan.name in self.counted.layers for plan in plans):
+            self.look(plans, {}, run)
+
+    def take_back_unseen(self, plans: Sequence[Plan]) -> list[Plan]:
+        """Those of these layers that saw nothing so far; they are counted again."""
+        unseen = [plan for plan in plans if self.counted.layers[plan.name].calls == 0]
+        for plan in unseen:
+            del self.counted.layers[plan.name]
+        return unseen
+
+    def statistics(
+        self, plans: Sequence[Plan], wanted: Sequence[Plan], run: Run
+    ) -> Iterator[tuple[list[Plan], dict[str, InputStats]]]:
+        """What is known of the inputs of `wanted`, in groups that the budget allows."""
+        for group in groups(wanted, statistics_bytes, self.budget):
+            callbacks, collectors = self.session.gathering(group)
+            self.look(plans, callbacks, run)
+            yield group, self.session.gathered(collectors)
+
+    def observe(
+        self, plans: Sequence[Plan], weighed: Iterable[Plan], run: Run
+    ) -> dict[str, Tensor]:
+        """Static scales of all `plans` and the grams of `weighed`, in one run if that fits."""
+        items: list[tuple[Plan, str]] = [(p, part) for p in plans for part in static_parts(p)]
+        items += [(plan, "gram") for plan in weighed]
+        grams: dict[str, Tensor] = {}
+        for group in groups(items, self._nbytes, self.budget):
+            wanted = [(plan, part) for plan, part in group if part != "gram"]
+            learning, observers = self.session.observing(wanted, self.observer)
+            some = [plan for plan, part in group if part == "gram"]
+            weighing, collectors = self.session.weighing(some)
+            both = dict(learning)
+            for name, callback in weighing.items():
+                both[name] = each_of(callback, learning.get(name))
+            self.look(plans, both, run)
+            self.session.observed(observers)
+            grams |= self.session.weighed(collectors)
+        return grams
+
+    def tell_unseen(self, plans: Sequence[Plan], batches: int) -> None:
+        """Note which of these layers saw no data. Raises SkippedError if they may not."""
+        self.counted.batches = batches
+        if self.session.strict:
+            self.counted.raise_if_unseen()
+        for plan in plans:
+            if plan.name in self.counted.unseen:
+                self.session.notes[plan.name].append(f"saw no data in {batches} batches")
+
+    def in_order(self, plans: Sequence[Plan]) -> list[Plan]:
+        """As they were called first."""
+        return sorted(plans, key=lambda plan: self.first.get(plan.name, len(self.first)))
+
+    def _nbytes(self, item: tuple[Plan, str]) -> float:
+        plan, part = item
+        if part == "gram":
+            return statistics_bytes(plan)
+        return nbytes_of(plan, part, self.observer)
+
+    def counter(self, plan: Plan) -> Callback:
+        """What counts a layer's calls, and which layer is called first."""
+        count = self.counted.counter(plan)
+
+        def call(x: Tensor, y: Any) -> None:
+            self.first.setdefault(plan.name, len(self.first))
+            count(x, y)
+
+        return call

@@ -1,0 +1,75 @@
+"""`blockscale clean`: what killed runs have left beside an output, and away with it."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockscale.core.untrusted.names import shown
+from blockscale.files.directory.leftovers import Leftover, delete, find_leftovers
+from blockscale.report.wording import size
+
+
+def clean(
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="PATH", help="An output, there or not, or a folder of outputs."),
+    ],
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Delete what can be deleted, without asking.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List what killed runs have left beside PATH and in it, and delete it after asking.
+
+    What a process holds, another user's, and what may be the only copy of an output is never
+    deleted.
+    """
+    found = find_leftovers(path)
+    if not as_json:
+        _show(path, found)
+    can = [each for each in found if not each.keep]
+    deleted: list[Path] = []
+    if can and (yes or (not as_json and _agreed(can))):
+        deleted = [each.path for each in can if delete(each)]
+    if as_json:
+        data = [each.to_dict() | {"deleted": each.path in deleted} for each in found]
+        print(json.dumps({"path": str(path), "leftovers": data}, indent=2))
+        return
+    for each in can if deleted else ():
+        how = "deleted" if each.path in deleted else "in use by now, and not deleted:"
+        print(f"{how} {shown(each.path, 4096)}")
+
+
+def _agreed(can: list[Leftover]) -> bool:
+    """Whether the one who asks agrees; nobody does where there is no terminal."""
+    total = size(sum(each.nbytes for each in can))
+    what = f"{len(can)} of these, {total}"
+    if not _is_asked():
+        print(f"{what}, can be deleted: say --yes")
+        return False
+    return typer.confirm(f"Delete {what}?")
+
+
+def _is_asked() -> bool:
+    """Whether somebody can answer."""
+    return sys.stdin.isatty()
+
+
+def _show(path: Path, found: list[Leftover]) -> None:
+    if not found:
+        print(f"nothing is left beside {shown(path)}, nor in it")
+    for each in found:
+        print(shown(each.path, 4096))
+        about = (each.what, size(each.nbytes), f"changed {_ago(each.seconds)}", f"of {each.owner}")
+        kept = f"stays: {each.keep}" if each.keep else "can be deleted"
+        print(f"    {', '.join(about)}; {kept}")
+
+
+def _ago(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"

@@ -1,0 +1,74 @@
+"""`blockscale recommend`: formats for a model on this machine, with what was measured for them."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import blockscale as bs
+from blockscale.cli.model_directory import float_model, sentences_of, tokenized, unpadded
+from blockscale.cli.outputs import check_outputs, write_recipe
+from blockscale.search.budget import Budget
+from blockscale.search.estimate import Checked
+
+
+def recommend(  # noqa: PLR0913 - one argument an option
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL_DIR", help="The model: config, tokenizer, weights.")
+    ],
+    budget: Annotated[
+        str,
+        typer.Option(help="Bits a weight, or size=20MB, latency=5ms or quality=0.99."),
+    ] = "6",
+    candidate: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FORMAT", help="What a layer may become. May be repeated."),
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="A file of sentences to measure on, one a line.")
+    ] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Leave these layers in float.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of a sentence at most.")] = 64,
+    state: Annotated[
+        Path | None, typer.Option(help="A file to go on from, if it was stopped.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the recommendation as JSON here.")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="Write the recipe as JSON here.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Quantize a copy and measure what was foretold.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Say which formats to take for a model here, and what that will cost, as measured."""
+    check_outputs(out, recipe)
+    bound = Budget.read(budget)
+    batches = [tokenized(model, sentences_of(text), tokens)]
+    network = float_model(model)
+    found = bs.recommend(
+        network, bound, batches=batches, candidates=candidate, output=unpadded, skip=skip or [],
+        state=state, progress=not quiet,
+    )  # fmt: skip
+    if out is not None:
+        found.save(out)
+    write_recipe(recipe, found.recipe)
+    checked = found.check(network, batches) if check else None
+    if as_json:
+        told = found.to_dict() | ({} if checked is None else {"errors": checked.errors})
+        print(json.dumps(told, indent=2))
+        return
+    print(found)
+    if checked is not None:
+        print(_text(checked))
+
+
+def _text(checked: Checked) -> str:
+    lines = [
+        f"{name}: foretold {getattr(checked.foretold, name):.6g}, measured "
+        f"{getattr(checked.measured, name):.6g} ({100 * error:+.2f} %)"
+        for name, error in checked.errors.items()
+    ]
+    return "\n".join(["checked:", *lines])

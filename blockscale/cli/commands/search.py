@@ -1,0 +1,75 @@
+"""`blockscale search`: which layer gets which format under a budget of bits."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import blockscale as bs
+from blockscale.cli.model_directory import float_model, sentences_of, tokenized, unpadded
+from blockscale.cli.outputs import check_outputs, write_recipe
+from blockscale.core.untrusted.names import shown
+from blockscale.report.table import aligned
+from blockscale.search.result import Search
+
+
+def search(  # noqa: PLR0913 - one argument an option
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL_DIR", help="The model: config, tokenizer, weights.")
+    ],
+    budget: Annotated[float, typer.Option(help="Bits a weight at most, scales included.")] = 4.5,
+    candidate: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FORMAT", help="What a layer may become. May be repeated."),
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="A file of sentences to measure on, one a line.")
+    ] = None,
+    objective: Annotated[str, typer.Option(help="distance of outputs, or kl of logits.")] = (
+        "distance"
+    ),
+    score: Annotated[str | None, typer.Option(help="fisher, output or sqnr.")] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Leave these layers in float.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of a sentence at most.")] = 64,
+    state: Annotated[
+        Path | None, typer.Option(help="A file to go on from, if the search was stopped.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the search as JSON here.")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="Write the recipe as JSON here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the search as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Search for the formats of a model's layers that lose least within a budget of bits."""
+    check_outputs(out, recipe)
+    batch = tokenized(model, sentences_of(text), tokens)
+    found = bs.search(
+        float_model(model), [batch], budget, candidates=candidate, objective=objective,
+        output=unpadded, score=score, skip=skip or [], state=state, progress=not quiet,
+    )  # fmt: skip
+    if out is not None:
+        found.save(out)
+    write_recipe(recipe, found.recipe)
+    print(json.dumps(found.to_dict(), indent=2) if as_json else _text(found))
+
+
+def _text(found: Search) -> str:
+    taken = found.taken(found.recipe)
+    layers = [(layer, layer[taken[layer.name]]) for layer in found.layers]
+    rows = [(shown(layer.name), e.format, f"{e.bits:.3f}", f"{e.sqnr:.2f}") for layer, e in layers]
+    points = sorted((*found.points, *found.uniform), key=lambda point: point.bits)
+    front = set(map(id, found.front))
+    costs = [
+        (p.name or "searched", f"{p.bits:.4f}", f"{p.quality:.6f}", "*" if id(p) in front else "")
+        for p in points
+    ]
+    left = [f"left in float: {shown(name)}: {shown(why)}" for name, why in found.left.items()]
+    return "\n\n".join(
+        [
+            aligned(("layer", "format", "bits", "dB"), rows),
+            aligned(("recipe", "bits", found.quality, "front"), costs),
+            *(["\n".join(left)] if left else []),
+        ]
+    )

@@ -1,0 +1,50 @@
+"""`blockscale verify`: is a quantized directory what was written, and can it be made again."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockscale.cli.progress import Bar
+from blockscale.core.untrusted.names import shown
+from blockscale.files.verify import reproduce as make_again
+from blockscale.files.verify import verify as verify_directory
+from blockscale.report.wording import size
+
+
+def verify(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A directory that blockscale quantized.")
+    ],
+    reproduce: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="MODEL_DIR",
+            help="Quantize this float model again as the ledger says, and compare.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only errors.")] = False,
+) -> None:
+    """Prove that every file of a quantized directory is as its ledger says.
+
+    Sizes and SHA-256 are compared. Files that are missing, changed or not listed end the command
+    with 1.
+    """
+    with Bar(quiet or as_json) as bar, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "blockscale:", UserWarning)  # of the run that is repeated
+        if reproduce is None:
+            found = verify_directory(directory, bar)
+        else:
+            found = make_again(directory, reproduce, bar)
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=2))
+    elif not quiet and not found.wrong:
+        how = "made again with the same bytes" if reproduce else "as the ledger says"
+        total = size(sum(found.proved.values()))
+        print(f"{len(found.proved)} files of {directory}, {total}, are {how}")
+    if found.wrong:
+        lines = [f"\n  {shown(name)}: {reason}" for name, reason in found.wrong.items()]
+        raise ValueError(f"{directory} is not as its ledger says:{''.join(lines)}")

@@ -1,0 +1,1 @@
+"""What comes from outside and is not trusted: files, JSON, names, patterns (docs/limits.md)."""

@@ -1,0 +1,136 @@
+"""The formats of one layer, and how a recipe's texts become them."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from blockscale.core.arithmetic.sums import SumInteger
+from blockscale.core.format import Format
+from blockscale.core.parse import parse
+from blockscale.core.profiles.knobs import Profile
+from blockscale.core.profiles.spelling import PREFIX, names_profile, read_profile, spelled
+
+FormatLike = str | Format | None
+WeightLike = str | Format | Profile | None
+BiasFormat = Format | SumInteger
+BiasLike = str | Format | SumInteger | None
+PARTS = ("weight", "input", "output", "bias")
+Rule = str | Format | Profile | Mapping[str, "BiasLike | Profile | bool"] | None
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """The formats of one layer; None leaves that tensor in float.
+
+    profile: how the codes of its weight are chosen, whose format `weight` then is; None: by the
+        contract, or by what an algorithm makes of it
+    """
+
+    weight: Format | None = None
+    input: Format | None = None
+    output: Format | None = None
+    bias: BiasFormat | None = None
+    profile: Profile | None = None
+
+    def __bool__(self) -> bool:
+        return any((self.weight, self.input, self.output, self.bias))
+
+    @property
+    def formats(self) -> dict[str, Any]:
+        """{"weight": its format, ...} of every part."""
+        return {part: getattr(self, part) for part in PARTS}
+
+    @property
+    def spelled(self) -> dict[str, str | None]:
+        """{"weight": its text, ...} of every part; a weight's may name a profile."""
+        told = {part: None if fmt is None else str(fmt) for part, fmt in self.formats.items()}
+        return told if self.profile is None else told | {"weight": spelled(self.profile)}
+
+    @property
+    def told(self) -> str:
+        """What the ledger says of how the codes of its weight are chosen; perhaps empty."""
+        if self.profile is None:
+            return ""
+        return f"weight by profile {self.profile} {self.profile.version}".rstrip()
+
+    def of_dtype(self, dtype: torch.dtype) -> "Scheme":
+        """The same for a weight of this dtype, in which some producers store scales."""
+        return self if self.profile is None else replace(self, weight=self.profile.result(dtype))
+
+
+def read_parts(given: Mapping[str, object], before: Scheme) -> Scheme:
+    """`before` with some of "weight", "input", "output" and "bias" replaced.
+
+    Raises ValueError for texts that do not parse, and profiles where only formats can be.
+    """
+    for part, text in given.items():
+        made: Any
+        if part != "weight":
+            _refuse_profile(part, text)
+            made = {part: _read(part, text)}
+            before = replace(before, **made)
+        elif isinstance(text, Profile) or names_profile(text):
+            profile = text if isinstance(text, Profile) else read_profile(str(text))
+            spelled(profile)  # raises where no text can name it
+            before = replace(before, weight=profile.format, profile=profile)
+        else:
+            made = _read(part, text)
+            before = replace(before, weight=made, profile=None)
+    return before
+
+
+def _refuse_profile(part: str, text: object) -> None:
+    if isinstance(text, Profile) or names_profile(text):
+        told = spelled(text) if isinstance(text, Profile) else str(text).strip()
+        raise ValueError(
+            f"{part}: {told!r}: profiles say how codes of weights are chosen, so {part} takes a "
+            f"format: leave out {PREFIX!r} and what follows, or give it to weight"
+        )
+
+
+def read_rule(pattern: str, rule: object, default: Scheme) -> Scheme:
+    """What a rule of a recipe gives the layers that `pattern` covers.
+
+    Raises TypeError and ValueError as `read_parts`, and for rules of another kind.
+    """
+    if rule is None:
+        return Scheme()
+    if isinstance(rule, Scheme):
+        return rule
+    if isinstance(rule, str | Format | Profile):
+        return read_parts({"weight": rule}, default)
+    if not isinstance(rule, Mapping):
+        raise TypeError(f"rule {pattern!r} is a format, an object or null, not {rule!r}")
+    if unknown := sorted(set(rule) - set(PARTS)):
+        raise ValueError(f"rule {pattern!r}: no key {unknown[0]!r}; there are {', '.join(PARTS)}")
+    return read_parts(rule, default)
+
+
+def read_bias(text: str | Format | SumInteger) -> BiasFormat:
+    """`int32:sums`, `int32` for short, or any format, which has a scale of its own.
+
+    Raises ValueError that says what there is, TypeError for no text.
+    """
+    if isinstance(text, SumInteger):
+        return text
+    if isinstance(text, str):
+        spelled = re.fullmatch(r"int([1-9][0-9]{0,8}):sums", text.strip())
+        if spelled or text.strip() == "int32":
+            return SumInteger(int(spelled[1]) if spelled else 32)
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(
+            f"bias: {error}; a bias can also be 'int32', short for 'int32:sums': integers in steps "
+            f"of input times weight"
+        ) from None
+
+
+def _read(part: str, text: object) -> BiasFormat | None:
+    """The format of a "weight", "input", "output" or "bias"."""
+    if text is None:
+        return None
+    return read_bias(text) if part == "bias" else parse(text)  # type: ignore[arg-type]

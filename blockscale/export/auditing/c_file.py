@@ -1,0 +1,45 @@
+"""C files of ours: the constant arrays, by the names of the nodes that read them."""
+
+import re
+
+from blockscale.export.auditing.entries import Stored
+from blockscale.export.auditing.limits import Budget, DamagedError
+
+HEAD = b"/* An integer model in C99, written by blockscale."
+_ARRAY = re.compile(rb"^static const (u?int(8|16|32|64))_t (c\d+_\w+)\[(\d+)\] = \{$", re.M)
+_FLOATS = re.compile(rb"\b(?:float|double)\b|\b\d+\.\d*|\b\d+[eE]-?\d+\b")
+_WEIGHT = re.compile(r"^c\d+_(?:integers_)?(\w+)_weight(?:_(\d+))?$")
+
+
+def tensors(data: memoryview) -> list[Stored]:
+    """The constants of a file. Raises DamagedError for one that is cut short, whose arrays do not
+    have the elements that they state, or that computes with floats."""
+    text = bytes(data)
+    if not text.endswith(b"}\n"):
+        raise DamagedError("it does not end as files of ours do: it was cut short")
+    if found := _FLOATS.search(text, text.find(b"#include")):
+        line = text.count(b"\n", 0, found.start()) + 1
+        raise DamagedError(f"its line {line} has the float {found[0].decode()!r}")
+    budget, made = Budget(), []
+    for each in _ARRAY.finditer(text):
+        budget.take()
+        made.append(_array(text, each))
+    return made
+
+
+def _array(text: bytes, found: re.Match[bytes]) -> Stored:
+    ctype, name = found[1].decode(), found[3].decode()
+    bits, size = int(found[2]), int(found[4])
+    end = text.find(b"};", found.end())
+    count = text.count(b",", found.end(), end if end >= 0 else len(text))
+    if count != size:
+        raise DamagedError(f"{name} has {count} elements, its head says {size}")
+    weight = _WEIGHT.match(name)
+    low = weight is not None and not weight[1].rpartition("_default")[0].endswith("_norm")
+    stored = Stored(
+        name, ctype, (size,), bits, size * bits // 8, low=low,
+        reader="in integers" if low else "",
+    )  # fmt: skip
+    if low and weight is not None:
+        stored.name = ".".join(filter(None, weight.groups()))
+    return stored

@@ -1,0 +1,2 @@
+"""Checkpoints of other producers, and ours: a file or folder for each that defines `recognize` and
+`reader`."""

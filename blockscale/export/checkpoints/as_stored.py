@@ -1,0 +1,155 @@
+"""A checkpoint of another producer, seen as a stored model of ours, for `bs.load`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.core.layout import stored_shape
+from blockscale.core.parse import parse
+from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
+from blockscale.export.checkpoints.gguf.blocks import PLAIN
+from blockscale.files.metadata import FileError, Metadata, TensorInfo
+from blockscale.files.stored_model import StoredModel
+from blockscale.layers.kinds import quantized_class
+from blockscale.ops.tensor import QTensor
+
+
+class Source(NamedTuple):
+    """A tensor of the checkpoint; rows: {how many: which of them each row of the model's is}."""
+
+    name: str
+    rows: Callable[[int], Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointModel(StoredModel):
+    """Stored tensors of ours, `name.codes` and so on, that are read from a checkpoint.
+
+    places: {our stored name: where it comes from, and which part of it}; the part is empty for a
+    tensor that is not quantized
+    """
+
+    checkpoint: Checkpoint | None = None
+    places: Mapping[str, tuple[Source, str]] = field(default_factory=dict)
+
+    def read(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """The tensors of these names; a weight is read once for all of its parts."""
+        assert self.checkpoint is not None
+        found: dict[str, Tensor] = {}
+        whole: dict[str, QTensor | Tensor] = {}
+        for name in names:
+            source, part = self.places[name]
+            if part == "order":
+                order = self.checkpoint.order(source.name)
+                assert order is not None
+                found[name] = order.to(torch.int32)
+                continue
+            if source.name not in whole:
+                whole = {source.name: self.checkpoint[source.name]}  # one at a time
+            tensor = _part(whole[source.name], part)
+            found[name] = tensor.reshape(self.kinds[name][1])
+            if source.rows is not None:
+                found[name] = found[name].index_select(0, source.rows(found[name].shape[0]))
+        return found
+
+
+def _part(found: QTensor | Tensor, part: str) -> Tensor:
+    if isinstance(found, Tensor):
+        return found
+    held = found.packed if part == "codes" else getattr(found.qparams, part)
+    assert isinstance(held, Tensor)
+    return held
+
+
+def as_stored(
+    model: nn.Module, checkpoint: Checkpoint, sources: Mapping[str, Source] | None = None
+) -> StoredModel:
+    """A checkpoint as `bs.load` reads a file of ours.
+
+    sources: {the model's name: what of the checkpoint it is}; by default names are the model's.
+
+    Raises FileError for weights that cannot be read.
+    """
+    if sources is None:
+        sources = {name: Source(name) for name in checkpoint}
+    _refuse_unread(checkpoint, sources)
+    metadata, places, kinds = Metadata(), {}, {}
+    state = model.state_dict(keep_vars=True)
+    for name, source in sources.items():
+        stored = checkpoint.stored[source.name]
+        if stored.format is None:
+            if not _left_out(name, checkpoint, source, state):
+                places[name], kinds[name] = (source, ""), (_dtype(stored), stored.shape)
+            continue
+        info = metadata.tensors[name] = _info(model, name, stored, state.get(name))
+        for part, kind in info.parts().items():
+            places[f"{name}.{part}"], kinds[f"{name}.{part}"] = (source, part), kind
+        if checkpoint.ordered(source.name):
+            layer = name.removesuffix(".weight")
+            metadata.layers[layer] = {"before": "order"}
+            place = f"{layer}.before.order"
+            places[place] = (source, "order")
+            kinds[place] = (torch.int32, (metadata.features(layer),))
+    files = dict.fromkeys(places, checkpoint.path)
+    return CheckpointModel(
+        checkpoint.path, files, kinds, metadata, checkpoint=checkpoint, places=places
+    )
+
+
+def _refuse_unread(checkpoint: Checkpoint, sources: Mapping[str, Source]) -> None:
+    unread = {s.name: r for s in sources.values() if (r := checkpoint.stored[s.name].unread)}
+    if unread:
+        name, reason = next(iter(unread.items()))
+        more = f", and {len(unread) - 1} more cannot be read" if len(unread) > 1 else ""
+        raise FileError(f"{checkpoint.path}: {name}: {reason}{more}")
+
+
+def _dtype(stored: Stored) -> torch.dtype | None:
+    known = PLAIN[stored.kind][1] if stored.kind in PLAIN else getattr(torch, stored.kind, None)
+    return known if isinstance(known, torch.dtype) else None
+
+
+def _left_out(
+    name: str, checkpoint: Checkpoint, source: Source, state: Mapping[str, Tensor]
+) -> bool:
+    """A bias of zeros, which GPTQ's packers write for layers that have none."""
+    weight = name.removesuffix("bias") + "weight"
+    stored = checkpoint.stored.get(weight)
+    if name in state or not name.endswith(".bias") or stored is None or stored.format is None:
+        return False
+    bias: Any = checkpoint[source.name]
+    return not bool(bias.any())
+
+
+def _info(model: nn.Module, name: str, stored: Stored, target: Tensor | None) -> TensorInfo:
+    """How a weight is stored: for a layer with its inputs first, transposed."""
+    assert stored.format is not None
+    layout, shape = _layout(model, name), stored.shape
+    if layout == "transposed" and len(shape) == 2:
+        return TensorInfo(stored.format, stored_shape(shape, layout), layout=layout)
+    if target is not None and tuple(target.shape) != shape and stored.flat:
+        return _of_shape(stored.format, shape, tuple(target.shape))
+    return TensorInfo(stored.format, shape)
+
+
+def _layout(model: nn.Module, name: str) -> str:
+    owner, _, attribute = name.rpartition(".")
+    try:
+        module = model.get_submodule(owner)
+    except AttributeError:
+        return "plain"
+    kind = quantized_class(module)
+    known = attribute == "weight" and kind is not None and kind.refuses(module) is None
+    return kind.layout_of(module) if known and kind is not None else "plain"
+
+
+def _of_shape(fmt: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> TensorInfo:
+    """Groups that the file has as rows of a matrix, in the shape that the model has."""
+    element, _, rest = fmt.partition(":")
+    told = f"{element}:group{shape[-1]}:{rest.partition(':')[2]}"
+    fits = prod(shape) == prod(wanted) and bool(wanted) and wanted[-1] % shape[-1] == 0
+    return TensorInfo(str(parse(told)), wanted) if fits else TensorInfo(fmt, shape)

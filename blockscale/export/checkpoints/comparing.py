@@ -1,0 +1,174 @@
+"""How far two files or directories are apart, tensor by tensor, a slab at a time."""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from blockscale.core.work.progress import Progress
+from blockscale.export.checkpoints.opening import checkpoint
+from blockscale.export.checkpoints.sides import CheckpointSide, Side, StoredSide
+from blockscale.files.inspect import TensorSummary
+from blockscale.files.metadata import FileError
+from blockscale.files.slabs.cutting import SLAB, cut
+from blockscale.files.slabs.pool import Map, Pool
+from blockscale.files.slabs.rows import Rows
+
+_CODES = {"uint8", "int8", "int16", "uint16", "int32", "uint32"}
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """One tensor in both: a is what it should be, b what it is."""
+
+    name: str
+    shape: tuple[int, ...]
+    a: str  # format or dtype
+    b: str
+    bits_a: float
+    bits_b: float
+    sqnr: float  # dB: 10 log10 (sum a² / sum (a - b)²), infinite where they are equal
+    max_error: float  # the largest |a - b|
+    odd: int  # elements of which one is NaN or infinite and the other is not the same
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, which has no infinity: null."""
+        return asdict(self) | {
+            "sqnr": self.sqnr if math.isfinite(self.sqnr) else None,
+            "equal": self.equal,
+        }
+
+    @property
+    def equal(self) -> bool:
+        """Whether every element has the same value."""
+        return self.max_error == 0 and self.odd == 0
+
+
+@dataclass(frozen=True)
+class FileComparison:
+    """What `compare` gives: each tensor that is in both, and the names of the others."""
+
+    differences: tuple[TensorDifference, ...]
+    only_a: tuple[str, ...] = ()
+    only_b: tuple[str, ...] = ()
+    mismatched: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)  # {name: why it was not compared}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "tensors": [each.to_dict() for each in self.differences],
+            "only_a": list(self.only_a),
+            "only_b": list(self.only_b),
+            "mismatched": {name: {"a": a, "b": b} for name, (a, b) in self.mismatched.items()},
+            "unread": self.unread,
+        }
+
+
+def compare(
+    a: str | Path, b: str | Path, *, elements: int = SLAB, progress: Progress | None = None
+) -> FileComparison:
+    """Compare every tensor of `a` with the one of the same name in `b`; either may be quantized.
+
+    a, b: whatever `bs.checkpoint` reads (docs/checkpoints.md). Names are those in the files
+
+    Quantized tensors are dequantized to float32; sums are float64. `elements` is the size of a
+    slab. What cannot be read is named in `unread`.
+
+    Raises FileError for files that cannot be read, or that have no tensor in common, or only such
+    that cannot be decoded.
+    """
+    progress = progress or Progress()
+    side_a, side_b = _side(a), _side(b)
+    unread = side_a.unread | side_b.unread
+    names = [name for name in side_a.rows if name in side_b.rows and name not in unread]
+    pairs = [(name, side_a.rows[name], side_b.rows[name]) for name in names]
+    unread |= {name: why for name, x, y in pairs if (why := _why_not(x, y))}
+    pairs = [pair for pair in pairs if pair[0] not in unread]
+    if not pairs:
+        raise FileError(_nothing(side_a, side_b, unread))
+    fitting = [pair for pair in pairs if pair[1].shape == pair[2].shape]
+    progress.start(sum(row.nbytes for _, row, _ in fitting), 0)
+    differences = []
+    with side_a, side_b, Pool() as pool:
+        for name, x, y in fitting:
+            layout = y.layout or x.layout or "plain"
+            slab_rows = side_a.stored(x.name, layout), side_b.stored(y.name, layout)
+            differences.append(_difference(name, x, y, _errors(*slab_rows, elements, pool.map)))
+            progress.advance(name, x.nbytes)
+    mismatched = {name: (x.shape, y.shape) for name, x, y in pairs if x.shape != y.shape}
+    only_a, only_b = (
+        tuple(sorted(p.rows.keys() - q.rows.keys() - unread.keys()))
+        for p, q in ((side_a, side_b), (side_b, side_a))
+    )
+    return FileComparison(tuple(differences), only_a, only_b, mismatched, unread)
+
+
+def _side(path: str | Path) -> Side:
+    """A file or directory of ours or of floats, or one of another producer."""
+    path = Path(path)
+    stored = StoredSide.of(path)
+    return stored if stored is not None else CheckpointSide(checkpoint(path))
+
+
+def _why_not(a: TensorSummary, b: TensorSummary) -> str:
+    """Why numbers of two tensors of one name do not mean the same thing; empty if they do."""
+    codes = [row for row in (a, b) if not row.quantized and row.format in _CODES]
+    if len(codes) != 1 or a.shape != b.shape or len(a.shape) < 2:
+        return ""
+    return (
+        f"it is {a.format} in a and {b.format} in b, and nothing beside the {codes[0].format} says "
+        f"what its codes mean: compare what the library that wrote it dequantizes"
+    )
+
+
+def _nothing(a: Side, b: Side, unread: Mapping[str, str]) -> str:
+    """What to say where nothing can be compared."""
+    if unread:
+        return f"nothing can be compared: {next(iter(unread.values()))}"
+    return (
+        f"no tensor is in both: {a.path} has {_some(a.rows)}; {b.path} has {_some(b.rows)}. "
+        f"Compare two files of one model"
+    )
+
+
+def _some(names: Collection[str]) -> str:
+    shown = ", ".join(sorted(names)[:3])
+    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+class _Errors(NamedTuple):
+    signal: float
+    noise: float
+    largest: float
+    odd: int
+
+
+def _errors(a: Rows, b: Rows, elements: int, run: Map) -> _Errors:
+    """Sums over two tensors of one stored shape, slab by slab."""
+    cuts = cut(a.shape, a.blocks + b.blocks, elements)
+    work = run(lambda slab: _slab_errors(a.read(cuts, slab), b.read(cuts, slab)), cuts.slabs)
+    signal, noise, largest, odd = zip(*work, strict=True)
+    return _Errors(math.fsum(signal), math.fsum(noise), max(largest), sum(odd))
+
+
+def _slab_errors(a: Tensor, b: Tensor) -> _Errors:
+    x, y = (side.to(torch.float64).flatten() for side in (a, b))
+    finite = x.isfinite() & y.isfinite()
+    same = (x == y) | (x.isnan() & y.isnan())
+    odd = int((~finite & ~same).sum())
+    x, error = torch.where(finite, x, 0.0), torch.where(finite, x - y, 0.0)
+    largest = float(error.abs().amax()) if error.numel() else 0.0
+    return _Errors(float(x.square().sum()), float(error.square().sum()), largest, odd)
+
+
+def _difference(name: str, a: TensorSummary, b: TensorSummary, errors: _Errors) -> TensorDifference:
+    signal, noise, largest, odd = errors
+    sqnr = math.inf
+    if noise > 0:
+        sqnr = 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+    return TensorDifference(name, a.shape, a.format, b.format, a.bits, b.bits, sqnr, largest, odd)

@@ -1,0 +1,234 @@
+"""GGUF files, whole or split, as checkpoints: blocks become QTensors with the codes as they are."""
+
+import os
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from blockscale.core.pack import packed_dtype, packed_size
+from blockscale.core.parse import parse
+from blockscale.core.untrusted.files import FileError, open_regular
+from blockscale.core.untrusted.names import quoted
+from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
+from blockscale.export.checkpoints.gguf import records
+from blockscale.export.checkpoints.gguf.blocks import (
+    FILE_TYPES,
+    GRIDS,
+    PLAIN,
+    TYPES,
+    BlockType,
+    Parts,
+)
+from blockscale.export.checkpoints.gguf.container import MAGIC, Entry, read_container
+from blockscale.files.stream import bytes_of
+from blockscale.ops import primitives
+from blockscale.ops.tensor import QTensor, from_parts
+
+_CHUNK = 1 << 22  # bytes of blocks that are taken apart at a time
+_SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_PLAIN = {number: (name, dtype) for name, (number, dtype) in PLAIN.items()}
+_BLOCKS = {each.number: (name, each) for name, each in TYPES.items()}
+
+
+def recognize(path: Path) -> str | None:
+    """What tells that it is one: the file's first bytes."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return f"it begins with {MAGIC.decode()}" if file.read(4) == MAGIC else None
+
+
+class GGUF(Checkpoint):
+    """A GGUF file, or all files of one that was split; names are those in the file.
+
+    metadata: the first file's keys and values. Shapes have the outermost dimension first.
+    """
+
+    producer = "GGUF"
+
+    def __init__(self, path: Path, evidence: str):
+        super().__init__(path, evidence)
+        self._files: dict[Path, int] = {}
+        self._entries: dict[str, tuple[Path, Entry]] = {}
+        self.raw: dict[str, bytes] = {}  # of metadata: {key: the type and bytes of its value}
+        try:
+            for file in _files(path):
+                self._add(file)
+        except BaseException:
+            self.close()
+            raise
+        self._check_total()
+        told = FILE_TYPES.get(self.metadata.get("general.file_type", -1))
+        if told is not None and all(each.kind != told for each in self.stored.values()):
+            self.warnings.append(f"general.file_type says {told}, and no tensor is of it")
+
+    def _add(self, file: Path) -> None:
+        container = read_container(file)
+        self._files[file] = open_regular(file)
+        self.metadata, self.raw = self.metadata or container.values, self.raw or container.raw
+        taken = []
+        for name, entry in container.entries.items():
+            if name in self.stored:
+                raise FileError(f"{file}: tensor {quoted(name)} is in another file of it, too")
+            stored = _stored(file, entry)
+            if entry.start + stored.nbytes > container.size:
+                raise FileError(
+                    f"{file}: tensor {quoted(name)} ends at byte {entry.start + stored.nbytes}, "
+                    f"and the file has {container.size}: download or copy it again"
+                )
+            self.stored[name], self._entries[name] = stored, (file, entry)
+            taken.append((entry.start, entry.start + stored.nbytes, name))
+        _check_apart(file, taken)
+
+    def _check_total(self) -> None:
+        told = self.metadata.get("split.tensors.count")
+        if len(self._files) > 1 and told is not None and told != len(self.stored):
+            count = len(self._files)
+            self.close()
+            raise FileError(
+                f"{self.path}: its {count} files hold {len(self.stored)} tensors, and "
+                f"the first tells of {told}"
+            )
+
+    def _read(self, stored: Stored) -> QTensor | Tensor:
+        file, entry = self._entries[stored.name]
+        if entry.kind in _PLAIN:
+            values = torch.empty(entry.shape, dtype=_PLAIN[entry.kind][1])
+            self._fill(file, bytes_of(values), entry.start)
+            return values
+        return self._quantized(file, entry, _BLOCKS[entry.kind][1])
+
+    def blocks(self, name: str) -> Tensor:
+        """The bytes of a tensor, uint8, also of one whose values have no format here."""
+        file, entry = self._entries[name]
+        data = torch.empty(self.stored[name].nbytes, dtype=torch.uint8)
+        self._fill(file, bytes_of(data), entry.start)
+        return data
+
+    def _quantized(self, file: Path, entry: Entry, of: BlockType) -> QTensor:
+        """Blocks are taken apart a few MB at a time: no more lies in memory beside the result."""
+        fmt = parse(of.format)
+        row, shapes = entry.shape[-1], fmt.stored(entry.shape)
+        whole = {part: torch.ones(shape, dtype=dtype) for part, (dtype, shape) in shapes.items()}
+        whole["codes"] = torch.empty(
+            (*entry.shape[:-1], packed_size(fmt.element, row)), dtype=packed_dtype(fmt.element)
+        )
+        kind = _BLOCKS[entry.kind][0]
+        native = records.record(kind) is not None
+        by_block = {part: each.view(-1) for part, each in whole.items()}
+        for start, blocks in self._blocks(file, entry, of):
+            if native:
+                records.apart_into(kind, blocks, start, whole)
+                continue
+            parts = of.apart(blocks)
+            parts["codes"] = primitives.pack(parts["codes"], of.format)
+            for part, piece in parts.items():
+                first = start * piece.shape[-1]
+                by_block[part][first : first + piece.numel()] = piece.reshape(-1)
+        whole |= records.negate(kind, whole) if native else {}
+        _check_codes(entry, whole)
+        return from_parts(fmt, row, whole)  # NVFP4 has one level: its outer scale stays 1
+
+    def _blocks(self, file: Path, entry: Entry, of: BlockType) -> Iterator[tuple[int, Tensor]]:
+        """(number of the first, blocks [n, size])"""
+        count, step = entry.elements // of.elements, max(1, _CHUNK // of.size)
+        room = torch.empty((min(step, count), of.size), dtype=torch.uint8)
+        for start in range(0, count, step):
+            blocks = room[: min(step, count - start)]
+            self._fill(file, bytes_of(blocks), entry.start + start * of.size)
+            yield start, blocks
+
+    def _fill(self, file: Path, target: memoryview, start: int) -> None:
+        done = 0
+        while done < len(target):
+            read = os.preadv(self._files[file], [target[done : done + _CHUNK]], start + done)
+            if not read:
+                raise FileError(f"{file}: ends at byte {start + done}: it was cut while being read")
+            done += read
+
+    def file_of(self, name: str) -> Path:
+        return self._entries[name][0]
+
+    def close(self) -> None:
+        for opened in self._files.values():
+            os.close(opened)
+        self._files.clear()
+
+
+def _files(path: Path) -> list[Path]:
+    """The files of a split model, of which `path` is one; else `path` alone."""
+    found = _SPLIT.fullmatch(path.name)
+    if found is None:
+        return [path]
+    count = int(found["count"])
+    files = [
+        path.with_name(f"{found['stem']}-{i:05d}-of-{found['count']}.gguf")
+        for i in range(1, count + 1)
+    ]
+    missing = [each.name for each in files if not each.is_file()]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise FileError(f"{path}: {missing[0]}{more} of its {count} files is missing beside it")
+    return files
+
+
+def _stored(file: Path, entry: Entry) -> Stored:
+    """What an entry is. Raises FileError for rows that are no whole blocks."""
+    name, shape = entry.name, entry.shape
+    if entry.kind in _PLAIN:
+        kind, dtype = _PLAIN[entry.kind]
+        return Stored(name, kind, shape, entry.elements * dtype.itemsize)
+    if entry.kind in _BLOCKS:
+        kind, of = _BLOCKS[entry.kind]
+        elements, size, fmt, unread = of.elements, of.size, of.format, ""
+    elif entry.kind in GRIDS:
+        kind, elements, size = GRIDS[entry.kind]
+        fmt, unread = None, (
+            f"{kind} holds vectors of a grid of ggml's own, which are no elements of a format: the "
+            f"package gguf dequantizes it"
+        )  # fmt: skip
+    else:
+        kind, reason = f"type {entry.kind}", "a type that is not known here: it may be a newer one"
+        return Stored(name, kind, shape, 0, None, reason)
+    if not shape or shape[-1] % elements:
+        raise FileError(
+            f"{file}: tensor {quoted(name)} of {kind} has the shape {list(shape)}, whose rows are "
+            f"no whole blocks of {elements}"
+        )
+    return Stored(name, kind, shape, prod(shape) // elements * size, fmt, unread)
+
+
+def _check_apart(file: Path, taken: list[tuple[int, int, str]]) -> None:
+    """Raise FileError for tensors that share bytes."""
+    taken.sort()
+    for (_, end, first), (start, stop, second) in pairwise(taken):
+        if start < end and stop > start:
+            raise FileError(f"{file}: tensors {quoted(first)} and {quoted(second)} share bytes")
+
+
+def _check_codes(entry: Entry, parts: Parts) -> None:
+    """Raise FileError for bytes that no writer stores, and that mean something else here.
+
+    parts: as a format stores them
+    """
+    kind = _BLOCKS[entry.kind][0]
+    bad = {
+        "TQ2_0": lambda: (_twos(parts["codes"]), "a code of 3, beside 0 to 2"),
+        "MXFP4": lambda: (parts["scale"] == 255, "a scale of 2^128, which is NaN in OCP MX"),
+        "NVFP4": lambda: (parts["scale"] >= 127, "a scale that is negative or NaN as an e4m3"),
+    }.get(kind)
+    if bad is not None:
+        found, what = bad()
+        if bool(found.any()):
+            name = quoted(entry.name)
+            raise FileError(f"tensor {name} of {kind} has {what}: no writer stores that")
+
+
+def _twos(packed: Tensor) -> Tensor:
+    """Where two bits are 10: -2 as a code, of which ternary has none."""
+    return (packed >> 1) & ~packed & 0x55 != 0

@@ -1,0 +1,156 @@
+"""GGUF's block types for the native kernel that takes blocks apart and puts them together.
+
+The same as `apart` and `together` of a BlockType, as places of fields instead of functions: tests
+compare both. TQ1_0, whose digits are no fields, has only the functions.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from blockscale.export.checkpoints.gguf.blocks import TYPES
+from blockscale.kernels import cpu
+
+Piece = tuple[int, int, int, int, int, int, bool]  # of src/records.h, in its order
+_HIGHEST = -(2**15)  # the sign of an fp16 number
+
+
+class Part(NamedTuple):
+    """A part of a block: `entries` of `bits` each, `add` added to what is stored.
+
+    packed: as codes are; negated: fp16 numbers with the other sign
+    """
+
+    name: str
+    entries: int
+    bits: int
+    pieces: Sequence[Piece]
+    add: int = 0
+    packed: bool = False
+    negated: bool = False
+
+
+def _raw(start: int, count: int) -> Iterator[Piece]:
+    """Bytes as they are."""
+    yield start, count, 0, 8, 0, 0, False
+
+
+def _spread(start: int, count: int, width: int, run: int = 0, left: int = 0) -> Iterator[Piece]:
+    """As fields.spread: in each run of bytes the lowest fields of all come first."""
+    run = run or count
+    target = 0
+    for first in range(start, start + count, run):
+        for right in range(0, 8, width):
+            yield first, run, right, width, left, target, False
+            target += run
+
+
+def _stream(start: int, count: int, width: int, left: int = 0) -> Iterator[Piece]:
+    """As fields.stream: the fields of a byte after one another."""
+    yield start, count, 0, width, left, 0, True
+
+
+def _bits(start: int, count: int, width: int, target: int, right: int = 0, left: int = 0) -> Piece:
+    """One field of each byte."""
+    return start, count, right, width, left, target, False
+
+
+def _number(name: str, start: int, count: int = 2, negated: bool = False) -> Part:
+    """Numbers that are whole bytes."""
+    return Part(name, count, 8, tuple(_raw(start, count)), negated=negated)
+
+
+def _codes(entries: int, bits: int, *pieces: Iterator[Piece], middle: int = 0) -> Part:
+    every = tuple(piece for each in pieces for piece in each)
+    return Part("codes", entries, bits, every, -middle % 2**bits, True)
+
+
+def _whole_codes(start: int, count: int) -> Part:
+    """Codes that lie as ours do."""
+    return _number("codes", start, count)
+
+
+def _six_bits(name: str, low: int, high: int) -> Part:
+    """Scales (low 4, high 0) or minimums (low 8, high 4) of Q4_K and Q5_K, 12 bytes from 4 on."""
+    first = _bits(low, 4, 6, 0)
+    return Part(name, 8, 6, (first, _bits(12, 4, 4, 4, right=high), _bits(low, 4, 2, 4, 6, 4)))
+
+
+_BESIDE = (
+    _number("outer", 0), _number("offset_outer", 2, negated=True), _six_bits("scale", 4, 0),
+    _six_bits("offset", 8, 4),
+)  # fmt: skip
+_NEAR = _number("scale", 0)  # fp16
+PARTS: Mapping[str, tuple[Part, ...]] = {
+    "Q8_0": (_NEAR, _whole_codes(2, 32)),
+    "Q4_0": (_NEAR, _codes(32, 4, _spread(2, 16, 4), middle=8)),
+    "Q4_1": (_NEAR, _number("offset", 2), _codes(32, 4, _spread(4, 16, 4))),
+    "Q5_0": (_NEAR, _codes(32, 5, _spread(6, 16, 4), _stream(2, 4, 1, 4), middle=16)),
+    "Q5_1": (_NEAR, _number("offset", 2), _codes(32, 5, _spread(8, 16, 4), _stream(4, 4, 1, 4))),
+    "IQ4_NL": (_NEAR, _codes(32, 4, _spread(2, 16, 4))),
+    "TQ2_0": (_number("scale", 64), _codes(256, 2, _spread(0, 64, 2, 32), middle=1)),
+    "MXFP4": (_number("scale", 0, 1), _codes(32, 4, _spread(1, 16, 4))),
+    "NVFP4": (_number("scale", 0, 4), _codes(64, 4, _spread(4, 32, 4, 8))),
+    "Q1_0": (_NEAR, _whole_codes(2, 16)),
+    "Q2_0": (_NEAR, _whole_codes(2, 16)),
+    "Q2_K": (
+        Part("scale", 16, 4, (_bits(0, 16, 4, 0),)),
+        Part("offset", 16, 4, (_bits(0, 16, 4, 0, 4),)),
+        _number("outer", 80), _number("offset_outer", 82, negated=True),
+        _codes(256, 2, _spread(16, 64, 2, 32)),
+    ),
+    "Q3_K": (
+        Part("scale", 16, 6, (*_spread(96, 8, 4), *_spread(104, 4, 2, left=4)), 32),
+        _number("outer", 108),
+        _codes(256, 3, _spread(32, 64, 2, 32), _spread(0, 32, 1, left=2), middle=4),
+    ),
+    "Q4_K": (*_BESIDE, _codes(256, 4, _spread(16, 128, 4, 32))),
+    "Q5_K": (*_BESIDE, _codes(256, 5, _spread(48, 128, 4, 32), _spread(16, 32, 1, left=4))),
+    "Q6_K": (
+        _number("scale", 192, 16), _number("outer", 208),
+        _codes(256, 6, _spread(0, 128, 4, 64), _spread(128, 64, 2, 32, 4), middle=32),
+    ),
+    "IQ4_XS": (
+        Part("scale", 8, 6, (*_stream(4, 4, 4), *_stream(2, 2, 2, 4)), 32), _number("outer", 0),
+        _codes(256, 4, _spread(8, 128, 4, 16)),
+    ),
+}  # fmt: skip
+
+
+@cache
+def record(name: str) -> Any | None:
+    """The kernel's own Record of a type; None where there is no kernel, or none for this type."""
+    native = cpu.load()
+    if isinstance(native, str) or name not in PARTS:
+        return None
+    parts = [(p.entries, p.bits, p.add, p.packed, list(p.pieces)) for p in PARTS[name]]
+    return native.Record(TYPES[name].size, parts)
+
+
+def apart_into(name: str, blocks: Tensor, start: int, whole: Mapping[str, Tensor]) -> None:
+    """Take blocks uint8 [n, size] apart, into the places from block `start` on of whole parts."""
+    parts, n = PARTS[name], blocks.shape[0]
+    places = [_place(whole[part.name], part, start, n) for part in parts]
+    record(name).apart(blocks.data_ptr(), n, places, torch.get_num_threads())  # type: ignore[union-attr]
+
+
+def together_from(name: str, whole: Mapping[str, Tensor], start: int, blocks: Tensor) -> None:
+    """Put blocks uint8 [n, size] together from the parts of block `start` on."""
+    parts, n = PARTS[name], blocks.shape[0]
+    places = [_place(whole[part.name], part, start, n) for part in parts]
+    record(name).together(places, n, blocks.data_ptr(), torch.get_num_threads())  # type: ignore[union-attr]
+
+
+def negate(name: str, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parts that ggml subtracts, with the other sign; NaN, too, keeps all other bits."""
+    turned = [part.name for part in PARTS[name] if part.negated]
+    return {n: (whole[n].view(torch.int16) ^ _HIGHEST).view(torch.float16) for n in turned}
+
+
+def _place(whole: Tensor, part: Part, start: int, n: int) -> int:
+    each = part.entries * part.bits // 8 if part.packed else part.entries
+    assert whole.is_contiguous() and whole.nbytes >= (start + n) * each, (part.name, whole.shape)
+    return whole.data_ptr() + start * each

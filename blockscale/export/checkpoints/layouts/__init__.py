@@ -1,0 +1,4 @@
+"""Quantized weights in other producers' safetensors files: one producer a file, found by its name.
+
+What such a file defines is said in blockscale/export/checkpoints/layout.py.
+"""

@@ -1,0 +1,118 @@
+"""AWQ: AutoAWQ's `gemm` and `gemv` (casper-hansen/AutoAWQ, awq/utils/packing_utils.py, 88e4c76).
+
+gemm: qweight int32 [inputs, outputs / 8], qzeros [groups, outputs / 8], scales [groups, outputs];
+nibble i of a word is output 0 2 4 6 1 3 5 7 of its eight. gemv: qweight int32 [outputs,
+inputs / 8] in natural order, qzeros [outputs, words] and scales [outputs, groups], both padded.
+Zero points are stored as they are.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockscale.export.checkpoints import words
+from blockscale.export.checkpoints.layout import Found, Kinds, Parts, Read, Weight
+from blockscale.ops.tensor import QTensor
+
+PRODUCER = "AWQ"
+METHODS = ("awq",)
+_SCALES = (torch.float16, torch.bfloat16, torch.float32)
+_CODES = "uint4:tensor:fp32"
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output in nibble i of a word
+_NIBBLE = (0, 4, 1, 5, 2, 6, 3, 7)  # of a word, where each of eight outputs is
+_PARTS = ("qweight", "qzeros", "scales")
+
+
+def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
+    """Modules with qweight, qzeros and scales, and no g_idx."""
+    del read
+    found, named = Found(), config.get("quant_method") in METHODS
+    for name in kinds:
+        base = name.removesuffix(".qweight")
+        if base == name or f"{base}.g_idx" in kinds or not _whole(base, kinds):
+            continue
+        version = _version(base, kinds, config, named)
+        if version or named:
+            weight = _weight(base, kinds, config, version)
+            found.add(f"{base}.weight", weight)
+            found.evidence = found.evidence or f"{name} and its scales are AWQ's {version}"
+    return found
+
+
+def _whole(base: str, kinds: Kinds) -> bool:
+    shapes = [kinds[f"{base}.{p}"][1] for p in _PARTS if f"{base}.{p}" in kinds]
+    return len(shapes) == 3 and all(len(shape) == 2 for shape in shapes)
+
+
+def _version(base: str, kinds: Kinds, config: Mapping[str, Any], named: bool) -> str:
+    """gemm or gemv by the shapes, or what the configuration says; empty if neither tells."""
+    (dtype, codes), (other, zeros), (_, scales) = (kinds[f"{base}.{part}"] for part in _PARTS)
+    packed = dtype == other == torch.int32
+    told = str(config.get("version", config.get("format", ""))).lower() if named else ""
+    if packed and codes[1] * 8 == scales[1] and zeros == (scales[0], codes[1]):
+        return "gemm"
+    natural = packed and codes[0] == scales[0] == zeros[0]
+    if natural and named and told in ("", "gemv"):  # padding hides how many groups there are
+        return "gemv"
+    return "" if told in ("gemm", "gemv") else told
+
+
+def _weight(base: str, kinds: Kinds, config: Mapping[str, Any], version: str) -> Weight:
+    parts = {part: f"{base}.{part}" for part in _PARTS}
+    (_, codes), (_, zeros), (scale, scales) = (kinds[name] for name in parts.values())
+    told = config.get("group_size", config.get("q_group_size"))
+    kind, reason, shape = f"awq {version}".strip(), "", (0, 0)
+    size = told if isinstance(told, int) and told > 0 else 0
+    groups = scales[0]
+    if version == "gemm":
+        shape = (scales[1], codes[0])
+        size = shape[1] // max(groups, 1)
+        if not size or shape[1] % groups:
+            reason = f"its {shape[1]} inputs are no {groups} whole groups"
+    elif version == "gemv":
+        shape = (codes[0], codes[1] * 8)
+        size = size or shape[1]
+        groups = -(-shape[1] // max(size, 1))
+        if not groups or scales[1] < groups or zeros[1] * 8 < groups:
+            reason = f"it has {scales[1]} scales a row, and groups of {size} need {groups}"
+    elif not version:
+        reason = "the shapes and dtypes of its tensors are those of neither gemm nor gemv"
+    else:
+        reason = f"its version is {version!r}, rearranged for one kernel: gemm and gemv are read"
+    if not reason and scale not in _SCALES:
+        reason = f"its scales are {scale}, and not float16, bfloat16 or float32"
+    if reason or scale is None:
+        return Weight(kind, shape if any(shape) else (), parts, None, reason)
+    fmt = f"uint4:{words.groups(size, shape[1])}:{words.scale_type(scale)}:asym"
+    parting = _gemm if version == "gemm" else partial(_gemv, groups=groups)
+    decode = partial(_decode, parting=parting, fmt=fmt, shape=shape)
+    return Weight(kind, shape, parts, fmt, "", decode, None, scale, codes="qweight")
+
+
+def _decode(parts: Parts, *, parting: Any, fmt: str, shape: tuple[int, ...]) -> QTensor:
+    return words.quantized(fmt, shape, parting(parts))
+
+
+def _outputs(stored: Tensor) -> Tensor:
+    """Words [n, outputs / 8] in AWQ's order -> codes [n, outputs]."""
+    apart = words.fields(stored, 4).unflatten(-1, (-1, 8))
+    return apart[..., list(_NIBBLE)].flatten(-2)
+
+
+def _gemm(parts: Parts) -> dict[str, Tensor]:
+    return {
+        "codes": words.turned(parts["qweight"], ORDER),
+        "scale": parts["scales"].mT,
+        "zero_point": _outputs(parts["qzeros"]).mT.to(torch.int32),
+    }
+
+
+def _gemv(parts: Parts, *, groups: int) -> dict[str, Tensor]:
+    return {
+        "codes": words.as_codes(parts["qweight"], _CODES),
+        "scale": parts["scales"][:, :groups],
+        "zero_point": words.fields(parts["qzeros"], 4, groups).to(torch.int32),
+    }

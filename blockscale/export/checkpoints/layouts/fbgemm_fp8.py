@@ -1,0 +1,26 @@
+"""FBGEMM's FP8 (Llama 3.1 405B): e4m3 `weight` and float32 `weight_scale` [out, 1]."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from blockscale.export.checkpoints.layout import Found, Kinds, Read
+from blockscale.export.checkpoints.plain_codes import float8
+
+PRODUCER = "FBGEMM"
+METHODS = ("fbgemm_fp8",)
+
+
+def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
+    """Under its configuration, float8 codes with `…_scale`."""
+    del read
+    found = Found()
+    if config.get("quant_method") not in METHODS:
+        return found
+    for name in sorted(kinds):
+        if f"{name}_scale" in kinds:
+            weight = float8("fbgemm_fp8", {"codes": name, "scale": f"{name}_scale"}, kinds)
+            if weight is not None:
+                found.add(name, weight)
+    if found.weights:
+        found.evidence = str(config["evidence"])
+    return found

@@ -1,0 +1,43 @@
+"""Layouts that no format of blockscale can hold: told by their tensors' names, and refused."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from blockscale.core.untrusted.names import quoted
+from blockscale.export.checkpoints.layout import Found, Kinds, Read, Weight
+
+PRODUCER = "a layout that is not read"
+METHODS = ()
+
+_VECTORS = "codes of vectors in a codebook, which are no elements of a format"
+# {first of the tensors' names: (who, the others, why)}
+_LAYOUTS = {
+    "trellis": ("EXL3", ("suh", "svh"), "codes along a trellis of rotated weights"),
+    "q_weight": (
+        "EXL2", ("q_scale", "q_scale_max", "q_groups", "q_perm", "q_invperm"),
+        "rows of several numbers of bits",
+    ),
+    "B": ("Marlin", ("s",), "codes rearranged for one GPU kernel: AutoGPTQ unpacks them"),
+    "codes": ("AQLM", ("codebooks", "scales"), _VECTORS),
+    "Qidxs": ("QuIP#", ("SU", "SV", "Wscale"), _VECTORS),
+    "indices": ("VPTQ", ("centroids",), _VECTORS),
+}  # fmt: skip
+_NAMED = ("higgs", "spqr", "vptq", "aqlm", "exl3", "exl2", "quip", "eetq", "fp_quant", "sinq")
+
+
+def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
+    """Modules with the tensors of one of them."""
+    del read
+    found, method = Found(), config.get("quant_method")
+    for name in kinds:
+        base, _, last = name.rpartition(".")
+        who, others, why = _LAYOUTS.get(last, ("", (), ""))
+        there = {f"{base}.{each}": f"{base}.{each}" for each in others if f"{base}.{each}" in kinds}
+        if not who or f"{base}.{others[0]}" not in kinds or not base:
+            continue
+        reason = f"{who} stores {why}: compare or convert what its own library dequantizes"
+        found.add(f"{base}.weight", Weight(who, (), {"codes": name} | there, None, reason))
+        found.evidence = found.evidence or f"{quoted(name)} is {who}'s"
+    if method in _NAMED:
+        found.warnings.append(f"its configuration names {method}, whose codes are not read")
+    return found

@@ -1,0 +1,138 @@
+"""Codes one in an element, with scales beside them: told by names, dtypes and sizes alone.
+
+float8 and int8 weights with `weight_scale_inv` (DeepSeek, Qwen: tiles), `weight_scale`
+(compressed-tensors, ModelOpt, FBGEMM), `scale_weight` (ComfyUI) or torchao's `_weight_scale`, where
+no configuration names a producer. All of them multiply, whatever the name says. Packed codes that
+no other layout has taken are refused by name.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockscale.core.parse import parse
+from blockscale.core.untrusted.names import quoted
+from blockscale.export.checkpoints.layout import Found, Kinds, Parts, Read, Weight
+from blockscale.ops.tensor import QTensor, dtype_name, from_parts
+
+PRODUCER = "scaled codes"
+METHODS = ()
+_ELEMENTS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
+_SCALES = {
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
+    torch.float8_e8m0fnu: "e8m0/given", torch.uint8: "e8m0/given",
+}  # fmt: skip
+_TILE = 128  # of DeepSeek, whose last tiles may be partial
+_QDATA = "._weight_qdata"  # torchao
+
+
+# Codes whose scales another layout would have taken with them: whose, and what is beside them
+_PACKED = {
+    ".qweight": ("GPTQ or AWQ", (".qzeros", ".scales", ".g_idx")),
+    ".weight_packed": ("compressed-tensors", (".weight_scale", ".weight_shape")),
+    ".W_q": ("HQQ", (".scale", ".zero")),
+    ".weight._data": ("optimum-quanto", (".weight._scale", ".weight._shift")),
+    ".weight._data._data": ("optimum-quanto", (".weight._scale", ".weight._shift")),
+}
+
+
+def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
+    """Other producers' quantized tensors among those that no other layout has taken."""
+    del config, read
+    found = Found()
+    for name in sorted(kinds):
+        end = next((end for end in _PACKED if name.endswith(end)), None)
+        if end is not None:
+            producer, beside = _PACKED[end]
+            reason = (
+                f"{name} holds codes of {producer}, and what is beside them is not what it "
+                f"stores: compare or convert what its own library dequantizes"
+            )
+            base = name.removesuffix(end)
+            others = {f"{base}{each}" for each in beside} & kinds.keys()
+            weight = Weight("packed", (), {"codes": name}, None, reason)
+            found.add(f"{base}.weight", weight, *others)
+        elif kinds[name][0] in _ELEMENTS and (scale := _scale_of(name, kinds)):
+            _take(found, name, scale, kinds)
+            found.evidence = found.evidence or f"{quoted(scale)} is beside {quoted(name)}"
+    return found
+
+
+def _beside(name: str) -> Iterator[str]:
+    """The names that the scale of these codes may have."""
+    owner, _, last = name.rpartition(".")
+    if name.endswith(_QDATA):
+        yield f"{owner}._weight_scale"
+        return
+    yield from (f"{name}_scale_inv", f"{name}_scale")
+    if last == "weight":
+        yield f"{owner}.scale_weight"
+
+
+def _scale_of(name: str, kinds: Kinds) -> str | None:
+    return next((each for each in _beside(name) if each in kinds), None)
+
+
+def _take(found: Found, name: str, scale: str, kinds: Kinds) -> None:
+    """Note how codes and their scale are decoded, or why they are not."""
+    weight = name.removesuffix(_QDATA) + ".weight" if name.endswith(_QDATA) else name
+    zero_point = scale.removesuffix("_inv").removesuffix("_scale") + "_zero_point"
+    parts = {"codes": name, "scale": scale}
+    if zero_point in kinds:
+        parts["zero_point"] = zero_point
+    (dtype, shape), (scale_dtype, scale_shape) = kinds[name], kinds[scale]
+    assert dtype is not None  # it is one of _ELEMENTS
+    block = _block(shape, scale_shape)
+    spelled = _SCALES.get(scale_dtype) if scale_dtype is not None else None
+    whole = dtype is not torch.int8
+    if block is None or spelled is None or (spelled == "e8m0/given" and not whole):
+        reason = (
+            f"{scale} is {scale_dtype} {list(scale_shape)}, which says nothing of {name}, {dtype} "
+            f"{list(shape)}: there is no block of which it could be the scale"
+        )
+        found.add(weight, Weight(dtype_name(dtype), shape, parts, None, reason))
+        return
+    option = ":asym" if "zero_point" in parts else ":full" * (not whole)
+    fmt = str(parse(f"{_ELEMENTS[dtype]}:{block}:{spelled}{option}"))
+    decode = partial(_decode, fmt=fmt, shape=shape)
+    found.add(weight, Weight(dtype_name(dtype), shape, parts, fmt, "", decode))
+
+
+def _decode(stored: Parts, *, fmt: str, shape: tuple[int, ...]) -> QTensor:
+    """Parts as the format stores them: e4m3 as bits, scales of its shape, int32 zero points."""
+    held = dict(stored)
+    codes = held.pop("codes")
+    for part, (dtype, wanted) in parse(fmt).stored(shape).items():
+        held[part] = _as(held[part], dtype).reshape(wanted)
+    held["codes"] = codes if codes.dtype == torch.int8 else codes.view(torch.uint8)
+    return from_parts(parse(fmt), shape[-1], held)
+
+
+def _as(part: Tensor, dtype: torch.dtype) -> Tensor:
+    """A scale or zero point in the dtype of its format; bytes of a float keep their bits."""
+    if part.dtype == dtype:
+        return part
+    return part.view(torch.uint8) if dtype == torch.uint8 else part.to(dtype)
+
+
+def _block(shape: tuple[int, ...], scale: tuple[int, ...]) -> str | None:
+    """The block of which a tensor of this shape has such a scale, by their sizes alone."""
+    if prod(scale) == 1:
+        return "tensor"
+    if len(shape) == 2 and scale in (shape[:1], (shape[0], 1)):
+        return "channel0"
+    if len(shape) < 2 or len(scale) != len(shape) or scale[:-2] != shape[:-2]:
+        return None
+    rows, columns = (_size(n, count) for n, count in zip(shape[-2:], scale[-2:], strict=True))
+    return f"tile{rows}x{columns}" if rows and columns else None
+
+
+def _size(elements: int, count: int) -> int:
+    """Of `count` equal blocks along so many elements, of which the last may be partial; or 0."""
+    if -(-elements // _TILE) == count:  # also where other sizes would do: nobody writes those
+        return min(_TILE, elements)
+    return elements // count if count and elements % count == 0 else 0

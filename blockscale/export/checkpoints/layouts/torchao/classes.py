@@ -1,0 +1,129 @@
+"""torchao's classes of quantized tensors, as what is said of them in a file's metadata."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockscale.core.pack import pack
+from blockscale.core.parse import parse
+from blockscale.export.checkpoints.assembling import FLOATS, assembled, block_of
+from blockscale.export.checkpoints.layout import Kinds, Parts, Weight
+from blockscale.export.checkpoints.layouts.torchao import swizzled
+from blockscale.ops.tensor import QTensor
+
+Data = Mapping[str, Any]
+Places = Mapping[str, str]
+Take = Callable[[str, Data, Places, Kinds], Weight]
+Shape = tuple[int, ...]
+_FLOAT8 = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+_MX = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "float4_e2m1fn_x2": "e2m1"}
+
+
+def _name(value: Any) -> str:
+    """The name of a dtype as it is written: {"_type": "torch.dtype", "_data": "int4"}."""
+    return str(value.get("_data")) if isinstance(value, dict) else str(value)
+
+
+def _whole(value: Any) -> int:
+    return value if type(value) is int else 0
+
+
+def _unread(kind: str, shape: Shape, places: Places, reason: str) -> Weight:
+    return Weight(kind, shape, places, None, reason)
+
+
+def _plain(kind: str, data: Data, places: Places, kinds: Kinds) -> Weight:
+    """Codes of one an element, int8 or float8, with zero points or without."""
+    (dtype, shape), (scale_dtype, scale) = kinds[places["qdata"]], kinds[places["scale"]]
+    element = _FLOAT8.get(dtype, "int8" if dtype == torch.int8 else "") if dtype else ""
+    if kind == "IntxUnpackedToInt8Tensor":
+        element = _name(data.get("target_dtype"))
+    sizes = data.get("block_size")
+    group = _whole(sizes[-1]) if isinstance(sizes, list) and sizes else 0
+    block, token = block_of(shape, scale, group), FLOATS.get(scale_dtype or torch.bool)
+    integers = [f"int{bits}" for bits in range(2, 9)]
+    if block is None or token is None or element not in (*_FLOAT8.values(), *integers):
+        told = f"its codes are {element or dtype} {list(shape)}"
+        return _unread(kind, shape, places, f"{told}, its scales {scale_dtype} {list(scale)}")
+    option = ""
+    if element in integers:
+        option = ":asym" if "zero_point" in places else ":full"
+    spelling = f"{element}:{block}:{token}{option}"
+    decode = partial(_decode_plain, spelling, shape)
+    return Weight(f"{kind} {element}", shape, places, str(parse(spelling)), decode=decode)
+
+
+def _decode_plain(spelling: str, shape: Shape, parts: Parts) -> QTensor:
+    fmt, codes = parse(spelling), parts["qdata"]
+    if fmt.element.integer and fmt.bits < 8:
+        low, high = fmt.element.limits(True)
+        if bool(((codes < low) | (codes > high)).any()):
+            raise ValueError(f"it has codes that no {fmt.element.name} is")
+        codes = pack(codes, fmt.element)
+    held = {"codes": codes, "scale": parts["scale"]}
+    if fmt.asym:
+        held["zero_point"] = parts["zero_point"]
+    return assembled(spelling, shape, held)
+
+
+def _blocks(kind: str, data: Data, places: Places, kinds: Kinds) -> Weight:
+    """MX and NVFP4: scales are bytes, as a matrix or in cuBLAS' tiles."""
+    (dtype, shape), (_, scale) = kinds[places["qdata"]], kinds[places["scale"]]
+    element = "e2m1" if kind == "NVFP4Tensor" else _MX.get(_name(data.get("elem_dtype")), "")
+    size, packed = _whole(data.get("block_size")), dtype == torch.uint8 and element == "e2m1"
+    if not element or not size or len(shape) < 2 or packed != (element == "e2m1"):
+        told = f"its codes are {dtype} {list(shape)} of {_name(data.get('elem_dtype'))}"
+        return _unread(kind, shape, places, f"{told}, which is not read")
+    whole = (*shape[:-1], shape[-1] * 2) if packed else shape
+    tiled = data.get("is_swizzled_scales") is True
+    rows, columns = prod(whole[:-1]), -(-whole[-1] // size)
+    if prod(scale) != (swizzled.count(rows, columns) if tiled else rows * columns):
+        told = f"its scales are {list(scale)}" + " in tiles" * tiled
+        return _unread(kind, whole, places, f"{told}, for {rows} rows of {columns} blocks")
+    spelling = f"{element}:group{size}:" + ("e4m3" if kind == "NVFP4Tensor" else "e8m0/given")
+    decode = partial(_decode_blocks, spelling, whole, (rows, columns) if tiled else None)
+    return Weight(f"{kind} {element}", whole, places, str(parse(spelling)), decode=decode)
+
+
+def _decode_blocks(
+    spelling: str, shape: Shape, tiled: tuple[int, int] | None, parts: Parts
+) -> QTensor:
+    scale = parts["scale"] if tiled is None else swizzled.matrix(parts["scale"], *tiled)
+    held = {"codes": parts["qdata"], "scale": scale}
+    held["outer"] = parts.get("per_tensor_scale", torch.ones(1))
+    return assembled(spelling, shape, held)
+
+
+def _int4(kind: str, data: Data, places: Places, kinds: Kinds) -> Weight:
+    """Signed nibbles [n, k/2]; scales and floats to add [k/g, n] (mslk's int4_row_quantize_zp)."""
+    del data
+    (dtype, shape), (scale_dtype, scale) = kinds[places["qdata"]], kinds[places["scale"]]
+    token = FLOATS.get(scale_dtype or torch.bool)
+    whole = (*shape[:-1], shape[-1] * 2) if shape else ()
+    transposed = (*scale[:-2], scale[-1], scale[-2]) if len(scale) > 1 else ()
+    block = block_of(whole, transposed)
+    right = dtype in (torch.uint8, torch.int8) and "zero_point" in places
+    if not right or block is None or token is None or "act_pre_scale" in places:
+        told = f"its codes are {dtype} {list(shape)}, its scales {scale_dtype} {list(scale)}"
+        return _unread(kind, whole, places, told)
+    spelling = f"int4:{block}:{token}:offset"
+    decode = partial(_decode_int4, spelling, whole)
+    return Weight(kind, whole, places, str(parse(spelling)), decode=decode)
+
+
+def _decode_int4(spelling: str, shape: Shape, parts: Parts) -> QTensor:
+    def turned(part: str) -> Tensor:
+        return parts[part].mT.contiguous()
+
+    held = {"codes": parts["qdata"].view(torch.uint8), "scale": turned("scale")}
+    return assembled(spelling, shape, held | {"offset": turned("zero_point")})
+
+
+CLASSES: dict[str, Take] = {
+    "Int8Tensor": _plain, "Float8Tensor": _plain, "IntxUnpackedToInt8Tensor": _plain,
+    "MXTensor": _blocks, "NVFP4Tensor": _blocks, "Int4Tensor": _int4,
+}  # fmt: skip

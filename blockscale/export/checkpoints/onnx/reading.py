@@ -1,0 +1,186 @@
+"""ONNX files as checkpoints: weights in codes become QTensors with their codes as stored."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor as Values
+
+from blockscale.core.format import Format
+from blockscale.core.pack import pack
+from blockscale.core.parse import parse
+from blockscale.core.untrusted.names import quoted
+from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
+from blockscale.export.checkpoints.onnx.scales import DTYPES, ScaleParts
+from blockscale.export.checkpoints.onnx.tensors import Tensor, read_model
+from blockscale.export.checkpoints.onnx.versions import too_new
+from blockscale.export.checkpoints.onnx.weights import Weight, find_weights
+from blockscale.export.checkpoints.places import Files, check_apart, fields, packed_rows
+from blockscale.ops.tensor import QTensor, from_parts
+
+_PLAIN = {
+    "float32": torch.float32, "uint8": torch.uint8, "int8": torch.int8, "uint16": torch.uint16,
+    "int16": torch.int16, "int32": torch.int32, "int64": torch.int64, "bool": torch.bool,
+    "float16": torch.float16, "float64": torch.float64, "uint32": torch.uint32,
+    "uint64": torch.uint64, "bfloat16": torch.bfloat16, "float8e4m3fn": torch.float8_e4m3fn,
+    "float8e5m2": torch.float8_e5m2, "float8e8m0": torch.float8_e8m0fnu,
+    "float8e4m3fnuz": torch.float8_e4m3fnuz, "float8e5m2fnuz": torch.float8_e5m2fnuz,
+}  # fmt: skip
+_FLOATS = ("float32", "float16", "bfloat16")
+_SUFFIX = ".onnx"
+_BY_ROW = ("MatMulNBits", "GatherBlockQuantized")  # whose zero points are packed row by row
+
+
+def recognize(path: Path) -> str | None:
+    """What tells that it is one: its name, and ONNX's version and graph in it."""
+    if path.is_dir():
+        every = sorted(path.glob(f"*{_SUFFIX}"))
+        if len(every) != 1 or any(path.glob("*.safetensors")):
+            return None
+        return f"it holds {every[0].name}"
+    if path.is_file() and path.suffix == _SUFFIX:
+        return f"its name ends in {_SUFFIX}"
+    return None
+
+
+class ONNX(Checkpoint):
+    """An ONNX file; names are those of its initializers, ours without their `.codes`.
+
+    metadata: versions, opsets, and what the file says about itself. Shapes are those in the file:
+    a weight of MatMul is [inputs, outputs], one of MatMulNBits [outputs, inputs].
+    """
+
+    producer = "ONNX"
+
+    def __init__(self, path: Path, evidence: str):
+        super().__init__(path, evidence)
+        file = next(path.glob(f"*{_SUFFIX}")) if path.is_dir() else path
+        model = read_model(file)
+        self._files = Files()
+        self.metadata: dict[str, Any] = dict(model.told)
+        self.evidence += f": IR version {model.told['ir_version']}, opset {model.opset}"
+        self.warnings += too_new(model)
+        check_apart({name: each.place for name, each in model.tensors.items()})
+        found = find_weights(model)
+        parts = {each.name for weight in found.values() for each in weight.tensors[1:]}
+        self._weights: dict[str, Weight] = {}
+        self._tensors = {name: each for name, each in model.tensors.items() if name not in parts}
+        for stored, weight in found.items():
+            ours = stored.removesuffix(".codes")
+            name = stored if ours in model.tensors else ours
+            self._weights[name], self.stored[name] = weight, self._of(name, weight)
+        for name, tensor in self._tensors.items():
+            if name not in found:
+                self.stored[name] = _plain(name, tensor)
+
+    def _of(self, name: str, weight: Weight) -> Stored:
+        nbytes = sum(each.place.nbytes for each in weight.tensors)
+        kind, fmt, unread = f"{weight.codes.type} {weight.op}", None, weight.unread
+        if not unread:
+            try:
+                fmt = str(parse(self._spelling(weight)))
+                parse(fmt).stored(weight.shape)
+            except ValueError as error:
+                fmt, unread = None, f"{error}"
+        return Stored(name, kind, weight.shape, nbytes, fmt, unread)
+
+    def _spelling(self, weight: Weight) -> str:
+        """The format of a weight; of signed numbers it has zero points if one of them is not 0."""
+        assert weight.scale is not None
+        element, scale, option = weight.element, weight.scale, ""
+        spelling = scale.spelling
+        integer = element.startswith(("int", "uint"))
+        if integer and spelling == "e8m0/given":  # there it would mean another power of two
+            bits = int(element.lstrip("uint"))
+            f = bits - (2 if element.startswith("int") else 1)
+            if scale.factor is None or self._number(scale.factor) != 2.0**-f:
+                raise ValueError("float8e8m0 is the scale of its integers as they are")
+        elif scale.factor is not None:
+            raise ValueError("its scale is multiplied by a constant")
+        if integer and weight.middle:
+            element, option = element.lstrip("u"), ":full"
+        elif integer and weight.zero is not None and self._any(weight.zero, element):
+            # onnxruntime: fl(fl(q·s) - fl(z·s)) where zero points are floats
+            option = ":asym" if weight.zero.type not in _FLOATS else ":offset(fp32)"
+        elif element.startswith("int"):
+            option = ":full"
+        elif not integer and weight.zero is not None and self._any(weight.zero, ""):
+            raise ValueError("its floats have zero points that are not 0")
+        return f"{element}:{weight.block}:{spelling}{option}"
+
+    def _any(self, zero: Tensor, element: str) -> bool:
+        """Whether zero points are worth to be read: those of unsigned numbers always are."""
+        return element.startswith("u") or bool(self._files.read(zero.place).any())
+
+    def _number(self, tensor: Tensor) -> float:
+        if tensor.type != "float32" or tensor.elements != 1:
+            return 0.0
+        return float(self._files.read(tensor.place).view(torch.float32)[0])
+
+    def _read(self, stored: Stored) -> QTensor | Values:
+        weight = self._weights.get(stored.name)
+        if weight is None:
+            tensor = self._tensors[stored.name]
+            data = self._files.read(tensor.place)
+            return data.view(_PLAIN[tensor.type]).reshape(tensor.shape)
+        assert stored.format is not None and weight.scale is not None
+        fmt = parse(stored.format)
+        shapes = fmt.stored(weight.shape)
+        parts = self._scales(weight.scale)
+        if fmt.offset is not None and weight.zero is not None:
+            zero = self._files.read(weight.zero.place).view(DTYPES[weight.zero.type])
+            scale = parts["scale"].to(torch.float32).flatten()
+            parts["offset"] = -(zero.to(torch.float32) * scale)
+        elif fmt.asym:
+            assert weight.zero is not None
+            parts["zero_point"] = self._zeros(weight, weight.zero, fmt, shapes["scale"][1])
+        for part, (dtype, shape) in shapes.items():
+            parts[part] = parts[part].to(dtype).reshape(shape)
+        parts["codes"] = self._codes(weight, fmt)
+        return from_parts(fmt, (weight.shape or (1,))[-1], parts)
+
+    def _scales(self, scale: ScaleParts) -> dict[str, Values]:
+        parts = {"scale": self._files.read(scale.inner.place).view(DTYPES[scale.inner.type])}
+        if scale.outer is not None:
+            parts["outer"] = self._files.read(scale.outer.place).view(torch.float32)
+        return parts
+
+    def _codes(self, weight: Weight, fmt: Format) -> Values:
+        data, element = self._files.read(weight.codes.place), fmt.element
+        if weight.middle:  # from 0 -> around 0, in two's complement: the highest bit turned
+            data ^= sum(weight.middle << at for at in range(0, 8, element.bits))
+        if not weight.padded:
+            return packed_rows(data, element, weight.shape)
+        rows, size = weight.shape
+        data = data.reshape(rows, -1)
+        if size * element.bits % 8:
+            apart = fields(data, element.bits, data.numel() * 8 // element.bits)
+            return pack(element.from_bits(apart.reshape(rows, -1)[:, :size]), element)
+        kept = data[:, : size * element.bits // 8].contiguous()
+        return kept.view(torch.int8) if element.name == "int8" else kept
+
+    def _zeros(self, weight: Weight, zero: Tensor, fmt: Format, shape: tuple[int, ...]) -> Values:
+        """Zero points [scale's shape]: as numbers, or packed row by row."""
+        data = self._files.read(zero.place)
+        element, bits = fmt.element, fmt.element.bits
+        if weight.op in _BY_ROW and zero.type == "uint8":
+            rows = data.reshape(-1, -(-shape[-1] * bits // 8))
+            each = fields(rows, bits, rows.numel() * 8 // bits).reshape(rows.shape[0], -1)
+            return each[:, : shape[-1]]
+        if bits >= 8:
+            return data.view(_PLAIN[zero.type])
+        return element.from_bits(fields(data, bits, torch.Size(shape).numel()))
+
+    def file_of(self, name: str) -> Path:
+        weight = self._weights.get(name)
+        return (self._tensors[name] if weight is None else weight.codes).place.file
+
+    def close(self) -> None:
+        self._files.close()
+
+
+def _plain(name: str, tensor: Tensor) -> Stored:
+    unread = ""
+    if tensor.type not in _PLAIN:
+        unread = f"{quoted(tensor.type)} is no dtype of torch, and nothing says what it means"
+    return Stored(name, tensor.type, tensor.shape, tensor.place.nbytes, None, unread)

@@ -1,0 +1,236 @@
+"""Which tensors of an ONNX file are weights in codes, by the operators that read them.
+
+Operators and attributes: ONNX 1.23 (DequantizeLinear 25) and onnxruntime 1.31, ContribOperators.md.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from blockscale.export.auditing.onnx_nodes import Node
+from blockscale.export.checkpoints.onnx.scales import ScaleParts, scale_of
+from blockscale.export.checkpoints.onnx.tensors import Model, Tensor
+
+ELEMENTS = {
+    "int2": "int2", "uint2": "uint2", "int4": "int4", "uint4": "uint4", "int8": "int8",
+    "uint8": "uint8", "int16": "int16", "uint16": "uint16", "float8e4m3fn": "e4m3",
+    "float8e5m2": "e5m2", "float4e2m1": "e2m1", "float6e2m3": "e2m3", "float6e3m2": "e3m2",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight in codes.
+
+    op: the operator that decodes it; element: of ours; shape: of the values; block: of ours
+    scale, zero: how scales and zero points are stored; unread: why it cannot be read, or empty
+    middle: the code of 0 where no zero points are stored; padded: whether rows are whole blocks
+    """
+
+    codes: Tensor
+    op: str
+    element: str
+    shape: tuple[int, ...]
+    block: str = ""
+    scale: ScaleParts | None = None
+    zero: Tensor | None = None
+    middle: int = 0
+    padded: bool = False
+    unread: str = ""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that is stored for it."""
+        beside = [] if self.scale is None else self.scale.tensors
+        return [self.codes, *beside, *([] if self.zero is None else [self.zero])]
+
+
+class _Inputs(NamedTuple):
+    """Where an operator has a weight's codes, scales and zero points, and the axis of channels."""
+
+    codes: int
+    scale: int
+    zero: int
+    axis: int
+
+
+_LINEAR = {  # onnxruntime's and ONNX's operators that compute with codes
+    "QLinearMatMul": _Inputs(3, 4, 5, -1), "QLinearConv": _Inputs(3, 4, 5, 0),
+    "QGemm": _Inputs(3, 4, 5, 1), "MatMulIntegerToFloat": _Inputs(1, 3, 5, -1),
+    "DynamicQuantizeMatMul": _Inputs(1, 2, 3, -1),
+}  # fmt: skip
+
+
+def find_weights(model: Model) -> dict[str, Weight]:
+    """{name of the codes: the weight}. What several operators decode otherwise cannot be read."""
+    found: dict[str, Weight] = {}
+    makers = model.graph.makers
+    for node in model.nodes:
+        take = _TAKES.get(node.op)
+        weight = take(node, model, makers) if take is not None else None
+        if weight is None:
+            continue
+        name = weight.codes.name
+        if found.setdefault(name, weight) != weight:
+            reason = "operators of the file decode it in more than one way"
+            found[name] = Weight(weight.codes, node.op, weight.element, (), unread=reason)
+    return found
+
+
+def _given(node: Node, model: Model, place: int) -> Tensor | None:
+    """A stored tensor that a node reads."""
+    return model.tensors.get(node.inputs[place]) if len(node.inputs) > place else None
+
+
+def _there(node: Node, place: int) -> bool:
+    return len(node.inputs) > place and bool(node.inputs[place])
+
+
+def _dequantize_linear(node: Node, model: Model, makers: dict[str, Node]) -> Weight | None:
+    inputs = _Inputs(0, 1, 2, node.attributes.get("axis", 1))
+    return _by_axis(node, model, makers, inputs, node.attributes.get("block_size", 0))
+
+
+def _linear(node: Node, model: Model, makers: dict[str, Node]) -> Weight | None:
+    inputs = _LINEAR[node.op]
+    if node.op == "QGemm" and node.attributes.get("transB"):
+        inputs = inputs._replace(axis=0)
+    return _by_axis(node, model, makers, inputs, 0)
+
+
+def _by_axis(
+    node: Node, model: Model, makers: dict[str, Node], inputs: _Inputs, block_size: int
+) -> Weight | None:
+    codes = _given(node, model, inputs.codes)
+    if codes is None or len(node.inputs) <= inputs.scale:
+        return None
+    element = ELEMENTS.get(codes.type)
+    if element is None and codes.type == "int32":
+        return None  # a bias: its codes stay a tensor
+    weight = Weight(codes, node.op, element or codes.type, codes.shape)
+    if element is None:
+        return _unread(weight, f"{codes.type} is an element that no format here has")
+    scale = scale_of(node.inputs[inputs.scale], model, makers)
+    if isinstance(scale, str):
+        return _unread(weight, scale)
+    block = _block(codes.shape, scale.inner, inputs.axis, block_size)
+    if block is None:
+        shapes = f"{list(scale.inner.shape)} for codes {list(codes.shape)}"
+        told = f"axis {inputs.axis} and block_size {block_size}"
+        return _unread(weight, f"its scales are {shapes}, which is not as {told} say")
+    zero = _given(node, model, inputs.zero)
+    if zero is None and _there(node, inputs.zero):
+        return _unread(weight, f"its zero points {node.inputs[inputs.zero]} are not stored")
+    if zero is not None and (zero.type, zero.elements) != (codes.type, scale.inner.elements):
+        kind = f"{zero.type} {list(zero.shape)}"
+        return _unread(weight, f"its zero points are {kind}, not one {codes.type} for each scale")
+    return Weight(codes, node.op, element, codes.shape, block, scale, zero)
+
+
+def _block(shape: tuple[int, ...], scale: Tensor, axis: int, block_size: int) -> str | None:
+    """The block of which such scales are; None where there is none."""
+    rank = len(shape)
+    if not block_size and scale.elements == 1 and len(scale.shape) < 2:
+        return "tensor"
+    if not -rank <= axis < rank:
+        return None
+    axis %= rank
+    if not block_size:
+        return f"channel{axis}" if scale.shape == (shape[axis],) else None
+    count = -(-shape[axis] // block_size) if block_size > 0 else -1
+    if scale.shape != (*shape[:axis], count, *shape[axis + 1 :]):
+        return None
+    return f"group{block_size}" + ("" if axis == rank - 1 else f"@{axis}")
+
+
+def _unread(weight: Weight, reason: str) -> Weight:
+    return Weight(weight.codes, weight.op, weight.element, weight.shape, unread=reason)
+
+
+def _matmul_nbits(node: Node, model: Model, _: dict[str, Node]) -> Weight | None:
+    """B [N, K/g, g·b/8] of uint8, rows padded to whole blocks; scales [N, K/g]."""
+    codes = _given(node, model, 1)
+    if codes is None:
+        return None
+    told = node.attributes
+    n, k, size, bits = told.get("N", 0), told.get("K", 0), told.get("block_size", 0), _bits(told)
+    weight = Weight(codes, node.op, f"uint{bits}", (n, k))
+    scale = _given(node, model, 2)
+    if bits not in (2, 4, 8) or size < 1 or size * bits % 8 or n < 0 or k < 0 or scale is None:
+        return _unread(weight, f"its attributes are N={n}, K={k}, bits={bits}, block_size={size}")
+    blocks = -(-k // size)
+    if codes.type != "uint8" or codes.elements != n * blocks * size * bits // 8:
+        kind = f"{codes.type} {list(codes.shape)}"
+        return _unread(weight, f"its codes are {kind}, not {n} rows of {blocks} blocks of {size}")
+    if _there(node, 4):
+        return _unread(weight, "its columns are in another order (g_idx), which no format here has")
+    if scale.elements != n * blocks:
+        return _unread(weight, f"it has {scale.elements} scales, not {n} x {blocks}")
+    zero = _given(node, model, 3)
+    if zero is None and _there(node, 3):
+        return _unread(weight, f"its zero points {node.inputs[3]} are not stored")
+    parts = scale_of(node.inputs[2], model, {})
+    if isinstance(parts, str):
+        return _unread(weight, parts)
+    return _nbits(weight, parts, zero, size)
+
+
+def _nbits(weight: Weight, scale: ScaleParts, zero: Tensor | None, size: int) -> Weight:
+    """With zero points packed row by row, floats, or none, where the middle code is 0."""
+    (n, k), bits = weight.shape, int(weight.element.removeprefix("uint"))
+    blocks = -(-k // size)
+    if zero is not None:
+        packed = n * -(-blocks * bits // 8)
+        right = {"uint8": packed, scale.inner.type: n * blocks}.get(zero.type)
+        if zero.elements != right or (zero.type != "uint8" and bits == 8):  # refused there, too
+            kind = f"{zero.type} {list(zero.shape)}"
+            return _unread(weight, f"its zero points are {kind}, not {n} x {blocks}")
+    middle = 0 if zero is not None else 1 << (bits - 1)
+    shape, block = weight.shape, f"group{size}"
+    return Weight(
+        weight.codes, weight.op, weight.element, shape, block, scale, zero, middle, padded=True
+    )
+
+
+def _bits(told: dict[str, int]) -> int:
+    return told.get("bits", 4)
+
+
+def _gather_block_quantized(node: Node, model: Model, _: dict[str, Node]) -> Weight | None:
+    """A table of embeddings: int4, uint4, or uint8 that holds one 8-bit or two 4-bit codes."""
+    codes = _given(node, model, 0)
+    if codes is None:
+        return None
+    told, rank = node.attributes, len(codes.shape)
+    bits = _bits(told) if codes.type == "uint8" else codes.bits
+    middle = 1 << (bits - 1) if codes.type == "uint8" else 0
+    element = f"uint{bits}" if codes.type == "uint8" else ELEMENTS.get(codes.type, "")
+    last = codes.shape[-1] * 8 // bits if rank and bits in (2, 4, 8) else 0
+    shape = (*codes.shape[:-1], last) if codes.type == "uint8" else codes.shape
+    weight = Weight(codes, node.op, element, shape)
+    if element not in ("int4", "uint4", "uint8", "uint2"):
+        return _unread(weight, f"its codes are {codes.type} of {bits} bits")
+    axis, size = told.get("quantize_axis", 1), told.get("block_size", 128)
+    scale = scale_of(node.inputs[2], model, {}) if _there(node, 2) else "it has no scales"
+    if isinstance(scale, str):
+        return _unread(weight, scale)
+    block = _block(shape, scale.inner, axis, size)
+    if block is None:
+        shapes = f"{list(scale.inner.shape)} for codes {list(shape)}"
+        return _unread(weight, f"its scales are {shapes}, not blocks of {size} along {axis}")
+    zero = _given(node, model, 3)
+    if zero is None and _there(node, 3):
+        return _unread(weight, f"its zero points {node.inputs[3]} are not stored")
+    if zero is not None and zero.elements * (8 // bits if zero.type == "uint8" else 1) < prod(
+        scale.inner.shape
+    ):
+        return _unread(weight, f"its zero points are {zero.type} {list(zero.shape)}")
+    middle = 0 if zero is not None else middle
+    return Weight(codes, node.op, element, shape, block, scale, zero, middle)
+
+
+_TAKES: dict[str, Callable[[Node, Model, dict[str, Node]], Weight | None]] = {
+    "DequantizeLinear": _dequantize_linear, "MatMulNBits": _matmul_nbits,
+    "GatherBlockQuantized": _gather_block_quantized, **dict.fromkeys(_LINEAR, _linear),
+}  # fmt: skip

@@ -1,0 +1,141 @@
+"""The layers and edges of an OpenVINO IR, version 11, from its .xml.
+
+The text comes from strangers: no document type and no entity is accepted, text is never kept but
+for sizes, and what is deep, long or of many parts is refused.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+from xml.parsers import expat
+
+from blockscale.core.untrusted.files import FileError, read_regular
+from blockscale.core.untrusted.names import LONGEST, quoted
+
+LARGEST = 1 << 28  # bytes of an .xml; one of a thousand layers has 5 MB
+_LAYERS, _DEEPEST, _EDGES = 1_000_000, 100, 4_000_000
+_VERSIONS = ("10", "11")
+_DIGITS = 19  # of a number: 2^63 has as many
+
+
+@dataclass
+class Layer:
+    """An operation. inputs: {its port: id of the layer that it reads}; shape: of its output"""
+
+    id: str
+    name: str
+    type: str
+    data: dict[str, str] = field(default_factory=dict)
+    shape: tuple[int, ...] = ()
+    inputs: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Graph:
+    """The outermost layers of a model, by id, and which layers read each."""
+
+    name: str = ""
+    version: str = ""
+    layers: dict[str, Layer] = field(default_factory=dict)
+    readers: dict[str, list[Layer]] = field(default_factory=dict)
+    bodies: int = 0  # models inside of layers, whose weights are not looked at
+
+
+def read_graph(path: Path) -> Graph:
+    """The graph of an .xml. Raises FileError for one that is none, damaged or hostile."""
+    reading = _Reading()
+    text = read_regular(path, LARGEST)
+    try:
+        reading.parser.Parse(text, True)
+        return reading.finished()
+    except (expat.ExpatError, ValueError) as error:
+        raise FileError(f"{path}: not an OpenVINO IR that can be read: {error}") from None
+
+
+class _Reading:
+    """What a parser's events are turned into."""
+
+    def __init__(self) -> None:
+        self.graph, self._path, self._text = Graph(), list[str](), ""
+        self._layer: Layer | None = None
+        self._edges: list[tuple[str, int, str]] = []
+        self.parser: Any = expat.ParserCreate()
+        self.parser.StartElementHandler = self._start
+        self.parser.EndElementHandler = self._end
+        self.parser.CharacterDataHandler = self._characters
+        self.parser.StartDoctypeDeclHandler = self._refuse
+        self.parser.EntityDeclHandler = self._refuse
+        self.parser.ExternalEntityRefHandler = self._refuse
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise ValueError("it declares a document type or entities, which no IR has")
+
+    def _start(self, tag: str, told: dict[str, str]) -> None:
+        self._path.append(tag)
+        if len(self._path) > _DEEPEST:
+            raise ValueError(f"it is deeper than {_DEEPEST} elements")
+        at = self._path
+        if at == ["net"]:
+            self.graph.name, self.graph.version = told.get("name", ""), told.get("version", "")
+        elif at == ["net", "layers", "layer"]:
+            self._begin(told)
+        elif at == ["net", "layers", "layer", "data"] and self._layer is not None:
+            self._layer.data = {key: value[:LONGEST] for key, value in told.items()}
+        elif at == ["net", "edges", "edge"]:
+            self._edge(told)
+        elif tag == "body":
+            self.graph.bodies += 1
+        self._text = ""
+
+    def _begin(self, told: dict[str, str]) -> None:
+        layer = Layer(told.get("id", ""), told.get("name", ""), told.get("type", ""))
+        if layer.id in self.graph.layers or len(self.graph.layers) >= _LAYERS:
+            raise ValueError(f"it has two layers {quoted(layer.id)}, or more than {_LAYERS:,}")
+        if len(layer.name) > LONGEST:
+            raise ValueError(f"the name of layer {quoted(layer.id)} is too long")
+        self._layer = self.graph.layers[layer.id] = layer
+
+    def _edge(self, told: dict[str, str]) -> None:
+        ends = told.get("from-layer", ""), number(told.get("to-port", "")), told.get("to-layer", "")
+        self._edges.append(ends)
+        if len(self._edges) > _EDGES:
+            raise ValueError(f"it has more than {_EDGES:,} edges")
+
+    def _characters(self, text: str) -> None:
+        if self._path[-1] == "dim" and len(self._text) <= _DIGITS:
+            self._text += text
+
+    def _end(self, tag: str) -> None:
+        if self._path == ["net", "layers", "layer", "output", "port", "dim"]:
+            assert self._layer is not None
+            self._layer.shape += (number(self._text),)
+        self._path.pop()
+        if tag == "layer" and len(self._path) == 2:
+            self._layer = None
+
+    def finished(self) -> Graph:
+        """The graph, with its edges. Raises ValueError where they lead nowhere."""
+        graph = self.graph
+        if graph.version not in _VERSIONS or not graph.layers:
+            raise ValueError(f"it is no net of version 10 or 11, but {quoted(graph.version)}")
+        for source, _, target in sorted(self._edges, key=lambda edge: edge[1]):
+            if source not in graph.layers or target not in graph.layers:
+                raise ValueError(f"an edge leads from {quoted(source)} to {quoted(target)}")
+            graph.layers[target].inputs.append(source)
+            graph.readers.setdefault(source, []).append(graph.layers[target])
+        return graph
+
+
+def number(text: str) -> int:
+    """A whole number that is written in digits. Raises ValueError for another text."""
+    text = text.strip()
+    if text == "-1":  # a size that is not known
+        return -1
+    if not (text.isascii() and text.isdigit()) or len(text) > _DIGITS:
+        raise ValueError(f"{quoted(text)} is no size or place")
+    return int(text)
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """A shape: sizes with commas. Raises ValueError for another text."""
+    return tuple(number(each) for each in text.split(",")) if text.strip() else ()

@@ -1,0 +1,168 @@
+"""safetensors files: ours, and those of other producers as layouts/ knows them."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from blockscale.core.arithmetic.sums import SumInteger
+from blockscale.core.layout import stored_shape
+from blockscale.core.recipe import read_bias
+from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
+from blockscale.export.checkpoints.configuration import read_configuration
+from blockscale.export.checkpoints.layout import Weight, find_weights
+from blockscale.files.metadata import FileError, Metadata
+from blockscale.files.stored_model import open_stored_model
+from blockscale.ops.tensor import QTensor, dtype_name, from_parts
+
+
+def recognize(path: Path) -> str | None:
+    """What tells that it is one: files of that name, or how it begins."""
+    if path.is_dir():
+        count = sum(1 for _ in path.glob("*.safetensors"))
+        return f"it holds {count} safetensors file{'s' * (count > 1)}" if count else None
+    if path.suffix == ".safetensors":
+        return "its name ends in .safetensors"
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:  # the length of a header, and its first brace
+        start, size = file.read(9), path.stat().st_size
+    fits = start[8:] == b"{" and int.from_bytes(start[:8], "little") <= size - 8
+    return "it begins as safetensors files do" if fits else None
+
+
+class Safetensors(Checkpoint):
+    """A safetensors file, or a directory of them; names are those of the float tensors."""
+
+    producer = "safetensors"
+
+    def __init__(self, path: Path, evidence: str):
+        super().__init__(path, evidence)
+        self._source = source = open_stored_model(path)
+        plain = source.plain()
+        self.config = read_configuration(path, sorted(set(source.files.values())))
+        kinds = {name: source.kinds[name] for name in sorted(plain)}
+        found = find_weights(kinds, self.config, source.read)
+        self.producers, self.warnings = found.producers, found.warnings
+        self._weights = found.weights
+        if found.evidence:
+            self.producer = " and ".join(dict.fromkeys(found.producers.values()))
+            self.evidence = found.evidence
+        if source.metadata.tensors:
+            self.producer = f"blockscale and {self.producer}" if found.evidence else "blockscale"
+            told = "its metadata have `blockscale`"
+            self.evidence = f"{told}; {self.evidence}" if found.evidence else told
+        for name, each in found.weights.items():
+            self.stored[name] = self._of_weight(name, each)
+        for name, info in self._source.metadata.tensors.items():
+            parts = info.parts()
+            nbytes = sum(prod(shape) * dtype.itemsize for dtype, shape in parts.values())
+            shape = stored_shape(info.shape, info.layout)
+            self.stored[name] = Stored(name, "blockscale", shape, nbytes, info.format)
+        for name in sorted(plain - found.beside):
+            self.stored[name] = self._plain(name)
+
+    @property
+    def described(self) -> Metadata:
+        """What our own files say about themselves; empty for those of others."""
+        return self._source.metadata
+
+    def rounds(self, name: str) -> bool:
+        """Whether a weight's producer computes its values with other roundings than a QTensor."""
+        weight = self._weights.get(name)
+        return weight is not None and weight.values is not None
+
+    def _plain(self, name: str) -> Stored:
+        dtype, shape = self._source.kinds[name]
+        if dtype is None:
+            return Stored(name, "unknown", shape, 0, None, "its dtype is none of torch's")
+        return Stored(name, dtype_name(dtype), shape, prod(shape) * dtype.itemsize)
+
+    def _nbytes(self, parts: Iterable[str]) -> int:
+        kinds = [self._source.kinds[part] for part in parts]
+        return sum(prod(shape) * dtype.itemsize for dtype, shape in kinds if dtype is not None)
+
+    def _of_weight(self, name: str, weight: Weight) -> Stored:
+        nbytes = self._nbytes(weight.parts.values())
+        told = weight.kind, weight.shape, nbytes, weight.format, weight.unread, weight.flat
+        return Stored(name, *told)
+
+    def _read(self, stored: Stored) -> QTensor | Tensor:
+        name = stored.name
+        if (one := self._weights.get(name)) is not None:
+            return self._decode(name, one)
+        if name not in self._source.metadata.tensors:
+            return self._source.read([name])[name]
+        parts = self._source.parts_of(name)
+        tensors = self._source.read(list(parts.values()))
+        held = {part: tensors[place] for part, place in parts.items()}
+        fmt = read_bias(self._source.metadata.tensors[name].format)
+        if isinstance(fmt, SumInteger):
+            return held["codes"].to(torch.float32) * held["scale"]
+        return from_parts(fmt, (stored.shape or (1,))[-1], held)
+
+    def _parts(self, weight: Weight, but: str = "") -> dict[str, Tensor]:
+        """Its stored tensors by their roles; one of them is not read, but on the meta device."""
+        read = {role: place for role, place in weight.parts.items() if role != but}
+        tensors = self._source.read(list(read.values()))
+        parts = {role: tensors[place] for role, place in read.items()}
+        if but:
+            dtype, shape = self._source.kinds[weight.parts[but]]
+            parts[but] = torch.empty(shape, dtype=dtype, device="meta")
+        return parts
+
+    def _decode(self, name: str, weight: Weight) -> QTensor:
+        assert weight.decode is not None  # what cannot be read says why, and is not asked for
+        with self._naming(name):
+            return weight.decode(self._parts(weight))
+
+    def without_codes(self, name: str) -> QTensor | Tensor:
+        weight = self._weights.get(name)
+        if weight is None or not weight.codes or weight.decode is None:
+            return self[name]
+        with self._naming(name):
+            return weight.decode(self._parts(weight, weight.codes))
+
+    def ordered(self, name: str) -> bool:
+        return name in self._weights and self._weights[name].order is not None
+
+    def file_of(self, name: str) -> Path:
+        weight = self._weights.get(name)
+        if weight is not None:
+            return self._source.files[next(iter(weight.parts.values()))]
+        if name in self._source.metadata.tensors:
+            return self._source.files[next(iter(self._source.parts_of(name).values()))]
+        return self._source.files.get(name, self.path)
+
+    def order(self, name: str) -> Tensor | None:
+        weight = self._weights.get(name)
+        if weight is None or weight.order is None:
+            return None
+        with self._naming(name):
+            return weight.order(self._parts(weight))
+
+    def dequantize(self, name: str) -> Tensor:
+        weight = self._weights.get(name)
+        if weight is None:
+            return super().dequantize(name)
+        if weight.values is not None:
+            with self._naming(name):
+                return weight.values(self._parts(weight))
+        found, order = self[name], self.order(name)
+        assert isinstance(found, QTensor)
+        values = found.dequantize(weight.dtype)
+        return values if order is None else torch.empty_like(values).index_copy_(-1, order, values)
+
+    @contextmanager
+    def _naming(self, name: str) -> Iterator[None]:
+        """Errors of a layout, with the tensor's name."""
+        try:
+            yield
+        except ValueError as error:
+            raise FileError(f"{self.path}: {name}: {error}") from None
+
+
+reader = Safetensors

@@ -1,0 +1,1 @@
+"""From one checkpoint to another: what stays the same to the bit, what does not, and the proof."""

@@ -1,0 +1,244 @@
+"""`bs.export.convert_checkpoint`: one producer's checkpoint becomes another's."""
+
+import json
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from blockscale.core.recipe import Recipe
+from blockscale.core.untrusted.names import quoted
+from blockscale.core.work.progress import Progress
+from blockscale.export.checkpoints.checkpoint import Checkpoint
+from blockscale.export.checkpoints.gguf.reading import GGUF
+from blockscale.export.checkpoints.opening import checkpoint
+from blockscale.export.checkpoints.safetensors import Safetensors
+from blockscale.export.conversion.directory import Directory
+from blockscale.export.conversion.exact import InexactError
+from blockscale.export.conversion.place import bytes_at, check_target, is_one_file, written
+from blockscale.export.conversion.plan import (
+    FLOATS,
+    REQUANTIZED,
+    NotLosslessError,
+    Step,
+    make_plan,
+    total_bytes,
+)
+from blockscale.export.conversion.proof import error_of, prove
+from blockscale.export.conversion.result import Conversion, Converted
+from blockscale.export.conversion.source import AT_A_TIME, Source, read, source_of
+from blockscale.export.writers.gguf_files.file import GGUFFile
+from blockscale.export.writers.gguf_files.model import Extra, metadata_for
+from blockscale.export.writers.gguf_files.split import SplitGGUF
+from blockscale.export.writers.writer import Writer, writer_of
+from blockscale.files.directory.model_files import LEDGER
+from blockscale.files.metadata import Metadata
+from blockscale.files.slabs.pool import Pool
+from blockscale.ops.tensor import QTensor
+
+Output = GGUFFile | SplitGGUF | Directory
+
+_PROFILED = "what is requantized is rounded by the contract: give its format"
+
+
+def convert_checkpoint(  # noqa: PLR0913 - one argument an option
+    source: str | Path,
+    target: str | Path,
+    to: str,
+    *,
+    requantize: Recipe | str | None = None,
+    floats: Sequence[str] = (),
+    names: str = "auto",
+    config: str | Path | None = None,
+    shard_size: int | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> Conversion:
+    """Write a checkpoint as another producer's, with the same values, and prove it.
+
+    source: what bs.checkpoint reads; target: the file (GGUF) or directory to write
+    to: "awq", "bnb", "blockscale", "compressed-tensors", "fp8", "gguf", "gpt-oss", "gptq" or "mlx"
+    requantize: a recipe whose formats those tensors get that cannot be written with the same
+        values; without it they are an error
+    floats: patterns of layers that are written as float32 with the same values
+    names: "auto": as the target's programs call them; "keep": as they are in the source
+    config: a directory with the config.json and tokenizer of the original model, where the source
+        has none
+    shard_size: bytes of a file (by default: all of GGUF, 5 GB of others), but for a tensor that is
+        larger; GGUF is then several files in the directory `target`
+    force: replace what is at `target`, once the new one is complete
+    dry_run: decide about every tensor, and write nothing
+
+    Codes and scales are carried; every tensor is read back from what was written and compared with
+    the source's, bit for bit, before the result takes its place. Raises NotLosslessError (a
+    ValueError), before anything is written, that names every tensor which cannot be carried and
+    why; FileError for damaged files, and ValueError for a place that is taken.
+    """
+    source, target, writer = Path(source), Path(target), writer_of(to)
+    if names not in ("auto", "keep"):
+        raise ValueError(f"names are 'auto' or 'keep', not {names!r}")
+    one_file = is_one_file(writer.one_file, shard_size)
+    check_target(target, source, one_file, force)
+    recipe = None if requantize is None else Recipe.read(requantize).refuse_profiles(_PROFILED)
+    progress = progress or Progress()
+    with checkpoint(source) as opened:
+        found = source_of(opened, writer.one_file, names, None if config is None else Path(config))
+        steps = make_plan(found, writer, recipe, tuple(floats))
+        done = _conversion(found, target, writer, steps)
+        metadata, extra = _metadata(found, writer, steps, done)
+        progress.start(total_bytes(steps))
+        if dry_run:
+            done.tensors = [_converted(step, "", 0) for step in steps]
+            return done
+        with written(target, one_file) as path:
+            _write(path, found, writer, steps, done, metadata, extra, shard_size, progress)
+        done.bytes_after = bytes_at(target)
+    return done
+
+
+def _conversion(found: Source, target: Path, writer: Writer, steps: list[Step]) -> Conversion:
+    others = [] if writer.one_file else [file.name for file in found.other_files()]
+    notes = []
+    if not writer.one_file and isinstance(found.checkpoint, GGUF) and not others:
+        notes.append("no tokenizer is written: copy its files from the original model's directory")
+    opened = found.checkpoint
+    described = opened.described if isinstance(opened, Safetensors) else Metadata()
+    if inputs := [name for name in described.layers if described.formats(name)]:
+        more = f" and {len(inputs) - 1} more" * (len(inputs) > 1)
+        notes.append(
+            f"inputs of {inputs[0]}{more} stay in float: how they are quantized is left out"
+        )
+    return Conversion(
+        str(found.checkpoint.path), str(target), writer.name, left_out=found.left_out,
+        copied=tuple(others), notes=tuple(notes), computes=writer.computes,
+        bytes_before=total_bytes(steps),
+    )  # fmt: skip
+
+
+def _metadata(
+    found: Source, writer: Writer, steps: list[Step], done: Conversion
+) -> tuple[dict[str, bytes], Extra]:
+    if not writer.one_file:
+        return {}, Extra()
+    opened = found.checkpoint
+    if isinstance(opened, GGUF):
+        whole = {key: data for key, data in opened.raw.items() if not key.startswith("split.")}
+        return whole, Extra(step=opened.metadata.get("general.alignment", 32))
+    metadata, extra, notes = metadata_for(found.config, found.folder, [s.planned for s in steps])
+    done.notes += notes
+    return metadata, extra
+
+
+def _write(  # noqa: PLR0913 - one step, whose pieces these are
+    path: Path,
+    found: Source,
+    writer: Writer,
+    steps: list[Step],
+    done: Conversion,
+    metadata: dict[str, bytes],
+    extra: Extra,
+    shard_size: int | None,
+    progress: Progress,
+) -> None:
+    planned = [step.planned for step in steps]
+    output: Output
+    if writer.one_file:
+        same = isinstance(found.checkpoint, GGUF)
+        kinds = {step.name: step.kind for step in steps if same}
+        laid_out = [*planned, *extra.planned], metadata, extra.step, kinds
+        name = Path(done.target).absolute().name
+        if shard_size:
+            output = SplitGGUF(path, name, *laid_out, shard_size)
+        else:
+            output = GGUFFile(path, *laid_out)
+    else:
+        others = found.other_files()
+        output = Directory(path, writer, planned, found.config, others, shard_size)
+    try:
+        for name, tensor in extra.tensors.items():
+            output.write(name, tensor)
+        if not isinstance(output, Directory):  # heads are all that its reader needs
+            with checkpoint(output.first) as again:
+                _stream(found, steps, output, again, done, progress)
+        else:
+            _stream(found, steps, output, None, done, progress)
+        output.close()
+    finally:
+        output.abandon()
+    if not writer.one_file:
+        _prove_all(path, found, steps, done)
+        (path / LEDGER).write_text(json.dumps(done.to_dict(), indent=2) + "\n")
+
+
+def _stream(
+    found: Source,
+    steps: list[Step],
+    output: Output,
+    again: Checkpoint | None,
+    done: Conversion,
+    progress: Progress,
+) -> None:
+    """Each tensor read, carried, written, read back and compared; a few at the same time."""
+
+    def one(step: Step) -> tuple[Step, Converted | None]:
+        value = found.read(step.source)
+        made = _made(step, value)
+        output.write(step.name, made)
+        error = error_of(value, made) if step.how == REQUANTIZED else None
+        if again is None:
+            step.more |= {} if error is None else {"error": error}
+            return step, None
+        proof = prove(step.name, made if error else value, read(again, step.name))
+        return step, _converted(step, proof.compared, proof.zeros, error)
+
+    with Pool(AT_A_TIME) as pool:
+        for step, converted in pool.map(one, steps):
+            done.tensors += [] if converted is None else [converted]
+            progress.advance(step.name, step.bytes_before)
+
+
+def _prove_all(path: Path, found: Source, steps: list[Step], done: Conversion) -> None:
+    """The same for a directory, whose reader wants it complete."""
+
+    def one(step: Step) -> Converted:
+        if step.name not in again or again.stored[step.name].unread:
+            why = again.stored[step.name].unread if step.name in again else "it is not found"
+            raise NotLosslessError(
+                f"{quoted(step.name)} cannot be read back, so that nothing is proved: {why}. "
+                f"Nothing is kept",
+                {step.name: why},
+            )
+        value, error = found.read(step.source), step.more.get("error")
+        proof = prove(step.name, _made(step, value) if error else value, again[step.name])
+        return _converted(step, proof.compared, proof.zeros, error)
+
+    with checkpoint(path) as again, Pool(AT_A_TIME) as pool:
+        done.tensors += pool.map(one, steps)
+
+
+def _made(step: Step, value: QTensor | Tensor) -> QTensor | Tensor:
+    try:
+        return step.become(value)
+    except InexactError as error:
+        raise NotLosslessError(
+            f"{quoted(step.name)} cannot be written with the same values: {error}. Nothing is kept",
+            {step.name: str(error)},
+        ) from None
+
+
+def _converted(step: Step, compared: str, zeros: int, error: Any = None) -> Converted:
+    notes = []
+    if zeros:
+        notes.append(f"{zeros} zeros have the other sign")
+    if step.how == FLOATS:
+        notes.append("float32 now")
+    notes += [step.more[key] for key in ("reason", "note") if key in step.more]
+    return Converted(
+        step.name, step.source, step.shape, step.how, step.kind,
+        str(step.found or step.kind), str(step.wanted or str(step.dtype).removeprefix("torch.")),
+        compared, prod(step.shape), step.bytes_before,
+        error.relative if error else 0.0, error.sqnr if error else None, tuple(notes),
+    )  # fmt: skip

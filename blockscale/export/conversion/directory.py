@@ -1,0 +1,115 @@
+"""A directory of safetensors files that is written a tensor at a time, each in its place."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockscale.export.writers.writer import Planned, Writer
+from blockscale.files.directory.model_files import CONFIG
+from blockscale.files.header import StoredTensor, lay_out, sized
+from blockscale.files.stored_model import INDEX, SINGLE
+from blockscale.files.stream import Writer as File
+from blockscale.ops.tensor import QTensor
+
+SHARD = 5_000_000_000  # bytes, as transformers splits
+
+
+class Directory:
+    """Files of a model. `write` each tensor once; `close` ends it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        writer: Writer,
+        tensors: Sequence[Planned],
+        config: dict[str, Any],
+        others: Sequence[Path] = (),
+        size: int | None = None,
+    ):
+        """Lay out the files, write what is known beforehand, and reserve the space.
+
+        size: bytes of a file, by default SHARD. Raises ValueError for two tensors of one name.
+        """
+        self._writer, self._stack = writer, ExitStack()
+        self._files: dict[str, File] = {}
+        for other in others:
+            shutil.copyfile(other, folder / other.name)
+        told = writer.config(tensors, config)
+        texts = ({CONFIG: told} if told else {}) | writer.more_files(tensors)
+        for name, text in texts.items():
+            (folder / name).write_text(json.dumps(text, indent=2) + "\n")
+        shards = _shards(writer, tensors, size or SHARD)
+        where: dict[str, str] = {}
+        try:
+            for i, shard in enumerate(shards):
+                name = _name(i, len(shards))
+                names = {t.name for t, _ in shard}
+                said = writer.metadata([t for t in tensors if t.name in names])
+                specs = {key: spec for _, parts in shard for key, spec in parts.items()}
+                header, placed = lay_out(specs, said)
+                file = self._stack.enter_context(File(folder / name, header, placed))
+                self._files |= dict.fromkeys(specs, file)
+                where |= dict.fromkeys(specs, name)
+        except BaseException:
+            self._stack.close()
+            raise
+        if len(shards) > 1:
+            total = sum(s.nbytes for shard in shards for _, parts in shard for s in parts.values())
+            index = {"metadata": {"total_size": total}, "weight_map": where}
+            (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+    def write(self, name: str, value: QTensor | Tensor) -> None:
+        """One tensor of the plan."""
+        if isinstance(value, Tensor):
+            parts = {self._writer.plain_name(name): value}
+        else:
+            parts = self._writer.store(name, value)
+        for key, part in parts.items():
+            self._files[key].rows(key, 0, part)
+
+    def close(self) -> None:
+        """Have everything on the disk."""
+        for file in dict.fromkeys(self._files.values()):
+            file.sync()
+        self._stack.close()
+
+    def abandon(self) -> None:
+        """Give the files back."""
+        self._stack.close()
+
+
+def _name(i: int, count: int) -> str:
+    return SINGLE if count == 1 else f"model-{i + 1:05}-of-{count:05}.safetensors"
+
+
+def _shards(
+    writer: Writer, tensors: Sequence[Planned], size: int
+) -> list[list[tuple[Planned, dict[str, StoredTensor]]]]:
+    shards: list[list[tuple[Planned, dict[str, StoredTensor]]]] = [[]]
+    seen: dict[str, str] = {}
+    filled = 0
+    for tensor in tensors:
+        parts = {key: sized(*kind) for key, kind in _kinds(writer, tensor).items()}
+        nbytes = sum(part.nbytes for part in parts.values())
+        if shards[-1] and filled + nbytes > size:
+            shards.append([])
+            filled = 0
+        shards[-1].append((tensor, parts))
+        filled += nbytes
+        for key in parts:
+            if key in seen:
+                raise ValueError(f"{tensor.name} and {seen[key]} would both be stored as {key}")
+            seen[key] = tensor.name
+    return shards
+
+
+def _kinds(writer: Writer, tensor: Planned) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    if tensor.format is None:
+        return {writer.plain_name(tensor.name): (tensor.dtype, tensor.shape)}
+    return writer.parts(tensor.name, tensor.format, tensor.shape)

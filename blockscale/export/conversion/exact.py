@@ -1,0 +1,248 @@
+"""A quantized tensor in another format with the same values: codes move, scales stay, or it stops.
+
+    (code - zero_point) * step   -> another zero point, none, or offset = -zero_point * step
+    code * step, signed          -> unsigned with the zero point in the middle
+    code * step + offset         -> a zero point, where offset is a whole number of steps
+    scales of blocks             -> scales of smaller blocks, each repeated
+    scales in one float type     -> in another that holds every one of them
+    scale / G, scale * outer     -> each other, where every step stays the same
+
+Nothing is rounded: a number that its new place does not hold ends it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from blockscale.core.block import Block
+from blockscale.core.elements.integer import Integer
+from blockscale.core.format import Format
+from blockscale.core.pack import packed_dtype, packed_size
+from blockscale.core.reference import QParams
+from blockscale.core.scale import FloatScale, PowerOfTwo
+from blockscale.export.conversion.finer import finer, nested
+from blockscale.export.conversion.meaning import meaning
+from blockscale.export.conversion.turned import other_direction, turned
+from blockscale.ops import primitives
+from blockscale.ops.tensor import QTensor
+
+_SLAB = 1 << 18  # elements that are moved at a time: they stay in the cache
+
+
+class InexactError(ValueError):
+    """A tensor that another format cannot hold without changing a value."""
+
+
+class CodesNeededError(Exception):
+    """Whether a tensor can be carried depends on its codes, which are on the meta device."""
+
+
+def obstacle(found: Format, wanted: Format, shape: Sequence[int]) -> str | None:
+    """Why no tensor of `found` could have the same values as `wanted`; None where some can."""
+    if meaning(found) == meaning(wanted):
+        return None
+    if other_direction(found, wanted):
+        return None
+    if not isinstance(found.element, Integer) or not isinstance(wanted.element, Integer):
+        if found.element.name != wanted.element.name:
+            return f"codes of {found.element.name} are no codes of {wanted.element.name}"
+        if not _plain_scales(found) or not _plain_scales(wanted):
+            return f"scales in {found.scale} are no scales in {wanted.scale}"
+    elif not isinstance(wanted.scale, FloatScale) or (wanted.offset and wanted.offset.inner):
+        return f"scales in {found.scale} are no scales in {wanted.scale}"
+    elif found.zero is not None and wanted.offset is None:
+        return "zero points that are no integers have no place"
+    if wanted.bits < found.bits:
+        return f"codes of {found.bits} bits do not fit into {wanted.bits}"
+    if not nested(found.block, wanted.block, shape):
+        return f"blocks {found.block} are not made of blocks {wanted.block}"
+    return None
+
+
+def certain(found: Format, wanted: Format) -> bool:
+    """Whether every tensor of `found` has the same values as `wanted`, whatever is in it."""
+    if meaning(found) == meaning(wanted):
+        return True
+    same = isinstance(found.scale, FloatScale) and found.scale == wanted.scale
+    if not same or found.zero is not None or wanted.offset is not None:
+        return False
+    if found.offset is not None:
+        return False
+    integers = isinstance(found.element, Integer) and isinstance(wanted.element, Integer)
+    if not integers or not found.asym or wanted.asym:
+        return True
+    return wanted.bits > found.bits
+
+
+def carried(q: QTensor, wanted: Format) -> QTensor:
+    """`q` with the same values as `wanted`. Raises InexactError where it cannot be.
+
+    Codes on the meta device stay there; CodesNeededError is raised where they decide.
+    """
+    found = q.format
+    if reason := obstacle(found, wanted, q.shape):
+        raise InexactError(reason)
+    if meaning(found) == meaning(wanted):
+        return QTensor(q.packed, q.qparams, wanted, q.size)
+    if other_direction(found, wanted):
+        if (other := turned(q, wanted)) is None:
+            raise InexactError("its scale of scales has no reciprocal that gives every step again")
+        return other
+    steps = _steps(q)
+    assert isinstance(wanted.scale, FloatScale)
+    cast = _cast(steps, wanted.scale.dtype, "scales")
+    scale = finer(cast, found.block, wanted.block, q.shape)
+    if not isinstance(found.element, Integer):
+        return QTensor(q.packed, QParams(scale), wanted, q.size)
+    return _of_integers(q, wanted, steps, scale)
+
+
+def _of_integers(q: QTensor, wanted: Format, steps: Tensor, scale: Tensor) -> QTensor:
+    block = q.format.block  # numbers of its blocks are fewer than those of the wanted ones
+    if q.format.offset is not None and q.format.offset.block not in (None, block):
+        block, steps = wanted.block, finer(steps, block, wanted.block, q.shape)
+    zero, offset = _zero_and_offset(q, block, steps)
+    low, high = _range(wanted)
+    shift = low - _range(q.format)[0]
+    if wanted.offset is None and not wanted.asym:
+        packed = _without_zero(q, wanted, zero, block)
+        return QTensor(packed, QParams(scale), wanted, q.size)
+    if wanted.asym:
+        moved = zero + shift
+        if moved.numel() and (int(moved.min()) < low or int(moved.max()) > high):
+            raise InexactError(f"zero points from {int(moved.min())} to {int(moved.max())}")
+        moved = finer(moved.expand(steps.shape), block, wanted.block, q.shape).contiguous()
+        packed = _shifted(q, wanted, shift)
+        return QTensor(packed, QParams(scale, zero_point=moved), wanted, q.size)
+    assert wanted.offset is not None
+    if offset is None:
+        offset = -(zero + shift).to(torch.float64) * steps.to(torch.float64)
+    cast = _cast(offset, wanted.offset.dtype, "offsets").expand(steps.shape)
+    held = finer(cast, block, wanted.block, q.shape).contiguous()
+    packed = _shifted(q, wanted, shift)
+    return QTensor(packed, QParams(scale, offset=held), wanted, q.size)
+
+
+def _zero_and_offset(q: QTensor, block: Block, steps: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Zero points int32 of `block`s, and offsets where there are any (zero is 0 then).
+
+    Offsets that are whole numbers of steps are zero points as well: both are given.
+    """
+    stored, offset = q.zero_point, q.offset
+    if offset is not None:
+        values = offset.dequantize() if isinstance(offset, QTensor) else offset.to(torch.float32)
+        values = finer(values, q.format.offset.block or q.format.block, block, q.shape)  # type: ignore[union-attr]
+        return _whole_steps(values, steps), values
+    if stored is None:
+        return torch.zeros((), dtype=torch.int32), None
+    zero = stored.to(torch.int32)
+    if stored.is_floating_point() and not torch.equal(zero.to(stored.dtype), stored):
+        raise InexactError("its zero points are no integers")
+    return finer(zero, q.format.block, block, q.shape), None
+
+
+def _whole_steps(offset: Tensor, steps: Tensor) -> Tensor:
+    """-offset / step where all of these are integers; else a value that nothing takes."""
+    wide, step = -offset.to(torch.float64), steps.to(torch.float64)
+    zero = torch.where(step == 0, 0.0, wide / step).round().clamp(-(2**20), 2**20)
+    if torch.equal(zero * step, wide):
+        return zero.to(torch.int32)
+    return torch.full_like(zero, 2**20, dtype=torch.int32)
+
+
+def _without_zero(q: QTensor, wanted: Format, zero: Tensor, block: Block) -> Tensor:
+    """Packed codes from which zero points of `block`s are subtracted.
+
+    Raises InexactError beyond the range, CodesNeededError where codes on the meta device decide.
+    """
+    (low, high), (first, last) = _range(wanted), _range(q.format)
+    least, most = (int(zero.min()), int(zero.max())) if zero.numel() else (0, 0)
+    if most >= 2**20:
+        raise InexactError("its offsets are no whole numbers of steps")
+    if wanted.bits == q.format.bits and least == most == first - low:
+        return _shifted(q, wanted, low - first)
+    safe = first - most >= low and last - least <= high  # whatever the codes are
+    size = q.size
+    if q.packed.is_meta:
+        if not safe:
+            raise CodesNeededError
+        row = packed_size(wanted.element, size)
+        return q.packed.new_empty((*q.shape[:-1], row), dtype=packed_dtype(wanted.element))
+    packed = q.packed.reshape(-1, q.packed.shape[-1])
+    rows = _zeros_of_rows(zero, block, tuple(q.shape)).expand(packed.shape[0], -1, 1)
+    held = torch.int8 if max(abs(least), abs(most), abs(first), abs(last)) < 64 else torch.int16
+    found, step = [], max(1, _SLAB // max(size, 1))
+    for i in range(0, packed.shape[0], step):
+        codes = primitives.unpack(packed[i : i + step], str(q.format), size).to(held)
+        zeros = rows[i : i + step].to(held)
+        moved = (codes.unflatten(-1, (zeros.shape[1], -1)) - zeros).flatten(-2)
+        if not safe and moved.numel():
+            least, most = (int(each) for each in torch.aminmax(moved))
+            if least < low or most > high:
+                raise InexactError(f"codes less zero points reach from {least} to {most}")
+        found.append(_packed(moved, wanted))
+    return torch.cat(found).reshape(*q.shape[:-1], -1)
+
+
+def _zeros_of_rows(zero: Tensor, block: Block, shape: tuple[int, ...]) -> Tensor:
+    """Zero points [rows or 1, parts of a row, 1]."""
+    if not zero.ndim:
+        return zero.reshape(1, 1, 1)
+    own = {-1: 0} | dict(block.sizes)
+    if block.rest == 1 and not block.flat and shape[-1] % max(own[-1], 1) == 0 and len(own) == 1:
+        return zero.reshape(-1, zero.shape[-1], 1)
+    every = block.expand(zero, shape)
+    return every.expand(*shape[:-1], -1).reshape(-1, every.shape[-1], 1)
+
+
+def _shifted(q: QTensor, wanted: Format, shift: int) -> Tensor:
+    """Packed codes, each with a number added."""
+    if shift == 0 and wanted.bits == q.format.bits:
+        return q.packed
+    if 2 ** (wanted.bits - 1) == abs(shift) and wanted.bits == q.format.bits in (2, 4, 8):
+        every = sum(abs(shift) << at for at in range(0, 8, wanted.bits))  # flips each highest bit
+        flipped = q.packed.view(torch.uint8) ^ every
+        return flipped.view(torch.int8) if wanted.bits == 8 and wanted.element.signed else flipped
+    return _packed(q.codes.to(torch.int16) + shift, wanted)
+
+
+def _packed(codes: Tensor, wanted: Format) -> Tensor:
+    packed: Tensor = primitives.pack(codes.to(wanted.element.code_dtype), str(wanted))
+    return packed
+
+
+def _range(fmt: Format) -> tuple[int, int]:
+    """The least and the largest code that can be stored."""
+    if fmt.element.name == "ternary":
+        return -1, 1
+    half = 2 ** (fmt.bits - 1)
+    return (-half, half - 1) if fmt.element.signed else (0, 2 * half - 1)
+
+
+def _steps(q: QTensor) -> Tensor:
+    """Steps of blocks, float32."""
+    scale = q.scale
+    if isinstance(scale, QTensor):
+        values: Tensor = scale.dequantize()
+        return values
+    how = q.format.scale
+    if isinstance(how, PowerOfTwo):
+        return how.step(scale, q.format.fraction_bits)
+    return scale.to(torch.float32)
+
+
+def _cast(numbers: Tensor, dtype: torch.dtype, what: str) -> Tensor:
+    """Numbers in another dtype. Raises InexactError where one would be rounded."""
+    cast = numbers.to(dtype)
+    wide = torch.promote_types(numbers.dtype, dtype)
+    same = cast.to(wide) == numbers.to(wide)
+    if not bool((same | numbers.isnan()).all()):
+        wrong = int((~(same | numbers.isnan())).sum())
+        name = str(dtype).removeprefix("torch.")
+        raise InexactError(f"{wrong} of {numbers.numel()} {what} are no numbers of {name}")
+    return cast
+
+
+def _plain_scales(fmt: Format) -> bool:
+    return isinstance(fmt.scale, FloatScale) and not fmt.asym and fmt.offset is None

@@ -1,0 +1,235 @@
+"""What becomes of every tensor, decided before anything is written."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockscale.core.format import Format
+from blockscale.core.parse import parse
+from blockscale.core.recipe import Recipe
+from blockscale.core.rules import matches
+from blockscale.core.untrusted.names import TEXT, quoted, shown
+from blockscale.export.checkpoints.gguf.blocks import GRIDS
+from blockscale.export.checkpoints.gguf.reading import GGUF
+from blockscale.export.checkpoints.safetensors import Safetensors
+from blockscale.export.conversion.exact import (
+    CodesNeededError,
+    InexactError,
+    carried,
+    certain,
+    obstacle,
+)  # fmt: skip
+from blockscale.export.conversion.meaning import meaning
+from blockscale.export.conversion.source import AT_A_TIME, Source, plain_dtype, without_place
+from blockscale.export.writers.writer import Planned, Writer, layer_of
+from blockscale.files.slabs.pool import Pool
+from blockscale.ops.quantize import quantize
+from blockscale.ops.tensor import QTensor
+
+_GRIDS = {name for name, _, _ in GRIDS.values()}
+EXACT, COPIED, FLOATS, REQUANTIZED = "exact", "copied", "dequantized", "requantized"
+
+
+class NotLosslessError(ValueError):
+    """Tensors that the target cannot hold with the same values. reasons: {name: why}."""
+
+    def __init__(self, text: str, reasons: Mapping[str, str]):
+        super().__init__(text)
+        self.reasons = dict(reasons)
+
+
+@dataclass
+class Step:
+    """What becomes of one tensor. how: EXACT, COPIED, FLOATS or REQUANTIZED; kind: the source's"""
+
+    source: str
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    how: str
+    found: Format | None
+    wanted: Format | None
+    dtype: torch.dtype = torch.float32
+    bytes_before: int = 0
+    grid: str = ""
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def planned(self) -> Planned:
+        """As writers take it."""
+        return Planned(self.name, self.shape, self.wanted, self.dtype, self.grid)
+
+    def become(self, value: QTensor | Tensor) -> QTensor | Tensor:
+        """The tensor as it is to be written. Raises InexactError where that would change it."""
+        if isinstance(value, Tensor):
+            return value.to(self.dtype)
+        if self.wanted is None:
+            return value.dequantize()
+        if self.how == REQUANTIZED:
+            return quantize(value.dequantize(), self.wanted)
+        return carried(value, self.wanted)
+
+
+def make_plan(
+    source: Source, writer: Writer, recipe: Recipe | None, floats: tuple[str, ...]
+) -> list[Step]:
+    """A step for each tensor. Raises NotLosslessError that names all that cannot stay as they are.
+
+    recipe: the formats of tensors that cannot; floats: patterns of layers that become floats
+    """
+    steps, refused = [], {}
+
+    def one(names: tuple[str, str]) -> tuple[str, Step | str]:
+        name, renamed = names
+        try:
+            return renamed, _step(source, name, renamed, writer, recipe, floats)
+        except (InexactError, ValueError) as error:
+            return renamed, str(error)
+
+    with Pool(AT_A_TIME) as pool:
+        for renamed, found in pool.map(one, source.names.items()):
+            if isinstance(found, Step):
+                steps.append(found)
+            else:
+                refused[renamed] = found
+    if refused:
+        raise _refusal(writer, refused, recipe)
+    planned = [step.planned for step in steps]
+    if not any(step.wanted is not None for step in steps):
+        raise ValueError(
+            f"nothing in {source.checkpoint.path} is quantized that could be converted: blockscale "
+            f"quantize is for models in float"
+        )
+    if reason := writer.together(planned):
+        raise NotLosslessError(f"{writer.name}: {reason}", {})
+    return steps
+
+
+def _step(
+    source: Source,
+    name: str,
+    renamed: str,
+    writer: Writer,
+    recipe: Recipe | None,
+    floats: tuple[str, ...],
+) -> Step:
+    stored = source.checkpoint.stored[name]
+    if stored.kind in _GRIDS and isinstance(source.checkpoint, GGUF) and writer.name == "gguf":
+        return Step(name, renamed, stored.shape, stored.kind, COPIED, None, None, torch.uint8,
+                    stored.nbytes, stored.kind)  # fmt: skip
+    if stored.unread:
+        raise InexactError(stored.unread)
+    if stored.format is None:
+        dtype = plain_dtype(stored, writer.one_file)
+        return Step(name, renamed, stored.shape, stored.kind, COPIED, None, None, dtype,
+                    stored.nbytes)  # fmt: skip
+    found = parse(stored.format)
+    step = Step(name, renamed, stored.shape, stored.kind, EXACT, found, None,
+                bytes_before=stored.nbytes)  # fmt: skip
+    layer = layer_of(renamed)
+    if any(matches(pattern, layer) or matches(pattern, renamed) for pattern in floats):
+        step.how = FLOATS
+        return step
+    try:
+        step.wanted = _chosen(source, step, writer)
+    except InexactError as error:
+        if recipe is None or (scheme := recipe.decide(layer)[0]).weight is None:
+            raise
+        if reason := writer.holds(scheme.weight, step.shape):
+            raise InexactError(f"the recipe's format: {reason}") from None
+        step.how, step.wanted = REQUANTIZED, scheme.weight
+        step.more["reason"] = str(error)
+    return step
+
+
+def _chosen(source: Source, step: Step, writer: Writer) -> Format:
+    """The format as which the tensor is written. Raises InexactError with why there is none."""
+    found, shape = step.found, step.shape
+    assert found is not None
+    _check_place(source, step, writer)
+    tried: dict[str, str] = {}
+    reasons: dict[str, str] = {}
+    value: QTensor | Tensor | None = None
+    forms = [parse(spelling) for spelling in writer.forms(found, shape)]
+    for wanted in sorted(forms, key=lambda each: meaning(each) != meaning(found)):
+        reason = writer.holds(wanted, shape) or obstacle(found, wanted, shape)
+        if reason is None and certain(found, wanted) and not writer.depends(wanted):
+            return wanted
+        if reason is None:
+            value = source.checkpoint.without_codes(step.source) if value is None else value
+            try:
+                reason = _tried(value, wanted, writer)
+            except CodesNeededError:
+                value = source.checkpoint[step.source]
+                reason = _tried(value, wanted, writer)
+            if reason is None:
+                return wanted
+            tried[str(wanted)] = reason
+        else:
+            reasons[str(wanted)] = reason
+    raise InexactError(_why(found, tried | reasons if len(tried) < 3 else tried))
+
+
+def _tried(value: QTensor | Tensor, wanted: Format, writer: Writer) -> str | None:
+    """Why this very tensor cannot be written as `wanted`; None where it can."""
+    assert isinstance(value, QTensor)
+    try:
+        return writer.lacks(carried(value, wanted))
+    except InexactError as error:
+        return str(error)
+
+
+def _check_place(source: Source, step: Step, writer: Writer) -> None:
+    """Raise InexactError for what no format would help."""
+    if not writer.embeddings and without_place([step.name]):
+        raise InexactError("its readers have no quantized tables of embeddings")
+    checkpoint = source.checkpoint
+    if isinstance(checkpoint, Safetensors):
+        if checkpoint.order(step.source) is not None:
+            raise InexactError(
+                "its groups are of inputs in another order (act-order), for which there is no place"
+            )
+        if checkpoint.rounds(step.source):
+            if step.kind.startswith("bitsandbytes"):
+                raise InexactError("its values have three factors, which no format has")
+            step.more["note"] = "its producer rounds values itself; codes and scales are the same"
+        info = checkpoint.described.tensors.get(step.source)
+        if info is not None and info.layout != "plain":
+            raise InexactError(f"it is stored {info.layout}, which is no matrix of a linear layer")
+        before = checkpoint.described.before(layer_of(step.source))
+        if before is not None:
+            raise InexactError(f"{before} stands before its layer, for which there is no place")
+
+
+def _why(found: Format, reasons: Mapping[str, str]) -> str:
+    """The reasons that tell the most: of the formats that came nearest, which are the first."""
+    ordered = list(reasons.items())
+    same = dict.fromkeys(why for _, why in ordered)
+    if len(same) == 1 or not ordered:
+        return f"{found}: {next(iter(same), 'no format of it')}"
+    listed = "; ".join(f"as {fmt}: {why}" for fmt, why in ordered[:3])
+    return f"{found}: {listed}"
+
+
+def _refusal(writer: Writer, refused: Mapping[str, str], recipe: Recipe | None) -> NotLosslessError:
+    groups: dict[str, list[str]] = {}
+    for name, reason in refused.items():
+        groups.setdefault(reason, []).append(name)
+    lines = []
+    for reason, names in groups.items():
+        more = f" and {len(names) - 3} more" * (len(names) > 3)
+        lines.append(f"\n  {', '.join(map(quoted, names[:3]))}{more}: {shown(reason, TEXT)}")
+    remedy = "" if recipe else " or quantize them again, which changes values: --requantize RECIPE"
+    return NotLosslessError(
+        f"{len(refused)} tensors cannot be written as {writer.name} with the same values:"
+        f"{''.join(lines)}\nWrite them as float32 (--float PATTERN){remedy}. Nothing is written.",
+        refused,
+    )
+
+
+def total_bytes(steps: list[Step]) -> int:
+    """Bytes of the source's tensors."""
+    return sum(step.bytes_before for step in steps)

@@ -1,0 +1,83 @@
+"""Single codes: sums, products, other exponents, tables, rows of a table."""
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from blockscale.export.to_c.text import head, loops
+from blockscale.export.to_c.values import Access
+from blockscale.export.to_c.writer import End, Writer, kind_of, less
+
+
+def _two(w: Writer, node: fx.Node, g: dict[str, Any], op: str) -> Access:
+    kind = kind_of(g["largest"])
+    end = End(w, node, g, kind == "int64_t")
+    shape = torch.broadcast_shapes(w.places[g["a"]].shape, w.places[g["b"]].shape)
+    a, b = (w.access(w.places[g[k]].expand(shape), g[k]) for k in "ab")
+    names, heads, ends = loops(shape)
+    left = [less(f"{k}[{v.at(names)}]", g[f"{k}_zero"], kind) for k, v in (("a", a), ("b", b))]
+    if op == "add":
+        moved = [f"{x} * (({kind})1 << {g[f'{k}_shift']})" if g[f"{k}_shift"] else x
+                 for k, x in zip("ab", left, strict=True)]  # fmt: skip
+        acc = f"{moved[0]} {'+' if g['b_sign'] > 0 else '-'} {moved[1]}"
+    else:
+        acc = f"{left[0]} * {left[1]}"
+    y = w.result(end.dtype, shape, node)
+    lines = [*heads, f"{kind} acc = {acc};",
+             f"y[{y.at(names)}] = {end.of('acc', names[-1] if names else '0')};", *ends
+    ]  # fmt: skip
+    w.step(node, op, {"a": a, "b": b, **end.takes}, y, lines)
+    return y
+
+
+def add(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
+    """(a << a_shift) ± (b << b_shift), by products: C does not define shifts of negatives."""
+    return _two(w, node, g, "add")
+
+
+def mul(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
+    """a · b."""
+    return _two(w, node, g, "mul")
+
+
+def rescale(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
+    """Another exponent, a narrower range."""
+    x = w.read(g["x"])
+    kind = "int64_t" if x.array.dtype == torch.int64 else "int32_t"
+    end = End(w, node, g, kind == "int64_t")
+    y = w.result(end.dtype, x.shape, node)
+    names, heads, ends = loops(x.shape)
+    acc = less(f"x[{x.at(names)}]", g["x_zero"], kind)
+    lines = [*heads, f"{kind} acc = {acc};",
+             f"y[{y.at(names)}] = {end.of('acc', names[-1] if names else '0')};", *ends
+    ]  # fmt: skip
+    w.step(node, "rescale", {"x": x, **end.takes}, y, lines)
+    return y
+
+
+def look_up(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
+    """table[x by its bits]."""
+    x, table = w.read(g["x"]), w.read(g["table"], whole=True)
+    y = w.result(table.array.dtype, x.shape, node)
+    names, heads, ends = loops(x.shape)
+    bits = "uint8_t" if table.shape[0] == 256 else "uint16_t"
+    lines = [*heads, f"y[{y.at(names)}] = table[({bits})x[{x.at(names)}]];", *ends]
+    w.step(node, "look_up", {"x": x, "table": table}, y, lines)
+    return y
+
+
+def embedding(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
+    """Rows of a table; an index that has no row ends the run with -1."""
+    weight, x = w.read(g["weight"], whole=True), w.read(g["indices"])
+    rows, n = weight.shape
+    y = w.result(weight.array.dtype, (*x.shape, n), node)
+    names, heads, ends = loops(x.shape)
+    lines = [*heads, f"int64_t row = x[{x.at(names)}];", f"if (row < 0 || row >= {rows}) {{",
+             "return -1;", "}", head("o", n),
+             f"y[{y.at([*names, 'o'])}] = weight[row * {n} + o];", "}", *ends]  # fmt: skip
+    w.step(node, "embedding", {"weight": weight, "x": x}, y, lines)
+    return y
+
+
+OPS = {"add": add, "mul": mul, "rescale": rescale, "look_up": look_up, "embedding": embedding}

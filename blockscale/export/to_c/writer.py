@@ -1,0 +1,211 @@
+"""The C file while it is being written: arrays, steps, and what ops read and make."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from blockscale.core.parse import parse
+from blockscale.export.to_c.text import head, loops, number
+from blockscale.export.to_c.values import (
+    C_TYPES,
+    Access,
+    Array,
+    affine,
+    indices,
+    nested,
+    numbers,
+    strides_of,
+)
+from blockscale.graph.lower.integers.fixed import NotIntegerError
+from blockscale.graph.names import described
+
+
+@dataclass(frozen=True)
+class Step:
+    """A function of the file: what it is called, the node that it stands for, its parameters as
+    (name, array, whether it is written), its lines."""
+
+    name: str
+    node: str
+    takes: tuple[tuple[str, Array, bool], ...]
+    lines: tuple[str, ...]
+
+
+class Writer:
+    """Writes steps, one after another.
+
+    arrays: all, by number; tables: what constants hold; steps: so far
+    places: {node: where its elements lie}; sizes: {node: its shape}
+    """
+
+    def __init__(self) -> None:
+        self.arrays: dict[int, Array] = {}
+        self.tables: dict[int, Tensor] = {}
+        self.steps: list[Step] = []
+        self.places: dict[fx.Node, Any] = {}
+        self.sizes: dict[fx.Node, Sequence[int]] = {}
+
+    def array(self, name: str, kind: str, dtype: torch.dtype, size: int, what: str) -> Array:
+        """A new array. Raises NotIntegerError for a dtype that C has no integers for."""
+        if dtype not in C_TYPES:
+            raise NotIntegerError(f"{what} is {dtype}, which has no C form")
+        if size == 0:
+            raise NotIntegerError(f"{what} has no elements, which has no C form")
+        made = Array(name, kind, dtype, size, len(self.arrays) + 1)
+        self.arrays[made.number] = made
+        return made
+
+    def constant(self, name: str, values: Tensor, what: str) -> Array:
+        """A table of the file."""
+        made = self.array(f"c{len(self.arrays) + 1}_{name}", "constant", values.dtype,
+                          values.numel(), what)  # fmt: skip
+        self.tables[made.number] = values.detach().contiguous()
+        return made
+
+    def read(self, node: fx.Node, *, whole: bool = False) -> Access:
+        """The elements of a node's value, copied where no strides reach them.
+
+        whole: contiguous
+        """
+        return self.access(self.places[node], node, whole=whole)
+
+    def access(self, places: Tensor, node: fx.Node, *, whole: bool = False) -> Access:
+        """The elements at some places, as `read`."""
+        found, straight = numbers(places), affine(indices(places))
+        first = int(found.flatten()[0])
+        if first and straight is not None and bool((found == first).all()):
+            made = Access(self.arrays[first], straight[0], tuple(places.shape), straight[1])
+            if not whole or made.contiguous:
+                return made
+        target = self.result(self._type(found, node), tuple(places.shape), node)
+        self.copy(places, target, node)
+        return target
+
+    def _type(self, found: Tensor, node: fx.Node) -> torch.dtype:
+        known = [self.arrays[n].dtype for n in found.unique().tolist() if n]
+        if not known:
+            raise NotIntegerError(f"{described(node)} has nothing but padding, without a C form")
+        return known[0]
+
+    def result(self, dtype: torch.dtype, shape: Sequence[int], node: fx.Node) -> Access:
+        """Room in the arena for what the next step makes."""
+        size = prod(shape)
+        made = self.array(f"a{len(self.arrays) + 1}", "arena", dtype, size, described(node))
+        made.first = made.last = len(self.steps)
+        return Access(made, 0, tuple(shape), strides_of(shape))
+
+    def keep(self, node: fx.Node, made: Access) -> None:
+        """Say where a node's value lies."""
+        self.places[node] = made.array.places(made.shape)
+
+    def step(self, node: fx.Node, op: str, takes: dict[str, Access | Array], y: Access,
+             lines: Sequence[str], room: dict[str, Array] | None = None) -> None:  # fmt: skip
+        """A step that reads some arrays by their names in `lines`, and writes y.
+
+        room: what it also writes and nobody reads later
+        """
+        of = {k: each if isinstance(each, Array) else each.array for k, each in takes.items()}
+        now = len(self.steps)
+        for each in (*of.values(), y.array, *(room or {}).values()):
+            each.last = max(each.last, now)
+        read = [(k, each, False) for k, each in of.items()]
+        written = [(k, each, True) for k, each in (room or {}).items()]
+        name = f"step{now}_{op}"
+        all_of = (*read, *written, ("y", y.array, True))
+        self.steps.append(Step(name, node.name, all_of, tuple(lines)))
+
+    def copy(self, places: Tensor, y: Access, node: fx.Node) -> None:
+        """A step that gathers what lies at some places."""
+        found, at = numbers(places), indices(places)
+        takes: dict[str, Access | Array] = {}
+        lines: list[str] = []
+        which = found.unique().tolist()
+        straight = affine(at)
+        if len(which) == 1 and straight is not None:
+            source = Access(self.arrays[which[0]], straight[0], y.shape, straight[1])
+            names, heads, ends = loops(y.shape)
+            lines = [*heads, f"y[{y.at(names)}] = x[{source.at(names)}];", *ends]
+            self.step(node, "move", {"x": source}, y, lines)
+            return
+        for n in which:  # what is filled in comes first, over everything, if it is one number
+            chosen = found.flatten() == n
+            lines += self._part(n, torch.stack([chosen.nonzero().flatten(), at[found == n]], 1),
+                                takes, node, y)  # fmt: skip
+        self.step(node, "move", takes, y, lines)
+
+    def _part(self, n: int, both: Tensor, takes: dict[str, Access | Array], node: fx.Node,
+              y: Access) -> list[str]:  # fmt: skip
+        """Lines that copy what comes from one array, or is filled in; both: [count, 2], where each
+        element goes and where it comes from."""
+        if n == 0 and bool((both[:, 1] == both[0, 1]).all()):
+            return [head("i", y.array.size), f"y[i] = {int(both[0, 1])};", "}"]
+        name = f"x{n}"
+        if n:
+            takes[name] = self.arrays[n]
+        found = nested(both)
+        if found is None:
+            takes[f"m{n}"] = self.constant("map", both.to(torch.int32), described(node))
+            given = f"m{n}[2 * i + 1]"
+            line = f"y[m{n}[2 * i]] = {f'{name}[{given}]' if n else given};"
+            return [head("i", len(both)), line, "}"]
+        (to, source), sizes, steps = found
+        names, heads, ends = loops(sizes)
+        at = [Access(y.array, first, tuple(sizes), tuple(each[k] for each in steps)).at(names)
+              for k, first in enumerate((to, source))]  # fmt: skip
+        return [*heads, f"y[{at[0]}] = {f'{name}[{at[1]}]' if n else at[1]};", *ends]
+
+
+class End:
+    """How an op ends: from the sum `acc` to a code, or a sum still."""
+
+    def __init__(self, w: Writer, node: fx.Node, given: dict[str, Any], wide: bool):
+        self.zero, self.low, self.high = (given[k] for k in ("zero", "low", "high"))
+        self.form = parse(given["fmt"]) if given["fmt"] else None
+        self.wide = wide
+        self.dtype = self.form.element.code_dtype if self.form else _sums(wide)
+        self.takes: dict[str, Access | Array] = {}
+        shift = given["shift"]
+        values = w.tables[int(numbers(w.places[shift]).flatten()[0])] if isinstance(
+            shift, fx.Node) else shift  # fmt: skip
+        self.values = values.flatten()
+        same = bool((self.values == self.values[0]).all())
+        if same:
+            self.shift = str(int(self.values[0]))
+        else:
+            self.takes["shift"] = w.constant("shift", self.values.to(torch.int8), node.name)
+            self.shift = ""
+
+    def of(self, acc: str, channel: str) -> str:
+        """The C expression of what `acc` becomes; channel: the index of the last dimension."""
+        shift = self.shift or f"shift[{channel}]"
+        cast = C_TYPES[self.dtype]
+        if self.form is None:
+            sums = acc if shift == "0" else f"shifted_left({acc}, {shift})"
+            if self.low != self.high:
+                sums = f"within({sums}, {number(self.low)}, {number(self.high)})"
+            return sums if sums == acc else f"({cast}){sums}"
+        near = bool((self.values < 0).any()) and self.wide
+        inner = f"near_codes({acc}, {shift})" if near else acc
+        rounded = inner if shift == "0" else f"rounded_{self.form.rounding}({inner}, {shift})"
+        plus = f" + {self.zero}" * (self.zero != 0)
+        if shift == "0" and plus:
+            rounded = f"(int64_t){rounded}"
+        return f"({cast})within({rounded}{plus}, {self.low}, {self.high})"
+
+
+def _sums(wide: bool) -> torch.dtype:
+    return torch.int64 if wide else torch.int32
+
+
+def less(x: str, zero: int, kind: str) -> str:
+    """An element without its zero point, in the accumulator's type."""
+    return f"({kind}){x}" if zero == 0 else f"(({kind}){x} - {zero})"
+
+
+def kind_of(largest: int) -> str:
+    """The C type that holds sums up to `largest`."""
+    return "int32_t" if largest < 2**31 else "int64_t"

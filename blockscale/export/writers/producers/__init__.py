@@ -1,0 +1,1 @@
+"""Producers whose files are written, one a file of this folder; each defines `writer`, a Writer."""

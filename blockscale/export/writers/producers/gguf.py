@@ -1,0 +1,89 @@
+"""GGUF, as llama.cpp reads it: blocks of ggml's types. How a file is put together: gguf_files/."""
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from blockscale.core.format import Format
+from blockscale.core.pack import packed_size
+from blockscale.core.parse import parse
+from blockscale.export.checkpoints.gguf.blocks import TYPES
+from blockscale.export.checkpoints.gguf.together import blocks_of
+from blockscale.export.writers.writer import Json, Kind, Planned, Writer
+from blockscale.ops.tensor import QTensor
+
+_BY_SIZE = sorted(TYPES, key=lambda name: (TYPES[name].size / TYPES[name].elements, name))
+_LAST = ("TQ1_0", "TQ2_0", "Q1_0", "Q2_0")  # few programs read them: only what is one already
+
+
+class GGUF(Writer):
+    """GGUF files."""
+
+    name = "gguf"
+    embeddings = True
+    one_file = True
+
+    def forms(self, fmt: Format, shape: Sequence[int]) -> Iterable[str]:
+        """Formats of all types, the fewest bytes first."""
+        del fmt, shape
+        return dict.fromkeys(TYPES[name].format for name in (*_first(), *_LAST))
+
+    def holds(self, fmt: Format, shape: Sequence[int]) -> str | None:
+        """What is a type of ggml, with rows of whole blocks."""
+        kind = kind_of(fmt)
+        if kind is None:
+            return f"{fmt}: no type of ggml is that"
+        elements = TYPES[kind].elements
+        if not shape or len(shape) > 4 or shape[-1] % elements:
+            return f"rows of {list(shape)[-1:]} are no whole blocks of {elements} ({kind})"
+        return None
+
+    def depends(self, fmt: Format) -> bool:
+        """Types with less than their formats have."""
+        return kind_of(fmt) in ("Q2_0", "MXFP4", "NVFP4")
+
+    def lacks(self, q: QTensor) -> str | None:
+        """Q2_0 has one zero point, NVFP4 one level, and scales that are NaN mean something else."""
+        kind, (scale, outer, zero) = kind_of(q.format), q.qparams[:3]
+        if kind == "Q2_0" and zero is not None and not bool((zero == 1).all()):
+            return "its zero points are not all 1, which they are in Q2_0"
+        if kind == "NVFP4" and outer is not None and not bool((outer == 1).all()):
+            return (
+                "its scales have a scale of their own, by which llama.cpp multiplies after the "
+                "product: values would be rounded otherwise"
+            )
+        if kind == "NVFP4" and bool((scale >= 127).any()):
+            return "it has scales that are negative or NaN, which ggml takes for others"
+        if kind == "MXFP4" and bool((scale == 255).any()):
+            return "it has scales that are NaN, which ggml takes for 2^128"
+        return None
+
+    def parts(self, name: str, fmt: Format, shape: Sequence[int]) -> dict[str, Kind]:
+        """Blocks are laid out by gguf_files/."""
+        raise NotImplementedError("a GGUF file is no safetensors file")
+
+    def store(self, name: str, q: QTensor) -> dict[str, Tensor]:
+        """Blocks uint8 [n, size]."""
+        kind = kind_of(q.format)
+        assert kind is not None and packed_size(q.format.element, q.size)
+        return {name: blocks_of(q, TYPES[kind])}
+
+    def config(self, tensors: Sequence[Planned], config: Json) -> Json:
+        """There is no config.json."""
+        del tensors
+        return config
+
+
+def kind_of(fmt: Format, told: str = "") -> str | None:
+    """The type that has this format; of several the one that was told."""
+    if told in TYPES and parse(TYPES[told].format) == fmt:
+        return told
+    names = (*_first(), "TQ2_0", *_LAST)
+    return next((name for name in names if parse(TYPES[name].format) == fmt), None)
+
+
+def _first() -> list[str]:
+    return [name for name in _BY_SIZE if name not in _LAST]
+
+
+writer = GGUF()

@@ -1,0 +1,155 @@
+"""What a producer's file in producers/ says: which formats its files hold, and how."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from blockscale.core.discover import import_all
+from blockscale.core.format import Format
+from blockscale.ops.tensor import QTensor
+
+_FOLDER = f"{__name__.rpartition('.')[0]}.producers"
+Kind: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
+Json: TypeAlias = dict[str, Any]
+
+
+class Planned(NamedTuple):
+    """A tensor that is to be written. format: as which; None for one that is not quantized.
+
+    grid: the type of a tensor of GGUF whose bytes are copied, since its values have no format here
+    """
+
+    name: str  # as a float model of transformers has it, or as it is in a GGUF file
+    shape: tuple[int, ...]
+    format: Format | None
+    dtype: torch.dtype = torch.float32  # of a plain tensor
+    grid: str = ""
+
+
+class Writer(ABC):
+    """How one producer stores quantized weights.
+
+    name: as `blockscale convert --to` has it; one_file: whether a model is a file, not a directory
+    computes: what its readers do otherwise than our dequantize(), to be said in summaries; or ""
+    embeddings: whether its readers have quantized tables of embeddings
+    """
+
+    name: str
+    one_file: bool = False
+    computes: str = ""
+    embeddings: bool = False
+
+    @abstractmethod
+    def forms(self, fmt: Format, shape: Sequence[int]) -> Iterable[str]:
+        """Spellings of the formats as which it could hold a tensor of `fmt`, the best first."""
+
+    @abstractmethod
+    def holds(self, fmt: Format, shape: Sequence[int]) -> str | None:
+        """Why it has no place for a tensor of this format and shape; None where it has."""
+
+    @abstractmethod
+    def parts(self, name: str, fmt: Format, shape: Sequence[int]) -> dict[str, Kind]:
+        """{stored name: (dtype, shape)} of what is stored for a quantized weight."""
+
+    @abstractmethod
+    def store(self, name: str, q: QTensor) -> dict[str, Tensor]:
+        """{stored name: tensor} of a quantized weight that it holds."""
+
+    def depends(self, fmt: Format) -> bool:
+        """Whether only some tensors of a format that it holds have a place: `lacks` says which."""
+        del fmt
+        return False
+
+    def lacks(self, q: QTensor) -> str | None:
+        """Why it has no place for this tensor of a format that it holds; None where it has.
+
+        Told by scales, offsets and zero points: codes may be on the meta device.
+        """
+        del q
+        return None
+
+    def plain_name(self, name: str) -> str:
+        """The stored name of a tensor that is not quantized."""
+        return name
+
+    @abstractmethod
+    def config(self, tensors: Sequence[Planned], config: Json) -> Json:
+        """config.json of the model: `config` with what tells how its weights are quantized."""
+
+    def more_files(self, tensors: Sequence[Planned]) -> dict[str, Json]:
+        """{file: JSON} that its readers look for beside config.json."""
+        del tensors
+        return {}
+
+    def metadata(self, tensors: Sequence[Planned]) -> dict[str, str]:
+        """What each safetensors file says about itself."""
+        del tensors
+        return {"format": "pt"}
+
+    def together(self, tensors: Sequence[Planned]) -> str | None:
+        """Why these cannot be in one model; None where they can."""
+        del tensors
+        return None
+
+
+@cache
+def writers() -> Mapping[str, Writer]:
+    """{name: Writer} of all there are, in the order of names."""
+    modules = import_all(_FOLDER, import_module(_FOLDER).__path__)
+    found = [module.writer for module in modules if hasattr(module, "writer")]
+    return {each.name: each for each in sorted(found, key=lambda each: each.name)}
+
+
+def writer_of(name: str) -> Writer:
+    """The writer of this name. Raises ValueError that lists what there is."""
+    known = writers()
+    if name not in known:
+        raise ValueError(f"no kind of checkpoint {name!r} is written; there are {', '.join(known)}")
+    return known[name]
+
+
+def layer_of(name: str) -> str:
+    """The layer that has this weight."""
+    return name.removesuffix(".weight")
+
+
+def group_of(fmt: Format, columns: int) -> int | None:
+    """Elements of a row that share a scale; None where blocks are not parts of rows."""
+    if str(fmt.block) in ("channel0", "token"):
+        return columns
+    sizes = dict(fmt.block.sizes)
+    return sizes.get(-1) if set(sizes) == {-1} and fmt.block.rest == 1 else None
+
+
+def not_plain_linear(fmt: Format, shape: Sequence[int]) -> str | None:
+    """Why a tensor is no matrix of a linear layer in whole groups, or None."""
+    if len(shape) != 2:
+        return f"it has {len(shape)} dimensions, and only matrices have a place"
+    group = group_of(fmt, shape[-1])
+    if group is None:
+        return f"its blocks ({fmt.block}) are not parts of rows"
+    if shape[-1] % group:
+        return f"its rows of {shape[-1]} are no whole groups of {group}"
+    return None
+
+
+def group_setting(tensors: Sequence[Planned]) -> int | None:
+    """The size of groups of all quantized tensors, -1 for whole rows; None where they differ."""
+    of = [(t.format, t.shape[-1]) for t in tensors if t.format is not None]
+    found = {(group_of(fmt, columns), columns) for fmt, columns in of}
+    if all(group == columns for group, columns in found):
+        return -1
+    sizes = {group for group, _ in found}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def only(found: set[Any], what: str) -> str | None:
+    """Why a setting that a model has once would need several values, or None."""
+    if len(found) > 1:
+        return f"{what} is one for a whole model, and there would be {sorted(map(str, found))}"
+    return None

@@ -1,0 +1,103 @@
+"""What becomes of each tensor of a directory, decided from its name, dtype and shape."""
+
+from dataclasses import replace
+from math import prod
+
+from blockscale.core.ledger import Entry, Status
+from blockscale.core.recipe import BiasFormat, Recipe, Scheme
+from blockscale.files.directory.computed import ComputedWeight
+from blockscale.files.directory.eligibility import (
+    LAYERS,
+    Known,
+    judge,
+    why_not_slabs,
+    why_not_vector,
+)
+from blockscale.files.header import StoredTensor, sized
+from blockscale.files.metadata import TensorInfo
+
+Decided = tuple[Entry, TensorInfo | None]
+
+
+def decide(
+    name: str, source: StoredTensor, recipe: Recipe, known: Known, biased: set[str]
+) -> Decided:
+    """The ledger's entry for a tensor, and how it is stored, if it is quantized.
+
+    biased: the layers whose weight is quantized, and whose bias therefore may be.
+    """
+    computed = known.computed.get(name)
+    if computed is not None:
+        entry, info = _decide_weight(name, source, *recipe.decide(name), known)
+        return _folded(entry, computed), info
+    whole = known.whole(name)
+    if whole != name:  # of a layer that goes on computing its weight
+        kind, status, _, reason, _ = judge(
+            whole, known.computed[whole].tensor, *recipe.decide(whole), known
+        )
+        return _entry(name, kind, status, source, reason), None
+    # a pattern covers what is below the names it matches: this name stands for the layer's too
+    scheme, pattern = recipe.decide(name)
+    layer, _, attribute = name.rpartition(".")
+    if scheme.bias is not None and attribute == "bias" and layer in biased:
+        return _decide_bias(name, source, scheme.bias)
+    return _decide_weight(name, source, scheme, pattern, known)
+
+
+def _folded(entry: Entry, weight: ComputedWeight) -> Entry:
+    """The same with a word on what is folded, and what its parts take."""
+    _, _, attribute = weight.computed.name.rpartition(".")
+    details = f"{weight.computed.how} folded into the {attribute}"
+    details = ", ".join(filter(None, [entry.details, details]))
+    return replace(entry, details=details, elements=weight.elements, bytes_before=weight.nbytes)
+
+
+def _decide_weight(
+    name: str, source: StoredTensor, scheme: Scheme, pattern: str | None, known: Known
+) -> Decided:
+    kind, status, layout, reason, fmt = judge(name, source, scheme, pattern, known)
+    entry = _entry(name, kind, status, source, reason)
+    if fmt is None:
+        return entry, None
+    if scheme.profile is None and (why := why_not_slabs(fmt)):
+        raise ValueError(f"{name} cannot be quantized in {fmt}: {why}")
+    dtype = str(source.torch_dtype).removeprefix("torch.")
+    info = TensorInfo(str(fmt), source.shape, dtype, layout)
+    size = sum(sized(*part).nbytes for part in info.parts().values())
+    entry = replace(entry, weight=info.format, bytes_after=size, details=scheme.told)
+    if name.endswith(".weight") and kind in LAYERS:
+        entry = replace(entry, input=_spelled(scheme.input), output=_spelled(scheme.output))
+    return entry, info
+
+
+def _decide_bias(name: str, source: StoredTensor, fmt: BiasFormat) -> Decided:
+    """The bias of a layer whose weight is quantized."""
+    reason = why_not_vector(source, fmt)
+    if reason:
+        told = f"bias left in float: {reason}"
+        return _entry(name, "bias", "skipped", source, told), None
+    info = TensorInfo(str(fmt), source.shape, str(source.torch_dtype).removeprefix("torch."))
+    size = sum(sized(*part).nbytes for part in info.parts().values())
+    entry = _entry(name, "bias", "quantized", source)
+    return replace(entry, bias=info.format, bytes_after=size), info
+
+
+def _entry(name: str, kind: str, status: Status, source: StoredTensor, reason: str = "") -> Entry:
+    return Entry(
+        name,
+        kind,
+        status,
+        reason=reason,
+        elements=prod(source.shape),
+        bytes_before=source.nbytes,
+        bytes_after=source.nbytes,
+    )
+
+
+def _spelled(fmt: object) -> str:
+    return "" if fmt is None else str(fmt)
+
+
+def layer_formats(entry: Entry) -> dict[str, str]:
+    """The formats of a layer's input and output, which `load` leaves unused for an embedding."""
+    return {part: text for part, text in (("input", entry.input), ("output", entry.output)) if text}

@@ -1,0 +1,63 @@
+"""SHA-256 of finished files, summed up beside the work on the next ones."""
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from types import TracebackType
+from typing import Self
+
+from blockscale.core.untrusted.files import FileError, open_regular
+
+_CHUNK = 1 << 20  # bytes that are read at a time
+
+
+def file_digest(path: Path, stop: Callable[[], bool] | None = None) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal. Raises FileError for a link and for no file.
+
+    stop: asked now and then; where it says so, InterruptedError ends it.
+    """
+    if path.is_symlink():
+        raise FileError(f"{path} is a link, where a file was expected: delete it")
+    found, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK))
+    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
+        while size := file.readinto(buffer):
+            if stop is not None and stop():
+                raise InterruptedError(f"{path} is not read to its end")
+            found.update(buffer[:size])  # hashlib lets other threads run meanwhile
+    return found.hexdigest()
+
+
+class Digests:
+    """One thread that sums files up, in their order; a context manager.
+
+    What is not settled when it ends is given up: the next run sums it up.
+    """
+
+    def __enter__(self) -> Self:
+        self._stop = Event()
+        self._thread = ThreadPoolExecutor(1)
+        self._pending: deque[tuple[Future[str], Callable[[str], None]]] = deque()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.shutdown(cancel_futures=True)
+
+    def begin(self, path: Path, then: Callable[[str], None]) -> None:
+        """Sum up a file that is not written to any more; `settle` gives `then` what came out."""
+        self._pending.append((self._thread.submit(file_digest, path, self._stop.is_set), then))
+
+    def settle(self, wait: bool = False) -> None:
+        """Go on with the files that are summed up; with `wait`, once all are."""
+        while self._pending and (wait or self._pending[0][0].done()):
+            future, then = self._pending.popleft()
+            then(future.result())

@@ -1,0 +1,167 @@
+"""Whether a quantized directory is what its ledger says, file by file, and can be made again."""
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from blockscale.core.recipe import Recipe
+from blockscale.core.untrusted.files import FileError, open_regular
+from blockscale.core.untrusted.json_text import LARGEST, json_object, read_json
+from blockscale.core.untrusted.names import quoted, shown
+from blockscale.core.work.progress import Progress
+from blockscale.files.directory.beside import again_path
+from blockscale.files.directory.folder import locked
+from blockscale.files.directory.model_files import LEDGER
+from blockscale.files.directory.quantize_directory import quantize_directory
+from blockscale.files.directory.swap import discard
+
+_CHUNK = 1 << 22
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found: {file: its bytes} of those that are as the ledger says, and {file: what is
+    wrong with it} of the others."""
+
+    path: Path
+    proved: dict[str, int] = field(default_factory=dict)
+    wrong: dict[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"path": str(self.path), "proved": self.proved, "wrong": self.wrong}
+
+
+def verify(path: str | Path, progress: Progress | None = None) -> Verification:
+    """Compare every file of a directory that `quantize_directory` wrote with its ledger.
+
+    The ledger has the size and SHA-256 of each file, shards as they were when they were finished.
+    Missing and changed files are wrong, and so is a file that the ledger does not list. It proves
+    that nothing changed since; who changes the ledger as well can make it say anything, so keep its
+    own digest where that matters.
+
+    Raises FileError for a directory without a ledger, and one of a release before there were
+    digests (0.1.0), of which nothing can be proved.
+    """
+    path, progress = Path(path), progress or Progress()
+    listed = _listed(path)
+    progress.start(sum(size for size, _ in listed.values()), 0)
+    found = Verification(path)
+    for name, (size, digest) in listed.items():
+        if reason := _wrong(path / name, size, digest, progress):
+            found.wrong[name] = reason
+        else:
+            found.proved[name] = size
+    for file in sorted(path.rglob("*")):
+        name = file.relative_to(path).as_posix()
+        if not (file.is_dir() and not file.is_symlink()) and name not in listed and name != LEDGER:
+            found.wrong[name] = "is not in the ledger"
+    return found
+
+
+def reproduce(
+    path: str | Path, source: str | Path, progress: Progress | None = None
+) -> Verification:
+    """Quantize the float model in `source` again as the ledger of `path` says, and compare.
+
+    The same source, recipe, seed and release give the same bytes, on any number of threads and any
+    processor. The files of `path` are verified first: where something is wrong, nothing is made.
+    What is made lies beside `path` meanwhile, and takes as much space.
+
+    Raises as `verify` and `quantize_directory`: also for a directory of release 0.1.0, whose ledger
+    has no digests to compare with.
+    """
+    path, progress = Path(path), progress or Progress()
+    found = verify(path, progress)
+    if found.wrong:
+        return found
+    told = _ledger(path)
+    try:
+        recipe, seed = Recipe.from_dict(told["recipe"]), told["seed"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FileError(f"{path / LEDGER} tells of no recipe and seed ({error!r})") from None
+    if type(seed) is not int:
+        raise FileError(f"{path / LEDGER} has the seed {quoted(seed)}, which is no integer")
+    folder = again_path(path.absolute())
+    with locked(folder):
+        try:
+            quantize_directory(source, folder / "out", recipe, seed=seed, progress=progress)
+            again, now = _listed(folder / "out"), _releases(_ledger(folder / "out"))
+        finally:
+            discard(folder)
+    then = _releases(told)
+    how = "" if then == now else f" (by {now}; the ledger is of {then})"
+    return _compared(path, _listed(path), again, how)
+
+
+def _compared(
+    path: Path, listed: dict[str, tuple[int, str]], again: dict[str, tuple[int, str]], how: str
+) -> Verification:
+    found = Verification(path)
+    for name in sorted(listed.keys() | again.keys()):
+        if name not in again or name not in listed:
+            there = "is not made again" if name in listed else "is made, and not in the ledger"
+            found.wrong[name] = there + how
+        elif listed[name] != again[name]:
+            found.wrong[name] = "is made with other bytes" + how
+        else:
+            found.proved[name] = listed[name][0]
+    return found
+
+
+def _releases(told: dict[str, Any]) -> str:
+    """What a ledger says that it was written by."""
+    return f"blockscale {shown(told.get('blockscale'))}, torch {shown(told.get('torch'))}"
+
+
+def _ledger(path: Path) -> dict[str, Any]:
+    if not (path / LEDGER).is_file():
+        raise FileError(f"{path} has no {LEDGER}: it is no directory that blockscale quantized")
+    return json_object(read_json(path / LEDGER, most=LARGEST), path / LEDGER)
+
+
+def _listed(path: Path) -> dict[str, tuple[int, str]]:
+    """{file: (bytes, SHA-256)} of a ledger. Raises FileError where it lists none."""
+    told = _ledger(path)
+    if "files" not in told:
+        raise FileError(
+            f"{path / LEDGER} has no digests: it was written by release 0.1.0, before there were "
+            f"any. Nothing in {path} can be proved, nor made again with the same bytes: quantize "
+            f"the float model again"
+        )
+    listed = {}
+    for name, entry in json_object(told["files"], "its files").items():
+        about = json_object(entry, f"the entry of {quoted(name)}")
+        size, digest = about.get("bytes"), about.get("sha256")
+        parts = PurePosixPath(name).parts
+        if not parts or ".." in parts or name.startswith("/") or "\\" in name or "\0" in name:
+            raise FileError(f"{path / LEDGER} lists {quoted(name)}, which is not in the directory")
+        if type(size) is not int or not isinstance(digest, str) or len(digest) != 64:
+            raise FileError(f"{path / LEDGER}: {quoted(name)} has no size and SHA-256")
+        listed[name] = size, digest
+    if not any(name.endswith(".safetensors") for name in listed):
+        raise FileError(f"{path / LEDGER} lists no file of weights, so that nothing is proved")
+    return listed
+
+
+def _wrong(file: Path, size: int, digest: str, progress: Progress) -> str:
+    """What is wrong with a file; empty where nothing is."""
+    if not os.path.lexists(file):
+        return "is missing"
+    if file.is_symlink():
+        return "is a link, where a file was written"
+    try:
+        opened = open_regular(file)
+    except (FileError, OSError):
+        return "is no regular file that can be read"
+    with os.fdopen(opened, "rb") as data:
+        there = os.fstat(data.fileno()).st_size
+        if there != size:
+            return f"has {there:,} bytes, of {size:,}"
+        sum_of = hashlib.sha256()
+        while chunk := data.read(_CHUNK):
+            sum_of.update(chunk)
+            progress.advance(file.name, len(chunk))
+    return "" if sum_of.hexdigest() == digest else "has other bytes"

@@ -1,0 +1,1 @@
+"""A fused graph as one of integers: what values mean, rules for each op, the audit."""

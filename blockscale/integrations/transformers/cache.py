@@ -1,0 +1,224 @@
+"""A key-value cache for `generate` that keeps keys and values in any format."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache, DynamicLayer
+
+from blockscale.core.format import Format
+from blockscale.core.parse import parse
+from blockscale.core.reference import QParams
+from blockscale.ops.quantize import quantize
+from blockscale.ops.tensor import QTensor
+
+PLACES = ("token", "channel")
+CHUNK = 32  # tokens that are quantized together, at least
+
+
+class QuantizedLayer(DynamicLayer):
+    """Keys and values [batch, heads, tokens, features] of one layer: codes, then recent floats.
+
+    See `QuantizedCache`. `keys` and `values` are the recent floats; what they follow is in codes,
+    one QTensor each: of values [batch, heads, tokens, features], of keys per channel
+    [batch, heads, chunks, features, tokens of a chunk]. So codes and scales are joined along the
+    third dimension, and beams are picked along the first, without rounding anything again.
+    """
+
+    is_croppable = False
+
+    def __init__(self, keys: Format, values: Format, keys_per: str, window: int):
+        super().__init__()
+        self.formats, self.keys_per, self.window = (keys, values), keys_per, window
+        block = _tokens_of_a_block(keys) if keys_per == "channel" else 1
+        self.chunk = (CHUNK + block - 1) // block * block
+        self.codes: list[QTensor | None] = [None, None]
+        self.seen = 0
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        *args: Any,  # noqa: ARG002 - as transformers calls it
+        **kwargs: Any,  # noqa: ARG002
+    ) -> tuple[Tensor, Tensor]:
+        """New keys and values -> all of them, as attention is to read them.
+
+        Chunks that leave the window are quantized after this call, so that what is new is read in
+        float once.
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.seen += key_states.shape[-2]
+        recent = [
+            torch.cat([old, new], dim=-2) if old is not None and old.numel() else new
+            for old, new in zip((self.keys, self.values), (key_states, value_states), strict=True)
+        ]
+        given = [
+            torch.cat([self._past(index, codes), now], dim=-2) if codes is not None else now
+            for index, (codes, now) in enumerate(zip(self.codes, recent, strict=True))
+        ]
+        leaving = max(recent[0].shape[-2] - self.window, 0) // self.chunk * self.chunk
+        if leaving:
+            for index, tensor in enumerate(recent):
+                more = self._quantized(tensor[..., :leaving, :], index)
+                codes = self.codes[index]
+                self.codes[index] = more if codes is None else _joined(codes, more)
+            recent = [tensor[..., leaving:, :].clone() for tensor in recent]
+        self.keys, self.values = recent
+        return given[0], given[1]
+
+    def _per_channel(self, index: int) -> bool:
+        return index == 0 and self.keys_per == "channel"
+
+    def _quantized(self, tensor: Tensor, index: int) -> QTensor:
+        """Codes of whole chunks of keys (0) or values (1)."""
+        if self._per_channel(index):
+            tensor = tensor.unflatten(-2, (-1, self.chunk)).mT
+        return quantize(tensor.contiguous(), self.formats[index])
+
+    def _past(self, index: int, codes: QTensor) -> Tensor:
+        """Keys (0) or values (1) in codes, decoded [batch, heads, tokens, features]."""
+        decoded = codes.dequantize(self.dtype)
+        return decoded.mT.flatten(2, 3) if self._per_channel(index) else decoded
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, scales and recent floats."""
+        held = (*self.codes, self.keys, self.values)
+        return sum(part.nbytes for part in held if part is not None)
+
+    def get_seq_length(self) -> int:
+        """Tokens seen so far."""
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The length and the offset of the mask."""
+        return self.seen + query_length, 0
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.codes, self.seen, self.is_initialized = [None, None], 0, False
+        self.keys = self.values = None
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Raises NotImplementedError: codes of several tokens may share a scale."""
+        raise NotImplementedError("a quantized cache cannot be cropped: start a new one")
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """The rows of these beams."""
+        self._rows(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row `repeats` times."""
+        self._rows(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Rows of these indices."""
+        self._rows(lambda tensor: tensor[indices])
+
+    def _rows(self, pick: Callable[[Tensor], Tensor]) -> None:
+        """Rows of codes, scales and floats: nothing is rounded again."""
+        if self.keys is None or self.values is None:
+            return
+        self.keys, self.values = pick(self.keys), pick(self.values)
+        self.codes = [q if q is None else _of_parts(q, pick) for q in self.codes]
+
+
+class QuantizedCache(Cache):
+    """A cache for `model.generate(past_key_values=…)` in any format, chosen token by token.
+
+    Keys are best scaled per channel and values per token: KIVI, Liu et al. 2024, arXiv 2402.02750,
+    sections 3.1 and 3.2; KVQuant, Hooper et al. 2024, arXiv 2401.18079, section 3.1, which also
+    quantizes keys before their rotary embedding, as we do not.
+
+    config: of the model: how many layers there are
+    values: the format of values; its blocks are of one token: groups, `token`, of a head's features
+    keys: the format of keys; None for the same
+    keys_per: "token": blocks of one token's features, as of values; "channel": blocks of one
+        feature's tokens, as many as a group of the format has
+    window: the last tokens that stay in float, and up to a chunk less one more: chunks of 32
+        tokens, or with keys_per="channel" of the fewest whole groups of as many, are quantized
+        together. The last tokens that `update` was given are read in float once, however many
+
+    Raises ValueError for formats whose scale is for more than one token, or chooses by chance, and
+    for models with layers that are no full attention.
+    """
+
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        values: str | Format,
+        keys: str | Format | None = None,
+        *,
+        keys_per: str = "token",
+        window: int = 128,
+    ):
+        if keys_per not in PLACES or window < 0:
+            raise ValueError(
+                f"keys_per is one of {', '.join(PLACES)} and window at least 0, found "
+                f"{keys_per!r} and {window}"
+            )
+        formats = [_one_token(parse(each)) for each in (values if keys is None else keys, values)]
+        if keys_per == "channel":
+            _tokens_of_a_block(formats[0])
+        text = config.get_text_config(decoder=True)
+        others = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
+        if others or getattr(text, "sliding_window", None):
+            raise ValueError(
+                f"only layers of full attention are served, found {sorted(others) or 'windows'}"
+            )
+        layers: list[Any] = [  # lists are invariant, and ours are none of its union
+            QuantizedLayer(formats[0], formats[1], keys_per, window)
+            for _ in range(text.num_hidden_layers)
+        ]
+        super().__init__(layers=layers)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all layers: codes, scales and recent floats."""
+        return sum(layer.nbytes for layer in self.layers if isinstance(layer, QuantizedLayer))
+
+
+def _of_parts(q: QTensor, change: Callable[..., Tensor], *others: QTensor) -> QTensor:
+    """What becomes of codes and scales, all of which have [batch, heads, tokens or chunks, ...]."""
+    packed = change(*(each.packed for each in (q, *others)))
+    parts = zip(q.qparams, *(each.qparams for each in others), strict=True)
+    changed = [None if part is None else change(part, *more) for part, *more in parts]
+    return replace(q, packed=packed, qparams=QParams(*changed))  # type: ignore[arg-type]
+
+
+def _joined(first: QTensor, second: QTensor) -> QTensor:
+    """Codes of some chunks and of those after them."""
+    return _of_parts(first, lambda *parts: torch.cat(parts, dim=2), second)
+
+
+def _one_token(fmt: Format) -> Format:
+    """The format, whose blocks lie along the last dimension. Raises ValueError for others."""
+    if fmt.rounding == "stochastic":
+        raise ValueError(f"a cache rounds to nearest: {fmt.spelling} rounds by chance")
+    one = torch.linspace(-1, 1, 256).reshape(1, 1, 1, 256)
+    many = one * torch.tensor([1.0, 3.7, 40.0, 900.0, 5.0, 6.0, 7.0, 8.0]).reshape(2, 2, 2, 1)
+    q = quantize(many, fmt)
+    parts = (q.packed, *(part for part in q.qparams if part is not None))
+    alone = torch.equal(q.dequantize()[:1, :1, :1], quantize(one, fmt).dequantize())
+    if not alone or any(part.shape[:3] != many.shape[:3] for part in parts):
+        raise ValueError(
+            f"{fmt.spelling} has scales of several tokens or heads: a cache grows token by token "
+            f"and needs blocks of one, such as 'int4:group32:fp32' or 'int8_token'"
+        )
+    return fmt
+
+
+def _tokens_of_a_block(fmt: Format) -> int:
+    """How many tokens share a channel's scale. Raises ValueError where that is not said."""
+    size = fmt.block.sizes_for(4)[-1]
+    if size < 1:
+        raise ValueError(
+            f"keys_per='channel' needs a format of groups, such as 'int4:group32:fp32', which says "
+            f"how many tokens share a scale: not {fmt.spelling}"
+        )
+    return size

@@ -1,0 +1,5 @@
+"""Kernels of the integer ops: files named after what they compute; `ending` is what they share."""
+
+from blockscale.core.discover import import_all
+
+import_all(__name__, __path__)

@@ -1,0 +1,69 @@
+"""Tables, and the door where floats come in."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockscale.core.format import Format
+from blockscale.core.operand import Quantizer
+from blockscale.core.parse import parse
+from blockscale.kernels.cpu import _native
+from blockscale.kernels.cpu.integer.ending import under_one
+from blockscale.kernels.cpu.native import threads
+from blockscale.kernels.cpu.quantize import quantize as quantize_by
+from blockscale.kernels.operand import in_order, new
+from blockscale.kernels.registry import kernel
+
+
+def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
+    del formats
+    x, table = arguments
+    if x.numel() == 0 or table.itemsize > 4:
+        return False
+    narrow = x.dtype in (torch.int8, torch.uint8) and table.shape[0] == 256
+    return narrow or (x.dtype == torch.int16 and table.shape[0] == 65536)
+
+
+@kernel("integer_look_up", backend="cpu", supports=_supports)
+def look_up(x: Tensor, table: Tensor) -> Tensor:
+    """As ops.integer.elementwise.look_up."""
+    codes, entries = in_order(x), in_order(table)
+    found = new(tuple(codes.shape), entries.dtype)
+    run = _native.look_up if codes.itemsize == 1 else _native.look_up_wide
+    run(
+        entries.data_ptr(), entries.itemsize, codes.data_ptr(), codes.numel(), found.data_ptr(),
+        threads(),
+    )  # fmt: skip
+    return found
+
+
+def _supports_quantize(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
+    del formats
+    x, exponent, _, fmt = arguments
+    floats = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return floats and parse(fmt).bits in (8, 16) and -126 <= exponent <= 127
+
+
+@kernel("integer_quantize", backend="cpu", supports=_supports_quantize)
+def quantize(x: Tensor, exponent: int, zero: int, fmt: str) -> Tensor:
+    """As ops.integer.doors.quantize."""
+    ones = (1,) * x.ndim
+    point = torch.full(ones, zero, dtype=torch.int32) if parse(fmt).asym else None
+    return quantize_by(x, Quantizer(torch.full(ones, 2.0**exponent), point, None, under_one(fmt)))
+
+
+def _supports_dequantize(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
+    del formats
+    x, zero, exponent = arguments
+    narrow = x.dtype in (torch.int8, torch.uint8, torch.int16) or (
+        x.dtype == torch.int32 and not zero
+    )
+    return narrow and -126 <= exponent <= 127
+
+
+@kernel("integer_dequantize", backend="cpu", supports=_supports_dequantize)
+def dequantize(x: Tensor, zero: int, exponent: int) -> Tensor:
+    """As ops.integer.doors.dequantize: one rounding, that of int32 to float32."""
+    values = x.to(torch.float32)
+    return (values.sub_(zero) if zero else values).mul_(2.0**exponent)

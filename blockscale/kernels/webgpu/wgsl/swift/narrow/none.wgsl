@@ -1,0 +1,3 @@
+fn narrowed8(low: vec4<u32>, high: vec4<u32>) -> vec4<u32> {
+    return low;
+}

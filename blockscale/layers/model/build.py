@@ -1,0 +1,92 @@
+"""One quantized layer from its plan, and what the ledger says of it."""
+
+from dataclasses import replace
+
+import torch
+
+from blockscale.core.arithmetic.philox import named_seed
+from blockscale.core.layout import to_stored
+from blockscale.core.ledger import Entry
+from blockscale.layers.bias import notes_on_bias, quantize_bias
+from blockscale.layers.layer import QLayer
+from blockscale.layers.parameters.planned import coded
+from blockscale.layers.plan import Plan
+from blockscale.layers.saturation import told_of_odd
+from blockscale.layers.signs import lost_signs
+from blockscale.layers.store import QWeight
+from blockscale.layers.supplied import Supplied
+from blockscale.ops.quantize import quantize
+
+
+def build(
+    plan: Plan, weights: dict[int, QWeight], place: Supplied, seed: int | None
+) -> tuple[QLayer, Entry]:
+    """The quantized layer and what the ledger says of it.
+
+    weights: {id of a float weight: its codes}, of the layers so far; this one's are added
+    """
+    notes: list[str] = []
+    if plan.owns_weight:
+        own = None if seed is None else named_seed(seed, f"{plan.name}.weight")
+        weights[id(plan.parameter)], notes = weight_in_codes(plan, place, own)
+    weight = weights[id(plan.parameter)]
+    layer = plan.kind.from_float(plan.module, weight, plan.scheme)
+    for part in ("input", "output"):
+        if (quantizer := getattr(place, part)) is not None:
+            setattr(layer, part, quantizer.to(plan.parameter.device))
+    if place.before is not None:
+        layer.set_before(place.before)
+    if plan.quantizes_bias and plan.scheme.bias is not None:
+        notes += notes_on_bias(layer, plan.scheme.bias)
+        own = None if seed is None else named_seed(seed, f"{plan.name}.bias")
+        quantize_bias(layer, plan.scheme.bias, own)
+    layer.take_place_of(plan.module)
+    unused = plan.scheme.input is not None and layer.input is None
+    reasons = ["shares the codes of a tied layer"] * (not plan.owns_weight)
+    reasons += ["its input is indices, which have no format"] * unused
+    entry = replace(
+        plan.entry,
+        weight=weight.fmt,
+        input="" if layer.input is None else layer.input.fmt,
+        output="" if layer.output is None else layer.output.fmt,
+        reason="; ".join(reasons),
+        details=", ".join(filter(None, [plan.scheme.told, place.told])),
+        bias="" if layer.quantized_bias is None else layer.quantized_bias.fmt,
+        notes=(*plan.entry.notes, *notes),
+        bytes_after=plan.bytes_beside + _nbytes(layer, plan.owns_weight),
+    )
+    return layer, entry
+
+
+def _nbytes(layer: QLayer, owns_weight: bool) -> int:
+    """Bytes of a layer's codes, unless they are another's, and of what is before it."""
+    beside = 0 if layer.before is None else layer.before.nbytes
+    beside += 0 if layer.quantized_bias is None else layer.quantized_bias.nbytes
+    return beside + (layer.qweight.nbytes if owns_weight else 0)
+
+
+def weight_in_codes(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWeight, list[str]]:
+    """A layer's weight in codes, and what a user should know about it in this format."""
+    parameter, fmt = plan.parameter, plan.format
+    layout, shape = plan.layout, tuple(parameter.shape)
+    stored = to_stored(parameter.detach(), layout)
+    notes = [odd] if (odd := told_of_odd(stored)) else []
+    if place.weight is not None:
+        notes += lost_signs("weight", stored, fmt)
+        return QWeight(place.weight.to(parameter.device), shape, parameter.dtype, layout), notes
+    if (profile := plan.scheme.profile) is not None:
+        if place.before is not None:
+            raise ValueError(
+                f"{plan.name}: {place.before.fmt} before it changes its weight, and its codes are "
+                f"of profile {profile}, which takes weights as they are: give it a format"
+            )
+        notes += lost_signs("weight", stored, fmt)
+        try:
+            q = quantize(stored, profile)
+        except ValueError as error:
+            raise ValueError(f"{plan.name}: {error}") from None
+        return QWeight(q, shape, parameter.dtype, layout), notes
+    if place.before is not None:
+        stored = place.before.to(parameter.device).to_weight(stored.to(torch.float32))
+    q, more = coded(stored, fmt, seed)
+    return QWeight(q, shape, parameter.dtype, layout), notes + more

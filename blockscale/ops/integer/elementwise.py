@@ -1,0 +1,67 @@
+"""Ops of single codes: sums, products, tables."""
+
+import torch
+from torch import Tensor
+
+from blockscale.core.arithmetic.sums import accumulator
+from blockscale.ops.integer.define import integer_op
+from blockscale.ops.integer.shifts import centered, ended
+
+
+@integer_op
+def add(
+    a: Tensor,
+    b: Tensor,
+    a_zero: int,
+    b_zero: int,
+    a_shift: int,
+    b_shift: int,
+    b_sign: int,
+    largest: int,
+    shift: Tensor,
+    zero: int,
+    low: int,
+    high: int,
+    fmt: str,
+) -> Tensor:
+    """Codes or sums a, b that broadcast -> (a << a_shift) + b_sign * (b << b_shift), ended.
+
+    a_shift, b_shift: to the smaller of their exponents, not negative; b_sign: 1, or -1 for a - b
+    """
+    dtype = accumulator(largest)
+    x, y = centered(a, a_zero, dtype) << a_shift, centered(b, b_zero, dtype) << b_shift
+    return ended(x + b_sign * y, shift, zero, low, high, fmt)
+
+
+@integer_op
+def mul(
+    a: Tensor,
+    b: Tensor,
+    a_zero: int,
+    b_zero: int,
+    largest: int,
+    shift: Tensor,
+    zero: int,
+    low: int,
+    high: int,
+    fmt: str,
+) -> Tensor:
+    """Codes a, b that broadcast -> their product, ended."""
+    dtype = accumulator(largest)
+    acc = centered(a, a_zero, dtype) * centered(b, b_zero, dtype)
+    return ended(acc, shift, zero, low, high, fmt)
+
+
+@integer_op
+def look_up(x: Tensor, table: Tensor) -> Tensor:
+    """Codes x [...] -> table[x mod the table's size] [...]: a function of all codes that there are.
+
+    table: 256 codes for x of 8 bits, 65536 for 16, by the bits of a code: negative codes come last
+    """
+    return table[x.to(torch.int64) & (table.shape[0] - 1)]
+
+
+@integer_op
+def embedding(weight: Tensor, indices: Tensor) -> Tensor:
+    """Codes weight [rows, n], indices [...] -> codes [..., n]: rows as they are."""
+    return torch.nn.functional.embedding(indices, weight)

@@ -1,0 +1,59 @@
+"""Products as shifts and additions: what a weight that is a power of two, or a sum of a few, costs.
+
+Every integer is a sum of signed powers of two; of all such sums the non-adjacent form has the
+fewest terms (Reitwiesner 1960, "Binary arithmetic", section 8). A product with a weight of one term
+is a shift, one of t terms t shifts and t - 1 additions.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+
+def digits(weight: Tensor) -> list[tuple[Tensor, int]]:
+    """weight [...] integers below 2^61 -> (digits [...] of -1, 0 and 1, shift) with weight =
+    sum of digits << shift: the non-adjacent form."""
+    rest, shift, found = weight.to(torch.int64), 0, []
+    while bool(rest.any()):
+        digit = torch.where(rest & 1 == 1, 2 - (rest & 3), 0)
+        if bool(digit.any()):
+            found.append((digit.to(torch.int8), shift))
+        rest, shift = (rest - digit) >> 1, shift + 1
+    return found
+
+
+def terms(weight: Tensor) -> Tensor:
+    """weight [...] integers -> how many signed powers of two each is the sum of, [...] int64."""
+    if weight.dtype in (torch.int8, torch.int16):  # far fewer numbers than weights
+        least = torch.iinfo(weight.dtype).min
+        return _of_every(weight.dtype)[weight.to(torch.int64) - least]
+    return _counted(weight)
+
+
+@cache
+def _of_every(dtype: torch.dtype) -> Tensor:
+    """The terms of each number of a dtype, from the least on."""
+    info = torch.iinfo(dtype)
+    return _counted(torch.arange(info.min, info.max + 1))
+
+
+def _counted(weight: Tensor) -> Tensor:
+    count = torch.zeros(weight.shape, dtype=torch.int64)
+    for digit, _ in digits(weight):
+        count += digit.abs()
+    return count
+
+
+def sums_by_shifts(x: Tensor, weight: Tensor) -> Tensor:
+    """x [..., k] and weight [n, k] integers -> x @ weight.T [..., n] int64, without a product.
+
+    Each x is shifted by each power of a weight, and added or subtracted.
+    """
+    wide = x.to(torch.int64)
+    acc = torch.zeros((*x.shape[:-1], weight.shape[0]), dtype=torch.int64)
+    for digit, shift in digits(weight):
+        moved = (wide << shift)[..., None, :]
+        acc = acc + torch.where(digit == 1, moved, 0).sum(-1)
+        acc = acc - torch.where(digit == -1, moved, 0).sum(-1)
+    return acc

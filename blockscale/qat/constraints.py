@@ -1,0 +1,137 @@
+"""What each constraint of integer hardware costs, layer by layer: each is lifted alone."""
+
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from blockscale.calibrate.calibrate import calibrate
+from blockscale.calibrate.compare import compare
+from blockscale.calibrate.comparison import Comparison
+from blockscale.core.elements.integer import Integer
+from blockscale.core.format import Format
+from blockscale.core.recipe import Recipe, Scheme
+from blockscale.core.scale import FLOAT_SCALES, PowerOfTwo
+
+_WIDE = 16
+_MODEL = "(the model's output)"
+
+
+def _float_scale(fmt: Format | None) -> Format | None:
+    """With a scale of float32 in place of a power of two."""
+    if fmt is None or not isinstance(fmt.scale, PowerOfTwo):
+        return fmt
+    return replace(fmt, scale=FLOAT_SCALES["fp32"])
+
+
+def _sixteen(fmt: Format | None) -> Format | None:
+    """An integer with 16 bits."""
+    if fmt is None or not isinstance(fmt.element, Integer) or fmt.element.bits >= _WIDE:
+        return fmt
+    return replace(fmt, element=replace(fmt.element, bits=_WIDE))
+
+
+LIFTED: dict[str, Callable[[Scheme], Scheme]] = {
+    "weight scale 2^n": lambda s: replace(s, weight=_float_scale(s.weight)),
+    "input scale 2^n": lambda s: replace(s, input=_float_scale(s.input)),
+    "output scale 2^n": lambda s: replace(s, output=_float_scale(s.output)),
+    "weight bits": lambda s: replace(s, weight=_sixteen(s.weight)),
+    "input bits": lambda s: replace(s, input=_sixteen(s.input)),
+    "output bits": lambda s: replace(s, output=_sixteen(s.output)),
+    "integer bias": lambda s: replace(s, bias=None),
+}
+
+
+@dataclass(frozen=True)
+class ConstraintCosts:
+    """SQNR in dB of layers' outputs, each given the float model's input, and of the model's.
+
+    base: {layer: SQNR} under the recipe, "(the model's output)" last
+    costs: {layer: {constraint: how many dB more without it}}; constraints that the recipe does not
+        make are left out
+    """
+
+    base: dict[str, float]
+    costs: dict[str, dict[str, float]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"base": self.base, "costs": self.costs}
+
+    def __str__(self) -> str:
+        """A line a layer; dB."""
+        names = [*next(iter(self.costs.values()), {})]
+        width = max(map(len, self.base))
+        lines = ["  ".join(["layer".ljust(width), "SQNR dB", *names])]
+        for layer, sqnr in self.base.items():
+            cells = [f"{self.costs[layer][name]:+.1f}".rjust(len(name)) for name in names]
+            lines.append("  ".join([layer.ljust(width), f"{sqnr:.1f}".rjust(7), *cells]))
+        return "\n".join(lines)
+
+
+def constraint_costs(
+    model: nn.Module,
+    batches: Iterable[Any],
+    recipe: Recipe | Format | str | Path,
+    **options: Any,
+) -> ConstraintCosts:
+    """What each constraint of a recipe costs each layer, before any training.
+
+    The model is calibrated under the recipe, and again with one constraint lifted: scales that are
+    powers of two become float32, integers get 16 bits, biases in steps of the sums stay in float.
+    Training wins some of it back; where most is lost is where to train, or to lift a constraint.
+
+    model: in float; it stays as it is, a copy is made at a time
+    batches: as in `bs.calibrate`, but read once for each constraint, so not a generator
+    recipe: as in `bs.quantize_`
+    options: further ones of `bs.calibrate`, such as `observer`
+
+    Raises ValueError for a recipe without any of these constraints, and as calibrate does.
+    """
+    recipe = Recipe.read(recipe)
+    if iter(batches) is batches:
+        raise ValueError("batches are read once for each constraint: give a list, not a generator")
+    lifted = {name: _without(recipe, change) for name, change in LIFTED.items()}
+    lifted = {name: each for name, each in lifted.items() if each != recipe}
+    if not lifted:
+        raise ValueError(
+            f"the recipe has no constraint that could be lifted ({', '.join(LIFTED)}): its scales "
+            f"are no powers of two, its integers have 16 bits, and it has no integer biases"
+        )
+    base = _sqnr(_compared(model, batches, recipe, options))
+    found = {name: _sqnr(_compared(model, batches, r, options)) for name, r in lifted.items()}
+    costs = {
+        layer: {name: _more(each.get(layer, sqnr), sqnr) for name, each in found.items()}
+        for layer, sqnr in base.items()
+    }
+    return ConstraintCosts(base, costs)
+
+
+def _without(recipe: Recipe, change: Callable[[Scheme], Scheme]) -> Recipe:
+    rules: dict[str, Any] = {
+        p: change(each) if isinstance(each, Scheme) and each else each
+        for p, each in recipe.rules.items()
+    }
+    new = change(recipe.default)
+    return Recipe(new.weight, new.input, new.output, rules, recipe.skip, new.bias, new.profile)
+
+
+def _compared(
+    model: nn.Module, batches: Iterable[Any], recipe: Recipe, options: dict[str, Any]
+) -> Comparison:
+    quantized = deepcopy(model)
+    calibrate(quantized, batches, recipe, **{"progress": False, **options})
+    return compare(model, quantized, batches)
+
+
+def _sqnr(compared: Comparison) -> dict[str, float]:
+    layers = {each.name: each.isolated.sqnr for each in compared.sorted("name") if each.isolated}
+    return layers | {_MODEL: compared.output.sqnr}
+
+
+def _more(new: float, old: float) -> float:
+    """The difference of two SQNRs, 0 of two infinities."""
+    return 0.0 if new == old else new - old

@@ -1,0 +1,189 @@
+"""Figures for papers, with matplotlib: what a report shows, as PDF, SVG and PNG of one column.
+
+The same data give the same bytes on one machine: no dates, and ids of SVG from a fixed salt.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blockscale.files.whole import written_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+KINDS = ("pdf", "svg", "png")
+COLORS = ("#2563ab", "#c2570c", "#2e7d53", "#8d3fa8", "#a8871a", "#b3324f", "#1f8a96", "#6b5b4d")
+OTHER = "#8b919c"
+_ENGINE = "matplotlib"
+_SETTINGS: Any = {
+    "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7,
+    "xtick.labelsize": 7, "ytick.labelsize": 7, "axes.linewidth": 0.6, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.grid": True, "grid.linewidth": 0.4, "grid.color": "#dddddd",
+    "axes.axisbelow": True, "pdf.fonttype": 42, "svg.hashsalt": "blockscale",
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "figure.constrained_layout.use": True,
+}  # fmt: skip
+_WITHOUT_DATES: Mapping[str, dict[str, Any]] = {
+    "pdf": {"CreationDate": None, "ModDate": None},
+    "svg": {"Date": None},
+    "png": {},
+}
+_APART = 64  # values of a grid whose lines can be told apart
+_LONGEST = 60  # characters of a name in a title
+
+Draw = Callable[["Axes"], None]
+
+
+def check_folder(folder: str | Path) -> Path:
+    """The folder that figures go to, made if there is none, before any work is done for them.
+
+    Raises ValueError without matplotlib (the extra `report`) and for a path that is a file.
+    """
+    if find_spec(_ENGINE) is None:
+        raise ValueError(
+            f"figures need {_ENGINE}, which is not installed: pip install 'blockscale[report]'"
+        )
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: name the folder that figures go to")
+    if not folder.parent.is_dir():
+        raise ValueError(f"{folder.parent} is not a directory: create it first")
+    return folder
+
+
+def draw(data: Mapping[str, Any], folder: str | Path) -> list[Path]:
+    """Every figure that there is data for, in each of KINDS: the paths that were written.
+
+    data: what `describe` found. Raises ValueError as `check_folder`, and for data without any.
+    """
+    folder = check_folder(folder)
+    wanted = list(_figures(data))
+    if not wanted:
+        raise ValueError(
+            "there is nothing to draw: figures need quantized tensors, or a search with points"
+        )
+    folder.mkdir(exist_ok=True)
+    return [path for name, drawn in wanted for path in save(drawn, folder, name)]
+
+
+def save(drawn: Draw, folder: Path, name: str) -> list[Path]:
+    """One figure, 3.4 by 2.4 inches, in each of KINDS."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    paths = []
+    with rc_context(_SETTINGS):
+        figure = Figure(figsize=(3.4, 2.4))
+        FigureCanvasAgg(figure)
+        drawn(figure.add_subplot())
+        for kind in KINDS:
+            path = folder / f"{name}.{kind}"
+            with written_whole(path) as temporary:
+                metadata = _WITHOUT_DATES[kind]
+                figure.savefig(temporary, format=kind, dpi=300, metadata=metadata)
+            paths.append(path)
+    return paths
+
+
+def _figures(data: Mapping[str, Any]) -> Iterator[tuple[str, Draw]]:
+    """(name of the file, what draws it)."""
+    tensors = [line for line in data.get("tensors", ()) if "at_ends" in line]
+    known = [line for line in tensors if line.get("sqnr") is not None]
+    if known:
+        yield "error", lambda axes: _dots(axes, tensors, "sqnr", "SQNR (dB)", 1.0)
+    if tensors:
+        key, label = (
+            ("clipped", "weights clipped (%)") if known else ("at_ends", "codes at ends (%)")
+        )
+        yield "saturation", lambda axes: _dots(axes, tensors, key, label, 100.0)
+    drawn = sorted(
+        (line for line in tensors if "histogram" in line), key=lambda line: line.get("sqnr") or 0.0
+    )
+    places = {"best": -1, "median": len(drawn) // 2, "worst": 0} if known else {"first": 0}
+    kept = {id(drawn[index]): (place, drawn[index]) for place, index in places.items() if drawn}
+    for place, line in kept.values():
+        grid = line["histogram"].get("grid", data["formats"].get(line["format"], []))
+        yield f"histogram-{place}", partial(_histogram, line=line, grid=grid)
+    if data.get("search", {}).get("points"):
+        yield "pareto", lambda axes: _pareto(axes, data["search"])
+
+
+def _dots(
+    axes: "Axes", tensors: Sequence[Mapping[str, Any]], key: str, label: str, unit: float
+) -> None:
+    """A dot a tensor, by format, in the order of names."""
+    formats = list(dict.fromkeys(line["format"] for line in tensors))
+    for i, fmt in enumerate(formats):
+        points = [
+            (place, unit * line[key])
+            for place, line in enumerate(tensors)
+            if line["format"] == fmt and line.get(key) is not None
+        ]
+        color = COLORS[i] if i < len(COLORS) else OTHER
+        if points:
+            x, y = zip(*points, strict=True)
+            axes.scatter(x, y, s=9, color=color, label=fmt[-_LONGEST:])
+    axes.set(xlabel="tensors by name", ylabel=label)
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    axes.legend(
+        frameon=False, handletextpad=0.1, columnspacing=0.8, ncols=2, loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+    )  # fmt: skip
+
+
+def _histogram(axes: "Axes", line: Mapping[str, Any], grid: Sequence[float]) -> None:
+    """The source's weights, the codes, and lines where the format has values."""
+    found = line["histogram"]
+    low, high = found["from"], found["to"]
+    counts = found.get("weights") or found.get("codes") or []
+    total = max(line["bytes"] and sum(found.get("values") or found.get("codes")), 1)
+    high_up = 1.0 if len(grid) <= _APART else 0.04  # many lines would hide what they are drawn over
+    for value in grid:
+        axes.axvline(value, ymax=high_up, color="#1b1e24", linewidth=0.3, alpha=0.5)
+    if counts:
+        step = (high - low) / len(counts)
+        at = [low + (i + 0.5) * step for i in range(len(counts))]
+        what = "weights" if "weights" in found else "codes"
+        density = [n / total / step for n in counts]
+        axes.bar(at, density, step, color="#b9bfca", label=what)
+    if "values" in found and len(grid) > 1:
+        widths = _widths(grid, low, high)
+        density = [n / total / w for n, w in zip(found["values"], widths, strict=True)]
+        thin = 0.35 * min(b - a for a, b in pairwise(grid))
+        axes.bar(grid, density, thin, color=COLORS[1], label="codes", zorder=3)
+    axes.set(xlabel="steps of the block", ylabel="density", xlim=(low, high))
+    axes.set_title(f"{line['name'][-_LONGEST:]}\n{line['format'][-_LONGEST:]}")
+    axes.grid(False)
+    axes.legend(frameon=False)
+
+
+def _widths(grid: Sequence[float], low: float, high: float) -> list[float]:
+    """How wide a span of numbers each value of a grid takes."""
+    middles = [(a + b) / 2 for a, b in pairwise(grid)]
+    return [b - a for a, b in zip([low, *middles], [*middles, high], strict=True)]
+
+
+def _pareto(axes: "Axes", search: Mapping[str, Any]) -> None:
+    """Quality by bits, with a line through what no other point beats in both."""
+    front: list[tuple[float, float]] = []
+    for point in sorted(search["points"], key=lambda each: (each["bits"], -each["quality"])):
+        if not front or point["quality"] > front[-1][1]:
+            front.append((point["bits"], point["quality"]))
+    x, y = zip(*front, strict=True)
+    axes.plot(x, y, linewidth=0.8, color=OTHER)
+    for kind, color in (("searched", COLORS[1]), ("uniform", COLORS[0])):
+        some = [point for point in search["points"] if point["kind"] == kind]
+        bits, quality = ([point[key] for point in some] for key in ("bits", "quality"))
+        axes.scatter(bits, quality, s=9, color=color, label=kind)
+        for point in some:
+            place = (point["bits"], point["quality"])
+            text = point["name"][:20]
+            axes.annotate(text, place, (3, -7), textcoords="offset points", size=5)
+    axes.set(xlabel="bits per weight", ylabel=search["measure"])
+    axes.legend(frameon=False, loc="lower right")

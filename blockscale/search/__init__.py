@@ -1,0 +1,1 @@
+"""Which layer gets which format: errors and times that are measured, and a choice under budgets."""

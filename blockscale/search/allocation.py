@@ -1,0 +1,171 @@
+"""The choice of one candidate for each layer under budgets: an integer program, solved exactly."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_SECONDS = 60.0  # that the solver may take; a layer's program takes a fraction of one
+_SLACK = 2e-6  # the solver lets a constraint be missed by 1e-6
+_SCALE = 1e4  # of the objective: the solver's own tolerances are absolute, about 1e-6
+
+
+@dataclass(frozen=True)
+class Option:
+    """One candidate of one layer.
+
+    damage: what it does to the model, of any unit that adds up; bits: that it stores, in all;
+    seconds: that the layer then takes, in all
+    """
+
+    damage: float
+    bits: float
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The place of each layer's choice among its options, and what they add up to.
+
+    gap: how far, as a share of `damage`, the best may still be below; 0 where it is proven
+    """
+
+    chosen: tuple[int, ...]
+    damage: float
+    bits: float
+    seconds: float
+    gap: float
+
+
+def allocate(
+    layers: Sequence[Sequence[Option]], bits: float, seconds: float | None = None
+) -> Allocation:
+    """The options, one of each layer, with the least damage in all within both budgets.
+
+    bits: of all layers together; seconds: likewise, None for any
+    Raises ValueError where no choice keeps to the budgets, and RuntimeError without scipy.
+    """
+    _check(layers, bits, seconds)
+    bound = _reachable(layers, bits) if seconds is None else None
+    kept = [
+        [
+            i
+            for i in _undominated(own, seconds is not None)
+            if bound is None or own[i].damage <= bound
+        ]
+        for own in layers
+    ]
+    options = [[layers[k][i] for i in own] for k, own in enumerate(kept)]
+    found = _taken(layers, kept, *_solve(options, bits, seconds))
+    if found.bits > bits or (seconds is not None and found.seconds > seconds):
+        tighter = None if seconds is None else seconds * (1 - _SLACK)  # its sums are not exact
+        found = _taken(layers, kept, *_solve(options, bits * (1 - _SLACK), tighter))
+    return found
+
+
+def _taken(
+    layers: Sequence[Sequence[Option]], kept: list[list[int]], solved: list[int], gap: float
+) -> Allocation:
+    chosen = tuple(own[i] for own, i in zip(kept, solved, strict=True))
+    taken = [own[i] for own, i in zip(layers, chosen, strict=True)]
+    return Allocation(
+        chosen,
+        sum(each.damage for each in taken),
+        sum(each.bits for each in taken),
+        sum(each.seconds for each in taken),
+        gap,
+    )
+
+
+def _check(layers: Sequence[Sequence[Option]], bits: float, seconds: float | None) -> None:
+    """Raise ValueError where a budget alone cannot be kept."""
+    if not layers or not all(layers):
+        raise ValueError("there is no layer to choose for, or one without candidates")
+    for what, budget, least in (
+        ("bits", bits, sum(min(o.bits for o in own) for own in layers)),
+        ("seconds", seconds, sum(min(o.seconds for o in own) for own in layers)),
+    ):
+        if budget is not None and least > budget * (1 + 1e-12):
+            raise ValueError(
+                f"no choice keeps to the budget of {budget:.6g} {what} in all: the candidates need "
+                f"{least:.6g} at least; raise the budget, or add smaller candidates"
+            )
+
+
+def _undominated(own: Sequence[Option], timed: bool) -> list[int]:
+    """The options that no other one of the layer is as good as in everything."""
+
+    def figures(o: Option) -> tuple[float, ...]:
+        return (o.damage, o.bits, o.seconds) if timed else (o.damage, o.bits)
+
+    order = sorted(range(len(own)), key=lambda i: figures(own[i]))
+    kept: list[int] = []
+    for i in order:
+        mine = figures(own[i])
+        if not any(all(a <= b for a, b in zip(figures(own[j]), mine, strict=True)) for j in kept):
+            kept.append(i)
+    return kept
+
+
+def _reachable(layers: Sequence[Sequence[Option]], bits: float) -> float:
+    """Damage that some choice within the budget has: each step takes what helps most for a bit."""
+    at = [min(range(len(own)), key=lambda i, o=own: (o[i].bits, o[i].damage)) for own in layers]  # type: ignore[misc]
+    left = bits - sum(own[i].bits for own, i in zip(layers, at, strict=True))
+    while True:
+        steps = [
+            ((own[at[k]].damage - o.damage) / (o.bits - own[at[k]].bits), k, i)
+            for k, own in enumerate(layers)
+            for i, o in enumerate(own)
+            if o.damage < own[at[k]].damage and 0 < o.bits - own[at[k]].bits <= left
+        ]
+        if not steps:
+            break
+        _, k, i = max(steps)
+        left -= layers[k][i].bits - layers[k][at[k]].bits
+        at[k] = i
+    return sum(own[i].damage for own, i in zip(layers, at, strict=True))
+
+
+def _solve(
+    layers: list[list[Option]], bits: float, seconds: float | None
+) -> tuple[list[int], float]:
+    """The places of the best options, and the gap."""
+    optimize, numpy = _solver()
+    flat = [(k, option) for k, own in enumerate(layers) for option in own]
+    damage = numpy.array([option.damage for _, option in flat])
+    scale = max(float(sum(min(o.damage for o in own) for own in layers)), 1e-300)
+    scale = max(scale, float(damage.max()) * 1e-9)
+    rows = [numpy.array([float(k == each) for k, _ in flat]) for each in range(len(layers))]
+    low, high = [1.0] * len(layers), [1.0] * len(layers)
+    for budget, values in (
+        (bits, [option.bits for _, option in flat]),
+        (seconds, [option.seconds for _, option in flat]),
+    ):
+        if budget is not None:
+            rows.append(numpy.array(values) / max(budget, 1e-300))
+            low, high = [*low, 0.0], [*high, 1.0]
+    done = optimize.milp(
+        damage * (_SCALE / scale),
+        constraints=optimize.LinearConstraint(numpy.array(rows), low, high),
+        integrality=numpy.ones(len(flat)),
+        bounds=optimize.Bounds(0, 1),
+        options={"time_limit": _SECONDS, "mip_rel_gap": 0.0},
+    )
+    if done.x is None:
+        raise ValueError(f"no choice keeps to both budgets: {done.message}")
+    taken = [i for i, share in enumerate(done.x) if share > 0.5]
+    starts = [sum(len(own) for own in layers[:k]) for k in range(len(layers))]
+    return [i - starts[flat[i][0]] for i in taken], float(done.mip_gap or 0.0)
+
+
+def _solver() -> Any:
+    """scipy's optimizers and numpy. Raises RuntimeError where scipy is missing."""
+    try:
+        from scipy import optimize  # type: ignore[import-untyped]
+    except ImportError:
+        raise RuntimeError(
+            "the choice of formats is an integer program, which scipy solves: "
+            "pip install 'blockscale[search]'"
+        ) from None
+    import numpy
+
+    return optimize, numpy

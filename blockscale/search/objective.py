@@ -1,0 +1,181 @@
+"""What counts as damage: how far a model's output moves, the divergence of its predictions, or a
+loss of the user's own."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+Output = Callable[[Any, Any], Any]  # (what the model gave, the batch) -> what of it counts
+TaskLoss = Callable[[Any, Any], Tensor]  # (what the model gave, the batch) -> a number
+
+
+class Objective(ABC):
+    """Damage of one batch, by what the float model gave and what the quantized one gives.
+
+    name: of the objective; quality: what `quality` is called; larger is better
+    """
+
+    name: str
+    quality_name: str
+
+    def __init__(self, output: Output | None = None):
+        self._output = output
+
+    @property
+    def functions(self) -> list[Any]:
+        """The caller's own functions, by which one search is told from another."""
+        return [each for each in (self._output, getattr(self, "_loss", None)) if each is not None]
+
+    def of(self, output: Any, batch: Any) -> Any:
+        """What counts of a model's output: what the caller's function says, else all of it."""
+        return output if self._output is None else self._output(output, batch)
+
+    @abstractmethod
+    def measure(self, reference: Any, given: Any, batch: Any) -> "Measured":
+        """How far `given` is from `reference`, both as `of` gave them."""
+
+    @abstractmethod
+    def probe(self, given: Any, batch: Any, generator: torch.Generator) -> Tensor:
+        """A number whose squared gradients, on average, are the damage's second derivatives."""
+
+
+class Measured:
+    """Sums over batches: damage and quality are means, weighted as they were added."""
+
+    def __init__(self, damage: float = 0.0, quality: float = 0.0, count: float = 0.0):
+        self._damage, self._quality, self._count = damage, quality, count
+
+    def __iadd__(self, other: "Measured") -> "Measured":
+        self._damage += other._damage
+        self._quality += other._quality
+        self._count += other._count
+        return self
+
+    @property
+    def damage(self) -> float:
+        """Of one row, on average."""
+        return self._damage / max(self._count, 1)
+
+    @property
+    def quality(self) -> float:
+        """Likewise."""
+        return self._quality / max(self._count, 1)
+
+
+class Distance(Objective):
+    """Squared error of the output, each row [last dimension] relative to its float length.
+
+    A row's damage is |y - y0|² / |y0|²; quality is the mean cosine of rows.
+    """
+
+    name, quality_name = "distance", "cosine"
+
+    def measure(self, reference: Any, given: Any, batch: Any) -> Measured:
+        del batch
+        total = Measured()
+        for a, b in zip(float_tensors(reference), float_tensors(given), strict=True):
+            x, y = (_rows(side).double() for side in (a, b.to(a.device)))
+            size = x.square().sum(-1)
+            error = (x - y).square().sum(-1) / size.clamp(min=_TINY)
+            cosine = (x * y).sum(-1) / (size * y.square().sum(-1)).sqrt().clamp(min=_TINY)
+            total += Measured(_finite(error), _finite(cosine), x.shape[0])
+        return total
+
+    def probe(self, given: Any, batch: Any, generator: torch.Generator) -> Tensor:
+        del batch
+        found = []
+        for y in float_tensors(given):
+            rows = _rows(y).float()
+            size = rows.detach().square().sum(-1, keepdim=True).clamp(min=_TINY).sqrt()
+            drawn = torch.randn(rows.shape, generator=generator).to(rows.device)
+            found.append((rows * drawn / size).sum())
+        return torch.stack(found).sum()
+
+
+class Divergence(Objective):
+    """KL divergence of the predictions softmax(logits), in nats, from the float model's.
+
+    The output is logits [..., classes]; quality is minus the mean divergence.
+    """
+
+    name, quality_name = "kl", "-kl"
+
+    def measure(self, reference: Any, given: Any, batch: Any) -> Measured:
+        del batch
+        a, b = (_rows(logits(side)).double().log_softmax(-1) for side in (reference, given))
+        damage = _finite((a.exp() * (a - b.to(a.device))).sum(-1))
+        return Measured(damage, -damage, a.shape[0])
+
+    def probe(self, given: Any, batch: Any, generator: torch.Generator) -> Tensor:
+        del batch
+        predictions = _rows(logits(given)).float().log_softmax(-1)
+        drawn = torch.multinomial(predictions.detach().exp().cpu(), 1, generator=generator)
+        return predictions.gather(-1, drawn.to(predictions.device)).sum()
+
+
+class Loss(Objective):
+    """How much a loss of the user's own rises. Quality is minus the loss."""
+
+    name, quality_name = "loss", "-loss"
+
+    def __init__(self, loss: TaskLoss, output: Output | None = None):
+        super().__init__(output)
+        self._loss = loss
+
+    def measure(self, reference: Any, given: Any, batch: Any) -> Measured:
+        before, after = (float(self._loss(side, batch)) for side in (reference, given))
+        after = after if math.isfinite(after) else math.inf
+        return Measured(after - before, -after, 1)
+
+    def probe(self, given: Any, batch: Any, generator: torch.Generator) -> Tensor:
+        del generator
+        return self._loss(given, batch)
+
+
+_TINY = 1e-30
+
+
+def _rows(y: Tensor) -> Tensor:
+    return y.reshape(-1, y.shape[-1]) if y.ndim else y.reshape(1, 1)
+
+
+def _finite(values: Tensor) -> float:
+    """Their sum; infinite damage where one is NaN."""
+    total = float(values.sum())
+    return math.inf if math.isnan(total) else total
+
+
+def float_tensors(output: Any) -> list[Tensor]:
+    """The tensors of floats in what a model returned. Raises ValueError where there are none."""
+    leaves = pytree.tree_leaves(dict(output) if isinstance(output, Mapping) else output)
+    found = [each for each in leaves if isinstance(each, Tensor) and each.is_floating_point()]
+    if not found:
+        raise ValueError(
+            f"the model gives no tensor of floats (a {type(output).__name__}): say what counts "
+            f"with output=lambda given, batch: …"
+        )
+    return found
+
+
+def logits(output: Any) -> Tensor:
+    """`logits` of a model's output, or its first tensor of floats."""
+    named = getattr(output, "logits", None)
+    return named if isinstance(named, Tensor) else float_tensors(output)[0]
+
+
+def objective(given: str | TaskLoss, output: Output | None = None) -> Objective:
+    """The objective of that name, or of that loss. Raises ValueError and TypeError."""
+    if callable(given):
+        return Loss(given, output)
+    kinds: dict[str, Callable[..., Objective]] = {"distance": Distance, "kl": Divergence}
+    if given not in kinds:
+        raise ValueError(
+            f"no objective {given!r}; there are {', '.join(kinds)}, and any function of the "
+            f"model's output and the batch that gives a loss"
+        )
+    return kinds[given](output)

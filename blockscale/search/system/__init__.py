@@ -1,0 +1,1 @@
+"""One object with verbs for everything: thin calls to the rest, whose numbers are measured."""

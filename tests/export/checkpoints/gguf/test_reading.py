@@ -1,0 +1,164 @@
+"""GGUF files that gguf 0.19.0 wrote: its own values, from its own codes, on our kernels."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import blockscale as bs
+from blockscale.export.checkpoints.gguf import reading
+from blockscale.export.checkpoints.gguf.blocks import TYPES
+
+RECORDED = Path(__file__).parents[3] / "recorded"
+SMALL, SPLIT = RECORDED / "small.gguf", RECORDED / "split-00001-of-00002.gguf"
+VALUES = load_file(RECORDED / "gguf_values.safetensors")
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Equal values; scales are any bytes, so that some are NaN."""
+    return bool(((found == expected) | (found.isnan() & expected.isnan())).all())
+
+
+@pytest.mark.parametrize("path", [SMALL, SPLIT, SPLIT.with_name("split-00002-of-00002.gguf")])
+def test_values(path: Path) -> None:
+    with bs.checkpoint(path) as model:
+        assert model.producer == "GGUF" and model.evidence == "it begins with GGUF"
+        assert set(VALUES) <= set(model) and len(model) == len(VALUES) + 2
+        for name, expected in VALUES.items():
+            tensor = model[name]
+            found = tensor.dequantize() if isinstance(tensor, bs.QTensor) else tensor
+            assert found.shape == expected.shape == model.stored[name].shape
+            assert same(found, expected), name
+        quantized = [name for name in model if isinstance(model.stored[name].format, str)]
+        assert len(quantized) == len(TYPES) - 1  # gguf 0.19.0 writes no Q2_0
+
+
+def test_bytes_again() -> None:
+    """What was read is written with the same bytes: nothing of the blocks is lost."""
+    data = SMALL.read_bytes()
+    with bs.checkpoint(SMALL) as model:
+        for name, of in TYPES.items():
+            if (stored := model.stored.get(f"blk.0.{name}.weight")) is None or name == "TQ1_0":
+                continue
+            q = model[stored.name]
+            assert isinstance(q, bs.QTensor)
+            count = q.shape.numel() // of.elements
+            parts = {part: getattr(q.qparams, part).reshape(count, -1)
+                     for part in q.format.parts if part != "outer" or name != "NVFP4"}  # fmt: skip
+            parts["codes"] = q.codes.reshape(count, -1)
+            assert bytes(of.together(parts).flatten().tolist()) in data, name
+
+
+def test_a_layer_runs_on_kernels() -> None:
+    with bs.checkpoint(SMALL) as model:
+        q = model["blk.0.Q4_K.weight"]
+    assert isinstance(q, bs.QTensor)
+    x = torch.randn(3, q.shape[1])
+    finite = q.dequantize().nan_to_num(0, 0, 0)
+    assert torch.isfinite(x @ finite.T).all()
+    with bs.use("reference"):
+        expected = q.dequantize(torch.bfloat16)
+    assert same(q.dequantize(torch.bfloat16), expected)
+
+
+def test_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_CHUNK", 300)
+    with bs.checkpoint(SMALL) as model:
+        for name in ("blk.0.Q6_K.weight", "blk.0.Q8_0.weight", "norm"):
+            tensor = model[name]
+            found = tensor.dequantize() if isinstance(tensor, bs.QTensor) else tensor
+            assert same(found, VALUES[name])
+
+
+def test_what_is_not_read() -> None:
+    with bs.checkpoint(SMALL) as model:
+        stored = model.stored["blk.0.IQ2_XXS.weight"]
+        assert (stored.kind, stored.format, stored.shape) == ("IQ2_XXS", None, (2, 768))
+        assert stored.bits == 66 * 8 / 256
+        with pytest.raises(bs.FileError, match="holds vectors of a grid of ggml's own"):
+            model["blk.0.IQ2_XXS.weight"]
+        with pytest.raises(KeyError):
+            model["other"]
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value", "reason"),
+    [
+        ("MXFP4", 17, 255, "a scale of 2\\^128"),
+        ("NVFP4", 1, 0x80, "a scale that is negative or NaN"),
+        ("TQ2_0", 5, 0b11, "a code of 3"),
+    ],
+)
+def test_bytes_that_no_writer_stores(
+    name: str, place: int, value: int, reason: str, tmp_path: Path
+) -> None:
+    data = bytearray(SMALL.read_bytes())
+    entry = reading.read_container(SMALL).entries[f"blk.0.{name}.weight"]
+    data[entry.start + place] = value
+    (tmp_path / "m.gguf").write_bytes(data)
+    with bs.checkpoint(tmp_path / "m.gguf") as model, pytest.raises(bs.FileError, match=reason):
+        model[f"blk.0.{name}.weight"]
+
+
+def changed(tmp_path: Path, old: bytes, new: bytes) -> Path:
+    data = SMALL.read_bytes()
+    assert len(old) == len(new) and data.count(old) >= 1
+    path = tmp_path / "m.gguf"
+    path.write_bytes(data.replace(old, new, 1))
+    return path
+
+
+def of(name: bytes, dims: tuple[int, ...], kind: int) -> bytes:
+    return name + b"".join(n.to_bytes(size, "little") for n, size in
+                           ((len(dims), 4), *((n, 8) for n in dims), (kind, 4)))  # fmt: skip
+
+
+def test_rows_that_are_no_whole_blocks(tmp_path: Path) -> None:
+    name = b"blk.0.Q4_0.weight"
+    path = changed(tmp_path, of(name, (96, 2), 2), of(name, (64, 3), 12))
+    with pytest.raises(bs.FileError, match=r"Q4_K has the shape \[3, 64\], whose rows are no"):
+        bs.checkpoint(path)
+
+
+def test_a_type_of_the_future(tmp_path: Path) -> None:
+    name = b"blk.0.Q4_0.weight"
+    path = changed(tmp_path, of(name, (96, 2), 2), of(name, (96, 2), 99))
+    with bs.checkpoint(path) as model:
+        assert model.stored[name.decode()].kind == "type 99"
+        with pytest.raises(bs.FileError, match="a type that is not known here"):
+            model[name.decode()]
+        assert isinstance(model["blk.0.Q4_1.weight"], bs.QTensor)
+
+
+def test_tensors_that_share_bytes(tmp_path: Path) -> None:
+    name = b"blk.0.Q4_0.weight"
+    path = changed(tmp_path, of(name, (96, 2), 2), of(name, (96, 2), 0))
+    with pytest.raises(bs.FileError, match="share bytes"):
+        bs.checkpoint(path)
+
+
+def test_a_tensor_beyond_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(SMALL.read_bytes()[:-20])
+    with pytest.raises(bs.FileError, match="ends at byte"):
+        bs.checkpoint(path)
+
+
+def test_a_missing_part(tmp_path: Path) -> None:
+    shutil.copy(SPLIT, tmp_path)
+    with pytest.raises(bs.FileError, match=r"split-00002-of-00002\.gguf of its 2 files is missing"):
+        bs.checkpoint(tmp_path / SPLIT.name)
+
+
+def test_parts_that_do_not_belong_together(tmp_path: Path) -> None:
+    first, second = tmp_path / SPLIT.name, tmp_path / "split-00002-of-00002.gguf"
+    shutil.copy(SPLIT, first)
+    shutil.copy(SPLIT, second)
+    with pytest.raises(bs.FileError, match="is in another file of it, too"):
+        bs.checkpoint(first)
+    empty = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
+    second.write_bytes(empty)
+    with pytest.raises(bs.FileError, match=r"its 2 files hold \d+ tensors, and the first tells of"):
+        bs.checkpoint(first)

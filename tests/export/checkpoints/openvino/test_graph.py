@@ -1,0 +1,56 @@
+"""The XML of an IR: what is taken of it, and what is refused."""
+
+import pytest
+
+from blockscale.export.checkpoints.openvino import graph as graphs
+from blockscale.export.checkpoints.openvino.graph import number, read_graph, sizes
+from blockscale.files.metadata import FileError
+from tests.export.checkpoints.openvino.ir import write
+
+
+def test_layers_and_edges(tmp_path):
+    found = read_graph(write(tmp_path / "m.xml", "u4", zero="u4"))
+    assert (found.name, found.version, found.bodies) == ("m", "11", 0)
+    assert found.layers["12"].inputs == ["2", "11"]  # in the order of ports
+    assert found.layers["6"].shape == (4, 48)
+    assert [each.name for each in found.readers["1"]] == ["c"]
+    assert found.layers["1"].data["element_type"] == "u4"
+
+
+def test_entities_are_never_expanded(tmp_path):
+    bombs = '<!ENTITY a "aaaaaaaaaa">' + "".join(
+        f'<!ENTITY {b} "{f"&{a};" * 10}">' for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+    )
+    (tmp_path / "m.xml").write_text(f"<!DOCTYPE net [{bombs}]><net name='&i;'/>")
+    with pytest.raises(FileError, match="declares a document type or entities, which no IR has"):
+        read_graph(tmp_path / "m.xml")
+
+
+def test_deep_and_many(tmp_path, monkeypatch):
+    (tmp_path / "m.xml").write_text("<net>" + "<a>" * 200 + "</a>" * 200 + "</net>")
+    with pytest.raises(FileError, match="deeper than 100 elements"):
+        read_graph(tmp_path / "m.xml")
+    path = write(tmp_path / "m.xml", "u4")
+    for name, told in (("_LAYERS", "more than 3"), ("_EDGES", "more than 3 edges")):
+        with monkeypatch.context() as patch:
+            patch.setattr(graphs, name, 3)
+            with pytest.raises(FileError, match=told):
+                read_graph(path)
+    monkeypatch.setattr(graphs, "LARGEST", 100)
+    with pytest.raises(FileError, match="of at most 100"):
+        read_graph(path)
+
+
+def test_bodies_are_counted_and_not_looked_at(tmp_path):
+    path = write(tmp_path / "m.xml", "u4")
+    inside = '<body><layers><layer id="1" name="w" type="Const"/></layers></body></layer>'
+    path.write_text(path.read_text().replace("</layer>", inside, 1))
+    assert read_graph(path).bodies == 1
+
+
+@pytest.mark.parametrize("text", ["", "1.5", "0x10", "- 1", "9" * 20, "٣"])
+def test_numbers(text):
+    with pytest.raises(ValueError, match="is no size or place"):
+        number(text)
+    assert number(" 12 ") == 12 and number("-1") == -1
+    assert sizes("2, 3,4") == (2, 3, 4) and sizes(" ") == ()

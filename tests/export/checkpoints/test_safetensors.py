@@ -1,0 +1,80 @@
+"""safetensors files as checkpoints: ours with their bits, others' with their own codes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import blockscale as bs
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8))
+
+
+@pytest.mark.parametrize("fmt", ["int8_channel", "nvfp4", "uint4:group32:fp16:offset", "mxfp4"])
+def test_ours(fmt: str, tmp_path: Path) -> None:
+    quantized = model()
+    bs.quantize_(quantized, bs.Recipe(fmt, bias="int32" if fmt == "int8" else None))
+    bs.save(quantized, tmp_path / "m.safetensors")
+    with bs.checkpoint(tmp_path / "m.safetensors") as found:
+        q = found["0.weight"]
+        assert isinstance(q, bs.QTensor) and q.format == bs.parse(fmt)
+        assert found.stored["0.weight"].format == str(bs.parse(fmt))
+        assert found.stored["0.weight"].nbytes == q.nbytes
+        assert torch.equal(q.dequantize(), quantized[0].qweight.tensor.dequantize())
+        assert isinstance(found["0.bias"], torch.Tensor)
+        assert set(found) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_a_bias_of_integers(tmp_path: Path) -> None:
+    quantized = model()
+    recipe = bs.Recipe("int8_channel", "int8", bias="int32")
+    bs.calibrate(quantized, [torch.randn(4, 64)], recipe, progress=False)
+    bs.save(quantized, tmp_path / "m.safetensors")
+    with bs.checkpoint(tmp_path / "m.safetensors") as found:
+        assert torch.equal(found["0.bias"], quantized[0].bias)
+
+
+def test_tiles_of_float8(tmp_path: Path) -> None:
+    """DeepSeek's: `weight_scale_inv` multiplies, and the last tiles are partial."""
+    codes = torch.randn(200, 300).to(torch.float8_e4m3fn)
+    scale = torch.rand(2, 3)
+    save_file({"a.weight": codes, "a.weight_scale_inv": scale}, tmp_path / "m.safetensors")
+    with bs.checkpoint(tmp_path) as found:
+        assert set(found) == {"a.weight"}
+        q = found["a.weight"]
+    expected = (
+        codes.float() * scale.repeat_interleave(128, 0)[:200].repeat_interleave(128, 1)[:, :300]
+    )
+    assert isinstance(q, bs.QTensor) and str(q.format) == "e4m3:tile128x128:fp32"
+    assert torch.equal(q.dequantize(), expected)
+
+
+def test_integers_with_zero_points(tmp_path: Path) -> None:
+    codes = torch.randint(-128, 128, (6, 40), dtype=torch.int8)
+    scale, zero = torch.rand(6, 1).bfloat16(), torch.randint(-9, 9, (6, 1), dtype=torch.int8)
+    tensors = {"a.weight": codes, "a.weight_scale": scale, "a.weight_zero_point": zero}
+    save_file(tensors, tmp_path / "m.safetensors")
+    with bs.checkpoint(tmp_path) as found:
+        q = found["a.weight"]
+    assert isinstance(q, bs.QTensor)
+    assert torch.equal(q.dequantize(), (codes.float() - zero.float()) * scale.float())
+    assert torch.equal(q.codes, codes)
+
+
+def test_packed_by_others(tmp_path: Path) -> None:
+    tensors = {
+        "a.qweight": torch.zeros(8, 16, dtype=torch.int32), "a.scales": torch.ones(1, 16),
+        "norm": torch.ones(3),
+    }  # fmt: skip
+    save_file(tensors, tmp_path / "m.safetensors")
+    with bs.checkpoint(tmp_path) as found:
+        assert set(found) == {"a.weight", "norm"}
+        assert "GPTQ or AWQ" in found.stored["a.weight"].unread
+        with pytest.raises(bs.FileError, match="GPTQ or AWQ"):
+            found["a.weight"]
+        assert torch.equal(found["norm"], torch.ones(3))

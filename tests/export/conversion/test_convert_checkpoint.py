@@ -1,0 +1,266 @@
+"""Checkpoints become others' with the same values, or nothing is written."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.export.checkpoints.gguf.container import read_container
+from blockscale.export.conversion import convert_checkpoint as module
+from blockscale.export.conversion.plan import NotLosslessError
+from blockscale.export.writers.producers import gptq
+from tests.export.conversion.models import CONFIG, tensors, value, write
+
+RECORDED = Path(__file__).parents[2] / "recorded"
+ASYM = "uint4:group128:fp16:asym"
+# (format of the source, --to, format there)
+EXACT = [
+    (ASYM, "gptq", ASYM),
+    (ASYM, "awq", ASYM),
+    (ASYM, "gguf", "int5:group32:fp16:full"),  # codes less zero points, from -15 to 15
+    (ASYM, "mlx", "uint4:group128:fp32:offset"),
+    ("uint3:group32:fp16:asym", "gptq", "uint3:group32:fp16:asym"),
+    ("uint3:group32:fp16:asym", "gguf", "int4:group32:fp16:full"),
+    ("uint8:group64:fp16:asym", "mlx", "uint8:group64:fp32:offset"),
+    ("int4:group32:fp16:full", "gguf", "int4:group32:fp16:full"),
+    ("int4:group32:fp16:full", "mlx", "uint4:group32:fp16:offset"),
+    ("int4:group32:fp16:full", "awq", "uint4:group32:fp16:asym"),
+    ("int8:channel0:bf16", "gguf", "int8:group32:fp16:full"),
+    ("mxfp4", "mlx", "e2m1:group32:e8m0/given"),
+    ("mxfp4", "gguf", "e2m1:group32:e8m0/given"),
+    ("mxfp8", "mlx", "e4m3:group32:e8m0/given"),
+    ("e4m3:tile128x128:fp32", "fp8", "e4m3:tile128x128:fp32"),
+    ("nf4:flat64:fp32", "bnb", "nf4:flat64:fp32"),
+    ("uint4:group32:fp16:offset", "mlx", "uint4:group32:fp16:offset"),
+    ("uint4:group32:fp16:offset", "gguf", "uint4:group32:fp16:offset"),
+    ("uint4:group32:(uint6:group8:fp16):offset(uint6:group8:fp16)", "gguf",
+     "uint4:group32:(uint6:group8:fp16):offset(uint6:group8:fp16)"),
+    ("uint4:group32:(uint6:group8:fp16):offset(uint6:group8:fp16)", "mlx",
+     "uint4:group32:fp32:offset"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fmt", "to", "wanted"), EXACT)
+def test_the_same_values_there_and_back(fmt: str, to: str, wanted: str, tmp_path: Path) -> None:
+    held = tensors(fmt)
+    source = write(tmp_path / "source", held)
+    there = bs.export.convert_checkpoint(source, tmp_path / "there", to)
+    assert there.lossless and {t.written for t in there.of("exact")} == {wanted}
+    assert len(there.tensors) == len(held) and not there.left_out
+    back = bs.export.convert_checkpoint(tmp_path / "there", tmp_path / "back", "blockscale")
+    assert back.lossless and {t.compared for t in back.of("exact")} == {"codes"}
+    with bs.checkpoint(tmp_path / "back") as found:
+        assert set(found) == set(held)
+        for name, tensor in held.items():
+            assert torch.equal(value(found[name]), value(tensor)), name
+
+
+def test_gguf_again(tmp_path: Path) -> None:
+    """What gguf 0.19.0 wrote, whole and split: every byte but TQ1_0's, which are not alone."""
+    source, first, second = RECORDED / "small.gguf", tmp_path / "first", tmp_path / "second"
+    done = bs.export.convert_checkpoint(source, first, "gguf")
+    assert done.lossless
+    one, other = source.read_bytes(), first.read_bytes()
+    entries = read_container(source).entries
+    start = entries["blk.0.TQ1_0.weight"].start
+    stop = start + 6 * 54
+    assert one[:start] == other[:start] and one[stop:] == other[stop : len(one)]
+    assert not any(other[len(one) :])  # gguf leaves out what fills up the last tensor
+    bs.export.convert_checkpoint(first, second, "gguf")
+    assert second.read_bytes() == other
+    split = RECORDED / "split-00001-of-00002.gguf"
+    bs.export.convert_checkpoint(split, second, "gguf", force=True)
+    with bs.checkpoint(first) as whole, bs.checkpoint(second) as joined:
+        assert whole.metadata == joined.metadata
+        assert all(torch.equal(whole.blocks(n), joined.blocks(n)) for n in whole)
+
+
+def test_rows_of_q_and_k_move(tmp_path: Path) -> None:
+    """As transformers 5.23's own reader of GGUF moves them back (`reverse_permute_weights`)."""
+    held = tensors("int8:group32:fp16:full")
+    source = write(tmp_path / "source", held)
+    bs.export.convert_checkpoint(source, tmp_path / "m.gguf", "gguf")
+    with bs.checkpoint(tmp_path / "m.gguf") as found:
+        for name, heads in (("q", 4), ("k", 2)):
+            there = found[f"blk.0.attn_{name}.weight"].dequantize()
+            rows = there.shape[0]
+            moved = there.reshape(heads, rows // heads // 2, 2, -1).swapaxes(2, 1).reshape(rows, -1)
+            expected = value(held[f"model.layers.0.self_attn.{name}_proj.weight"])
+            assert torch.equal(moved, expected) and not torch.equal(there, expected)
+        assert found.metadata["llama.attention.head_count_kv"] == 2
+        assert found.stored["blk.0.attn_norm.weight"].kind == "F32"
+
+
+def test_what_cannot_be_carried_is_named(tmp_path: Path) -> None:
+    source = write(tmp_path / "source", tensors("nf4:group64:fp32"))
+    with pytest.raises(NotLosslessError) as error:
+        bs.export.convert_checkpoint(source, tmp_path / "there", "gguf")
+    text = str(error.value)
+    assert "7 tensors cannot be written as gguf with the same values" in text
+    assert "'blk.0.ffn_down.weight'" in text and "codes of nf4 are no codes of" in text
+    assert "--float PATTERN" in text and "--requantize RECIPE" in text
+    assert len(error.value.reasons) == 7
+    assert [each.name for each in tmp_path.iterdir()] == ["source"]
+
+
+def test_quantized_again_with_the_error_of_each(tmp_path: Path) -> None:
+    held = tensors("nf4:group64:fp32")
+    source = write(tmp_path / "source", held)
+    done = bs.export.convert_checkpoint(
+        source, tmp_path / "m.gguf", "gguf", requantize="int8:group32:fp16:full"
+    )
+    again = done.of("requantized")
+    assert not done.lossless and len(again) == 7
+    before = value(held["model.layers.0.mlp.down_proj.weight"]).double()
+    after = value(bs.quantize(before.float(), "int8:group32:fp16:full")).double()
+    [one] = [each for each in again if each.source == "model.layers.0.mlp.down_proj.weight"]
+    relative = float((after - before).norm() / before.norm())
+    assert one.relative == pytest.approx(relative, rel=1e-6) and relative > 0
+    assert one.sqnr == pytest.approx(-20 * torch.tensor(relative).log10().item(), rel=1e-5)
+    assert "codes of nf4" in one.notes[0] and one.compared == "codes"
+
+
+def test_a_recipe_that_the_target_cannot_hold(tmp_path: Path) -> None:
+    source = write(tmp_path / "source", tensors("nf4:group64:fp32"))
+    with pytest.raises(NotLosslessError, match="the recipe's format: int8:group48:fp16"):
+        bs.export.convert_checkpoint(
+            source, tmp_path / "m.gguf", "gguf", requantize="int8:group48:fp16"
+        )
+
+
+def test_floats_where_asked_for(tmp_path: Path) -> None:
+    """A quantized table of embeddings, for which GPTQ has no place."""
+    held = tensors(ASYM, embedding=ASYM)
+    source = write(tmp_path / "source", held)
+    with pytest.raises(NotLosslessError, match="no quantized tables of embeddings"):
+        bs.export.convert_checkpoint(source, tmp_path / "there", "gptq")
+    done = bs.export.convert_checkpoint(
+        source, tmp_path / "there", "gptq", floats=["model.embed_tokens"]
+    )
+    assert done.lossless and [t.name for t in done.of("dequantized")] == [
+        "model.embed_tokens.weight"
+    ]
+    with bs.checkpoint(tmp_path / "there") as found:
+        table = found["model.embed_tokens.weight"]
+        assert table.dtype == torch.float32
+        assert torch.equal(table, value(held["model.embed_tokens.weight"]))
+
+
+def test_a_wrong_byte_is_found_and_nothing_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "source", tensors(ASYM))
+    store = gptq.GPTQ.store
+
+    def wrong(self: gptq.GPTQ, name: str, q: bs.QTensor) -> dict:
+        found = store(self, name, q)
+        if "down_proj" in name:
+            found["model.layers.0.mlp.down_proj.qweight"][3, 5] ^= 1 << 8
+        return found
+
+    monkeypatch.setattr(gptq.GPTQ, "store", wrong)
+    with pytest.raises(bs.FileError, match=r"down_proj.*1 values differ from the source's"):
+        bs.export.convert_checkpoint(source, tmp_path / "there", "gptq")
+    assert [each.name for each in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize("to", ["gguf", "gptq"])
+def test_a_full_disk_leaves_nothing(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "source", tensors(ASYM))
+    (tmp_path / "there").mkdir() if to == "gptq" else (tmp_path / "there").write_text("mine")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "_stream", full)
+    with pytest.raises(OSError, match="No space"):
+        bs.export.convert_checkpoint(source, tmp_path / "there", to, force=True)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["source", "there"]
+    assert to == "gptq" or (tmp_path / "there").read_text() == "mine"
+
+
+def test_what_is_there_stays(tmp_path: Path) -> None:
+    source = write(tmp_path / "source", tensors("int8:group32:fp16:full"))
+    (tmp_path / "m.gguf").write_text("mine")
+    with pytest.raises(ValueError, match="exists: choose another place, or replace it"):
+        bs.export.convert_checkpoint(source, tmp_path / "m.gguf", "gguf")
+    assert (tmp_path / "m.gguf").read_text() == "mine"
+    bs.export.convert_checkpoint(source, tmp_path / "m.gguf", "gguf", force=True)
+    assert (tmp_path / "m.gguf").read_bytes()[:4] == b"GGUF"
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+    source = write(tmp_path / "source", tensors(ASYM))
+    done = bs.export.convert_checkpoint(source, tmp_path / "there", "gptq", dry_run=True)
+    assert len(done.of("exact")) == 7
+    assert [each.name for each in tmp_path.iterdir()] == ["source"]
+
+
+def test_other_files_and_the_configuration(tmp_path: Path) -> None:
+    config = CONFIG | {"quantization_config": {"quant_method": "gone"}}
+    source = write(tmp_path / "source", tensors(ASYM), config=config)
+    (source / "tokenizer.json").write_text("{}")
+    (source / "quantize_config.json").write_text("{}")
+    done = bs.export.convert_checkpoint(source, tmp_path / "there", "mlx")
+    assert done.copied == ("tokenizer.json",)
+    found = json.loads((tmp_path / "there" / "config.json").read_text())
+    assert found["quantization"] == {"group_size": 128, "bits": 4, "mode": "affine"}
+    assert found["quantization_config"] == found["quantization"] and found["hidden_size"] == 256
+    assert not (tmp_path / "there" / "quantize_config.json").exists()
+    told = json.loads((tmp_path / "there" / "blockscale_ledger.json").read_text())
+    assert told["lossless"] is True and len(told["tensors"]) == 12
+
+
+def test_unknown_targets_and_names(tmp_path: Path) -> None:
+    source = write(tmp_path / "source", tensors(ASYM))
+    with pytest.raises(ValueError, match="no kind of checkpoint 'exl2' is written; there are awq"):
+        bs.export.convert_checkpoint(source, tmp_path / "there", "exl2")
+    with pytest.raises(ValueError, match="names are 'auto' or 'keep'"):
+        bs.export.convert_checkpoint(source, tmp_path / "there", "gguf", names="new")
+    with pytest.raises(bs.FileError, match="does not exist"):
+        bs.export.convert_checkpoint(tmp_path / "gone", tmp_path / "there", "gguf")
+    floats = write(tmp_path / "floats", {"a.weight": torch.ones(32, 32)})
+    with pytest.raises(ValueError, match=r"nothing in .* is quantized that could be converted"):
+        bs.export.convert_checkpoint(floats, tmp_path / "there", "gguf", names="keep")
+    assert not (tmp_path / "there").exists()
+
+
+def test_split_files(tmp_path: Path) -> None:
+    """The tensors, metadata and bytes of one file, in several that appear together."""
+    source = write(tmp_path / "source", tensors("int8:group32:fp16:full"))
+    bs.export.convert_checkpoint(source, tmp_path / "m.gguf", "gguf")
+    done = bs.export.convert_checkpoint(source, tmp_path / "m", "gguf", shard_size=200_000)
+    files = sorted((tmp_path / "m").iterdir())
+    assert done.lossless and done.bytes_after == sum(each.stat().st_size for each in files)
+    assert len(files) > 2 and files[0].name == f"m-00001-of-{len(files):05}.gguf"
+    with bs.checkpoint(tmp_path / "m.gguf") as whole, bs.checkpoint(files[1]) as split:
+        added = {key for key in split.metadata if key.startswith("split.")}
+        assert {k: v for k, v in split.metadata.items() if k not in added} == whole.metadata
+        assert len(added) == 3 and list(whole) == list(split)
+        assert all(torch.equal(whole.blocks(n), split.blocks(n)) for n in whole)
+    bs.export.convert_checkpoint(files[0], tmp_path / "again.gguf", "gguf")
+    assert (tmp_path / "again.gguf").read_bytes() == (tmp_path / "m.gguf").read_bytes()
+    bs.export.convert_checkpoint(source, tmp_path / "m", "gguf", shard_size=10**9, force=True)
+    assert [each.name for each in (tmp_path / "m").iterdir()] == ["m-00001-of-00001.gguf"]
+
+
+def test_split_files_of_other_kinds_and_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "source", tensors(ASYM))
+    done = bs.export.convert_checkpoint(source, tmp_path / "awq", "awq", shard_size=100_000)
+    assert done.lossless and len(list((tmp_path / "awq").glob("model-*-of-*.safetensors"))) > 2
+    with pytest.raises(ValueError, match="at least one byte, not 0"):
+        bs.export.convert_checkpoint(source, tmp_path / "m", "gguf", shard_size=0)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "_stream", full)
+    with pytest.raises(OSError, match="No space"):
+        bs.export.convert_checkpoint(source, tmp_path / "m", "gguf", shard_size=200_000)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["awq", "source"]

@@ -1,0 +1,163 @@
+"""Formats in other formats: the same values on random codes and scales of any kind, or none."""
+
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.core.parse import parse
+from blockscale.core.reference import QParams
+from blockscale.export.conversion.exact import (
+    CodesNeededError,
+    InexactError,
+    carried,
+    certain,
+    obstacle,
+)
+
+RANDOM = torch.Generator().manual_seed(11)
+
+
+def any_of(fmt: str, shape: tuple[int, ...] = (6, 256)) -> bs.QTensor:
+    """Every code, scales with signs, 0 and subnormals among them, every zero point."""
+    q = bs.quantize(torch.randn(shape, generator=RANDOM), fmt)
+    bits = torch.randint(0, 256, q.packed.view(torch.uint8).shape, generator=RANDOM)
+    packed = bits.to(torch.uint8).view(q.packed.dtype)
+    scale = torch.randn(q.qparams.scale.shape, generator=RANDOM) * 0.01
+    if len(scale) > 1:
+        scale[0], scale[1] = 0, 6e-8
+    parts = q.qparams._replace(scale=scale.to(q.qparams.scale.dtype))
+    if q.zero_point is not None:
+        zero = torch.randint(0, 2**q.format.bits, q.zero_point.shape, generator=RANDOM)
+        parts = parts._replace(zero_point=zero.to(torch.int32))
+    return bs.QTensor(packed, parts, q.format, q.size)
+
+
+PAIRS = [  # found, wanted, whether whatever is in it
+    ("uint4:group64:fp16:asym", "int5:group32:fp16:full", True),
+    ("uint4:group64:fp16:asym", "int5:group32:fp32:full", False),
+    ("uint3:group32:fp16:asym", "int4:group32:fp16:full", True),
+    ("uint2:channel0:fp16:asym", "int4:group32:fp16:full", True),
+    ("uint4:group64:fp16:asym", "uint4:group64:fp32:offset", False),
+    ("uint5:group64:bf16:asym", "uint8:group32:fp32:offset", False),
+    ("int4:group32:fp16:full", "uint4:group32:fp16:asym", True),
+    ("int4:group32:fp16:full", "uint4:group32:fp16:offset", False),
+    ("int8:group32:fp16:full", "uint8:group32:fp32:offset", False),
+    ("int6:group64:fp16:full", "int8:group32:fp16:full", True),
+    ("int3:tensor:fp16:full", "uint4:group32:fp16:asym", True),
+    ("uint4:tile2x64:fp16:asym", "int5:group32:fp16:full", True),
+    ("e4m3:tensor:fp32", "e4m3:tile2x128:fp32", True),
+    ("e4m3:channel0:bf16", "e4m3:group64:fp32", False),
+    ("int8:group32:pow2/floor", "int8:group32:fp32", False),
+]
+
+
+@pytest.mark.parametrize(("found", "wanted", "always"), PAIRS)
+def test_the_same_values(found: str, wanted: str, always: bool) -> None:
+    one, other = parse(found), parse(wanted)
+    q = any_of(found)
+    assert obstacle(one, other, q.shape) is None and certain(one, other) == always
+    made = carried(q, other)
+    assert made.format == other and made.shape == q.shape
+    assert torch.equal(made.dequantize().nan_to_num(7.5), q.dequantize().nan_to_num(7.5))
+
+
+def test_offsets_that_are_whole_steps() -> None:
+    """Q4_1 whose minimum is a number of steps is uint4 with a zero point."""
+    asym = any_of("uint4:group32:fp16:asym")
+    offset = carried(asym, parse("uint4:group32:fp32:offset"))
+    back = carried(offset, parse("uint4:group32:fp32:asym"))
+    assert torch.equal(back.dequantize(), asym.dequantize())
+    some = asym.qparams.scale != 0
+    assert torch.equal(back.zero_point[some], asym.zero_point[some])
+    other = offset.qparams.offset.clone()
+    other[2, 3] += 0.001
+    changed = bs.QTensor(offset.packed, offset.qparams._replace(offset=other), offset.format, 256)
+    with pytest.raises(InexactError, match=r"zero points from|no whole numbers of steps"):
+        carried(changed, parse("uint4:group32:fp32:asym"))
+
+
+def test_scales_of_scales_become_floats() -> None:
+    q = bs.quantize(torch.randn(4, 512, generator=RANDOM), "int6:group16:(int8:group16:fp16)")
+    made = carried(q, parse("int6:group16:fp32:full"))
+    assert torch.equal(made.dequantize(), q.dequantize())
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "why"),
+    [
+        ("nf4:group64:fp32", "int8:group32:fp32", "codes of nf4 are no codes of int8"),
+        ("uint8:group32:fp16:asym", "uint4:group32:fp16:asym", "8 bits do not fit into 4"),
+        ("int4:group32:fp16:full", "int4:group64:fp16:full", "not made of blocks group64"),
+        ("int4:group32:fp16", "int4:group32:(int8:group8:fp16)", "no scales in"),
+        ("uint4:group32:fp16:asym(fp16)", "int5:group32:fp16:full", "no integers have no place"),
+        ("nf4:flat64@0:fp32", "nf4:group64:fp32", "not made of blocks"),
+    ],
+)
+def test_obstacles(found: str, wanted: str, why: str) -> None:
+    q = bs.quantize(torch.randn(4, 256, generator=RANDOM), found)
+    assert why in str(obstacle(parse(found), parse(wanted), (4, 256)))
+    with pytest.raises(InexactError, match=why):
+        carried(q, parse(wanted))
+
+
+def test_what_only_some_tensors_have() -> None:
+    q = any_of("uint4:group32:fp16:asym")
+    with pytest.raises(InexactError, match=r"offsets are no numbers of float16"):
+        carried(q, parse("uint4:group32:fp16:offset"))
+    with pytest.raises(InexactError, match=r"codes less zero points reach from -15 to 15"):
+        carried(q, parse("int4:group32:fp16:full"))
+    wide = any_of("int8:group32:fp32:full")
+    with pytest.raises(InexactError, match=r"scales are no numbers of float16"):
+        carried(wide, parse("int8:group32:fp16:full"))
+
+
+def test_zero_points_in_the_middle_are_none() -> None:
+    q = any_of("uint4:group32:fp16:asym")
+    middle = q.qparams._replace(zero_point=torch.full_like(q.zero_point, 8))
+    q = bs.QTensor(q.packed, middle, q.format, q.size)
+    made = carried(q, parse("int4:group32:fp16:full"))
+    assert torch.equal(made.dequantize(), q.dequantize())
+    back = carried(made, q.format)
+    assert torch.equal(back.packed, q.packed) and torch.equal(back.zero_point, q.zero_point)
+
+
+def test_ternary() -> None:
+    q = bs.quantize(torch.randn(2, 256, generator=RANDOM), "ternary:group256:fp16")
+    made = carried(q, parse("uint2:group64:fp16:asym"))
+    assert torch.equal(made.dequantize(), q.dequantize()) and bool((made.zero_point == 1).all())
+
+
+def test_blocks_of_the_flattened_tensor() -> None:
+    q = bs.quantize(torch.randn(4, 128, generator=RANDOM), "nf4:flat64:fp32")
+    made = carried(q, parse("nf4:group64:fp32"))
+    assert made.qparams.scale.shape == (4, 2)
+    assert torch.equal(made.dequantize(), q.dequantize())
+    assert obstacle(parse("nf4:flat64:fp32"), parse("nf4:group64:fp32"), (4, 96)) is not None
+
+
+def test_zero_points_of_whole_numbers() -> None:
+    q = any_of("uint4:group32:fp16:asym")
+    floats = QParams(q.qparams.scale, zero_point=q.zero_point.to(torch.float16))
+    found = bs.QTensor(q.packed, floats, parse("uint4:group32:fp16:asym(fp16)"), q.size)
+    made = carried(found, parse("uint4:group32:fp32:offset"))
+    assert torch.equal(made.dequantize(), q.dequantize())
+    floats.zero_point[0, 0] += 0.5
+    with pytest.raises(InexactError, match="zero points are no integers"):
+        carried(found, parse("uint4:group32:fp32:offset"))
+
+
+def test_codes_on_the_meta_device() -> None:
+    """Scales and zero points decide alone where they can, with the same parts; else it says so."""
+    q = any_of("uint4:group64:fp16:asym")
+    there = bs.QTensor(q.packed.to("meta"), q.qparams, q.format, q.size)
+    for spelling in (
+        "uint4:group32:fp32:offset",
+        "int5:group32:fp16:full",
+        "uint5:group32:fp16:asym",
+    ):
+        made, whole = carried(there, parse(spelling)), carried(q, parse(spelling))
+        assert made.packed.is_meta and made.packed.shape == whole.packed.shape
+        for one, other in zip(made.qparams, whole.qparams, strict=True):
+            assert one is other is None or torch.equal(one, other)
+    with pytest.raises(CodesNeededError):
+        carried(there, parse("int4:group32:fp16:full"))

@@ -1,0 +1,74 @@
+"""Decisions before anything is written."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.export.conversion.plan import NotLosslessError, make_plan
+from blockscale.export.conversion.source import source_of
+from blockscale.export.writers.writer import writer_of
+from tests.export.checkpoints.layouts.recorded import cases, directory
+from tests.export.conversion.models import tensors, write
+
+
+def test_the_smallest_type_that_is_exact(tmp_path: Path) -> None:
+    """A tensor at a time: zero points of 8 are Q4_0, of 0 are Q4_1, others Q5_0."""
+    held = tensors("uint4:group128:fp16:asym")
+    names = [f"model.layers.0.mlp.{n}_proj.weight" for n in ("gate", "up", "down")]
+    for name, zero in zip(names, (8, 0), strict=False):
+        held[name].qparams.zero_point.fill_(zero)
+    with bs.checkpoint(write(tmp_path / "m", held)) as opened:
+        source = source_of(opened, True, "auto", None)
+        steps = {step.source: step for step in make_plan(source, writer_of("gguf"), None, ())}
+    assert [str(steps[name].wanted) for name in names] == [
+        "int4:group32:fp16:full", "uint4:group32:fp16:offset", "int5:group32:fp16:full"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("producer", ["awq", "gptq"])
+def test_a_type_is_chosen_without_reading_codes(
+    producer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = tensors("uint4:group128:fp16:asym")
+    for q in held.values():
+        if isinstance(q, bs.QTensor):
+            q.qparams.zero_point.fill_(8)
+    with bs.checkpoint(write(tmp_path / "m", held, producer)) as opened:
+        source = source_of(opened, True, "auto", None)
+        monkeypatch.setattr(type(opened), "__getitem__", None)
+        steps = make_plan(source, writer_of("gguf"), None, ())
+    wanted = {str(step.wanted) for step in steps if step.source.endswith("_proj.weight")}
+    assert wanted == {"int4:group32:fp16:full"}
+
+
+@pytest.mark.parametrize(
+    ("producer", "case", "why"),
+    [("gptq", "4act", "act-order"), ("bitsandbytes", "int8 normal", "three factors")],
+)
+def test_what_no_format_says(producer: str, case: str, why: str, tmp_path: Path) -> None:
+    stored, _, config = cases(producer)[case]
+    with bs.checkpoint(directory(tmp_path / "d", stored, config)) as opened:
+        source = source_of(opened, False, "auto", None)
+        with pytest.raises(NotLosslessError, match=why):
+            make_plan(source, writer_of("blockscale"), None, ())
+
+
+def test_layouts_and_transforms_of_ours(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(32, 8, 3), torch.nn.Linear(64, 64))
+    bs.quantize_(model, "int8:group32:fp16:full")
+    bs.save(model, tmp_path / "m.safetensors")
+    with bs.checkpoint(tmp_path / "m.safetensors") as opened:
+        source = source_of(opened, True, "keep", None)
+        with pytest.raises(NotLosslessError, match=r"'0.weight': it is stored channels_last"):
+            make_plan(source, writer_of("gguf"), None, ())
+
+
+def test_tensors_that_gguf_has_not(tmp_path: Path) -> None:
+    held = {"a.weight": bs.quantize(torch.randn(32, 32), "int8:group32:fp16:full"),
+            "mask": torch.ones(3, dtype=torch.bool)}  # fmt: skip
+    with bs.checkpoint(write(tmp_path / "m", held)) as opened:
+        source = source_of(opened, True, "keep", None)
+        with pytest.raises(NotLosslessError, match="GGUF has no tensors of bool"):
+            make_plan(source, writer_of("gguf"), None, ())

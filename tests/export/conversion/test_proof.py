@@ -1,0 +1,54 @@
+"""The proof finds every difference, and tells an error's size."""
+
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.core.parse import parse
+from blockscale.export.conversion.exact import carried
+from blockscale.export.conversion.proof import error_of, prove
+
+
+def test_equal_codes_and_equal_values() -> None:
+    q = bs.quantize(torch.randn(300, 64), "int4:group32:fp16:full")
+    assert prove("a", q, bs.QTensor(q.packed.clone(), q.qparams, q.format, q.size)) == ("codes", 0)
+    other = carried(q, parse("uint4:group32:fp32:offset"))
+    assert prove("a", q, other).compared == "values"
+    assert prove("a", other, other.dequantize()).compared == "values"
+
+
+@pytest.mark.parametrize("part", ["packed", "scale", "zero_point"])
+def test_one_bit(part: str) -> None:
+    q = bs.quantize(torch.randn(300, 64), "uint4:group32:fp16:asym")
+    parts, packed = q.qparams._asdict(), q.packed.clone()
+    if part == "packed":
+        packed[299, 31] ^= 16
+    else:
+        parts[part] = parts[part].clone()
+        parts[part].view(torch.int16)[7, 1] ^= 1
+    changed = bs.QTensor(packed, type(q.qparams)(**parts), q.format, q.size)
+    with pytest.raises(bs.FileError, match=r"'a': \d+ values differ .* nothing is kept"):
+        prove("a", q, changed)
+    with pytest.raises(bs.FileError, match="values differ"):
+        prove("a", carried(q, parse("int5:group32:fp16:full")), changed)
+
+
+def test_signs_of_zeros_and_nan() -> None:
+    one, other = torch.tensor([0.0, 1.0, torch.nan]), torch.tensor([-0.0, 1.0, torch.nan])
+    assert prove("a", one, other) == ("values", 1)
+    with pytest.raises(bs.FileError, match="1 values differ"):
+        prove("a", one, torch.tensor([0.0, torch.nan, torch.nan]))
+    with pytest.raises(bs.FileError, match=r"of shape \[3\], and read back one of \[2\]"):
+        prove("a", one, other[:2])
+    assert prove("a", torch.tensor(2.0), torch.tensor(2.0)).compared == "values"
+
+
+def test_errors() -> None:
+    x = torch.randn(1000, 40)
+    y = x + 0.01 * torch.randn(1000, 40)
+    found = error_of(x, y)
+    relative = float((y - x).double().norm() / x.double().norm())
+    assert found.relative == pytest.approx(relative, rel=1e-6)
+    assert found.sqnr == pytest.approx(-20 * torch.tensor(relative).log10().item(), rel=1e-5)
+    assert error_of(x, x) == (0.0, None)
+    assert error_of(torch.zeros(3), torch.ones(3)).relative == float("inf")

@@ -1,0 +1,30 @@
+"""Metadata of whole models: what most weights are, and what is said where names are kept."""
+
+from blockscale.core.parse import parse
+from blockscale.export.writers.gguf_files.head import Value, encoded
+from blockscale.export.writers.gguf_files.model import metadata_for
+from blockscale.export.writers.writer import Planned
+from tests.export.conversion.models import CONFIG
+
+
+def planned(*formats: str) -> list[Planned]:
+    return [Planned(f"blk.{i}.attn_q.weight", (8, 256), parse(f)) for i, f in enumerate(formats)]
+
+
+def test_the_type_of_most() -> None:
+    tensors = planned("int8:group32:fp16:full", "int4:group32:fp16:full", "int4:group32:fp16:full")
+    tensors.append(Planned("token_embd.weight", (32, 256), None))
+    found, extra, notes = metadata_for(CONFIG, None, tensors)
+    assert found["general.file_type"] == encoded(Value("u32", 2))  # mostly Q4_0
+    assert found["general.quantization_version"] == encoded(Value("u32", 2))
+    assert found["llama.block_count"] == encoded(Value("u32", 1))
+    assert next(iter(found)) == "general.architecture" and not extra.tensors and not notes
+
+
+def test_names_that_are_kept() -> None:
+    found, _, notes = metadata_for({}, None, planned("int8:group32:fp16:full"))
+    assert set(found) == {
+        "general.architecture", "general.quantization_version", "general.file_type"
+    }  # fmt: skip
+    assert found["general.architecture"] == encoded(Value("text", "unknown"))
+    assert "llama.cpp knows no model by them" in notes[0]

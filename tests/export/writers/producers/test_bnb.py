@@ -1,0 +1,38 @@
+"""bitsandbytes: what 0.50.2 stored has the same bytes again, and JSON that says the same."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from blockscale.core.parse import parse
+from blockscale.export.writers.writer import Planned, writer_of
+from tests.export.checkpoints.layouts.recorded import cases
+from tests.export.writers.producers.again import same_bytes, written_again
+
+CASES = [c for c in cases("bitsandbytes") if c[:3] in ("nf4", "fp4") and "odd" not in c]
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if "kept" not in c])
+def test_the_same_bytes(case: str, tmp_path: Path) -> None:
+    made = written_again("bitsandbytes", case, "bnb", tmp_path)
+    state = f"a.weight.quant_state.bitsandbytes__{case[:3]}"
+    same_bytes("bitsandbytes", case, made, (state,))
+    told, theirs = (
+        json.loads(bytes(each[state].tolist())) for each in (made, cases("bitsandbytes")[case][0])
+    )
+    assert {**theirs, "dtype": "float32"} == {k: v for k, v in told.items() if k in theirs}
+    assert set(told) == set(theirs)
+
+
+def test_what_it_does_not_hold() -> None:
+    writer = writer_of("bnb")
+    assert "it has nf4 and fp4" in str(writer.holds(parse("iq4_nl:group64:fp32"), (8, 64)))
+    assert "elements in a row" in str(writer.holds(parse("nf4:group32:fp32"), (8, 64)))
+    assert "scales are float32" in str(writer.holds(parse("nf4:group64:fp16"), (8, 64)))
+    assert "no whole bytes" in str(writer.holds(parse("nf4:flat64:fp32"), (64, 3)))
+    planned = [Planned("a.weight", (8, 64), parse(f"{n}:group64:fp32")) for n in ("nf4", "fp4")]
+    assert "its type" in str(writer.together(planned))
+    settings = writer.config(planned[:1], {"torch_dtype": "bfloat16"})["quantization_config"]
+    assert settings["bnb_4bit_compute_dtype"] == "bfloat16"
+    assert settings["bnb_4bit_quant_type"] == "nf4" and not settings["bnb_4bit_use_double_quant"]

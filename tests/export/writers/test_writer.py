@@ -1,0 +1,36 @@
+"""Writers are found by their files' names; each says what it holds."""
+
+import pkgutil
+
+import pytest
+
+from blockscale.core.parse import parse
+from blockscale.export.writers import producers
+from blockscale.export.writers.writer import Planned, group_setting, writer_of, writers
+
+
+def test_every_writer() -> None:
+    """These hold for whatever file is added to blockscale/export/writers/producers/."""
+    files = {module.name for module in pkgutil.iter_modules(producers.__path__)}
+    assert {name.replace("-", "_") for name in writers()} == files
+    fmt = parse("int16:tensor:fp32")
+    for name, writer in writers().items():
+        assert writer.name == name
+        reason = writer.holds(fmt, (64, 64))
+        assert (reason is None) == (name == "blockscale"), (name, reason)
+        for spelling in writer.forms(parse("uint4:group32:fp16:asym"), (64, 64)):
+            assert str(parse(spelling)) == spelling
+
+
+def test_no_such_writer() -> None:
+    with pytest.raises(ValueError, match="no kind of checkpoint 'exl2' is written; there are awq,"):
+        writer_of("exl2")
+
+
+def test_group_settings() -> None:
+    def planned(*of: tuple[str, int]) -> list[Planned]:
+        return [Planned("a", (8, n), parse(f"uint4:{block}:fp16:asym")) for block, n in of]
+
+    assert group_setting(planned(("group32", 64), ("group32", 128))) == 32
+    assert group_setting(planned(("channel0", 64), ("group128", 128))) == -1
+    assert group_setting(planned(("group32", 64), ("group64", 64))) is None

@@ -1,0 +1,76 @@
+"""diffusers' own from_pretrained and save_pretrained."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import blockscale as bs
+from tests.integrations.diffusers.models import DIFFUSERS, same_bits, unet
+
+pytestmark = DIFFUSERS
+
+
+def config(*args: Any, **kwargs: Any) -> Any:
+    from blockscale.integrations.diffusers import BlockscaleConfig
+
+    return BlockscaleConfig(*args, **kwargs)
+
+
+@pytest.mark.parametrize("recipe", ["mxfp4", "int8"])
+@pytest.mark.parametrize("options", [{}, {"device_map": {"": "cpu"}},
+                                     {"torch_dtype": torch.bfloat16}], ids=str)  # fmt: skip
+def test_bits_are_those_of_quantize(recipe: str, options: dict[str, Any], tmp_path: Path) -> None:
+    unet().save_pretrained(tmp_path / "float")
+    kind = type(unet())
+    expected = kind.from_pretrained(tmp_path / "float", **options)
+    ledger = bs.quantize_(expected, recipe)
+    found = kind.from_pretrained(tmp_path / "float", quantization_config=config(recipe), **options)
+    same_bits(expected, found)
+    assert str(found.hf_quantizer.ledger) == str(ledger)
+    found.save_pretrained(tmp_path / "out", max_shard_size="50KB")
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
+    same_bits(expected, kind.from_pretrained(tmp_path / "out", **options))
+    if "torch_dtype" not in options:  # else the command quantizes what is stored, in float32
+        bs.quantize_directory(tmp_path / "float", tmp_path / "directory", recipe)
+        same_bits(expected, kind.from_pretrained(tmp_path / "directory", **options))
+
+
+def test_a_directory_in_shards(tmp_path: Path) -> None:
+    """The command writes other names into the same files; their index is diffusers'."""
+    model = unet()
+    model.save_pretrained(tmp_path / "float", max_shard_size="100KB")
+    bs.quantize_directory(tmp_path / "float", tmp_path / "directory", "mxfp4")
+    bs.quantize_(model, "mxfp4")
+    same_bits(model, type(model).from_pretrained(tmp_path / "directory"))
+
+
+def test_refusals(tmp_path: Path) -> None:
+    kind = type(unet())
+    unet().save_pretrained(tmp_path / "float")
+    found = kind.from_pretrained(tmp_path / "float", quantization_config=config("mxfp4"))
+    with pytest.raises(ValueError, match="safe_serialization=True"):
+        found.save_pretrained(tmp_path / "bin", safe_serialization=False)
+    with pytest.raises(bs.SkippedError, match="matches nothing"):
+        kind.from_pretrained(
+            tmp_path / "float",
+            quantization_config=config(bs.Recipe("mxfp4", rules={"no": "int8"}), strict=True),
+        )
+    with pytest.raises(ValueError, match="device_map names 2 devices"):
+        kind.from_pretrained(
+            tmp_path / "float", quantization_config=config("mxfp4"),
+            device_map={"down_blocks": "cpu", "": "disk"},
+        )  # fmt: skip
+    found.save_pretrained(tmp_path / "out")
+    text = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert text["quantization_config"]["method"] == "blockscale"
+    assert "quant_method" not in text["quantization_config"]
+    del text["quantization_config"]
+    (tmp_path / "out" / "config.json").write_text(json.dumps(text))
+    with pytest.raises(bs.FileError, match="has no quantization_config"):
+        kind.from_pretrained(tmp_path / "out", quantization_config=config("mxfp4"))
+    assert any(name.endswith(".codes") for name in load_file(
+        tmp_path / "out" / "diffusion_pytorch_model.safetensors"))  # fmt: skip

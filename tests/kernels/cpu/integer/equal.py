@@ -1,0 +1,19 @@
+"""An op by its kernel and by its reference."""
+
+from typing import Any
+
+import torch
+
+import blockscale as bs
+from blockscale.kernels.registry import supporting
+from blockscale.ops.integer import INTEGER_OPS
+
+
+def equal(name: str, *args: Any) -> None:
+    """A kernel runs these, and gives the reference's integers."""
+    assert supporting(name, "cpu", (), args) is not None
+    op = INTEGER_OPS[name]
+    with bs.use("reference"):
+        expected = op(*args)
+    found = op(*args)
+    assert found.dtype == expected.dtype and torch.equal(found, expected)

@@ -1,0 +1,42 @@
+"""Products by shifts and additions are the products."""
+
+import pytest
+import torch
+
+from blockscale.ops.integer.powers import digits, sums_by_shifts, terms
+
+EVERY = torch.arange(-(2**15), 2**15)
+
+
+def test_digits_add_up_to_every_number_of_16_bits():
+    found = digits(EVERY)
+    assert torch.equal(sum(digit.to(torch.int64) << shift for digit, shift in found), EVERY)
+    assert all(set(digit.unique().tolist()) <= {-1, 0, 1} for digit, _ in found)
+
+
+def fewest(top):
+    """{number up to top: the fewest signed powers of two that add up to it}, by search."""
+    powers = [s << k for k in range(top.bit_length() + 1) for s in (1, -1)]
+    known, edge = {0: 0}, {0}
+    while len([n for n in known if 0 <= n <= top]) <= top:
+        edge = {n + p for n in edge for p in powers if abs(n + p) <= 2 * top} - known.keys()
+        known |= dict.fromkeys(edge, max(known.values()) + 1)
+    return known
+
+
+def test_no_sum_has_fewer_terms():
+    known = fewest(256)
+    assert terms(torch.arange(257)).tolist() == [known[n] for n in range(257)]
+    assert torch.equal(terms(-EVERY), terms(EVERY))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
+def test_sums_are_those_of_products(dtype):
+    torch.manual_seed(0)
+    weight = torch.randint(-128, 128, (5, 7)).to(dtype)
+    weight[0] = torch.tensor([1, -1, 64, -128, 0, 2, -32])
+    if dtype != torch.int8:
+        weight[1] = torch.iinfo(dtype).min >> 1
+    x = torch.randint(-128, 256, (2, 3, 7))
+    assert torch.equal(sums_by_shifts(x, weight), x @ weight.to(torch.int64).t())
+    assert torch.equal(sums_by_shifts(x, weight * 0), torch.zeros(2, 3, 5, dtype=torch.int64))
