@@ -42,7 +42,9 @@ def built(folder: Path, src: Path = SRC, isas: tuple[str, ...] = tuple(ISAS)) ->
     """The driver, linked to the kernels of these instruction sets."""
     (folder / "build.h").write_text(HEADER.format(" ".join(f"X({isa})" for isa in isas)))
     common = ["-std=c++20", "-c", f"-I{folder}", f"-I{src}"]
-    every = (*sorted(src.glob("*.cpp")), *sorted(src.glob("memory/*.cpp")))
+    every = [
+        path for path in sorted(src.rglob("*.cpp")) if "isa" not in path.relative_to(src).parts
+    ]
     plain = [path for path in every if not is_binding(path)]
     units = [(path, "plain", ["-O1"]) for path in (*plain, DRIVER)]
     for isa in isas:
