@@ -126,7 +126,7 @@ clean: ## remove the environment, what was built and the caches
 
 # What builds blockscale is among the requirements, so installing blockscale itself fetches nothing.
 .venv/.native: .venv/.demo $(NATIVE)
-	@echo "installing blockscale into .venv; its C++ is compiled (a minute; later only what changed)"
+	@echo "installing blockscale into .venv; its C++ is compiled (minutes; later only what changed)"
 	@$(PIP) --no-deps --no-build-isolation --editable .
 	@if [ -f blockscale/kernels/cpu/_unbuilt.txt ]; then \
 		echo "without native kernels: $$(cat blockscale/kernels/cpu/_unbuilt.txt)"; fi

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.some import mark_slow
+
 if not torch.cuda.is_available():  # before anything imports Triton, as torchao does: it decorates
     os.environ["TRITON_INTERPRET"] = "1"  # its own functions when it is imported
 
@@ -23,6 +25,16 @@ hypothesis.settings.load_profile("blockscale")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every-case", action="store_true", help="of tests marked `some`, too")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` chooses
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--every-case"):
+        mark_slow(items)
 
 
 @pytest.fixture(autouse=True)

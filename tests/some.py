@@ -1,10 +1,17 @@
-"""Some cases in the fast tests, all of them in the slow ones."""
+"""Some cases in the fast tests, the others in the slow ones.
 
+`crossed` makes the list of cases; `@pytest.mark.some(N)` is for tests whose cases come from several
+places (decorators above one another, fixtures), and for long lists.
+"""
+
+from collections import Counter
 from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
 import pytest
+
+GOLDEN = (5**0.5 - 1) / 2
 
 
 def crossed(one_in: int, *lists: Iterable[Any]) -> list[Any]:
@@ -19,3 +26,20 @@ def crossed(one_in: int, *lists: Iterable[Any]) -> list[Any]:
                      marks=() if sum(i for i, _ in each) % one_in == 0 else pytest.mark.slow)
         for each in product(*placed)
     ]  # fmt: skip
+
+
+def mark_slow(items: Iterable[pytest.Item]) -> None:
+    """Of each test that is marked `some(N)`, one case in N stays fast, the first one among them.
+
+    Multiples of the golden ratio lie evenly in [0, 1) and have no period: no value of a list that
+    goes around within the cases is left out each time.
+    """
+    seen: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("some")
+        if mark is None or item.get_closest_marker("slow"):
+            continue
+        name = item.nodeid.partition("[")[0]
+        if seen[name] * GOLDEN % 1 >= 1 / mark.args[0]:
+            item.add_marker(pytest.mark.slow)
+        seen[name] += 1

@@ -112,7 +112,8 @@ def judged(folder: Path, package: str, name: str, tests: str) -> tuple[int, int]
     """(exit code, how many passed) of the tests of all, those of `name` alone."""
     join = f"from importlib import import_module\nfolder = import_module({package!r}).__path__\n"
     (folder / "join.py").write_text(f"{join}folder.append({str(folder)!r})\n")
-    command = [sys.executable, "-m", "pytest", "-p", "join", "-p", "no:cacheprovider", "-xk", name]
+    command = [sys.executable, "-m", "pytest", "--every-case", "-p", "join"]
+    command += ["-p", "no:cacheprovider", "-xk", name]
     path = os.pathsep.join((str(folder), str(ROOT)))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
@@ -135,6 +136,7 @@ def test_an_observer_is_found_by_its_name(joined: Path) -> None:
     assert torch.equal(scale.flatten(), (x.abs().max() / 2 / 127).reshape(1))
 
 
+@pytest.mark.slow
 def test_the_tests_of_every_observer_judge_a_new_one(tmp_path: Path) -> None:
     package = "blockscale.calibrate.observers"
     (tmp_path / "trimmed.py").write_text(TRIMMED)
@@ -157,9 +159,10 @@ def test_a_weight_algorithm_and_a_transform_are_found_by_their_names(joined: Pat
     assert "weight by plain" in ledger["0"].details and "doubled: " in ledger["0"].details
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "source"),
-    [pytest.param("plain", WEIGHTS, marks=pytest.mark.slow), ("doubled", TRANSFORM)],
+    [("plain", WEIGHTS), ("doubled", TRANSFORM)],
 )
 def test_the_tests_of_every_algorithm_judge_a_new_one(
     name: str, source: str, tmp_path: Path

@@ -34,6 +34,7 @@ def rows(codes: Tensor) -> list[list[int]]:
     return codes.reshape(math.prod(codes.shape[:-1]), codes.shape[-1]).tolist()
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_bit_stream(name: str, shape: tuple[int, ...]) -> None:

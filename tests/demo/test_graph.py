@@ -6,6 +6,8 @@ from blockscale.demo import minilm
 from blockscale.demo.graph import RECIPES, steps
 from blockscale.demo.sentences import SENTENCES
 
+pytestmark = pytest.mark.slow  # half a minute, and `make demo` prints it
+
 COSINES = {"int8": 0.99, "mxfp8": 0.991}  # smallest, to float, on eight sentences
 
 

@@ -296,6 +296,7 @@ def test_every_example_is_used_and_says_where_it_goes() -> None:
         assert place.parent.is_dir(), place
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", crossed(3, USES))
 def test_an_example_works_in_its_place(name: str, tree: Path) -> None:
     put(name, tree)
@@ -327,7 +328,7 @@ def test_what_enumerates_takes_it_in(name: str, tree: Path) -> None:
     tests = [str(path) for pattern in GENERIC[name] for path in sorted(tree.glob(pattern))]
     assert tests, GENERIC[name]
     reference = "ignore:no cpu kernel runs:UserWarning"  # what has no kernel says so, once
-    options = ["-x", "-p", "no:cacheprovider", "-W", reference]
+    options = ["-x", "--every-case", "-p", "no:cacheprovider", "-W", reference]
     command = [sys.executable, "-m", "pytest", *options, *tests]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

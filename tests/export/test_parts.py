@@ -12,6 +12,7 @@ from tests.layers.models import IDS, small
 pytestmark = pytest.mark.filterwarnings(REFERENCE)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_program_has_every_part_and_the_same_bits(fmt: str) -> None:
     torch.manual_seed(0)

@@ -107,6 +107,7 @@ def metadata(path) -> Metadata:
     return found
 
 
+@pytest.mark.some(3)
 @pytest.mark.filterwarnings("ignore:blockscale.*skipped")
 @pytest.mark.parametrize(("recipe", "learn"), RECIPES)
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -231,6 +232,7 @@ def test_damaged_metadata(change, words, path) -> None:
         bs.load(Net(), path)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("transform", ["smoothquant", "awq", "hadamard"])
 @pytest.mark.parametrize("weight", ["mse", "gptq"])
 def test_what_calibration_changes(transform: str, weight: str, tmp_path) -> None:

@@ -10,6 +10,7 @@ from blockscale.core.catalog import CATALOG
 from tests.files.saved import IDS, Net, bits, quantized
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", CATALOG)
 def test_there_and_back(name: str, tmp_path) -> None:
     for target in (torch.device("cpu"), torch.device("meta")):

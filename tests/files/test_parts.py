@@ -16,6 +16,7 @@ from tests.layers.models import IDS, bits, small
 pytestmark = pytest.mark.filterwarnings(REFERENCE)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_save_load_and_compare(fmt: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -39,6 +39,7 @@ def assert_same(model, *shapes, free=True):
         assert torch.equal(exported(graph).module()(other), model(other))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", [None, *FORMATS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_linear(fmt, dtype):
@@ -58,6 +59,7 @@ def test_net(fmt):
     assert_same(quantized(copy.deepcopy(models.net()[0]), fmt), (2, 3, 8, 8), (3, 3, 8, 8))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["Conv", "ConvTranspose"])
 def test_convolutions(dims, kind):

@@ -21,6 +21,7 @@ FORMATS = ["int8:tensor:fp32", "uint8:tensor:fp32:asym", "int8_token", "mxfp8", 
 FEW = ("uint8:tensor:fp32:asym", "mxfp8")
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "fmt", [pytest.param(f, marks=[pytest.mark.slow] * (f not in FEW)) for f in FORMATS]
 )

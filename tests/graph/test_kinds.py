@@ -14,6 +14,7 @@ CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 TURNED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("decomposed", [False, True])
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("turned", [False, True])
@@ -30,6 +31,7 @@ def test_convolutions(dims, turned, bias, decomposed):
     assert torch.equal(graph(x), model(x))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (4,)])
 def test_linear_decomposed(bias, shape):

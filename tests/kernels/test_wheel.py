@@ -88,7 +88,8 @@ def test_an_environment_without_compiler(wheel: Path, tmp_path: Path) -> None:
     assert shutil.which("c++", path=env["PATH"]) is None
     assert shown == ["None", str(site / "blockscale/kernels/cpu"), "1"]
     tests = [f"tests/kernels/cpu/{name}" for name in TESTS]
-    text = run(python, "-m", "pytest", "-p", "no:cacheprovider", *tests, env=env, cwd=tree)
+    pytest_ = (python, "-m", "pytest", "-p", "no:cacheprovider", "--every-case")
+    text = run(*pytest_, *tests, env=env, cwd=tree)
     assert int(re.findall(r"(\d+) passed", text)[0]) > 100 and "skipped" not in text
 
 

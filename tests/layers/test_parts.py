@@ -45,6 +45,7 @@ def test_a_layer_holds_what_the_tensor_function_gives(fmt: str) -> None:
     assert torch.equal(rows, quantized[0].dequantize_weight()[IDS])
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_copies_states_and_values_keep_every_bit(fmt: str) -> None:
     one, other, file = model(fmt), model(fmt), io.BytesIO()

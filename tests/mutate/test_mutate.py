@@ -26,7 +26,8 @@ def copy(tmp_path: pathlib.Path) -> pathlib.Path:
 
 def run(copy: pathlib.Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
     """Pytest on the copy: the current directory comes before any installed package."""
-    command = [sys.executable, "-B", "-m", "pytest", "-x", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-B", "-m", "pytest", "-x", "-p", "no:cacheprovider"]
+    command += ["--every-case", *tests]
     return subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=600)
 
 

@@ -55,7 +55,8 @@ class Copy:
         (library,) = self.builds[emulated].glob("_native*")
         environment = {**os.environ, "BLOCKSCALE_NATIVE": str(library)}
         environment.pop("BLOCKSCALE_CPU_ISA", None)
-        command = [sys.executable, "-B", "-m", "pytest", "-x", "-p", "no:cacheprovider", *tests]
+        command = [sys.executable, "-B", "-m", "pytest", "-x", "-p", "no:cacheprovider"]
+        command += ["--every-case", *tests]
         return subprocess.run(
             command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=600
         )

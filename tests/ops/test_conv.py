@@ -119,6 +119,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.some(4)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # torch's own
 @pytest.mark.parametrize(
     ("kind", "settings"), crossed(3, [nn.Conv1d, nn.Conv2d, nn.Conv3d], SETTINGS), ids=str

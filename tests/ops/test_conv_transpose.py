@@ -56,6 +56,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("kind", "settings"), crossed(3, KINDS, SETTINGS), ids=str)
 def test_every_setting(kind, settings: dict) -> None:
     arguments = {"kernel_size": 3, **settings}

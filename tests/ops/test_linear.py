@@ -71,6 +71,7 @@ def same(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", CATALOG)
 def test_every_weight_format(name: str) -> None:
     for dtype, bias in itertools.product(DTYPES, (True, False)):

@@ -29,6 +29,7 @@ def leaf(arguments: tuple) -> tuple:
     return (first.clone().requires_grad_() if floats else first, *rest)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("fmt", "dtype"), crossed(3, FORMATS, [torch.float32, torch.bfloat16, torch.float16]), ids=str
 )
@@ -47,6 +48,7 @@ ONCE = [*zip(sorted(OPS), FORMATS, strict=False)]
 REST = [(op, fmt) for op in sorted(OPS) for fmt in FORMATS if (op, fmt) not in ONCE]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("name", "fmt"), [*ONCE, *[pytest.param(*pair, marks=pytest.mark.slow) for pair in REST]]
 )
@@ -66,6 +68,7 @@ def check_compile(name: str, fmt: str, backend: str) -> None:
         assert bits(run(*flat)) == bits(op(*args))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", crossed(2, sorted(OPS)))
 def test_compile(name: str) -> None:
     for fmt in (FORMATS[2], FORMATS[5]):

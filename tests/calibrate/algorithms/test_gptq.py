@@ -92,6 +92,7 @@ def test_uncorrelated_inputs_and_weights_of_very_different_size(fmt: str) -> Non
         assert (found is None and wanted is None) or torch.equal(found, wanted)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("scales", ["absmax", "mse"])
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_every_format(fmt: str, scales: str) -> None:

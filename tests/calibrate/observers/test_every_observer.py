@@ -47,6 +47,7 @@ def test_calibrate_takes_it(name: str) -> None:
         assert mine is theirs is None or torch.equal(mine.flatten(), theirs.flatten())
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("spec", "fmt"), pairs(*(f"{e}:{b}:fp32" for b in BLOCKS for e in ("int8", "binary")))
 )
@@ -60,6 +61,7 @@ def test_the_range_has_the_shape_of_the_scale(spec: str, fmt: str) -> None:
     assert bool((low <= 0).all() & (high >= 0).all()) and not bool(poisoned.any())
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("spec", "fmt"), pairs(*RANGE_FORMATS))
 def test_constant_input_is_kept(spec: str, fmt: str) -> None:
     for value in (3.0, -0.0, 3.4e38):
@@ -119,6 +121,7 @@ def test_any_rank_and_any_number_of_rows(spec: str, fmt: str) -> None:
 # --- buffers
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("spec", "fmt"), pairs(*STATIC))
 def test_state_dict_into_a_fresh_observer(spec: str, fmt: str) -> None:
     x = draw(64, 8)
@@ -160,6 +163,7 @@ def test_memory_does_not_grow(spec: str) -> None:
 # --- merging
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("spec", "fmt"), [pair for pair in pairs(*FORMATS) if pair[0] in EXACT])
 def test_merging_is_seeing_both(spec: str, fmt: str) -> None:
     a, b = draw(8, 32), 37 * draw(8, 32, seed=1)

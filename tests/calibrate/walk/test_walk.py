@@ -29,6 +29,7 @@ def quietly(model: nn.Module, batches: Any, recipe: Any, **options: Any) -> Any:
         return calibrate(model, batches, recipe, **{"progress": False} | options)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("options", "most"),
     [
@@ -60,6 +61,7 @@ def test_layer_by_layer_inside_blocks_is_what_whole_passes_choose() -> None:
     assert same_state(walked, whole)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("transform", [None, "smoothquant", "awq", "hadamard"])
 @pytest.mark.parametrize("weight", [None, "mse:gram", pytest.param("gptq", marks=pytest.mark.slow)])
 def test_out_of_sequence_the_codes_are_those_of_whole_passes(

@@ -62,6 +62,7 @@ def nearest(value: float) -> Fraction:
     return Fraction(2) ** n
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("kind", "given"), settings())
 def test_observers(kind: type, given: dict[str, Any]) -> None:
     """By default torch.ao's bits; with power_of_2_scale its scale rounded, and a new zero point."""
@@ -132,6 +133,7 @@ def scripted(module: nn.Module, data: list[Tensor]) -> torch.jit.ScriptModule:
         return torch.jit.load(file)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("enabled", [False, True])
 @pytest.mark.parametrize("kind", [*PER_TENSOR, *PER_CHANNEL])
 @pytest.mark.parametrize("symmetry", ["affine", "symmetric"])

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import pytest
 import torch
 
 from blockscale.compat import torchao as ours
@@ -25,6 +26,7 @@ from tests.compat.torchao.inputs import (
 )
 
 
+@pytest.mark.some(4)
 @every_mapping
 @every_block
 @every_dtype

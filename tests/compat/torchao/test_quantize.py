@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,6 +44,7 @@ def check_both_ways(
         same(ours.dequantize_affine(*args, **limits, output_dtype=out), expected)
 
 
+@pytest.mark.some(4)
 @every_mapping
 @every_block
 @every_dtype
@@ -61,6 +63,7 @@ def test_quantize_and_dequantize(
         check_both_ways(x, block, scale.squeeze(), zero, target, quant_min=0, quant_max=1)
 
 
+@pytest.mark.some(4)
 @every_block
 @every_dtype
 def test_float_domain_and_no_preserve_zero(block: tuple[int, ...], dtype: torch.dtype) -> None:

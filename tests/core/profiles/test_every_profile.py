@@ -28,6 +28,7 @@ def chosen(fmt: bs.Format) -> bs.Format:
     return bs.parse(str(fmt).replace("e8m0/given", "e8m0/floor")) if fmt.unchosen else fmt
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", profiles.names())
 def test_the_result_is_an_ordinary_tensor_of_its_format(name: str) -> None:
     profile = bs.profile(name)
@@ -45,6 +46,7 @@ def test_the_result_is_an_ordinary_tensor_of_its_format(name: str) -> None:
         assert errors[0] <= 2.1 * errors[1]  # cutting digits off doubles the error
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", profiles.names())
 def test_shapes_at_the_edge(name: str) -> None:
     profile = bs.profile(name)
@@ -58,6 +60,7 @@ def test_shapes_at_the_edge(name: str) -> None:
         bs.quantize(x.double(), profile)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", profiles.names())
 def test_values_that_are_not_finite_are_the_contracts(name: str) -> None:
     profile = bs.profile(name)

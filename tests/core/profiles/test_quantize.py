@@ -8,6 +8,7 @@ from blockscale.core import profiles
 from blockscale.core.profiles.quantize import quantize
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", profiles.names())
 def test_the_public_function_packs_the_same_codes(name: str) -> None:
     x = torch.randn(6, 256)

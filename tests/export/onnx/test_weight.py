@@ -38,6 +38,7 @@ def stored(spelling, shape=(12, 40)):
         return operand(q.packed, q.qparams, fmt, shape[-1]), q.dequantize()
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("moves", MOVES)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_values_are_the_references(spelling, moves):

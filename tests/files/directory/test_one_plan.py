@@ -12,6 +12,7 @@ from tests.files.renaming.oracle import differing
 from tests.files.renaming.test_renamed import CASES
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("name", "fmt"), CASES)
 def test_both_flows_give_one_model(name, fmt, tmp_path):
     model = build(name)

@@ -27,6 +27,7 @@ CASES = [pytest.param(*case) for case in FAST] + [
 ]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("name", "fmt"), CASES)
 def test_as_transformers_loads_the_pieces(name, fmt, tmp_path):
     """The oracle is transformers' own loader, on the pieces dequantized one by one."""

@@ -8,6 +8,7 @@ from blockscale.core.parse import formats, parse
 from blockscale.files.slabs.cutting import SLAB, block_sizes, cut, flat_shape
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", [*formats(), "int8:channel1:fp32", "e4m3:tile128x128:fp32"])
 @pytest.mark.parametrize("shape", [(150000, 4096), (64, 5120, 16384), (4096, 9 * 4096)])
 def test_slabs_are_small(name, shape):

@@ -102,6 +102,7 @@ def check(x, fmt, elements, seed=7, run=map):
     return notes
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("name", "shape"), crossed(3, [*formats(), *MORE], [(37, 70), (64, 128), (5, 6, 40)])
 )
@@ -133,6 +134,7 @@ def test_flat_blocks_that_hold_whole_rows_are_cut():
         assert (len(quantizer._cuts.slabs) > 1) == several, (name, shape)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", [*formats(), *MORE])
 def test_threads_change_nothing(name):
     x = torch.randn(64, 128)

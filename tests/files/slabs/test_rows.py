@@ -59,6 +59,7 @@ def test_slabs_of_floats(name: str, elements: int, tmp_path) -> None:
             assert torch.equal(whole(rows, elements), expected)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("elements", [1, 50, 10**6])
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_slabs_of_codes_are_dequantized(fmt: str, elements: int, tmp_path) -> None:

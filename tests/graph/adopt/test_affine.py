@@ -18,6 +18,7 @@ RANGES = [
 ]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_given_scales(block) -> None:
     counts = [n // size for n, size in zip((6, 64), block, strict=True)]
@@ -46,6 +47,7 @@ def test_given_scales(block) -> None:
         assert all(full or list(p.shape) == counts for p in made.buffers() if p.is_floating_point())
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("mapping", ["SYMMETRIC", "SYMMETRIC_NO_CLIPPING_ERR", "ASYMMETRIC"])
 @pytest.mark.parametrize("keepdim", [True, False])
 @pytest.mark.parametrize("per", ["tensor", "token", "group"])

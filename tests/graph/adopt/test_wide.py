@@ -31,6 +31,7 @@ class Net(nn.Module):
         return self.out(torch.relu(self.fc(y)) + self.table(tokens))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("bias", [None, "int32", "int8"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_as_the_modules(dtype: torch.dtype, bias: str | None) -> None:

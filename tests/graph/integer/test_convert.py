@@ -71,6 +71,7 @@ WEIGHTS = (
 )
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("outputs", [False, True])
 def test_cnn(seed: int, outputs: bool) -> None:

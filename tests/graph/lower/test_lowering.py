@@ -65,6 +65,7 @@ def test_what_is_lowered_stays_as_it_was(target):
     assert (state(lowered).stage, state(lowered).target) == ("lowered", target)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("target", HERE)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_each_node_has_its_way(kind, target):
@@ -133,6 +134,7 @@ def test_supports_says_what_is_left(kind):
     assert cuda.supports(next(iter(graph.graph.nodes))) is None
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("target", HERE)
 @pytest.mark.parametrize(
     "kind",

@@ -33,6 +33,7 @@ def graph_with(activation, fmt: str = "", dtype: torch.dtype = torch.float32, re
     return graph_of(net, X, weight=weight, bias=torch.randn(32))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("kind", "fmt", "dtype"),
     crossed(3, KINDS, ["", "mxfp8", "uint8:tensor:fp32:asym"], [torch.float32, torch.bfloat16]),

@@ -36,6 +36,7 @@ def merged(fmt: str, rows: tuple[int, ...] = (16, 16, 16), **other: Tensor | Non
     return count
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("fmt", "count"),
     [

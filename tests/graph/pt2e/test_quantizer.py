@@ -49,6 +49,7 @@ def check(recipe: object, observer: str = "min_max", model: nn.Module | None = N
 FEW = ("int8_channel", "uint8", "int4", "mxfp4", "nvfp4", "nf4", "ternary", "bfp8")
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "fmt", [pytest.param(f, marks=[pytest.mark.slow] * (f not in FEW)) for f in CATALOG]
 )
@@ -67,6 +68,7 @@ def test_every_format_as_the_modules(fmt: str) -> None:
     assert not any(name.endswith("weight") for name, _ in whole.named_parameters())
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "observer", crossed(2, ["mse", "percentile:99", "moving_average", "entropy"])
 )

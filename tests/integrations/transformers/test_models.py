@@ -31,6 +31,7 @@ def quantized(kind: Any, path: Path, recipe: str = "mxfp4") -> nn.Module:
     return model
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_bits_are_those_of_quantize(name: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
     kind, path = checkpoints(name)
@@ -46,6 +47,7 @@ def test_bits_are_those_of_quantize(name: str, checkpoints: Checkpoints, tmp_pat
     same_bits(expected, loader.from_pretrained(tmp_path / "quantize_"))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "name", ["llama", "tied_llama", "gpt2", "bert", "t5", "llava", "mixtral", "hubert", "encodec"]
 )
@@ -60,6 +62,7 @@ def test_directories_of_the_command(name: str, checkpoints: Checkpoints, tmp_pat
     same_bits(expected, loader.from_pretrained(tmp_path / "out"))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("recipe", ["int8", "nvfp4", "int8_channel", "int4", "mxfp8"])
 def test_recipes(recipe: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
     kind, path = checkpoints("tied_llama")

@@ -159,7 +159,7 @@ def test_emulated(tmp_path: Path) -> None:
     environment = os.environ | {"BLOCKSCALE_NATIVE": str(emulated(tmp_path))}
     environment.pop("BLOCKSCALE_CPU_ISA", None)
     tests = [str(Path(__file__).with_name(f"test_{name}.py")) for name in TESTS]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", "-m", "not slow"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", "--every-case"]
     done = subprocess.run(
         [*command, *tests], cwd=ROOT, env=environment, capture_output=True, text=True
     )

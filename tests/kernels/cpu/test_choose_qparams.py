@@ -41,6 +41,7 @@ def test_float_scales_in_every_binade(scale: str) -> None:
 NAN = struct.unpack("f", b"\1\0\x80\x7f")[0]  # signalling, the least payload
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan, -math.nan, NAN, -NAN], ids=str)
 def test_one_number_that_is_not_finite(odd: float) -> None:
     """At each end of a range it must be seen by itself."""

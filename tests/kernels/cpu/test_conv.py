@@ -78,6 +78,7 @@ def check(model: nn.Module, x: torch.Tensor) -> None:
     assert ((y.double() - expected.double()).abs() <= bound).all()
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("shape", "outputs"), crossed(2, SHAPES, [1, 1000]), ids=str)
 def test_every_setting(shape: tuple, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     always(monkeypatch, outputs)

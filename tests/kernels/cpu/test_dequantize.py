@@ -39,6 +39,7 @@ def test_given_float_scales(scale: float) -> None:
         assert wrong(x, fmt, qparams=QParams(torch.tensor([scale]), None, zero)) == [], fmt
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("element", ["int8", "uint8", "int16", "uint16", "uint3", "uint1"])
 def test_given_zero_points(element: str) -> None:
     low, high = parse(f"{element}:tensor:fp32:asym").element.limits(True)

@@ -84,6 +84,7 @@ def close(x: Value, weight: Value, y: Tensor, settings: dict) -> None:
     assert ((y - exact).abs() <= 2 * CONV.ulps * 2.0**-24 * size).all()
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_setting(isa: str, shape: tuple) -> None:
     del isa

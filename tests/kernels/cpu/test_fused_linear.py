@@ -91,6 +91,7 @@ def close(x: Value, weight: Value, y: Tensor, bias: Tensor | None) -> None:
     assert ((y.double() - exact).abs() <= bound).all()
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", INPUTS)
 @pytest.mark.parametrize("weight_fmt", WEIGHTS)
 def test_codes_times_codes(isa: str, weight_fmt: str, fmt: str) -> None:
@@ -127,6 +128,7 @@ def results(y: Tensor, fmt: str) -> tuple[Quantizer, ...]:
     return tuple(quantizer(p, fmt) for p in (parts, *each))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", (*ENDS, *OTHERS))
 def test_codes_of_results(isa: str, fmt: str) -> None:
     """Bit for bit what quantize makes of the floats that the same kernel gives."""

@@ -98,6 +98,7 @@ def check(x: Tensor, weight: tuple, fmt: str, input_fmt: str = "", **more) -> No
     assert excess(y, x, weight, fmt, input_fmt, **more) <= 1, (fmt, input_fmt, tuple(x.shape))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", WEIGHTS)
 def test_every_weight_format_with_every_kind_of_input(isa: str, fmt: str) -> None:
     del isa
@@ -109,6 +110,7 @@ def test_every_weight_format_with_every_kind_of_input(isa: str, fmt: str) -> Non
         check(torch.randn(m, k).to(dtype), weight, fmt, input_fmt, bias=bias)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("k", [1, 7, 16, 17, 33, 63, 64, 65, 100, 129, 520])
 def test_ragged_sizes(isa: str, k: int) -> None:
     del isa
@@ -123,6 +125,7 @@ def test_ragged_sizes(isa: str, k: int) -> None:
             check(torch.randn(m, k), weight, fmt, input_fmt)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     "fmt", ["int8:channel0:fp32", "e2m1:group32:e8m0/floor", "e3m2:token:fp32"]
 )
@@ -176,6 +179,7 @@ def test_given_scales(isa: str, dtype: torch.dtype) -> None:
 FAR = ("int4:group32:fp32", "nf4:group32:fp32", "uint4:group32:fp32:offset", "log8f3:token:fp32")
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", [*CATALOG.values(), *FAR])
 def test_numbers_far_from_one(fmt: str) -> None:
     """Infinite and NaN x and weights, zeros, and steps at both ends of float32."""

@@ -16,6 +16,7 @@ WIDTHS = [b for b in range(1, 16) if b != 8]
 GUARD = 64
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_there_and_back(isa: str, name: str) -> None:
     fmt = f"{name}:tensor:fp32"
@@ -69,6 +70,7 @@ def untouched(raw: Tensor, size: int, offset: int) -> bool:
     return bool((raw[:start] == 0xA5).all() and (raw[start + size :] == 0xA5).all())
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("bits", WIDTHS)
 def test_nothing_beside(isa: str, bits: int) -> None:
     """Rows of every length and start, into the middle of other memory."""

@@ -23,6 +23,7 @@ def turning_points(element: str) -> Tensor:
 LOGS = ("log4f1", "log5f2", "log6f2", "log6f3", "log8f1", "log8f2", "log8f3", "log8f4")
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("element", [*SMALL, *LOGS])
 def test_midpoints_under_chosen_scales(element: str) -> None:
     """Steps are powers of two, or 1: every midpoint stays one."""
@@ -36,6 +37,7 @@ FEW_BITS = ("e2m1", "e1m2", "e3m0", "log4", "log3", "e2m0", "e1m1", "e2m1r1", "e
 TABLES = ("nf4", "fp4", "iq4_nl", "log4f1", "book(-1,-0.5,0,0.5,1)", "log6f3", "log8f3")
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("element", "scale"),
     crossed(4, [*FEW_BITS, *TABLES], ["e8m0/floor", "e8m0/even", "pow2/ceil", "fp32"]),
@@ -49,6 +51,7 @@ def test_every_bfloat16(element: str, scale: str) -> None:
     assert wrong(x.t().contiguous(), f"{element}:group64:{scale}") == []
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     "size", [15, 16, 17, 63, 64, 65, 79, 80, 127, 129, 191, 192, 193, 2047, 2113]
 )

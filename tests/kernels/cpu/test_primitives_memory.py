@@ -69,6 +69,7 @@ def subnormal(number: int) -> tuple[str, Tensor]:
     return FLUSHED[number], x
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("number", range(len(FLUSHED)), ids=FLUSHED)
 def test_flushing_subnormals_changes_nothing(number: int) -> None:
     fmt, x = subnormal(number)

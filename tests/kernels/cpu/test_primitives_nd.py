@@ -67,6 +67,7 @@ CASES = [
 ]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("block", "shape"), CASES, ids=str)
 def test_every_block(block: str, shape: tuple[int, ...]) -> None:
     formats = FORMATS[len(shape) % 2 :: 2]
@@ -118,6 +119,7 @@ LARGE = [
 ]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("fmt", "shape"), LARGE, ids=str)
 def test_blocks_that_no_unit_holds(fmt: str, shape: tuple[int, ...]) -> None:
     assert wrong(rough(shape, 1), fmt, threads=(1, 3)) == []

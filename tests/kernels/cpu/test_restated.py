@@ -19,6 +19,7 @@ from tests.some import crossed
 WITHOUT = ("int8:group8:(nf4:group4:fp32):recip", "int4:group8:(uint6:group4:fp16):recip")
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", crossed(3, FORMATS))
 def test_every_primitive_has_the_references_bits(fmt: str) -> None:
     if not runs("cpu", "quantize", fmt):
@@ -42,6 +43,7 @@ def _skip_unless_clamped() -> None:
         pytest.skip("this library does not clamp the reciprocal of -0 (numerics.md, 4)")
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", [*FORMATS, *UNCHOSEN])
 @pytest.mark.parametrize("odd", [False, True])
 def test_given_scales_may_be_anything(fmt: str, odd: bool) -> None:
@@ -83,6 +85,7 @@ def model(fmt: str, inputs: str | None, n: int, k: int) -> nn.Module:
     return made
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("inputs", [None, "int8", "int8:token:fp16:signed", "e4m3:flat32:fp32"])
 def test_linear_layers(fmt: str, inputs: str | None) -> None:

@@ -26,6 +26,7 @@ def _here() -> None:
     torch.manual_seed(0)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("given", ["", "int8:token:fp32", "e4m3:group8:e8m0/floor"])
 def test_convolutions(fmt: str, given: str) -> None:

@@ -8,6 +8,7 @@ from tests.kernels.cuda.equal import wrong
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", ["mxfp4", "int8:token:fp32", "uint3:group7:fp16:asym", "nvfp4"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_other_dtypes(fmt: str, dtype: torch.dtype) -> None:

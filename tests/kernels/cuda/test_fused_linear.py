@@ -45,6 +45,7 @@ def case(x_fmt, w_fmt, y_fmt, rows=(2, 5)):
         return coded(x, x_fmt), coded(w, w_fmt), bias, y
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("x_fmt", "w_fmt", "y_fmt"), FORMATS)
 @pytest.mark.parametrize("activation", ["", "gelu"])
 def test_near_the_reference(x_fmt, w_fmt, y_fmt, activation):

@@ -88,6 +88,7 @@ def test_tables_as_one_bfloat16_each(monkeypatch: pytest.MonkeyPatch) -> None:
     assert excess(y, x.bfloat16(), weight, fmt, ulps=64) <= 1 and not torch.equal(y, hidden)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", crossed(3, WEIGHTS))
 def test_every_weight_format(fmt: str) -> None:
     start = len(fmt)
@@ -99,6 +100,7 @@ def test_every_weight_format(fmt: str) -> None:
         check(torch.randn(m, k).to(dtype), weight, fmt, input_fmt, bias=bias)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("input_fmt", crossed(2, INPUTS))
 def test_every_input_format(input_fmt: str) -> None:
     for i, fmt in enumerate(("int8:channel0:fp32", "e2m1:group32:e8m0/floor", "e4m3:tensor:fp32")):
@@ -125,6 +127,7 @@ def ways(fmt: str, k: int) -> list:
     ]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "fmt",
     ["int4:group128:fp32", "uint4:group128:fp32:asym", "e2m1:group16:e4m3", "mxint8", "uint8"],

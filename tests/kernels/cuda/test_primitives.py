@@ -45,6 +45,7 @@ def few_rows(dtype: torch.dtype) -> Tensor:
     return hard_inputs(dtype)[[0, 9, 17, 24, 26, 28, 30, 31], :72].contiguous()
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", crossed(3, FEW))
 def test_hard_inputs(fmt: str) -> None:
     """In one of the three dtypes, decoded to the next."""
@@ -79,6 +80,7 @@ def test_the_whole_grammar_at_length(case: tuple[str, Tensor, int, int]) -> None
         assert wrong(x, fmt, torch.tensor([seed, first])) == []
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "case",
     crossed(2, [

@@ -9,6 +9,7 @@ from tests.kernels.cuda.equal import wrong
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("fmt", "columns", "second"),
     [

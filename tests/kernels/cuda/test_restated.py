@@ -26,6 +26,7 @@ def _here() -> None:
     torch.manual_seed(0)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", crossed(3, FORMATS))
 def test_every_primitive_has_the_references_bits(fmt: str) -> None:
     if not runs("cuda", "quantize", fmt):
@@ -35,6 +36,7 @@ def test_every_primitive_has_the_references_bits(fmt: str) -> None:
             assert not wrong(x, fmt), shape
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", [*FORMATS, *UNCHOSEN])
 def test_given_scales_of_either_sign(fmt: str) -> None:
     if not runs("cuda", "quantize", fmt):

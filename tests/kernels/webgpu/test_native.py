@@ -29,6 +29,7 @@ def test_it_is_used() -> None:
     assert ("arithmetic", "native") in shader("quantize", form("int8"), {}, {}).choices
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_textures(fmt: str) -> None:
     assert differing(fmt, (5, 18), torch.float32) == []

@@ -62,6 +62,7 @@ class Inside(nn.Module):
         return Value(codes, q.scale, q.zero_point, q.outer, str(form), x.shape[-1])
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("name", "case"), ROWS)
 def test_any_number_of_rows(name: str, case: Case) -> None:
     """Sizes that are symbols stay symbols, in every result."""
@@ -86,6 +87,7 @@ CHECKED = (
 )
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", crossed(2, CHECKED))
 def test_opcheck(name: str) -> None:
     fused, case = FUSED[name], cases_of(name)[0]

@@ -115,6 +115,7 @@ def test_a_change_in_place_is_seen() -> None:
     assert not zero.any()
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("counts", [(2, 0, 3), (0, 0, 5), (0, 0, 0)])

@@ -85,6 +85,7 @@ MAPPINGS = {
 }
 
 
+@pytest.mark.some(4)
 @every_kind
 @every_dtype
 @pytest.mark.parametrize("bits_", range(2, 9))
@@ -127,6 +128,7 @@ def test_float8(kind: str, dtype: torch.dtype, name: str, block: str, granularit
     equal(codes[~missing], theirs[~missing])
 
 
+@pytest.mark.some(4)
 @every_kind
 @fp32_bf16
 @pytest.mark.parametrize("rule", ["", "_ceil", "_even", "_rceil"])

@@ -14,6 +14,7 @@ PRODUCERS = {
 CASES = [(producer, case) for producer in PRODUCERS for case in cases(producer)]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("producer", "case"), CASES, ids=" ".join)
 def test_values(producer, case, tmp_path):
     stored, values, config = cases(producer)[case]

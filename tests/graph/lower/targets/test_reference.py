@@ -15,6 +15,7 @@ from tests.graph.lower.programs import FORMATS, layers, network
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_the_references_bits_whatever_is_chosen(kind):
     graph, x = layers(kind)

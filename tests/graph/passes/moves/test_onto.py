@@ -8,6 +8,7 @@ from tests.graph.passes.moves.cases import block_after
 from tests.graph.passes.nets import Function, exported, round_trip, same_after
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("move", "fmt", "block"),
     [

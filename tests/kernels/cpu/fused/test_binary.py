@@ -17,6 +17,7 @@ FORMATS = ("", "int8:tensor:fp32", UINT8, "int8:token:fp32", "mxfp8", "bfp8", "i
 SHAPES = ((1,), (3, 32), (2, 5, 96), (1, 4128), (40, 480))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("op", sorted(binary.KINDS))
 @pytest.mark.parametrize("shape", SHAPES)
 def test_pairs_of_formats(isa: str, op: str, shape: tuple[int, ...]) -> None:

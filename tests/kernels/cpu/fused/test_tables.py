@@ -39,6 +39,7 @@ def both(
     return found
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", crossed(3, SPELLED))
 def test_every_code(isa: str, fmt: str) -> None:
     value = every_code(fmt, 0.047)

@@ -18,6 +18,7 @@ def test_scales_of_subnormal_numbers(kind: str) -> None:
         assert wrong(x.view(torch.float32)[:, None], f"{element}:token:{kind}") == [], element
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("outer", [-3.0, 0.0, -0.0, 2.0**-149, -(2.0**-149), 3e38, torch.inf])
 @pytest.mark.parametrize(
     "fmt", ["nf4:group16:e4m3", "e2m1:group16:e4m3", "int8:group16:e5m2:recip"]
@@ -44,6 +45,7 @@ def offsets_are_right(scale: float, offsets: tuple[float, ...]) -> None:
         assert wrong(x, f"{element}:token:fp32:offset", given=given) == [], element
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("scale", SCALES)
 def test_given_offsets(scale: float) -> None:
     offsets_are_right(scale, OFFSETS)

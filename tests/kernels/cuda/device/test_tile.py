@@ -9,6 +9,7 @@ from tests.kernels.cuda.equal import wrong
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "fmt",
     ["mxfp6", "nvfp4", "int4:group16:e8m0/ceil:asym", "binary:group16:e4m3", "int2:group32:fp32"],

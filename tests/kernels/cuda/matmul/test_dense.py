@@ -16,6 +16,7 @@ from tests.kernels.cuda.equal import DEVICE, DTYPES
 from tests.kernels.cuda.matmul.exact import excess, stored
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "name",
     ["mxfp4", "nvfp4", "int8:channel0:fp32", "uint4:token:fp32:asym", "e3m2:group16:e8m0/floor",

@@ -15,6 +15,7 @@ def whole(*shape: int) -> torch.Tensor:
     return torch.randint(-8, 9, shape, device=DEVICE).float()
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize(("rows", "n"), [(1, 1), (2, 37), (3, 1500)])

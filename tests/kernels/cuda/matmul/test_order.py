@@ -48,6 +48,7 @@ def met(r: Reading) -> list[int]:
     return found
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", FORMATS)
 def test_x_meets_its_codes(name: str) -> None:
     k = 320

@@ -16,6 +16,7 @@ from tests.kernels.cuda.matmul.exact import excess, stored
 from tests.some import crossed
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("name", "k"),
     crossed(2, ["mxfp4", "uint4:group128:fp32:asym", "nvfp4", "int8:channel0:fp32"], [256, 320]),

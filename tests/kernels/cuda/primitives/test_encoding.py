@@ -8,6 +8,7 @@ from tests.kernels.cuda.equal import DTYPES, wrong
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
+@pytest.mark.some(3)
 @pytest.mark.usefixtures("settings_of_a_gpu")
 @pytest.mark.parametrize("fmt", ["int8:token:fp32", "e4m3:token:fp32", "ternary:token:fp32"])
 def test_each_program_takes_its_own_branch(fmt: str) -> None:

@@ -40,6 +40,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("case", "cut"),
     crossed(3, CASES, [(False, 64, 32), (False, 64, 256), (True, 64, 32), (True, 512, 32)]),
@@ -76,6 +77,7 @@ def _groups(starts, js, masks, extents, tile: tl.constexpr, width: tl.constexpr)
     tl.store(masks + rows[:, None] * columns + each[None, :], place.mask.to(tl.int8))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("width", [1, 2, 4])
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ ELEMENTS = ("binary", "int2", "int3", "int4", "e2m3", "int8", "int12")
 BLOCKS = ("group16", "group4@0", "tile2x16", "group5")
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("element", "block"), crossed(4, ELEMENTS, BLOCKS))
 def test_every_width(element: str, block: str) -> None:
     """In rows that fill words of packed codes, and in rows that do not; single and paired."""

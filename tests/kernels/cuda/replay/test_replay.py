@@ -54,6 +54,7 @@ def test_primitives(cuda: Callable[..., Any], fmt: str) -> None:
     assert check(cuda("unpack"), (p, fmt, 64), (q, fmt, 64)) == "Recording"
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("m", "fmt", "input_fmt"),
     [
@@ -78,6 +79,7 @@ def test_linear(cuda: Callable[..., Any], m: int, fmt: str, input_fmt: str) -> N
     assert check(cuda("linear"), *calls) == "Recording"
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("x", "asked"),
     [

@@ -14,6 +14,7 @@ def _as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(once, "chunks_of_one", lambda *_: 1)
 
 
+@pytest.mark.some(3)
 @pytest.mark.usefixtures("_as_on_gpus")
 @pytest.mark.parametrize(
     ("fmt", "shape", "team", "quads"),

@@ -87,6 +87,7 @@ def block_of(fmt: str) -> int:
     return geometry((4096,), parse(fmt).block).block
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("what", "fmt", "dtype", "settings"), EVERY)
 def test_what_was_measured(
     what: str, fmt: str, dtype: torch.dtype, settings: Settings, monkeypatch: pytest.MonkeyPatch

@@ -25,6 +25,7 @@ def ends(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return a, b
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("dtype", WHOLE, ids=str)
 @pytest.mark.parametrize("op", [*ARITHMETIC, *BITS, *COMPARISONS], ids=lambda op: op.__name__)
 def test_of_two(op: Callable[..., Tensor], dtype: torch.dtype, device: torch.device) -> None:

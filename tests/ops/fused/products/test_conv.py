@@ -79,6 +79,7 @@ CASES = [
 ]
 
 
+@pytest.mark.some(3)
 @every(CASES)
 def test_conv(case: Case, dtype: torch.dtype) -> None:
     check("conv", case, dtype)

@@ -38,6 +38,7 @@ CASES = [
 ]
 
 
+@pytest.mark.some(3)
 @every(CASES)
 def test_linear(case: Case, dtype: torch.dtype) -> None:
     check("linear", case, dtype)

@@ -86,6 +86,7 @@ def test_products_of_what_is_left(count: int, rows: int) -> None:
         assert bool(((y - exact).abs() <= 2.0**-20 * size).all())
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("fmt", "far"), crossed(3, FORMATS, [0.0, 10.0]))
 def test_linear(fmt: str, far: float) -> None:
     for m, k, n, dtype in zip((3, 9, 18), (128, 160, 96), (17, 33, 5), DTYPES, strict=True):
