@@ -2,20 +2,20 @@
 
 import sys
 import time
-from types import TracebackType
 from typing import Self
 
 from rich import progress as bars
 from rich.console import Console
 
 from blockscale.core.untrusted.names import shown, shown_lines
+from blockscale.core.work.closing import Closing
 from blockscale.core.work.progress import Progress
 from blockscale.report.wording import size
 
 _SECONDS = 10.0  # between lines where there is no terminal
 
 
-class Bar(Progress):
+class Bar(Progress, Closing):
     """Shows what is done of how much, how fast, and for how long yet. A context manager."""
 
     def __init__(self, quiet: bool = False):
@@ -36,12 +36,8 @@ class Bar(Progress):
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Leave the bar as it stands."""
         self._bar.stop()
 
     @property

@@ -7,8 +7,7 @@ A file's space is reserved before its first tensor is computed. Reading goes thr
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -132,7 +131,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(flat)
 
 
-class Writer:
+class Writer(Closing):
     """A safetensors file whose pieces are written in any order.
 
     resumed: whether `path` was already this file, begun by an earlier run; its pieces are kept.
@@ -155,15 +154,8 @@ class Writer:
             os.close(self._file)
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the file, written or not."""
         os.close(self._file)
 
     def rows(self, name: str, row: int, rows: Tensor) -> None:

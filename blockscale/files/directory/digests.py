@@ -7,10 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
-from types import TracebackType
 from typing import Self
 
 from blockscale.core.untrusted.files import FileError, open_regular
+from blockscale.core.work.closing import Closing
 
 _CHUNK = 1 << 20  # bytes that are read at a time
 
@@ -31,7 +31,7 @@ def file_digest(path: Path, stop: Callable[[], bool] | None = None) -> str:
     return found.hexdigest()
 
 
-class Digests:
+class Digests(Closing):
     """One thread that sums files up, in their order; a context manager.
 
     What is not settled when it ends is given up: the next run sums it up.
@@ -43,12 +43,8 @@ class Digests:
         self._pending: deque[tuple[Future[str], Callable[[str], None]]] = deque()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Give up what is not summed up."""
         self._stop.set()
         self._thread.shutdown(cancel_futures=True)
 

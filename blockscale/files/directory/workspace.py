@@ -9,10 +9,10 @@
 import os
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from blockscale.core.untrusted.files import FileError
+from blockscale.core.work.closing import Closing
 from blockscale.files.directory.beside import old_path, work_path
 from blockscale.files.directory.folder import is_own, locked
 from blockscale.files.directory.journal import Journal
@@ -28,7 +28,7 @@ from blockscale.files.directory.swap import (
 PARTIAL = ".partial"  # behind the name of a file that is being written
 
 
-class Workspace:
+class Workspace(Closing):
     """A work directory, locked while the context lasts. It stays there until `publish`."""
 
     def __init__(self, target: Path, digest: str):
@@ -51,12 +51,8 @@ class Workspace:
             self._held = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Let go of the lock."""
         self._held.close()
 
     def partial(self, name: str) -> Path:

@@ -9,10 +9,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 import torch
+
+from blockscale.core.work.closing import Closing
 
 _THREADS = 8  # at most: each has a slab and its temporaries
 
@@ -27,7 +28,7 @@ class Map(Protocol):
         """`work` of each item, in their order."""
 
 
-class Pool:
+class Pool(Closing):
     """Threads for slabs; a context manager. Inside them, torch computes on one thread.
 
     most: threads at most, where what each of them holds is more than a slab
@@ -44,12 +45,8 @@ class Pool:
         )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End the threads, and give torch its own again."""
         self._threads.shutdown(cancel_futures=True)
         torch.set_num_threads(self._before)
 

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from glob import escape
 from math import prod
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from torch import Tensor
 
 from blockscale.core.layout import stored_shape, to_stored
+from blockscale.core.work.closing import Closing
 from blockscale.export.checkpoints.opening import checkpoint
 from blockscale.export.checkpoints.safetensors import Safetensors
 from blockscale.files.metadata import FileError
@@ -56,7 +55,7 @@ class Row:
         return 8 * self.nbytes / max(self.elements, 1)
 
 
-class Stored:
+class Stored(Closing):
     """A checkpoint of any producer, and of ours what its metadata says besides; a context."""
 
     def __init__(self, path: str | Path):
@@ -66,15 +65,8 @@ class Stored:
         ours = isinstance(self._checkpoint, Safetensors)
         self._model: StoredModel | None = open_stored_model(path) if ours else None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Let go of the files."""
         self._checkpoint.close()
 
     @property
