@@ -20,6 +20,12 @@ HEADER = """
 #define BLOCKSCALE_FLAGS ""
 #define BLOCKSCALE_SOURCES ""
 """
+# Where an instruction set only adds to products, as CMakeLists.txt writes it.
+LIKE = """
+#include "primitives.h"
+namespace blockscale::{like} {{ const Primitives& primitives(); }}
+namespace blockscale::{isa} {{ const Primitives& primitives() {{ return {like}::primitives(); }} }}
+"""
 
 
 def missing() -> str | None:
@@ -49,7 +55,12 @@ def built(folder: Path, src: Path = SRC, isas: tuple[str, ...] = tuple(ISAS)) ->
     units = [(path, "plain", ["-O1"]) for path in (*plain, DRIVER)]
     for isa in isas:
         flags = [*FLAGS, *ISAS[isa], f"-DBLOCKSCALE_ISA={isa}"]
-        units += [(path, isa, flags) for path in sorted(src.glob("isa/*/*.cpp"))]
+        own = sorted(src.glob("isa/*/*.cpp"))
+        if isa != isas[0]:
+            own = [path for path in own if path.parent.name != "primitives"]
+            own.append(folder / f"primitives_{isa}.cpp")
+            own[-1].write_text(LIKE.format(like=isas[0], isa=isa))
+        units += [(path, isa, flags) for path in own]
     objects = []
     for path, name, flags in units:
         objects.append(folder / f"{name}_{path.parent.name}_{path.stem}.o")
