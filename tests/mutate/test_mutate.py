@@ -24,10 +24,12 @@ def copy(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path
 
 
-def run(copy: pathlib.Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
+def run(
+    copy: pathlib.Path, tests: list[str], slow: bool = False
+) -> subprocess.CompletedProcess[str]:
     """Pytest on the copy: the current directory comes before any installed package."""
     command = [sys.executable, "-B", "-m", "pytest", "-x", "-p", "no:cacheprovider"]
-    command += ["--every-case", *tests]
+    command += [*(["-m", "slow"] if slow else []), "--every-case", *tests]
     return subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=600)
 
 
@@ -48,15 +50,18 @@ def check_found(bug: dict, copy: pathlib.Path) -> None:
     lines = path.read_text().splitlines()
     lines[lines.index(bug["find"])] = bug["replace"]
     path.write_text("\n".join(lines) + "\n")
-    done = run(copy, bug["tests"])
+    done = run(copy, bug["tests"], bug.get("slow", False))
     # Not just any exit: a syntax error or a missing test must not count as found.
     assert done.returncode == FAILED, f"{bug['name']}\n{done.stdout}\n{done.stderr}"
 
 
 def check_passes(bugs: list[dict], copy: pathlib.Path) -> None:
     """Twin of the above: red must come from the bug."""
-    done = run(copy, sorted({test for bug in bugs for test in bug["tests"]}))
-    assert done.returncode == PASSED, f"{done.stdout}\n{done.stderr}"
+    for slow in (False, True):
+        chosen = [bug for bug in bugs if bug.get("slow", False) == slow]
+        if chosen:
+            done = run(copy, sorted({test for bug in chosen for test in bug["tests"]}), slow)
+            assert done.returncode == PASSED, f"{done.stdout}\n{done.stderr}"
 
 
 def test_the_list_is_up_to_date() -> None:
