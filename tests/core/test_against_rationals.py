@@ -17,7 +17,7 @@ from tests.strategies import DTYPES, SHAPES, spellings, tensors
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 QUICK = settings(
-    max_examples=300,
+    max_examples=1000,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
