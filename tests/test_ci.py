@@ -47,7 +47,9 @@ def test_what_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("says", "code"), [("...", 0), ("1 failed, 2 passed", 1), ("FAILED tests/a.py::b", 1)]
 )
-def test_the_end_of_the_time(tmp_path: Path, says: str, code: int) -> None:
-    done = ci(tmp_path, SAYS=says, SLEEPS="30", LIMIT="1")
+@pytest.mark.parametrize("limit", ["0", "4"])
+def test_the_end_of_the_time(tmp_path: Path, limit: str, says: str, code: int) -> None:
+    done = ci(tmp_path, SAYS=says, SLEEPS="60", LIMIT=limit)
     assert done.returncode == code
     assert ("cut off for lack of time" in done.stdout) == (code == 0)
+    assert "== slow: 6" not in done.stdout  # it did not run to its end
