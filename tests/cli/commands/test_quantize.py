@@ -142,14 +142,22 @@ def test_usage_errors(model):
     assert "Missing option '--recipe'" in run(model, "out").stderr
 
 
-# The command line in a process of its own, with slabs so small that its work takes seconds.
+# The command line in a process of its own, which stands still with its second tensor in its hands.
 SLOW = """
+import time
 from blockscale.cli import main
 from blockscale.files.directory import journal
-from blockscale.files.slabs import cutting
 
 journal.SECONDS = 0.0
-cutting.SLAB = 1
+add, added = journal.Journal.add, []
+
+def one(*arguments):
+    if added:
+        time.sleep(600)
+    add(*arguments)
+    added.append(arguments)
+
+journal.Journal.add = one
 main()
 """
 
