@@ -7,9 +7,9 @@ from blockscale.core.operand import Quantizer
 from blockscale.core.reference import FLOATS
 from blockscale.kernels.operand import strided_like
 from blockscale.kernels.registry import kernel
-from blockscale.kernels.webgpu.primitives import once, swift
+from blockscale.kernels.webgpu.primitives import once, swift, swift_columns
 from blockscale.kernels.webgpu.primitives.choose import choose
-from blockscale.kernels.webgpu.primitives.encode import passing, seed_memory, values
+from blockscale.kernels.webgpu.primitives.encode import begins_four, passing, seed_memory, values
 from blockscale.kernels.webgpu.primitives.form import Form, back, floats, form, memory_of, moved
 from blockscale.kernels.webgpu.primitives.parts import Parts, given_parts
 from blockscale.kernels.webgpu.spec import known
@@ -23,7 +23,10 @@ def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
     memory, seed = floats(x), seed_memory(f, by.seed)
     if x.numel() == 0:
         return strided_like(x, moved(torch.empty(shape, dtype=x.dtype), x))
-    made = None if given else swift.values(f, memory, x.dtype, shape)
+    quick = not given and begins_four(by.seed)
+    made = swift.values(f, memory, x.dtype, shape, seed) if quick else None
+    if made is None and not given:
+        made = swift_columns.values(f, memory, x.dtype, shape)
     if made is None and not given:
         made = once.values(f, memory, x.dtype, shape, seed)
     if made is None:

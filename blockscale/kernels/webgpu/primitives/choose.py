@@ -99,7 +99,7 @@ def _outer(f: Form, found: dict[str, Memory], shape: Shape) -> Memory:
     choices, scales = _reading(f), f.scale_shape(shape)
     at = geometry(scales, f.inner.block)
     count = prod(f.outer_shape(scales))
-    largest, outers = zeros(4 * count), allocate(f.outer_dtype.itemsize * count)
+    largest = zeros(4 * count)
     constants: Constants = {"ONE_OUTER": count == 1, "POISONS": lowered(f.format).poisons}
     launch(
         shader("numerators", f, {**choices, "blocks": at.kind}, constants),
@@ -107,7 +107,16 @@ def _outer(f: Form, found: dict[str, Memory], shape: Shape) -> Memory:
         at.named | {"blocks": at.count},
         -(-at.count // (GROUP * 16)),
     )
-    bits = 8 * f.outer_dtype.itemsize
+    return outer_of(f, largest, count, choices)
+
+
+def outer_of(f: Form, largest: Memory, count: int, choices: Choices) -> Memory:
+    """`count` outer scales as stored, of the largest numerators that they are chosen from.
+
+    choices: of what else choosing a scale is made of
+    """
+    outers, bits = allocate(f.outer_dtype.itemsize * count), 8 * f.outer_dtype.itemsize
+    choices = dict(choices)
     choices["stored_outer"] = stored(f.outer_dtype)
     launch(
         shader("outer", f, choices, {"SCALE_BITS": bits, "POISONS": lowered(f.format).poisons}),

@@ -32,6 +32,11 @@ def seed_memory(f: Form, seed: Tensor | None) -> Memory | None:
     return upload(words)
 
 
+def begins_four(seed: Tensor | None) -> bool:
+    """Whether the first element's random number is the first of four that are drawn together."""
+    return seed is None or seed.numel() < 2 or int(seed.reshape(-1)[1]) % 4 == 0
+
+
 def codes(
     f: Form, x: Memory, dtype: torch.dtype, shape: Shape, parts: Parts, seed: Memory | None
 ) -> Memory:

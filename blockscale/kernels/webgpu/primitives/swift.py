@@ -1,207 +1,137 @@
-"""Blocks that follow one another and are all full: scales, codes and values in one pass that keeps
-more of memory under way than primitives/once.py, where that was measured to be faster."""
+"""Full blocks: scales, codes and values in one pass that keeps more of memory under way than
+primitives/once.py, for formats and dtypes that primitives/swift_plan.py knows."""
 
-from math import lcm, prod
-from typing import NamedTuple
+from math import prod
 
 import torch
 
 from blockscale.kernels.numbers import lowered
-from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import launch
-from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
-from blockscale.kernels.webgpu.gpu.probe import arithmetic
-from blockscale.kernels.webgpu.primitives import swift_sums
+from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, zeros
 from blockscale.kernels.webgpu.primitives.choices import Choices, Constants, numbers, shader
-from blockscale.kernels.webgpu.primitives.choose import scale_writing
+from blockscale.kernels.webgpu.primitives.choose import choose_outer, outer_of, scale_writing
 from blockscale.kernels.webgpu.primitives.find import statistic
 from blockscale.kernels.webgpu.primitives.form import Form, whole
-from blockscale.kernels.webgpu.primitives.geometry import Geometry, geometry
-from blockscale.kernels.webgpu.primitives.parts import Parts, new_parts
-from blockscale.kernels.webgpu.primitives.pieces import STEP, largest, pieces
-from blockscale.kernels.webgpu.spec import shader_of
+from blockscale.kernels.webgpu.primitives.parts import Parts, new_parts, outer_of_blocks
+from blockscale.kernels.webgpu.primitives.pieces import pieces
+from blockscale.kernels.webgpu.primitives.swift_plan import Plan, parts, plan, reach
+from blockscale.kernels.webgpu.primitives.swift_tables import cells
 
 Shape = tuple[int, ...]
-_NVIDIA, _WARP = 0x10DE, 32
-_FULL, _HALF = torch.float32, torch.bfloat16
+_TURNS = {"mean": 1, "mean_above": 2}  # of sums of magnitudes, that a mean takes
 
 
-class Settings(NamedTuple):
-    """How much an invocation takes.
-
-    units:  of 16 bytes, of a block
-    blocks: that it takes part in
-    group:  invocations of a workgroup
-    """
-
-    units: int
-    blocks: int = 1
-    group: int = 256
-
-
-_IN_SMALL_SUBGROUPS = Settings(4), Settings(4, 2)  # less sharing, where that is too much
-
-# The fastest that were measured on an H200 (docs/webgpu.md, "Speed"), by what is written. Other
-# formats and dtypes were not, or were not faster.
-_MX = "{}:group32:e8m0/floor"
-_BFP8 = "int8:group64:e8m0/floor"
-_INT8, _INT8_LONG, _INT4 = "int8:group32:fp32", "int8:group128:fp32", "int4:group128:fp32"
-_INT4_SHORT, _UINT8 = "int4:group32:fp32", "uint8:group32:fp32:asym"
-_SETTINGS = {
-    "values": {
-        (_MX.format("e4m3"), _FULL): Settings(2, 2),
-        (_MX.format("e3m2"), _FULL): Settings(2, 2),
-        (_MX.format("e2m1"), _FULL): Settings(2, 2),
-        (_MX.format("int8"), _FULL): Settings(2, 2),
-        (_BFP8, _FULL): Settings(4),
-        (_MX.format("e4m3"), _HALF): Settings(2),
-        (_MX.format("e3m2"), _HALF): Settings(2),
-        (_MX.format("e2m1"), _HALF): Settings(2),
-        (_MX.format("int8"), _HALF): Settings(2),
-        (_BFP8, _HALF): Settings(2),
-        (_INT8, _FULL): Settings(1),
-        (_INT8, _HALF): Settings(2),
-        (_INT8_LONG, _FULL): Settings(4),
-        (_INT8_LONG, _HALF): Settings(2),
-        (_INT4, _FULL): Settings(4),
-        (_INT4, _HALF): Settings(2),
-        (_INT4_SHORT, _FULL): Settings(1),
-        (_INT4_SHORT, _HALF): Settings(2),
-        (_UINT8, _FULL): Settings(2),
-        (_UINT8, _HALF): Settings(1, 4),
-    },
-    "codes": {
-        (_MX.format("e4m3"), _FULL): Settings(2),
-        (_MX.format("e2m1"), _FULL): Settings(2),
-        (_MX.format("int8"), _FULL): Settings(2),
-        (_BFP8, _FULL): Settings(4),
-        (_MX.format("e4m3"), _HALF): Settings(2),
-        (_MX.format("e2m1"), _HALF): Settings(2),
-        (_MX.format("int8"), _HALF): Settings(1, 2),
-        (_BFP8, _HALF): Settings(2),
-        (_INT8, _FULL): Settings(2),
-        (_INT8, _HALF): Settings(1, 2),
-        (_INT8_LONG, _FULL): Settings(4),
-        (_INT8_LONG, _HALF): Settings(2),
-        (_INT4, _FULL): Settings(2),
-        (_INT4, _HALF): Settings(2),
-        (_INT4_SHORT, _FULL): Settings(2),
-        (_INT4_SHORT, _HALF): Settings(1, 2),
-        (_UINT8, _FULL): Settings(2),
-        (_UINT8, _HALF): Settings(1, 4),
-    },
-}
-
-
-def settings(f: Form, dtype: torch.dtype, shape: Shape, what: str) -> Settings | None:
-    """How "codes" or "values" are written, or None where another way has to be taken.
-
-    That is where nothing was measured, where blocks are cut off or lie as boxes or one of them is
-    more than a kernel sees, and on devices that do not tell of neighbours far enough away, or round
-    otherwise. Where floats are a CPU's, others are faster.
-    """
-    found = _SETTINGS[what].get((str(f.format), dtype))
-    if found is None or arithmetic() == "native" or "subgroup" not in gpu().features:
-        return None
-    at, bits = geometry(shape, f.format.block), 8 * dtype.itemsize
-    ((_, full),) = f.format.block.sizes  # a row shorter than a block has a cut-off one: at.block
-    if at.shape or at.block < full or at.count % full or largest(bits, lcm(full, STEP)) == 0:
-        return None
-    if swift_sums.refusal() is not None:
-        return None
-    each = (found, *_IN_SMALL_SUBGROUPS)
-    return next((given for given in each if _needed(f, at, dtype, given, what) <= _reach()), None)
-
-
-def _needed(f: Form, at: Geometry, dtype: torch.dtype, given: Settings, what: str) -> int:
-    """How many neighbours have to be in one subgroup."""
-    team = _team(at, dtype, given)
-    if what == "values":
-        return team
-    # scales of neighbouring blocks are put together to words
-    return max(team, team * 32 // (8 * f.scale_dtype.itemsize) // given.blocks)
-
-
-def _team(at: Geometry, dtype: torch.dtype, given: Settings) -> int:
-    """How many invocations share a block."""
-    return at.block * dtype.itemsize // (16 * given.units)
-
-
-def _reach() -> int:
-    """How many neighbours are in one subgroup for certain: wgpu's least number is a guess."""
-    info = gpu().device.adapter.info
-    if info["vendor_id"] == _NVIDIA:
-        return _WARP
-    return int(info.get("subgroup_min_size") or info.get("stackgroup_min_size") or 4)
-
-
-def values(f: Form, x: Memory, dtype: torch.dtype, shape: Shape) -> Memory | None:
+def values(
+    f: Form, x: Memory, dtype: torch.dtype, shape: Shape, seed: Memory | None
+) -> Memory | None:
     """Values after a round trip; None where another way has to be taken."""
-    given = settings(f, dtype, shape, "values")
-    if given is None:
+    planned = plan(f, dtype, shape, "values")
+    if planned is None:
         return None
     out = allocate(prod(shape) * dtype.itemsize)
-    _run(f, x, dtype, shape, given, "values", Parts(out), out)
+    outer = None if f.inner is None else _outer(f, x, dtype, shape)
+    _run(f, x, dtype, shape, planned, "values", Parts(out, outer), seed, out)
     return out
 
 
-def codes(f: Form, x: Memory, dtype: torch.dtype, shape: Shape) -> tuple[Memory, Parts] | None:
+def codes(
+    f: Form, x: Memory, dtype: torch.dtype, shape: Shape, seed: Memory | None
+) -> tuple[Memory, Parts] | None:
     """Packed codes and their scales; None where another way has to be taken."""
-    given = settings(f, dtype, shape, "codes")
-    if given is None:
+    planned = plan(f, dtype, shape, "codes")
+    if planned is None:
         return None
-    out, parts = allocate(prod(shape) * f.bits // 8), new_parts(f, shape)
-    _run(f, x, dtype, shape, given, "codes", parts, out)
-    return out, parts
+    out, made = allocate(prod(shape) * f.bits // 8), new_parts(f, shape)
+    if f.inner is not None:
+        made = made._replace(outer=_outer(f, x, dtype, shape))
+    _run(f, x, dtype, shape, planned, "codes", made, seed, out)
+    return out, made
+
+
+def _outer(f: Form, x: Memory, dtype: torch.dtype, shape: Shape) -> Memory:
+    """The outer scales of two levels, by a pass of their own."""
+    planned = plan(f, dtype, shape, "outer") if f.one_outer else None
+    if planned is None:
+        return choose_outer(f, x, dtype, shape)
+    choices, constants = _shader_parts(f, dtype, planned, "values")
+    kernel, largest = shader("swift_outer", f, choices, constants), zeros(4)
+    for piece in pieces(planned.at.count, 8 * dtype.itemsize, planned.step):
+        blocks = piece.count // planned.at.block
+        buffers = {"x": piece.window(x, 8 * dtype.itemsize), "largest": whole(largest)}
+        sizes = {"block": planned.at.block, "blocks": blocks}
+        launch(kernel, buffers, sizes, -(-blocks // planned.blocks_a_group))
+    return outer_of(f, largest, 1, {"statistic": statistic(f)})
 
 
 def _run(
-    f: Form, x: Memory, dtype: torch.dtype, shape: Shape, given: Settings, what: str,
-    parts: Parts, out: Memory,
+    f: Form, x: Memory, dtype: torch.dtype, shape: Shape, planned: Plan, what: str,
+    made: Parts, seed: Memory | None, out: Memory,
 ) -> None:  # fmt: skip
-    """what: "codes", with scales written to `parts`, or "values", which does without"""
-    at, own = geometry(shape, f.format.block), 8 * dtype.itemsize
-    bits, team = f.bits if what == "codes" else own, _team(at, dtype, given)
-    choices, constants = _shader_parts(f, dtype, given, team, what)
-    beside: dict[str, Memory] = {}
+    """what: "codes", with scales written to `made`, or "values", where only its outer is read"""
+    at, own = planned.at, 8 * dtype.itemsize
+    bits = f.bits if what == "codes" else own
+    choices, constants = _shader_parts(f, dtype, planned, what)
+    beside: dict[str, Memory] = {} if seed is None else {"seed": seed}
+    choices["drawn"] = "undrawn" if seed is None else "drawn"
     if what == "codes":
-        writing, more, beside = scale_writing(f, parts)
-        choices, constants = choices | writing, constants | more
-    made = shader("swift", f, choices, constants)
-    for piece in pieces(at.count, own, lcm(at.block, STEP)):
+        writing, more, written = scale_writing(f, made)
+        choices, constants, beside = choices | writing, constants | more, beside | written
+    if made.outer is not None:
+        choices["given_outer"], beside["outers"] = outer_of_blocks(f, made.outer, shape)
+    kernel = shader("swift", f, choices, constants)
+    for piece in pieces(at.count, own, planned.step):
         blocks = piece.count // at.block
         windows = {"x": piece.window(x, own), what: piece.window(out, bits)}
         buffers = {name: whole(memory) for name, memory in beside.items()} | windows
-        sizes = at.named | piece.named | {"blocks": blocks}
-        launch(made, buffers, sizes, -(-blocks // (given.group // team * given.blocks)))
+        sizes = {"block": at.block} | piece.named | {"blocks": blocks}
+        if planned.tile:
+            sizes["across"] = at.shape[1] // at.sizes[1]
+        launch(kernel, buffers, sizes, -(-blocks // planned.blocks_a_group))
 
 
 def _shader_parts(
-    f: Form, dtype: torch.dtype, given: Settings, team: int, what: str
+    f: Form, dtype: torch.dtype, planned: Plan, what: str
 ) -> tuple[Choices, Constants]:
+    own, given = parts(f.format), planned.given
+    assert own is not None
+    family = own["family"]
+    together = given.together and what == "codes"
     choices = {
         **numbers(dtype),
+        **own,
         "statistic": statistic(f),
-        "family": dict(shader_of(f.format)[0])["quick"],
-        "team": "subgroup",
+        "team": "subgroup" if planned.team <= reach() else "mixed",
+        "place": "tile" if planned.tile else "line",
         "swift_find": statistic(f),
-        "swift": "any" if lowered(f.format).scale == "e8m0" else "float",
-        "narrow": _narrow(f, dtype),
-        "result": what,
+        "narrow": narrowing(f, dtype),
+        "result": "codes_together" if together else what,
+        "rare": what,
         "given_outer": "none",
-        "drawn": "undrawn",
+        "words": _words(f, dtype, planned, together),
     }
     constants: Constants = {
-        "GROUP": given.group,
-        "TEAM": team,
+        "GROUP": planned.group,
+        "TEAM": planned.team,
+        "REACH": reach(),
         "UNITS": given.units,
         "BLOCKS": given.blocks,
+        "TOGETHER": given.together,
+        "TILE_UNITS": planned.tile,
         "POISONS": lowered(f.format).poisons,
+        "MEANS": _TURNS.get(lowered(f.format).statistic, 0),
     }
+    if family == "codebook":
+        constants |= cells(lowered(f.format).element) or {}
     return choices, constants
 
 
-def _narrow(f: Form, dtype: torch.dtype) -> str:
+def _words(f: Form, dtype: torch.dtype, planned: Plan, together: bool) -> str:
+    """How many words of codes are written at once."""
+    words = 16 // dtype.itemsize * f.bits * (planned.given.units if together else 1) / 32
+    return "four" if words % 4 == 0 else "two" if words % 2 == 0 else "one"
+
+
+def narrowing(f: Form, dtype: torch.dtype) -> str:
     """How values become numbers of the dtype: of steps that are powers of two, they are some."""
     if dtype == torch.float32:
         return "none"

@@ -2,12 +2,9 @@
 faster than primitives/decode.py."""
 
 from math import prod
-from typing import NamedTuple
 
 import torch
 
-from blockscale.core.format import Format
-from blockscale.core.scales.two_level import TwoLevel
 from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
@@ -17,51 +14,30 @@ from blockscale.kernels.webgpu.primitives.form import Form, whole
 from blockscale.kernels.webgpu.primitives.geometry import geometry
 from blockscale.kernels.webgpu.primitives.parts import Parts, reading
 from blockscale.kernels.webgpu.primitives.pieces import pieces
+from blockscale.kernels.webgpu.spec import bits_of
 
 _GROUP = 256  # invocations of a workgroup
 
 
-class Family(NamedTuple):
-    """What formats whose codes were measured together have in common, as spellings name it.
-
-    scale: its dtype's name, or that of the scales' own format
-    zero:  "" without zero points, "int32" of those that are integers
-    """
-
-    element: str
-    scale: str
-    zero: str = ""
-
-
-# Units of 16 bytes of values that an invocation writes: the fastest ones measured on an H200
-# (docs/webgpu.md, "Speed").
-_UNITS = {
-    Family("e4m3", "e8m0"): {torch.float32: 4, torch.bfloat16: 2},
-    Family("e2m1", "e8m0"): {torch.float32: 4, torch.bfloat16: 2},
-    Family("e2m1", "e4m3"): {torch.float32: 2, torch.bfloat16: 2},
-    Family("int8", "fp32"): {torch.float32: 4, torch.bfloat16: 8},
-    Family("int4", "fp32"): {torch.float32: 4, torch.bfloat16: 8},
-    Family("uint8", "fp32", "int32"): {torch.float32: 8},
-}
-
-
-def family(fmt: Format) -> Family:
-    """The family of a format."""
-    scale = str(fmt.scale) if isinstance(fmt.scale, TwoLevel) else lowered(fmt).scale
-    zero = "int32" if fmt.zero is None else str(fmt.zero)
-    return Family(fmt.element.name, scale, zero if fmt.asym else "")
-
-
 def units(f: Form, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
-    """How many units an invocation takes, or None where decode.py has to: other formats and dtypes,
-    boxes, and units that have several scales or are not full. Where floats are a CPU's, it is
-    faster."""
-    at, row = geometry(shape, f.format.block), shape[-1] if shape else 1
-    unit = 16 // dtype.itemsize
-    own = f.format.offset is None and not at.shape and f.streams(row)
-    if not own or not at.shares(unit) or at.count % unit or arithmetic() == "native":
+    """How many units of 16 bytes an invocation writes, the fastest that were measured
+    (docs/webgpu.md, "Speed"), or None where decode.py has to: units that have several scales or
+    are not full, offsets and zero points that are no integers, float16. Where floats are a CPU's,
+    it is faster."""
+    if not fits(f, shape, dtype):
         return None
-    return _UNITS.get(family(f.format), {}).get(dtype)
+    if dtype == torch.bfloat16 or f.inner is not None:
+        return 2
+    return 8 if f.asym else 4
+
+
+def fits(f: Form, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Whether units are full and have one scale each, and codes follow one another."""
+    at, row = geometry(tuple(shape), f.format.block), shape[-1] if shape else 1
+    unit = 16 // dtype.itemsize
+    if f.format.offset is not None or f.format.zero is not None or dtype == torch.float16:
+        return False
+    return f.streams(row) and at.shares(unit) and at.count % unit == 0 and arithmetic() != "native"
 
 
 def decode(
@@ -71,10 +47,15 @@ def decode(
     at, unit = geometry(shape, f.format.block), 16 // dtype.itemsize
     choices, buffers = reading(f, parts, shape)
     beside = {name: whole(part) for name, part in buffers.items()}
-    exact = "exact" if family(f.format).scale == "e8m0" else "bfloat16"
+    exact = "exact" if lowered(f.format).scale == "e8m0" else "bfloat16"
     narrow = "none" if dtype == torch.float32 else exact
     choices |= numbers(dtype) | {"blocks": at.kind, "narrow": narrow}
     constants: Constants = {"UNIT": unit, "GROUP": _GROUP, "EACH": each}
+    element = lowered(f.format).element
+    if element.family == "codebook" and element.bits <= 4:
+        choices["values"] = "codebook"
+        values = [bits_of(value) for value in element.values]
+        constants["VALUE_TABLE"] = (*values, *[0] * (16 - len(values)))
     made = shader("swift_dequantize", f, choices, constants)
     out, bits = allocate(prod(shape) * dtype.itemsize), 8 * dtype.itemsize
     for piece in pieces(at.count, max(bits, f.bits)):

@@ -1,4 +1,8 @@
-"""What is quantized by the fastest kernels that were measured, and that they are right."""
+"""What is quantized in one pass that asks for all its memory first, and that it is right."""
+
+from functools import partial
+from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -6,62 +10,48 @@ import torch
 import blockscale as bs
 from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
-from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.probe import ARITHMETIC
-from blockscale.kernels.webgpu.primitives import choices, pieces, swift, swift_sums
+from blockscale.kernels.webgpu.primitives import choices, pieces, swift, swift_plan, swift_sums
 from blockscale.kernels.webgpu.primitives.form import form
 from blockscale.kernels.webgpu.primitives.geometry import geometry
 from blockscale.kernels.webgpu.primitives.pieces import STEP
-from blockscale.kernels.webgpu.primitives.swift import Settings
+from blockscale.kernels.webgpu.primitives.swift_plan import Plan, Settings
 from blockscale.ops import primitives as P
 from tests.kernels.same import same
 from tests.kernels.webgpu.equal import hard
 
 FULL, HALF, OTHER = torch.float32, torch.bfloat16, torch.float16
-MEASURED = {
-    "values": [
-        ("mxfp8", FULL, Settings(2, 2)), ("mxfp8", HALF, Settings(2)),
-        ("mxfp6", FULL, Settings(2, 2)), ("mxfp6", HALF, Settings(2)),
-        ("mxfp4", FULL, Settings(2, 2)), ("mxfp4", HALF, Settings(2)),
-        ("mxint8", FULL, Settings(2, 2)), ("mxint8", HALF, Settings(2)),
-        ("bfp8", FULL, Settings(4)), ("bfp8", HALF, Settings(2)),
-        ("int8:group32:fp32", FULL, Settings(1)), ("int8:group32:fp32", HALF, Settings(2)),
-        ("int8:group128:fp32", FULL, Settings(4)), ("int8:group128:fp32", HALF, Settings(2)),
-        ("int4:group32:fp32", FULL, Settings(1)), ("int4:group32:fp32", HALF, Settings(2)),
-        ("int4", FULL, Settings(4)), ("int4", HALF, Settings(2)),
-        ("uint8:group32:fp32:asym", FULL, Settings(2)),
-        ("uint8:group32:fp32:asym", HALF, Settings(1, 4)),
-    ],
-    "codes": [
-        ("mxfp8", FULL, Settings(2)), ("mxfp8", HALF, Settings(2)),
-        ("mxfp4", FULL, Settings(2)), ("mxfp4", HALF, Settings(2)),
-        ("mxint8", FULL, Settings(2)), ("mxint8", HALF, Settings(1, 2)),
-        ("bfp8", FULL, Settings(4)), ("bfp8", HALF, Settings(2)),
-        ("int8:group32:fp32", FULL, Settings(2)), ("int8:group32:fp32", HALF, Settings(1, 2)),
-        ("int8:group128:fp32", FULL, Settings(4)), ("int8:group128:fp32", HALF, Settings(2)),
-        ("int4:group32:fp32", FULL, Settings(2)), ("int4:group32:fp32", HALF, Settings(1, 2)),
-        ("int4", FULL, Settings(2)), ("int4", HALF, Settings(2)),
-        ("uint8:group32:fp32:asym", FULL, Settings(2)),
-        ("uint8:group32:fp32:asym", HALF, Settings(1, 4)),
-    ],
-}  # fmt: skip
-EVERY = [(what, *each) for what, all_of_it in MEASURED.items() for each in all_of_it]
+ROWS, TILES = "int8:token:fp32", "int8:tile32x32:fp32"
+FORMATS = (
+    "mxfp8", "mxfp8_e5m2", "mxfp6", "mxfp6_e2m3", "mxfp4", "mxint8", "bfp8", "int8:group32:fp32",
+    "int4", "int2:group32:fp32", "uint8:group32:fp32:asym", "e4m3:group32:fp32", "nvfp4",
+    "e2m1:group16:(e4m3:token:fp32)", "nf4", "book(-1,-0.5,0,0.25,1):group32:fp32",
+    "int8:group32:e8m0/floor:stochastic", "e2m1:group32:e8m0/floor:stochastic", ROWS, "ternary",
+    "binary", TILES, "e4m3:tile128x128:fp32", "int8:group128:fp32",
+)  # fmt: skip
+KINDS = list(product(FORMATS, (FULL, HALF), ("codes", "values")))
 
 
-def made(x: torch.Tensor, fmt: str, what: str) -> list[torch.Tensor]:
+def seed_of(fmt: str, first: int = 4) -> torch.Tensor | None:
+    return torch.tensor([7, first]) if parse(fmt).rounding == "stochastic" else None
+
+
+def made(x: torch.Tensor, fmt: str, what: str, first: int = 4) -> list[torch.Tensor]:
     """What an op makes of numbers."""
+    seed = seed_of(fmt, first)
     if what == "values":
-        return [P.fake_quantize(x, Quantizer(None, None, None, str(parse(fmt))))]
-    return P.choose_quantize(x, str(parse(fmt)), None)
+        return [P.fake_quantize(x, Quantizer(None, None, None, str(parse(fmt)), seed))]
+    return P.choose_quantize(x, str(parse(fmt)), seed)
 
 
-def right(x: torch.Tensor, fmt: str, what: str) -> bool:
+def right(x: torch.Tensor, fmt: str, what: str, first: int = 4) -> bool:
     """Whether that is what the reference makes of them."""
     with bs.use("reference"):
-        expected = made(x, fmt, what)
+        expected = made(x, fmt, what, first)
     with bs.use("webgpu"):
-        return all(same(a, b) for a, b in zip(made(x, fmt, what), expected, strict=True))
+        found = made(x, fmt, what, first)
+    return all(same(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def unruly(blocks: int, block: int, dtype: torch.dtype) -> torch.Tensor:
@@ -71,71 +61,168 @@ def unruly(blocks: int, block: int, dtype: torch.dtype) -> torch.Tensor:
     plain = torch.randn(block, generator=torch.Generator().manual_seed(2)).to(dtype)
     x[1::8], x[2::16], x[10::16] = plain, 0.0, -0.0
     x[3::8] = (torch.arange(block) % 31 / 4 - 3.75).to(dtype)
-    x[4::8] = plain * torch.tensor(1e-30).to(dtype)
+    x[4::16] = plain * torch.tensor(1e-30).to(dtype)
+    x[12::16] = plain * torch.tensor(1e-25).to(dtype)
     x[5::8] = plain * torch.tensor(1e30).to(dtype)
     x[6::8] = plain * torch.tensor(2e-39).to(dtype)
     x[7::16, block // 2], x[15::16, -1] = torch.inf, torch.nan
     return x
 
 
+def numbers(fmt: str, dtype: torch.dtype, blocks: int = 64) -> torch.Tensor:
+    """Unruly ones, as many a row as a block has: of tiles and of whole rows few."""
+    block = parse(fmt).block
+    if block.name.startswith("tile"):
+        return unruly(block.sizes[0][1] * 2, 256, dtype)
+    if block.name in ("token", "channel0"):
+        return unruly(19, 2048, dtype)
+    return unruly(blocks, geometry((4096,), block).block, dtype)
+
+
+def planned(fmt: str, x: torch.Tensor, what: str, wanted: Settings | None = None) -> Plan | None:
+    return swift_plan.plan(form(str(parse(fmt))), x.dtype, tuple(x.shape), what, wanted)
+
+
 @pytest.fixture(autouse=True)
 def _lavapipe_tells_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swift, "_reach", lambda: 8)
+    reach_of(monkeypatch, 8)
 
 
-def block_of(fmt: str) -> int:
-    return geometry((4096,), parse(fmt).block).block
+def reach_of(monkeypatch: pytest.MonkeyPatch, neighbours: int) -> None:
+    for module in (swift, swift_plan):
+        monkeypatch.setattr(module, "reach", lambda: neighbours)
 
 
 @pytest.mark.some(4)
-@pytest.mark.parametrize(("what", "fmt", "dtype", "settings"), EVERY)
-def test_what_was_measured(
-    what: str, fmt: str, dtype: torch.dtype, settings: Settings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("fmt", "dtype", "what"), KINDS)
+def test_what_is_made(fmt: str, dtype: torch.dtype, what: str) -> None:
+    x = numbers(fmt, dtype)
+    assert planned(fmt, x, what) is not None
+    assert right(x, fmt, what)
+
+
+SETTINGS = [
+    Settings(units, blocks, 256, together)
+    for units, blocks, together in product((1, 2, 4, 8), (1, 2), (False, True))
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fmt", "dtype", "what"), KINDS)
+def test_every_setting(
+    fmt: str, dtype: torch.dtype, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    f, block = form(str(parse(fmt))), block_of(fmt)
-    # blocks that are not finite are found with the rest, or left for the end (swift/choose/float)
-    assert lowered(f.format).poisons or lowered(f.format).scale == "fp32"
-    monkeypatch.setattr(swift, "_reach", lambda: 32)
-    for shape in ((3, 5 * block), (2, 3, 2, 128), (block,), (1, 1, 9 * block)):
-        assert swift.settings(f, dtype, shape, what) == settings
-    monkeypatch.setattr(swift, "_reach", lambda: 8)
-    assert swift.settings(f, dtype, (3, 5 * block), what) in (settings, Settings(4), Settings(4, 2))
-    for blocks in (1, 3, 64, 253):
-        assert right(unruly(blocks, block, dtype), fmt, what)
-    assert right(hard((2, 3, 4, 128), dtype), fmt, what)
+    x, tried = numbers(fmt, dtype), 0
+    with bs.use("reference"):
+        expected = made(x, fmt, what)
+    plan = swift_plan.plan
+    for given in SETTINGS:
+        if (what == "values" and given.together) or planned(fmt, x, what, given) is None:
+            continue
+
+        def forced(*arguments: Any, given: Settings = given) -> Plan | None:
+            return plan(*arguments, given if arguments[3] == what else None)
+
+        monkeypatch.setattr(swift, "plan", forced)
+        with bs.use("webgpu"):
+            found = made(x, fmt, what)
+        assert all(same(a, b) for a, b in zip(found, expected, strict=True)), given
+        tried += 1
+    assert tried
 
 
-def beside_ties(levels: int, block: int, from_zero: bool) -> torch.Tensor:
-    """Blocks whose quotients are ties and their neighbours, of steps that are any numbers.
+def test_what_an_invocation_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    reach_of(monkeypatch, 32)
+    f = form("int8:group32:fp32")
+    found = swift_plan.plan(f, FULL, (64, 64), "codes")
+    assert found is not None and found.given == Settings(4, together=True) and found.team == 2
+    assert found.blocks_a_group == 128
+    found = swift_plan.plan(f, HALF, (64, 64), "values")
+    assert found is not None and found.given == Settings(2) and found.team == 2
+    found = swift_plan.plan(form(ROWS), FULL, (64, 16384), "codes")
+    assert found is not None and found.given == Settings(8) and found.group == found.team == 512
+    found = swift_plan.plan(form(TILES), HALF, (64, 64), "codes")
+    assert found is not None and found.tile == 4 and found.step % (32 * 64) == 0
+    found = swift_plan.plan(form("nvfp4"), FULL, (64, 64), "outer")
+    assert found is not None and found.given == Settings(1, 8)
 
-    from_zero: of no numbers below 0 but, in every other block, ties at their lower ends
-    """
+
+def beside_ties(fmt: str, dtype: torch.dtype, rows: int = 96) -> torch.Tensor:
+    """Rows of which the first number is the largest and others are a few ulps beside ties, of steps
+    that are any numbers."""
     made = torch.Generator().manual_seed(3)
-    top = torch.rand(96, 1, generator=made) + 1
-    step = top / levels
-    least = 0 if from_zero else -levels
-    half = torch.randint(least, levels, (96, block - 1), generator=made) + 0.5
-    if from_zero:
-        top[::2] -= step[::2] * 40.5
-        half[::2] = half[::2].clamp(max=levels - 42)
-        half[::2, 0] = -40.5
+    element, block = parse(fmt).element, geometry((4096,), parse(fmt).block).block
+    codes = torch.arange(2**element.bits).to(element.code_dtype)
+    values = torch.unique(element.decode(codes).float())
+    values = values[values.isfinite()]
+    top = torch.rand(rows, 1, generator=made) + 1
+    top[::3] = top[::3].bfloat16().float()
+    halves = (values[1:] + values[:-1]) / 2
+    chosen = halves[torch.randint(0, len(halves), (rows, block - 1), generator=made)]
+    tie = (chosen.double() * (top / values.max()).double()).float()
+    beside = torch.randint(-4, 5, tie.shape, generator=made, dtype=torch.int32)
+    x = torch.cat([top, (tie.view(torch.int32) + beside).view(torch.float32)], 1)
+    x[1::5] *= 1e-25
+    x[2::7] *= 1e20
+    return x.to(dtype)
+
+
+def beside_zero_points(rows: int = 96, block: int = 32) -> torch.Tensor:
+    """Of uint8 with a zero point: no numbers below 0 but, in every other row, ties at the ends."""
+    made = torch.Generator().manual_seed(3)
+    top = torch.rand(rows, 1, generator=made) + 1
+    step = top / 255
+    half = torch.randint(0, 255, (rows, block - 1), generator=made) + 0.5
+    top[::2] -= step[::2] * 40.5
+    half[::2] = half[::2].clamp(max=255 - 42)
+    half[::2, 0] = -40.5
     tie = (half.double() * step.double()).float()
     beside = torch.randint(-2, 3, tie.shape, generator=made, dtype=torch.int32)
     return torch.cat([top, (tie.view(torch.int32) + beside).view(torch.float32)], 1)
 
 
-@pytest.mark.parametrize("what", ["values", "codes"])
+TIED = ("int8:group32:fp32", "int4", "int2:group32:fp32", "e4m3:group32:fp32", "e2m1:group32:fp32",
+        "nvfp4", "nf4", "uint8:group32:fp32:asym")  # fmt: skip
+
+
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
-    ("fmt", "levels"), [("int8:group32:fp32", 127), ("int4", 7), ("uint8:group32:fp32:asym", 255)]
+    ("fmt", "dtype", "what"), list(product(TIED, (FULL, HALF), ("codes", "values")))
 )
 def test_divisions_that_are_ulps_off(
-    fmt: str, levels: int, what: str, monkeypatch: pytest.MonkeyPatch
+    fmt: str, dtype: torch.dtype, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As WGSL allows; subnormals are flushed, too."""
     monkeypatch.setattr(choices, "on_device", lambda features: {"hardware": "flushing"})
-    block = block_of(fmt)
-    assert right(unruly(64, block, FULL), fmt, what)
-    assert right(beside_ties(levels, block, "asym" in fmt), fmt, what)
+    x = beside_ties(fmt, dtype)
+    assert planned(fmt, x, what) is not None
+    assert right(x, fmt, what) and right(numbers(fmt, dtype), fmt, what)
+    if "asym" in fmt:
+        assert right(beside_zero_points(), fmt, what)
+
+
+@pytest.mark.parametrize("hardware", ["plain", "flushing"])
+def test_scales_beside_ties(hardware: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two levels: blocks whose scale, in outer scales, is a few ulps beside a tie of e4m3."""
+    monkeypatch.setattr(choices, "on_device", lambda features: {"hardware": hardware})
+    values = (
+        parse("e4m3:group32:fp32").element.decode(torch.arange(8, 127, dtype=torch.uint8)).float()
+    )
+    ties = ((values[1:] + values[:-1]) / 2).repeat_interleave(9)
+    top = torch.tensor(1.7123456)
+    largest = (ties.double() * (top / (6 * 448)).double() * 6).float().view(torch.int32)
+    largest = (largest + torch.arange(-4, 5, dtype=torch.int32).repeat(118)).view(torch.float32)
+    x = torch.cat([top[None], largest])[:, None] * torch.linspace(-1, 1, 16)
+    assert right(x, "nvfp4", "codes") and right(x, "nvfp4", "values")
+
+
+def test_the_first_tie_has_nearer_neighbours_below() -> None:
+    """Half of a step lies at a power of two: below it float32 has twice as many numbers."""
+    step = (torch.arange(1, 4001) * 2.0 + 1) / 4096 + 1
+    near = (step.double() / 2).float().view(torch.int32)
+    x = torch.stack([(near + k).view(torch.float32) for k in range(-3, 4)], 1)
+    x = torch.cat([step[:, None], x, -x, torch.zeros(len(step), 17)], 1)
+    assert right(x, "int2:group32:fp32", "values")
 
 
 @pytest.mark.parametrize("over", [-1, 0, 1])
@@ -144,27 +231,45 @@ def test_the_last_workgroup_is_seldom_full(what: str, fmt: str, over: int) -> No
     assert right(unruly(2 * 128 + over, 32, FULL), fmt, what)
 
 
+@pytest.mark.parametrize("first", [0, 3, 2**33 + 4, 2**32 - 4])
+def test_random_numbers_from_anywhere(first: int) -> None:
+    """Those of four elements are drawn together, if a tensor begins with a four."""
+    for fmt in ("int8:group32:e8m0/floor:stochastic", "e2m1:group32:e8m0/floor:stochastic"):
+        x = numbers(fmt, FULL, 16)
+        x[1] = torch.tensor(2.0**-130)  # less than the device tells from 0, and rounded up at 0
+        assert right(x, fmt, "codes", first) and right(x, fmt, "values", first)
+
+
 @pytest.mark.parametrize("what", ["values", "codes"])
 @pytest.mark.parametrize(
     ("fmt", "shape", "dtype"),
     [
-        ("mxfp8", (4, 64), OTHER),  # not measured: these six
-        ("e2m3:group32:e8m0/floor", (4, 64), HALF),
+        ("mxfp8", (4, 64), OTHER),
         ("int8:group32:bf16", (4, 64), FULL),
-        ("e4m3:group32:e8m0/floor:stochastic", (4, 64), FULL),
-        ("e5m2:group32:e8m0/floor", (4, 64), FULL),
-        ("e4m3:group16:e8m0/floor", (4, 64), FULL),
+        ("int8:group32:fp32:full", (4, 64), FULL),
+        ("int8:group32:fp32:recip", (4, 64), FULL),
+        ("int8:group32:fp32:stochastic", (4, 64), FULL),
+        ("int8:group32:e8m0/floor:down", (4, 64), FULL),
+        ("uint8:group32:fp32:asym:stochastic", (4, 64), FULL),
+        ("uint4:group32:fp16:offset", (4, 64), FULL),
+        ("int16:group32:fp32", (4, 64), FULL),
+        ("book(-1,1):group32:fp32", (4, 64), FULL),  # its threshold is 0
+        ("fp4:group32:fp32", (4, 64), FULL),  # two of its thresholds are close
+        ("iq4_nl:group32:fp32", (4, 64), FULL),  # its ends differ
+        ("ternary:group32:fp16", (4, 64), FULL),
         ("mxfp8", (4, 60), FULL),  # cut off
         ("mxfp8", (60,), FULL),
         ("mxfp8", (1,), FULL),
-        ("mxfp8", (16,), FULL),
-        ("mxfp4", (3, 24), HALF),
+        ("mxfp8", (2, 12), FULL),  # three units are no power of two
+        ("int8:tile3x32:fp32", (4, 64), FULL),
     ],
 )
 def test_all_else_stays_where_it_was(
     what: str, fmt: str, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    assert swift.settings(form(str(parse(fmt))), dtype, shape, what) is None
+    x = hard(shape, dtype)
+    assert planned(fmt, x, what) is None
+    assert right(x, fmt, what)
 
 
 def test_given_scales_and_nothing() -> None:
@@ -181,44 +286,42 @@ def test_given_scales_and_nothing() -> None:
 
 
 @pytest.mark.parametrize("what", ["values", "codes"])
-def test_tensors_in_pieces(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "largest", lambda bits, step=STEP: STEP // step * step)
-    x = hard((2, STEP + 512), FULL)
-    assert swift.settings(form("mxfp8"), FULL, tuple(x.shape), what) is not None
-    assert right(x, "mxfp8", what)
+@pytest.mark.parametrize("fmt", ["mxfp8", "nvfp4", TILES])
+def test_tensors_in_pieces(fmt: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "largest", lambda bits, step=STEP: STEP // step * step or step)
+    x = hard((96, 2048), FULL)
+    assert planned(fmt, x, what) is not None
+    assert right(x, fmt, what)
 
 
-def test_a_team_is_within_reach_however_many_blocks_it_takes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    f, shape = form("int8:group128:fp32"), (4, 256)
-    for units, blocks, fits in ((2, 1, False), (2, 2, False), (2, 4, False), (4, 2, True)):
-        monkeypatch.setitem(
-            swift._SETTINGS["codes"], ("int8:group128:fp32", FULL), Settings(units, blocks)
-        )
-        found = swift.settings(f, FULL, shape, "codes")
-        assert found == (Settings(units, blocks) if fits else Settings(4))
+def test_a_team_is_within_reach_however_many_blocks_it_takes() -> None:
+    x = torch.zeros(4, 256)
+    fits = partial(planned, "mxint8", x, "codes")  # of whose scales four are a word
+    assert fits(Settings(4)) and not fits(Settings(2)) and fits(Settings(2, 2))
+    assert planned("int8:group128:fp32", x, "codes", Settings(1)) is not None  # beyond reach
 
 
 def test_a_device_has_to_have_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    f, shape = form("mxfp8"), (4, 64)
-    assert swift.settings(f, FULL, shape, "codes") is not None
-    monkeypatch.setattr(swift, "_reach", lambda: 2)
-    assert swift.settings(f, FULL, shape, "codes") is None
-    assert swift.settings(f, FULL, shape, "values") is not None
+    x = torch.zeros(4, 64)
+    assert planned("mxfp8", x, "codes") is not None
+    reach_of(monkeypatch, 2)
+    assert planned("mxfp8", x, "codes") is None and planned("mxfp8", x, "values") is not None
     with monkeypatch.context() as without:
         without.setattr(gpu(), "features", frozenset())
-        assert swift.settings(f, FULL, shape, "values") is None
+        assert planned("mxfp8", x, "values") is None
+    with monkeypatch.context() as without:
+        without.setitem(gpu().limits, "max-compute-invocations-per-workgroup", 128)
+        assert planned("mxfp8", x, "values") is None
     with monkeypatch.context() as without:
         without.setattr(swift_sums, "refusal", lambda: "left out")
-        assert swift.settings(f, FULL, shape, "values") is None
+        assert planned("mxfp8", x, "values") is None
     with monkeypatch.context() as without:
-        without.setattr(swift, "largest", lambda bits, step: 0)
-        assert swift.settings(f, FULL, shape, "values") is None
+        without.setattr(swift_plan, "largest", lambda bits, step: 0)
+        assert planned("mxfp8", x, "values") is None
     monkeypatch.setenv(ARITHMETIC, "native")
-    assert swift.settings(f, FULL, shape, "values") is None
+    assert planned("mxfp8", x, "values") is None
 
 
 def test_neighbours_of_a_subgroup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert 4 <= swift._reach() <= 32
+    assert 4 <= swift_plan.reach() <= 32

@@ -18,9 +18,11 @@ from tests.kernels.webgpu.equal import hard
 FULL, HALF, OTHER = torch.float32, torch.bfloat16, torch.float16
 MEASURED = [
     ("mxfp8", FULL, 4), ("mxfp8", HALF, 2), ("mxfp4", FULL, 4), ("mxfp4", HALF, 2),
-    ("nvfp4", FULL, 2), ("nvfp4", HALF, 2), ("int8:group32:fp32", FULL, 4),
-    ("int8:group32:fp32", HALF, 8), ("int4", FULL, 4), ("int4", HALF, 8),
-    ("uint8:group32:fp32:asym", FULL, 8),
+    ("mxfp6", FULL, 4), ("mxint8", HALF, 2), ("nvfp4", FULL, 2), ("nvfp4", HALF, 2),
+    ("int8:group32:fp32", FULL, 4), ("int8:group32:bf16", HALF, 2), ("int4", FULL, 4),
+    ("int4", HALF, 2), ("uint8:group32:fp32:asym", FULL, 8), ("nf4", FULL, 4), ("nf4", HALF, 2),
+    ("fp4:group64:fp16", FULL, 4), ("ternary:group32:fp32", FULL, 4),
+    ("binary:group32:fp32", HALF, 2),
 ]  # fmt: skip
 
 
@@ -56,7 +58,7 @@ def test_what_was_measured(fmt: str, dtype: torch.dtype, units: int) -> None:
 
 @pytest.mark.parametrize("over", [-128, 0, 128])
 def test_the_last_workgroup_is_seldom_full(over: int) -> None:
-    for fmt, dtype, units in (("int4", HALF, 8), ("uint8:group32:fp32:asym", FULL, 8)):
+    for fmt, dtype, units in (("int4", HALF, 2), ("uint8:group32:fp32:asym", FULL, 8)):
         shape = (256 * units * 16 // dtype.itemsize + over,)
         assert swift_decode.units(form(fmt), shape, dtype) == units
         assert same_values(shape, fmt, dtype)
@@ -65,15 +67,10 @@ def test_the_last_workgroup_is_seldom_full(over: int) -> None:
 @pytest.mark.parametrize(
     ("fmt", "shape", "dtype"),
     [
-        ("mxfp8", (4, 64), OTHER),  # not measured: these five
-        ("uint8:group32:fp32:asym", (4, 64), HALF),
-        ("int8:group32:bf16", (4, 64), FULL),
+        ("mxfp8", (4, 64), OTHER),
         ("uint8:group32:fp32:asym(fp16)", (4, 64), FULL),
-        ("mxfp6", (4, 64), FULL),
-        ("e2m1:group32:(e4m3:group2:fp32)", (4, 64), FULL),
+        ("uint4:group32:fp16:offset", (4, 64), FULL),
         ("int8:group2:fp32", (4, 64), FULL),  # units have several scales
-        ("int8:tile2x32:fp32", (4, 64), FULL),  # boxes
-        ("int8:group32:fp32", (4, 60), FULL),  # cut off
         ("int8:tensor:fp32", (3, 7), FULL),  # units that are not full
         ("int4:token:fp32", (4, 7), FULL),  # rows that end within a byte
     ],
@@ -81,6 +78,17 @@ def test_the_last_workgroup_is_seldom_full(over: int) -> None:
 def test_all_else_stays_where_it_was(fmt: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     assert swift_decode.units(form(fmt), shape, dtype) is None
     assert same_values(shape, fmt, dtype)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "shape"), [("int8:tile2x32:fp32", (6, 64)), ("int8:group32:fp32", (4, 60))]
+)
+def test_boxes_and_what_is_cut_off(fmt: str, shape: tuple[int, ...]) -> None:
+    for dtype in (FULL, HALF):
+        unit = 16 // dtype.itemsize
+        taken = shape[-1] % unit == 0
+        assert (swift_decode.units(form(fmt), shape, dtype) is not None) == taken
+        assert same_values(shape, fmt, dtype)
 
 
 def test_where_floats_are_a_cpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 
-from blockscale.kernels.webgpu.primitives import swift_sums
+from blockscale.kernels.webgpu.primitives import choices, swift_sums
 
 
 @pytest.fixture(autouse=True)
@@ -23,3 +24,20 @@ def test_without_sums_nothing_is_rounded(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.warns(UserWarning, match="leaves out sums .* round to int8, e4m3"):
         reason = swift_sums.refusal()
     assert reason is not None and swift_sums.refusal() == reason  # a second warning is an error
+
+
+@pytest.mark.parametrize("hardware", ["plain", "flushing"])
+def test_what_is_flushed_is_rounded_up_at_random(
+    hardware: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe draws 0: everything above 0 goes up, subnormal numbers, too."""
+    monkeypatch.setattr(choices, "on_device", lambda features: {"hardware": hardware})
+    x = torch.tensor([0.0, -0.0, 1e-45, -1e-45, 2.0**-127, 2.0**-126, 1e-30, 0.25, 2.0, -2.5, 127.0,
+                      -127.5, 3.0, 1 + 2.0**-23, 5.0, -4.5])  # fmt: skip
+    whole = torch.copysign(x.abs().ceil(), x).clamp(-127, 127)
+    found = swift_sums.rounded(x, "int8:group4:e8m0/floor:stochastic")
+    assert torch.equal(found, whole)
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    up = values[torch.searchsorted(values, x.abs().clamp(max=6))]
+    found = swift_sums.rounded(x, "e2m1:group4:e8m0/floor:stochastic")
+    assert torch.equal(found, torch.copysign(up, x))

@@ -1,8 +1,9 @@
-// Blocks that follow one another and are all full, in one pass that keeps much of memory under way.
-// A team of TEAM invocations takes BLOCKS blocks, of each UNITS units of 16 bytes an invocation; all
-// of them are asked for before the first is used. What needs exact arithmetic of integers is left
-// for the end (swift/rare).
-// needs: grid, swift/load/{load}, swift/find/{swift_find}, swift/choose/{swift}, swift/result/{result}, swift/rare
+// Blocks that are all full, in one pass that keeps much of memory under way. A team of TEAM
+// invocations takes BLOCKS blocks, of each UNITS units of 16 bytes an invocation; all of them are
+// asked for before the first is used. Numbers are multiplied by a step's reciprocal; fours of which
+// one comes near a tie are settled after that. Blocks that ask for exact arithmetic of integers are
+// left for the end (swift/rare).
+// needs: grid, swift/lanes, swift/find/{swift_find}, statistics/sum, swift/mean/{mean}, swift/choose/{swift}, swift/near/{near}, swift/result/{result}, swift/rare
 const TEAMS: u32 = GROUP / TEAM;
 const BLOCK_UNITS: u32 = TEAM * UNITS;
 
@@ -13,29 +14,54 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let first = (group_number(group, groups) * TEAMS + lane / TEAM) * BLOCKS;
     var held: array<vec4<u32>, UNITS * BLOCKS>;
     for (var b = 0u; b < BLOCKS; b++) {
-        let start = min(first + b, sizes.blocks - 1u) * BLOCK_UNITS + member;
+        let block = min(first + b, sizes.blocks - 1u);
         for (var u = 0u; u < UNITS; u++) {
-            held[b * UNITS + u] = x[start + u * TEAM];
+            held[b * UNITS + u] = x[place_of(block, unit_of(u, member))];
         }
     }
+    prepare_code(lane);
     var rare = 0u;
     for (var b = 0u; b < BLOCKS; b++) {
         var found = NOTHING;
-        for (var u = 0u; u < UNITS; u++) {
-            for (var j = 0u; j < FOURS; j++) {
-                found = with_four(found, four_of(held[b * UNITS + u], j));
-            }
+        for (var i = 0u; i < LANE_FOURS; i++) {
+            found = with_four(found, four_of(held[b * UNITS + i / FOURS], i % FOURS));
         }
         found = team_max(found, lane);
+        for (var turn = 0u; turn < MEANS; turn++) { // of all magnitudes, then of large ones
+            var sum = Sum(0u, 0u, 0u);
+            for (var i = 0u; i < LANE_FOURS; i++) {
+                let four = four_of(held[b * UNITS + i / FOURS], i % FOURS);
+                sum = with_sizes(sum, four, found, turn);
+            }
+            keep_mean(team_sum(sum, lane), found, lane);
+        }
         let block = first + b;
         let there = block < sizes.blocks;
         let s = swift_step(keys_found(found), sizes.first / sizes.block + block);
         keep(s, block, member, b, there);
         rare |= select(0u, 1u << b, there && !s.sure);
-        for (var u = 0u; u < UNITS; u++) {
-            put_unit(block * BLOCK_UNITS + u * TEAM + member, member, held[b * UNITS + u], s,
-                     there && s.sure);
+        var near: Near;
+        var ties = 0u; // of which fours
+        for (var i = 0u; i < LANE_FOURS; i++) {
+            near[i] = near4(four_of(held[b * UNITS + i / FOURS], i % FOURS), s.step);
+            ties |= select(0u, 1u << i, is_near_a_tie(near[i], s.step));
         }
+        while (ties != 0u) { // arrays that are indexed at run time would lie in slow memory
+            let which = firstTrailingBit(ties);
+            ties &= ties - 1u;
+            var four = vec4(0u);
+            var found_near = vec4(0u);
+            for (var i = 0u; i < LANE_FOURS; i++) {
+                let own = four_of(held[b * UNITS + i / FOURS], i % FOURS);
+                four = select(four, own, i == which);
+                found_near = select(found_near, near[i], i == which);
+            }
+            let settled = settled4(four, found_near, s.step);
+            for (var i = 0u; i < LANE_FOURS; i++) {
+                near[i] = select(near[i], settled, i == which);
+            }
+        }
+        put(block, member, &near, s, there && s.sure);
     }
     while (rare != 0u) {
         take_rare(first + firstTrailingBit(rare), member);

@@ -23,6 +23,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         }
         steps[k] = step_at(block_of(sizes.first + i));
     }
+    prepare_values(lane);
     var rare = 0u;
     for (var k = 0u; k < EACH; k++) {
         let unit = first + k * GROUP + lane;

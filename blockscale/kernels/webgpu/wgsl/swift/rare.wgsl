@@ -1,13 +1,9 @@
 // Blocks whose numbers ask for exact arithmetic, in loops that are not unrolled.
-// needs: swift/load/{load}, choose/{rule}, step/{step}, given/outer_{given_outer}, code/{how}, given/{drawn}, swift/rare/{result}
+// needs: swift/lanes, choose/{rule}, step/{step}, given/outer_{given_outer}, code/{how}, given/{drawn}, swift/range/{range}, swift/rare/{rare}
 fn take_rare(block: u32, member: u32) {
-    var found = NOTHING;
-    for (var i = 0u; i < sizes.block; i++) {
-        found = max(found, keys_of(number_at(block * sizes.block + i)));
-    }
     let number = sizes.first / sizes.block + block;
     let outer = given_outer(number);
-    let chosen = choose(range_of(found), outer);
+    let chosen = choose(exact_range(block), outer);
     let s = step_of(chosen.scale, chosen.zero, outer, chosen.offset);
     write_rare(block, member, chosen, s);
 }

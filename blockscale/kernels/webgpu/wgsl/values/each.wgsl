@@ -10,3 +10,5 @@ fn four_decoded(codes: vec4<u32>, s: Step) -> Decoded {
                      decode(codes.w, s));
     return Decoded(found, !FAR_VALUES);
 }
+
+fn prepare_values(lane: u32) {}

@@ -11,3 +11,5 @@ fn four_decoded(codes: vec4<u32>, s: Step) -> Decoded {
     let least = SIGN | u32(0x4b000000 + i32(turned) + zero_of(s)); // negative
     return Decoded(four_sums(floats, vec4(least)), fits_zero(s));
 }
+
+fn prepare_values(lane: u32) {}

@@ -13,3 +13,5 @@ fn four_decoded(codes: vec4<u32>, s: Step) -> Decoded {
     let sign = (codes << vec4(32u - BITS)) & vec4(SIGN);
     return Decoded(four_least(moved, steep) | sign, largest_of_four(size) <= MAX_CODE);
 }
+
+fn prepare_values(lane: u32) {}

@@ -1,13 +1,11 @@
-// clamp(qmin - R(lo / step), qmin, qmax), unless that is so near a tie that it takes the quotient.
-// needs: hardware/{hardware}, quick/integer
-struct Zero {
-    point: i32,
-    sure: bool,
-}
-
-fn zero_found(found: Keys, inverse: u32) -> Zero {
-    let near = min(product(found.y, inverse), bitcast<u32>(f32(HIGH - LOW + 1)));
-    let rest = sum(near, QUICK_TIE) & ((1u << QUICK_FRACTION) - 1u);
-    let steps = i32(sum(near, 0x4b400000u) & 0x3fffffu);
-    return Zero(min(LOW + steps, HIGH), rest > 4u);
+// clamp(qmin - R(lo / step), qmin, qmax).
+// needs: hardware/{hardware}, step/step, swift/tie/integer
+fn zero_found(found: Keys, scale: u32, inverse: u32) -> i32 {
+    var near = vec4(min(product(found.y, inverse), bitcast<u32>(f32(HIGH - LOW + 1))));
+    let s = Step(scale, inverse, 0, 0u, true);
+    if (is_near_a_tie(near, s)) {
+        near = settled4(vec4(found.y), near, s);
+    }
+    let steps = i32(sum(near.x, 0x4b400000u) & 0x3fffffu);
+    return min(LOW + steps, HIGH);
 }

@@ -8,7 +8,9 @@ struct Coded {
     magic: u32, // WHOLE, which compilers that take sums apart do not see
 }
 
-fn coded(near: vec4<u32>, s: Step) -> Coded {
+fn prepare_code(lane: u32) {}
+
+fn coded(near: vec4<u32>, words: vec4<u32>, s: Step) -> Coded {
     let low = bitcast<u32>(f32(LOW - zero_of(s)));
     let high = bitcast<u32>(f32(HIGH - zero_of(s)));
     let bounded = four_least(four_most(near, vec4(low)), vec4(high));

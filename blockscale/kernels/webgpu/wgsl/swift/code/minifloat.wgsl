@@ -7,7 +7,9 @@ struct Coded {
     sums: vec4<u32>,
 }
 
-fn coded(near: vec4<u32>, s: Step) -> Coded {
+fn prepare_code(lane: u32) {}
+
+fn coded(near: vec4<u32>, words: vec4<u32>, s: Step) -> Coded {
     let bounded = four_least(four_sizes(near), vec4(LARGEST_VALUE));
     let binade = max(bounded & vec4(INFINITY), vec4(LEAST << 23u));
     let magic = binade + vec4((23u - MBITS) << 23u);

@@ -1,43 +1,41 @@
-// Packed codes, and scales as they are stored. Neighbours put their codes together to whole words.
-// needs: swift/near/{how}, swift/code/{family}, store/scale, store/zeros_{store_zeros}
-@group(0) @binding(codes) var<storage, read_write> codes: array<u32>;
+// Packed codes, and scales. Neighbours put their codes together to whole words.
+// needs: swift/lanes, swift/draw/{drawn}, swift/code/{family}, swift/scales, swift/words/{words}
 const UNIT_BITS: u32 = 4u * FOURS * BITS;
-const SCALES_A_WORD: u32 = 32u / SCALE_BITS;
-var<private> scale_word: u32;
 
-fn keep(s: Swift, block: u32, member: u32, b: u32, there: bool) {
-    if (SCALE_BITS == 32u) {
-        if (there && s.sure && member == 0u) {
-            put_scales(sizes.first / sizes.block + block, s.scale);
-            put_zeros(sizes.first / sizes.block + block, bitcast<u32>(s.zero));
+fn put(block: u32, member: u32, near: ptr<function, Near>, s: Swift, wanted: bool) {
+    for (var u = 0u; u < UNITS; u++) {
+        let place = place_of(block, unit_of(u, member));
+        let low = codes_of(coded((*near)[u * FOURS], words_at(place, 0u), s.step), s.step);
+        var high = 0u;
+        if (FOURS == 2u) {
+            let last = (*near)[u * FOURS + FOURS - 1u];
+            high = codes_of(coded(last, words_at(place, 1u), s.step), s.step);
         }
-        return;
-    }
-    let place = block % SCALES_A_WORD;
-    let own = select(0u, s.scale, there) << (place * SCALE_BITS);
-    scale_word = select(scale_word | own, own, b % SCALES_A_WORD == 0u);
-    if ((b + 1u) % min(SCALES_A_WORD, BLOCKS) == 0u) {
-        var word = scale_word;
-        for (var side = 1u; side * BLOCKS < SCALES_A_WORD; side *= 2u) {
-            word |= subgroupShuffleXor(word, side * TEAM);
-        }
-        let start = block + 1u - min(SCALES_A_WORD, BLOCKS);
-        if (member == 0u && start % SCALES_A_WORD == 0u && start < sizes.blocks) {
-            put_scales((sizes.first / sizes.block + start) / SCALES_A_WORD, word);
-        }
+        put_unit(place, member, low, high, wanted);
     }
 }
 
-fn put_unit(place: u32, member: u32, unit: vec4<u32>, s: Swift, wanted: bool) {
-    let low = codes_of(coded(near4(four_of(unit, 0u), s.step), s.step), s.step);
-    var high = 0u;
-    if (FOURS == 2u) {
-        high = codes_of(coded(near4(four_of(unit, 1u), s.step), s.step), s.step);
-    }
+fn put_unit(place: u32, member: u32, low: u32, high: u32, wanted: bool) {
     if (UNIT_BITS == 64u) {
         if (wanted) {
-            codes[2u * place] = low;
-            codes[2u * place + 1u] = high;
+            put_two(place, low, high);
+        }
+        return;
+    }
+    if (UNIT_BITS == 48u) { // of two neighbours: three words, of which the first has two
+        let all = low | (high << 24u);
+        let above = high >> 8u;
+        let before = subgroupShuffleXor(above, 1u);
+        if (wanted && member % 2u == 0u) {
+            put_word(place / 2u * 3u, all);
+        }
+        let next = subgroupShuffleXor(all, 1u);
+        if (wanted) {
+            if (member % 2u == 0u) {
+                put_word(place / 2u * 3u + 1u, above | (next << 16u));
+            } else {
+                put_word(place / 2u * 3u + 2u, (all >> 16u) | (above << 16u));
+            }
         }
         return;
     }
@@ -46,7 +44,7 @@ fn put_unit(place: u32, member: u32, unit: vec4<u32>, s: Swift, wanted: bool) {
         let next = subgroupShuffleDown(all, 1u);
         let at = member % 4u;
         if (wanted && at < 3u) {
-            codes[place / 4u * 3u + at] = (all >> (8u * at)) | (next << (24u - 8u * at));
+            put_word(place / 4u * 3u + at, (all >> (8u * at)) | (next << (24u - 8u * at)));
         }
         return;
     }
@@ -55,6 +53,6 @@ fn put_unit(place: u32, member: u32, unit: vec4<u32>, s: Swift, wanted: bool) {
         word |= subgroupShuffleXor(word, side);
     }
     if (wanted && member * UNIT_BITS % 32u == 0u) {
-        codes[place * UNIT_BITS / 32u] = word;
+        put_word(place * UNIT_BITS / 32u, word);
     }
 }

@@ -1,0 +1,109 @@
+"""Blocks along the columns of a matrix: scales, codes and values in one pass, as
+primitives/swift.py does for blocks whose numbers are neighbours."""
+
+from math import lcm, prod
+from typing import NamedTuple
+
+import torch
+
+from blockscale.kernels.numbers import lowered
+from blockscale.kernels.webgpu.gpu.launch import launch
+from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
+from blockscale.kernels.webgpu.primitives import swift_plan, swift_sums
+from blockscale.kernels.webgpu.primitives.choices import Choices, Constants, numbers, shader
+from blockscale.kernels.webgpu.primitives.choose import scale_writing
+from blockscale.kernels.webgpu.primitives.find import GROUP, statistic
+from blockscale.kernels.webgpu.primitives.form import Form, whole
+from blockscale.kernels.webgpu.primitives.geometry import Geometry, geometry
+from blockscale.kernels.webgpu.primitives.parts import Parts, new_parts
+from blockscale.kernels.webgpu.primitives.pieces import STEP, largest, pieces
+from blockscale.kernels.webgpu.primitives.swift import narrowing
+from blockscale.kernels.webgpu.primitives.swift_tables import cells
+
+Shape = tuple[int, ...]
+_ROWS, _MOST = 8, 16  # that an invocation takes at least, if there are so many, and at most
+
+
+class Plan(NamedTuple):
+    """at: blocks; units: of 16 bytes of a row of the matrix; parts: neighbours that share a column;
+    rows: that each takes; step: elements of which pieces are multiples"""
+
+    at: Geometry
+    units: int
+    parts: int
+    rows: int
+    step: int
+
+
+def plan(f: Form, dtype: torch.dtype, shape: Shape, what: str) -> Plan | None:
+    """How "codes" or "values" are made, or None where another way has to be taken."""
+    at, bits = geometry(tuple(shape), f.format.block), 8 * dtype.itemsize
+    if len(at.shape) != 2 or at.sizes[1] != 1 or at.shape[0] % at.sizes[0]:
+        return None
+    if not swift_plan.trusted(dtype) or swift_sums.refusal() is not None:
+        return None
+    own = swift_plan.parts(f.format)
+    if own is None or own["swift"] == "two_level" or own["near"] == "shift_drawn" or f.asym:
+        return None
+    units, left = divmod(at.shape[1] * bits, 128)
+    block, unit_bits = at.sizes[0], 128 // bits * f.bits
+    parts = 1 << max((block // _ROWS).bit_length() - 1, 0)
+    parts = min(parts, swift_plan.reach() // 2)
+    rows, step = block // parts, lcm(block * at.shape[1], STEP)
+    if left or block % parts or rows > _MOST or largest(bits, step) == 0:
+        return None
+    if what == "codes" and (unit_bits not in (32, 64) or not f.streams(shape[-1])):
+        return None
+    return Plan(at, units, parts, rows, step)
+
+
+def values(f: Form, x: Memory, dtype: torch.dtype, shape: Shape) -> Memory | None:
+    """Values after a round trip; None where another way has to be taken."""
+    planned = plan(f, dtype, shape, "values")
+    if planned is None:
+        return None
+    out = allocate(prod(shape) * dtype.itemsize)
+    _run(f, x, dtype, planned, "values", None, out)
+    return out
+
+
+def codes(f: Form, x: Memory, dtype: torch.dtype, shape: Shape) -> tuple[Memory, Parts] | None:
+    """Packed codes and their scales; None where another way has to be taken."""
+    planned = plan(f, dtype, shape, "codes")
+    if planned is None:
+        return None
+    out, made = allocate(prod(shape) * f.bits // 8), new_parts(f, shape)
+    _run(f, x, dtype, planned, "codes", made, out)
+    return out, made
+
+
+def _run(
+    f: Form, x: Memory, dtype: torch.dtype, planned: Plan, what: str, made: Parts | None,
+    out: Memory,
+) -> None:  # fmt: skip
+    """made: where scales are written; None drops them"""
+    at, own, reach = planned.at, 8 * dtype.itemsize, swift_plan.reach()
+    known = swift_plan.parts(f.format)
+    assert known is not None
+    choices: Choices = {
+        **numbers(dtype), **known, "statistic": statistic(f), "swift_find": statistic(f),
+        "team": "subgroup", "narrow": narrowing(f, dtype), "result": what, "given_outer": "none",
+    }  # fmt: skip
+    constants: Constants = {
+        "GROUP": GROUP, "REACH": reach, "TEAM": 1, "COLUMNS": reach // planned.parts,
+        "ROWS": planned.rows, "POISONS": lowered(f.format).poisons,
+    }  # fmt: skip
+    if known["family"] == "codebook":
+        constants |= cells(lowered(f.format).element) or {}
+    beside: dict[str, Memory] = {}
+    if made is not None:
+        writing, more, beside = scale_writing(f, made)
+        choices, constants = choices | writing, constants | more
+    kernel, bits = shader("swift_columns", f, choices, constants), f.bits if made else own
+    for piece in pieces(at.count, own, planned.step):
+        down = piece.count // (at.sizes[0] * at.shape[1])
+        teams = down * -(-planned.units // (reach // planned.parts))
+        windows = {"x": piece.window(x, own), what: piece.window(out, bits)}
+        buffers = {name: whole(memory) for name, memory in beside.items()} | windows
+        sizes = {"first": piece.first, "units": planned.units, "down": down}
+        launch(kernel, buffers, sizes, -(-teams // (GROUP // reach)))
