@@ -7,7 +7,7 @@ move over the time, relative to the copy's and to CUDA's.
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from statistics import median
@@ -42,7 +42,6 @@ FORMATS = {  # name: the share of a copy that is promised
     "int8:group32:e8m0/floor:stochastic": HARD, "e2m1:group32:e8m0/floor:stochastic": HARD,
     "int8:tile32x32:fp32": PLAIN, "int8:group32@0:fp32": PLAIN,
 }  # fmt: skip
-HALF = ("mxfp8", "mxfp4", "int8:group32:fp32", "int4", "nvfp4")  # measured in bfloat16, too
 LINEAR = ("int8_channel", "mxfp8", "int4", "mxfp4", "nvfp4")
 OF_CUDA = 0.85
 ONE_ROW = 0.60  # of a copy, in the weight's bytes
@@ -147,12 +146,12 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
     return torch.randn(shape, generator=generator, device=device).to(dtype)
 
 
-def primitives(shape: tuple[int, int], cuda: bool) -> Iterator[Case | str]:
+def primitives(shape: tuple[int, int], cuda: bool, dtypes: Sequence[str]) -> Iterator[Case | str]:
     """quantize (with choice of the scale), dequantize, fake_quantize; a name has no kernel."""
-    for dtype, names in ((torch.float32, tuple(FORMATS)), (torch.bfloat16, HALF)):
+    for dtype in (each for each, name in NAMED.items() if name in dtypes):
         x = numbers(shape, dtype, "cuda" if cuda else "cpu")
         y = there(x)
-        for name in names:
+        for name in FORMATS:
             yield from _of_format(name, x, y, cuda)
         del x, y
         release()
@@ -314,12 +313,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=270, help="no case is begun after them")
     parser.add_argument("--side", type=int, help="of the square matrix; 16384, in software 4096")
+    parser.add_argument("--dtypes", default="fp32,bf16")
+    parser.add_argument("--alone", action="store_true", help="not beside CUDA, which takes longer")
     parser.add_argument("--write", action="store_true", help="keep the figures")
     arguments = parser.parse_args()
     reason = unavailable("webgpu")
     if reason is not None:
         raise SystemExit(f"no WebGPU here: {reason}")
-    cuda = torch.cuda.is_available() and not gpu().software
+    cuda = torch.cuda.is_available() and not gpu().software and not arguments.alone
+    dtypes = arguments.dtypes.split(",")
     side = arguments.side or (4096 if gpu().software else 16384)
     layer = (4096, 4096) if gpu().software else LAYER
     begun, clock = time.perf_counter(), OnWebGPU()
@@ -327,7 +329,9 @@ def main() -> None:
     print(figures["adapter"], "beside CUDA" if cuda else "", flush=True)
     figures["int8 by groups"] = floor((4096, 4096), clock)
     print(figures["int8 by groups"], flush=True)
-    for each in (c for part in (layers(layer, cuda), primitives((side, side), cuda)) for c in part):
+    for each in (
+        c for part in (layers(layer, cuda), primitives((side, side), cuda, dtypes)) for c in part
+    ):
         if isinstance(each, str):
             print(each, flush=True)
             figures.setdefault("missing", []).append(each)
