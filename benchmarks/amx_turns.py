@@ -46,6 +46,9 @@ TILES = {  # rows from which matrices multiply: all, or none
         **dict.fromkeys(("vector_rows", "vector_rows_of_blocks"), MOST),
         **dict.fromkeys(("bf16_rows_float", "bf16_rows_of_parts_float"), MOST),
         **dict.fromkeys(("wide_rows_float", "wide_rows_of_parts_float"), MOST),
+        "few_of_nibbles_float": 16,
+        "few_of_books_float": 8,
+        "few_of_bytes_float": 12,
     },
 }
 SWEPT = {
@@ -59,9 +62,9 @@ Call = Callable[[], object]
 def build(source: Path, folder: Path) -> subprocess.Popen[bytes]:
     command = (
         f"cmake -S {source} -B {folder} -G Ninja -DPython_EXECUTABLE={sys.executable} "
-        f"'-DBLOCKSCALE_ISAS=avx512vnni;amx' >{folder}.log 2>&1 && ninja -C {folder} >>{folder}.log 2>&1"
+        f"'-DBLOCKSCALE_ISAS=avx512vnni;amx' && ninja -C {folder}"
     )
-    return subprocess.Popen(command, shell=True)
+    return subprocess.Popen(f"({command}) >{folder}.log 2>&1", shell=True)
 
 
 def least(calls: dict[str, Call], seconds: float, turns: int = 3) -> dict[str, float]:
@@ -136,16 +139,35 @@ def measured(seconds: float) -> dict[str, Any]:
     return found
 
 
-def swept(seconds: float) -> dict[str, Any]:
-    """Times of the later build under choices: {choice: {value: {what: seconds}}}, and tiles beside vectors."""
+def differences(layers: dict[str, Any]) -> dict[str, float]:
+    """By tiles and by vectors: the largest difference in units of the largest result; pairs: 0."""
+    import torch
+
     from blockscale.kernels.cpu import _native
 
-    layers = all_layers()
-    found: dict[str, Any] = {}
+    found = {}
+    for m in (19, 200):
+        for name, call in calls_of(layers, m).items():
+            results = []
+            for choices in TILES.values():
+                _native.set_tuning(choices)
+                results.append(torch.as_tensor(call()).float())
+            off = (results[0] - results[1]).abs().max() / results[0].abs().max()
+            found[f"{name} | {m}"] = off.item()
+    return found
+
+
+def swept(seconds: float) -> dict[str, Any]:
+    """Seconds of the later build, tiles beside vectors and by choice: {case: {what | value}}."""
+    from blockscale.kernels.cpu import _native
+
+    sets = {kind: all_layers() for kind in TILES}  # a weight keeps how many rows are few
+    layers = sets["tiles"]
+    found: dict[str, Any] = {"off, 1e-3": differences(layers)}
     for m in (8, 16, 32, 64, 128):
         calls = {}
         for kind, choices in TILES.items():
-            for name, call in calls_of(layers, m).items():
+            for name, call in calls_of(sets[kind], m).items():
                 calls[f"{name} | {kind}"] = partial(chosen, _native, choices, call)
         found[f"rows {m}"] = least(calls, seconds, 2)
     _native.set_tuning(TILES["tiles"])
@@ -180,8 +202,8 @@ def worker(library: Path, tree: Path, what: str, seconds: float) -> dict[str, An
         [sys.executable, __file__, "--worker", what, str(seconds)],
         env=environment,
         stdout=subprocess.PIPE,
+        check=True,
     )
-    assert done.returncode == 0, what
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -205,47 +227,51 @@ def best(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    start, limit = time.time(), float(sys.argv[2]) if len(sys.argv) > 2 else 400.0
-    work_in = Path(tempfile.mkdtemp(prefix="amx_"))
-    (work_in / "source").mkdir()
-    subprocess.run(["tar", "xzf", sys.argv[1], "-C", work_in / "source"], check=True)
-    trees = {"before": work_in / "source", "after": ROOT}
-    builds = {name: build(tree, work_in / name) for name, tree in trees.items()}
-    libraries = {}
+def compiled(trees: dict[str, Path], folder: Path) -> dict[str, Path]:
+    builds = {name: build(tree, folder / name) for name, tree in trees.items()}
     for name, each in builds.items():
         if each.wait():
-            sys.exit(f"{name} does not compile:\n" + (work_in / f"{name}.log").read_text()[-3000:])
-        (libraries[name],) = (work_in / name).glob("_native*.so")
-    print(f"compiled in {time.time() - start:.0f} s", flush=True)
-    runs: dict[str, list[Any]] = {name: [] for name in libraries}
-    sweep, figures = None, {}
-    out = Path(os.environ.get("OUT", "."))
-    took = 0.0
-    while sweep is None or time.time() - start + took < limit:
-        round_start = time.time()
-        for name in list(libraries)[:: -1 if len(runs["before"]) % 2 else 1]:
-            runs[name].append(worker(libraries[name], trees[name], "measured", 3.0))
-        took = time.time() - round_start
-        figures = {name: best(each) for name, each in runs.items()}
-        if sweep is None and time.time() - start + took + 60 < limit or len(runs["before"]) > 3:
-            sweep = sweep or worker(libraries["after"], ROOT, "swept", 3.0)
-        elif sweep is None:
-            sweep = {}
-        record = {"rounds": len(runs["before"]), "figures": figures, "sweep": sweep, "runs": runs}
-        (out / "amx-turns.json").write_text(json.dumps(record, indent=1))
-        print(f"round {len(runs['before'])} after {time.time() - start:.0f} s", flush=True)
+            log = (folder / f"{name}.log").read_text()
+            sys.exit(f"{name} does not compile:\n{log[-3000:]}")
+    return {name: next((folder / name).glob("_native*.so")) for name in trees}
+
+
+def show(figures: dict[str, Any], sweep: dict[str, Any]) -> None:
     for case, before in figures["before"].items():
-        after = figures["after"][case]
         for name, share in before.items():
-            print(f"{case:>7} {name:40} {share:8.3f} -> {after[name]:8.3f}")
-    for case, times in (sweep or {}).items():
+            print(f"{case:>7} {name:40} {share:8.3f} -> {figures['after'][case][name]:8.3f}")
+    for case, times in sweep.items():
         rows: dict[str, list[str]] = {}
         for name, t in times.items():
             what, value = name.split(" | ")
             rows.setdefault(what, []).append(f"{value}: {t * 1e3:.2f}")
         for what, values in rows.items():
             print(f"{case:>17} {what:40} {'  '.join(values)}")
+
+
+def main() -> None:
+    start, limit = time.time(), float(sys.argv[2]) if len(sys.argv) > 2 else 400.0
+    folder = Path(tempfile.mkdtemp(prefix="amx_"))
+    trees = {"before": folder / "source", "after": ROOT}
+    trees["before"].mkdir()
+    subprocess.run(["tar", "xzf", sys.argv[1], "-C", trees["before"]], check=True)
+    libraries = compiled(trees, folder)
+    print(f"compiled in {time.time() - start:.0f} s", flush=True)
+    runs: dict[str, list[Any]] = {name: [] for name in libraries}
+    figures, sweep, took = {}, {}, 0.0
+    out = Path(os.environ.get("OUT", ".")) / "amx-turns.json"
+    while not runs["before"] or time.time() - start + took < limit:
+        begin = time.time()
+        for name in list(libraries)[:: -1 if len(runs["before"]) % 2 else 1]:
+            runs[name].append(worker(libraries[name], trees[name], "measured", 3.0))
+        took = time.time() - begin
+        figures = {name: best(each) for name, each in runs.items()}
+        if not sweep and time.time() - start < limit - 90:
+            sweep = worker(libraries["after"], ROOT, "swept", 3.0)
+        record = {"rounds": len(runs["before"]), "figures": figures, "sweep": sweep, "runs": runs}
+        out.write_text(json.dumps(record, indent=1))
+        print(f"round {len(runs['before'])} after {time.time() - start:.0f} s", flush=True)
+    show(figures, sweep)
 
 
 if __name__ == "__main__":
