@@ -113,6 +113,8 @@ QUESTIONS: tuple[Size | Bound, ...] = (
     ),
     Size("rows_bytes", _CACHED, lambda: layers((*INTEGERS, *BLOCKS), 512)),
     Size("matrix_rows_bytes", _CACHED, lambda: layers(INTEGERS, 512), matrices=True),
+    Size("matrix_codes", (256, 512, 1024, 4096), lambda: layers(INTEGERS, 512), matrices=True),
+    Size("matrix_panels", (4, 8, 16, 32), lambda: layers((*POWERS, *PARTS), 512), matrices=True),
     Bound("vector_rows", _FEW, partial(layers, INTEGERS), above=False, matrices=True),
     Bound("vector_rows_of_blocks", _MANY, partial(layers, BLOCKS), above=False, matrices=True),
     Size("panel_rows", (128, 256, 512, 1024), lambda: layers((("mxfp4", None),), 1024)),

@@ -271,9 +271,9 @@ void LinearWeight::floats(const void* x, Dtype dtype, int64_t rows, const Output
     int64_t few;
     {
         std::lock_guard<std::mutex> guard(lock_);
-        if (few_of_ != linears) few_ = linears->few(float_, threads);
-        few_of_ = linears;
-        few = few_;
+        auto found = few_.find(linears);
+        if (found == few_.end()) found = few_.emplace(linears, linears->few(float_, threads)).first;
+        few = found->second;
     }
     if (rows <= few && linears->few_rows(float_, x, dtype, rows, y, threads)) return;
     linears->floats(float_, x, dtype, rows, y, threads);

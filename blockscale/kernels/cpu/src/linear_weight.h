@@ -55,8 +55,7 @@ private:
     Numbers<float> panel_scales_;
     Numbers<int32_t> panel_zeros_;
     std::map<int64_t, Numbers<int32_t>> sums_;  // by block
-    const Linears* few_of_ = nullptr;  // the instruction set that `few_` holds for
-    int64_t few_ = 0;
+    std::map<const Linears*, int64_t> few_;  // by instruction set: to find it reads all of the weight
 };
 
 // How a given scale makes codes of results. False where the linear kernels cannot: other elements than

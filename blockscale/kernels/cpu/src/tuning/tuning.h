@@ -17,9 +17,11 @@ namespace blockscale {
     X(stream_bytes, 32 << 20, 0, int64_t{1} << 40)    /* from which on outputs go around the caches */   \
     X(weight_bytes, 640 << 10, 0, 1 << 30)            /* of a weight of integers that stays in L2 */     \
     X(rows_bytes, 384 << 10, 0, 1 << 30)              /* of x that stay there while panels pass by */    \
-    X(matrix_rows_bytes, 512 << 10, 0, 1 << 30)       /* the same where a matrix unit multiplies */      \
+    X(matrix_rows_bytes, 1 << 20, 0, 1 << 30)         /* the same where a matrix unit multiplies */      \
+    X(matrix_codes, 512, 16, 1 << 20)                 /* along k of a panel that stays in L1 then */     \
+    X(matrix_panels, 8, 1, 1 << 10)                   /* of 32 outputs whose float sums stay in L2 */    \
     X(vector_rows, 8, 0, 1 << 30)                     /* of x that are left to the vectors */            \
-    X(vector_rows_of_blocks, 191, 0, 1 << 30)         /* the same where both sides have blocks */        \
+    X(vector_rows_of_blocks, 15, 0, 1 << 30)          /* the same where both sides have blocks */        \
     X(panel_rows, 512, 32, 1 << 14)                   /* of float x beside a decoded panel */            \
     X(few_of_nibbles_float, 16, 0, 64)                /* rows of x that meet codes in registers */       \
     X(few_of_books_float, 8, 0, 64)                   /* the same of elements in a table */              \

@@ -44,54 +44,77 @@ struct Fetched {
     Ahead of(int64_t i) const { return i * part < size ? Ahead{from + i * part, lines} : Ahead{}; }
 };
 
-// A panel of the weight, and its codes as tiles read them.
-struct Panel {
-    int64_t at;
-    const uint8_t* codes;
-};
-
-// Unpacked into memory of the thread, where that is needed.
-Panel panel_at(const Work& p, int64_t panel) {
-    const uint8_t* codes = p.w->codes + panel * p.w->chunks() * p.w->chunk_bytes();
-    if (!p.unpacked()) return {panel, codes};
-    // Products along k reach beyond it, where x has zeros.
-    char* to = linear_scratch<Use::own>().of(kPanel * (p.w->chunks() * kCodes + p.depth));
-    unpack_panel(*p.w, codes, p.centred(), reinterpret_cast<uint8_t*>(to));
-    return {panel, reinterpret_cast<uint8_t*>(to)};
+// Rows of x times a panel; y: `buffer` or, if `direct`, the results' own place.
+Tile tile_at(const Work& p, int64_t from, const Quantized& x, int64_t panel, Ahead ahead, bool direct,
+             float* buffer) {
+    int64_t scales = panel * p.w->blocks() * kPanel, column = panel * kPanel;
+    float* y = direct ? static_cast<float*>(p.out.y) + (p.first + from) * p.w->n + column : buffer;
+    return {.weight = p.w->codes + panel * p.w->chunks() * p.w->chunk_bytes(),
+            .scales = p.w->scales + scales,
+            .zeros = p.w->zeros ? p.w->zeros + scales : nullptr,
+            .sums = p.panel_sums ? p.panel_sums + panel * p.blocks * kPanel : nullptr,
+            .shifts = x.shifts,
+            .x = x.codes,
+            .starts = p.centred() ? nullptr : x.starts,
+            .x_scales = x.x_scales,
+            .x_blocks = p.x_blocks,
+            .chunks = p.w->chunks(),
+            .block_chunks = p.block_chunks,
+            .blocks = p.blocks,
+            .weight_every = p.weight_every,
+            .x_every = p.x_every,
+            .bias = p.bias + column,
+            .y = y,
+            .y_stride = direct ? p.w->n : kPanel,
+            .ahead = static_cast<const char*>(ahead.at),
+            .ahead_lines = ahead.lines};
 }
 
-void multiply(const Work& p, int64_t from, int64_t count, const Quantized& x, Panel of, Ahead ahead,
-              Tiles& tiles) {
-    int64_t panel = of.at;
-    int64_t scales = panel * p.w->blocks() * kPanel, column = panel * kPanel;
-    bool direct = is_plain(p.out) && column + kPanel <= p.w->n;
+bool is_direct(const Work& p, int64_t panel) { return is_plain(p.out) && (panel + 1) * kPanel <= p.w->n; }
+
+void multiply(const Work& p, int64_t from, int64_t count, const Quantized& x, int64_t panel,
+              Ahead ahead) {
+    bool direct = is_direct(p, panel);
     alignas(64) float buffer[kTileRows * kPanel];
-    float* y = direct ? static_cast<float*>(p.out.y) + (p.first + from) * p.w->n + column : buffer;
-    Tile t{.weight = of.codes,
-           .scales = p.w->scales + scales,
-           .zeros = p.w->zeros ? p.w->zeros + scales : nullptr,
-           .sums = p.panel_sums ? p.panel_sums + panel * p.blocks * kPanel : nullptr,
-           .shifts = x.shifts,
-           .x = x.codes,
-           .starts = p.centred() ? nullptr : x.starts,
-           .x_scales = x.x_scales,
-           .x_blocks = p.x_blocks,
-           .chunks = p.w->chunks(),
-           .block_chunks = p.block_chunks,
-           .blocks = p.blocks,
-           .weight_every = p.weight_every,
-           .x_every = p.x_every,
-           .bias = p.bias + column,
-           .y = y,
-           .y_stride = direct ? p.w->n : kPanel,
-           .ahead = static_cast<const char*>(ahead.at),
-           .ahead_lines = ahead.lines};
-    if (p.depth) {
-        matrix_tile(t, p.kind, count, p.depth, p.centred(), tiles);
-    } else {
-        tile_for(p.kind, p.w->nibbles, count)(t);
+    tile_for(p.kind, p.w->nibbles, count)(tile_at(p, from, x, panel, ahead, direct, buffer));
+    if (!direct) store_tile(p.out, p.w->n, buffer, {p.first + from, count, panel * kPanel});
+}
+
+// The same of the tiles from `begin` to `end` by matrices. x: the first one's; tile t fetches part t + `part`.
+// A piece of the panel stays in the first-level cache while the tiles pass by.
+void multiply_tiles(const Work& p, int64_t begin, int64_t end, const Quantized& x, int64_t panel,
+                    const Fetched& fetched, int64_t part, Tiles& tiles) {
+    bool direct = is_direct(p, panel), whole = p.kind == Blocks::none;
+    int64_t unit = whole ? p.depth : p.block_chunks * kCodes;  // codes
+    int64_t units = ceil_div(p.w->chunks() * kCodes, unit);
+    int64_t most = end - begin == 1 && !p.unpacked() ? units
+                   : larger(1, chosen(Choice::matrix_codes) / unit);
+    most = smaller(most, units);
+    int64_t sums = (end - begin) * sizeof(TileSums);
+    // Products along k reach beyond it, where x has zeros.
+    char* memory = linear_scratch<Use::own>().of(sums + kPanel * (most * unit + p.depth));
+    auto* all = reinterpret_cast<TileSums*>(memory);
+    auto* unpacked = reinterpret_cast<uint8_t*>(memory + sums);
+    alignas(64) float buffer[kTileRows * kPanel];
+    int64_t first_row = p.row_of_tile(begin);
+    for (int64_t first = 0; first < units; first += most) {
+        int64_t count = smaller(most, units - first), chunk = first * unit / kCodes;
+        int64_t chunks = smaller(count * unit / kCodes, p.w->chunks() - chunk);
+        const uint8_t* codes = p.w->codes + (panel * p.w->chunks() + chunk) * p.w->chunk_bytes();
+        if (p.unpacked())
+            unpack_codes(p.w->nibbles, codes, chunks * p.w->chunk_bytes(), p.centred(), unpacked);
+        Piece piece{first, count, first == 0, first + count == units, p.unpacked() ? unpacked : codes,
+                    p.unpacked()};
+        for (int64_t t = begin; t < end; ++t) {
+            int64_t from = p.row_of_tile(t), rows = p.row_of_tile(t + 1) - from;
+            Tile tile = tile_at(p, from, x.at(p, from - first_row), panel,
+                                fetched.of(t - begin + part), direct, buffer);
+            matrix_piece(tile, p.kind, rows, p.depth, p.centred(), piece, all[t - begin], tiles);
+            piece.near = true;
+            if (piece.ends && !direct)
+                store_tile(p.out, p.w->n, buffer, {p.first + from, rows, panel * kPanel});
+        }
     }
-    if (!direct) store_tile(p.out, p.w->n, buffer, {p.first + from, count, column});
 }
 
 // The rows of x that one of the next tiles has, in parts for the panels before it.
@@ -129,8 +152,13 @@ void run_tiles(const Work& p, int threads) {
             int64_t from = p.row_of_tile(tile), count = p.row_of_tile(tile + 1) - from;
             Fetched next = x_ahead(p, tile + threads);
             prepare_rows(p, from, count, p.side(count), *buffers, x);
-            for (int64_t panel = 0; panel < p.w->panels(); ++panel)
-                multiply(p, from, count, x, panel_at(p, panel), next.of(panel), matrices);
+            for (int64_t panel = 0; panel < p.w->panels(); ++panel) {
+                if (p.depth) {
+                    multiply_tiles(p, tile, tile + 1, x, panel, next, panel, matrices);
+                } else {
+                    multiply(p, from, count, x, panel, next.of(panel));
+                }
+            }
         });
     }
     lack.raise();
@@ -182,10 +210,11 @@ void run_items(const Work& p, const Quantized& x, int threads) {
             for (int64_t panel = strip * panels; panel < last; ++panel) {
                 int64_t next = panel + 1 < last ? panel + 1 : likely_next;
                 Fetched fetched = panel_ahead(p, next, end - begin);
-                Panel ready = panel_at(p, panel);
-                for (int64_t t = begin; t < end; ++t) {
+                if (p.depth)
+                    multiply_tiles(p, begin, end, x.at(p, p.row_of_tile(begin)), panel, fetched, 0, matrices);
+                for (int64_t t = begin; t < end && !p.depth; ++t) {
                     int64_t from = p.row_of_tile(t), count = p.row_of_tile(t + 1) - from;
-                    multiply(p, from, count, x.at(p, from), ready, fetched.of(t - begin), matrices);
+                    multiply(p, from, count, x.at(p, from), panel, fetched.of(t - begin));
                 }
             }
         });

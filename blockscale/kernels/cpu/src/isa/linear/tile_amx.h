@@ -3,6 +3,7 @@
 #pragma once
 
 #include "amx.h"
+#include "blocks_amx.h"
 #include "tile_vnni.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
@@ -21,17 +22,17 @@ inline int64_t matrix_depth(int64_t block_chunks, int64_t blocks) {
     return chunks * kCodes;
 }
 
-// A panel of nibbles, or of codes that become signed: a byte each [step][32][4], less 8 or 128 if centred.
-inline void unpack_panel(const IntegerWeight& w, const uint8_t* from, bool centred, uint8_t* to) {
-    int64_t vectors = w.chunks() * w.chunk_bytes() / 64;
-    if (!w.nibbles) {
+// Codes of a panel, `bytes` of nibbles or of bytes that become signed: a byte each [step][32][4], less 8 or
+// 128 if centred.
+inline void unpack_codes(bool nibbles, const uint8_t* from, int64_t bytes, bool centred, uint8_t* to) {
+    if (!nibbles) {
         const __m512i sign = _mm512_set1_epi8(-128);
-        for (int64_t i = 0; i < vectors; ++i, from += 64, to += 64)
-            _mm512_storeu_si512(to, _mm512_xor_si512(_mm512_loadu_si512(from), sign));
+        for (int64_t i = 0; i < bytes; i += 64)
+            _mm512_storeu_si512(to + i, _mm512_xor_si512(_mm512_loadu_si512(from + i), sign));
         return;
     }
     const __m512i low = _mm512_set1_epi8(15), zero = _mm512_set1_epi8(centred ? 8 : 0);
-    for (int64_t i = 0; i < vectors; i += 2, from += 128, to += 256)
+    for (int64_t i = 0; i < bytes; i += 128, from += 128, to += 256)
         for (int half = 0; half < 2; ++half) {
             __m512i codes = _mm512_loadu_si512(from + 64 * half);
             __m512i first = _mm512_and_si512(codes, low);
@@ -47,6 +48,7 @@ struct Reading {
     const int8_t* x;
     const char* ahead;
     int64_t lines;  // to fetch for each product
+    bool w_near;    // the weight is in the first-level cache
 };
 
 // Memory of a product ahead.
@@ -56,19 +58,25 @@ inline void fetch(const void* at) {
     for (int64_t i = 0; i < BYTES; i += 64) _mm_prefetch(static_cast<const char*>(at) + i, _MM_HINT_T0);
 }
 
-// The sums over `steps` products along k of 32 rows, or 16, and 32 outputs -> to [rows][32].
+// The sums over `steps` products along k of 32 rows, or 16, and 32 outputs -> to [rows][32], or += if `more`.
 template <bool TALL, bool SIGNED>
-inline void sum_block(Tiles& tiles, int64_t depth, int64_t steps, Reading& at, int32_t* to) {
+inline void sum_block(Tiles& tiles, int64_t depth, int64_t steps, Reading& at, int32_t* to, bool more) {
     constexpr int64_t kRow = kPanel * 4, kSide = (TALL ? 2 : 1) * kMatrixRows;  // bytes, and rows
-    tiles.template zero<0>(), tiles.template zero<1>();
-    if constexpr (TALL) tiles.template zero<2>(), tiles.template zero<3>();
+    int32_t* lower = to + kMatrixRows * kPanel;
+    if (more) {
+        tiles.template load<0>(to, kRow), tiles.template load<1>(to + 16, kRow);
+        if constexpr (TALL) tiles.template load<2>(lower, kRow), tiles.template load<3>(lower + 16, kRow);
+    } else {
+        tiles.template zero<0>(), tiles.template zero<1>();
+        if constexpr (TALL) tiles.template zero<2>(), tiles.template zero<3>();
+    }
     for (int64_t step = 0; step < steps; ++step) {
         for (int64_t line = 0; line < at.lines; ++line, at.ahead += 64)
             _mm_prefetch(at.ahead, _MM_HINT_T1);
         const uint8_t* w = at.w + kFetched * kPanel * depth;
         const int8_t* x = at.x + kFetched * kSide * depth;
-        for (int64_t i = 0; i < depth; i += kCodes)
-            fetch<kPanel * kCodes>(w + i * kPanel), fetch<kSide * kCodes>(x + i * kSide);
+        for (int64_t i = 0; i < depth; i += kCodes) fetch<kSide * kCodes>(x + i * kSide);
+        for (int64_t i = 0; i < depth && !at.w_near; i += kCodes) fetch<kPanel * kCodes>(w + i * kPanel);
         tiles.template load<6>(at.w, kRow), tiles.template load<7>(at.w + kRow / 2, kRow);
         tiles.template load<4>(at.x, depth);
         tiles.template dot<0, 4, 6, SIGNED>(), tiles.template dot<1, 4, 7, SIGNED>();
@@ -80,10 +88,7 @@ inline void sum_block(Tiles& tiles, int64_t depth, int64_t steps, Reading& at, i
         at.x += kSide * depth;
     }
     tiles.template store<0>(to, kRow), tiles.template store<1>(to + 16, kRow);
-    if constexpr (TALL) {
-        to += kMatrixRows * kPanel;
-        tiles.template store<2>(to, kRow), tiles.template store<3>(to + 16, kRow);
-    }
+    if constexpr (TALL) tiles.template store<2>(lower, kRow), tiles.template store<3>(lower + 16, kRow);
 }
 
 // As run_whole of tile_vnni.h.
@@ -161,37 +166,116 @@ inline void store_rows(const Tile& t, const float* y, int64_t rows, bool x_scale
     }
 }
 
-// `rows` of a tile, laid out as 16 or 32 [step][rows][depth], times a panel of a byte to a code.
-template <bool TALL, bool SIGNED>
-void run_matrix(const Tile& t, Blocks kind, int64_t rows, int64_t depth, Tiles& tiles) {
-    int64_t chunks = depth / kCodes;
-    Reading at{t.weight, t.x, t.ahead, t.ahead_lines * chunks};
-    alignas(64) int32_t sums[kBatch * kSums];
-    if (kind == Blocks::none) {
-        sum_block<TALL, SIGNED>(tiles, depth, ceil_div(t.chunks, chunks), at, sums);
-        return scale_whole(t, sums, rows);
-    }
-    alignas(64) float y[kTileRows * kPanel];
-    memset(y, 0, rows * kPanel * 4);
-    int64_t left = t.chunks;
-    for (int64_t first = 0; first < t.blocks; first += kBatch) {
-        int64_t count = smaller(kBatch, t.blocks - first);
-        for (int64_t b = 0; b < count; ++b, left -= t.block_chunks) {
-            int64_t steps = ceil_div(smaller(left, t.block_chunks), chunks);
-            sum_block<TALL, SIGNED>(tiles, depth, steps, at, sums + b * kSums);
+// The sums of a block, of 16 rows and 16 outputs.
+template <bool SIGNED>
+struct BlockProducts {
+    static constexpr bool kIntegers = true;
+    const uint8_t* w;
+    const int8_t* x;
+    int64_t w_step, x_step;  // bytes from product to product
+    int64_t depth, steps;    // codes along k of a product, products of a block
+    const char* ahead;
+    int64_t lines;           // to fetch for each product
+    bool x_near;             // x is in the first-level cache
+
+    template <int T>
+    [[gnu::always_inline]] inline void sum(Tiles& tiles, int64_t block) const {
+        constexpr int64_t kProducts = 4;  // ahead
+        tiles.template zero<T>();
+        for (int64_t step = block * steps; step < (block + 1) * steps; ++step) {
+            for (int64_t line = 0; line < lines; ++line)
+                _mm_prefetch(ahead + (step * lines + line) * 64, _MM_HINT_T1);
+            const int8_t* rows = x + step * x_step;
+            for (int64_t i = 0; i < kMatrixRows * depth && !x_near; i += kMatrixRows * kCodes)
+                fetch<kMatrixRows * kCodes>(rows + kProducts * x_step + i);
+            tiles.template load<4 + T % 2>(rows, depth);
+            tiles.template load<6 + T % 2>(w + step * w_step, kPanel * 4);
+            tiles.template dot<T, 4 + T % 2, 6 + T % 2, SIGNED>();
         }
-        auto add = kind == Blocks::weight ? add_blocks<Blocks::weight> : add_blocks<Blocks::both>;
-        add(t, sums, first, count, rows, y);
     }
-    store_rows(t, y, rows, kind == Blocks::both);
+};
+
+// A part of k: blocks, or where there is one alone products, from `first` on.
+struct Piece {
+    int64_t first, count;
+    bool begins, ends;      // k
+    const uint8_t* codes;   // of the panel, a byte each
+    bool near;              // they are in the first-level cache
+};
+
+// What a tile has come to after a piece: its sums [32][32], and a line so that sets differ.
+union TileSums {
+    int32_t integers[kSums];
+    float floats[kSums];
+};
+
+// Whether blocks are scaled as they come: they have no zero points, and each its own scales.
+inline bool scaled_at_once(const Tile& t, Blocks kind) {
+    bool each = t.weight_every == 1 && (kind == Blocks::weight || t.x_every == 1);
+    return each && !t.starts && !t.sums;
 }
 
-inline void matrix_tile(const Tile& t, Blocks kind, int64_t rows, int64_t depth, bool centred,
-                        Tiles& tiles) {
+// Whole blocks of those.
+template <bool TALL, bool SIGNED, bool ROWS>
+void scale_pieces(const Tile& t, int64_t depth, const Piece& p, int64_t count, const Reading& at,
+                  Tiles& tiles, float* y) {
+    constexpr int64_t kSide = (TALL ? 2 : 1) * kMatrixRows;
+    int64_t steps = t.block_chunks * kCodes / depth;
+    for (int64_t row = 0; row < kSide; row += kMatrixRows)
+        for (int64_t half = 0; half < 2; ++half) {
+            BlockProducts<SIGNED> products{at.w + half * 64, at.x + row * depth, kPanel * depth,
+                                           kSide * depth, depth, steps, at.ahead,
+                                           row + half == 0 ? at.lines : 0, half == 1};
+            BlockScales scales{t.scales + p.first * kPanel + 16 * half,
+                               t.x_scales + row * t.x_blocks + p.first, t.x_blocks};
+            ScaledBlocks<BlockProducts<SIGNED>, ROWS> blocks(tiles, products, scales);
+            blocks.add(count, y + row * kPanel + 16 * half);
+        }
+}
+
+// `rows` of a tile, laid out as 16 or 32 [step][rows][depth], times a piece of a panel.
+template <bool TALL, bool SIGNED>
+void run_piece(const Tile& t, Blocks kind, int64_t rows, int64_t depth, const Piece& p, TileSums& sums,
+               Tiles& tiles) {
+    constexpr int64_t kSide = (TALL ? 2 : 1) * kMatrixRows;
+    int64_t chunks = depth / kCodes, lines = t.ahead_lines * chunks;
+    int64_t product = kind == Blocks::none ? p.first : p.first * t.block_chunks / chunks;
+    Reading at{p.codes, t.x + product * kSide * depth, t.ahead + product * lines * 64, lines, p.near};
+    if (kind == Blocks::none) {
+        sum_block<TALL, SIGNED>(tiles, depth, p.count, at, sums.integers, !p.begins);
+        if (p.ends) scale_whole(t, sums.integers, rows);
+        return;
+    }
+    float* y = sums.floats;
+    if (p.begins) memset(y, 0, kSide * kPanel * 4);
+    int64_t done = 0;
+    if (scaled_at_once(t, kind)) {
+        done = p.count - (p.ends && t.blocks * t.block_chunks != t.chunks);  // the last may be shorter
+        auto run = kind == Blocks::weight ? scale_pieces<TALL, SIGNED, false> : scale_pieces<TALL, SIGNED, true>;
+        run(t, depth, p, done, at, tiles, y);
+        int64_t passed = done * t.block_chunks / chunks;
+        at.w += passed * kPanel * depth, at.x += passed * kSide * depth, at.ahead += passed * lines * 64;
+    }
+    alignas(64) int32_t buffer[kBatch * kSums];
+    int64_t left = t.chunks - (p.first + done) * t.block_chunks;
+    for (; done < p.count; done += kBatch) {
+        int64_t count = smaller(kBatch, p.count - done);
+        for (int64_t b = 0; b < count; ++b, left -= t.block_chunks) {
+            int64_t steps = ceil_div(smaller(left, t.block_chunks), chunks);
+            sum_block<TALL, SIGNED>(tiles, depth, steps, at, buffer + b * kSums, false);
+        }
+        auto add = kind == Blocks::weight ? add_blocks<Blocks::weight> : add_blocks<Blocks::both>;
+        add(t, buffer, p.first + done, count, rows, y);
+    }
+    if (p.ends) store_rows(t, y, rows, kind == Blocks::both);
+}
+
+inline void matrix_piece(const Tile& t, Blocks kind, int64_t rows, int64_t depth, bool centred,
+                         const Piece& piece, TileSums& sums, Tiles& tiles) {
     bool tall = rows > kMatrixRows;
-    auto run = centred ? (tall ? run_matrix<true, true> : run_matrix<false, true>)
-                       : (tall ? run_matrix<true, false> : run_matrix<false, false>);
-    run(t, kind, rows, depth, tiles);
+    auto run = centred ? (tall ? run_piece<true, true> : run_piece<false, true>)
+                       : (tall ? run_piece<true, false> : run_piece<false, false>);
+    run(t, kind, rows, depth, piece, sums, tiles);
 }
 
 }  // namespace

@@ -22,8 +22,15 @@ struct Tiles {
     explicit Tiles(int64_t) {}
 };
 int64_t matrix_depth(int64_t, int64_t) { return 0; }
-void matrix_tile(const Tile&, Blocks, int64_t, int64_t, bool, Tiles&) {}
-void unpack_panel(const IntegerWeight&, const uint8_t*, bool, uint8_t*) {}
+struct TileSums {};
+struct Piece {
+    int64_t first, count;
+    bool begins, ends;
+    const uint8_t* codes;
+    bool near;
+};
+void matrix_piece(const Tile&, Blocks, int64_t, int64_t, bool, const Piece&, TileSums&, Tiles&) {}
+void unpack_codes(bool, const uint8_t*, int64_t, bool, uint8_t*) {}
 #endif
 
 struct Work {
@@ -55,11 +62,11 @@ struct Work {
     int64_t together() const { return depth ? depth : kCodes; }
     int64_t side(int64_t count) const { return depth ? ceil_div(count, kMatrixRows) * kMatrixRows : count; }
     // Whether matrices need the weight's panels a byte to a code; and whether those are signed then, which
-    // saves starts, but of bytes costs a pass over the panel that few tiles do not pay for.
+    // saves starts: of bytes only where each block has one, because it costs a pass over the panel.
     bool unpacked() const { return depth && (w->nibbles || centred()); }
     bool centred() const {
         if (!depth || w->zeros) return false;
-        return w->nibbles || (kind != Blocks::none && in.rows > 2 * tile_rows);
+        return w->nibbles || kind != Blocks::none;
     }
     bool row_shifts() const { return shifted && (in.block != 0 || blocks != 1); }
 };
@@ -67,7 +74,7 @@ struct Work {
 // Rows of x as the tiles read them.
 struct Quantized {
     Code* codes;
-    float* x_scales;  // [row][x_blocks]
+    float* x_scales;  // [row][x_blocks], with room for the rows that fill a tile of matrices
     int32_t* starts;  // [row][blocks]
     int32_t* shifts;  // [row][x_blocks]; null where panel_sums have them
 
@@ -85,12 +92,12 @@ int64_t code_bytes(const Work& p, int64_t rows) {
 }
 
 int64_t quantized_bytes(const Work& p, int64_t rows) {
-    return code_bytes(p, rows) + 2 * aligned(rows * p.x_blocks * 4) + aligned(rows * p.blocks * 4);
+    return code_bytes(p, rows) + 2 * aligned(p.side(rows) * p.x_blocks * 4) + aligned(rows * p.blocks * 4);
 }
 
 Quantized quantized_in(const Work& p, int64_t rows, char* at) {
     char* scales = at + code_bytes(p, rows);
-    char* shifts = scales + aligned(rows * p.x_blocks * 4);
+    char* shifts = scales + aligned(p.side(rows) * p.x_blocks * 4);
     char* starts = shifts + aligned(rows * p.x_blocks * 4);
     return {reinterpret_cast<Code*>(at), reinterpret_cast<float*>(scales),
             reinterpret_cast<int32_t*>(starts),
