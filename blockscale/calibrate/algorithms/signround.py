@@ -13,6 +13,8 @@ It differs from the paper in this:
 * offsets move by the mean of the last gradients, divided by its root mean square over the weight,
   and not by the sign of one; rates fall along half a cosine, not linearly (`learned.direction`)
 * what is best is found on the same samples each time, not on those of each step
+* with `whole`, all blocks are learned once more together, by what the whole model gives: the paper
+  stops at blocks, whose errors are not equally dear
 """
 
 from collections.abc import Mapping
@@ -22,7 +24,12 @@ import torch
 from torch import Tensor
 
 from blockscale.calibrate.algorithms.block_scales import widened
-from blockscale.calibrate.algorithms.learned.loop import Settings, learn
+from blockscale.calibrate.algorithms.learned.loop import (
+    Settings,
+    divergence,
+    learn,
+    squared_error,
+)
 from blockscale.calibrate.algorithms.learned.race import least
 from blockscale.calibrate.algorithms.learned.samples import Samples
 from blockscale.calibrate.algorithms.learned.stage import Stage
@@ -41,12 +48,16 @@ class SignRound:
     """Rounding and ranges learned from the calls of a block.
 
     steps: of the descent for each block, 200 in the paper
-    start: whose codes it begins with: "gptq", "mse" or "absmax"
+    start: whose codes it begins with: "gptq", "search", "mse" or "absmax"
     rate: how far offsets go in all steps together, in parts of a step, where their gradient is as
         large as the root mean square of its weight's
     factors: the same for ranges, in octaves, as a part of `rate`; 0 leaves the start's scales
     positions: places of the output, such as tokens, that each step looks at: 8 rows of 512
     patience: checks, of which there are ten, without a better result before it ends; 0: never
+    whole: steps of a second descent, of all blocks together, by what the whole model gives: the
+        divergence of its logits, if it gives such, else their squared error; 0: none. It holds
+        what the float model gives for all batches, and 24 bytes for each weight.
+    whole_rate: `rate` of that one
 
     Kept is the best of the checks; and of that, "mse" and "absmax" what has the least error of the
     block's output over all calls. If it is one of the latter two, a note says so.
@@ -63,6 +74,8 @@ class SignRound:
         factors: float = 0.5,
         positions: int = 4096,
         patience: int = 0,
+        whole: int = 0,
+        whole_rate: float = 0.1,
     ):
         if not isinstance(steps, int | float) or steps < 1 or steps != int(steps):
             raise ValueError(f"signround: steps is a whole number of at least 1, not {steps!r}")
@@ -73,6 +86,11 @@ class SignRound:
                 f"signround: rate is above 0 and at most 1, factors at least 0, not {rate!r} and "
                 f"{factors!r}"
             )
+        if whole < 0 or whole != int(whole) or not 0 < whole_rate <= 1:
+            raise ValueError(
+                f"signround: whole is a whole number of steps, at least 0, whole_rate above 0 and "
+                f"at most 1, not {whole!r} and {whole_rate!r}"
+            )
         if positions < 1 or patience < 0:
             raise ValueError(
                 f"signround: positions is at least 1, patience at least 0, not {positions!r} and "
@@ -82,16 +100,22 @@ class SignRound:
             int(steps), rate, factors, positions=int(positions), patience=int(patience)
         )
         self.start = start
+        self.of_model = self.settings._replace(steps=int(whole), rate=whole_rate)
 
     @property
     def needs_gram(self) -> bool:
         """Whether it begins with codes that need the gram matrix of the layers' inputs."""
-        return self.start == "gptq"
+        return self.start in ("gptq", "search")
 
     @property
     def steps(self) -> int:
         """Of the descent for each block."""
         return self.settings.steps
+
+    @property
+    def whole(self) -> bool:
+        """Whether `quantize_model` is to be called."""
+        return self.of_model.steps > 0
 
     def quantize(
         self, weight: Tensor, fmt: Format, gram: Tensor | None, layer: str
@@ -116,6 +140,27 @@ class SignRound:
             found, told = self._learned(task, weights, start)
             notes = {name: [*each, *told] for name, each in notes.items()}
         return {name: (found[name], notes[name]) for name in weights}
+
+    def quantize_model(
+        self, task: BlockTask, start: Codes
+    ) -> dict[str, tuple[QTensor, list[str]]]:
+        """The same for a whole model as one block, all of whose layers have codes to begin with;
+        these are kept where it finds none that are better on all calls."""
+        stage = Stage(task)
+        error = divergence if stage.gives_logits(task.calls[0]) else squared_error
+        settings = self.of_model._replace(half=_may_be_half(task), error=error)
+        samples = Samples(task.calls, task.targets, stage.as_it_is)
+        with stage.quantizing():
+            learning = {
+                plan.name: LearnedWeight(_stored(task, plan), start[plan.name])
+                for plan in task.plans
+            }
+            learn(stage, learning, samples, settings, task.seed, task.progress)
+            learned = {name: each.finished() for name, each in learning.items()}
+            del learning
+            candidates = {"blocks": start, "model": learned}
+            best = least(stage, candidates, samples, settings.positions, error)
+        return {name: (q, []) for name, q in candidates[best].items()}
 
     def _learned(
         self, task: BlockTask, weights: Mapping[str, Tensor], start: Codes
