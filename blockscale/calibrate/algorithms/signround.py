@@ -76,6 +76,8 @@ class SignRound:
         patience: int = 0,
         whole: int = 0,
         whole_rate: float = 0.1,
+        rising: float = 0.0,
+        inside: float = 0.49,
     ):
         if not isinstance(steps, int | float) or steps < 1 or steps != int(steps):
             raise ValueError(f"signround: steps is a whole number of at least 1, not {steps!r}")
@@ -97,7 +99,13 @@ class SignRound:
                 f"{patience!r}"
             )
         self.settings = Settings(
-            int(steps), rate, factors, positions=int(positions), patience=int(patience)
+            int(steps),
+            rate,
+            factors,
+            positions=int(positions),
+            patience=int(patience),
+            rising=rising,
+            inside=inside,
         )
         self.start = start
         self.of_model = self.settings._replace(steps=int(whole), rate=whole_rate)
@@ -141,9 +149,7 @@ class SignRound:
             notes = {name: [*each, *told] for name, each in notes.items()}
         return {name: (found[name], notes[name]) for name in weights}
 
-    def quantize_model(
-        self, task: BlockTask, start: Codes
-    ) -> dict[str, tuple[QTensor, list[str]]]:
+    def quantize_model(self, task: BlockTask, start: Codes) -> dict[str, tuple[QTensor, list[str]]]:
         """The same for a whole model as one block, all of whose layers have codes to begin with;
         these are kept where it finds none that are better on all calls."""
         stage = Stage(task)
@@ -152,7 +158,7 @@ class SignRound:
         samples = Samples(task.calls, task.targets, stage.as_it_is)
         with stage.quantizing():
             learning = {
-                plan.name: LearnedWeight(_stored(task, plan), start[plan.name])
+                plan.name: LearnedWeight(_stored(task, plan), start[plan.name], settings.inside)
                 for plan in task.plans
             }
             learn(stage, learning, samples, settings, task.seed, task.progress)
@@ -169,7 +175,10 @@ class SignRound:
         stage = Stage(task)
         samples = Samples(task.calls, task.targets, stage.as_it_is)
         with stage.quantizing():
-            learning = {name: LearnedWeight(weights[name], start[name]) for name in weights}
+            learning = {
+                name: LearnedWeight(weights[name], start[name], self.settings.inside)
+                for name in weights
+            }
             settings = self.settings._replace(half=_may_be_half(task))
             learn(stage, learning, samples, settings, task.seed, task.progress)
             learned = {name: each.finished() for name, each in learning.items()}

@@ -34,9 +34,7 @@ def choose_whole(
     with inference(model):
         calls = [Call(*arguments(batch, device)) for batch in batches]
         targets = [first_given(model(*call.args, **call.kwargs)) for call in calls]
-        task = BlockTask(
-            "the model", model, own, session.places, calls, targets, seed=options.seed
-        )
+        task = BlockTask("the model", model, own, session.places, calls, targets, seed=options.seed)
         made = algorithm.quantize_model(task, start)
     for plan in own:
         q, notes = made[plan.name]

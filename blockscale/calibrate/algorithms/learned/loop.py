@@ -31,10 +31,11 @@ def divergence(stage: Stage, values: Values, sample: Sample) -> Tensor:
     arXiv 1503.02531, section 2, at temperature 1.
     """
     target = sample.target.float()
-    wanted = target.log_softmax(-1)
+    known = target.isfinite().all(-1, keepdim=True)
+    wanted = torch.where(known, target, 0.0).log_softmax(-1)
     away = wanted - stage.run(values, sample.call).float().log_softmax(-1)
     each = (wanted.exp() * away).sum(-1)
-    return torch.where(target.isfinite().all(-1), each, 0.0).sum()
+    return torch.where(known[..., 0], each, 0.0).sum()
 
 
 class Settings(NamedTuple):
@@ -47,6 +48,8 @@ class Settings(NamedTuple):
     checks: how often the error is measured on the same samples; the best of those is kept
     half: products in bfloat16 while it descends, not where errors are measured
     error: what is to be small
+    rising: part of the steps in which rates rise, before they fall
+    inside: how far a weight may lie from the code it begins with, in gaps
     """
 
     steps: int = 200
@@ -58,6 +61,8 @@ class Settings(NamedTuple):
     patience: int = 0
     half: bool = False
     error: Error = squared_error
+    rising: float = 0.0
+    inside: float = 0.49
 
 
 def error_over(
@@ -125,8 +130,10 @@ def _move(weights: Mapping[str, LearnedWeight], rates: Rates) -> None:
 
 def _rates(settings: Settings, done: int) -> Rates:
     """Those of a step, which add up to what the settings say."""
-    left = 1 + cos(pi * done / settings.steps)
-    offsets = settings.rate * left / settings.steps
+    rising = round(settings.rising * settings.steps)
+    height = 1 + cos(pi * max(done - rising, 0) / (settings.steps - rising))
+    height *= min((done + 1) / (rising + 1), 1.0)
+    offsets = settings.rate * height / settings.steps
     return Rates(offsets, offsets * settings.factors, offsets * settings.tables)
 
 

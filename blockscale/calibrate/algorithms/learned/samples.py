@@ -102,7 +102,7 @@ class Samples:
             pieces.append(self._piece(i, list(range(rows))))
             leaves = [leaf for leaf in pieces[-1][0] if isinstance(leaf, Tensor)]
             size += sum(leaf.nbytes for leaf in leaves)
-            if size > _HELD or not _alike(pieces[0], pieces[-1]):
+            if size > _HELD or not (i == 0 or _alike(pieces[0], pieces[-1])):
                 return None
         return _Held(pieces)
 
