@@ -40,7 +40,7 @@ class Cell(NamedTuple):
         if self.settings is None:
             return f"{self.weight} by auto-round 200 steps"
         pair = f"{self.weight} x {self.input}" if self.input else self.weight
-        told = " ".join(f"{key}={value}" for key, value in self.settings.items()) or "absmax"
+        told = " ".join(f"{key}={each}" for key, each in self.settings.items()) or "absmax"
         return " ".join(filter(None, [pair, told, self.transform]))
 
 
@@ -130,19 +130,19 @@ def quantized(cell: Cell, model: Any, train: Any) -> Any:
 def table(found: list[dict[str, Any]]) -> str:
     """Means over seeds, a line for each name."""
     of_name: dict[str, list[dict[str, Any]]] = {}
-    for each in found:
-        of_name.setdefault(each["name"], []).append(each)
+    for row in found:
+        of_name.setdefault(row["name"], []).append(row)
     lines = ["loss added x 1e4: held, other, both (seeds) | agreement | seconds, of processor"]
     for name, rows in of_name.items():
         held, other = ([row[part]["added"] * 1e4 for row in rows] for part in PARTS)
         agree = statistics.mean(row["held"]["agreement"] for row in rows)
         wall, own = (statistics.mean(r[k] for r in rows) for k in ("seconds", "process_seconds"))
-        each = " ".join(f"{row['seed']}:{a:.0f}/{b:.0f}"
+        apart = " ".join(f"{row['seed']}:{a:.0f}/{b:.0f}"
                         for row, a, b in zip(rows, held, other, strict=True))  # fmt: skip
         lines.append(
             f"{statistics.mean(held):6.1f} {statistics.mean(other):6.1f} "
             f"{statistics.mean([*held, *other]):6.1f} | {agree:.4f} | {wall:5.0f} {own:5.0f} | "
-            f"{name}  ({each})"
+            f"{name}  ({apart})"
         )
     return "\n".join(lines)
 

@@ -58,6 +58,9 @@ class SignRound:
         divergence of its logits, if it gives such, else their squared error; 0: none. It holds
         what the float model gives for all batches, and 24 bytes for each weight.
     whole_rate: `rate` of that one
+    rising: part of the steps in which rates rise, before they fall
+    inside: how far a weight may lie from the code it begins with, in gaps; what is further away is
+        drawn to there. At 0.49 a hundredth of a gap undoes what GPTQ chose, and the first steps do
 
     Kept is the best of the checks; and of that, "mse" and "absmax" what has the least error of the
     block's output over all calls. If it is one of the latter two, a note says so.
@@ -65,7 +68,7 @@ class SignRound:
 
     name: ClassVar[str] = "signround"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a choice of its own
         self,
         steps: float = 200,
         *,
@@ -87,6 +90,11 @@ class SignRound:
             raise ValueError(
                 f"signround: rate is above 0 and at most 1, factors at least 0, not {rate!r} and "
                 f"{factors!r}"
+            )
+        if not 0 <= rising < 1 or not 0 < inside < 0.5:  # noqa: PLR2004 - half a gap is a tie
+            raise ValueError(
+                f"signround: rising is in 0 ... 1, below 1, inside above 0 and below 1/2, not "
+                f"{rising!r} and {inside!r}"
             )
         if whole < 0 or whole != int(whole) or not 0 < whole_rate <= 1:
             raise ValueError(

@@ -230,6 +230,12 @@ def test_the_whole_model_is_learned_by_what_its_logits_say() -> None:
     assert all(not p.grad_fn for p in model.parameters())
 
 
+@pytest.mark.parametrize("option", [{"inside": 0.5}, {"inside": 0}, {"rising": 1.0}])
+def test_margins_that_cannot_be(option: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="inside above 0 and below 1/2"):
+        SignRound(**option)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("option", [{"whole": -1}, {"whole": 1.5}, {"whole_rate": 0}])
 def test_settings_of_the_whole_model_that_cannot_be(option: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="whole is a whole number of steps"):
