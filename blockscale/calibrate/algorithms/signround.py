@@ -86,26 +86,6 @@ class SignRound:
             raise ValueError(f"signround: steps is a whole number of at least 1, not {steps!r}")
         if start not in STARTS:
             raise ValueError(f"signround: it starts with {', '.join(STARTS)}, not {start!r}")
-        if not 0 < rate <= 1 or not factors >= 0:
-            raise ValueError(
-                f"signround: rate is above 0 and at most 1, factors at least 0, not {rate!r} and "
-                f"{factors!r}"
-            )
-        if not 0 <= rising < 1 or not 0 < inside < 0.5:  # noqa: PLR2004 - half a gap is a tie
-            raise ValueError(
-                f"signround: rising is in 0 ... 1, below 1, inside above 0 and below 1/2, not "
-                f"{rising!r} and {inside!r}"
-            )
-        if whole < 0 or whole != int(whole) or not 0 < whole_rate <= 1:
-            raise ValueError(
-                f"signround: whole is a whole number of steps, at least 0, whole_rate above 0 and "
-                f"at most 1, not {whole!r} and {whole_rate!r}"
-            )
-        if positions < 1 or patience < 0:
-            raise ValueError(
-                f"signround: positions is at least 1, patience at least 0, not {positions!r} and "
-                f"{patience!r}"
-            )
         self.settings = Settings(
             int(steps),
             rate,
@@ -117,6 +97,7 @@ class SignRound:
         )
         self.start = start
         self.of_model = self.settings._replace(steps=int(whole), rate=whole_rate)
+        _check(self.settings, whole, whole_rate)
 
     @property
     def needs_gram(self) -> bool:
@@ -203,6 +184,32 @@ class SignRound:
         return candidates[best], [
             f"learned rounding did not lower the error of {task.name}: weights by {best}"
         ]
+
+
+def _check(settings: Settings, whole: float, whole_rate: float) -> None:
+    """Raises ValueError for numbers that make no sense."""
+    _, rate, factors, _, positions, _, patience, *_ = settings
+    rising, inside = settings.rising, settings.inside
+    if not 0 < rate <= 1 or not factors >= 0:
+        raise ValueError(
+            f"signround: rate is above 0 and at most 1, factors at least 0, not {rate!r} and "
+            f"{factors!r}"
+        )
+    if not 0 <= rising < 1 or not 0 < inside < 0.5:
+        raise ValueError(
+            f"signround: rising is in 0 ... 1, below 1, inside above 0 and below 1/2, not "
+            f"{rising!r} and {inside!r}"
+        )
+    if whole < 0 or whole != int(whole) or not 0 < whole_rate <= 1:
+        raise ValueError(
+            f"signround: whole is a whole number of steps, at least 0, whole_rate above 0 and "
+            f"at most 1, not {whole!r} and {whole_rate!r}"
+        )
+    if positions < 1 or patience < 0:
+        raise ValueError(
+            f"signround: positions is at least 1, patience at least 0, not {positions!r} and "
+            f"{patience!r}"
+        )
 
 
 def _may_be_half(task: BlockTask) -> bool:
