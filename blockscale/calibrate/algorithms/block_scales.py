@@ -23,6 +23,7 @@ from blockscale.ops import primitives
 from blockscale.ops.tensor import QTensor
 
 _PART = 1 << 16  # elements looked at together: their float64 errors fit a core's cache
+_PART_ELSEWHERE = 1 << 23  # where a launch costs more than a pass over memory
 
 
 def widened(weight: Tensor, fmt: Format, layer: str) -> Tensor:
@@ -119,8 +120,10 @@ class WholeBlocks(NamedTuple):
     of_scale: tuple[slice, slice]
 
 
-def whole_blocks(shape: tuple[int, int], block: Block) -> Iterator[WholeBlocks]:
-    """A weight [n, k] in parts that cut no block: memory stays bounded."""
+def whole_blocks(
+    shape: tuple[int, int], block: Block, elements: int = _PART
+) -> Iterator[WholeBlocks]:
+    """A weight [n, k] in parts of about so many elements that cut no block: memory is bounded."""
     every, sizes = slice(None), (WHOLE, WHOLE) if block.flat else block.sizes_for(2)
     dims = [dim for dim in (0, 1) if sizes[dim] != WHOLE]
     if not dims:
@@ -128,7 +131,7 @@ def whole_blocks(shape: tuple[int, int], block: Block) -> Iterator[WholeBlocks]:
         return
     dim = dims[0]
     size = sizes[dim]
-    count = max(1, _PART // max(1, size * shape[1 - dim]))  # blocks in a part
+    count = max(1, elements // max(1, size * shape[1 - dim]))  # blocks in a part
     for first in range(0, -(-shape[dim] // size), count):
         of_scale = slice(first, first + count)
         of_weight = slice(first * size, (first + count) * size)
@@ -151,7 +154,8 @@ def search_by_parts(x: Tensor, fmt: Format, search: Search) -> QParams:
     single, chosen, outer = spread(x, fmt)
     if fmt.element.learned:
         return chosen
-    for of_weight, of_scale in whole_blocks((x.shape[0], x.shape[1]), fmt.block):
+    elements = _PART if x.device.type == "cpu" else _PART_ELSEWHERE
+    for of_weight, of_scale in whole_blocks((x.shape[0], x.shape[1]), fmt.block, elements):
         known = None if outer is None else outer[of_scale].contiguous()
         best = search(x[of_weight].contiguous(), single, known, of_weight[1])
         put(best, chosen, of_scale)

@@ -26,12 +26,17 @@ def call(model: nn.Module, batch: Any, device: torch.device | None = None) -> An
     """Call the model: with a mapping's items as keyword arguments, a tuple's or list's as
     positional ones, anything else as the one argument; tensors are moved to the device, by default
     the model's."""
-    device = device_of(model) if device is None else device
+    args, kwargs = arguments(batch, device_of(model) if device is None else device)
+    return model(*args, **kwargs)
+
+
+def arguments(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What `call` calls a model with for a batch, positional and by name."""
     if isinstance(batch, Mapping):
-        return model(**{name: _moved(value, device) for name, value in batch.items()})
+        return (), {name: _moved(value, device) for name, value in batch.items()}
     if isinstance(batch, tuple | list):
-        return model(*(_moved(value, device) for value in batch))
-    return model(_moved(batch, device))
+        return tuple(_moved(value, device) for value in batch), {}
+    return (_moved(batch, device),), {}
 
 
 def _moved(value: Any, device: torch.device) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from blockscale.calibrate.algorithms.learned.loop import error_over
+from blockscale.calibrate.algorithms.learned.loop import Error, error_over, squared_error
 from blockscale.calibrate.algorithms.learned.samples import Samples
 from blockscale.calibrate.algorithms.learned.stage import Stage
 from blockscale.ops.tensor import QTensor
@@ -15,6 +15,7 @@ def least(
     candidates: Mapping[str, Mapping[str, QTensor]],
     samples: Samples,
     positions: int,
+    error: Error = squared_error,
 ) -> str:
     """The candidate with the least error over all samples; of equal ones the first.
 
@@ -28,9 +29,9 @@ def least(
     }
     for rows in samples.in_order(positions):
         for kind in errors:
-            errors[kind] += error_over(stage, values[kind], samples, rows)
+            errors[kind] += error_over(stage, values[kind], samples, rows, error)
         best = min(errors.values())
-        errors = {kind: error for kind, error in errors.items() if error <= HOPELESS * best}
+        errors = {kind: each for kind, each in errors.items() if each <= HOPELESS * best}
         if len(errors) == 1:
             break
     return min(errors, key=errors.__getitem__)

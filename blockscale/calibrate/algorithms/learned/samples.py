@@ -1,6 +1,7 @@
 """The calls of a block as samples: rows of their batch dimension, drawn without replacement."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from torch.utils import _pytree as pytree
 from blockscale.calibrate.blocks.task import Call
 
 _NEAR = 1e-2  # of the size of what a block gives: rows that are run together or alone may differ
+_HELD = 1 << 30  # bytes of calls and targets that are put together once, not anew for each step
 
 
 Row = tuple[int, int]  # which call, and which row of its batch
@@ -36,9 +38,12 @@ class Samples:
         self._shapes = [target.shape for target in targets]
         self._sizes = [shape[0] if len(shape) > 1 else 1 for shape in self._shapes]
         self.rows = [(i, r) for i, size in enumerate(self._sizes) for r in range(size)]
+        self._held: _Held | None = None
         self._apart = self._joins(run)
         if not self._apart:
             self.rows = [(i, 0) for i in range(len(calls))]
+        elif len(calls):
+            self._held = self._hold()
 
     def positions(self, row: Row) -> int:
         """How many places of the output, such as tokens, a row has."""
@@ -53,6 +58,9 @@ class Samples:
         of_call: dict[int, list[int]] = {}
         for i, r in rows:
             of_call.setdefault(i, []).append(r)
+        if self._held is not None:
+            yield self._held.rows(of_call)
+            return
         pieces = [self._piece(i, taken) for i, taken in of_call.items()]
         groups: list[list[tuple[Any, ...]]] = []
         for piece in pieces:
@@ -84,6 +92,20 @@ class Samples:
         if taken:
             yield taken
 
+    def _hold(self) -> "_Held | None":
+        """All calls as one, if they can be one and are not too large."""
+        size = sum(target.nbytes for target in self._targets)
+        if size > _HELD:
+            return None
+        pieces: list[tuple[Any, ...]] = []
+        for i, rows in enumerate(self._sizes):
+            pieces.append(self._piece(i, list(range(rows))))
+            leaves = [leaf for leaf in pieces[-1][0] if isinstance(leaf, Tensor)]
+            size += sum(leaf.nbytes for leaf in leaves)
+            if size > _HELD or not (i == 0 or _alike(pieces[0], pieces[-1])):
+                return None
+        return _Held(pieces)
+
     def _piece(self, i: int, rows: list[int]) -> tuple[Any, ...]:
         """Rows of a call: (leaves, spec, target, size of the call's batch)."""
         leaves, spec = pytree.tree_flatten(tuple(self._calls[i]))
@@ -110,6 +132,39 @@ class Samples:
             a.shape == b.shape and bool((a - b).abs().mean() <= _NEAR * b.abs().mean())
             for a, b in zip(given, alone, strict=False)
         )
+
+
+class _Held:
+    """Calls that are one, and their rows: gathered at once, by one list of places.
+
+    Looking rows up call by call takes a copy from the host for each call and tensor.
+    """
+
+    def __init__(self, pieces: list[tuple[Any, ...]]):
+        whole = _joined(pieces)
+        self._leaves, self._spec = pytree.tree_flatten(tuple(whole.call))
+        self._target, self._sizes = whole.target, [piece[3] for piece in pieces]
+        self._starts = [0, *accumulate(self._sizes)]
+        self._of_rows = [
+            isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == self._starts[-1]
+            and (len(pieces) == 1 or leaf is not first)
+            for leaf, first in zip(self._leaves, pieces[0][0], strict=True)
+        ]  # fmt: skip
+
+    def rows(self, of_call: dict[int, list[int]]) -> Sample:
+        """{call: its rows} -> a sample of them; of a whole call its rows as they are there."""
+        places = [
+            self._starts[i] + r
+            for i, rows in of_call.items()
+            for r in (rows if len(rows) < self._sizes[i] else range(self._sizes[i]))
+        ]
+        at = torch.tensor(places).to(self._target.device, non_blocking=True)
+        leaves = [
+            leaf.index_select(0, at.to(leaf.device)) if own else leaf
+            for leaf, own in zip(self._leaves, self._of_rows, strict=True)
+        ]
+        call = Call(*pytree.tree_unflatten(leaves, self._spec))
+        return Sample(call, self._target.index_select(0, at))
 
 
 def _rows_of(leaf: Any, at: Tensor, size: int) -> Any:

@@ -44,8 +44,14 @@ class Stage:
         with torch.no_grad():
             return self._first(self._task.module(*call.args, **call.kwargs))
 
+    def gives_logits(self, call: Call) -> bool:
+        """Whether what it gives for a call has a part of that name."""
+        with torch.no_grad():
+            return logits_of(self._task.module(*call.args, **call.kwargs)) is not None
+
     def _first(self, y: Any) -> Tensor:
-        first = first_tensor(y)
+        first = logits_of(y)
+        first = first_tensor(y) if first is None else first
         if first is None:
             raise ValueError(f"{self._task.name} gives no tensor: signround cannot see its errors")
         return first
@@ -98,6 +104,12 @@ class Stage:
             return ((y, *args[1:]), kwargs) if args else ((), {**kwargs, next(iter(kwargs)): y})
 
         return prepare
+
+
+def logits_of(y: Any) -> Tensor | None:
+    """What a model gives says of classes, such as next tokens, if it says so."""
+    logits = getattr(y, "logits", None)
+    return logits if isinstance(logits, Tensor) else None
 
 
 def _output_of(plan: Plan, place: Supplied) -> Any:

@@ -4,12 +4,13 @@ from torch import Tensor
 
 from blockscale.calibrate.algorithms.gptq import GPTQ
 from blockscale.calibrate.algorithms.mse import MSE
+from blockscale.calibrate.algorithms.search import Search
 from blockscale.core.format import Format
 from blockscale.ops.flat import within_rows
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
 
-STARTS = ("gptq", "mse", "absmax")
+STARTS = ("gptq", "search", "mse", "absmax")
 
 
 def start_of(
@@ -21,6 +22,8 @@ def start_of(
         return quantize(weight, fmt), []
     if kind == "gptq" and gram is not None and _in_columns(weight, fmt):
         return GPTQ().quantize(weight, fmt, gram, layer)
+    if kind == "search" and gram is not None:
+        return Search().quantize(weight, fmt, gram, layer)
     return MSE().quantize(weight, fmt, None, layer)
 
 

@@ -22,7 +22,7 @@ from blockscale.core import reference
 from blockscale.ops import primitives
 from blockscale.ops.tensor import QTensor
 
-_INSIDE = 0.49  # of the way to a neighbour: as far as a weight may lie from the code it begins with
+_INSIDE = 0.49  # gaps: as far as a weight may lie from the code it begins with
 
 
 class Rates(NamedTuple):
@@ -42,9 +42,9 @@ class LearnedWeight:
     value: what its codes mean now [shape] float32; `step` learns from its gradient
     """
 
-    def __init__(self, weight: Tensor, start: QTensor):
-        """Weight [shape] float32. One that is nearer to other codes than to the start's is drawn
-        to these, as near to where it was as it can be without another code."""
+    def __init__(self, weight: Tensor, start: QTensor, inside: float = _INSIDE):
+        """Weight [shape] float32. One that is further from the start's codes than `inside` gaps is
+        drawn to these, up to there: below 1/2, so that rounding finds the start's codes."""
         fmt = self._fmt = start.format
         self._single, _, outer = spread(weight, fmt)
         book, self._outer = start.qparams.book, start.qparams.outer
@@ -53,7 +53,9 @@ class LearnedWeight:
         self._grid = grid_of(fmt, self._book, weight.device)
         self._ranges = BlockRanges(self._single, start.qparams._replace(book=None), outer)
         self._qparams = self._ranges.qparams()
-        self._weight = self._near(self._cells.view(weight), self._cells.view(start.dequantize()))
+        self._weight = self._near(
+            self._cells.view(weight), self._cells.view(start.dequantize()), inside
+        )
         self._offsets = torch.zeros_like(self._weight)
         self._of_offsets, self._of_factors, self._of_book = Direction(), Direction(), Direction()
         self.value = torch.empty_like(weight).requires_grad_()
@@ -109,14 +111,14 @@ class LearnedWeight:
         qparams = self._qparams._replace(outer=self._outer, book=self._book)
         return QTensor(packed, qparams, self._fmt, codes.shape[-1])
 
-    def _near(self, weight: Tensor, start: Tensor) -> Tensor:
-        """The weight, no further from the start's values than where rounding finds these."""
+    def _near(self, weight: Tensor, start: Tensor, inside: float) -> Tensor:
+        """The weight, no further from the start's values than so many gaps."""
         y, point = self._in_steps(weight), self._in_steps(start)
         away = y - point
         gap = self._grid.gaps(point + away * 2.0**-10)  # of the side that the weight lies on
-        far = away.abs() > gap * _INSIDE
+        far = away.abs() > gap * inside
         zero, step, offset = self._spread()
-        drawn = point + away.sign() * (gap * _INSIDE)
+        drawn = point + away.sign() * (gap * inside)
         drawn = (drawn if zero is None else drawn - zero) * step
         return torch.where(far, drawn if offset is None else drawn + offset, weight)
 

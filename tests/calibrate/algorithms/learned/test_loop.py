@@ -89,3 +89,34 @@ def test_targets_that_are_not_finite_do_not_count() -> None:
 def test_products_in_bfloat16_come_near() -> None:
     errors, _, _ = learned(FAST._replace(half=True))
     assert min(errors) < 0.6 * errors[0]
+
+
+def test_rates_may_rise_first() -> None:
+    rates = [loop._rates(Settings(steps=40, rising=0.2), done).offsets for done in range(40)]
+    assert rates.index(max(rates)) == 8
+    assert rates[:9] == sorted(rates[:9]) and rates[8:] == sorted(rates[8:], reverse=True)
+
+
+def test_divergence_is_that_of_the_distributions() -> None:
+    """Beside torch's own, in float64; a place without a target does not count."""
+    task = task_of("int3:group8:fp32")
+    stage, values = Stage(task), weights_of(task)
+    x = torch.randn(1, 3, 16)
+    given = stage.run(values, Call((x,), {})).detach()
+    target = torch.randn(1, 3, 16)
+    target[0, 2, 5] = torch.nan
+    found = loop.divergence(stage, values, Sample(Call((x,), {}), target))
+    pairs = given[0, :2].double().log_softmax(-1), target[0, :2].double().log_softmax(-1)
+    expected = torch.nn.functional.kl_div(*pairs, reduction="sum", log_target=True)
+    assert float(found.detach()) == pytest.approx(float(expected), rel=1e-5)
+    same = loop.divergence(stage, values, Sample(Call((x,), {}), given))
+    assert abs(float(same.detach())) < 1e-5
+
+
+def test_places_without_a_target_give_no_gradient() -> None:
+    task = task_of("int3:group8:fp32")
+    stage = Stage(task)
+    values = {name: w.requires_grad_() for name, w in weights_of(task).items()}
+    target = torch.full((1, 3, 16), torch.inf)
+    loop.divergence(stage, values, Sample(Call((torch.randn(1, 3, 16),), {}), target)).backward()
+    assert all(w.grad is not None and not w.grad.any() for w in values.values())

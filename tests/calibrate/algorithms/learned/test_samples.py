@@ -2,9 +2,11 @@
 
 import itertools
 
+import pytest
 import torch
 from torch import Tensor
 
+from blockscale.calibrate.algorithms.learned import samples as samples_module
 from blockscale.calibrate.algorithms.learned.samples import Samples
 from blockscale.calibrate.blocks.task import Call
 
@@ -85,3 +87,20 @@ def test_a_target_without_rows_is_one_sample() -> None:
     assert len(samples.rows) == 2
     for part in samples.parts(samples.rows):
         assert torch.equal(double(part.call), part.target)
+
+
+def test_calls_put_together_once_give_what_they_give_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared = torch.ones(1, 3, 2)
+    calls = [Call(c.args, {"mask": shared, "shift": c.args[0].clone()}) for c in numbered(3, 1, 2)]
+    held = samples_of(calls)
+    monkeypatch.setattr(samples_module, "_HELD", 0)
+    apart = samples_of(calls)
+    assert held._held is not None and apart._held is None
+    for rows in ([(0, 2), (2, 0)], [(2, 1), (0, 1), (1, 0), (0, 0), (0, 2)], held.rows):
+        (one,), (other,) = held.parts(rows), apart.parts(rows)
+        assert torch.equal(one.target, other.target)
+        assert torch.equal(one.call.args[0], other.call.args[0])
+        assert torch.equal(one.call.kwargs["shift"], other.call.kwargs["shift"])
+        assert one.call.kwargs["mask"] is other.call.kwargs["mask"] is shared

@@ -1,0 +1,50 @@
+"""After the walk: codes of all blocks are chosen once more, by what the whole model gives."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from blockscale.calibrate.batches import device_of, inference
+from blockscale.calibrate.blocks.calls import first_tensor
+from blockscale.calibrate.blocks.task import BlockTask, Call
+from blockscale.calibrate.session import Session
+from blockscale.calibrate.walk.options import Options
+from blockscale.layers.guards.sample import arguments
+from blockscale.layers.supplied import fitting
+
+
+def choose_whole(
+    session: Session, algorithm: Any, batches: Sequence[Any], options: Options
+) -> None:
+    """Let the algorithm's `quantize_model` begin with the codes that there are.
+
+    Layers whose codes were not chosen stay float in what it sees. Raises ValueError for weights
+    that are read from disk block by block: all are needed at once here.
+    """
+    if options.settler is not None:
+        raise ValueError(f"{algorithm.name}: whole needs the whole model at once: no source=")
+    start = {
+        plan.name: q
+        for plan in session.layers
+        if plan.owns_weight and (q := session.places[plan.name].weight) is not None
+    }
+    if not start:
+        return
+    model, device = session.model, device_of(session.model)
+    own = [plan for plan in session.layers if plan.name in start]
+    with inference(model):
+        calls = [Call(*arguments(batch, device)) for batch in batches]
+        targets = [first_given(model(*call.args, **call.kwargs)) for call in calls]
+        task = BlockTask("the model", model, own, session.places, calls, targets, seed=options.seed)
+        made = algorithm.quantize_model(task, start)
+    for plan in own:
+        q, notes = made[plan.name]
+        if q is not start[plan.name]:
+            session.details[plan.name].append("and by the whole model")
+        session.places[plan.name].weight = fitting(plan, q)
+        session.notes[plan.name] += notes
+
+
+def first_given(y: Any) -> Any:
+    """The logits of what a model gave, or the first tensor."""
+    logits = getattr(y, "logits", None)
+    return first_tensor(y) if logits is None else logits
