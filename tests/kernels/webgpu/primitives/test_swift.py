@@ -1,6 +1,5 @@
 """What is quantized in one pass that asks for all its memory first, and that it is right."""
 
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -10,9 +9,7 @@ import torch
 import blockscale as bs
 from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
-from blockscale.kernels.webgpu.gpu.device import gpu
-from blockscale.kernels.webgpu.gpu.probe import ARITHMETIC
-from blockscale.kernels.webgpu.primitives import choices, pieces, swift, swift_plan, swift_sums
+from blockscale.kernels.webgpu.primitives import choices, pieces, swift, swift_plan
 from blockscale.kernels.webgpu.primitives.form import form
 from blockscale.kernels.webgpu.primitives.geometry import geometry
 from blockscale.kernels.webgpu.primitives.pieces import STEP
@@ -131,22 +128,6 @@ def test_every_setting(
     assert tried
 
 
-def test_what_an_invocation_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    reach_of(monkeypatch, 32)
-    f = form("int8:group32:fp32")
-    found = swift_plan.plan(f, FULL, (64, 64), "codes")
-    assert found is not None and found.given == Settings(4, together=True) and found.team == 2
-    assert found.blocks_a_group == 128
-    found = swift_plan.plan(f, HALF, (64, 64), "values")
-    assert found is not None and found.given == Settings(2) and found.team == 2
-    found = swift_plan.plan(form(ROWS), FULL, (64, 16384), "codes")
-    assert found is not None and found.given == Settings(8) and found.group == found.team == 512
-    found = swift_plan.plan(form(TILES), HALF, (64, 64), "codes")
-    assert found is not None and found.tile == 4 and found.step % (32 * 64) == 0
-    found = swift_plan.plan(form("nvfp4"), FULL, (64, 64), "outer")
-    assert found is not None and found.given == Settings(1, 8)
-
-
 def beside_ties(fmt: str, dtype: torch.dtype, rows: int = 96) -> torch.Tensor:
     """Rows of which the first number is the largest and others are a few ulps beside ties, of steps
     that are any numbers."""
@@ -240,38 +221,6 @@ def test_random_numbers_from_anywhere(first: int) -> None:
         assert right(x, fmt, "codes", first) and right(x, fmt, "values", first)
 
 
-@pytest.mark.parametrize("what", ["values", "codes"])
-@pytest.mark.parametrize(
-    ("fmt", "shape", "dtype"),
-    [
-        ("mxfp8", (4, 64), OTHER),
-        ("int8:group32:bf16", (4, 64), FULL),
-        ("int8:group32:fp32:full", (4, 64), FULL),
-        ("int8:group32:fp32:recip", (4, 64), FULL),
-        ("int8:group32:fp32:stochastic", (4, 64), FULL),
-        ("int8:group32:e8m0/floor:down", (4, 64), FULL),
-        ("uint8:group32:fp32:asym:stochastic", (4, 64), FULL),
-        ("uint4:group32:fp16:offset", (4, 64), FULL),
-        ("int16:group32:fp32", (4, 64), FULL),
-        ("book(-1,1):group32:fp32", (4, 64), FULL),  # its threshold is 0
-        ("fp4:group32:fp32", (4, 64), FULL),  # two of its thresholds are close
-        ("iq4_nl:group32:fp32", (4, 64), FULL),  # its ends differ
-        ("ternary:group32:fp16", (4, 64), FULL),
-        ("mxfp8", (4, 60), FULL),  # cut off
-        ("mxfp8", (60,), FULL),
-        ("mxfp8", (1,), FULL),
-        ("mxfp8", (2, 12), FULL),  # three units are no power of two
-        ("int8:tile3x32:fp32", (4, 64), FULL),
-    ],
-)
-def test_all_else_stays_where_it_was(
-    what: str, fmt: str, shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
-    x = hard(shape, dtype)
-    assert planned(fmt, x, what) is None
-    assert right(x, fmt, what)
-
-
 def test_given_scales_and_nothing() -> None:
     x = hard((4, 64), FULL)
     by = P.from_list(P.choose_qparams(x, "mxfp8"), parse("mxfp8"))
@@ -292,36 +241,3 @@ def test_tensors_in_pieces(fmt: str, what: str, monkeypatch: pytest.MonkeyPatch)
     x = hard((96, 2048), FULL)
     assert planned(fmt, x, what) is not None
     assert right(x, fmt, what)
-
-
-def test_a_team_is_within_reach_however_many_blocks_it_takes() -> None:
-    x = torch.zeros(4, 256)
-    fits = partial(planned, "mxint8", x, "codes")  # of whose scales four are a word
-    assert fits(Settings(4)) and not fits(Settings(2)) and fits(Settings(2, 2))
-    assert planned("int8:group128:fp32", x, "codes", Settings(1)) is not None  # beyond reach
-
-
-def test_a_device_has_to_have_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.zeros(4, 64)
-    assert planned("mxfp8", x, "codes") is not None
-    reach_of(monkeypatch, 2)
-    assert planned("mxfp8", x, "codes") is None and planned("mxfp8", x, "values") is not None
-    with monkeypatch.context() as without:
-        without.setattr(gpu(), "features", frozenset())
-        assert planned("mxfp8", x, "values") is None
-    with monkeypatch.context() as without:
-        without.setitem(gpu().limits, "max-compute-invocations-per-workgroup", 128)
-        assert planned("mxfp8", x, "values") is None
-    with monkeypatch.context() as without:
-        without.setattr(swift_sums, "refusal", lambda: "left out")
-        assert planned("mxfp8", x, "values") is None
-    with monkeypatch.context() as without:
-        without.setattr(swift_plan, "largest", lambda bits, step: 0)
-        assert planned("mxfp8", x, "values") is None
-    monkeypatch.setenv(ARITHMETIC, "native")
-    assert planned("mxfp8", x, "values") is None
-
-
-def test_neighbours_of_a_subgroup(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    assert 4 <= swift_plan.reach() <= 32

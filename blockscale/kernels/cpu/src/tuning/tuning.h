@@ -18,18 +18,18 @@ namespace blockscale {
     X(weight_bytes, 640 << 10, 0, 1 << 30)            /* of a weight of integers that stays in L2 */     \
     X(rows_bytes, 384 << 10, 0, 1 << 30)              /* of x that stay there while panels pass by */    \
     X(matrix_rows_bytes, 1 << 20, 0, 1 << 30)         /* the same where a matrix unit multiplies */      \
-    X(matrix_codes, 512, 16, 1 << 20)                 /* along k of a panel that stays in L1 then */     \
+    X(matrix_codes, 4096, 16, 1 << 20)                /* along k of a panel that stays in L1 then */     \
     X(matrix_panels, 8, 1, 1 << 10)                   /* of 32 outputs whose float sums stay in L2 */    \
     X(vector_rows, 8, 0, 1 << 30)                     /* of x that are left to the vectors */            \
-    X(vector_rows_of_blocks, 15, 0, 1 << 30)          /* the same where both sides have blocks */        \
+    X(vector_rows_of_blocks, 95, 0, 1 << 30)          /* the same where both sides have blocks */        \
     X(panel_rows, 512, 32, 1 << 14)                   /* of float x beside a decoded panel */            \
     X(few_of_nibbles_float, 16, 0, 64)                /* rows of x that meet codes in registers */       \
     X(few_of_books_float, 8, 0, 64)                   /* the same of elements in a table */              \
     X(few_of_bytes_float, 12, 0, 64)                  /* the same of all others */                       \
-    X(bf16_rows_float, 9, 1, 1 << 30)                 /* rows from which a matrix unit pays: bf16 */     \
-    X(bf16_rows_of_parts_float, 65, 1, 1 << 30)       /* the same, the weight in several parts */        \
-    X(wide_rows_float, 65, 1, 1 << 30)                /* the same for other x */                         \
-    X(wide_rows_of_parts_float, 161, 1, 1 << 30)      /* and with a weight in several parts */
+    X(bf16_rows_float, 16, 1, 1 << 30)                /* rows from which a matrix unit pays: bf16 */     \
+    X(bf16_rows_of_parts_float, 32, 1, 1 << 30)       /* the same, the weight in several parts */        \
+    X(wide_rows_float, 64, 1, 1 << 30)                /* the same for other x */                         \
+    X(wide_rows_of_parts_float, 128, 1, 1 << 30)      /* and with a weight in several parts */
 
 enum class Choice : int {
 #define BLOCKSCALE_NAME(name, usual, least, most) name,

@@ -3,7 +3,7 @@
 // those below 2^-22 of the whole are left out. Where the unit, which takes subnormals for 0, could change a
 // result by more than float32 rounds, float.cpp computes all of it.
 #include "../simd/environment.h"
-#include "numbers_amx.h"
+#include "amx/numbers.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 

@@ -1,5 +1,5 @@
 // What a register tile of an integer linear layer works on: a few rows of x times a panel of 32
-// outputs. tile_amx.h, tile_vnni.h, tile_neon.h and tile_madd.h compute it.
+// outputs. amx/tile.h, tile_vnni.h, tile_neon.h and tile_madd.h compute it.
 #pragma once
 
 #include "../../linear.h"

@@ -5,7 +5,7 @@
 #include "tile.h"
 
 #if defined(BLOCKSCALE_MATRICES)
-#include "tile_amx.h"
+#include "amx/tile.h"
 #elif defined(__AVX512VNNI__)
 #include "tile_vnni.h"
 #elif defined(__ARM_FEATURE_DOTPROD)

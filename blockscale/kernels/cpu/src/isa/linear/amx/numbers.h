@@ -1,11 +1,11 @@
 // Rows of x and panels of a weight as bf16 numbers for the matrix unit: what float_amx.cpp multiplies.
 #pragma once
 
-#include "../../linear.h"
-#include "../../tuning/tuning.h"
-#include "../simd/floats.h"
-#include "blocks_amx.h"
-#include "scratch.h"
+#include "../../../linear.h"
+#include "../../../tuning/tuning.h"
+#include "../../simd/floats.h"
+#include "blocks.h"
+#include "../scratch.h"
 
 #if defined(BLOCKSCALE_MATRICES)
 

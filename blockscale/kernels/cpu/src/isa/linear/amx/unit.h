@@ -3,7 +3,7 @@
 // processors without them can test what is built on it.
 #pragma once
 
-#include "tile.h"
+#include "../tile.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {

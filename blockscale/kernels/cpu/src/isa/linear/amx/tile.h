@@ -1,10 +1,10 @@
-// Tiles of 32 rows by the processor's matrix unit (amx.h), with the bits of tile_vnni.h: sums of integers
+// Tiles of 32 rows by the processor's matrix unit (unit.h), with the bits of tile_vnni.h: sums of integers
 // are exact, and what follows them is done in the same order.
 #pragma once
 
-#include "amx.h"
-#include "blocks_amx.h"
-#include "tile_vnni.h"
+#include "unit.h"
+#include "blocks.h"
+#include "../tile_vnni.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {

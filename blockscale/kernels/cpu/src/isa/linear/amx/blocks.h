@@ -3,7 +3,7 @@
 // block s is multiplied, block s - kStored stored and block s - kScaled scaled side by side.
 #pragma once
 
-#include "amx.h"
+#include "unit.h"
 
 #if defined(BLOCKSCALE_MATRICES)
 
