@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from blockscale.kernels.numbers import lowered
+from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
 from blockscale.kernels.webgpu.primitives import swift_plan, swift_sums
@@ -21,6 +22,7 @@ from blockscale.kernels.webgpu.primitives.swift import narrowing
 from blockscale.kernels.webgpu.primitives.swift_tables import cells
 
 Shape = tuple[int, ...]
+_TABLES = 1024  # bytes of a workgroup's memory that codebooks may take
 _ROWS, _MOST = 8, 16  # that an invocation takes at least, if there are so many, and at most
 
 
@@ -51,6 +53,9 @@ def plan(f: Form, dtype: torch.dtype, shape: Shape, what: str) -> Plan | None:
     parts = min(parts, swift_plan.reach() // 2)
     rows, step = block // parts, lcm(block * at.shape[1], STEP)
     if left or block % parts or rows > _MOST or largest(bits, step) == 0:
+        return None
+    columns = GROUP // parts * 128 // bits  # of which a workgroup's memory holds four words each
+    if 16 * columns > gpu().limits["max-compute-workgroup-storage-size"] - _TABLES:
         return None
     if what == "codes" and (unit_bits not in (32, 64) or not f.streams(shape[-1])):
         return None

@@ -23,6 +23,8 @@ Shape = tuple[int, ...]
 DTYPES = (torch.float32, torch.bfloat16)
 _NVIDIA, _WARP = 0x10DE, 32
 _MOST = 16  # units that an invocation keeps in registers
+_MET = 20  # bytes of a workgroup's memory in which an invocation meets others (team/mixed.wgsl)
+_TABLES = 1024  # and those of tables and of what teams share, together
 _UNUSUAL = {"offset", "float_zero", "signed", "given", "inner"}  # features that parts do not know
 
 
@@ -156,8 +158,10 @@ def _planned(
     team = units // given.units
     if units % given.units or team & (team - 1) or given.units * given.blocks > _MOST:
         return None
-    group = max(given.group, team)
-    if group > gpu().limits["max-compute-invocations-per-workgroup"]:
+    group, limits = max(given.group, team), gpu().limits
+    if group > limits["max-compute-invocations-per-workgroup"]:
+        return None
+    if team > reach() and group * _MET > limits["max-compute-workgroup-storage-size"] - _TABLES:
         return None
     if given.together and tile % given.units:
         return None

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from blockscale.core.parse import parse
+from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.primitives import pieces, swift_columns, swift_plan, swift_sums
 from blockscale.kernels.webgpu.primitives.form import form
 from blockscale.kernels.webgpu.primitives.pieces import STEP
@@ -74,5 +75,8 @@ def test_tensors_in_pieces(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_device_has_to_have_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.zeros(64, 64)
     assert planned(FORMATS[0], x, "codes") is not None
+    with monkeypatch.context() as without:
+        without.setitem(gpu().limits, "max-compute-workgroup-storage-size", 4096)
+        assert planned(FORMATS[0], x, "codes") is None
     monkeypatch.setattr(swift_sums, "refusal", lambda: "left out")
     assert planned(FORMATS[0], x, "codes") is None

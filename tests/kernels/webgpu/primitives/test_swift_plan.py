@@ -94,6 +94,12 @@ def test_a_device_has_to_have_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as without:
         without.setitem(gpu().limits, "max-compute-invocations-per-workgroup", 128)
         assert planned("mxfp8", x, "values") is None
+    rows = torch.zeros(2, 16384)
+    assert planned(ROWS, rows, "values") is not None
+    with monkeypatch.context() as without:
+        without.setitem(gpu().limits, "max-compute-workgroup-storage-size", 6000)
+        assert planned(ROWS, rows, "values") is None
+        assert planned("mxfp8", x, "values") is not None  # neighbours do not meet there
     with monkeypatch.context() as without:
         without.setattr(swift_sums, "refusal", lambda: "left out")
         assert planned("mxfp8", x, "values") is None
