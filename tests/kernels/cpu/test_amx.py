@@ -68,6 +68,26 @@ def test_the_same_bits(fmt: str) -> None:
 
 
 @needs_unit
+@pytest.mark.parametrize("codes", [16, 512])
+def test_panels_in_pieces(codes: int) -> None:
+    """As of weights with more rows than stay in a cache: sums go on from piece to piece."""
+    before = _native.tuning()
+    x = torch.randn(ROWS_OF_BLOCKS + 17, 1200)
+    try:
+        _native.set_tuning(before | {"matrix_codes": codes})
+        for fmt, given in (
+            ("int8:channel0:fp32", "int8:token:fp32"),
+            ("uint8:channel0:fp32:asym", "uint8:token:fp32:asym"),
+            ("int4:group32:fp32", "int8:token:fp32"),
+            ("int8:group48:fp32", "int8:group48:fp32"),
+            ("int8:group32:e8m0/floor", "int8:group32:e8m0/floor"),
+        ):
+            assert same(*by_both(x, stored(torch.randn(70, 1200), fmt), fmt, given)), (fmt, given)
+    finally:
+        _native.set_tuning(before)
+
+
+@needs_unit
 @pytest.mark.parametrize("fmt", ["int8:channel0:fp32", "int4:group32:fp32"])
 def test_several_threads_and_batches(fmt: str) -> None:
     """Weights beyond L2, whose panels are shared out, and more threads than tiles of rows."""
