@@ -177,6 +177,8 @@ def begin(model, out):
         text=True,
         env=ENVIRONMENT,
         cwd=ROOT,
+        # a shell that runs tests in the background has them ignore it, and their children, too
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     until = time.monotonic() + 60
     while not any(path.stat().st_size for path in out.parent.glob(".out.blockscale-*/journal")):
@@ -190,7 +192,10 @@ def test_ctrl_c(long_model, tmp_path):
     out = tmp_path / "out"
     process = begin(long_model, out)
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    try:
+        stdout, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130, stderr
     assert stdout == ""
     [work] = tmp_path.glob(".out.blockscale-*")
