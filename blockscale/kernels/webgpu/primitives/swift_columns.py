@@ -45,7 +45,9 @@ def plan(f: Form, dtype: torch.dtype, shape: Shape, what: str) -> Plan | None:
     if not swift_plan.trusted(dtype) or swift_sums.refusal() is not None:
         return None
     own = swift_plan.parts(f.format)
-    if own is None or own["swift"] == "two_level" or own["near"] == "shift_drawn" or f.asym:
+    if own is None or own["swift"] not in ("any", "float") or f.asym:
+        return None
+    if own["near"] == "shift_drawn":
         return None
     units, left = divmod(at.shape[1] * bits, 128)
     block, unit_bits = at.sizes[0], 128 // bits * f.bits

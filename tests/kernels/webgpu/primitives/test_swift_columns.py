@@ -53,6 +53,8 @@ def test_what_is_made(fmt: str, dtype: torch.dtype, what: str) -> None:
         ("int8:group512@0:fp32", (512, 64), FULL),  # too long
         ("uint8:group32@0:fp32:asym", (64, 64), FULL),
         ("e2m1:group32@0:e4m3", (64, 64), FULL),
+        ("ternary:group32@0:fp32", (64, 64), FULL),
+        ("binary:group32@0:fp32", (64, 64), FULL),
         ("int8:group32@0:bf16", (64, 64), FULL),
         ("int8:group32@0:e8m0/floor:stochastic", (64, 64), FULL),
     ],
