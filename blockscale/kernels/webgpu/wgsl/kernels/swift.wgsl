@@ -4,8 +4,6 @@
 // one comes near a tie are settled after that. Blocks that ask for exact arithmetic of integers are
 // left for the end (swift/rare).
 // needs: grid, swift/lanes, swift/find/{swift_find}, statistics/sum, swift/mean/{mean}, swift/choose/{swift}, swift/near/{near}, swift/result/{result}, swift/rare
-const TEAMS: u32 = GROUP / TEAM;
-const BLOCK_UNITS: u32 = TEAM * UNITS;
 
 @compute @workgroup_size(GROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,

@@ -4,8 +4,6 @@
 // needs: grid, swift/lanes, swift/find/{swift_find}
 @group(0) @binding(largest) var<storage, read_write> largest: array<atomic<u32>>;
 var<workgroup> of_group: atomic<u32>;
-const TEAMS: u32 = GROUP / TEAM;
-const BLOCK_UNITS: u32 = TEAM * UNITS;
 
 @compute @workgroup_size(GROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,

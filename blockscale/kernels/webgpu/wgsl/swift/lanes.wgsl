@@ -1,5 +1,7 @@
 // What an invocation has of a block: units that are TEAM apart, or (TOGETHER) neighbours.
 // needs: swift/load/{load}, swift/place/{place}
+const TEAMS: u32 = GROUP / TEAM;
+const BLOCK_UNITS: u32 = TEAM * UNITS;
 const LANE_FOURS: u32 = UNITS * FOURS;
 alias Near = array<vec4<u32>, LANE_FOURS>; // of its numbers, in steps
 
