@@ -25,7 +25,7 @@ from blockscale.calibrate.walk.options import Options
 from blockscale.calibrate.walk.resume import Finished, told_apart
 from blockscale.calibrate.walk.settle import Settler
 from blockscale.calibrate.walk.start import blocks_of, walked
-from blockscale.calibrate.walk.whole import choose_whole
+from blockscale.calibrate.walk.whole import choose_whole, learns_whole
 from blockscale.core.recipe import Recipe
 from blockscale.core.work.progress import Progress
 from blockscale.layers.plan import Decision, Plan
@@ -65,9 +65,10 @@ def chosen(model: nn.Module, plans: Sequence[Decision], methods: "Methods", data
             options = Options(data.sequential, data.budget, told, data.settler, seed=data.seed or 0)
             if data.resume is not None:
                 options = options._replace(finished=_finished(data, layers, blocks, methods))
+            whole = learns_whole(methods.algorithm, options)
             start = partial(Session, model, plans, None, strict=data.strict)
             session, why = walked(start, blocks, batches, methods, options)
-            if session is not None and getattr(methods.algorithm, "whole", False):
+            if session is not None and whole:
                 choose_whole(session, methods.algorithm, batches, options)
         if session is None:
             _refuse(data, why)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from blockscale.calibrate.algorithms.learned.stage import first_given
 from blockscale.calibrate.batches import device_of, inference
-from blockscale.calibrate.blocks.calls import first_tensor
 from blockscale.calibrate.blocks.task import BlockTask, Call
 from blockscale.calibrate.session import Session
 from blockscale.calibrate.walk.options import Options
@@ -12,16 +12,25 @@ from blockscale.layers.guards.sample import arguments
 from blockscale.layers.supplied import fitting
 
 
+def learns_whole(algorithm: Any, options: Options) -> bool:
+    """Whether `choose_whole` is to follow the walk; asked before it.
+
+    Raises ValueError for weights that are read from disk block by block: all are needed at once.
+    """
+    if not getattr(algorithm, "whole", False):
+        return False
+    if options.settler is not None:
+        raise ValueError(f"{algorithm.name}: whole needs the whole model at once: no source=")
+    return True
+
+
 def choose_whole(
     session: Session, algorithm: Any, batches: Sequence[Any], options: Options
 ) -> None:
     """Let the algorithm's `quantize_model` begin with the codes that there are.
 
-    Layers whose codes were not chosen stay float in what it sees. Raises ValueError for weights
-    that are read from disk block by block: all are needed at once here.
+    Layers whose codes were not chosen stay float in what it sees.
     """
-    if options.settler is not None:
-        raise ValueError(f"{algorithm.name}: whole needs the whole model at once: no source=")
     start = {
         plan.name: q
         for plan in session.layers
@@ -33,7 +42,7 @@ def choose_whole(
     own = [plan for plan in session.layers if plan.name in start]
     with inference(model):
         calls = [Call(*arguments(batch, device)) for batch in batches]
-        targets = [first_given(model(*call.args, **call.kwargs)) for call in calls]
+        targets: list[Any] = [first_given(model(*call.args, **call.kwargs)) for call in calls]
         task = BlockTask("the model", model, own, session.places, calls, targets, seed=options.seed)
         made = algorithm.quantize_model(task, start)
     for plan in own:
@@ -42,9 +51,3 @@ def choose_whole(
             session.details[plan.name].append("and by the whole model")
         session.places[plan.name].weight = fitting(plan, q)
         session.notes[plan.name] += notes
-
-
-def first_given(y: Any) -> Any:
-    """The logits of what a model gave, or the first tensor."""
-    logits = getattr(y, "logits", None)
-    return first_tensor(y) if logits is None else logits

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import blockscale as bs
 from blockscale.calibrate.algorithms.signround import SignRound
 from blockscale.calibrate.walk.options import Options
-from blockscale.calibrate.walk.whole import choose_whole
+from blockscale.calibrate.walk.whole import learns_whole
 from tests.calibrate.algorithms.learned.tasks import Net
 
 
@@ -65,4 +65,5 @@ def test_the_whole_model_is_learned_by_what_its_logits_say() -> None:
 def test_weights_from_disk_are_refused() -> None:
     options = Options(False, 1.0, None, settler=object())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="whole needs the whole model at once: no source="):
-        choose_whole(None, SignRound(2, whole=2), [], options)  # type: ignore[arg-type]
+        learns_whole(SignRound(2, whole=2), options)
+    assert not learns_whole(SignRound(2), options)

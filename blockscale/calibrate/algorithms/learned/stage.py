@@ -50,8 +50,7 @@ class Stage:
             return logits_of(self._task.module(*call.args, **call.kwargs)) is not None
 
     def _first(self, y: Any) -> Tensor:
-        first = logits_of(y)
-        first = first_tensor(y) if first is None else first
+        first = first_given(y)
         if first is None:
             raise ValueError(f"{self._task.name} gives no tensor: signround cannot see its errors")
         return first
@@ -110,6 +109,12 @@ def logits_of(y: Any) -> Tensor | None:
     """What a model gives says of classes, such as next tokens, if it says so."""
     logits = getattr(y, "logits", None)
     return logits if isinstance(logits, Tensor) else None
+
+
+def first_given(y: Any) -> Tensor | None:
+    """The logits of what a model gave, or the first tensor."""
+    logits = logits_of(y)
+    return first_tensor(y) if logits is None else logits
 
 
 def _output_of(plan: Plan, place: Supplied) -> Any:
