@@ -14,7 +14,7 @@ from blockscale.kernels.webgpu.primitives.find import statistic
 from blockscale.kernels.webgpu.primitives.form import Form, whole
 from blockscale.kernels.webgpu.primitives.parts import Parts, new_parts, outer_of_blocks
 from blockscale.kernels.webgpu.primitives.pieces import pieces
-from blockscale.kernels.webgpu.primitives.swift_plan import Plan, parts, plan, reach
+from blockscale.kernels.webgpu.primitives.swift_plan import Plan, narrowing, parts, plan, reach
 from blockscale.kernels.webgpu.primitives.swift_tables import cells
 
 Shape = tuple[int, ...]
@@ -129,10 +129,3 @@ def _words(f: Form, dtype: torch.dtype, planned: Plan, together: bool) -> str:
     """How many words of codes are written at once."""
     words = 16 // dtype.itemsize * f.bits * (planned.given.units if together else 1) / 32
     return "four" if words % 4 == 0 else "two" if words % 2 == 0 else "one"
-
-
-def narrowing(f: Form, dtype: torch.dtype) -> str:
-    """How values become numbers of the dtype: of steps that are powers of two, they are some."""
-    if dtype == torch.float32:
-        return "none"
-    return "exact" if lowered(f.format).scale == "e8m0" else "bfloat16"

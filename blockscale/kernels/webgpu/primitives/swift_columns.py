@@ -18,7 +18,6 @@ from blockscale.kernels.webgpu.primitives.form import Form, whole
 from blockscale.kernels.webgpu.primitives.geometry import Geometry, geometry
 from blockscale.kernels.webgpu.primitives.parts import Parts, new_parts
 from blockscale.kernels.webgpu.primitives.pieces import STEP, largest, pieces
-from blockscale.kernels.webgpu.primitives.swift import narrowing
 from blockscale.kernels.webgpu.primitives.swift_tables import cells
 
 Shape = tuple[int, ...]
@@ -94,7 +93,8 @@ def _run(
     assert known is not None
     choices: Choices = {
         **numbers(dtype), **known, "statistic": statistic(f), "swift_find": statistic(f),
-        "team": "subgroup", "narrow": narrowing(f, dtype), "result": what, "given_outer": "none",
+        "team": "subgroup", "narrow": swift_plan.narrowing(f, dtype), "result": what,
+        "given_outer": "none",
     }  # fmt: skip
     constants: Constants = {
         "GROUP": GROUP, "REACH": reach, "TEAM": 1, "COLUMNS": reach // planned.parts,

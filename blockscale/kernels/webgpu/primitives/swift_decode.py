@@ -14,6 +14,7 @@ from blockscale.kernels.webgpu.primitives.form import Form, whole
 from blockscale.kernels.webgpu.primitives.geometry import geometry
 from blockscale.kernels.webgpu.primitives.parts import Parts, reading
 from blockscale.kernels.webgpu.primitives.pieces import pieces
+from blockscale.kernels.webgpu.primitives.swift_plan import narrowing
 from blockscale.kernels.webgpu.spec import bits_of
 
 _GROUP = 256  # invocations of a workgroup
@@ -47,9 +48,7 @@ def decode(
     at, unit = geometry(shape, f.format.block), 16 // dtype.itemsize
     choices, buffers = reading(f, parts, shape)
     beside = {name: whole(part) for name, part in buffers.items()}
-    exact = "exact" if lowered(f.format).scale == "e8m0" else "bfloat16"
-    narrow = "none" if dtype == torch.float32 else exact
-    choices |= numbers(dtype) | {"blocks": at.kind, "narrow": narrow}
+    choices |= numbers(dtype) | {"blocks": at.kind, "narrow": narrowing(f, dtype)}
     constants: Constants = {"UNIT": unit, "GROUP": _GROUP, "EACH": each}
     element = lowered(f.format).element
     if element.family == "codebook" and element.bits <= 4:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from blockscale.core.element import ElementNumbers
 from blockscale.core.format import Format
 from blockscale.kernels.numbers import FormatNumbers, lowered
 from blockscale.kernels.webgpu.gpu.device import gpu
@@ -17,7 +18,7 @@ from blockscale.kernels.webgpu.primitives.form import Form
 from blockscale.kernels.webgpu.primitives.geometry import Geometry, geometry
 from blockscale.kernels.webgpu.primitives.pieces import STEP, largest
 from blockscale.kernels.webgpu.primitives.swift_tables import cells
-from blockscale.kernels.webgpu.spec import shader_of
+from blockscale.kernels.webgpu.spec import bits_of, shader_of
 
 Shape = tuple[int, ...]
 DTYPES = (torch.float32, torch.bfloat16)
@@ -103,6 +104,22 @@ def _rule(numbers: FormatNumbers, own: Choices) -> str | None:
         return "float"
     inner = own.get("inner") == "minifloat" and own["joined"] == "multiplied"
     return "two_level" if inner and own["levels"] == "whole" and not numbers.asym else None
+
+
+def narrowing(f: Form, dtype: torch.dtype) -> str:
+    """The part swift/narrow/{narrowing}: how values become numbers of the dtype."""
+    if dtype == torch.float32:
+        return "none"
+    numbers = lowered(f.format)
+    exact = numbers.scale == "e8m0" and _is_bfloat16(numbers.element)
+    return "exact" if exact else "bfloat16"
+
+
+def _is_bfloat16(element: ElementNumbers) -> bool:
+    """Whether an element's values have no more bits than a bfloat16."""
+    if element.family == "codebook":
+        return not any(bits_of(value) & 0xFFFF for value in element.values if value == value)
+    return element.bits <= 8
 
 
 def trusted(dtype: torch.dtype) -> bool:

@@ -197,8 +197,25 @@ def test_scales_beside_ties(hardware: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert right(x, "nvfp4", "codes") and right(x, "nvfp4", "values")
 
 
-def test_the_first_tie_has_nearer_neighbours_below() -> None:
-    """Half of a step lies at a power of two: below it float32 has twice as many numbers."""
+@pytest.mark.parametrize("fmt", ["nf4:group16:e4m3", "nf4:group16:(e4m3:token:fp32)"])
+def test_numbers_beyond_a_table(fmt: str) -> None:
+    """Of scales that were rounded down."""
+    for dtype, what in product((FULL, HALF), ("codes", "values")):
+        x = torch.randn(48, 64).to(dtype)
+        assert planned(fmt, x, what) is not None
+        assert right(x, fmt, what)
+
+
+@pytest.mark.parametrize("values", ["-0.25,0,0.125,0.5,1", "-1,-0.5,-0.125,0.125,0.25"])
+def test_tables_that_reach_less_far_on_one_side_are_not_taken(values: str) -> None:
+    x, fmt = torch.randn(48, 64), f"book({values}):group32:fp32"
+    assert planned(fmt, x, "values") is None
+    assert right(x, fmt, "values") and right(x, fmt, "codes")
+
+
+def test_beside_the_first_tie() -> None:
+    """Half of a step lies at a power of two: below it float32 has twice as many numbers, all of
+    which round to 0, as the tie does."""
     step = (torch.arange(1, 4001) * 2.0 + 1) / 4096 + 1
     near = (step.double() / 2).float().view(torch.int32)
     x = torch.stack([(near + k).view(torch.float32) for k in range(-3, 4)], 1)

@@ -22,7 +22,8 @@ MEASURED = [
     ("int8:group32:fp32", FULL, 4), ("int8:group32:bf16", HALF, 2), ("int4", FULL, 4),
     ("int4", HALF, 2), ("uint8:group32:fp32:asym", FULL, 8), ("nf4", FULL, 4), ("nf4", HALF, 2),
     ("fp4:group64:fp16", FULL, 4), ("ternary:group32:fp32", FULL, 4),
-    ("binary:group32:fp32", HALF, 2),
+    ("binary:group32:fp32", HALF, 2), ("bfp16", HALF, 2), ("int12:group24:e8m0", HALF, 2),
+    ("nf4:group32:e8m0/floor", HALF, 2),
 ]  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 // Tables of at most 16 values. Numbers fall into cells, 1 / CELLS_A_ONE wide, of which none has more
-// than one threshold: a cell's codes are that of numbers up to it and that of larger ones.
+// than one threshold: a cell's codes are that of numbers up to it and that of larger ones. Numbers
+// beyond the first cell or the last are theirs: there are some where scales were rounded.
 // needs: hardware/{hardware}, swift/code/packed, bits/parts
 @group(0) @binding(cell_table) var<storage, read> cell_table: array<u32>;
 var<workgroup> thresholds_of_cells: array<u32, CELLS>;
@@ -19,7 +20,8 @@ fn prepare_code(lane: u32) {
 
 fn cells_of(near: vec4<u32>) -> vec4<u32> {
     let places = four_sums(four_products(near, vec4(CELLS_A_ONE)), vec4(0x4b400000u));
-    return min(places - vec4(0x4b400000u - CELL_OF_ZERO), vec4(CELLS - 1u));
+    let cells = bitcast<vec4<i32>>(places - vec4(0x4b400000u - CELL_OF_ZERO));
+    return bitcast<vec4<u32>>(clamp(cells, vec4(0), vec4(i32(CELLS) - 1)));
 }
 
 fn thresholds_at(cells: vec4<u32>) -> vec4<u32> {

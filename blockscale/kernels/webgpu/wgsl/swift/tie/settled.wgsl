@@ -8,10 +8,9 @@ fn settled(x: vec4<u32>, near: vec4<u32>, ties: vec4<u32>, beside: vec4<u32>, s:
     let minus = ties ^ vec4(SIGN);
     let rest = four_sums(four_sums(x, four_products(minus, vec4(first))),
                          four_products(minus, vec4(second)));
-    // half a unit of the tie's last place, in numbers; below a power of two half of that
-    let inward = (rest ^ ties) >= vec4(SIGN);
-    let power = (ties & vec4(0x7fffffu)) == vec4(0u);
-    let unit = (ties & vec4(INFINITY)) - select(vec4(24u << 23u), vec4(25u << 23u), inward & power);
+    // Half a unit of the tie's last place, in numbers. Below a power of two it is half of that, but
+    // such ties are those beside 0, and round to what the numbers below them round to.
+    let unit = (ties & vec4(INFINITY)) - vec4(24u << 23u);
     let is_tie = (rest & vec4(MAGNITUDE)) <= four_products(unit, vec4(s.bits));
     let moved = four_sums(ties, beside | (rest & vec4(SIGN)));
     let is_near = four_sizes(four_sums(near, minus)) <= (beside & vec4(MAGNITUDE));
