@@ -22,11 +22,11 @@ from blockscale.export.conversion.exact import (
     certain,
     obstacle,
 )  # fmt: skip
+from blockscale.export.conversion.in_slabs import requantized
 from blockscale.export.conversion.meaning import meaning
 from blockscale.export.conversion.source import AT_A_TIME, Source, plain_dtype, without_place
 from blockscale.export.writers.writer import Planned, Writer, layer_of
 from blockscale.files.slabs.pool import Pool
-from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
 
 _GRIDS = {name for name, _, _ in GRIDS.values()}
@@ -69,7 +69,7 @@ class Step:
         if self.wanted is None:
             return value.dequantize()
         if self.how == REQUANTIZED:
-            return quantize(value.dequantize(), self.wanted)
+            return requantized(value, self.wanted)
         return carried(value, self.wanted)
 
 

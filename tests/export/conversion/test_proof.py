@@ -13,8 +13,11 @@ def test_equal_codes_and_equal_values() -> None:
     q = bs.quantize(torch.randn(300, 64), "int4:group32:fp16:full")
     assert prove("a", q, bs.QTensor(q.packed.clone(), q.qparams, q.format, q.size)) == ("codes", 0)
     other = carried(q, parse("uint4:group32:fp32:offset"))
-    assert prove("a", q, other).compared == "values"
-    assert prove("a", other, other.dequantize()).compared == "values"
+    assert prove("a", q, other) == ("codes", 0)
+    assert prove("a", other, other.dequantize()) == ("values", 0)
+    negative = bs.QTensor(q.packed, q.qparams._replace(scale=-q.scale), q.format, q.size)
+    found = prove("a", negative, carried(negative, parse("uint4:group32:fp32:offset")))
+    assert found == ("values", int((q.codes == 0).sum()))  # 0 * -step is -0
 
 
 @pytest.mark.parametrize("part", ["packed", "scale", "zero_point"])
@@ -52,3 +55,13 @@ def test_errors() -> None:
     assert found.sqnr == pytest.approx(-20 * torch.tensor(relative).log10().item(), rel=1e-5)
     assert error_of(x, x) == (0.0, None)
     assert error_of(torch.zeros(3), torch.ones(3)).relative == float("inf")
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-8, 1.0, 1e18, 1e30])
+def test_errors_of_numbers_whose_squares_float32_has_not(size: float) -> None:
+    x = torch.randn(300, 40) * size
+    y = x * (1 + torch.randn(300, 40) / 64)
+    wide, off = x.double(), y.double() - x.double()
+    found = error_of(x, y)
+    assert found.relative == pytest.approx(float(off.norm() / wide.norm()), rel=1e-6)
+    assert error_of(x, torch.full_like(x, torch.inf)).relative == float("inf")

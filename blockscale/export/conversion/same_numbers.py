@@ -1,0 +1,158 @@
+"""Whether two tensors of integers have the same values, told from codes and what is beside them.
+
+A value is (code - zero point) * step + offset, each operation rounded to float32 (docs/numerics.md,
+5). Two tensors whose code - zero point, steps and offsets are equal have the same values, bit for
+bit, and comparing those takes a fraction of the time that computing values takes. A zero point and
+the offset -zero point * step are one thing where nothing is rounded on the way.
+"""
+
+from math import gcd
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from blockscale.core import reference
+from blockscale.core.arithmetic.precision import subnormals_kept
+from blockscale.core.block import WHOLE, Block
+from blockscale.core.elements.integer import Integer
+from blockscale.export.conversion.same_bytes import same_bytes
+from blockscale.ops import primitives
+from blockscale.ops.tensor import QTensor
+
+_SLAB = 1 << 20  # codes that are compared at a time: they stay in the cache
+_SMALLEST, _INFINITY = 0x00800000, 0x7F800000  # float32: the smallest normal number
+_WIDEST = 8  # bits of a code
+
+
+class _Beside(NamedTuple):
+    """What stands beside the codes, one for each `group` codes of a row: [rows, groups] or None."""
+
+    group: int
+    step: Tensor  # float32
+    zero: Tensor | None  # int32
+    offset: Tensor | None  # float32
+
+    def finer(self, group: int) -> "_Beside":
+        """The same of smaller groups."""
+        zero, offset = (
+            None if each is None else _finer(each, self.group, group)
+            for each in (self.zero, self.offset)
+        )
+        return _Beside(group, _finer(self.step, self.group, group), zero, offset)
+
+
+def _finer(numbers: Tensor, group: int, smaller: int) -> Tensor:
+    return numbers if group == smaller else numbers.repeat_interleave(group // smaller, -1)
+
+
+def same_numbers(one: QTensor, other: QTensor) -> bool:
+    """Whether the values are equal, signs of zeros too. False where that is not seen this way.
+
+    Seen are integers in groups along rows, or in whole rows, with steps and integer zero points or
+    offsets of such groups.
+    """
+    if tuple(one.shape) != tuple(other.shape) or not one.shape.numel():
+        return False
+    with subnormals_kept():
+        first, second = _beside(one), _beside(other)
+        if first is None or second is None:
+            return False
+        group = gcd(first.group, second.group)
+        first, second = first.finer(group), second.finer(group)
+        if not same_bytes(first.step, second.step):
+            return False
+        if first.offset is not None and second.offset is not None:
+            if not same_bytes(first.offset, second.offset):
+                return False
+        elif first.offset is not None or second.offset is not None:
+            bits = max(one.format.bits, other.format.bits)
+            first, second = _with_zero(first, bits), _with_zero(second, bits)
+            if first is None or second is None:
+                return False
+    return _same_points(one, first.zero, other, second.zero)
+
+
+def _beside(q: QTensor) -> _Beside | None:
+    """Parts of a tensor that this file knows; None of others."""
+    fmt, size, parts = q.format, q.size, q.operand.qparams
+    own, offset, zero = _group(fmt.block, size), fmt.offset, parts.zero_point
+    plain = type(fmt.element) is Integer and fmt.bits <= _WIDEST and fmt.zero is None
+    if not plain or own is None:
+        return None
+    step = reference.step_of(parts, fmt).reshape(-1, size // own)
+    if offset is None:
+        if zero is not None:
+            zero = zero.reshape(step.shape)
+            if bool((zero.abs() > 1 << _WIDEST).any()):
+                return None
+        return _Beside(own, step, zero, None)
+    other = _group(offset.block or fmt.block, size)
+    if other is None or zero is not None or parts.offset is None:
+        return None
+    value = offset.value(parts.offset, parts.offset_outer).reshape(-1, size // other)
+    group = gcd(own, other)
+    return _Beside(group, _finer(step, own, group), None, _finer(value, other, group))
+
+
+def _group(block: Block, size: int) -> int | None:
+    """How many codes of a row share a number, where such groups fill the row; else None."""
+    if block.flat or block.rest != 1 or [dim for dim, _ in block.sizes] != [-1]:
+        return None
+    length = block.sizes[0][1]
+    if length == WHOLE or length >= size:
+        return size
+    return length if size % length == 0 else None
+
+
+def _with_zero(parts: _Beside, bits: int) -> _Beside | None:
+    """With the zero points that offsets are, where that changes no value; None else.
+
+    Products of codes and steps must be exact: steps are positive and normal, and the last bits of
+    their mantissas are 0, as many as a difference of codes has.
+    """
+    words = parts.step.view(torch.int32)
+    exact = (words >= _SMALLEST) & (words < _INFINITY - ((bits + 1) << 23))
+    exact &= (words & ((1 << (bits + 1)) - 1)) == 0
+    if not bool(exact.all()):
+        return None
+    if parts.offset is None:
+        within = parts.zero is None or bool((parts.zero.abs() <= 1 << bits).all())
+        return parts if within else None
+    wide, step = -parts.offset.to(torch.float64), parts.step.to(torch.float64)
+    zero = (wide / step).round().clamp(-(1 << bits), 1 << bits)
+    if not torch.equal(zero * step, wide):
+        return None
+    return parts._replace(zero=zero.to(torch.int32), offset=None)
+
+
+def _same_points(one: QTensor, zero: Tensor | None, other: QTensor, points: Tensor | None) -> bool:
+    """Whether codes less zero points are equal."""
+    if one.format.element == other.format.element and _same_zeros(zero, points):
+        return same_bytes(one.packed, other.packed)
+    sides = [(_rows(q), q.format.spelling, q.size, z) for q, z in ((one, zero), (other, points))]
+    step, count = max(1, _SLAB // one.size), sides[0][0].shape[0]
+    return all(
+        same_bytes(*(_points(*side, slice(i, i + step)) for side in sides))
+        for i in range(0, count, step)
+    )
+
+
+def _same_zeros(zero: Tensor | None, other: Tensor | None) -> bool:
+    if zero is None or other is None:
+        return all(each is None or not bool(each.any()) for each in (zero, other))
+    return torch.equal(zero, other)
+
+
+def _rows(q: QTensor) -> Tensor:
+    return q.packed.reshape(-1, q.packed.shape[-1])
+
+
+def _points(packed: Tensor, fmt: str, size: int, zero: Tensor | None, rows: slice) -> Tensor:
+    """Codes less zero points of some rows, int16 [rows, size]."""
+    codes: Tensor = primitives.unpack(packed[rows], fmt, size)
+    codes = codes.to(torch.int16)
+    if zero is None:
+        return codes
+    less = zero[rows].to(torch.int16).unsqueeze(-1)
+    return codes.unflatten(-1, (zero.shape[-1], -1)).sub_(less).flatten(-2)

@@ -1,0 +1,115 @@
+"""What is told from codes and scales alone is what the values say."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.core.parse import parse
+from blockscale.export.conversion.exact import InexactError, carried
+from blockscale.export.conversion.same_numbers import same_numbers
+from blockscale.ops.tensor import QTensor
+from tests.kernels.same import same
+
+SEEN = [
+    ("uint4:group32:fp16:asym", "int8:group32:fp16:full"),
+    ("uint4:group128:fp16:asym", "int8:group32:fp16:full"),
+    ("uint4:token:fp16:asym", "uint4:group32:fp32:offset"),
+    ("int4:group32:fp16:full", "uint4:group32:fp16:asym"),
+    ("int4:group32:fp16:full", "int8:group16:fp32"),
+    ("uint4:group32:(uint6:group8:fp16):offset(uint6:group8:fp16)", "uint4:group32:fp32:offset"),
+    ("int8:group32:e8m0", "int8:group32:fp32"),
+]
+
+
+def tensor(fmt: str) -> QTensor:
+    return bs.quantize(torch.randn(40, 256) + 0.25, fmt)
+
+
+def with_parts(q: QTensor, **parts: Any) -> QTensor:
+    packed = parts.pop("packed", q.packed)
+    return QTensor(packed, q.qparams._replace(**parts), q.format, q.size)
+
+
+def equal(a: QTensor, b: QTensor) -> bool:
+    return same(a.dequantize(), b.dequantize())
+
+
+@pytest.mark.parametrize(("found", "wanted"), SEEN)
+def test_carried_tensors_are_seen_both_ways(found: str, wanted: str) -> None:
+    q = tensor(found)
+    other = carried(q, parse(wanted))
+    assert equal(q, other)
+    assert same_numbers(q, other) and same_numbers(other, q)
+
+
+@pytest.mark.parametrize(("found", "wanted"), SEEN)
+def test_any_bit_counts(found: str, wanted: str) -> None:
+    q = tensor(found)
+    other = carried(q, parse(wanted))
+    for name, part in {"packed": other.packed, **other.qparams._asdict()}.items():
+        if part is None or isinstance(part, QTensor):
+            continue
+        for place in (0, part.numel() // 2 + 1, part.numel() - 1):
+            changed = part.clone().flatten()
+            changed.view(torch.uint8)[place * part.itemsize] ^= 1
+            another = with_parts(other, **{name: changed.reshape(part.shape)})
+            assert not equal(q, another), (name, place)
+            assert not same_numbers(q, another), (name, place)
+
+
+def test_offsets_that_are_no_zero_points_of_exact_products() -> None:
+    """Steps of 24 bits: (c - z) * s and c * s + o round differently."""
+    codes = torch.arange(16, dtype=torch.uint8).repeat(8).repeat(4, 1)
+    step = (1 + torch.rand(4, 4)) / 3
+    zero = torch.full((4, 4), 8, dtype=torch.int32)
+    packed = bs.ops.primitives.pack(codes, "uint4:group32:fp32:asym")
+    a = QTensor(packed, bs.core.reference.QParams(step, zero_point=zero),
+                parse("uint4:group32:fp32:asym"), 128)  # fmt: skip
+    offset = -(zero * step)
+    b = QTensor(packed, bs.core.reference.QParams(step, offset=offset),
+                parse("uint4:group32:fp32:offset"), 128)  # fmt: skip
+    assert not equal(a, b) and not same_numbers(a, b)
+    short = step.to(torch.bfloat16).float()
+    a, b = with_parts(a, scale=short), with_parts(b, scale=short, offset=-(zero * short))
+    assert equal(a, b) and same_numbers(a, b)
+    for factor in (-1.0, 2.0**-130, 2.0**126):  # zeros of the other sign, subnormals, infinities
+        scale = short * factor
+        one, two = with_parts(a, scale=scale), with_parts(b, scale=scale, offset=-(zero * scale))
+        assert not same_numbers(one, two)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5, torch.nan, torch.inf])
+def test_any_scale_means_the_same_in_both(scale: float) -> None:
+    q = tensor("uint4:group32:fp16:asym")
+    q = with_parts(q, scale=torch.full_like(q.scale, scale))
+    other = carried(q, parse("int8:group32:fp16:full"))
+    assert equal(q, other) and same_numbers(q, other)
+
+
+def test_zero_points_that_int16_would_wrap() -> None:
+    q = tensor("uint4:group32:fp32:asym")
+    far = with_parts(q, zero_point=q.zero_point + 2**16)
+    assert not same_numbers(q, far) and not same_numbers(far, far)
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    ["e4m3:group32:fp32", "ternary:group32:fp32", "int8:flat64:fp32", "int8:tile2x32:fp32",
+     "int12:group32:fp32", "uint4:group32:fp16:asym(fp16)", "int4:group48:fp32", "nf4"],
+)  # fmt: skip
+def test_what_is_not_looked_at(fmt: str) -> None:
+    q = tensor(fmt)
+    assert not same_numbers(q, q)
+
+
+def test_shapes() -> None:
+    q = tensor("int8:group32:fp32")
+    assert same_numbers(q, q)
+    assert not same_numbers(q, bs.quantize(torch.randn(40, 128), "int8:group32:fp32"))
+    assert not same_numbers(q, bs.quantize(torch.randn(2, 20, 256), "int8:group32:fp32"))
+    cube = bs.quantize(torch.randn(2, 20, 256), "uint4:group32:fp16:asym")
+    assert same_numbers(cube, carried(cube, parse("int8:group32:fp16:full")))
+    with pytest.raises(InexactError):
+        carried(cube, parse("int4:group32:fp16:full"))
