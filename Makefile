@@ -71,10 +71,10 @@ accuracy: .venv/.bench .venv/.native ## a language model in each format beside o
 	@test -d "$(MODELS)" || { echo "make accuracy MODELS=FOLDER: benchmarks/language_model/train.py makes one"; exit 1; }
 	@$(BIN)/python -m benchmarks.language_model.evaluate --models "$(MODELS)" --output build/accuracy.jsonl $(ARGS)
 	@$(BIN)/python -m benchmarks.language_model.gather build/accuracy.jsonl
-	@$(BIN)/python docs/generate.py
+	@$(BIN)/python -m docs.generate
 
 docs: .venv/.native ## write the generated pages again
-	@$(BIN)/python docs/generate.py
+	@$(BIN)/python -m docs.generate
 
 native: .venv/.native ## compile the C++ kernels (the other targets do so when they need them)
 
@@ -97,7 +97,7 @@ sanitize: .venv/.test ## the native kernels' tests under AddressSanitizer and Un
 # A minute of it is in `make slow`. ARGS="--minutes 5 --only kills,cells", "--fresh", "--seed 1".
 attack: .venv/.test .venv/.native ## an hour of kills, full disks, hostile files, and kernels against the reference
 	@$(BIN)/python -W ignore -m attack --figures docs/reliability.json $(ARGS); failed=$$?; \
-	$(BIN)/python docs/generate.py; exit $$failed
+	$(BIN)/python -m docs.generate; exit $$failed
 
 races: .venv/.test ## the native kernels under ThreadSanitizer (clang and archer)
 	@PYTHON=$(BIN)/python bash attack/races.sh

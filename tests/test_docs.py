@@ -3,14 +3,13 @@
 A block that cannot run here has `<!-- not run: the reason -->` on the line before it.
 """
 
-import importlib.util
 import pathlib
 import re
 from collections.abc import Iterator
-from types import ModuleType
 
 import pytest
 
+from docs.pages.house import design, house
 from tests.test_layers import LAYERS
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -68,25 +67,16 @@ def test_links_and_paths_exist(page: pathlib.Path) -> None:
     assert not dead_paths(text)
 
 
-def generator() -> ModuleType:
-    """docs/generate.py."""
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_house_is_drawn_as_it_stands() -> None:
     drawn = (ROOT / "docs" / "design.md").read_text()
-    assert generator().design() == drawn, "run: make docs"
+    assert design() == drawn, "run: make docs"
     for folder in (ROOT / "blockscale").glob("*/"):
         if any(folder.rglob("*.py")):
             assert f"\n  {folder.name}/ " in drawn, folder
 
 
 def test_every_room_says_what_it_is() -> None:
-    for line in generator().house().splitlines():
+    for line in house().splitlines():
         name, _, said = line.strip().partition("/ ")
         if said:
             assert 15 < len(said.strip()) < 120 and said.endswith("."), f"{name}: {said}"
@@ -100,7 +90,7 @@ def test_a_new_room_is_in_the_drawing(tmp_path: pathlib.Path) -> None:
     (tmp_path / "core" / "src" / "deep").mkdir(parents=True)
     (tmp_path / "core" / "src" / "deep" / "a.cpp").touch()
     (tmp_path / "core" / "__pycache__").mkdir()
-    drawn = [" ".join(line.split()) for line in generator().house(tmp_path).splitlines()]
+    drawn = [" ".join(line.split()) for line in house(tmp_path).splitlines()]
     assert drawn[:3] == ["blockscale/", "core/ Numbers, e.g. e2m1: all.", "cellar/ Wine."]
     assert drawn[3].startswith("src/ C++, compiled")
     assert drawn[4] == "deep/ C++."

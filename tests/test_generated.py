@@ -1,40 +1,29 @@
 """Pages that are generated from the code are up to date."""
 
-import importlib.util
-from pathlib import Path
-
 import blockscale as bs
-
-DOCS = Path(__file__).parent.parent / "docs"
-
-
-def generator():
-    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from docs.pages import DOCS, figures, formats, graphs, models
 
 
 def test_formats_page_is_up_to_date():
-    assert generator().page() == (DOCS / "formats.md").read_text(), "run: make docs"
+    assert formats.page() == (DOCS / "formats.md").read_text(), "run: make docs"
 
 
 def test_the_performance_page_is_up_to_date():
-    made = generator().performance()
+    made = figures.performance()
     assert "performance.md" in made
     old = [name for name, text in made.items() if not same(DOCS / name, text)]
     assert not old, f"{old}: run: make docs"
 
 
 def test_the_page_on_accuracy_is_up_to_date():
-    made = generator().accuracy()
+    made = figures.accuracy()
     assert {"accuracy.md", "images/accuracy-weights.svg"} <= set(made)
     old = [name for name, text in made.items() if not same(DOCS / name, text)]
     assert not old, f"{old}: run: make docs"
 
 
 def test_the_page_on_reliability_is_up_to_date():
-    assert generator().reliability() == (DOCS / "reliability.md").read_text(), "run: make docs"
+    assert figures.reliability() == (DOCS / "reliability.md").read_text(), "run: make docs"
 
 
 def same(path, text):
@@ -42,16 +31,16 @@ def same(path, text):
 
 
 def test_the_drawn_graphs_are_up_to_date():
-    assert generator().graph() == (DOCS / "graph.md").read_text(), "run: make docs"
+    assert graphs.graph() == (DOCS / "graph.md").read_text(), "run: make docs"
 
 
 def test_the_page_of_models_is_up_to_date():
-    assert generator().models() == (DOCS / "models.md").read_text(), "run: make docs"
+    assert models.models() == (DOCS / "models.md").read_text(), "run: make docs"
 
 
 def test_a_model_that_fails_is_shown_with_its_reason():
     reasons = {"it is odd": 1}
-    cell = generator().model_cell
+    cell = models.model_cell
     assert cell(True, "equal", reasons) == "yes"
     assert cell(True, "83.1 %; in float: 9 % odd", reasons) == "83.1 % (2)"
     assert cell(False, "it crashes", reasons) == "**no** (3)"
@@ -66,4 +55,4 @@ def test_every_named_format_has_its_row():
 
 
 def test_the_figures_of_the_search_are_up_to_date():
-    assert generator().searched() == (DOCS / "search.md").read_text(), "run: make docs"
+    assert figures.searched() == (DOCS / "search.md").read_text(), "run: make docs"

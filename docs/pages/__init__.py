@@ -1,0 +1,5 @@
+"""The generated pages of the documentation, one file each: what they say, from what was run."""
+
+from pathlib import Path
+
+DOCS = Path(__file__).parents[1]

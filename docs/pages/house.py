@@ -1,0 +1,83 @@
+"""The drawing of the house in docs/design.md, from the folders of the package and what each says."""
+
+import ast
+import re
+from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import blockscale as bs
+from docs.pages import DOCS
+
+PACKAGE = Path(bs.__file__).parent
+
+
+HOUSE = re.compile(
+    r"(?<=<!-- the house: made by `make docs` -->\n\n```text\n).*?(?=```\n)", re.DOTALL
+)
+
+
+SOURCES = {  # folders of C++, which say nothing of themselves
+    "src": "C++, compiled to one library: what Python calls, and the choice of the instruction set.",
+    "isa": "The kernels, compiled once for each instruction set, in a namespace of its own.",
+    "simd": "Vectors: one way to write them for every instruction set.",
+    "memory": "Memory and threads that are not to be had: errors, never the end of the process.",
+    "tuning": "Choices of which only speed depends: their bounds, what holds unmeasured, and setting them.",
+    "primitives": "quantize, dequantize and fake_quantize: statistics, scales, encoding, packing.",
+    "linear": "Products with a quantized weight.",
+    "amx": "Those of many rows by a processor's matrix unit: its tiles, blocks that are scaled, parts of floats.",
+    "fused": "Ops between products: tables, sums, norms, attention, on floats and codes.",
+    "records": "Blocks of other producers' files, taken apart into codes and scales and put together.",
+    "integer": "Products, tables and row functions on integers alone, which end in rounding shifts.",
+}
+
+
+def design() -> str:
+    """docs/design.md with the drawing of today."""
+    return HOUSE.sub(lambda _: house(), (DOCS / "design.md").read_text())
+
+
+def house(package: Path = PACKAGE) -> str:
+    """A drawing of the package's folders: one line a room, in the order in which they may import."""
+    order, beside = layers()
+    lines = ["blockscale/"]
+    rooms = [name for name in order if (package / name).is_dir()]
+    for name in rooms:
+        lines += ["  ↑"] if name != rooms[0] else []
+        lines += rows(package / name, 1)
+    lines += [
+        "",
+        *(row for name in beside if (package / name).is_dir() for row in rows(package / name, 1)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def layers() -> tuple[list[str], list[str]]:
+    """The rooms in the order of imports, and those beside them, as tests/test_layers.py has them."""
+    path = PACKAGE.parent / "tests" / "test_layers.py"
+    spec = spec_from_file_location("layers", path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return list(module.LAYERS), list(module.BESIDE)
+
+
+def rows(folder: Path, depth: int) -> Iterator[str]:
+    """A room and those inside it."""
+    name = "  " * depth + folder.name + "/"
+    yield f"{name:22} {about(folder)}"
+    for inside in sorted(each for each in folder.iterdir() if each.is_dir()):
+        if any(each.suffix in (".py", ".cpp", ".h") for each in inside.rglob("*")):
+            yield from rows(inside, depth + 1)
+
+
+def about(folder: Path) -> str:
+    """The first sentence of what a package says of itself."""
+    start = folder / "__init__.py"
+    if not start.exists():
+        return SOURCES.get(folder.name, "C++.")
+    said = " ".join(
+        (ast.get_docstring(ast.parse(start.read_text())) or "").partition("\n\n")[0].split()
+    )
+    sentence = re.match(r".*?\.(?= [A-Z]|$)|.*", said)
+    return sentence[0] if sentence else ""
