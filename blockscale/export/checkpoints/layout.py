@@ -49,6 +49,8 @@ class Weight:
         rounds in other places than our formats. None where they are
     codes: the role of its codes, where `decode` also takes them on the meta device, so that scales
         and zero points are read alone; empty where it does not
+    first: {role: stored tensor} -> some of its first rows, where they are decoded in a fraction of
+        the whole's time; None where they are not
     flat: the file does not tell the weight's shape: `shape` is a matrix with a group in each row
     """
 
@@ -63,6 +65,7 @@ class Weight:
     values: Callable[[Parts], Tensor] | None = None
     flat: bool = False
     codes: str = ""
+    first: Callable[[Parts], QTensor] | None = None
 
 
 @dataclass

@@ -126,6 +126,13 @@ class Safetensors(Checkpoint):
         with self._naming(name):
             return weight.decode(self._parts(weight, weight.codes))
 
+    def first_rows(self, name: str) -> QTensor | None:
+        weight = self._weights.get(name)
+        if weight is None or weight.first is None:
+            return None
+        with self._naming(name):
+            return weight.first(self._parts(weight))
+
     def ordered(self, name: str) -> bool:
         return name in self._weights and self._weights[name].order is not None
 

@@ -163,14 +163,28 @@ def _chosen(source: Source, step: Step, writer: Writer) -> Format:
             try:
                 reason = _tried(value, wanted, writer)
             except CodesNeededError:
-                value = source.checkpoint[step.source]
-                reason = _tried(value, wanted, writer)
+                reason = _of_first_rows(source, step, wanted)
+                if reason is None:
+                    value = source.checkpoint[step.source]
+                    reason = _tried(value, wanted, writer)
             if reason is None:
                 return wanted
             tried[str(wanted)] = reason
         else:
             reasons[str(wanted)] = reason
     raise InexactError(_why(found, tried | reasons if len(tried) < 3 else tried))
+
+
+def _of_first_rows(source: Source, step: Step, wanted: Format) -> str | None:
+    """Why some rows, and so the tensor, cannot be written as `wanted`; None where all are needed
+    to know."""
+    rows = source.checkpoint.first_rows(step.source)
+    try:
+        if rows is not None and obstacle(rows.format, wanted, rows.shape) is None:
+            carried(rows, wanted)
+    except InexactError as error:
+        return str(error)
+    return None
 
 
 def _tried(value: QTensor | Tensor, wanted: Format, writer: Writer) -> str | None:

@@ -1,6 +1,7 @@
 """Decisions before anything is written."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +42,31 @@ def test_a_type_is_chosen_without_reading_codes(
         steps = make_plan(source, writer_of("gguf"), None, ())
     wanted = {str(step.wanted) for step in steps if step.source.endswith("_proj.weight")}
     assert wanted == {"int4:group32:fp16:full"}
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_few_rows_may_decide(late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes less zero points that reach beyond int4, in the first rows or in the last one alone."""
+    held, read = tensors("uint4:group128:fp16:asym"), []
+    name = "model.layers.0.mlp.gate_proj.weight"
+    q = held[name]
+    q.qparams.zero_point.fill_(8)
+    q.qparams.zero_point[-1 if late else 0] = 5
+    q.packed[-1 if late else 0] = 255  # 15 - 5
+    with bs.checkpoint(write(tmp_path / "m", held, "awq")) as opened:
+        kind = type(opened)
+        assert opened.first_rows(name).shape[0] < q.shape[0]
+        whole = kind.__getitem__
+
+        def counted(self: Any, name: str) -> bs.QTensor | torch.Tensor:
+            read.append(name)
+            return whole(self, name)
+
+        monkeypatch.setattr(kind, "__getitem__", counted)
+        source = source_of(opened, True, "auto", None)
+        steps = {step.source: step for step in make_plan(source, writer_of("gguf"), None, ())}
+    assert str(steps[name].wanted) == "int5:group32:fp16:full"
+    assert (name in read) == late
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ _SCALES = (torch.float16, torch.bfloat16, torch.float32)
 _CODES = "uint4:tensor:fp32"
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output in nibble i of a word
 _NIBBLE = (0, 4, 1, 5, 2, 6, 3, 7)  # of a word, where each of eight outputs is
+_FIRST = 64  # outputs that are decoded alone
 _PARTS = ("qweight", "qzeros", "scales")
 
 
@@ -89,11 +90,19 @@ def _weight(base: str, kinds: Kinds, config: Mapping[str, Any], version: str) ->
     fmt = f"uint4:{words.groups(size, shape[1])}:{words.scale_type(scale)}:asym"
     parting = _gemm if version == "gemm" else partial(_gemv, groups=groups)
     decode = partial(_decode, parting=parting, fmt=fmt, shape=shape)
-    return Weight(kind, shape, parts, fmt, "", decode, None, scale, codes="qweight")
+    rows = min(_FIRST, shape[0])
+    first = partial(_first, rows=rows, fmt=fmt, size=shape[1]) if version == "gemm" else None
+    return Weight(kind, shape, parts, fmt, "", decode, None, scale, codes="qweight", first=first)
 
 
 def _decode(parts: Parts, *, parting: Any, fmt: str, shape: tuple[int, ...]) -> QTensor:
     return words.quantized(fmt, shape, parting(parts))
+
+
+def _first(parts: Parts, *, rows: int, fmt: str, size: int) -> QTensor:
+    """The first outputs of gemm, whose words are columns."""
+    few = {role: part[:, : rows if role == "scales" else rows // 8] for role, part in parts.items()}
+    return words.quantized(fmt, (rows, size), _gemm(few))
 
 
 def _outputs(stored: Tensor) -> Tensor:

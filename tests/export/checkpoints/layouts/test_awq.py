@@ -17,6 +17,22 @@ def test_by_shape_alone(tmp_path):
         assert torch.equal(found.dequantize("a.weight"), values)
 
 
+@pytest.mark.parametrize("outputs", [8, 64, 136])
+def test_the_first_rows(outputs, tmp_path):
+    stored = {
+        "a.qweight": torch.randint(-(2**31), 2**31, (128, outputs // 8)).int(),
+        "a.qzeros": torch.randint(-(2**31), 2**31, (4, outputs // 8)).int(),
+        "a.scales": torch.randn(4, outputs).half(),
+    }
+    with bs.checkpoint(directory(tmp_path / "d", stored, {})) as found:
+        some, whole = found.first_rows("a.weight"), found["a.weight"]
+        assert some.shape == (min(outputs, 64), 128) and some.format == whole.format
+        assert torch.equal(some.dequantize(), whole.dequantize()[: some.shape[0]])
+    stored, _, known = GEMV
+    with bs.checkpoint(directory(tmp_path / "e", stored, known)) as found:
+        assert found.first_rows("a.weight") is None and found.first_rows("no") is None
+
+
 def test_zero_points_of_a_word_are_in_its_order():
     """Nibble i of a word is output 0 2 4 6 1 3 5 7 of its eight (AWQ_ORDER of packing_utils.py)."""
     from blockscale.export.checkpoints.layouts.awq import _outputs
