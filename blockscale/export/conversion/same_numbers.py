@@ -46,31 +46,32 @@ def _finer(numbers: Tensor, group: int, smaller: int) -> Tensor:
     return numbers if group == smaller else numbers.repeat_interleave(group // smaller, -1)
 
 
-def same_numbers(one: QTensor, other: QTensor) -> bool:
-    """Whether the values are equal, signs of zeros too. False where that is not seen this way.
+def same_numbers(one: QTensor, other: QTensor) -> int | None:
+    """How many zeros have another sign, where all values are equal; None where that is not seen.
 
     Seen are integers in groups along rows, or in whole rows, with steps and integer zero points or
     offsets of such groups.
     """
     if tuple(one.shape) != tuple(other.shape) or not one.shape.numel():
-        return False
+        return None
     with subnormals_kept():
         first, second = _beside(one), _beside(other)
         if first is None or second is None:
-            return False
+            return None
         group = gcd(first.group, second.group)
         first, second = first.finer(group), second.finer(group)
         if not same_bytes(first.step, second.step):
-            return False
+            return None
+        if first.offset is None and second.offset is None:
+            return _same_points(one, first.zero, other, second.zero)
         if first.offset is not None and second.offset is not None:
-            if not same_bytes(first.offset, second.offset):
-                return False
-        elif first.offset is not None or second.offset is not None:
-            bits = max(one.format.bits, other.format.bits)
-            first, second = _with_zero(first, bits), _with_zero(second, bits)
-            if first is None or second is None:
-                return False
-    return _same_points(one, first.zero, other, second.zero)
+            same = same_bytes(first.offset, second.offset)
+            return _same_points(one, None, other, None) if same else None
+        bits = max(one.format.bits, other.format.bits)
+        first, second = _with_zero(first, bits), _with_zero(second, bits)
+    if first is None or second is None:
+        return None
+    return _same_points(one, first.zero, other, second.zero, first.step < 0)
 
 
 def _beside(q: QTensor) -> _Beside | None:
@@ -108,10 +109,10 @@ def _group(block: Block, size: int) -> int | None:
 def _with_zero(parts: _Beside, bits: int) -> _Beside | None:
     """With the zero points that offsets are, where that changes no value; None else.
 
-    Products of codes and steps must be exact: steps are positive and normal, and the last bits of
-    their mantissas are 0, as many as a difference of codes has.
+    Products of codes and steps must be exact: steps are normal, and the last bits of their
+    mantissas are 0, as many as a difference of codes has.
     """
-    words = parts.step.view(torch.int32)
+    words = parts.step.view(torch.int32) & 0x7FFFFFFF
     exact = (words >= _SMALLEST) & (words < _INFINITY - ((bits + 1) << 23))
     exact &= (words & ((1 << (bits + 1)) - 1)) == 0
     if not bool(exact.all()):
@@ -121,21 +122,40 @@ def _with_zero(parts: _Beside, bits: int) -> _Beside | None:
         return parts if within else None
     wide, step = -parts.offset.to(torch.float64), parts.step.to(torch.float64)
     zero = (wide / step).round().clamp(-(1 << bits), 1 << bits)
-    if not torch.equal(zero * step, wide):
+    odd = (zero == 0) & (step < 0)  # 0 * step + 0 is either 0
+    if not torch.equal(zero * step, wide) or bool(odd.any()):
         return None
     return parts._replace(zero=zero.to(torch.int32), offset=None)
 
 
-def _same_points(one: QTensor, zero: Tensor | None, other: QTensor, points: Tensor | None) -> bool:
-    """Whether codes less zero points are equal."""
-    if one.format.element == other.format.element and _same_zeros(zero, points):
-        return same_bytes(one.packed, other.packed)
+def _same_points(
+    one: QTensor, zero: Tensor | None, other: QTensor, points: Tensor | None,
+    negative: Tensor | None = None,
+) -> int | None:  # fmt: skip
+    """How many points, codes less zero points, are 0 in groups that are `negative`; None where they
+    differ.
+
+    There 0 * step is -0, and code * step - zero point * step is +0.
+    """
+    if negative is not None and not bool(negative.any()):
+        negative = None
+    if (
+        one.format.element == other.format.element
+        and _same_zeros(zero, points)
+        and negative is None
+    ):
+        return 0 if same_bytes(one.packed, other.packed) else None
     sides = [(_rows(q), q.format.spelling, q.size, z) for q, z in ((one, zero), (other, points))]
-    step, count = max(1, _SLAB // one.size), sides[0][0].shape[0]
-    return all(
-        same_bytes(*(_points(*side, slice(i, i + step)) for side in sides))
-        for i in range(0, count, step)
-    )
+    step, count, zeros = max(1, _SLAB // one.size), sides[0][0].shape[0], 0
+    for start in range(0, count, step):
+        rows = slice(start, start + step)
+        first, second = (_points(*side, rows) for side in sides)
+        if not same_bytes(first, second):
+            return None
+        if negative is not None:
+            groups = first.unflatten(-1, (negative.shape[-1], -1))
+            zeros += int(((groups == 0) & negative[rows].unsqueeze(-1)).sum())
+    return zeros
 
 
 def _same_zeros(zero: Tensor | None, other: Tensor | None) -> bool:

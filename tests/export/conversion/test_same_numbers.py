@@ -41,7 +41,7 @@ def test_carried_tensors_are_seen_both_ways(found: str, wanted: str) -> None:
     q = tensor(found)
     other = carried(q, parse(wanted))
     assert equal(q, other)
-    assert same_numbers(q, other) and same_numbers(other, q)
+    assert same_numbers(q, other) == same_numbers(other, q) == 0
 
 
 @pytest.mark.parametrize(("found", "wanted"), SEEN)
@@ -56,7 +56,7 @@ def test_any_bit_counts(found: str, wanted: str) -> None:
             changed.view(torch.uint8)[place * part.itemsize] ^= 1
             another = with_parts(other, **{name: changed.reshape(part.shape)})
             assert not equal(q, another), (name, place)
-            assert not same_numbers(q, another), (name, place)
+            assert same_numbers(q, another) is None, (name, place)
 
 
 def test_offsets_that_are_no_zero_points_of_exact_products() -> None:
@@ -70,14 +70,39 @@ def test_offsets_that_are_no_zero_points_of_exact_products() -> None:
     offset = -(zero * step)
     b = QTensor(packed, bs.core.reference.QParams(step, offset=offset),
                 parse("uint4:group32:fp32:offset"), 128)  # fmt: skip
-    assert not equal(a, b) and not same_numbers(a, b)
+    assert not equal(a, b) and same_numbers(a, b) is None
     short = step.to(torch.bfloat16).float()
     a, b = with_parts(a, scale=short), with_parts(b, scale=short, offset=-(zero * short))
-    assert equal(a, b) and same_numbers(a, b)
-    for factor in (-1.0, 2.0**-130, 2.0**126):  # zeros of the other sign, subnormals, infinities
+    assert equal(a, b) and same_numbers(a, b) == 0
+    for factor in (2.0**-130, 2.0**126):  # subnormals, infinities
         scale = short * factor
         one, two = with_parts(a, scale=scale), with_parts(b, scale=scale, offset=-(zero * scale))
-        assert not same_numbers(one, two)
+        assert same_numbers(one, two) is None
+
+
+@pytest.mark.parametrize("found", ["int4:group32:fp16:full", "uint4:group32:bf16:asym"])
+def test_zeros_of_the_other_sign_are_counted(found: str) -> None:
+    q = tensor(found)
+    signs = torch.where(torch.arange(q.scale.numel()) % 3 == 0, -1, 1).reshape(q.scale.shape)
+    q = with_parts(q, scale=q.scale * signs)
+    other = carried(q, parse("uint4:group32:fp32:offset"))
+    one, two = q.dequantize(), other.dequantize()
+    expected = int(((one == 0) & (one.signbit() != two.signbit())).sum())
+    assert torch.equal(one, two) and expected > 10
+    assert same_numbers(q, other) == same_numbers(other, q) == expected
+    changed = other.packed.clone()
+    changed[-1, -1] ^= 1
+    assert same_numbers(q, with_parts(other, packed=changed)) is None
+
+
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_a_zero_point_of_0_under_a_negative_step_leaves_the_sign_to_the_offset(zero: float) -> None:
+    q = tensor("uint4:group32:bf16:asym")
+    q = with_parts(q, scale=-q.scale, zero_point=torch.zeros_like(q.zero_point))
+    other = QTensor(q.packed, type(q.qparams)(q.scale, offset=torch.full(q.scale.shape, zero)),
+                    parse("uint4:group32:bf16:offset(fp32)"), q.size)  # fmt: skip
+    assert torch.equal(q.dequantize(), other.dequantize())
+    assert same_numbers(q, other) is None
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.5, torch.nan, torch.inf])
@@ -85,13 +110,13 @@ def test_any_scale_means_the_same_in_both(scale: float) -> None:
     q = tensor("uint4:group32:fp16:asym")
     q = with_parts(q, scale=torch.full_like(q.scale, scale))
     other = carried(q, parse("int8:group32:fp16:full"))
-    assert equal(q, other) and same_numbers(q, other)
+    assert equal(q, other) and same_numbers(q, other) == 0
 
 
 def test_zero_points_that_int16_would_wrap() -> None:
     q = tensor("uint4:group32:fp32:asym")
     far = with_parts(q, zero_point=q.zero_point + 2**16)
-    assert not same_numbers(q, far) and not same_numbers(far, far)
+    assert same_numbers(q, far) is same_numbers(far, far) is None
 
 
 @pytest.mark.parametrize(
@@ -101,15 +126,15 @@ def test_zero_points_that_int16_would_wrap() -> None:
 )  # fmt: skip
 def test_what_is_not_looked_at(fmt: str) -> None:
     q = tensor(fmt)
-    assert not same_numbers(q, q)
+    assert same_numbers(q, q) is None
 
 
 def test_shapes() -> None:
     q = tensor("int8:group32:fp32")
-    assert same_numbers(q, q)
-    assert not same_numbers(q, bs.quantize(torch.randn(40, 128), "int8:group32:fp32"))
-    assert not same_numbers(q, bs.quantize(torch.randn(2, 20, 256), "int8:group32:fp32"))
+    assert same_numbers(q, q) == 0
+    assert None is same_numbers(q, bs.quantize(torch.randn(40, 128), "int8:group32:fp32"))
+    assert None is same_numbers(q, bs.quantize(torch.randn(2, 20, 256), "int8:group32:fp32"))
     cube = bs.quantize(torch.randn(2, 20, 256), "uint4:group32:fp16:asym")
-    assert same_numbers(cube, carried(cube, parse("int8:group32:fp16:full")))
+    assert same_numbers(cube, carried(cube, parse("int8:group32:fp16:full"))) == 0
     with pytest.raises(InexactError):
         carried(cube, parse("int4:group32:fp16:full"))
