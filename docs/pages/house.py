@@ -3,11 +3,11 @@
 import ast
 import re
 from collections.abc import Iterator
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import blockscale as bs
 from docs.pages import DOCS
+from tests.test_layers import BESIDE, LAYERS
 
 PACKAGE = Path(bs.__file__).parent
 
@@ -39,27 +39,16 @@ def design() -> str:
 
 def house(package: Path = PACKAGE) -> str:
     """A drawing of the package's folders: one line a room, in the order in which they may import."""
-    order, beside = layers()
     lines = ["blockscale/"]
-    rooms = [name for name in order if (package / name).is_dir()]
+    rooms = [name for name in LAYERS if (package / name).is_dir()]
     for name in rooms:
         lines += ["  ↑"] if name != rooms[0] else []
         lines += rows(package / name, 1)
     lines += [
         "",
-        *(row for name in beside if (package / name).is_dir() for row in rows(package / name, 1)),
+        *(row for name in BESIDE if (package / name).is_dir() for row in rows(package / name, 1)),
     ]
     return "\n".join(lines) + "\n"
-
-
-def layers() -> tuple[list[str], list[str]]:
-    """The rooms in the order of imports, and those beside them, as tests/test_layers.py has them."""
-    path = PACKAGE.parent / "tests" / "test_layers.py"
-    spec = spec_from_file_location("layers", path)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return list(module.LAYERS), list(module.BESIDE)
 
 
 def rows(folder: Path, depth: int) -> Iterator[str]:

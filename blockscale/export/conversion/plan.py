@@ -153,6 +153,7 @@ def _chosen(source: Source, step: Step, writer: Writer) -> Format:
     tried: dict[str, str] = {}
     reasons: dict[str, str] = {}
     value: QTensor | Tensor | None = None
+    rows: QTensor | None = None
     forms = [parse(spelling) for spelling in writer.forms(found, shape)]
     for wanted in sorted(forms, key=lambda each: meaning(each) != meaning(found)):
         reason = writer.holds(wanted, shape) or obstacle(found, wanted, shape)
@@ -163,7 +164,8 @@ def _chosen(source: Source, step: Step, writer: Writer) -> Format:
             try:
                 reason = _tried(value, wanted, writer)
             except CodesNeededError:
-                reason = _of_first_rows(source, step, wanted)
+                rows = source.checkpoint.first_rows(step.source) if rows is None else rows
+                reason = None if rows is None else _of_rows(rows, wanted)
                 if reason is None:
                     value = source.checkpoint[step.source]
                     reason = _tried(value, wanted, writer)
@@ -175,12 +177,11 @@ def _chosen(source: Source, step: Step, writer: Writer) -> Format:
     raise InexactError(_why(found, tried | reasons if len(tried) < 3 else tried))
 
 
-def _of_first_rows(source: Source, step: Step, wanted: Format) -> str | None:
-    """Why some rows, and so the tensor, cannot be written as `wanted`; None where all are needed
-    to know."""
-    rows = source.checkpoint.first_rows(step.source)
+def _of_rows(rows: QTensor, wanted: Format) -> str | None:
+    """Why some rows, and so the tensor, cannot be written as `wanted`; None where they do not
+    tell."""
     try:
-        if rows is not None and obstacle(rows.format, wanted, rows.shape) is None:
+        if obstacle(rows.format, wanted, rows.shape) is None:
             carried(rows, wanted)
     except InexactError as error:
         return str(error)

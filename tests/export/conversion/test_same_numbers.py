@@ -117,6 +117,10 @@ def test_zero_points_that_int16_would_wrap() -> None:
     q = tensor("uint4:group32:fp32:asym")
     far = with_parts(q, zero_point=q.zero_point + 2**16)
     assert same_numbers(q, far) is same_numbers(far, far) is None
+    none = with_parts(q, zero_point=torch.zeros_like(q.zero_point))
+    least = with_parts(q, zero_point=torch.full_like(q.zero_point, -(2**31)))
+    other = carried(none, parse("int8:group32:fp32"))
+    assert same_numbers(none, other) == 0 and same_numbers(least, other) is None
 
 
 @pytest.mark.parametrize(

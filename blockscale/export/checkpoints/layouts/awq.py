@@ -90,19 +90,15 @@ def _weight(base: str, kinds: Kinds, config: Mapping[str, Any], version: str) ->
     fmt = f"uint4:{words.groups(size, shape[1])}:{words.scale_type(scale)}:asym"
     parting = _gemm if version == "gemm" else partial(_gemv, groups=groups)
     decode = partial(_decode, parting=parting, fmt=fmt, shape=shape)
-    rows = min(_FIRST, shape[0])
-    first = partial(_first, rows=rows, fmt=fmt, size=shape[1]) if version == "gemm" else None
+    first, rows = None, min(_FIRST, shape[0])
+    if version == "gemm":
+        few = partial(_few_of_gemm, rows=rows)
+        first = partial(_decode, parting=few, fmt=fmt, shape=(rows, shape[1]))
     return Weight(kind, shape, parts, fmt, "", decode, None, scale, codes="qweight", first=first)
 
 
 def _decode(parts: Parts, *, parting: Any, fmt: str, shape: tuple[int, ...]) -> QTensor:
     return words.quantized(fmt, shape, parting(parts))
-
-
-def _first(parts: Parts, *, rows: int, fmt: str, size: int) -> QTensor:
-    """The first outputs of gemm, whose words are columns."""
-    few = {role: part[:, : rows if role == "scales" else rows // 8] for role, part in parts.items()}
-    return words.quantized(fmt, (rows, size), _gemm(few))
 
 
 def _outputs(stored: Tensor) -> Tensor:
@@ -117,6 +113,12 @@ def _gemm(parts: Parts) -> dict[str, Tensor]:
         "scale": parts["scales"].mT,
         "zero_point": _outputs(parts["qzeros"]).mT.to(torch.int32),
     }
+
+
+def _few_of_gemm(parts: Parts, *, rows: int) -> dict[str, Tensor]:
+    """The same of the first outputs, whose words are columns."""
+    ends = {"scales": rows}
+    return _gemm({role: part[:, : ends.get(role, rows // 8)] for role, part in parts.items()})
 
 
 def _gemv(parts: Parts, *, groups: int) -> dict[str, Tensor]:
