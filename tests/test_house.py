@@ -1,5 +1,5 @@
-"""The house stays in order: rooms of few files, no circles inside a room, and public functions
-that say what they take and give. tests/test_layers.py has the order of the rooms."""
+"""The house stays in order: no circles inside a room, and public functions that say what they take
+and give. tests/test_layers.py has the order of the rooms."""
 
 import ast
 import pathlib
@@ -10,19 +10,7 @@ import pytest
 from tests.test_layers import absolute
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "blockscale"
-MOST = 20  # files of a folder
-SUFFIXES = {".py", ".cpp", ".h", ".wgsl"}
 Imports = dict[str, set[str]]  # module -> the modules that it imports, at any depth of its file
-
-
-def test_rooms_are_small() -> None:
-    folders: dict[str, int] = {}
-    for path in PACKAGE.rglob("*"):
-        if path.suffix in SUFFIXES:
-            folder = path.parent.relative_to(PACKAGE).as_posix()
-            folders[folder] = folders.get(folder, 0) + 1
-    assert len(folders) > 20
-    assert {folder: n for folder, n in folders.items() if n > MOST} == {}
 
 
 def module_name(path: pathlib.PurePath) -> str:

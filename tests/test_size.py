@@ -1,11 +1,12 @@
-"""Files and functions stay small. A larger one needs a line in ALLOWED, with its reason."""
+"""A file holds one idea, usually in 100 to 400 lines; functions stay small. What is larger needs a line in
+ALLOWED, with its reason."""
 
 import ast
 import pathlib
 from collections.abc import Iterator
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "blockscale"
-FILE, KERNEL_FILE, FUNCTION = 250, 400, 40
+FILE, KERNEL_FILE, FUNCTION = 400, 500, 40
 SUFFIXES = {".py", ".cpp", ".h", ".wgsl"}
 
 # "file" or "file:function" -> (lines allowed, why)
@@ -96,6 +97,6 @@ def test_every_exception_is_needed() -> None:
 
 
 def test_the_check_can_fail() -> None:
-    source = "def f():\n" + "    x = 1\n" * 300
+    source = "def f():\n" + "    x = 1\n" * 450
     assert all(lines > limit for _, lines, limit in sizes("core/a.py", source))
     assert [lines > limit for _, lines, limit in sizes("kernels/a.py", source)] == [False, True]
