@@ -15,7 +15,7 @@ NATIVE := pyproject.toml CMakeLists.txt $(shell find blockscale/kernels/cpu/src)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help attack races demo test slow gpu webgpu check fix bench accuracy docs native wheel sanitize lock clean
+.PHONY: help attack races demo test slow gpu webgpu clients check fix bench accuracy docs native wheel sanitize lock clean
 
 # Scripts in .venv name its full path, so a checkout that was copied or moved starts a new one.
 ifneq ($(wildcard .venv/.made),)
@@ -51,6 +51,10 @@ webgpu: ## the WebGPU tests, slow ones too, and benchmark, in the environment at
 	@$(PYTHON) -m pytest -m "slow or not slow" tests/kernels/webgpu -p no:benchmark $(ARGS)
 	@$(PYTHON) -m benchmarks.webgpu --write
 	@$(PYTHON) -m benchmarks.webgpu_textures --write
+
+# The programs get environments of their own below .venv/clients, or where BLOCKSCALE_CLIENTS says.
+clients: .venv/.test .venv/.native .venv/.clients ## our files in vLLM, llama.cpp, MLX and OpenVINO, which are installed (gigabytes)
+	@$(BIN)/python -m pytest -n 0 -m clients tests/clients $(ARGS)
 
 check: .venv/.dev ## lint, format and types
 	@failed=0; \
@@ -156,6 +160,10 @@ clean: ## remove the environment, what was built and the caches
 # WebGPU's kernels are tested on any Vulkan driver; where there is none, on Mesa's, in software.
 .venv/.vulkan: requirements/vulkan.sh .venv/.test
 	@PYTHON=$(BIN)/python bash requirements/vulkan.sh
+	@touch $@
+
+.venv/.clients: requirements/clients.sh .venv/.made
+	@PYTHON=$(PYTHON) bash requirements/clients.sh "$${BLOCKSCALE_CLIENTS:-.venv/clients}"
 	@touch $@
 
 .venv/.bench: requirements/bench.txt .venv/.test
