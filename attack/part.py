@@ -17,7 +17,7 @@ class Part:
     wanted: how many of `unit` a whole campaign should have
     case: runs one case; what it counted, {} for one of `unit`. Raises Found for what must not be; every
         other exception that leaves it is a failure, too
-    seconds: after which a case hangs
+    seconds: of processor time, after which a case hangs (attack/worker.py)
     share: of a campaign's time
     prepare: what all cases need, made once in the process that runs them
     memory: bytes that a case may take more than the process had

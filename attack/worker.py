@@ -16,10 +16,14 @@ from typing import Any
 from attack.part import Case, Counts, Found, Part
 
 # Of what both processes see, each a store of its own, as one that is half done would be read: the
-# case that runs; 1 once all are done; when the case began, in ns, or that it has not.
-_CASE, _FINISHED, _BEGAN = range(3)
+# case that runs; 1 once all are done; when the case began, in ns, or that it has not; the processor
+# time that the process had used by then, in ns.
+_CASE, _FINISHED, _BEGAN, _USED = range(4)
 _NOT_YET = 2**62
 _ROOM = 3 << 30
+# A case hangs once it has used its seconds of processor time, or waited for so many times as long:
+# on a machine with other work the clock on the wall says nothing about a case.
+PATIENCE = 20
 
 
 class Worker:
@@ -47,7 +51,8 @@ class Worker:
     ) -> tuple[int, bool]:
         own = Path(tempfile.mkdtemp(dir=self._folder))  # what a crash left lies in another one
         shared = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")
-        shared[_CASE], shared[_BEGAN] = first, _NOT_YET  # what is prepared may take long
+        shared[_CASE] = first
+        shared[_BEGAN] = shared[_USED] = _NOT_YET  # what is prepared may take long
         notes = own.with_suffix(".notes")
         notes.write_bytes(b"")
         child = os.fork()
@@ -80,7 +85,7 @@ class Worker:
                     sent = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
                     code = os.waitstatus_to_exitcode(status)
                     return f"killed by {signal.Signals(sent).name}" if sent else f"exit code {code}"
-                if time.monotonic_ns() - shared[_BEGAN] > 1e9 * self._part.seconds:
+                if self._hangs(child, shared):
                     os.killpg(child, signal.SIGKILL)
                     os.waitpid(child, 0)
                     return f"hangs: more than {self._part.seconds:g} s"
@@ -90,6 +95,14 @@ class Worker:
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
             raise
+
+    def _hangs(self, child: int, shared: memoryview) -> bool:
+        limit = 1e9 * self._part.seconds
+        used = time.clock_gettime_ns(
+            (~child << 3) | 2
+        )  # the process's clock, as pthread.h makes it
+        waited = time.monotonic_ns() - shared[_BEGAN]
+        return used - shared[_USED] > limit or waited > PATIENCE * limit
 
     def _serve(
         self, first: int, until: float, last: int | None, shared: memoryview, folder: Path
@@ -114,7 +127,8 @@ class Worker:
                 return
             # one at least: where time was up before all was prepared it always would be
             while number == first or (time.monotonic() < until and number != last):
-                shared[_BEGAN], shared[_CASE] = time.monotonic_ns(), number
+                shared[_BEGAN], shared[_USED] = time.monotonic_ns(), time.process_time_ns()
+                shared[_CASE] = number
                 failure = attempt(
                     self._part.case, Case(number, self._seed, folder), counts, self._part.unit
                 )

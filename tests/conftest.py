@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.schedule import Clock, changed_first, left_out
 from tests.some import mark_slow
 
 if not torch.cuda.is_available():  # before anything imports Triton, as torchao does: it decorates
@@ -29,12 +30,30 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--every-case", action="store_true", help="of tests marked `some`, too")
+    parser.addoption("--first", metavar="COMMIT", help="tests of what changed since come first")
+    parser.addoption("--seconds", type=float, help="skip what has not begun by then")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    seconds = config.getoption("--seconds")
+    if seconds is not None:
+        config.pluginmanager.register(Clock(seconds))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    lines = left_out(terminalreporter.stats.get("skipped", []))
+    if lines:
+        terminalreporter.section("not run for lack of time")
+        terminalreporter.write("\n".join(lines) + "\n")
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--every-case"):
         mark_slow(items)
+    commit = config.getoption("--first")
+    if commit:
+        changed_first(items, commit)
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+# FAILS: the target whose first run fails; NAMES: what pytest then remembers as failed, if anything;
+# ALONE: what the run of that test alone ends with.
 MAKE = """#!/bin/sh
-[ "$1" = "$FAILS" ] && { echo "1 failed, 2 passed"; exit 1; }
+cache=.pytest_cache/v/cache
+echo "$@" >> calls
+case "$2" in *--last-failed*) exit "$ALONE";; esac
+if [ "$1" = "$FAILS" ]; then
+    echo "1 failed, 2 passed"
+    [ -z "$NAMES" ] || { mkdir -p $cache; echo "$NAMES" > $cache/lastfailed; }
+    exit 2
+fi
 [ "$1" = slow ] || exit 0
 echo "$SAYS"
 exec sleep $SLEEPS
@@ -24,32 +33,55 @@ def ci(tree: Path, **settings: str) -> subprocess.CompletedProcess[str]:
     (tree / "tests" / "test_a.py").write_text("@pytest.mark.slow\n")
     (tree / "make").write_text(MAKE)
     (tree / "make").chmod(0o755)
-    given = {"FAILS": "", "SAYS": "5 passed", "SLEEPS": "0"} | settings
-    environment = os.environ | given | {"PATH": f"{tree}:{os.environ['PATH']}"}
+    defaults = {"FAILS": "", "SAYS": "5 passed", "SLEEPS": "0", "NAMES": "", "ALONE": "0"}
+    environment = (
+        os.environ | {"BASE": "b"} | defaults | settings | {"PATH": f"{tree}:{os.environ['PATH']}"}
+    )
     return subprocess.run(
         [tree / ".ci" / "run"], env=environment, capture_output=True, text=True, check=False
     )
+
+
+def calls(tree: Path) -> list[str]:
+    return (tree / "calls").read_text().splitlines()
 
 
 @pytest.mark.parametrize("fails", ["check", "test", "slow"])
 def test_what_fails(tmp_path: Path, fails: str) -> None:
     done = ci(tmp_path, FAILS=fails)
     assert done.returncode == 1
-    assert ("left out, something failed before it" in done.stdout) == (fails != "slow")
+    assert ("left out, something failed before them" in done.stdout) == (fails != "slow")
 
 
 def test_what_passes(tmp_path: Path) -> None:
     done = ci(tmp_path)
     assert done.returncode == 0
     assert "5 passed" in done.stdout and "== passed in" in done.stdout
+    assert calls(tmp_path) == ["check", "test ARGS=", "slow ARGS=--first b --seconds 1200"]
+
+
+@pytest.mark.parametrize("fails", ["test", "slow"])
+@pytest.mark.parametrize("alone", [0, 2])
+def test_what_fails_is_run_again_alone(tmp_path: Path, fails: str, alone: int) -> None:
+    names = '{"tests/a.py::test_b": true}'
+    done = ci(tmp_path, FAILS=fails, NAMES=names, ALONE=str(alone))
+    assert done.returncode == (1 if alone else 0)
+    said = '== PASSED ONLY WHEN RUN ALONE, mend them: "tests/a.py::test_b"'
+    assert (said in done.stdout) == (not alone)
+    again = f"{fails} ARGS=-n 0 --maxfail=1 --last-failed -m 'slow or not slow'"
+    assert calls(tmp_path).count(again) == 1
+
+
+def test_no_slow_tests_on_demand(tmp_path: Path) -> None:
+    done = ci(tmp_path, SLOW="0")
+    assert done.returncode == 0 and "left out, SLOW=0" in done.stdout
+    assert calls(tmp_path) == ["check", "test ARGS="]
 
 
 @pytest.mark.parametrize(
     ("says", "code"), [("...", 0), ("1 failed, 2 passed", 1), ("FAILED tests/a.py::b", 1)]
 )
-@pytest.mark.parametrize("limit", ["0", "4"])
-def test_the_end_of_the_time(tmp_path: Path, limit: str, says: str, code: int) -> None:
-    done = ci(tmp_path, SAYS=says, SLEEPS="60", LIMIT=limit)
+def test_a_test_that_runs_for_ever(tmp_path: Path, says: str, code: int) -> None:
+    done = ci(tmp_path, SAYS=says, SLEEPS="600", SLOW="1", GRACE="2")
     assert done.returncode == code
     assert ("cut off for lack of time" in done.stdout) == (code == 0)
-    assert "== slow: 6" not in done.stdout  # it did not run to its end

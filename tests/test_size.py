@@ -1,5 +1,5 @@
-"""A file holds one idea, usually in 100 to 400 lines; functions stay small. What is larger needs a line in
-ALLOWED, with its reason."""
+"""A file holds one idea, usually in 100 to 400 lines; functions stay small. What is larger needs a
+line in ALLOWED, with its reason."""
 
 import ast
 import pathlib

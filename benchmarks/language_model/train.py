@@ -85,8 +85,15 @@ class Trainer:
         with torch.autocast(self.stream.device.type, dtype=torch.bfloat16):
             return loss_of(model, tokens)
 
-    def train(self, model: nn.Module, step: Any, seed: int, seconds: float) -> dict[str, Any]:
-        """Train in place for that long, by a step that `step_of` gave; -> what to log."""
+    def train(
+        self, model: nn.Module, step: Any, seed: int, *, seconds: float = 0.0, count: int = 0
+    ) -> dict[str, Any]:
+        """Train in place by a step that `step_of` returned: `count` steps, or for `seconds`.
+
+        -> what to log. Only a count gives the same model on every machine.
+        """
+        if bool(seconds) == bool(count):
+            raise ValueError(f"expected either seconds or a count, got {seconds} and {count}")
         adam = optimizer(model)
         generator = torch.Generator().manual_seed(seed)
         start, losses, done, steps = time.perf_counter(), [], 0.0, 0
@@ -102,7 +109,7 @@ class Trainer:
             if steps % 20 == 0:  # reading a loss waits for the device, which keeps the clock honest
                 losses.append(round(float(loss.detach()), 4))
             steps += 1
-            done = (time.perf_counter() - start) / seconds
+            done = steps / count if count else (time.perf_counter() - start) / seconds
         return {
             "seconds": round(time.perf_counter() - start, 1),
             "steps": steps,
@@ -176,7 +183,7 @@ def main() -> None:
         torch.manual_seed(seed)
         model.load_state_dict(LlamaForCausalLM(config()).state_dict())
         log = {"seed": seed, "batch": given.batch}
-        log |= trainer.train(model, step, seed, given.minutes * 60)
+        log |= trainer.train(model, step, seed, seconds=given.minutes * 60)
         with torch.no_grad():
             for each in model.parameters():  # what is saved is what is measured
                 each.copy_(each.to(torch.bfloat16))

@@ -5,12 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from attack import show
+from attack import show, worker
 from attack.campaign import Campaign
 from attack.part import Case, Found, Part
 from attack.worker import Worker
@@ -43,6 +44,13 @@ def test_what_fails_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
         9: "hangs: more than 0.3 s",
     }
     assert found["next"] == 12
+
+
+def test_a_case_that_waits_for_ever_hangs(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(worker, "PATIENCE", 1)
+    part = Part("waits", "cases", 1, lambda case: time.sleep(600), seconds=0.3)
+    [failure] = Worker(part, 0, tmp_path).run(0, float("inf"), count=1)["failures"]
+    assert failure["kind"] == "hangs: more than 0.3 s"
 
 
 def test_a_campaign_goes_on_where_it_ended(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""Where the programs are that read our files: `make clients` installs them, each in an environment of
-its own, because no two of them agree about versions. Tests start their Python and read its JSON."""
+"""Where the programs are that read our files: `make clients` installs them, each in an
+environment of its own, because no two of them agree about versions. Tests start their Python and
+read its JSON."""
 
 import json
 import os

@@ -127,7 +127,7 @@ def test_the_page_as_it_is_says_nothing_on_the_console(html, tmp_path):
     flags = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
     logs = ("--enable-logging=stderr", "--virtual-time-budget=2000", "--dump-dom")
     command = [CHROMIUM, *flags, *logs, f"--user-data-dir={tmp_path / 'browser'}", f"file://{path}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     assert 'data-ready="yes"' in done.stdout
     assert "CONSOLE" not in done.stderr
 
