@@ -14,11 +14,11 @@ import blockscale as bs
 from blockscale.bench import traffic
 from blockscale.bench.case import Call, Case, Contestant
 from blockscale.bench.groups import primitives
-from blockscale.bench.peak import peak
 from blockscale.bench.requests import Layer, Primitive, normal
 from blockscale.bench.settings import Settings
 from blockscale.bench.timing import Timing
 from blockscale.ops.tensor import QTensor
+from blockscale.search.peak import peak
 
 GROUP = "memory"
 _WEIGHT = 0.2  # of the run's time: nothing here needs many samples

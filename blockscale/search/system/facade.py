@@ -13,11 +13,13 @@ from blockscale.ops.tensor import QTensor
 from blockscale.search.system.operations import (
     FORMATS,
     SHAPE,
+    MemoryUsage,
     OperationTime,
-    block_sizes,
+    memory_usage,
     operation_times,
+    optimal_block_size,
 )
-from blockscale.search.system.params import ParamsLike, QuantizationParams
+from blockscale.search.system.params import Data, ParamsLike, QuantizationParams, as_tensor
 from blockscale.search.system.statistics import calibrated, recommended_method
 from blockscale.search.system.workload import (
     Measured,
@@ -31,8 +33,9 @@ from blockscale.search.system.workload import (
 class PerformanceHints:
     """What was the fastest on this machine, of what was tried.
 
-    formats: of weights (and inputs), the fastest first; block_size: of the fastest product with
-    4-bit integers; rows: {rows at once: seconds a row in the fastest format}; threads: in use
+    formats: of weights (and inputs), the fastest first; block_size: of 4-bit integers
+    (`optimal_block_size`); rows: {rows at once: seconds a row in the fastest format}; threads: in
+    use
     """
 
     formats: tuple[str, ...]
@@ -97,14 +100,14 @@ class QuantizationSystem:
         return found[0]
 
     def calibrate_from_samples(
-        self, samples: Iterable[Tensor], fmt: str | Format = "int8", method: str | None = None
+        self, samples: Iterable[Data], fmt: str | Format = "int8", method: str | None = None
     ) -> QuantizationParams:
         """The scale for all samples, by an observer (`bs.observers.names()`).
 
         method: None tries those of METHODS and takes the one with the least squared error. Raises
         ValueError where there is no finite element, and as the observer does.
         """
-        own = list(samples)
+        own = [as_tensor(each, device=self.device) for each in samples]
         if not own:
             raise ValueError("there are no samples: a scale is chosen from at least one")
         return calibrated(own, fmt, method or recommended_method(own, fmt)[0])
@@ -116,9 +119,17 @@ class QuantizationSystem:
         self._timed()
         return operation_times(formats, shape)
 
-    def quantize(self, x: Tensor, params: ParamsLike) -> QTensor:
-        """x [...] on the device, in a format. Raises as `bs.quantize`."""
-        return QuantizationParams.of(params).quantize(x.to(self.device))
+    def memory_usage(
+        self, formats: Sequence[str] = FORMATS, shape: tuple[int, int] = SHAPE
+    ) -> tuple[MemoryUsage, ...]:
+        """Bytes that quantize, dequantize and fake_quantize take in each format, on the CPU."""
+        self._timed()
+        return memory_usage(formats, shape)
+
+    def quantize(self, x: Data, params: ParamsLike) -> QTensor:
+        """x [...], a tensor or lists of numbers, on the device, in a format. Raises as
+        `bs.quantize`."""
+        return QuantizationParams.of(params).quantize(as_tensor(x, device=self.device))
 
     def dequantize(self, q: QTensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """The values of q [...]."""
@@ -133,10 +144,9 @@ class QuantizationSystem:
         """A tensor of zeros [shape] in a format, on the device."""
         return self.quantize(torch.zeros(tuple(shape), device=self.device), params)
 
-    def optimal_block_size(self, element: str = "int4", data: Tensor | None = None) -> int:
-        """The block size of BLOCKS with which a row's product is the fastest here."""
-        self._timed()
-        return min(block_sizes(element, data=data), key=lambda each: each.product).size
+    def optimal_block_size(self, element: str = "int4", scale: str = "fp16") -> int:
+        """The smallest block whose scales cost a sixteenth of the bytes at most; counted."""
+        return optimal_block_size(element, scale)
 
     def performance_hints(self, workload: QuantizationWorkload | None = None) -> PerformanceHints:
         """What is fast here, for a workload (None: 64 rows, 1024 inputs and outputs)."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,14 +13,37 @@ from blockscale.core.parse import parse
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
 
+Data: TypeAlias = Tensor | Sequence[Any] | float
+
+
+def as_tensor(
+    data: Data, shape: Sequence[int] | None = None, device: str | torch.device | None = None
+) -> Tensor:
+    """Numbers, lists of them included, as a tensor [shape]: float32 unless they are one already.
+
+    Raises ValueError where they are not as many as the shape has, or no numbers.
+    """
+    try:
+        x = data if isinstance(data, Tensor) else torch.tensor(data, dtype=torch.float32)
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(
+            f"expected a tensor or lists of numbers, found {data!r}: {error}"
+        ) from None
+    if shape is not None:
+        if prod(shape) != x.numel():
+            raise ValueError(f"{x.numel()} numbers do not fill the shape {tuple(shape)}")
+        x = x.reshape(tuple(shape))
+    return x if device is None else x.to(device)
+
 
 @dataclass(frozen=True, eq=False)
 class QuantizationParams:
-    """A format, and a stored scale and zero point; without them each tensor chooses its own."""
+    """A format, and a stored scale, zero point and offset, which each tensor chooses if not."""
 
     format: Format
     scale: "Tensor | QTensor | None" = None
     zero_point: Tensor | None = None
+    offset: "Tensor | QTensor | None" = None
 
     @classmethod
     def of(cls, given: "ParamsLike") -> "QuantizationParams":
@@ -52,9 +75,9 @@ class QuantizationParams:
         """4-bit integers, a scale for each `block` elements along the last dimension."""
         return cls(parse(f"int4:group{block}:fp32"))
 
-    def quantize(self, x: Tensor) -> QTensor:
+    def quantize(self, x: Data) -> QTensor:
         """x [...] in the format. Raises as `bs.quantize`."""
-        return quantize(x, self.format, self.scale, self.zero_point)
+        return quantize(as_tensor(x), self.format, self.scale, self.zero_point, offset=self.offset)
 
     def layout(self, shape: Sequence[int]) -> "QuantizedMemoryLayout":
         """What a tensor of `shape` is stored as. Raises ValueError where blocks do not fit it."""
@@ -84,22 +107,35 @@ class QuantizedMemoryLayout:
 
 
 def create_optimal_params(
-    sample: Tensor, bits: int = 8, accuracy_priority: bool = True
+    sample: "Data | Format | str", bits: int | bool = 8, accuracy_priority: bool = True
 ) -> QuantizationParams:
-    """The format of at most about `bits` bits that a sample is best kept in.
+    """What is best kept in about `bits` bits, or the parameters of a named format.
 
-    accuracy_priority: of the formats of FORMATS with as many bits, the one with the least rounding
-        error on the sample; otherwise the one whose scale spans most: a scale for each tensor
-    Raises ValueError for a number of bits that FORMATS has none of.
+    sample: data [...]: of the formats of FORMATS with as many bits, the one with the least rounding
+        error on it; without `accuracy_priority` the one whose scale spans most: all of a tensor.
+        A format or its name, such as "int8": as it is; without `accuracy_priority` its elements
+        under one scale for each tensor, and one zero point if they are unsigned. The
+        priority may then stand second: create_optimal_params("uint8", False)
+    Raises ValueError for a number of bits that FORMATS has none of, and as `bs.parse`.
     """
-    if bits not in FORMATS:
+    if isinstance(sample, str | Format):
+        exact = accuracy_priority and (bits if isinstance(bits, bool) else True)
+        return _of_format(parse(sample), exact)
+    if bits not in FORMATS or isinstance(bits, bool):
         raise ValueError(f"no formats of {bits} bits here; there are {sorted(FORMATS)}")
     names = FORMATS[bits]
     if not accuracy_priority:
         return QuantizationParams(parse(names[0]))
-    x = sample.detach().float()
+    x = as_tensor(sample).detach().float()
     errors = {name: float((quantize(x, name).dequantize() - x).square().sum()) for name in names}
     return QuantizationParams(parse(min(names, key=lambda name: errors[name])))
+
+
+def _of_format(form: Format, exact: bool) -> QuantizationParams:
+    if exact:
+        return QuantizationParams(form)
+    name = form.element.name
+    return QuantizationParams(parse(f"{name}:tensor:fp32{':asym' * name.startswith('uint')}"))
 
 
 # {bits of a code: formats, the one with the fewest scales first}

@@ -7,12 +7,15 @@ import torch
 from torch import Tensor
 
 from blockscale.calibrate import observers
+from blockscale.calibrate.observer import is_mean
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
-from blockscale.ops.quantize import quantize
+from blockscale.ops.tensor import QTensor
 from blockscale.search.system.params import QuantizationParams
 
 METHODS = ("min_max", "percentile:99.9", "percentile:99.99", "entropy", "mse", "adaptive")
+MEANS = ("mean", "mse")  # for binary and ternary elements, whose scale is a mean
+OFFSETS = ("min_max", "mse")  # for ranges with an offset, which have no threshold of magnitudes
 
 
 @dataclass(frozen=True)
@@ -58,23 +61,27 @@ def calibrated(samples: Sequence[Tensor], fmt: str | Format, method: str) -> Qua
     for each in samples:
         observer.observe(each)
     qparams = observer.qparams()
-    return QuantizationParams(form, qparams.scale, qparams.zero_point)
+    whole = QTensor(qparams.scale, qparams, form, 0)  # without codes: two levels as one value
+    return QuantizationParams(form, whole.scale, qparams.zero_point, whole.offset)
 
 
 def recommended_method(
-    samples: Sequence[Tensor], fmt: str | Format, methods: Sequence[str] = METHODS
+    samples: Sequence[Tensor], fmt: str | Format, methods: Sequence[str] = ()
 ) -> tuple[str, dict[str, float]]:
     """The method whose scale leaves the least squared error on the samples, and all errors.
 
-    Each is tried: {method: mean squared error of the finite elements}.
+    methods: observers (none: METHODS, MEANS or OFFSETS), each of which is tried: {method: mean
+        squared error of the finite elements}
     """
     errors = {}
-    for method in methods:
+    form = parse(fmt)
+    usual = MEANS if is_mean(form) else OFFSETS if form.offset is not None else METHODS
+    for method in methods or usual:
         params = calibrated(samples, fmt, method)
         total = count = 0.0
         for x in samples:
             wide = x.detach().float()
-            back = quantize(wide, params.format, params.scale, params.zero_point).dequantize()
+            back = params.quantize(wide).dequantize()
             error = torch.where(wide.isfinite(), wide - back, 0.0)
             total += float(error.double().square().sum())
             count += float(wide.isfinite().sum())

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -26,12 +26,18 @@ FORMATS = (
 )
 
 
+QuantizationOperationType = Literal["linear", "conv2d", "embedding"]
+
+
 @dataclass(frozen=True)
 class QuantizationWorkload:
-    """Products x [rows, inputs] @ weight [outputs, inputs].T of a linear layer, in these formats.
+    """Calls of one layer, in these formats.
 
-    candidates: as in `bs.search`. Numbers are normal ones, drawn from `seed`, unless a weight
-    [outputs, inputs] is given.
+    operation: "linear": x [rows, inputs] @ weight [outputs, inputs].T; "conv2d": images [rows,
+        inputs, size, size] under a weight [outputs, inputs, kernel, kernel], padded to that size;
+        "embedding": `rows` lines of a table [inputs, outputs]
+    candidates: as in `bs.search`. Numbers are normal ones, drawn from `seed`, unless a weight is
+        given.
     """
 
     rows: int
@@ -40,13 +46,36 @@ class QuantizationWorkload:
     candidates: tuple[str, ...] = FORMATS
     seed: int = 0
     weight: torch.Tensor | None = None
+    operation: QuantizationOperationType = "linear"
+    kernel: int = 3
+    size: int = 16
 
-    def layer(self) -> nn.Linear:
-        """The float layer. Raises ValueError for sizes below 1 and a weight of another shape."""
-        if min(self.rows, self.inputs, self.outputs) < 1:
+    def _float(self) -> nn.Linear | nn.Conv2d | nn.Embedding:
+        if self.operation == "conv2d":
+            kernel = self.kernel
+            return nn.Conv2d(self.inputs, self.outputs, kernel, padding="same", bias=False)
+        if self.operation == "embedding":
+            return nn.Embedding(self.inputs, self.outputs)
+        return nn.Linear(self.inputs, self.outputs, bias=False)
+
+    def example(self) -> torch.Tensor:
+        """What the layer is called with, always the same."""
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        if self.operation == "embedding":
+            return torch.randint(self.inputs, (self.rows,), generator=generator)
+        image = (self.size, self.size) if self.operation == "conv2d" else ()
+        return torch.randn(self.rows, self.inputs, *image, generator=generator)
+
+    def layer(self) -> nn.Linear | nn.Conv2d | nn.Embedding:
+        """The float layer. Raises ValueError for an operation that is none of these, sizes below 1
+        and a weight of another shape."""
+        if self.operation not in get_args(QuantizationOperationType):
+            known = ", ".join(get_args(QuantizationOperationType))
+            raise ValueError(f"unknown operation {self.operation!r}; choose from {known}")
+        if min(self.rows, self.inputs, self.outputs, self.kernel, self.size) < 1:
             raise ValueError(f"a workload has sizes of at least 1, found {self}")
-        made = nn.Linear(self.inputs, self.outputs, bias=False)
-        shape = (self.outputs, self.inputs)
+        made = self._float()
+        shape = tuple(made.weight.shape)
         if self.weight is not None and tuple(self.weight.shape) != shape:
             raise ValueError(f"expected a weight {shape}, found {tuple(self.weight.shape)}")
         generator = torch.Generator().manual_seed(self.seed)
@@ -89,8 +118,7 @@ class Measured:
 def measured(workload: QuantizationWorkload, threads: Sequence[int] = ()) -> list[Measured]:
     """Every candidate on every number of threads (none: torch's), the fastest first."""
     layer = workload.layer()
-    generator = torch.Generator().manual_seed(workload.seed + 1)
-    x = torch.randn(workload.rows, workload.inputs, generator=generator)
+    x = workload.example()
     candidates = read(workload.candidates)
     layers = {each.name: _quantized(layer, each) for each in candidates}
     found = []
@@ -116,7 +144,7 @@ def measured(workload: QuantizationWorkload, threads: Sequence[int] = ()) -> lis
     return sorted(found, key=lambda each: each.seconds)
 
 
-def _quantized(layer: nn.Linear, candidate: Candidate) -> Any:
+def _quantized(layer: nn.Module, candidate: Candidate) -> Any:
     model = nn.Sequential(layer)
     quantize_(model, Recipe(candidate.scheme.weight, input=candidate.scheme.input), strict=True)
     return model[0]

@@ -45,3 +45,50 @@ def test_a_tensor_by_itself():
     q = bs.auto_quantize_tensor(x, 4)
     assert q.format == bs.create_optimal_params(x, 4).format
     assert q.shape == x.shape
+
+
+@pytest.mark.parametrize(
+    ("fmt", "bits"),
+    [("int8", 8), ("int8_channel", 8), ("int4:group32:fp16", 4.5), ("nvfp4", 4.5), ("mxfp4", 4.25),
+     ("uint4:group10:fp32:asym", 4 + 64 / 10), ("int8:tile128x128:fp32", 8 + 32 / 128**2)],
+)  # fmt: skip
+def test_savings_of_a_matrix_without_end(fmt, bits):
+    assert bs.estimate_memory_savings(fmt) == pytest.approx(1 - bits / 32, abs=1e-12)
+    assert bs.estimate_memory_savings(fmt, dtype=torch.bfloat16) == pytest.approx(1 - bits / 16)
+
+
+def test_without_data_a_weight_is_measured():
+    sqnr = [bs.estimate_accuracy_impact(f).sqnr for f in ("int8_channel", "int8", "mxfp4")]
+    assert sqnr == sorted(sqnr, reverse=True)
+    assert bs.estimate_accuracy_impact("int8") == bs.estimate_accuracy_impact("int8")
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    ["int8", "uint8", "mxfp4", "nvfp4", "int4:tensor:fp32", "int4", "binary:tensor:fp32",
+     "ternary:group64:fp32", "log4:tensor:fp32", "uint4:group64:fp16:offset"],
+)  # fmt: skip
+def test_a_tensor_in_a_named_format(fmt):
+    torch.manual_seed(0)
+    x = torch.randn(4, 256)
+    x[0, 0] = 8.0
+    q = bs.auto_quantize_tensor(x, fmt)
+    assert q.format == bs.parse(fmt)
+
+    def error(of):
+        return float((of.dequantize() - x).double().square().sum())
+
+    assert error(q) <= error(bs.quantize(x, fmt))
+    if fmt == "int4:tensor:fp32":
+        assert error(q) < 0.9 * error(bs.quantize(x, fmt))  # the outlier is cut off
+
+
+def test_numbers_and_shapes():
+    q = bs.auto_quantize_tensor([1, 2, 3, 4], "int8", (2, 2))
+    assert torch.equal(q.codes, bs.quantize(torch.tensor([[1.0, 2], [3, 4]]), "int8").codes)
+    with pytest.raises(ValueError, match=r"4 numbers do not fill the shape \(3, 2\)"):
+        bs.auto_quantize_tensor([1, 2, 3, 4], "int8", (3, 2))
+    with pytest.raises(ValueError, match="expected a tensor or lists of numbers, found 'one'"):
+        bs.auto_quantize_tensor("one", "int8")
+    given = bs.QuantizationParams(bs.parse("int8"), torch.tensor([[0.5]]))
+    assert torch.equal(bs.auto_quantize_tensor(torch.ones(1, 2), given).scale, given.scale)

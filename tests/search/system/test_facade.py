@@ -74,7 +74,7 @@ def test_what_is_fast(system):
     assert system.auto_tune(work, small, threads=(1,)).format == "mxfp4"
     with pytest.raises(ValueError, match="none of 2 measurements keeps to"):
         system.auto_tune(work, PerformanceRequirements(sqnr=400.0), threads=(1,))
-    assert system.optimal_block_size(data=torch.randn(4, 64)) == 32
+    assert system.optimal_block_size() == operations.optimal_block_size() == 64
     times = system.benchmark_operations(("mxfp4",), (4, 64))
     assert [each.operation for each in times] == ["quantize", "dequantize", "fake_quantize"]
     hints = system.performance_hints(work)
@@ -84,7 +84,7 @@ def test_what_is_fast(system):
 
 
 @pytest.mark.parametrize(
-    "verb", ["recommendations", "auto_tune", "benchmark_operations", "optimal_block_size"]
+    "verb", ["recommendations", "auto_tune", "benchmark_operations", "memory_usage"]
 )
 def test_times_of_other_devices(verb):
     system = bs.QuantizationSystem("meta")

@@ -7,7 +7,12 @@ import torch
 
 import blockscale as bs
 from blockscale.search.system import operations as module
-from blockscale.search.system.operations import block_sizes, operation_times
+from blockscale.search.system.operations import (
+    block_sizes,
+    memory_usage,
+    operation_times,
+    optimal_block_size,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +48,30 @@ def test_block_sizes():
         assert (each.product, each.quantize) == (2.0, 2.0)
     with pytest.raises(ValueError, match="int99x"):
         block_sizes("int99x", data=weight)
+
+
+def test_memory():
+    usage = {(e.operation, e.format): e for e in memory_usage(("mxfp4",), (8, 64))}
+    stored = bs.quantize(torch.zeros(8, 64), "mxfp4").nbytes
+    assert {each.stored for each in usage.values()} == {stored}
+    assert usage["quantize", "mxfp4"].result == stored
+    assert (
+        usage["dequantize", "mxfp4"].result == usage["fake_quantize", "mxfp4"].result == 8 * 64 * 4
+    )
+    assert all(each.temporary >= 0 for each in usage.values())
+
+
+@pytest.mark.parametrize(
+    ("element", "scale", "size"),
+    [("int4", "fp16", 64), ("int4", "fp32", 128), ("int8", "fp16", 32), ("int2", "fp16", 128),
+     ("int1", "fp32", None), ("int2", "fp32", 256)],
+)  # fmt: skip
+def test_the_best_block_size_is_counted(element, scale, size):
+    if size is None:
+        with pytest.raises(ValueError, match="no element 'int1'"):
+            optimal_block_size(element, scale)
+        return
+    assert optimal_block_size(element, scale) == size
+    bits = bs.parse(f"{element}:group{size}:{scale}").bits
+    assert 32 / size * (1 if scale == "fp32" else 0.5) <= (bits + 32 / size) / 16
+    assert optimal_block_size(element, scale, share=1e-9) == 2048

@@ -58,3 +58,14 @@ def test_the_least_error_of_so_many_bits():
         assert fast.format == bs.parse(names[0])
     with pytest.raises(ValueError, match=r"no formats of 5 bits here; there are \[2, 3, 4"):
         bs.create_optimal_params(x, 5)
+
+
+def test_a_named_format_has_parameters():
+    for name in ("int8", "mxfp4", "nvfp4", "int4"):
+        assert bs.create_optimal_params(name, True).format == bs.parse(name)
+    assert bs.create_optimal_params("int4", False).format == bs.parse("int4:tensor:fp32")
+    assert bs.create_optimal_params("uint4:group32:fp16:asym", False).format == bs.parse(
+        "uint4:tensor:fp32:asym"
+    )
+    with pytest.raises(ValueError, match="no formats of True bits"):
+        bs.create_optimal_params(torch.ones(4), True)

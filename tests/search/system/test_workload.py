@@ -64,3 +64,20 @@ def test_requirements():
     assert PerformanceRequirements(1.0, 100, 20.0).met(found)
     for bound in ({"seconds": 0.9}, {"bytes": 99}, {"sqnr": 20.1}):
         assert not PerformanceRequirements(**bound).met(found)
+
+
+@pytest.mark.parametrize(
+    ("operation", "weight", "x"),
+    [("linear", (32, 64), (5, 64)), ("conv2d", (32, 64, 3, 3), (5, 64, 6, 6)),
+     ("embedding", (64, 32), (5,))],
+)  # fmt: skip
+def test_operations(operation, weight, x):
+    work = QuantizationWorkload(5, 64, 32, ("int8_channel", "mxfp4"), operation=operation, size=6)
+    layer = work.layer()
+    assert tuple(layer.weight.shape) == weight and tuple(work.example().shape) == x
+    assert torch.equal(work.example(), work.example())
+    found = {each.format: each for each in measured(work)}
+    assert found["int8_channel"].sqnr > found["mxfp4"].sqnr > 10
+    assert found["mxfp4"].bytes == bs.quantize(layer.weight.flatten(1), "mxfp4").nbytes
+    with pytest.raises(ValueError, match="unknown operation 'lstm'; choose from linear, conv2d"):
+        QuantizationWorkload(5, 64, 32, operation="lstm").layer()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from blockscale.bench.peak import peak
+from blockscale.search.peak import peak
 
 MIB = 1 << 20
 
