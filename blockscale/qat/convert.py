@@ -95,7 +95,7 @@ def _drop(
         entry = entries[f"{places[0]}.{name}"]
         told = f"folded into {conv}"
         entries[entry.name] = replace(entry, reason=told, bytes_after=0)
-    identity = nn.Identity()
+    identity = nn.Identity().train(norm.training)
     swap(model, dict.fromkeys(places, identity))
     stands_for_norm(identity, layer)
 

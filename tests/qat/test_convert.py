@@ -125,3 +125,14 @@ def test_a_layer_under_two_names():
     bs.convert(model)
     assert model[0] is model[2]
     assert torch.equal(model(x), before)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_every_module_keeps_its_mode(training):
+    """Also what stands where a batch norm was folded: an export refuses modules in training."""
+    norms = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)
+    model = nn.Sequential(*norms, nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(4 * 36, 3))
+    bs.prepare_qat(model, bs.Recipe("int8_channel", "int8:tensor:fp32"))
+    model.train()(torch.randn(2, 3, 8, 8))
+    bs.convert(model.train(training))
+    assert {name: m.training for name, m in model.named_modules() if m.training != training} == {}
