@@ -32,23 +32,36 @@ def put(graph: fx.GraphModule, name: str, tensor: Tensor, *, like: fx.Node) -> f
     added to that part of the name; a tensor that nothing reads gives way. The node stands before
     all others, with the layer and source line of `like`.
     """
-    owner: nn.Module = graph
-    path, parts = "", name.split(".")
-    for i, wanted in enumerate(parts):
-        part = _free(graph, owner, path, wanted, last=i + 1 == len(parts))
-        path = f"{path}.{part}".lstrip(".")
-        if isinstance(getattr(owner, part, None), Tensor):
-            delattr(owner, part)
-        if i + 1 == len(parts):
-            owner.register_buffer(part, tensor.detach())
-        elif not hasattr(owner, part):
-            owner.add_module(part, nn.Module())
-        owner = owner if i + 1 == len(parts) else owner.get_submodule(part)
+    owner, path = place(graph, name)
+    owner.register_buffer(path.rpartition(".")[2], tensor.detach())
     with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
         node = graph.graph.get_attr(path)
     node.meta.update({key: like.meta[key] for key in SCOPE if key in like.meta})
     _set_value(graph, node, tensor.detach())
     return node
+
+
+def place(graph: fx.GraphModule, name: str) -> tuple[nn.Module, str]:
+    """The module that can hold something under a dotted name, and the whole name, which is free.
+
+    `_1`, `_2`, … is added to a part of the name where a node reads what lies there, and where the
+    part is an attribute of the module itself: `to`, `type`, `forward`. Modules on the way are made;
+    a tensor that nothing reads gives way.
+    """
+    owner: nn.Module = graph
+    path, parts = "", name.split(".")
+    for i, wanted in enumerate(parts):
+        last = i + 1 == len(parts)
+        part = _free(graph, owner, path, wanted, last=last)
+        path = f"{path}.{part}".lstrip(".")
+        if _holds(owner, part):
+            delattr(owner, part)
+        if last:
+            break
+        if not hasattr(owner, part):
+            owner.add_module(part, nn.Module())
+        owner = owner.get_submodule(part)
+    return owner, path
 
 
 def same(graph: fx.GraphModule, a: fx.Node | None, b: fx.Node | None) -> bool:
@@ -109,10 +122,16 @@ def _free(graph: fx.GraphModule, owner: nn.Module, path: str, part: str, last: b
     while True:
         full, found = f"{path}.{name}".lstrip("."), getattr(owner, name, None)
         module = isinstance(found, nn.Module) and not last
-        if module or ((found is None or isinstance(found, Tensor)) and full not in read):
+        free = _holds(owner, name) or not hasattr(owner, name)
+        if module or (free and full not in read):
             return name
         count += 1
         name = f"{part}_{count}"
+
+
+def _holds(owner: nn.Module, name: str) -> bool:
+    """Whether a parameter or buffer of this name is registered, None included."""
+    return name in owner._parameters or name in owner._buffers
 
 
 def _inside(name: str, whole: str) -> bool:

@@ -15,7 +15,7 @@ from blockscale.graph import passes
 from blockscale.graph.edges import Edge
 from blockscale.graph.expand import expand
 from blockscale.graph.names import source_line
-from blockscale.graph.prepare import Prepared, replace_ops
+from blockscale.graph.prepare import Prepared, edges_of, preparation, replace_ops
 from blockscale.graph.program import imported, same, traced
 from blockscale.graph.state import set_state, state
 from blockscale.layers.apply import apply
@@ -40,7 +40,7 @@ def convert(prepared: Prepared) -> fx.GraphModule:
     """
     if not isinstance(prepared, Prepared):
         raise TypeError(f"expected what bs.graph.prepare gave, found a {type(prepared).__name__}")
-    model, ledger = _trained(prepared) if prepared.qat else _calibrated(prepared)
+    model, ledger = _trained(prepared) if preparation(prepared).qat else _calibrated(prepared)
     with _SettledEdges(model), torch.no_grad():
         program = traced(model)
     made = imported(program)
@@ -58,12 +58,13 @@ def convert(prepared: Prepared) -> fx.GraphModule:
 
 def _calibrated(prepared: Prepared) -> tuple[fx.GraphModule, Ledger]:
     """The graph with quantized layers, from what was learned."""
-    session = prepared.session or _from_watching(prepared)
+    own = preparation(prepared)
+    session = own.session or _from_watching(prepared)
     _refuse_unseen(prepared, session)
     model = _same_layers(prepared)
     recipe = replace_ops(state(prepared).recipe)  # type: ignore[arg-type]
-    strict = prepared.strict
-    ledger = apply(model, prepared.plans, recipe, session.places, strict=strict, parameters=False)
+    strict = own.strict
+    ledger = apply(model, own.plans, recipe, session.places, strict=strict, parameters=False)
     for module in model.modules():
         if isinstance(module, QLayer):
             _without_hooks(module)
@@ -72,17 +73,18 @@ def _calibrated(prepared: Prepared) -> tuple[fx.GraphModule, Ledger]:
 
 def _from_watching(prepared: Prepared) -> Session:
     """The session of the batches that were run through the graph; it goes on watching."""
-    watching = prepared.watching
+    own = preparation(prepared)
+    watching = own.watching
     assert watching is not None
-    if prepared.methods.transform is not None:
+    if own.methods.transform is not None:
         raise ValueError(
-            f"the transform {prepared.methods.transform.name!r} needs more than one look at the "
+            f"the transform {own.methods.transform.name!r} needs more than one look at the "
             f"batches: call bs.calibrate(prepared, batches) before bs.graph.convert"
         )
-    session = Session(prepared, prepared.plans, None, strict=prepared.strict)
+    session = Session(prepared, own.plans, None, strict=own.strict)
     session.observed(watching.observers)
     grams = {n: s.gram for n, s in session.gathered(watching.collectors).items()}
-    choose_weights_from(session, prepared.methods.algorithm, grams)
+    choose_weights_from(session, own.methods.algorithm, grams)
     return session
 
 
@@ -96,7 +98,7 @@ def _refuse_unseen(prepared: Prepared, session: Session) -> None:
             static = fmt is not None and takes and fmt.block.static
             if static and getattr(session.places[plan.name], part) is None:
                 lines.append(f"the {part} of {plan.name} in {fmt}{_line_of(prepared, plan.name)}")
-    lines += [f"{edge.where} in {edge.format}" for edge in prepared.edges if not edge.ready]
+    lines += [f"{edge.where} in {edge.format}" for edge in edges_of(prepared) if not edge.ready]
     if lines:
         raise ValueError(
             "static scales have seen no data:"
@@ -130,7 +132,7 @@ def _without_hooks(module: nn.Module) -> None:
 
 def _trained(prepared: Prepared) -> tuple[fx.GraphModule, Ledger]:
     """The trained graph with quantized layers."""
-    unready = [edge for edge in prepared.edges if not edge.ready]
+    unready = [edge for edge in edges_of(prepared) if not edge.ready]
     if unready:
         raise ValueError(
             "static scales have seen no data: "
@@ -151,7 +153,7 @@ class _SettledEdges:
     """Edges quantize inside, and are as they were afterwards."""
 
     def __init__(self, model: fx.GraphModule):
-        self.edges = [module for module in model.modules() if isinstance(module, Edge)]
+        self.edges = edges_of(model)
 
     def __enter__(self) -> None:
         self.before = [(edge.settled, edge.quantizing) for edge in self.edges]

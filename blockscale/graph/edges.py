@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from blockscale.calibrate.observers import Observer, Spec, make
 from blockscale.core.format import Format
 from blockscale.core.ledger import Entry
 from blockscale.core.recipe import Recipe
 from blockscale.core.rules import OpScheme
+from blockscale.graph import constants
 from blockscale.graph.names import described, op_name, scope
 from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QInput
@@ -140,20 +141,17 @@ def _edge(fmt: Format, observer: Spec, where: str, fake: bool) -> Edge:
 def _put(
     graph: fx.GraphModule, name: str, edge: Edge, source: fx.Node, before: fx.Node | None
 ) -> fx.Node:
-    *above, last = name.split(".")
-    holder: nn.Module = graph
-    for step in above:
-        if not isinstance(getattr(holder, step, None), nn.Module):
-            holder.add_module(step, nn.Module())
-        holder = getattr(holder, step)
-    holder.add_module(last, edge)
+    there = next((each for each, module in graph.named_modules() if module is edge), None)
+    if there is None:  # otherwise it is shared with an input before
+        holder, there = constants.place(graph, name)
+        holder.add_module(there.rpartition(".")[2], edge)
     at = (
         graph.graph.inserting_after(source)
         if before is None
         else graph.graph.inserting_before(before)
     )
     with at:
-        call = graph.graph.call_module(name, (source,))
+        call = graph.graph.call_module(there, (source,))
     call.meta = dict(source.meta if before is None else before.meta) | {
         "val": source.meta.get("val")
     }

@@ -45,49 +45,67 @@ class Watching:
     hooks: ExitStack = field(default_factory=ExitStack)
 
 
+@dataclass
+class Preparation:
+    """What a prepared graph is to become, and what it has learned.
+
+    session: of bs.calibrate, once it was called
+    """
+
+    methods: Methods
+    strict: bool
+    qat: bool
+    plans: Sequence[Decision] = ()
+    watching: Watching | None = None
+    session: Session | None = None
+
+    def stop_watching(self) -> None:
+        """Look no more at the batches that run through the graph."""
+        if self.watching is not None:
+            self.watching.hooks.close()
+            self.watching = None
+
+
 class Prepared(fx.GraphModule):
     """A graph between prepare and convert: batches run through it, or `bs.calibrate(p, batches)`.
 
     For training (qat) it is the model to train: `.train()`, `.eval()` and `.parameters()` are as
-    any module's.
+    any module's. What it knows lies in one attribute: all other names are the model's layers'.
     """
 
-    plans: Sequence[Decision]
-    methods: Methods
-    strict: bool
-    qat: bool
-    watching: Watching | None
-    session: Session | None  # of bs.calibrate, once it was called
+    _blockscale: Preparation
 
     def calibrate_from(self, data: Data) -> Ledger:
         """What `bs.calibrate(p, batches)` does: as many passes as the methods need."""
-        if self.qat:
+        known = self._blockscale
+        if known.qat:
             raise ValueError("a graph prepared with qat=True learns its scales in training")
-        data = data._replace(strict=data.strict or self.strict, blocks=False)
-        self._stop_watching()
-        if self.edges:
+        data = data._replace(strict=data.strict or known.strict, blocks=False)
+        known.stop_watching()
+        if edges_of(self):
             if not isinstance(data.batches, Sequence):
                 data = data._replace(batches=list(data.batches))
-            self._observe_edges(data.batches)
-        self.session = chosen(self, self.plans, self.methods, data)
+            _observe_edges(self, data.batches)
+        known.session = chosen(self, known.plans, known.methods, data)
         return state(self).ledger
 
-    def _observe_edges(self, batches: Iterable[Any]) -> None:
-        """One pass for the ops' edges, which then look no more."""
-        with inference(self):
-            Batches(batches, 1, "edges", listener(False)).run(self)
-        for edge in self.edges:
-            edge.observing = False
 
-    @property
-    def edges(self) -> list[Edge]:
-        """The edges of ops that rules gave a format."""
-        return [module for module in self.modules() if isinstance(module, Edge)]
+def preparation(prepared: Prepared) -> Preparation:
+    """What the graph is to become, and what it has learned."""
+    return prepared._blockscale
 
-    def _stop_watching(self) -> None:
-        if self.watching is not None:
-            self.watching.hooks.close()
-            self.watching = None
+
+def edges_of(graph: nn.Module) -> list[Edge]:
+    """The edges of ops that rules gave a format."""
+    return [module for module in graph.modules() if isinstance(module, Edge)]
+
+
+def _observe_edges(graph: Prepared, batches: Iterable[Any]) -> None:
+    """One pass for the ops' edges, which then look no more."""
+    with inference(graph):
+        Batches(batches, 1, "edges", listener(False)).run(graph)
+    for edge in edges_of(graph):
+        edge.observing = False
 
 
 def prepare(
@@ -204,21 +222,21 @@ def _as_prepared(graph: fx.GraphModule, methods: Methods, *, strict: bool, qat: 
     made.meta = graph.meta
     restore_containers(made)
     made.eval()
-    made.methods, made.strict, made.qat = methods, strict, qat
-    made.plans, made.watching, made.session = (), None, None
+    made._blockscale = Preparation(methods, strict, qat)
     return made
 
 
 def _watched(graph: Prepared, recipe: Recipe, *, strict: bool) -> Ledger:
     """Plans for the layers, and hooks that see what batches give them."""
-    graph.plans = plan_layers(graph, recipe)
-    others = list(plan_others(graph, graph.plans, recipe))
-    check(graph.plans, others, replace_ops(recipe), strict=strict)
-    session = Session(graph, graph.plans, None, strict=strict)
+    known = preparation(graph)
+    known.plans = plan_layers(graph, recipe)
+    others = list(plan_others(graph, known.plans, recipe))
+    check(known.plans, others, replace_ops(recipe), strict=strict)
+    session = Session(graph, known.plans, None, strict=strict)
     watching = Watching(session)
     wanted = [(plan, part) for plan in session.layers for part in static_parts(plan)]
-    callbacks, watching.observers = session.observing(wanted, graph.methods.observer)
-    algorithm = graph.methods.algorithm
+    callbacks, watching.observers = session.observing(wanted, known.methods.observer)
+    algorithm = known.methods.algorithm
     if algorithm is not None and algorithm.needs_gram:
         fit = [plan for plan in session.layers if has_rows(plan)]
         more, watching.collectors = session.gathering(fit)
@@ -227,8 +245,8 @@ def _watched(graph: Prepared, recipe: Recipe, *, strict: bool) -> Ledger:
         plan.module: callbacks[plan.name] for plan in session.layers if plan.name in callbacks
     }
     watching.hooks.enter_context(watch(modules))
-    graph.watching = watching
-    return ledger_of(graph.plans, others, recipe)
+    known.watching = watching
+    return ledger_of(known.plans, others, recipe)
 
 
 def replace_ops(recipe: Recipe) -> Recipe:

@@ -86,3 +86,16 @@ def test_what_is_no_constant_is_refused() -> None:
     graph, line = graph_of_two()
     with pytest.raises(ValueError, match="expected a node that reads a constant, found"):
         get(graph, line)
+
+
+def test_a_name_may_be_that_of_any_attribute_of_modules() -> None:
+    """`to.output.scale` of an op `to`, and whatever else modules and graphs have."""
+    graph, line = graph_of_two()
+    taken = {name for name in dir(graph) if not name.startswith("__")}
+    assert {"to", "type", "forward", "train", "half", "code", "call_super_init"} <= taken
+    for name in taken:
+        before = getattr(graph, name)
+        made = put(graph, f"{name}.scale", torch.ones(2), like=line)
+        assert made.target == f"{name}_1.scale" and get(graph, made).shape == (2,)
+        assert put(graph, name, torch.ones(3), like=line).target == f"{name}_2"
+        assert getattr(graph, name) == before, name

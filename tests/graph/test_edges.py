@@ -91,3 +91,33 @@ def test_joined_tensors_and_several_readers():
     joined = torch.cat([bs.fake_quantize(t, "int8:tensor:fp32") for t in (x, y)], 1)
     joined = bs.fake_quantize(joined, "int8:token:fp32")
     assert torch.equal(graph(x, y)[0], joined + 1) and torch.equal(graph(x, y)[1], joined.relu())
+
+
+class Casts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 2)  # training takes models with a layer
+
+    def forward(self, x):
+        return self.fc(x), (x > 0).float() * x, x.half(), x.type_as(x.half()), x.float().clone()
+
+
+def expected_of_casts(x):
+    q = lambda t: bs.fake_quantize(t, INT8)  # noqa: E731
+    return q(q((x > 0).float()) * x), q(x.half()), q(x.half()), q(x)
+
+
+@pytest.mark.parametrize("qat", [False, True])
+def test_casts_are_ops_like_others(qat):
+    """Their ops have names that every module has as an attribute: to, type_as, half."""
+    x = torch.randn(3, 4)
+    program = torch.export.export(Casts(), (x,))
+    recipe = bs.Recipe("int8", rules={"op:*": {"output": "int8:tensor:fp32"}})
+    prepared = bs.graph.prepare(program, recipe, observer="min_max", qat=qat)
+    prepared.train(qat)(x)
+    graph = bs.graph.convert(prepared.eval())
+    assert "to_1.output.scale" in graph.state_dict()
+    names = [entry.name for entry in bs.graph.ledger(graph)]
+    assert "to" in names and len(set(names)) == len(names)
+    for made, expected in zip(graph(x)[1:], expected_of_casts(x), strict=True):
+        assert made.dtype == expected.dtype and torch.equal(made, expected)

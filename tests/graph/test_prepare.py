@@ -10,6 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import blockscale as bs
+from blockscale.graph.prepare import edges_of
 from tests.graph import models
 from tests.graph.models import run
 
@@ -74,7 +75,7 @@ def test_edges_see_one_pass_where_layers_need_several():
     recipe = bs.Recipe("int4:group8:fp32", rules={"op:softmax": {"input": "int8:tensor:fp32"}})
     prepared = bs.graph.prepare(program, recipe, weight="gptq", observer="moving_average")
     bs.calibrate(prepared, batches, progress=False)
-    (edge,) = prepared.edges
+    (edge,) = edges_of(prepared)
     assert int(edge.observer.samples) == sum(5 * len(batch[0]) for batch in batches)
 
 
@@ -136,7 +137,7 @@ def test_schedules_and_switches_take_a_prepared_graph():
     recipe = replace(STATIC, rules={"op:softmax": {"input": "int8:tensor:fp32"}})
     prepared = bs.graph.prepare(program, recipe, qat=True)
     prepared.train()
-    (edge,) = prepared.edges
+    (edge,) = edges_of(prepared)
     schedule = bs.qat.Schedule(prepared, observe_until=2, freeze_bn_at=2)
     scales, norms = [], []
     for i in range(4):
@@ -194,3 +195,29 @@ def test_what_cannot_be_prepared():
         bs.graph.prepare(program, "int8", qat=True, weight="gptq")
     with pytest.raises(ValueError, match="no observer 'largest'"):
         bs.graph.prepare(program, "int8", observer="largest")
+
+
+@pytest.mark.parametrize("qat", [False, True])
+@pytest.mark.parametrize("name", ["edges", "plans", "methods", "session", "watching", "qat"])
+def test_a_layer_may_have_any_name_that_torch_export_takes(name, qat):
+    """`edges` of a network of graphs: a prepared graph has no attribute in the way."""
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.add_module(name, nn.Linear(4, 4))
+
+        def forward(self, x):
+            return getattr(self, name)(x)
+
+    x, model = torch.randn(3, 4), Named()
+    prepared = bs.graph.prepare(torch.export.export(model, (x,)), "int8_channel", qat=qat)
+    prepared(x)
+    graph = bs.graph.convert(prepared)
+    assert f"{name}.weight.codes" in graph.state_dict()
+    weight, bias = (
+        bs.fake_quantize(getattr(model, name).weight, "int8_channel"),
+        getattr(model, name).bias,
+    )
+    with bs.use("reference"):
+        assert torch.equal(graph(x), nn.functional.linear(x, weight, bias))
