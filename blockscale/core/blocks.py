@@ -109,6 +109,20 @@ class Blocks:
         count = chosen.sum(self._dims)
         return mean_of(total, count, power.reshape(total.shape)).reshape(self.shape)
 
+    def extent(self) -> tuple[Tensor, Tensor, Tensor]:
+        """As `range`, and the mean of |x| in float32, whose last bits depend on the order of sums.
+
+        Nothing is kept for another call, so that Dynamo can trace this (no `cached_property`).
+        """
+        if self._empty:
+            return self._zeros(), self._zeros(), self._zeros()
+        finite, dims = self._x.isfinite(), tuple(range(1, 2 * len(self._sizes), 2))
+        values = self._split(torch.where(finite, self._x, 0.0))
+        count = self._split(finite.to(self._x.dtype)).sum(dims).clamp(min=1)
+        low, high = values.amin(dims).clamp(max=0.0), values.amax(dims).clamp(min=0.0)
+        mean = values.abs().sum(dims) / count
+        return low.reshape(self.shape), high.reshape(self.shape), mean.reshape(self.shape)
+
     def _per_block(self, scale: Tensor) -> Tensor:
         """One number per block, shaped to broadcast with the split tensor."""
         return scale.reshape([part for count in self._parts for part in (count, 1)])

@@ -25,7 +25,8 @@ def convert(model: nn.Module) -> nn.Module:
 
     Its outputs are those of the prepared model in evaluation without gradients, bit for bit. Batch
     norms that were folded become nn.Identity. `bs.save` and everything else works with the result;
-    `bs.qat.ledger(model)` says what each layer holds. One warning names biases that saturate.
+    `bs.qat.ledger(model)` says what each layer holds. One warning names biases that saturate,
+    and learned scales that never began or that began anew.
 
     Raises ValueError, before anything is changed, if nothing is prepared, if a static scale has
     seen no data, or for a model that is sharded or wrapped.
@@ -52,12 +53,14 @@ def _convert(model: nn.Module) -> list[Entry]:
     for layer, places in names.items():
         owns = id(layer.weight) not in weights
         if owns:
+            layer.weight_quantizer.settle(layer.float_weight())
             weights[id(layer.weight)] = layer.quantized_weight()
         weight = weights[id(layer.weight)]
         quantized, notes = _quantized(layer, weight)
         quantized.take_place_of(layer)
         swap(model, dict.fromkeys(places, quantized))
         entry = entries[places[0]]
+        notes += tuple(_learned_notes(layer))
         entries[places[0]] = replace(
             entry,
             reason=entry.reason.replace("prepared for training", "trained"),
@@ -84,6 +87,13 @@ def _quantized(layer: QATLayer, weight: QWeight) -> tuple[QLayer, tuple[str, ...
     if bias is not None and not isinstance(bias, nn.Parameter):
         quantized.set_float_bias(nn.Parameter(bias))
     return quantized, tuple(told)
+
+
+def _learned_notes(layer: QATLayer) -> list[str]:
+    """What to know of the layer's learned scales."""
+    quantizers = layer.quantizers()._asdict().items()
+    learned = [(part, q.learned) for part, q in quantizers if q is not None and q.learned]
+    return [note for part, scale in learned for note in scale.notes(part)]
 
 
 def _drop(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from blockscale.calibrate.observer import is_mean
 from blockscale.core import reference
 from blockscale.core.arithmetic.bits import FLT_MAX, FLT_MIN, exponent, pow2
 from blockscale.core.blocks import Blocks
@@ -27,6 +28,8 @@ LEARNING = ("weight", "input", "output")  # parts whose scales can be learned
 Learn = str | Mapping[str, str | None] | None
 Learning = Mapping[str, str | None]  # {"weight", "input", "output": what is learned of its scale}
 PARTS = tuple(2.0 ** (-j / 8) for j in range(17))  # of the range: 1 to 1/4
+NOTHING = -torch.inf  # the origin of a block that has not begun
+LOST = 4.0  # a mean magnitude above so many times what the scale reaches: it says nothing of x
 
 PROFILED = "weights in training change, and are rounded by the contract: give its format"
 
@@ -50,25 +53,44 @@ class LearnedScale(nn.Module):
     thresholds: log2 of the largest value t that the format should reach; the format's own rule says
         what its scale makes of t. Under `floor` the step is the paper's 2^(ceil(log2 t) - bits + 1)
         (TQT, section 3.2), but for t a power of two, where it is twice that and reaches t.
+
+    What counts is the parameter plus `origin`, a buffer. A block begins with the first values that
+    have a range: a tensor of zeros, of NaN or without rows has none, and a threshold of nothing
+    would stay there, as its gradient is in proportion to it. Until then its origin is -inf, and its
+    scale the smallest. What begins in a forward pass begins in `origin`: there FSDP has only a
+    copy of the parameter, and DDP keeps buffers the same in all processes, but not parameters.
     """
+
+    origin: Tensor
+    grew: Tensor  # how often blocks that had begun began anew, since this was made
 
     def __init__(self, fmt: Format, shape: tuple[int, ...], domain: str):
         super().__init__()
         self.format, self.domain = fmt, domain
         self.name = "step" if domain == "steps" else "log2_threshold"
         self.register_parameter(self.name, nn.Parameter(torch.zeros(shape)))
+        self.register_buffer("origin", torch.full(shape, NOTHING))
+        self.register_buffer("grew", torch.zeros((), dtype=torch.int64), persistent=False)
 
     @property
     def parameter(self) -> nn.Parameter:
         """What is learned."""
         return self.get_parameter(self.name)
 
+    @property
+    def waiting(self) -> Tensor:
+        """Whether each block [scale's shape] has not begun."""
+        return self.origin == NOTHING
+
     @torch.no_grad()
-    def start(self, x: Tensor) -> None:
-        """Begin with the scales that quantize x [...] with the least squared error, block by block.
+    def start(self, x: Tensor, *, beside: bool = False) -> None:
+        """Let blocks that wait begin with the scales that quantize x [...] with the least squared
+        error, where x has a range.
 
         Candidates: parts of the range that the format itself would choose, and LSQ's beginning,
         step = 2 mean|x| / sqrt(Q) (section 2.1), which is too coarse for many bits.
+
+        beside: in `origin`, beside the parameter
         """
         x, fmt, levels = reference.widen(x), self.format.deterministic, self.format.levels.value
         low, high, _ = reference.ranges(x, fmt)
@@ -79,9 +101,51 @@ class LearnedScale(nn.Module):
             error = (reference.fake_quantize(x, self._stored(a), fmt) - x).square()
             loss = Blocks(error, fmt.block).mean_magnitude()
             best, least = torch.where(loss < least, a, best), torch.minimum(loss, least)
-        best = best.clamp(FLT_MIN, FLT_MAX)
-        start = best / levels if self.domain == "steps" else _log2(best)
-        self.parameter.copy_(start.reshape(self.parameter.shape))
+        shape = self.parameter.shape
+        begins, start = (whole > 0).reshape(shape) & self.waiting, self._of(best).reshape(shape)
+        if not beside:
+            self.parameter.copy_(torch.where(begins, start, self.parameter))
+        start = start - self.parameter if beside else torch.zeros_like(start)
+        self.origin.copy_(torch.where(begins, start, self.origin))
+
+    def restart(self) -> None:
+        """Wait in every block."""
+        self.origin.fill_(NOTHING)
+
+    @torch.no_grad()
+    def grown(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [...] float32 -> what the origin has to be for it, and which blocks that had begun are
+        lost; both of the scale's shape.
+
+        A block whose mean magnitude is more than `LOST` times the largest value that its scale
+        reaches gets from x next to no gradient: it is as if it had not begun. Where x has a range,
+        such blocks begin with it. A scale that is frozen can only begin.
+        """
+        fmt, shape = self.format, self.origin.shape
+        low, high, mean = (each.reshape(shape) for each in Blocks(x, fmt.block).extent())
+        whole = mean if is_mean(fmt) else reference.numerator(low, high, fmt)
+        reached = self._reached(self.origin)
+        far = mean > LOST * reached
+        begins = far & (whole > reached)
+        lost = begins & ~self.waiting & self.parameter.requires_grad
+        origin = self._of(whole) - self.parameter
+        return torch.where(lost | (begins & self.waiting), origin, self.origin), lost
+
+    @torch.no_grad()
+    def grow(self, x: Tensor) -> None:
+        """Let blocks begin with x [...] float32 that have not begun, and those that are lost."""
+        self.keep(*self.grown(x))
+
+    @torch.no_grad()
+    def keep(self, origin: Tensor, lost: Tensor) -> None:
+        """Take what `grown` gave."""
+        self.origin.copy_(origin)
+        self.grew += lost.any()
+
+    def _of(self, a: Tensor) -> Tensor:
+        """The numerator of each block -> the parameter that means it."""
+        a = a.clamp(FLT_MIN, FLT_MAX)
+        return a / self.format.levels.value if self.domain == "steps" else _log2(a)
 
     def _stored(self, a: Tensor) -> QParams:
         """The numerator of each block -> its stored scale (docs/numerics.md, section 3)."""
@@ -90,15 +154,58 @@ class LearnedScale(nn.Module):
         return reference.qparams_from_range(low, a, clean, self.format)
 
     @torch.no_grad()
-    def qparams(self) -> QParams:
-        """The stored scale, and its outer scale, that the parameter stands for now."""
-        value = self.parameter.to(torch.float32)
+    def qparams(self, origin: Tensor | None = None) -> QParams:
+        """The stored scale, and its outer scale, that the parameter stands for now.
+
+        origin: in place of its own
+        """
+        return self._stored(self._reached(self.origin if origin is None else origin))
+
+    def _reached(self, origin: Tensor) -> Tensor:
+        """The largest value that each block [scale's shape] is to reach."""
+        value = self.parameter.to(torch.float32) + origin
         if self.domain == "steps":
             a = value.clamp(min=0.0) * self.format.levels.value
         else:  # the power from bits, so that a whole number gives exactly that power of two
             whole = value.floor().clamp(-126, 127)
             a = pow2(whole.to(torch.int32)) * torch.exp2((value - whole).clamp(0, 1))
-        return self._stored(a.clamp(max=FLT_MAX))
+        return a.clamp(max=FLT_MAX)
+
+    def agree_(self, group: Any = None) -> None:
+        """Let the origins of all processes be the mean of those that have begun."""
+        begun = (~self.waiting).to(torch.float32)
+        total = torch.where(self.waiting, 0.0, self.origin)
+        for each in (begun, total):
+            torch.distributed.all_reduce(each, group=group)
+        self.origin.copy_(torch.where(begun > 0, total / begun.clamp(min=1), NOTHING))
+
+    def waiting_notes(self, part: str) -> list[str]:
+        """What to know of the scales of a layer's `part` before training."""
+        waiting, count = int(self.waiting.sum()), self.origin.numel()
+        told = f"{waiting} of {count} learned scales of its {part} begin later, with the first "
+        return [f"{told}values that are not zero, NaN or infinite"] if waiting else []
+
+    def notes(self, part: str) -> list[str]:
+        """What to know of the scales of a layer's `part` once training is over."""
+        waiting, count, grew = int(self.waiting.sum()), self.origin.numel(), int(self.grew)
+        told = []
+        if waiting:
+            told.append(f"{waiting} of {count} scales of its {part} saw nothing but zeros, NaN or "
+                        f"infinities, and never began")  # fmt: skip
+        if grew:
+            told.append(f"scales of its {part} began anew in training (steps: {grew}), as values "
+                        f"were more than {LOST:.0f} times what they reached")  # fmt: skip
+        return told
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *rest: Any, **others: Any
+    ) -> None:
+        """Also from before there were origins, when what was never begun had the least value."""
+        key, learned = f"{prefix}origin", state_dict.get(f"{prefix}{self.name}")
+        if learned is not None and key not in state_dict:
+            least = self._of(torch.zeros_like(learned, dtype=torch.float32))
+            state_dict[key] = torch.where(learned <= least, NOTHING, 0.0)
+        super()._load_from_state_dict(state_dict, prefix, *rest, **others)
 
     def forward(
         self, x: Tensor, qparams: QParams, elements: float, seed: Tensor | None = None
@@ -111,7 +218,8 @@ class LearnedScale(nn.Module):
         fmt = self.format
         parameter = self.parameter.reshape(qparams.scale.shape)
         if self.domain == "steps":
-            slope = (elements * fmt.levels.value) ** -0.5 / reference.step_of(qparams, fmt)
+            shared = max(elements, FLT_MIN)  # none without rows, and then no gradient either
+            slope = (shared * fmt.levels.value) ** -0.5 / reference.step_of(qparams, fmt)
             path = parameter * slope
         else:
             path = parameter * log(2.0)

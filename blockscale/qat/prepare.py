@@ -194,9 +194,10 @@ def _quantizers(
             )
         except (ValueError, TypeError) as error:
             raise type(error)(f"{plan.name}: {error}") from None
-        for made in (quantizers[plan.name].input, quantizers[plan.name].output):
-            if made is not None:
+        for part, made in quantizers[plan.name]._asdict().items():
+            if isinstance(made, ActivationQuantizer):
                 made.to(plan.parameter.device)
+                made.where = f"{part} of {plan.name}"
     return quantizers
 
 
@@ -244,6 +245,8 @@ def _entry(entry: Entry, layer: QATLayer, norm: str | None, learning: Learning, 
         if quantizer is not None and learning[part]
         if (reason := learned.why_not(quantizer.format))
     ]
+    if layer.weight_quantizer.learned is not None:
+        notes += layer.weight_quantizer.learned.waiting_notes("weight")
     if layer.bias_quantizer is not None:
         formats["bias"] = str(layer.bias_quantizer.format)
     reasons = ["prepared for training"] + [f"with {norm} folded in"] * (norm is not None)

@@ -1,6 +1,8 @@
 """Fake quantizers: a weight's, and an input's or output's, as QAT layers hold them."""
 
-from typing import NamedTuple
+import warnings
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +43,12 @@ class WeightQuantizer(nn.Module):
             self.learned.start(self._stored(weight.detach()))
             self.ready = True
 
+    def restart(self) -> None:
+        """Let the learned scale begin anew, with the weight that comes next."""
+        if self.learned is not None:
+            self.learned.restart()
+            self.ready = False
+
     def forward(self, weight: Tensor) -> Tensor:
         """The float weight [shape] -> its values in the format, float32, in the stored layout."""
         self.start(weight)
@@ -49,7 +57,7 @@ class WeightQuantizer(nn.Module):
             drawn = seed_tensor(None if self.training else self.seed, weight.device)
         if self.learned is None:
             return fake_quantize(stored, self.format, seed=drawn)
-        qparams = self.learned.qparams()
+        qparams = self._learned(stored, keep=self.training)
         shared = stored.numel() / max(qparams.scale.numel(), 1)
         values: Tensor = self.learned(stored, qparams, shared, drawn)
         return values
@@ -60,7 +68,7 @@ class WeightQuantizer(nn.Module):
         if self.learned is None:
             return QWeight.quantize(weight, self.format, self.layout, self._seed())
         stored = self._stored(weight.detach())
-        qparams = self.learned.qparams()
+        qparams = self._learned(stored)
         drawn = None if self._seed() is None else seed_tensor(self.seed, weight.device)
         codes = primitives.quantize(stored, quantizer(qparams, self.format, drawn))
         q = QTensor(codes, qparams, self.format, stored.shape[-1])
@@ -77,9 +85,26 @@ class WeightQuantizer(nn.Module):
         if self.learned is None:
             qparams = primitives.from_list(primitives.choose_qparams(stored, str(fmt)), fmt)
         else:
-            qparams = self.learned.qparams()
+            qparams = self._learned(stored)
         values = primitives.fake_quantize(stored, quantizer(qparams, fmt))
         return steps_of_outputs(values, qparams, fmt)
+
+    @torch.no_grad()
+    def settle(self, weight: Tensor) -> None:
+        """Let learned scales that have not begun, or are lost, begin with the float weight."""
+        if self.learned is not None and self.ready:
+            self.learned.grow(self._stored(weight.detach()).to(torch.float32))
+
+    def _learned(self, stored: Tensor, *, keep: bool = False) -> QParams:
+        """The learned scales of the stored weight, with those that begin with it.
+
+        keep: also from now on
+        """
+        assert self.learned is not None
+        origin, lost = self.learned.grown(stored.detach().to(torch.float32))
+        if keep and not in_backward():
+            self.learned.keep(origin, lost)
+        return self.learned.qparams(origin)
 
     def _seed(self) -> int | None:
         return self.seed if self.format.rounding == "stochastic" else None
@@ -96,11 +121,13 @@ class ActivationQuantizer(nn.Module):
 
     Its scale is chosen from each tensor (dynamic), or it is static: what an observer says, or
     learned. `stored` is the quantizer that the quantized layer gets.
+
+    where: whose input or output it is, as a warning names it
     """
 
     def __init__(self, fmt: Format, features: int, observer: Observer | None, learn: str | None):
         super().__init__()
-        self.format = fmt
+        self.format, self.where, self._warned = fmt, "an input or output", False
         self.stored = QInput(fmt)
         self.observer = observer
         shape = fmt.block.scale_shape((1, features)) if observer or learn else ()
@@ -127,37 +154,61 @@ class ActivationQuantizer(nn.Module):
             self._store(self.observer.qparams())
             self.ready = True
 
+    def synchronize(self, group: Any = None) -> None:
+        """Let the scales of all processes agree on what each has seen."""
+        if self.observer is not None:
+            self.observer.all_reduce_(group)
+            self.refresh()
+        if self.learned is not None:
+            self.learned.agree_(group)
+            self.ready = self.ready or not bool(self.learned.waiting.all())
+
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., features] -> what the format leaves of it, in x's dtype."""
+        """x [..., features] -> what the format leaves of it, in x's dtype; x without rows stays."""
+        if not self.ready and x.numel() == 0:
+            return x
         if self.learned is None:
             self.check()
             quantized: Tensor = self.stored(x)
             return quantized
         wide = x.to(torch.float32)
-        if not self.ready:
-            self._start(wide.detach())
+        self._see(wide.detach())
         qparams = self._holding(self.learned.qparams()).for_rank(x.ndim)
         assert qparams is not None
-        samples = x.shape[0] if x.ndim > 1 else 1  # N is a sample's number of features (LSQ)
-        shared = x.numel() / max(samples * qparams.scale.numel(), 1)
+        # N is a sample's number of features (LSQ)
+        shared = prod(x.shape[1:] if x.ndim > 1 else x.shape) / max(qparams.scale.numel(), 1)
         drawn = seed_tensor(None, x.device) if self.format.rounding == "stochastic" else None
         values: Tensor = self.learned(wide, qparams, shared, drawn)
         return values.to(x.dtype)
 
-    def _start(self, x: Tensor) -> None:
-        """The first batch says where a learned scale begins."""
+    def _see(self, x: Tensor) -> None:
+        """Let a learned scale begin with x, the first that has a range, or grow."""
+        assert self.learned is not None
+        rows = x.reshape(-1, x.shape[-1])
+        if self.ready:
+            if self.training and not in_backward():
+                self.learned.grow(rows)
+            return
         if not self.training:
             self.check()
-        assert self.learned is not None
-        self.learned.start(x.reshape(-1, x.shape[-1]))
-        self.ready = True
+        self.learned.start(rows, beside=True)
+        # a program has no branches: there the scale grows where the first batch had no range
+        self.ready = torch.compiler.is_compiling() or not bool(self.learned.waiting.all())
+        if not self.ready and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"blockscale: {self.where}: a batch of zeros, NaN or infinities says nothing of "
+                f"the scale ({self.format}), which begins with the first batch that has a range",
+                stacklevel=2,
+            )
 
     def check(self) -> None:
         """Raise ValueError if the scale is static and nothing has been seen to choose it from."""
         if not self.ready:
             raise ValueError(
-                f"{self.format}: this scale is static and has seen no data: run batches in "
-                f"training mode with observers on, or prepare with observer=None (dynamic scales)"
+                f"{self.format}: this scale is static and has seen no data to begin with: run "
+                f"batches in training mode with observers on, or prepare with observer=None "
+                f"(dynamic scales)"
             )
 
     def deployed(self) -> QInput:

@@ -58,15 +58,15 @@ def freeze(model: nn.Module) -> None:
 
 
 def synchronize(model: nn.Module, group: Any = None) -> None:
-    """Let the observers of all processes agree, once, before a model is saved or converted.
+    """Let the observers of all processes agree, once, before a model is saved or converted; and
+    where learned scales of inputs and outputs began, once they have.
 
-    Each process of DistributedDataParallel or FSDP observes its own part of a batch.
+    Each process of DistributedDataParallel or FSDP sees its own part of a batch.
     """
     for _, layer in layers(model):
         for quantizer in (layer.input_quantizer, layer.output_quantizer):
-            if quantizer is not None and quantizer.observer is not None:
-                quantizer.observer.all_reduce_(group)
-                quantizer.refresh()
+            if quantizer is not None:
+                quantizer.synchronize(group)
     for edge in edges(model):
         if edge.observer is not None:
             edge.observer.all_reduce_(group)

@@ -1,6 +1,7 @@
 """Two processes: DistributedDataParallel and FSDP2 train what one process does on all the data."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -41,6 +42,7 @@ def work(rank: int, folder: str) -> None:
     try:
         mine = [x.chunk(WORLD)[rank] for x in batches()]
         found = {"ddp": ddp(mine), "fsdp": fsdp(mine), "seen": observed(mine)}
+        found |= {"begun": begun(rank, mine), "late": begun(rank, mine, wrap=True)}
         torch.save(found, f"{folder}/{rank}.pt")
     finally:
         dist.destroy_process_group()
@@ -50,6 +52,27 @@ def observed(mine: list[Tensor]) -> dict[str, Tensor]:
     inner = model(mine)
     bs.qat.synchronize(inner)
     return dict(inner[0].input_quantizer.state_dict())
+
+
+def learning() -> nn.Module:
+    """Prepared, with scales of its inputs that are to be learned."""
+    torch.manual_seed(5)
+    recipe = bs.Recipe("int8:channel0:fp32", "int8:tensor:pow2/ceil")
+    return bs.prepare_qat(nn.Sequential(nn.Linear(16, 8)), recipe, learn={"input": "thresholds"})
+
+
+def begun(rank: int, mine: list[Tensor], *, wrap: bool = False) -> Tensor:
+    """The origins of scales, where the first process sees zeros before anything else."""
+    inner = learning()
+    first = torch.zeros_like(mine[0]) if rank == 0 else mine[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if wrap:
+            train(nn.parallel.DistributedDataParallel(inner), [first, *mine[1:], mine[0]], 0.0)
+        else:
+            inner(first)
+            bs.qat.synchronize(inner)
+    return inner[0].input_quantizer.learned.origin.clone()
 
 
 def ddp(mine: list[Tensor]) -> dict[str, Tensor]:
@@ -98,6 +121,13 @@ def test_two_processes_train_what_one_does(tmp_path):
             assert torch.equal(value, second[name]), (kind, name)
         for name in ("0.weight", "2.weight", "2.bias", "0.weight_quantizer.learned.step"):
             torch.testing.assert_close(first[name], wanted[name], rtol=1e-4, atol=1e-6)
+    starts = [learning() for _ in range(WORLD)]
+    starts[1](batches()[0].chunk(WORLD)[1])  # what the second process begins with
+    starts[0](batches()[1].chunk(WORLD)[0])  # and the first, once it sees something
+    for kind, which in (("begun", 1), ("late", 0)):
+        wanted_origin = starts[which][0].input_quantizer.learned.origin
+        assert torch.equal(found[0][kind], wanted_origin), kind
+        assert torch.equal(found[1][kind], wanted_origin), kind
     whole = model(batches())[0].input_quantizer.state_dict()
     for name in ("observer.samples", "observer.high", "stored.scale"):  # merged exactly
         assert torch.equal(found[0]["seen"][name], whole[name])

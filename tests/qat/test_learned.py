@@ -1,6 +1,8 @@
 """Learned scales against torch's own LSQ, the papers' formulas in float64, and brute force."""
 
+import copy
 import math
+import re
 
 import pytest
 import torch
@@ -207,3 +209,172 @@ def test_asym_is_said_not_to_be_learned():
         bs.prepare_qat(model, bs.Recipe("int8", "uint8"), learn="steps")
     assert model[0].input_quantizer.observer is not None
     assert model[0].weight_quantizer.learned is not None
+
+
+THRESHOLDS = bs.Recipe("int8:channel0:pow2/ceil", "int8:tensor:pow2/ceil", "int8:tensor:pow2/ceil")
+NOTHING_SEEN = {
+    "zeros": torch.zeros(4, 8),
+    "NaN": torch.full((4, 8), torch.nan),
+    "no rows": torch.zeros(0, 8),
+}
+
+
+def error(model: nn.Module, x: Tensor, wanted: Tensor) -> float:
+    with torch.no_grad():
+        return float((model(x) - wanted).norm() / wanted.norm())
+
+
+def step_of_training(model: nn.Module, x: Tensor, rate: float = 1e-7) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    model(x).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("domain", ["steps", "thresholds"])
+@pytest.mark.parametrize("first", NOTHING_SEEN)
+@pytest.mark.filterwarnings("ignore:blockscale")
+def test_a_first_batch_that_says_nothing_is_no_beginning(domain, first):
+    """The scales are those of a model that saw the second batch first."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8, bias=False))
+    floats = copy.deepcopy(model)
+    bs.prepare_qat(model, THRESHOLDS, learn=domain)
+    other, x = copy.deepcopy(model), torch.randn(64, 8)
+    if first == "no rows":
+        assert model(NOTHING_SEEN[first]).shape == (0, 8)
+    else:
+        with pytest.warns(UserWarning, match="input of 0: a batch of zeros, NaN or infinities"):
+            model(NOTHING_SEEN[first])
+    assert torch.equal(model(x), other(x))
+    assert error(model.eval(), x, floats(x)) < 0.02
+    bs.convert(model)
+    assert error(model, x, floats(x)) < 0.02
+
+
+@pytest.mark.parametrize("domain", ["steps", "thresholds"])
+@pytest.mark.parametrize("fmt", ["int8:channel0:pow2/ceil", "int8:group4:fp32", "mxfp8"])
+def test_rows_of_zeros_begin_when_they_have_values(domain, fmt):
+    """As branches that are initialized with zeros: half of the rows here, then none."""
+    model = nn.Sequential(nn.Linear(32, 4, bias=False))
+    with torch.no_grad():
+        model[0].weight[2:] = 0.0
+    count = bs.parse(fmt).block.scale_shape((4, 32))
+    half = math.prod(count) // 2
+    with pytest.warns(UserWarning, match=f"0: {half} of {2 * half} learned scales of its weight"):
+        bs.prepare_qat(model, fmt, learn=domain)
+    scale = model[0].weight_quantizer.learned
+    x = torch.eye(32)
+    model(x).sum().backward()
+    assert int(scale.waiting.sum()) == half
+    weight = torch.cat([model[0].weight.detach()[:2], torch.randn(2, 32)])
+    with torch.no_grad():
+        model[0].weight.copy_(weight)
+    converted = copy.deepcopy(model)
+    assert error(model.train(), x, weight.T) < 0.05
+    assert not scale.waiting.any()
+    assert error(bs.convert(converted), x, weight.T) < 0.05  # though no batch was run between
+
+
+@pytest.mark.parametrize("domain", ["steps", "thresholds"])
+def test_scales_grow_where_nearly_everything_saturates(domain):
+    """A dummy of 1e-20 is a range, too."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8, bias=False))
+    floats = copy.deepcopy(model)
+    bs.prepare_qat(model, THRESHOLDS, learn=domain)
+    model(torch.full((4, 8), 1e-20))
+    x = torch.randn(64, 8)
+    step_of_training(model, x)
+    assert error(model.eval(), x, floats(x)) < 0.05
+    told = "scales of its input began anew in training (steps: 1)"
+    with pytest.warns(UserWarning, match=re.escape(told)):
+        bs.convert(model)
+    assert any(told in note for note in bs.qat.ledger(model)["0"].notes)
+
+
+def test_a_scale_in_training_is_left_alone_and_a_frozen_one_does_not_grow():
+    model = nn.Sequential(nn.Linear(8, 8))
+    bs.prepare_qat(model, THRESHOLDS, learn="thresholds")
+    model(torch.randn(64, 8))
+    scale = model[0].input_quantizer.learned
+    before = scale.origin.clone()
+    model(3 * torch.randn(64, 8))
+    assert torch.equal(scale.origin, before)
+    bs.qat.freeze(model)
+    model(1000 * torch.randn(64, 8))
+    assert torch.equal(scale.origin, before)
+    scale.requires_grad_(True)
+    model(1000 * torch.ones(64, 8))
+    step = reference.step_of(scale.qparams(), bs.parse("int8:tensor:pow2/ceil"))
+    wanted = bs.quantize(torch.full((1, 1), 1000.0), "int8:tensor:pow2/ceil")
+    assert torch.equal(step, wanted.scale)
+
+
+def test_what_never_began_is_said():
+    model = nn.Sequential(nn.Linear(8, 4))
+    recipe = bs.Recipe("int8:channel0:fp32", "int8:channel-1:fp32")
+    bs.prepare_qat(model, recipe, learn="steps")
+    x = torch.randn(16, 8)
+    x[:, 5:] = 0.0
+    model(x)
+    with pytest.warns(UserWarning, match="0: 3 of 8 scales of its input saw nothing but zeros"):
+        bs.convert(model)
+
+
+def test_states_from_before_origins_load():
+    """What began there begins so; what was dead waits."""
+    model = nn.Sequential(nn.Linear(8, 8))
+    bs.prepare_qat(model, THRESHOLDS, learn="thresholds")
+    model(torch.randn(64, 8))
+    state = model.state_dict()
+    old = {name: value for name, value in state.items() if not name.endswith(".origin")}
+    old["0.input_quantizer.learned.log2_threshold"] = torch.full((1, 1), -126.0)
+    old["0.output_quantizer.learned.log2_threshold"] = torch.full((1, 1), 1.5)
+    again = nn.Sequential(nn.Linear(8, 8))
+    bs.prepare_qat(again, THRESHOLDS, learn="thresholds")
+    again.load_state_dict(old)
+    assert bool(again[0].input_quantizer.learned.waiting.all())
+    wanted = bs.quantize(torch.full((1, 1), 2.0**1.5), "int8:tensor:pow2/ceil")
+    assert torch.equal(again[0].output_quantizer.learned.qparams().scale, wanted.scale)
+    assert torch.equal(again[0].weight_quantizer.learned.origin, torch.zeros(8, 1))
+    again(torch.randn(64, 8))
+    assert not again[0].input_quantizer.learned.waiting.any()
+
+
+def test_what_began_goes_on_from_a_state():
+    model = nn.Sequential(nn.Linear(8, 8))
+    bs.prepare_qat(model, THRESHOLDS, learn="thresholds")
+    model(torch.randn(64, 8))
+    again = nn.Sequential(nn.Linear(8, 8))
+    bs.prepare_qat(again, THRESHOLDS, learn="thresholds")
+    again.load_state_dict(model.state_dict())
+    x = torch.randn(64, 8)
+    assert torch.equal(again(x), model(x))
+
+
+@pytest.mark.parametrize("learn", ["steps", "thresholds", None])
+@pytest.mark.parametrize("bias", [None, "int32"])
+def test_batches_without_rows(learn, bias):
+    """First, in the middle and in evaluation; linear layers, convolutions, embeddings."""
+    layers = nn.Sequential(
+        nn.Embedding(5, 8), nn.Linear(8, 8), nn.Unflatten(-1, (2, 4)), nn.Conv1d(2, 3, 3)
+    )
+    recipe = bs.Recipe("int8:channel0:fp32", "int8", "int8", bias=bias)
+    model = bs.prepare_qat(layers, recipe, learn=learn)
+    full, none = torch.randint(0, 5, (6,)), torch.zeros(0, dtype=torch.long)
+    for x in (none, full, none, full):
+        y = model(x)
+        assert y.shape == (len(x), 3, 2)
+        y.square().sum().backward()
+        bs.qat.switch(model, quantize=True)
+        model.eval()
+        with torch.no_grad():
+            assert model(none).shape == (0, 3, 2)
+        model.train()
+    for parameter in model.parameters():
+        assert bool(parameter.grad.isfinite().all())
+    with torch.no_grad():
+        wanted = model.eval()(full)
+        assert torch.equal(bs.convert(model)(full), wanted)
+        assert model(none).shape == (0, 3, 2)

@@ -52,6 +52,31 @@ def test_compiled():
         assert torch.equal(run(x[0]), other(x[0]))
 
 
+@pytest.mark.filterwarnings("ignore:blockscale")
+def test_compiled_scales_begin_and_grow():
+    """Rows of zeros get values, and a batch of another size comes: a program without a branch."""
+    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU())
+    with torch.no_grad():
+        model[0].weight[4:] = 0.0
+    recipe = bs.Recipe("int8:channel0:pow2/ceil", "int8:channel-1:fp32")
+    bs.prepare_qat(model, recipe, learn={"weight": "thresholds", "input": "steps"})
+    x = [torch.randn(4, 16) for _ in range(3)]
+    x[0][:, 3] = 0.0
+    train(model, x[:1], 0.0)
+    weight, taken = (model[0].quantizers()[i].learned for i in (0, 1))
+    assert (int(weight.waiting.sum()), int(taken.waiting.sum())) == (4, 1)
+    with torch.no_grad():
+        model[0].weight[5] = 1.0
+    x[2] *= 50
+    other = copy.deepcopy(model)
+    run = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert train(run, x[1:], 0.0) == train(other, x[1:], 0.0)
+    for ours, theirs in zip(model.buffers(), other.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert (int(weight.waiting.sum()), int(taken.waiting.sum())) == (3, 0)
+    assert int(taken.grew) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_compiled_without_a_graph_break(name):

@@ -11,7 +11,8 @@ from blockscale.core.format import Format
 
 
 class MovingAverage(Observer):
-    """low += constant * (batch's low - low), and high in the same way; the first batch sets them.
+    """low += constant * (batch's low - low), and high in the same way; the first batch in
+    which a block has a range sets them.
 
     As torch.ao's MovingAverageMinMaxObserver, with its default constant. For binary and ternary
     elements it is the batch's mean that is averaged.
@@ -48,9 +49,9 @@ class MovingAverage(Observer):
         none = low > high  # with an offset, blocks without a finite value
         low, high = low.masked_fill(none, 0.0), high.masked_fill(none, 0.0)
         # lerp is exact at its ends, so that constant batches leave it alone
-        first = self.finite == 0
-        self.low = low if first else torch.lerp(self.low, low, self.constant)
-        self.high = high if first else torch.lerp(self.high, high, self.constant)
+        first = (self.low == 0) & (self.high == 0)  # nothing but zeros was seen in these blocks
+        self.low = torch.where(first, low, torch.lerp(self.low, low, self.constant))
+        self.high = torch.where(first, high, torch.lerp(self.high, high, self.constant))
 
     def _parts(self) -> dict[str, Tensor]:
         parts = super()._parts()

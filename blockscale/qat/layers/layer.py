@@ -90,7 +90,7 @@ class QATLayer(nn.Module):
 
     def forward(self, x: Tensor, *more: Any) -> Tensor:
         """As the float layer's, in the same shapes; `more` is what else it takes."""
-        if self.deployable:
+        if self.deployable and (self.ready or x.numel()):
             deployed: Tensor = self.as_quantized()(x, *more)
             return deployed
         return self.simulate(x, *more)
@@ -99,6 +99,11 @@ class QATLayer(nn.Module):
     def deployable(self) -> bool:
         """Whether the quantized layer itself can run: nothing has to be learned or observed."""
         return self.quantizing and not (self.training or torch.is_grad_enabled())
+
+    @property
+    def ready(self) -> bool:
+        """Whether its static scales have values."""
+        return all(part is None or part.ready for part in self.quantizers())
 
     def simulate(self, x: Tensor, *more: Any) -> Tensor:
         """The layer in floats, with every quantized tensor through its fake quantizer."""
@@ -150,7 +155,7 @@ class QATLayer(nn.Module):
 
         weight: the float weight that is quantized; fixed: as BiasQuantizer's
         """
-        if bias is None or self.bias_quantizer is None:
+        if bias is None or self.bias_quantizer is None or not self._begun():
             return None if bias is None else bias.to(torch.float32)
 
         def steps() -> Tensor:
@@ -160,6 +165,11 @@ class QATLayer(nn.Module):
 
         values: Tensor = self.bias_quantizer(bias, steps, fixed=fixed)
         return values
+
+    def _begun(self) -> bool:
+        """Whether the input has a scale, without which a bias has no steps: not before a batch
+        that says something of it."""
+        return self.input_quantizer is None or self.input_quantizer.ready
 
     # --- what it becomes
 
@@ -227,8 +237,7 @@ class QATLayer(nn.Module):
             state_dict.update(own)
             state_dict[key] = self.get_extra_state()
             super()._load_from_state_dict(state_dict, prefix, *rest, **others)
-            # a learned scale begins anew, with the new weight
-            self.weight_quantizer.ready = self.weight_quantizer.learned is None
+            self.weight_quantizer.restart()
             return
         super()._load_from_state_dict(state_dict, prefix, *rest, **others)
 

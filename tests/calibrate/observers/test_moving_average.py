@@ -37,6 +37,15 @@ def test_moving_average_starts_with_its_first_data():
     assert [r.item() for r in observer.range()[:2]] == [-1.25, 4.0]
 
 
+def test_zeros_are_no_beginning():
+    """A dummy batch, or a channel that is off at first: the average begins with a range."""
+    observer = bs.observers.make("moving_average", "int8:channel-1:fp32")
+    observer.observe(torch.zeros(2, 2))
+    observer.observe(torch.tensor([[-1.0, 0.0], [3.0, 0.0]]))
+    observer.observe(torch.tensor([[-1.0, -2.0], [3.0, 0.0]]))
+    assert [each.tolist() for each in observer.range()[:2]] == [[[-1.0, -2.0]], [[3.0, 0.0]]]
+
+
 def test_moving_average_merges_by_what_each_saw():
     a = seeing("moving_average", "uint8:tensor:fp32:asym", torch.tensor([-1.0, 2.0]))
     b = seeing("moving_average", "uint8:tensor:fp32:asym", torch.tensor([-5.0, 6.0, 0, 0, 0, 0]))
