@@ -40,8 +40,8 @@ class Edge(QInput):
             return super().forward(x)
         if self.observer is not None and self.observing and (self.training or not self.fake):
             self.observer.observe(x.detach())
-        if not self.fake or not self.quantizing:
-            return x
+        if not self.fake or not self.quantizing or not (self.ready or x.numel()):
+            return x  # without rows there is nothing to scale
         self.settle()
         quantized = super().forward(x)
         self.settled = False

@@ -141,3 +141,35 @@ def test_an_observer_that_does_not_exist_is_an_error_also_where_none_is_needed()
     with pytest.raises(ValueError, match="no observer 'nope'"):
         bs.calibrate(model, [torch.randn(2, 8)], "int8_channel", observer="nope")
     assert type(model[0]) is torch.nn.Linear
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weight": "gptq"},
+        {"weight": "gptq", "sequential": "once"},
+        {"weight": "signround"},
+        {"transform": "smoothquant"},
+        {"transform": "awq", "weight": "search", "blocks": False},
+    ],
+    ids=str,
+)
+def test_batches_without_rows_say_nothing(options: dict[str, Any]) -> None:
+    """Among others they change nothing; alone they are no data, which the ledger says."""
+    x = torch.randn(6, 16)
+    recipe = bs.Recipe("int4:group16:fp32", "int8", "int8:channel-1:fp32")
+    if options.get("sequential") == "once":
+        recipe = bs.Recipe("int4:group16:fp32")
+
+    def blocks() -> nn.Module:
+        torch.manual_seed(2)
+        return nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(2)))
+
+    with_none, without, unseen = blocks(), blocks(), blocks()
+    quietly(with_none, [x[:0], x], recipe, **options)
+    quietly(without, [x], recipe, **options)
+    for name, value in without.state_dict().items():
+        assert torch.equal(with_none.state_dict()[name], value), name
+    with pytest.warns(UserWarning, match=r"0\.0: saw no data in 1 batches"):
+        quietly(unseen, [x[:0]], recipe, **options)
+    assert unseen(x[:0]).shape == (0, 16)

@@ -121,3 +121,11 @@ def test_casts_are_ops_like_others(qat):
     assert "to" in names and len(set(names)) == len(names)
     for made, expected in zip(graph(x)[1:], expected_of_casts(x), strict=True):
         assert made.dtype == expected.dtype and torch.equal(made, expected)
+
+
+def test_without_rows_there_is_nothing_to_scale():
+    edge = Edge(INT8, make("min_max", INT8), "the input of add", fake=True)
+    assert edge(torch.zeros(0, 8)).shape == (0, 8) and not edge.ready
+    x = torch.randn(4, 8)
+    assert torch.equal(edge(x), bs.fake_quantize(x, INT8))
+    assert edge(torch.zeros(0, 8)).shape == (0, 8)

@@ -133,7 +133,7 @@ class SignRound:
             gram = task.grams.get(name)
             start[name], notes[name] = start_of(self.start, weights[name], plan.format, gram, name)
         found: Codes = start
-        if len(task.calls):
+        if _has_rows(task):
             found, told = self._learned(task, weights, start)
             notes = {name: [*each, *told] for name, each in notes.items()}
         return {name: (found[name], notes[name]) for name in weights}
@@ -141,6 +141,8 @@ class SignRound:
     def quantize_model(self, task: BlockTask, start: Codes) -> dict[str, tuple[QTensor, list[str]]]:
         """The same for a whole model as one block, all of whose layers have codes to begin with;
         these are kept where it finds none that are better on all calls."""
+        if not _has_rows(task):
+            return {name: (q, []) for name, q in start.items()}
         stage = Stage(task)
         error = divergence if stage.gives_logits(task.calls[0]) else squared_error
         settings = self.of_model._replace(half=_may_be_half(task), error=error)
@@ -210,6 +212,11 @@ def _check(settings: Settings, whole: float, whole_rate: float) -> None:
             f"signround: positions is at least 1, patience at least 0, not {positions!r} and "
             f"{patience!r}"
         )
+
+
+def _has_rows(task: BlockTask) -> bool:
+    """Whether there is anything that the block should give."""
+    return any(target.numel() for target in task.targets)
 
 
 def _may_be_half(task: BlockTask) -> bool:

@@ -200,6 +200,7 @@ class Walk:
             self.looker.look(plans, {}, lambda: self._run(self.float, i))
         once = self.sequential == "once" and not self.weights.by_block
         if once and in_one_run(self, i, keep=self._more()):
+            self.looker.tell_unseen(plans, len(self.batches))
             return True
         layers: dict[str, QLayer] = {}
         for part in self._parts(plans, one_by_one=self.sequential == "layers"):
