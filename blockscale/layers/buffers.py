@@ -1,7 +1,13 @@
-"""Modules whose buffers keep their dtype, and whose state says in which format they are."""
+"""Modules whose buffers keep their dtype, and whose state says in which format they are.
+
+accelerate offloads a module's parameters, and brings them back when the module is called. Codes
+are buffers, and the module that holds them is not called: the layer above it is. So a module of
+ours looks at the hook that accelerate gives it: the codes go where accelerate keeps them, by
+default, and are read from there at each use.
+"""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +24,15 @@ class Buffers(nn.Module):
     have the same shapes and dtypes.
 
     dtype: of the float tensor that the buffers stand for, which follows casts; None if of none
+    offloads: whether accelerate may keep the buffers elsewhere; else they stay where they are used
     """
 
     fmt: str
     dtype: torch.dtype | None = None
+    offloads: ClassVar[bool] = False
     _is_hf_initialized = True  # transformers' init_weights leaves alone what says this
+    _keeper: Any = None  # accelerate's hook that has the buffers, while they are on "meta" here
+    _asked: list[tuple[Any, bool]]  # hooks that offload, and their offload_buffers as it was
 
     def get_extra_state(self) -> Tensor:
         """The spelling as bytes: a tensor, so that every file format of states can hold it."""
@@ -74,6 +84,55 @@ class Buffers(nn.Module):
                 )
         return self
 
+    # --- accelerate: add_hook_to_module sets `_hf_hook` after the hook's init_hook has run
+
+    @property
+    def _hf_hook(self) -> Any:
+        """accelerate's hook on this module. Raises AttributeError without one."""
+        if "_hf_hook" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} has no hook of accelerate's")
+        return self.__dict__["_hf_hook"]
+
+    @_hf_hook.setter
+    def _hf_hook(self, hook: Any) -> None:
+        self.__dict__["_hf_hook"], self._asked = hook, []
+        for each in getattr(hook, "hooks", (hook,)):  # a SequentialHook has several
+            if getattr(each, "offload", False):
+                self._leave_to(each)
+
+    @_hf_hook.deleter
+    def _hf_hook(self) -> None:
+        for hook, offload_buffers in self._asked:
+            hook.offload_buffers = offload_buffers
+        self._keeper = None
+        del self.__dict__["_hf_hook"], self.__dict__["_asked"]
+
+    def _leave_to(self, hook: Any) -> None:
+        """Let an AlignDevicesHook that offloads parameters keep the buffers, too, or none."""
+        self._asked.append((hook, hook.offload_buffers))
+        held = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        if not self.offloads:
+            for name, buffer in held.items():
+                if buffer.device.type == "meta":
+                    self._buffers[name] = hook.weights_map[name].to(hook.execution_device)
+        elif not hook.offload_buffers:
+            if isinstance(hook.weights_map, dict):  # made by the hook, of parameters alone
+                real = {name: buffer for name, buffer in held.items() if not buffer.is_meta}
+                hook.weights_map |= {name: buffer.to("cpu") for name, buffer in real.items()}
+            self._buffers.update({name: buffer.to("meta") for name, buffer in held.items()})
+        hook.offload_buffers = self.offloads
+        self._keeper = hook if self.offloads else None
+
+    def present(self) -> dict[str, Any]:
+        """The buffers with their numbers, on the device where they are used."""
+        if self._keeper is None:
+            return self._buffers
+        kept, device = self._keeper.weights_map, self._keeper.execution_device
+        return {
+            name: kept[name].to(device) if buffer is not None and buffer.is_meta else buffer
+            for name, buffer in self._buffers.items()
+        }
+
 
 Parts = tuple[Tensor | None, Tensor | None, Tensor | None]  # scale, zero_point, outer
 
@@ -95,12 +154,15 @@ class Scaled(Buffers):
     @property
     def parts(self) -> Parts:
         """Scale, zero point and outer scale, in the order in which ops take them."""
-        return self._buffers["scale"], self._buffers["zero_point"], self._buffers["outer"]
+        part = self.present()
+        return part["scale"], part["zero_point"], part["outer"]
 
     @property
     def qparams(self) -> QParams | None:
         """All that stands beside the codes; None without a scale."""
-        part: dict[str, Any] = self._buffers
+        return self._qparams_of(self.present())
+
+    def _qparams_of(self, part: dict[str, Any]) -> QParams | None:
         if part["scale"] is None:
             return None
         more = {name: part[name] for name in self._further}

@@ -31,6 +31,7 @@ class QWeight(Scaled):
 
     codes: Tensor
     dtype: torch.dtype
+    offloads = True
 
     def __init__(self, q: QTensor, shape: tuple[int, ...], dtype: torch.dtype, layout: str):
         super().__init__()
@@ -53,7 +54,7 @@ class QWeight(Scaled):
     @property
     def operand(self) -> Operand:
         """The weight as ops take it, in its stored layout."""
-        part: dict[str, Any] = self._buffers
+        part: dict[str, Any] = self._buffers if self._keeper is None else self.present()
         more = [part[name] for name in self._further] if self._further else None
         return Operand(
             part["codes"], part["scale"], part["zero_point"], part["outer"], self.fmt, self.size,
@@ -63,19 +64,22 @@ class QWeight(Scaled):
     @property
     def tensor(self) -> QTensor:
         """The weight as a QTensor, in its stored layout."""
-        qparams = self.qparams
+        part = self.present()
+        qparams = self._qparams_of(part)
         assert qparams is not None
-        return QTensor(self.codes, qparams, self.format, self.size)
+        return QTensor(part["codes"], qparams, self.format, self.size)
 
     @property
     def device(self) -> torch.device:
-        """Where the codes are."""
+        """Where the codes are, or are used, if they are kept elsewhere."""
+        if self._keeper is not None:
+            return torch.device(self._keeper.execution_device)
         return self.codes.device
 
     @property
     def nbytes(self) -> int:
         """Bytes of the buffers."""
-        return self.tensor.nbytes
+        return sum(buffer.nbytes for buffer in self._buffers.values() if buffer is not None)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """The float weight as its layer had it, by default in the dtype it had."""

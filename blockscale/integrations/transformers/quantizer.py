@@ -8,7 +8,11 @@ from transformers.quantizers.base import HfQuantizer
 
 from blockscale.core.ledger import Ledger  # noqa: TC001 - it is what users look for
 from blockscale.integrations.transformers.config import BlockscaleConfig
-from blockscale.integrations.transformers.placement import check_devices, dispatched_again
+from blockscale.integrations.transformers.placement import (
+    check_one_process,
+    dispatched,
+    loading_places,
+)
 from blockscale.integrations.transformers.quantizing import Quantize, Quantizing
 from blockscale.integrations.transformers.reading import Reading
 from blockscale.integrations.transformers.saving import state_and_metadata
@@ -28,14 +32,29 @@ class BlockscaleQuantizer(HfQuantizer):
         self.ledger: Ledger | None = None
         self._quantizing: Quantizing | None = None
         self._reading: Reading | None = None
+        self._places: dict[str, Any] | None = None  # where the model is to be
+        self._worded = False  # whether a word, such as "auto", says so until the model is known
+
+    def update_device_map(self, device_map: Any) -> Any:
+        """Where the model is loaded; a word, such as "auto", becomes places later."""
+        self._worded = isinstance(device_map, str)
+        if not isinstance(device_map, dict):
+            return device_map
+        self._places = dict(device_map)
+        return loading_places(device_map)
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
-        """Raises ValueError for a device map that quantized layers cannot follow."""
-        check_devices(device_map)
+        """Turn the places that a word has become into those where the model is loaded.
+
+        transformers asks again once it has them, and loads by this very dictionary.
+        """
+        if self._worded and isinstance(device_map, dict):
+            device_map.update(self.update_device_map(device_map))
 
     def _process_model_before_weight_loading(
         self, model: nn.Module, checkpoint_files: list[str] | None = None, **kwargs: Any
     ) -> nn.Module:
+        check_one_process(getattr(model, "config", None))
         if self.pre_quantized:
             self._reading = Reading(model, checkpoint_files)
         else:
@@ -67,7 +86,7 @@ class BlockscaleQuantizer(HfQuantizer):
         return param.element_size()
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        with dispatched_again(model):
+        with dispatched(model, self._places):
             if self._quantizing is not None:
                 self.ledger = self._quantizing.finish()
             if self._reading is not None:

@@ -1,7 +1,7 @@
 """What `save_pretrained` writes of a quantized model: a blockscale file, whose names are those that
 the model's checkpoints have."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from transformers.core_model_loading import (
 
 from blockscale.files.metadata import Metadata
 from blockscale.files.save import describe, spellings
+from blockscale.layers.buffers import Buffers
 
 
 def state_and_metadata(model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -33,11 +34,23 @@ def state_and_metadata(model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
     }
     if kept := [name for name, each in state.items() if not isinstance(each, Tensor)]:
         raise ValueError(f"{kept[0]} is a {type(state[kept[0]]).__name__}: a file holds tensors")
-    if meta := [name for name, each in state.items() if each.device.type == "meta"]:
+    state |= {name: each for name, each in _offloaded(model) if name in state}
+    meta = [name for name, each in state.items() if each.device.type == "meta"]
+    if meta and not {"cpu", "disk"} & set(getattr(model, "hf_device_map", {}).values()):
         raise ValueError(f"{meta[0]} holds no data (meta device): load the weights before saving")
     parts = [f"{name}.codes" for name in (*described.tensors, *described.aliases)]
     model._weight_conversions = without_splits(model, parts)
     return state, renamed(described, stored_names(model, parts)).encode()
+
+
+def _offloaded(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Codes and scales that accelerate keeps elsewhere, under the names that a state has. Other
+    tensors that it keeps are read by transformers, when it writes them."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, Buffers):
+            for name, part in module.present().items():
+                if part is not None and module.get_buffer(name).is_meta:
+                    yield f"{prefix}.{name}", part
 
 
 def without_splits(model: Any, names: Sequence[str]) -> list[WeightTransform]:

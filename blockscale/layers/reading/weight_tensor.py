@@ -68,6 +68,14 @@ class WeightTensor(ReadTensor):
         else:
             super().__setattr__(name, value)
 
+    @property
+    def outer(self) -> Any:  # type: ignore[override]
+        """The owner's buffer of that name, as of the other parts; else torch's method, which takes
+        vectors."""
+        owner = self.source.owner
+        part = None if owner is None else owner._buffers.get("outer")
+        return super().outer if part is None else part
+
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """What the codes mean, by default in the dtype that the float weight had; where something
         stands before the layer, of the changed input (QLayer.before)."""

@@ -22,8 +22,7 @@ def test_what_it_says() -> None:
     assert quantizer.is_compileable
     assert quantizer.ledger is None
     assert not quantizer.param_needs_quantization(None, "x")
-    with pytest.raises(ValueError, match="on disk"):
-        quantizer.validate_environment(device_map={"": "disk"})
+    assert quantizer.update_device_map({"": "disk"}) == {"": "cpu"}
 
 
 def test_element_sizes(checkpoints: Checkpoints) -> None:
