@@ -17,7 +17,7 @@ from blockscale.export.to_executorch.integers import product, products, to_integ
 from blockscale.export.to_executorch.lowering import LeftError, lowered
 from blockscale.export.to_executorch.plain import write_out
 from blockscale.files.whole import check_place, written_whole
-from blockscale.graph.adopt import adopt
+from blockscale.graph.adopt.program import adopted
 from blockscale.graph.constants import get
 from blockscale.graph.expand import expand
 from blockscale.graph.names import described
@@ -55,8 +55,7 @@ def executorch(
     if reason := unavailable():
         raise ImportError(reason)
     _check_stage(graph)
-    source = imported(program_of(graph, example, dynamic_batch))
-    adopt(source)
+    source = adopted(program_of(graph, example, dynamic_batch))
     expand(source)
     _check_inputs(source)
     _check_weights(source)

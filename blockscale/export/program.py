@@ -15,7 +15,9 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from blockscale.files.whole import check_place, written_whole
-from blockscale.graph.program import exported
+from blockscale.graph.adopt.program import adopted, is_graph_of_ops, quantized_elsewhere
+from blockscale.graph.adopt.quantize_fx import from_quantize_fx, is_quantize_fx
+from blockscale.graph.program import check_evaluation, exported, imported
 from blockscale.graph.state import State
 from blockscale.qat.layers.layer import QATLayer
 
@@ -31,8 +33,9 @@ def program(
 ) -> None:
     """Write torch.export's file (.pt2) of a quantized model, graph or exported program.
 
-    graph: a model in evaluation mode, a graph of bs.graph (converted or later), or an
-        ExportedProgram
+    graph: a model in evaluation mode, a graph of bs.graph (converted or later), an
+        ExportedProgram, or a graph module of torchao's convert_pt2e or torch.ao's prepare_fx; what
+        others quantized is adopted (bs.graph.adopt)
     example: what the model is called with: a tensor, a tuple of arguments, or a dict of named ones.
         A program or graph has its own; where one is given it must fit. The file holds the example.
     dynamic_batch: let the first size of every tensor of the example be any number; otherwise all
@@ -53,12 +56,40 @@ def program(
 def program_of(
     graph: nn.Module | ExportedProgram, example: Example | None, dynamic_batch: bool
 ) -> ExportedProgram:
-    """torch.export's program of a model, graph or program. Raises as `program`."""
+    """torch.export's program of a model, graph or program; what others quantized is adopted.
+
+    Raises as `program`, and for a graph that was exported in training mode.
+    """
     if isinstance(graph, fx.GraphModule) and isinstance(graph.meta.get("blockscale"), State):
-        graph = exported(graph)
-    if isinstance(graph, ExportedProgram):
-        return _given(graph, example, dynamic_batch)
+        return _given(exported(graph), example, dynamic_batch)
+    if is_graph_of_ops(graph) or isinstance(graph, ExportedProgram):
+        return _given(_adopted(graph), example, dynamic_batch)
+    if is_quantize_fx(graph):
+        return _given(_of_quantize_fx(graph, example), None, dynamic_batch)
     return exported_model(graph, example, dynamic_batch)
+
+
+def _adopted(graph: Any) -> ExportedProgram:
+    """A program or graph from elsewhere, whose quantizing nodes are ours; a program that has
+    nothing to adopt is given back as it is."""
+    check_evaluation(graph)
+    if isinstance(graph, ExportedProgram) and not quantized_elsewhere(imported(graph)):
+        return graph
+    return exported(adopted(graph, warn=True))
+
+
+def _of_quantize_fx(graph: Any, example: Example | None) -> ExportedProgram:
+    if example is None:
+        raise ValueError(
+            "a graph module of quantize_fx is exported with an example of what it is called with: "
+            "give a tensor or a tuple of arguments"
+        )
+    args, kwargs = arguments(example)
+    if kwargs:
+        raise TypeError(
+            "a graph module of quantize_fx is exported with a tuple of arguments, not a dict"
+        )
+    return _adopted(from_quantize_fx(graph, args))
 
 
 def _given(made: ExportedProgram, example: Example | None, dynamic_batch: bool) -> ExportedProgram:

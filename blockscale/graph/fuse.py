@@ -1,15 +1,12 @@
 """fuse: ops that dequantize, compute and quantize become one op each."""
 
-from dataclasses import replace
-
 from torch import fx
 
 from blockscale.graph import passes
-from blockscale.graph.adopt import adopt
+from blockscale.graph.adopt.program import adopted
 from blockscale.graph.expand import expand
-from blockscale.graph.ledger import of_nodes
-from blockscale.graph.program import Program, imported
-from blockscale.graph.state import set_state, state
+from blockscale.graph.program import Program
+from blockscale.graph.state import state
 
 
 def fuse(converted: Program) -> fx.GraphModule:
@@ -21,14 +18,9 @@ def fuse(converted: Program) -> fx.GraphModule:
 
     Raises TypeError for what is no graph, ValueError for a prepared graph.
     """
-    graph = imported(converted)
-    known = state(graph)
-    if known.stage == "prepared":
+    graph = adopted(converted, first=passes.FLOAT)
+    if state(graph).stage == "prepared":
         raise ValueError("a prepared graph is not fused: bs.graph.convert it first")
-    if known.stage == "imported":
-        passes.apply(graph, passes.FLOAT)
-        adopt(graph)
-        set_state(graph, replace(known, stage="converted", ledger=of_nodes(graph)))
     expand(graph)
     changes = passes.apply(graph, passes.FUSE)
     told = state(graph)

@@ -22,6 +22,7 @@ from blockscale.core.format import Format
 from blockscale.core.ledger import Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.graph import passes
+from blockscale.graph.adopt.foreign import is_foreign
 from blockscale.graph.edges import Edge, places, put_edges
 from blockscale.graph.layers import restore_containers, with_layers
 from blockscale.graph.program import Program, imported
@@ -189,9 +190,10 @@ def _layered(graph: fx.GraphModule, *, qat: bool) -> None:
 
 def _check_float(graph: fx.GraphModule) -> None:
     stage = state(graph).stage
-    ours = [n for n in graph.graph.nodes if str(n.target).startswith("blockscale.")]
-    if stage != "imported" or ours:
-        what = f"a {stage} graph" if stage != "imported" else f"{ours[0].target} in the program"
+    coded = [n for n in graph.graph.nodes if str(n.target).startswith("blockscale.")]
+    coded += [n for n in graph.graph.nodes if is_foreign(n)]
+    if stage != "imported" or coded:
+        what = f"a {stage} graph" if stage != "imported" else f"{coded[0].target} in the program"
         raise ValueError(
             f"prepare takes a program of a float model, found {what}: give a quantized one to "
             f"bs.graph.fuse"

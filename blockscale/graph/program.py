@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
+from blockscale.graph.names import described
 from blockscale.graph.state import State, set_state, state
 
 Program = ExportedProgram | fx.GraphModule
@@ -41,6 +42,24 @@ def imported(program: Program) -> fx.GraphModule:
     else:
         set_state(made, State("imported"))
     return made
+
+
+def check_evaluation(program: Program) -> None:
+    """Raise ValueError for a program or graph of ops that was exported in training mode."""
+    for node in program.graph.nodes:
+        name = str(node.target)
+        trains = "train" if "dropout" in name else "training"
+        schema: Any = getattr(node.target, "_schema", None)
+        if node.op != "call_function" or schema is None or not name.startswith("aten."):
+            continue
+        named = [argument.name for argument in schema.arguments]
+        given = dict(zip(named, node.args, strict=False)) | dict(node.kwargs)
+        if given.get(trains) is True and ("dropout" in name or "norm" in name):
+            raise ValueError(
+                f"{described(node)} is in training mode: export the model after model.eval(), or "
+                f"call torchao.quantization.pt2e.move_exported_model_to_eval(graph), which changes "
+                f"such nodes"
+            )
 
 
 def copied(known: State) -> State:

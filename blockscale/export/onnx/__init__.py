@@ -12,13 +12,14 @@ from blockscale.export.onnx import take, write
 from blockscale.export.onnx.pieces import Piece
 from blockscale.export.onnx.scope import HIGHEST, LOWEST, Needs
 from blockscale.export.onnx.take_integer import take_integer, without_dead
-from blockscale.export.program import Example, arguments, exported_model, tried
+from blockscale.export.program import Example, arguments, exported_model, program_of, tried
 from blockscale.files.whole import check_place
 from blockscale.graph import passes
+from blockscale.graph.adopt.program import adopted
 from blockscale.graph.expand import expand
 from blockscale.graph.integer.convert import IntegerModel
 from blockscale.graph.passes import clean, constants, duplicates
-from blockscale.graph.program import exported, imported
+from blockscale.graph.program import exported
 from blockscale.graph.state import State, state
 
 _PACKAGES = ("onnx", "onnxscript")
@@ -42,7 +43,8 @@ def onnx(
     """Write an ONNX file (.onnx) of a converted graph, a quantized model or an integer model.
 
     graph: what bs.graph.convert gives; a model of quantized layers in evaluation mode, or an
-        exported program of one; or what bs.graph.to_integer gives, which becomes integer operators
+        exported program of one; what bs.graph.to_integer gives, which becomes integer operators; or
+        what others quantized, as in bs.export.program
     example: what a model is called with, as in bs.export.program. A graph or program has its own;
         where one is given it must fit.
     opset: of the file; None for the lowest that holds its formats: 21, 24 for e8m0, 25 for int2
@@ -121,9 +123,9 @@ def _graph(graph: Any, example: Example | None, dynamic_batch: bool) -> fx.Graph
                 f"a {stage} graph has no single quantize and dequantize ops, of which ONNX files "
                 f"consist: give what bs.graph.convert gives"
             )
-    elif not isinstance(graph, ExportedProgram):
-        graph = exported_model(graph, example, dynamic_batch)
-    made = imported(graph)
+    else:
+        graph = program_of(graph, example, dynamic_batch)
+    made = adopted(graph)
     expand(made)
     passes.apply(made, (clean, constants, duplicates))
     return made

@@ -32,7 +32,7 @@ def translate(graph: fx.GraphModule) -> int:
     for node in list(graph.graph.nodes):
         name = schema_name(node)
         if name not in _READERS:
-            if name.startswith(("quantized_decomposed::", "torchao::")) and _quantizes(name):
+            if is_foreign(node):
                 say(graph, node, f"{name} has no counterpart and stays")
             continue
         try:
@@ -46,8 +46,11 @@ def translate(graph: fx.GraphModule) -> int:
     return count
 
 
-def _quantizes(name: str) -> bool:
-    return "quant" in name.partition("::")[2] and "choose" not in name
+def is_foreign(node: fx.Node) -> bool:
+    """Whether another library's node quantizes or dequantizes."""
+    library, _, name = schema_name(node).partition("::")
+    quantizes = "quant" in name and "choose" not in name
+    return library in ("quantized_decomposed", "torchao") and quantizes
 
 
 _WRITERS = {"quantize": quantize, "dequantize": dequantize, "choose": choose_quantize}

@@ -42,17 +42,32 @@ def from_quantize_fx(
         # torch says of its own functions, which this is about, that they will go
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", category=FutureWarning)
+        warnings.filterwarnings("ignore", message="Please use quant_min and quant_max")
         made = _decomposed(copy.deepcopy(model))
         args = example if isinstance(example, tuple) else (example,)
         with torch.no_grad():
             return torch.export.export(made.eval(), args, dynamic_shapes=dynamic_shapes)
 
 
+def is_quantize_fx(model: object) -> bool:
+    """Whether torch.ao's quantize_fx made the graph module: it observes, or has reference modules
+    or torch.quantize_per_tensor in it."""
+    if not isinstance(model, fx.GraphModule):
+        return False
+    kinds = [type(module).__module__ for module in model.modules()]
+    observed = "_observed_graph_module_attrs" in model.meta
+    quantizes = any(node.target is torch.quantize_per_tensor for node in model.graph.nodes)
+    return observed or quantizes or any(_is_quantized(kind) for kind in kinds)
+
+
+def _is_quantized(module: str) -> bool:
+    return module.startswith("torch.ao.nn") and ".quantized" in module
+
+
 def _check(model: fx.GraphModule) -> None:
     for name, module in model.named_modules():
         kind = type(module)
-        quantized = kind.__module__.startswith("torch.ao.nn") and ".quantized" in kind.__module__
-        if quantized and ".reference" not in kind.__module__:
+        if _is_quantized(kind.__module__) and ".reference" not in kind.__module__:
             raise ValueError(
                 f"{name} is a {kind.__module__}.{kind.__name__}, whose weight is packed for a "
                 f"backend: give what prepare_fx or convert_to_reference_fx gave, not convert_fx"

@@ -8,11 +8,11 @@ from torch import fx
 
 from blockscale.core.discover import import_all
 from blockscale.core.ledger import SkippedError
-from blockscale.graph.ledger import of_nodes
+from blockscale.graph.adopt.program import adopted
 from blockscale.graph.lower import targets as _targets
 from blockscale.graph.lower.way import Way, set_ways
 from blockscale.graph.passes import tidy
-from blockscale.graph.program import Program, imported
+from blockscale.graph.program import Program
 from blockscale.graph.state import note, state
 
 
@@ -22,7 +22,7 @@ def lower(
     """A graph that runs on `target`; `graph` stays as it was.
 
     graph: what bs.graph.convert or bs.graph.fuse gave, or a program of a model that was quantized
-        before; layers run fastest where fuse has been
+        before, by others too, which is adopted; layers run fastest where fuse has been
     target: "reference": every op on the reference, whatever `bs.use` says; "cpu", "cuda": our
         kernels; "x86": linear layers in 8 bits by oneDNN, the rest as "cpu"; "inductor": torch's
         own ops alone, for torch.compile (blockscale.graph.lower.compiled and package)
@@ -36,7 +36,7 @@ def lower(
     that the target cannot run.
     """
     made = _module(target)
-    lowered = imported(graph)
+    lowered = adopted(graph)
     known = state(lowered)
     if known.stage == "prepared":
         raise ValueError("a prepared graph is not lowered: bs.graph.convert it first")
@@ -45,8 +45,6 @@ def lower(
             f"this graph is lowered to {known.target} already: lower the graph that "
             f"bs.graph.convert or bs.graph.fuse gave"
         )
-    if known.stage == "imported":
-        known.ledger = of_nodes(lowered)
     found: list[Way] = made.run(lowered, measure=True) if measure else made.run(lowered)
     if strict:
         _raise_if_left(target, found)
