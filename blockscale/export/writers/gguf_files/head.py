@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 ALIGNMENT = 32
 STRING, ARRAY = 8, 9
 _LETTERS = {
-    "u16": (2, "H"), "u32": (4, "I"), "i32": (5, "i"), "f32": (6, "f"), "bool": (7, "?"),
-    "u64": (10, "Q"),
+    "u8": (0, "B"), "u16": (2, "H"), "u32": (4, "I"), "i32": (5, "i"), "f32": (6, "f"),
+    "bool": (7, "?"), "u64": (10, "Q"),
 }  # fmt: skip
 
 
 class Value(NamedTuple):
-    """A value with its type: "u16", "u32", "i32", "f32", "bool", "u64", "text", lists of these."""
+    """A value with its type: "u8" to "u64", "i32", "f32", "bool", "text", or lists of these."""
 
     kind: str
     value: Any

@@ -1,92 +1,159 @@
-"""A model's tokenizer.json -> the keys that llama.cpp reads, for byte-level BPE.
+"""A model's tokenizer -> the keys of a GGUF file that llama.cpp tokenizes by.
 
-Which way text is cut into words before its bytes are joined is named by `tokenizer.ggml.pre`; it is
-told by the regular expression in tokenizer.json.
+As its own converter writes them (ggml-org/llama.cpp b11434, conversion/base.py: `_set_vocab_gpt2`,
+`_set_vocab_sentencepiece`, conversion/t5.py and bert.py): byte-level BPE is "gpt2" with the name of
+how words are cut, SentencePiece's BPE "llama" with scores, its unigrams "t5", WordPiece "bert".
+What llama.cpp computes otherwise than the tokenizer, and what it has no kind for, is said.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from blockscale.core.untrusted.json_text import json_object, read_json
+from blockscale.export.writers.gguf_files.byte_level import byte_level
 from blockscale.export.writers.gguf_files.head import Value
+from blockscale.export.writers.gguf_files.pretokenizers import always, flat, not_normalized
+from blockscale.export.writers.gguf_files.sentencepiece import (
+    from_pieces,
+    pieces_of_bpe,
+    unigrams,
+)
+from blockscale.export.writers.gguf_files.special_tokens import special_keys
+from blockscale.export.writers.gguf_files.vocabulary import (
+    SPACE,
+    Keys,
+    Vocabulary,
+    added_of,
+    tokens_of,
+)
 
-_NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
-_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_START = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_CUTS = {rf"{_START}\p{{N}}{{1,3}}{_TAIL}": "llama-bpe", rf"{_START}\p{{N}}{_TAIL}": "qwen2"}
 _MOST = 1 << 28  # bytes of tokenizer.json
+_ENDS = {"gpt2": 11, "llama": 2, "t5": 1}  # llama.cpp's own choice of where text ends
 
 
 def tokenizer_keys(folder: Path, size: int) -> tuple[dict[str, Value], str]:
     """The keys of a directory's tokenizer, and what has to be said of it.
 
-    size: of the vocabulary; rows of the embedding without a token become unused ones.
+    size: of the vocabulary; rows of the embedding without a token become unused ones. A directory
+    whose tokenizer llama.cpp has no kind for gives a file without one, which takes token numbers.
+    Raises ValueError for damaged files.
     """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return {}, f"{folder} has no tokenizer.json: the file has no tokenizer"
-    data = json_object(read_json(path, most=_MOST), path)
+    path, vocabulary = folder / "tokenizer.json", Vocabulary(size)
+    data = json_object(read_json(path, most=_MOST), path) if path.is_file() else None
+    if data is None:
+        found, notes = _without_json(folder, vocabulary)
+    else:
+        found, notes = _from_json(folder, data, vocabulary)
+    kind = found["tokenizer.ggml.model"].value
+    if kind == "none":
+        return found, "; ".join(notes)
+    special, told = special_keys(folder, vocabulary, data)
+    found |= special
+    notes += told
+    end = _ENDS.get(kind, size)
+    if "tokenizer.ggml.eos_token_id" not in found and end < size:
+        notes.append(
+            f"neither its tokenizer nor its configuration names where text ends (eos_token): "
+            f"llama.cpp takes token {end} ({vocabulary.text(end)!r}) for that"
+        )
+    if vocabulary.lost:
+        notes.append(f"{vocabulary.lost} of its tokens have no row in the embedding: left out")
+    return found, "; ".join(notes)
+
+
+def _none(why: str) -> Keys:
+    """No tokenizer: llama.cpp loads such a file (and refuses one without the key)."""
+    return {"tokenizer.ggml.model": Value("text", "none")}, [
+        f"{why}: the file has no tokenizer (model none), give llama.cpp token numbers"
+    ]
+
+
+def _from_json(folder: Path, data: dict[str, Any], vocabulary: Vocabulary) -> Keys:
+    """The keys of a tokenizer.json, by the kind of its model."""
     model = data.get("model")
-    if not isinstance(model, dict) or model.get("type") != "BPE" or model.get("byte_fallback"):
-        return {}, "its tokenizer is no byte-level BPE: the file has no tokenizer"
-    tokens, types = _tokens(model.get("vocab"), data.get("added_tokens"), size)
-    merges = [m if isinstance(m, str) else " ".join(m) for m in model.get("merges", ())]
-    cut = _cut(data.get("pre_tokenizer"))
+    model = model if isinstance(model, dict) else {}
+    kind = _kind(model)
+    if kind == "BPE" and not model.get("end_of_word_suffix"):
+        if _writes_bytes(data):
+            return byte_level(data, model, vocabulary)
+        spaced = any(SPACE in text for text in tokens_of(model.get("vocab")))
+        if model.get("byte_fallback") or spaced:
+            return pieces_of_bpe(folder, data, model, vocabulary)
+        return byte_level(data, model, vocabulary)  # with what has to be said of its cuts
+    if kind == "Unigram":
+        return unigrams(data, model, vocabulary)
+    if kind == "WordPiece" and model.get("continuing_subword_prefix", "##") == "##":
+        return _word_piece(data, model, vocabulary)
+    shown = kind or "unknown kind"
+    return _none(f"its tokenizer is a {shown} that llama.cpp has no kind for")
+
+
+def _kind(model: Mapping[str, Any]) -> str:
+    """The type of a model; old files do not say it."""
+    if model.get("type"):
+        return str(model["type"])
+    if "merges" in model:
+        return "BPE"
+    if isinstance(model.get("vocab"), list):
+        return "Unigram"
+    return "WordPiece" if "max_input_chars_per_word" in model else ""
+
+
+def _writes_bytes(data: Mapping[str, Any]) -> bool:
+    """Whether its tokens are texts of bytes: it cuts so, or it has no cuts and is read back so."""
+    pre = list(flat(data.get("pre_tokenizer"), "pretokenizers"))
+    back = flat(data.get("decoder"), "decoders") if not pre else iter(())
+    return any(each.get("type") == "ByteLevel" for each in (*pre, *back))
+
+
+def _without_json(folder: Path, vocabulary: Vocabulary) -> Keys:
+    """The keys of a directory that has no tokenizer.json: SentencePiece's file, or none."""
+    names = ("tokenizer.model", "spiece.model")
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        return _none(
+            f"{folder} has no tokenizer.json (AutoTokenizer.from_pretrained(…).save_pretrained "
+            f"writes one) and no tokenizer.model"
+        )
+    keys = from_pieces(path, vocabulary)
+    return keys or _none(f"{path.name} is a model of words or characters, which llama.cpp has not")
+
+
+def _word_piece(data: dict[str, Any], model: dict[str, Any], vocabulary: Vocabulary) -> Keys:
+    """WordPiece, "bert": tokens that begin a word get a space, others lose their ##."""
+    for text, number in tokens_of(model.get("vocab")).items():
+        within = text.startswith("##")
+        vocabulary.put(number, text[2:] if within else SPACE + text)
+        vocabulary.numbers[text] = number
+    for number, text, special in added_of(data.get("added_tokens")):
+        vocabulary.add(number, text, special)
+    steps = list(flat(data.get("normalizer"), "normalizers"))
+    bert = next((each for each in steps if each.get("type") == "BertNormalizer"), {})
+    lower = bool(bert.get("lowercase", True)) if bert else _has(steps, "Lowercase")
+    strip = bert.get("strip_accents")
+    strip = strip if isinstance(strip, bool) else lower if bert else _has(steps, "StripAccents")
+    known = dict.fromkeys(("Lowercase", "StripAccents", "NFD"), always) | {"BertNormalizer": _usual}
     found = {
-        "tokenizer.ggml.model": Value("text", "gpt2"),
-        "tokenizer.ggml.pre": Value("text", cut or "default"),
-        "tokenizer.ggml.tokens": Value("text", tokens),
-        "tokenizer.ggml.token_type": Value("i32", types),
-        "tokenizer.ggml.merges": Value("text", merges),
+        "tokenizer.ggml.model": Value("text", "bert"),
+        "tokenizer.ggml.pre": Value("text", "default"),
+        **vocabulary.keys(scored=False),
+        "tokenizer.ggml.normalizer.lowercase": Value("bool", lower),
+        "tokenizer.ggml.normalizer.strip_accents": Value("bool", strip),
     }
-    told = "" if cut else "how its tokenizer cuts words is not known to llama.cpp by a name here"
-    return found | _special(folder, tokens), told
+    notes = not_normalized(data, known)
+    if strip:
+        notes.append(
+            "llama.cpp strips accents in its own way: Hangul and scripts with spacing marks "
+            "(Devanagari) can become other tokens"
+        )
+    return found, notes
 
 
-def _tokens(vocab: Any, added: Any, size: int) -> tuple[list[str], list[int]]:
-    """Every token by its number, and of what type it is."""
-    if not isinstance(vocab, dict) or not all(type(n) is int and n >= 0 for n in vocab.values()):
-        raise ValueError("tokenizer.json: its vocabulary is no object of texts and numbers")
-    tokens = [f"[PAD{i}]" for i in range(size)]
-    types = [_UNUSED] * size
-    for text, number in vocab.items():
-        if number < size:
-            tokens[number], types[number] = text, _NORMAL
-    for each in added if isinstance(added, list) else ():
-        number, text = (each.get("id"), each.get("content")) if isinstance(each, dict) else (-1, "")
-        if type(number) is int and 0 <= number < size and isinstance(text, str):
-            tokens[number], types[number] = text, _CONTROL if each.get("special") else _USER
-    return tokens, types
+def _usual(step: Mapping[str, Any]) -> bool:
+    """Whether a BertNormalizer does with control and Chinese characters what llama.cpp does."""
+    return all(step.get(key, True) for key in ("clean_text", "handle_chinese_chars"))
 
 
-def _cut(found: Any) -> str | None:
-    """llama.cpp's name for how words are cut, or None."""
-    steps = found.get("pretokenizers", [found]) if isinstance(found, dict) else []
-    for each in steps:
-        pattern = each.get("pattern") if isinstance(each, dict) else None
-        if isinstance(pattern, dict) and pattern.get("Regex") in _CUTS:
-            return _CUTS[pattern["Regex"]]
-    kinds = [each.get("type") for each in steps if isinstance(each, dict)]
-    plain = kinds == ["ByteLevel"] and steps[0].get("use_regex", True)
-    return "gpt-2" if plain else None
-
-
-def _special(folder: Path, tokens: list[str]) -> dict[str, Value]:
-    """Numbers of the tokens with a meaning, and the template of conversations."""
-    path = folder / "tokenizer_config.json"
-    told = json_object(read_json(path), path) if path.is_file() else {}
-    found: dict[str, Value] = {}
-    for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        token = told.get(f"{ours}_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str) and token in tokens:
-            key = f"tokenizer.ggml.{theirs}_token_id"
-            found[key] = Value("u32", tokens.index(token))
-    if isinstance(told.get("add_bos_token"), bool):
-        found["tokenizer.ggml.add_bos_token"] = Value("bool", told["add_bos_token"])
-    template = told.get("chat_template")
-    if (folder / "chat_template.jinja").is_file():
-        template = (folder / "chat_template.jinja").read_text()
-    if isinstance(template, str):
-        found["tokenizer.chat_template"] = Value("text", template)
-    return found
+def _has(steps: list[Mapping[str, Any]], kind: str) -> bool:
+    return any(each.get("type") == kind for each in steps)

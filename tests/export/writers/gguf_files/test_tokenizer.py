@@ -1,4 +1,4 @@
-"""Tokenizers of byte-level BPE as llama.cpp has them; others are left out, and it is said."""
+"""Which kind of llama.cpp's a tokenizer becomes, and what of it is left out."""
 
 import json
 from pathlib import Path
@@ -15,6 +15,7 @@ CUT = {
     "type": "Sequence",
     "pretokenizers": [{"type": "Split", "pattern": {"Regex": QWEN}}, {"type": "ByteLevel"}],
 }
+CUT["pretokenizers"][1]["use_regex"] = False
 MODEL = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
 ADDED = [
     {"id": 3, "content": "<e>", "special": True},
@@ -39,7 +40,7 @@ def test_byte_level_bpe(tmp_path: Path) -> None:
         "ggml.model": "gpt2", "ggml.pre": "qwen2", "ggml.merges": ["a b"],
         "ggml.tokens": ["a", "b", "ab", "<e>", "<u>", "[PAD5]"],
         "ggml.token_type": [1, 1, 1, 3, 4, 5], "ggml.eos_token_id": 3,
-        "ggml.add_bos_token": False, "chat_template": "{{ x }}",
+        "ggml.add_bos_token": False, "ggml.add_eos_token": False, "chat_template": "{{ x }}",
     }  # fmt: skip
 
 
@@ -52,12 +53,67 @@ def test_pairs_and_unknown_cuts(tmp_path: Path) -> None:
     assert found["tokenizer.ggml.pre"].value == "gpt-2" and told == ""
 
 
-def test_what_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, "gpt2"),
+        ({"model": {"vocab": MODEL["vocab"], "merges": []}}, "gpt2"),  # GPT-2's says no type
+        ({"model": MODEL | {"byte_fallback": True}, "pre_tokenizer": None}, "llama"),
+        ({"model": MODEL | {"byte_fallback": True}}, "gpt2"),  # bytes leave nothing to fall back
+        ({"model": MODEL, "pre_tokenizer": None, "decoder": {"type": "ByteLevel"}}, "gpt2"),
+        ({"model": MODEL | {"vocab": {"\u2581a": 0}}, "pre_tokenizer": None}, "llama"),
+        ({"model": {"vocab": [["a", 0.0]]}}, "t5"),
+        ({"model": {"type": "WordPiece", "vocab": {"a": 0}}}, "bert"),
+        ({"model": {"vocab": {"a": 0}, "max_input_chars_per_word": 100}}, "bert"),
+        ({"model": MODEL | {"end_of_word_suffix": "</w>"}}, "none"),
+        ({"model": {"type": "WordLevel", "vocab": {"a": 0}}}, "none"),
+        ({"model": {"type": "WordPiece", "continuing_subword_prefix": "@@"}}, "none"),
+        ({"model": None}, "none"),
+    ],
+)
+def test_kinds(changes: dict, kind: str, tmp_path: Path) -> None:
+    found, told = tokenizer_keys(folder(tmp_path, **changes), 5)
+    assert found["tokenizer.ggml.model"].value == kind
+    assert ("give llama.cpp token numbers" in told) == (kind == "none")
+
+
+def test_no_tokenizer_is_none(tmp_path: Path) -> None:
+    """llama.cpp refuses a file without tokenizer.ggml.model, and loads one of the kind none."""
     found, told = tokenizer_keys(tmp_path, 5)
-    assert not found and "has no tokenizer.json" in told
-    for model in ({"type": "Unigram"}, MODEL | {"byte_fallback": True}, None):
-        found, told = tokenizer_keys(folder(tmp_path, model=model), 5)
-        assert not found and "no byte-level BPE" in told
+    assert {key: value.value for key, value in found.items()} == {"tokenizer.ggml.model": "none"}
+    assert "has no tokenizer.json" in told and "save_pretrained" in told
+
+
+def test_word_piece(tmp_path: Path) -> None:
+    """As `BertModel.set_vocab` writes it (conversion/bert.py of llama.cpp b11434)."""
+    vocab = {"[UNK]": 0, "[CLS]": 1, "a": 2, "##a": 3, "\u2581": 4}
+    added = [{"id": i, "content": t, "special": True} for t, i in list(vocab.items())[:2]]
+    added.append({"id": 5, "content": "<u>", "special": False})
+    normalizer = {"type": "BertNormalizer", "lowercase": True, "strip_accents": None,
+                  "clean_text": True, "handle_chinese_chars": True}  # fmt: skip
+    model = {"type": "WordPiece", "vocab": vocab, "continuing_subword_prefix": "##"}
+    config = {"cls_token": "[CLS]", "unk_token": "[UNK]"}
+    path = folder(tmp_path, config, model=model, added_tokens=added, normalizer=normalizer)
+    found, told = tokenizer_keys(path, 6)
+    values = {key.removeprefix("tokenizer.ggml."): value.value for key, value in found.items()}
+    assert values["tokens"] == ["[UNK]", "[CLS]", "\u2581a", "a", "\u2581\u2581", "<u>"]
+    assert values["token_type"] == [3, 3, 1, 1, 1, 4] and values["bos_token_id"] == 1
+    assert values["normalizer.lowercase"] and values["normalizer.strip_accents"]
+    assert "Hangul" in told
+    cased = normalizer | {"lowercase": False, "clean_text": False}
+    path = folder(tmp_path, config, model=model, added_tokens=added, normalizer=cased)
+    found, told = tokenizer_keys(path, 6)
+    assert found["tokenizer.ggml.normalizer.lowercase"].value is False
+    assert found["tokenizer.ggml.normalizer.strip_accents"].value is False
+    assert "(BertNormalizer)" in told and "Hangul" not in told
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    """Without a key, llama.cpp ends text at token 11 of a "gpt2" (src/llama-vocab.cpp, b11434)."""
+    vocab = {chr(97 + i): i for i in range(14)}
+    _, told = tokenizer_keys(folder(tmp_path, model=MODEL | {"vocab": vocab, "merges": []}), 12)
+    assert "llama.cpp takes token 11 ('l') for that" in told
+    assert "2 of its tokens have no row in the embedding" in told
 
 
 @pytest.mark.parametrize("vocab", [None, {"a": "0"}, {"a": -1}, ["a"], {"a": True}])

@@ -1,0 +1,278 @@
+"""SentencePiece's models as llama.cpp has them: BPE is "llama", unigrams "t5", both with scores.
+
+They are read from tokenizer.json, or from `tokenizer.model`: pieces, and how text is normalized.
+
+Source: google/sentencepiece, src/sentencepiece_model.proto: ModelProto has pieces = 1 (piece = 1,
+score = 2, type = 3), trainer_spec = 2 (model_type = 3, unk_id … pad_id = 40 … 43) and
+normalizer_spec = 3 (precompiled_charsmap = 2, add_dummy_prefix = 3, remove_extra_whitespaces = 4).
+The types of pieces have the numbers that GGUF's have.
+"""
+
+import re
+import struct
+from base64 import b64decode
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from blockscale.core.untrusted.files import FileError, read_regular
+from blockscale.export.auditing.limits import Budget, DamagedError
+from blockscale.export.auditing.protobuf import Fields, fields, messages
+from blockscale.export.auditing.protobuf import number as whole_number
+from blockscale.export.writers.gguf_files.head import Value
+from blockscale.export.writers.gguf_files.merges import joined_besides, merges_of, order_of
+from blockscale.export.writers.gguf_files.pretokenizers import always, flat, not_normalized
+from blockscale.export.writers.gguf_files.special_tokens import read_object
+from blockscale.export.writers.gguf_files.vocabulary import (
+    BYTE,
+    NORMAL,
+    SPACE,
+    UNKNOWN,
+    USER,
+    Keys,
+    Vocabulary,
+    added_of,
+    tokens_of,
+)
+
+MOST = 1 << 28  # bytes
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+_IDS = {"unknown": (40, 0), "bos": (41, 1), "eos": (42, 2), "padding": (43, -1)}  # field, default
+_KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
+
+
+class Piece(NamedTuple):
+    """text, its score, and its type: 1 normal, 2 unknown, 3 control, 4 user-defined, 6 byte."""
+
+    text: str
+    score: float
+    kind: int
+
+
+class Pieces(NamedTuple):
+    """A model. kind: unigram, bpe, word or char; prefix: whether a text gets a space in front."""
+
+    kind: str
+    pieces: list[Piece]
+    charsmap: bytes
+    prefix: bool
+    trims: bool  # whether runs of spaces become one
+    ids: dict[str, int]  # of the tokens with a meaning, -1 for those that it has not
+
+
+def read_pieces(path: Path) -> Pieces:
+    """The model of a file. Raises FileError for what is none (Llama 3's are lists of bytes)."""
+    budget = Budget()
+    try:
+        top = fields(memoryview(read_regular(path, MOST)), budget)
+        trainer = _part(top, 2, budget)
+        normalizer = _part(top, 3, budget)
+        found = [_piece(each, budget) for each in messages(top, 1)]
+        charsmap = messages(normalizer, 2)
+        kind = _KINDS.get(whole_number(trainer, 3, 1), "unknown")
+        if not found:
+            raise DamagedError("it has no pieces")
+    except (DamagedError, UnicodeDecodeError) as error:
+        raise FileError(
+            f"{path} is no model of SentencePiece: {error}. Where tokenizer.json is the model's "
+            f"tokenizer, take this file away"
+        ) from None
+    ids = {name: whole_number(trainer, key, n) for name, (key, n) in _IDS.items()}
+    prefix, trims = (bool(whole_number(normalizer, key, 1)) for key in (3, 4))
+    return Pieces(kind, found, bytes(charsmap[-1]) if charsmap else b"", prefix, trims, ids)
+
+
+def _part(top: Fields, key: int, budget: Budget) -> Fields:
+    found = messages(top, key)
+    return fields(found[-1], budget) if found else {}
+
+
+def _piece(data: memoryview, budget: Budget) -> Piece:
+    found = fields(data, budget)
+    text, score = messages(found, 1), messages(found, 2)
+    if not text or (score and len(score[-1]) != 4):
+        raise DamagedError("a piece has no text, or a score that is no float32")
+    value = struct.unpack("<f", score[-1])[0] if score else 0.0
+    return Piece(bytes(text[-1]).decode(), value, whole_number(found, 3, 1))
+
+
+def pieces_of_bpe(
+    folder: Path, data: dict[str, Any], model: dict[str, Any], vocabulary: Vocabulary
+) -> Keys:
+    """SentencePiece's BPE, "llama": with the scores of tokenizer.model, or the merges' order."""
+    vocab, pairs = tokens_of(model.get("vocab")), merges_of(model.get("merges"))
+    scores = _scores(folder, vocab)
+    notes = []
+    if not scores:
+        scores = order_of(pairs)
+        if count := joined_besides(vocab, pairs):
+            notes.append(
+                f"its tokenizer does not join {count} pairs of tokens that llama.cpp joins, since "
+                f"they spell another token: words can become other tokens"
+            )
+    least = -float(len(pairs) + 1)
+    for text, number in vocab.items():
+        kind = BYTE if _BYTE.fullmatch(text) else NORMAL
+        kind = UNKNOWN if text == model.get("unk_token") else kind
+        vocabulary.put(number, text, kind, scores.get(text, least if kind == NORMAL else 0.0))
+    for each in added_of(data.get("added_tokens")):
+        vocabulary.add(*each)
+    prefix = _prefix(data)
+    if prefix == "first":
+        notes.append(
+            "llama.cpp puts a space behind special tokens in a text, its tokenizer does not"
+        )
+    notes += not_normalized(data, {"Prepend": _writes_space, "Replace": _writes_space})
+    notes += _cuts_besides(data)
+    found = _scored("llama", vocabulary, prefix != "never")
+    if not any(_BYTE.fullmatch(text) for text in vocab):
+        notes.append("it has no tokens of bytes: llama.cpp fails on characters that are no token")
+    return found, notes
+
+
+def _scored(kind: str, vocabulary: Vocabulary, prefix: bool) -> dict[str, Value]:
+    return {
+        "tokenizer.ggml.model": Value("text", kind),
+        "tokenizer.ggml.pre": Value("text", "default"),
+        **vocabulary.keys(scored=True),
+        "tokenizer.ggml.add_space_prefix": Value("bool", prefix),
+    }
+
+
+def _scores(folder: Path, vocab: Mapping[str, int]) -> dict[str, float]:
+    """Scores of tokenizer.model, if it is there and has the same tokens."""
+    path = folder / "tokenizer.model"
+    if not path.is_file():
+        return {}
+    model = read_pieces(path)
+    same = all(vocab.get(piece.text) == i for i, piece in enumerate(model.pieces))
+    return {piece.text: piece.score for piece in model.pieces} if same else {}
+
+
+def _prefix(data: Mapping[str, Any]) -> str:
+    """When a space is put before a text: always, first (of the whole text) or never."""
+    for each in flat(data.get("normalizer"), "normalizers"):
+        if each.get("type") == "Prepend":
+            return "always"
+    for each in flat(data.get("pre_tokenizer"), "pretokenizers"):
+        if each.get("type") == "Metaspace":
+            plain = "always" if each.get("add_prefix_space", True) else "never"
+            return str(each.get("prepend_scheme") or plain)
+    return "never"
+
+
+def _writes_space(step: Mapping[str, Any]) -> bool:
+    """Whether a normalizer only writes spaces as SentencePiece does."""
+    if step.get("type") == "Prepend":
+        return step.get("prepend") == SPACE
+    return step.get("pattern") == {"String": " "} and step.get("content") == SPACE
+
+
+def _cuts_besides(data: Mapping[str, Any]) -> list[str]:
+    """What has to be said of cuts that "llama" and "t5" have not."""
+    cuts = [
+        str(each.get("type"))
+        for each in flat(data.get("pre_tokenizer"), "pretokenizers")
+        if each.get("type") not in ("Metaspace", "WhitespaceSplit")
+        and each.get("pattern") != {"String": " "}
+    ]
+    if not cuts:
+        return []
+    names = ", ".join(dict.fromkeys(cuts))
+    return [
+        f"its tokenizer cuts words ({names}) where llama.cpp does not: some become other tokens"
+    ]
+
+
+def from_pieces(path: Path, vocabulary: Vocabulary) -> Keys | None:
+    """The keys of SentencePiece's file; None for models of words and characters."""
+    model = read_pieces(path)
+    if model.kind not in ("bpe", "unigram"):
+        return None
+    for i, (text, score, kind) in enumerate(model.pieces):
+        vocabulary.put(i, text.replace(SPACE, " ") if kind == USER else text, kind, score)
+        vocabulary.numbers[text] = i
+    _more_tokens(path.parent, vocabulary)
+    found = _scored("llama" if model.kind == "bpe" else "t5", vocabulary, model.prefix)
+    for name, i in model.ids.items():
+        if 0 <= i < min(len(model.pieces), vocabulary.size):
+            found[f"tokenizer.ggml.{name}_token_id"] = Value("u32", i)
+    if model.kind == "unigram":
+        found |= _of_unigrams(model.trims, model.charsmap)
+    return found, _normalized_pieces(model)
+
+
+def _normalized_pieces(model: Pieces) -> list[str]:
+    """SentencePiece's BPE may normalize text, which llama.cpp does for unigrams only."""
+    if model.kind == "bpe" and (model.charsmap or model.trims):
+        what = "normalizes text" if model.charsmap else "makes one space of several"
+        return [f"its tokenizer {what}, llama.cpp does not: such text becomes other tokens"]
+    return []
+
+
+def _more_tokens(folder: Path, vocabulary: Vocabulary) -> None:
+    """Tokens that were added to SentencePiece's (added_tokens.json, tokenizer_config.json)."""
+    for text, number in read_object(folder / "added_tokens.json").items():
+        if type(number) is int and number >= 0:
+            vocabulary.add(number, text, False)
+    decoder = read_object(folder / "tokenizer_config.json").get("added_tokens_decoder")
+    for key, each in decoder.items() if isinstance(decoder, dict) else ():
+        if key.isdigit() and isinstance(each, dict) and isinstance(each.get("content"), str):
+            vocabulary.add(int(key), each["content"], bool(each.get("special")))
+
+
+def unigrams(data: dict[str, Any], model: dict[str, Any], vocabulary: Vocabulary) -> Keys:
+    """Unigrams, "t5"."""
+    rows = model.get("vocab")
+    if not isinstance(rows, list) or not all(_is_row(row) for row in rows):
+        raise ValueError("tokenizer.json: its vocabulary is no list of texts and scores")
+    for i, (text, score) in enumerate(rows):
+        vocabulary.put(i, text, UNKNOWN if i == model.get("unk_id") else NORMAL, float(score))
+    for number, text, special in added_of(data.get("added_tokens")):
+        if number != model.get("unk_id"):  # which llama.cpp must find by its type
+            vocabulary.add(number, text, special)
+    steps = list(flat(data.get("normalizer"), "normalizers"))
+    map_ = next(
+        (s.get("precompiled_charsmap") for s in steps if s.get("type") == "Precompiled"), ""
+    )
+    pre = [each.get("type") for each in flat(data.get("pre_tokenizer"), "pretokenizers")]
+    trims = "WhitespaceSplit" in pre or any(_one_space(each) for each in steps)
+    known = {"Precompiled": always, "Strip": always, "Replace": _one_space}
+    notes = not_normalized(data, known) + _cuts_besides(data)
+    if "WhitespaceSplit" in pre and not map_:
+        notes.append("line breaks and tabs separate words in its tokenizer: llama.cpp takes spaces")
+    if model.get("byte_fallback"):
+        notes.append("characters that are no token become bytes in its tokenizer, and one unknown "
+                     "token in llama.cpp")  # fmt: skip
+    found = _scored("t5", vocabulary, _prefix(data) != "never")
+    if isinstance(model.get("unk_id"), int):
+        found["tokenizer.ggml.unknown_token_id"] = Value("u32", model["unk_id"])
+    return found | _of_unigrams(trims, b64decode(map_ or "")), notes
+
+
+def _is_row(row: Any) -> bool:
+    return (
+        isinstance(row, list)
+        and len(row) == 2
+        and isinstance(row[0], str)
+        and type(row[1]) in (int, float)
+    )
+
+
+def _one_space(step: Mapping[str, Any]) -> bool:
+    """Whether a normalizer makes one space of several."""
+    pattern = step.get("pattern")
+    several = isinstance(pattern, dict) and pattern.get("Regex") in (
+        " {2,}",
+        r"\s{2,}",
+        " +",
+        "  +",
+    )
+    return step.get("type") == "Replace" and several and step.get("content") in (" ", SPACE)
+
+
+def _of_unigrams(trims: bool, charsmap: bytes) -> dict[str, Value]:
+    found = {"tokenizer.ggml.remove_extra_whitespaces": Value("bool", trims)}
+    if charsmap:
+        found["tokenizer.ggml.precompiled_charsmap"] = Value("u8", list(charsmap))
+    return found

@@ -1,0 +1,107 @@
+"""The tokens of a GGUF file by number: text, type and score, each text once.
+
+llama.cpp stops the process where two tokens have one text (src/llama-vocab.cpp, b11434:
+`GGML_ASSERT(id_to_token.size() == token_to_id.size())`), and reads as many tokens as the embedding
+has rows.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from blockscale.export.writers.gguf_files.head import Value
+
+# gguf-py/gguf/constants.py, TokenType
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+SPACE = "\u2581"  # how SentencePiece writes a space
+Keys = tuple[dict[str, Value], list[str]]  # of a file, and what has to be said
+_ADDED = -1000.0  # what llama.cpp's converter gives added tokens for a score
+_MISSING = -10000.0
+
+
+class Vocabulary:
+    """Tokens of an embedding of `size` rows."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self._beyond: set[int] = set()
+        self.numbers: dict[str, int] = {}  # {text as the tokenizer has it: number}
+        self._held: dict[int, tuple[str, int, float]] = {}
+
+    def put(self, number: int, text: str, kind: int = NORMAL, score: float = 0.0) -> None:
+        """A token of the model."""
+        self._put(number, text, text, kind, score)
+
+    def add(self, number: int, text: str, special: bool) -> None:
+        """An added token. Some that steer a model are not marked as special by their files."""
+        if special or _looks_special(text):
+            self._put(number, text, text, CONTROL, _ADDED)
+        else:  # llama.cpp looks for them in the text as it was written
+            self._put(number, text, text.replace(SPACE, " "), USER, _ADDED)
+
+    def _put(self, number: int, name: str, text: str, kind: int, score: float) -> None:
+        if number >= self.size:
+            self._beyond.add(number)
+            return
+        self.numbers[name] = number
+        self._held[number] = text, kind, score
+
+    @property
+    def lost(self) -> int:
+        """How many tokens have a number beyond the embedding's rows."""
+        return len(self._beyond)
+
+    def text(self, number: int) -> str:
+        """A token's text; empty where there is none."""
+        return self._held[number][0] if number in self._held else ""
+
+    def keys(self, scored: bool) -> dict[str, Value]:
+        """The lists of a GGUF file. scored: with scores."""
+        texts = {text for text, _, _ in self._held.values()}
+        seen: set[str] = set()
+        rows: list[tuple[str, int, float]] = []
+        for i in range(self.size):
+            row = self._held.get(i)
+            if row is None or row[0] in seen:
+                row = _free(f"[PAD{i}]", texts), UNUSED, _MISSING
+            seen.add(row[0])
+            rows.append(row)
+        found = {
+            "tokenizer.ggml.tokens": Value("text", [row[0] for row in rows]),
+            "tokenizer.ggml.token_type": Value("i32", [row[1] for row in rows]),
+        }
+        if scored:
+            found["tokenizer.ggml.scores"] = Value("f32", [row[2] for row in rows])
+        return found
+
+
+def _free(text: str, texts: set[str]) -> str:
+    while text in texts:
+        text += "_"
+    texts.add(text)
+    return text
+
+
+def _looks_special(text: str) -> bool:
+    """As conversion/base.py has it (b11434, `does_token_look_special`)."""
+    return (
+        text in ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
+        or (text.startswith("<|") and text.endswith("|>"))
+        or (text.startswith("<｜") and text.endswith("｜>"))
+        or (text.startswith("<unused") and text.endswith(">"))
+    )
+
+
+def tokens_of(vocab: Any) -> dict[str, int]:
+    """`vocab` of a tokenizer.json. Raises ValueError for anything but texts and numbers."""
+    if not isinstance(vocab, dict) or not all(type(n) is int and n >= 0 for n in vocab.values()):
+        raise ValueError("tokenizer.json: its vocabulary is no object of texts and numbers")
+    return vocab
+
+
+def added_of(found: Any) -> Iterable[tuple[int, str, bool]]:
+    """(number, text, special) of `added_tokens` in a tokenizer.json, but for damaged ones."""
+    for each in found if isinstance(found, list) else ():
+        if isinstance(each, dict):
+            number, text = each.get("id"), each.get("content")
+            if type(number) is int and number >= 0 and isinstance(text, str):
+                yield number, text, bool(each.get("special"))
