@@ -82,7 +82,7 @@ PARAMETERS = {
         "resume",
     ],
     "compare": ["model_float", "model_quantized", "batches", "progress", "budget"],
-    "Recipe": ["weight", "input", "output", "rules", "skip", "bias", "profile"],
+    "Recipe": ["weight", "input", "output", "rules", "skip", "bias", "profile", "fused"],
     "round_to_power_of_2": ["scale"],
     "save": ["model", "path"],
     "load": ["model", "path"],

@@ -13,9 +13,12 @@ from blockscale.calibrate.session import Session, has_rows, width
 from blockscale.core.layout import to_stored
 from blockscale.core.recipe import Scheme
 from blockscale.layers.apply import swap
+from blockscale.layers.joined import settle_top
 from blockscale.layers.layer import QLayer
+from blockscale.layers.model.build import beside_rows
 from blockscale.layers.plan import Plan
 from blockscale.layers.store import QWeight
+from blockscale.ops.tensor import QTensor
 
 if TYPE_CHECKING:
     from blockscale.layers.before import Before
@@ -161,7 +164,15 @@ def choose_weight(
     stored = weight_of(plan)
     if place.before is not None:
         stored = place.before.to_weight(stored)
-    place.weight, notes = algorithm.quantize(stored, plan.format, gram, plan.name)
+    settle_top(plan, session.layers, session.places)
+    notes: list[str] = []
+
+    def choose(weight: Tensor) -> QTensor:
+        q, told = algorithm.quantize(weight, plan.format, gram, plan.name)
+        notes.extend(told)
+        return q
+
+    place.weight = beside_rows(stored, plan.format, place.top, choose)
     session.details[plan.name].append(f"weight by {algorithm.name}")
     if not algorithm.needs_gram or plan.kind.takes_input:
         session.notes[plan.name] += notes

@@ -43,9 +43,7 @@ class Session:
         self.layers = [plan for plan in plans if isinstance(plan, Plan)]
         self.places = supplied(plans)
         self.coverage: Coverage | None = None
-        self.details: dict[str, list[str]] = {
-            plan.name: list(filter(None, [plan.scheme.told])) for plan in self.layers
-        }
+        self.details: dict[str, list[str]] = {plan.name: list(plan.told) for plan in self.layers}
         self.notes: dict[str, list[str]] = {plan.name: [] for plan in self.layers}
         self.built: dict[str, tuple[QLayer, Entry]] = {}  # layers whose floats are gone again
         self.made: dict[str, QWeight] = {}  # the same for parameters of no layer

@@ -13,6 +13,7 @@ from blockscale.core.profiles.knobs import Profile
 from blockscale.core.rules import OpScheme, names_op
 from blockscale.core.rules import matches as matches
 from blockscale.core.untrusted.json_text import parse_json, read_json
+from blockscale.core.weights.fused import Fused, read_fused
 from blockscale.core.weights.scheme import (
     PARTS,
     BiasLike,
@@ -41,6 +42,10 @@ class Recipe:
         in float. The first pattern that matches decides.
     profile: the Profile that `weight` names, if it does; it need not be given.
     skip: patterns of layers to leave in float; they are looked at before the rules.
+    fused: which layers share an outer scale, in formats of two levels (nvfp4), because servers join
+        them to one that keeps a single one: True, those that are known (query, key and value; gate
+        and up; w1 and w3: core.weights.fused.KNOWN); a list, these and, for each of its patterns,
+        the layers of one parent that it matches; False, none.
     bias: "int32", or "intB:sums" with B bits, for integers that integer hardware adds to a layer's
         sums: in steps of input times weight, so the input needs a static scale of the block
         `tensor` and both need integers (docs/numerics.md, 7.1). "int32" is short for "int32:sums".
@@ -64,6 +69,7 @@ class Recipe:
     skip: tuple[str, ...] = ()
     bias: BiasFormat | None = None
     profile: Profile | None = None
+    fused: Fused = True
 
     def __init__(  # noqa: PLR0913 - one argument a part
         self,
@@ -74,6 +80,7 @@ class Recipe:
         skip: Sequence[str] = (),
         bias: BiasLike = None,
         profile: Profile | None = None,
+        fused: bool | Sequence[str] = True,
     ):
         given = {"weight": weight, "input": input, "output": output, "bias": bias}
         default = read_parts(given, Scheme())
@@ -85,6 +92,7 @@ class Recipe:
             raise TypeError(f"skip is a list of patterns, such as ['lm_head'], not {skip!r}")
         if not isinstance(rules or {}, Mapping):
             raise TypeError(f"rules maps patterns to what they get, it is not {rules!r}")
+        joined = read_fused(fused)
         for pattern in (*(rules or {}), *skip):
             patterns.check(pattern)
         read = {
@@ -92,17 +100,18 @@ class Recipe:
             for p, rule in (rules or {}).items()
         }
         frozen = MappingProxyType(read)
-        for name, value in {**vars(default), "rules": frozen, "skip": tuple(skip)}.items():
+        more = {"rules": frozen, "skip": tuple(skip), "fused": joined}
+        for name, value in (vars(default) | more).items():
             object.__setattr__(self, name, value)
 
     def __hash__(self) -> int:
-        return hash((self.default, tuple(self.rules.items()), self.skip))
+        return hash((self.default, tuple(self.rules.items()), self.skip, self.fused))
 
     def __reduce__(self) -> tuple[Any, ...]:
         if any(self.profiles()):  # a producer's functions are found again by their profile's name
             return Recipe.from_dict, (self.to_dict(),)
         parts = (self.weight, self.input, self.output, dict(self.rules), self.skip, self.bias)
-        return Recipe, parts
+        return Recipe, (*parts, None, self.fused)
 
     @property
     def layer_rules(self) -> dict[str, Scheme]:
@@ -165,7 +174,7 @@ class Recipe:
     def unmatched(self, names: Iterable[str]) -> tuple[str, ...]:
         """The patterns that match none of these names of layers; those for ops match none."""
         names = list(names)
-        every = (*self.skip, *self.rules)
+        every = (*self.skip, *self.rules, *(self.fused if isinstance(self.fused, tuple) else ()))
         return tuple(p for p in every if not any(matches(p, name) for name in names))
 
     def to_dict(self) -> dict[str, Any]:
@@ -176,7 +185,10 @@ class Recipe:
         }
         extra = {"rules": rules, "skip": list(self.skip)}
         default = {part: text for part, text in self._spell(self.default).items() if text}
-        return default | {key: value for key, value in extra.items() if value}
+        told = default | {key: value for key, value in extra.items() if value}
+        if self.fused is True:  # release 0.1.0 knows no such key, and can read it then
+            return told
+        return told | {"fused": list(self.fused) if self.fused else False}
 
     def _spell(self, scheme: Scheme) -> dict[str, str | None]:
         """{"weight": spelling, ...} of every part: a rule reads back whatever the default is."""
@@ -194,7 +206,7 @@ class Recipe:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Recipe":
         """The recipe that `to_dict` describes. Raises ValueError for unknown keys."""
-        known = {*PARTS, "rules", "skip"}
+        known = {*PARTS, "rules", "skip", "fused"}
         if not isinstance(data, Mapping):
             raise ValueError(f"a recipe is a JSON object, not {type(data).__name__}")
         if unknown := sorted(set(data) - known):

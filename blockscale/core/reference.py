@@ -101,23 +101,29 @@ def with_means(ranges: Ranges, blocks: Blocks, fmt: Format) -> Ranges:
     return ranges if mean is None else Ranges(-mean, mean, ranges.poisoned)
 
 
-def qparams_from_range(low: Tensor, high: Tensor, poisoned: Tensor, fmt: Format) -> QParams:
+def qparams_from_range(
+    low: Tensor, high: Tensor, poisoned: Tensor, fmt: Format, outer: Tensor | None = None
+) -> QParams:
     """Each block's range [scale's shape], as in `Ranges` -> its scale and what goes with it.
 
     poisoned: bool [scale's shape], blocks with a NaN or an infinity. Observers call this too.
+    outer: the outer scale of two levels where it is given, such as that of layers which share one;
+        else the ranges choose it.
     Raises ValueError for a format whose scales, offsets or values are not chosen from ranges.
     """
     if fmt.element.learned:
         raise ValueError(f"{fmt}: {fmt.element.name} is learned from a whole tensor, not a range")
-    return _of_ranges(low, high, poisoned, fmt)
+    return _of_ranges(low, high, poisoned, fmt, outer)
 
 
-def _of_ranges(low: Tensor, high: Tensor, poisoned: Tensor, fmt: Format) -> QParams:
+def _of_ranges(
+    low: Tensor, high: Tensor, poisoned: Tensor, fmt: Format, outer: Tensor | None = None
+) -> QParams:
     if fmt.unchosen:
         raise ValueError(f"{fmt}: {fmt.unchosen}: pass what a file or another library gave")
     if fmt.offset is not None and fmt.offset.inner and not fmt.offset.inner.element.signed:
         low = low.clamp(max=0.0)  # such offsets are at most 0
-    scale, outer = _store(low, high, fmt, poisoned)
+    scale, outer = _store(low, high, fmt, poisoned, outer)
     return with_zero(low, QParams(scale, outer), fmt)
 
 
@@ -143,7 +149,7 @@ def numerator(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
 
 
 def _store(
-    low: Tensor, high: Tensor, fmt: Format, poisoned: Tensor
+    low: Tensor, high: Tensor, fmt: Format, poisoned: Tensor, outer: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     a, scale = numerator(low, high, fmt), fmt.scale
     if isinstance(scale, FloatScale):
@@ -152,8 +158,23 @@ def _store(
     if isinstance(scale, PowerOfTwo):
         stored = scale.store(a, fmt.levels, fmt.fraction_bits)
         return (torch.where(poisoned, 255, stored) if scale.byte else stored), None
-    codes, outer = scale.store(a, fmt.levels, poisoned)
+    codes, outer = scale.store(a, fmt.levels, poisoned, outer)
     return scale.poison(codes, poisoned), outer
+
+
+def tops(ranges: Ranges, fmt: Format) -> Tensor:
+    """The ranges of blocks -> the largest numerator for each outer scale of a format of two levels.
+
+    It alone decides the outer scale, so the largest of several tensors' decides one for all.
+    """
+    assert isinstance(fmt.scale, TwoLevel)
+    return fmt.scale.tops(numerator(ranges.low, ranges.high, fmt), ranges.poisoned)
+
+
+def outer_of(tops: Tensor, fmt: Format) -> Tensor:
+    """What `tops` gave -> the outer scale as it is stored."""
+    assert isinstance(fmt.scale, TwoLevel)
+    return fmt.scale.outer_of(tops, fmt.levels)
 
 
 def quotient(low: Tensor, high: Tensor, fmt: Format) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.export.to_compressed_tensors.directory import check_directory, write
+from blockscale.export.to_compressed_tensors.joined import disagreements, sharing
 from blockscale.export.to_compressed_tensors.schemes import Scheme, UnsupportedError, scheme
 from blockscale.export.to_compressed_tensors.tensors import layer_tensors
 from blockscale.files.directory.swap import whole_folder
@@ -50,6 +51,11 @@ def compressed_tensors(model: nn.Module, directory: str | Path) -> None:
     path = check_directory(directory)
     layers = _layers(model)
     schemes = _schemes(layers)
+    if told := disagreements(layers):
+        raise ValueError(
+            "servers would compute other numbers than these layers:"
+            + "".join(f"\n  {line}" for line in told)
+        )
     tensors, notes = _tensors(model, layers, schemes)
     config = _config(model) | {"quantization_config": _quantization(model, schemes)}
     with whole_folder(path, False) as folder:
@@ -126,6 +132,7 @@ def _tensors(
     notes: dict[str, str] = {}
     refused, own = [], tuple(f"{name}." for name in layers)
     seen: set[tuple[Any, ...]] = set()
+    joined = sharing(layers)
     for name, tensor in model.state_dict().items():
         if isinstance(tensor, Tensor) and not name.startswith(own):
             place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
@@ -135,7 +142,7 @@ def _tensors(
     for name, layer in layers.items():
         assert isinstance(layer, QLinear)
         try:
-            parts, told = layer_tensors(layer, schemes[name])
+            parts, told = layer_tensors(layer, schemes[name], joined.get(name, ()))
         except UnsupportedError as error:
             refused.append(f"{name}: {error}")
             continue

@@ -31,10 +31,13 @@ class TieMarks:
 
     def __init__(self, ties: Mapping[str, str]):
         self._ties = ties
+        self._both = {*ties, *ties.values()}
         self._seen: dict[str, list[Parts]] = {}
 
     def of(self, name: str, parts: Parts) -> float:
-        """The number for the weight `name` with these codes and scales."""
+        """The number for the weight `name` with these codes and scales, or these floats."""
+        if name not in self._both:  # nothing to compare with, and nothing to keep for it
+            return 0.0
         seen = self._seen.setdefault(self._ties.get(name, name), [])
         for number, other in enumerate(seen):
             if _equal(parts, other):

@@ -1,6 +1,7 @@
 """quantize_: put quantized layers into a model, by a recipe, and say what became of every part."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from blockscale.layers.guards.entry import check_model, ordinary_tensors
 from blockscale.layers.guards.finite import broken
 from blockscale.layers.guards.optimizers import replacing
 from blockscale.layers.guards.sample import tried
+from blockscale.layers.joined import disagreeing, parameter_tops, settle_top
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.ledger import ledger_of
@@ -130,7 +132,9 @@ def apply(
     check(plans, planned, recipe, strict=strict, places=places)
     layers, entries = _layers(plans, places, seed, built or {})
     ours = [each for each in planned if isinstance(each, ParameterPlan)]
-    held = {each.name: quantized(each, seed, (made or {}).get(each.name)) for each in ours}
+    made = made or {}
+    tops = parameter_tops(ours, made)
+    held = {n.name: quantized(n, seed, made.get(n.name), tops.get(n.name)) for n in ours}
     _change(model, layers, ours, [weight for weight, _ in held.values()])
     tell_names(model)
     let_embeddings_be_resized(model)
@@ -151,13 +155,26 @@ def _layers(
     entries: dict[str, Entry] = {}
     for plan in plans:
         if isinstance(plan, Plan):
+            if plan.name not in built:
+                settle_top(plan, plans, places)
             made = built.get(plan.name) or build(plan, weights, places[plan.name], seed)
             layer, entries[plan.name] = made
             weights.setdefault(id(plan.parameter), layer.qweight)
             if plan.name in built:  # they were built in evaluation mode
                 layer.train(plan.module.training)
             layers |= dict.fromkeys(plan.names, layer)
-    return layers, entries
+    return layers, _agreeing(plans, layers, entries)
+
+
+def _agreeing(
+    plans: Sequence[Decision], layers: Mapping[str, Any], entries: dict[str, Entry]
+) -> dict[str, Entry]:
+    """The entries, with a note where layers that share an outer scale do not have the same."""
+    for joined in {plan.joined: None for plan in plans if isinstance(plan, Plan) and plan.joined}:
+        outers = {name: layers[name].qweight.qparams.outer for name in joined}
+        for name, note in disagreeing(outers).items():
+            entries[name] = replace(entries[name], notes=(*entries[name].notes, note))
+    return entries
 
 
 def _change(

@@ -7,12 +7,13 @@ It is decided in this order, and what is decided does not change any more:
    format are refused as well.
 3. `_with_parameters`: every parameter is counted for the first layer that has it. What is left of
    the candidates is a `Plan` now, and what was refused is `Left`.
+4. `_joined`: plans of layers that servers join know each other, and share their outer scale.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from torch import Tensor, nn
 
@@ -21,6 +22,7 @@ from blockscale.core.format import Format
 from blockscale.core.layout import stored_bytes, stored_shape
 from blockscale.core.ledger import Entry, Status
 from blockscale.core.recipe import Recipe, Scheme
+from blockscale.core.weights.fused import partners, shares, told_shared
 from blockscale.layers.axes import check_axes
 from blockscale.layers.defaults import kept_layer_by_default
 from blockscale.layers.kinds import quantized_class
@@ -74,6 +76,8 @@ class Plan(Left):
     tied: whether another layer has the same weight
     bias_left: why its bias stays in float though the scheme has a format for it, perhaps empty
     gets_bias: whether it will have a bias, also if it has none so far
+    joined: the first names of all layers that share its outer scale, itself among them; perhaps
+        none (core.weights.fused). told_joined: what the ledger says of that
     """
 
     scheme: Scheme
@@ -84,6 +88,15 @@ class Plan(Left):
     tied: bool
     bias_left: str = ""
     gets_bias: bool = False
+    joined: tuple[str, ...] = ()
+    told_joined: str = ""
+
+    parts: ClassVar[int] = 1  # matrices, one below another, that its weight consists of
+
+    @property
+    def told(self) -> list[str]:
+        """What the ledger says of how the codes of its weight are chosen."""
+        return list(filter(None, [self.scheme.told, self.told_joined]))
 
     @property
     def stored(self) -> tuple[int, ...]:
@@ -142,11 +155,44 @@ def plan_layers(model: nn.Module, recipe: Recipe) -> list[Decision]:
     shared = shared_weights(layers)
     settle_ties(model, layers, shared, verdicts)
     tied = {module for sharing in shared.values() if len(sharing) > 1 for module in sharing}
-    decisions = list(_with_parameters(layers, verdicts, tied))
+    decisions = _joined(list(_with_parameters(layers, verdicts, tied)), recipe)
     for plan in decisions:
         if isinstance(plan, Plan):
             check_axes(plan.name, plan.scheme, plan.layout, plan.parameter.ndim)
     return decisions
+
+
+def _joined(decisions: Sequence[Decision], recipe: Recipe) -> list[Decision]:
+    """The plans of layers that share their outer scale know each other.
+
+    A weight that several layers have shares it with all that any of them is joined with.
+    """
+    plans = {name: plan for plan in decisions if isinstance(plan, Plan) for name in plan.names}
+    kinds = {
+        name: (str(plan.format), plan.stored[-1], plan.scheme.profile)
+        for name, plan in plans.items()
+        if len(plan.stored) == 2 and not shares(plan.format, plan.stored)
+    }
+    names = [name for each in decisions for name in each.names]
+    sharing, alone = partners(names, kinds, recipe.fused)
+    weights: dict[int, frozenset[int]] = {}  # {a weight: those that share its outer scale}
+    for some in sharing.values():
+        ids = frozenset(id(plans[name].parameter) for name in some)
+        whole = ids.union(*(weights.get(each, ids) for each in ids))
+        weights |= dict.fromkeys(whole, whole)
+    owners = {id(plan.parameter): plan.name for plan in plans.values() if plan.owns_weight}
+
+    def one(plan: Decision) -> Decision:
+        if not isinstance(plan, Plan):
+            return plan
+        ids = weights.get(id(plan.parameter), frozenset())
+        joined = tuple(name for each, name in owners.items() if each in ids)
+        joined = joined if len(joined) > 1 else ()
+        told = [told_shared(plan.name, joined)] if joined else []
+        told += filter(None, [alone.get(plan.name, "")])
+        return replace(plan, joined=joined, told_joined=", ".join(told))
+
+    return [one(each) for each in decisions]
 
 
 def _decide(

@@ -6,13 +6,14 @@ from torch import Tensor
 from blockscale.core import reference
 from blockscale.core.arithmetic.bits import divide
 from blockscale.core.format import Format
+from blockscale.core.reference import Ranges
 from blockscale.core.scale import FloatScale, PowerOfTwo
 
 
-def saturates(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
+def saturates(low: Tensor, high: Tensor, fmt: Format, outer: Tensor | None = None) -> Tensor:
     """Whether the scale of each block lies outside what can be stored: bool [scale's shape].
 
-    low, high: the range of each block, as `ranges` gives it.
+    low, high: the range of each block, as `ranges` gives it; outer: an outer scale that is given
     """
     a, scale = reference.numerator(low, high, fmt), fmt.scale
     if isinstance(scale, FloatScale):
@@ -22,7 +23,7 @@ def saturates(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
         power = scale.power(torch.where(a > 0, a, 1.0), fmt.levels) + fmt.fraction_bits
         vanished = (divide(a, fmt.levels.value) == 0) & (scale.rule == "nearest")
         return (a > 0) & (vanished | (power > 127) | (power < (-127 if scale.byte else -126)))
-    ratio, _ = scale.ratio(a, fmt.levels, torch.zeros_like(a, dtype=torch.bool))
+    ratio, _ = scale.ratio(a, fmt.levels, torch.zeros_like(a, dtype=torch.bool), outer)
     return (a > 0) & (ratio < scale.inner.element.smallest_normal)
 
 
@@ -42,13 +43,13 @@ def told_of_odd(weight: Tensor) -> str:
     return f"{odd} of {weight.numel()} weights are NaN or infinite" if odd else ""
 
 
-def block_ranges(stored: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
+def block_ranges(stored: Tensor, fmt: Format) -> Ranges:
     """The range of each block of a stored weight, of a large one a slab of rows at a time."""
     rows = stored.ndim > 1 and not fmt.block.flat
     whole = not rows or fmt.block.scale_shape(tuple(stored.shape))[0] != stored.shape[0]
     slabs = [stored] if whole else _slabs(stored)
     parts = [reference.ranges(slab, fmt) for slab in slabs]
-    return torch.cat([each.low for each in parts]), torch.cat([each.high for each in parts])
+    return Ranges(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def _slabs(values: Tensor) -> list[Tensor]:

@@ -19,12 +19,16 @@ Scales = Mapping[
 
 @dataclass
 class Supplied:
-    """For one layer: its quantizers with static scales, its weight's codes, its Before module."""
+    """For one layer: its quantizers with static scales, its weight's codes, its Before module.
+
+    top: the largest numerator of all layers that share its outer scale (layers.joined)
+    """
 
     input: QInput | None = None
     output: QInput | None = None
     weight: QTensor | None = None
     before: Before | None = None
+    top: Tensor | None = None
 
     @property
     def told(self) -> str:

@@ -173,7 +173,10 @@ def test_a_dict_is_read_or_refused_as_a_dict() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"weigth": "int8"}, "no recipe key 'weigth'; there are bias, input, output, rules, skip"),
+        (
+            {"weigth": "int8"},
+            "no recipe key 'weigth'; there are bias, fused, input, output, rules, skip",
+        ),
         ({"weight": "int99"}, "no format 'int99': did you mean"),
         ({"weight": "int8:tensor:fp33"}, "no scale 'fp33'; there are fp32"),
         ({"rules": {"a": {"wieght": "int8"}}}, "rule 'a': no key 'wieght'; there are weight"),

@@ -12,12 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockscale.calibrate.algorithms.known_scale import qparams_beside
 from blockscale.core import reference
 from blockscale.core.block import WHOLE, Block, read_block
 from blockscale.core.format import Format
 from blockscale.core.operand import quantizer
-from blockscale.core.reference import QParams, Ranges
+from blockscale.core.reference import QParams
 from blockscale.core.scales.two_level import TwoLevel
 from blockscale.ops import primitives
 from blockscale.ops.tensor import QTensor
@@ -59,13 +58,19 @@ def spread(weight: Tensor, fmt: Format) -> tuple[Format, QParams, Tensor | None]
     The format returned is `fmt`, its scale's own blocks of one element: it reads such outer scales.
     """
     chosen = primitives.from_list(primitives.choose_qparams(weight, str(fmt)), fmt)
+    single, outer = spread_outer(chosen, fmt)
+    return single, chosen, outer
+
+
+def spread_outer(chosen: QParams, fmt: Format) -> tuple[Format, Tensor | None]:
+    """The outer scale among these parts, one per block, and the format that reads it."""
     if chosen.outer is None or not isinstance(fmt.scale, TwoLevel):
-        return fmt, chosen, None
+        return fmt, None
     inner = fmt.scale.inner
     shape = chosen.scale.shape
     outer = inner.block.expand(chosen.outer, shape).expand(shape).contiguous()
     single = replace(inner, block=read_block("group1"))
-    return replace(fmt, scale=TwoLevel(single, fmt.scale.reciprocal)), chosen, outer
+    return replace(fmt, scale=replace(fmt.scale, inner=single)), outer
 
 
 def choose_scales(low: Tensor, high: Tensor, fmt: Format, outer: Tensor | None) -> QParams:
@@ -74,7 +79,7 @@ def choose_scales(low: Tensor, high: Tensor, fmt: Format, outer: Tensor | None) 
     No block is poisoned: `widened` has refused what is not finite.
     """
     nowhere = torch.zeros_like(low, dtype=torch.bool)
-    return qparams_beside(Ranges(low, high, nowhere), outer, fmt)
+    return reference.qparams_from_range(low, high, nowhere, fmt, outer)
 
 
 def round_trip(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:

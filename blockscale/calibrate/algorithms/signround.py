@@ -38,6 +38,7 @@ from blockscale.calibrate.algorithms.learned.weight import LearnedWeight
 from blockscale.calibrate.blocks.task import BlockTask
 from blockscale.core.format import Format
 from blockscale.core.layout import to_stored
+from blockscale.layers.model.build import beside_rows
 from blockscale.layers.plan import Plan
 from blockscale.ops.tensor import QTensor
 
@@ -131,7 +132,7 @@ class SignRound:
         for plan in task.plans:
             name = plan.name
             gram = task.grams.get(name)
-            start[name], notes[name] = start_of(self.start, weights[name], plan.format, gram, name)
+            start[name], notes[name] = _start(self.start, weights[name], gram, task, plan)
         found: Codes = start
         if _has_rows(task):
             found, told = self._learned(task, weights, start)
@@ -177,7 +178,7 @@ class SignRound:
             candidates = {"learned": learned}
             for kind in ("mse", "absmax"):
                 candidates[kind] = {
-                    plan.name: start_of(kind, weights[plan.name], plan.format, None, plan.name)[0]
+                    plan.name: _start(kind, weights[plan.name], None, task, plan)[0]
                     for plan in task.plans
                 }
             best = least(stage, candidates, samples, self.settings.positions)
@@ -230,6 +231,20 @@ def _may_be_half(task: BlockTask) -> bool:
         torch.cpu, "get_capabilities", dict
     )()  # not in all versions of torch
     return few and device == "cpu" and bool(known.get("avx512_bf16"))
+
+
+def _start(
+    kind: str, weight: Tensor, gram: Tensor | None, task: BlockTask, plan: Plan
+) -> tuple[QTensor, list[str]]:
+    """`start_of` for a layer of a block, whose outer scale other layers may share."""
+    notes: list[str] = []
+
+    def choose(x: Tensor) -> QTensor:
+        q, told = start_of(kind, x, plan.format, gram, plan.name)
+        notes.extend(told)
+        return q
+
+    return beside_rows(weight, plan.format, task.places[plan.name].top, choose), notes
 
 
 def _stored(task: BlockTask, plan: Plan) -> Tensor:

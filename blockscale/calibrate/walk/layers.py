@@ -10,6 +10,7 @@ from blockscale.calibrate.algorithms.output_error import by_nearest
 from blockscale.calibrate.choose import weight_of, weights_only
 from blockscale.calibrate.session import Session
 from blockscale.layers.apply import swap
+from blockscale.layers.joined import settle_top
 from blockscale.layers.layer import QLayer
 from blockscale.layers.parameters.planned import coded
 from blockscale.layers.plan import Plan
@@ -26,7 +27,8 @@ def whole(session: Session, plans: Sequence[Plan]) -> dict[str, QLayer]:
         if q is None:  # what will be rounded plainly
             stored = weight_of(plan)
             stored = stored if place.before is None else place.before.to_weight(stored)
-            q = coded(stored, by_nearest(plan.format), None)[0]
+            settle_top(plan, session.layers, session.places)
+            q = coded(stored, by_nearest(plan.format), None, place.top)[0]
         kept = {
             part: fmt
             for part in ("input", "output")

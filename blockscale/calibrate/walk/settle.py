@@ -10,6 +10,7 @@ from blockscale.calibrate.blocks.find import Block
 from blockscale.calibrate.session import Session
 from blockscale.calibrate.walk.stream import Source, Stream
 from blockscale.layers.bias import without_dynamic
+from blockscale.layers.joined import parameter_tops, settle_top
 from blockscale.layers.model.build import build
 from blockscale.layers.parameters.planned import ParameterPlan, quantized
 from blockscale.layers.plan import Plan
@@ -40,10 +41,12 @@ class Settler:
         for plan in without_dynamic(plans, lambda plan: places[plan.name].input is not None):
             assert isinstance(plan, Plan)
             place = places[plan.name]
+            settle_top(plan, session.layers, places)
             session.built[plan.name] = build(plan, self._weights, place, self.seed)
         inside = [each for each in self.planned if each.name.startswith(f"{block}.")]
+        tops = parameter_tops(inside)
         for each in inside:
-            session.made[each.name] = quantized(each, self.seed)[0]
+            session.made[each.name] = quantized(each, self.seed, top=tops.get(each.name))[0]
         floats = [plan.parameter for plan in plans if plan.owns_weight]
         self.stream.unload([*floats, *(each.parameter for each in inside)])
 

@@ -15,6 +15,7 @@ from blockscale.calibrate.session import Session
 from blockscale.calibrate.walk.layers import quantized_so_far
 from blockscale.calibrate.walk.options import Options
 from blockscale.core.work.progress import Progress
+from blockscale.layers.joined import settle_top
 from blockscale.layers.layer import QLayer
 from blockscale.layers.plan import Plan
 from blockscale.layers.supplied import fitting
@@ -64,6 +65,8 @@ class Weights:
         """The codes of all layers of a block at once. plans: in the order of their calls."""
         own = [plan for plan in plans if plan.owns_weight]
         steps, places = Steps(self.steps, self._progress), self.session.places
+        for plan in own:
+            settle_top(plan, self.session.layers, places)
         task = BlockTask(
             block.name, block.module, own, places, calls, targets, grams, self._seed, steps
         )

@@ -79,30 +79,44 @@ class TwoLevel(Generic[Inner]):
         assert isinstance(self.inner.scale, FloatScale)
         return self.inner.scale
 
-    def ratio(self, a: Tensor, levels: Levels, poisoned: Tensor) -> tuple[Tensor, Tensor]:
+    def ratio(
+        self, a: Tensor, levels: Levels, poisoned: Tensor, outer: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The numerator a [...] float32 -> the scales before they are encoded, and the outer scale.
 
         The scales are [...] float32 in steps of the outer scale; the outer scale has one float
         for each block of scales. poisoned: bool [...], which blocks hold a NaN or an infinity; the
-        outer scale is chosen without them.
+        outer scale is chosen without them. outer: the outer scale, where it is given.
         """
-        block = self.inner.block
-        largest = Blocks(torch.where(poisoned, 0.0, a), block).range()[1]
-        # one division by the product, as torchao does (448 * 6 = 2688)
-        divisor = torch.full((), levels.value * self.largest, dtype=a.dtype, device=a.device)
-        # abs: -0, which torch may find for the largest of zeros, has a negative reciprocal
-        quotient = divisor / largest.abs() if self.reciprocal else largest / divisor
-        outer = self.outer_type.store(quotient)
+        if outer is None:
+            outer = self.outer_of(self.tops(a, poisoned), levels)
         return self.in_outer(divide(a, levels.value), outer), outer
+
+    def tops(self, a: Tensor, poisoned: Tensor) -> Tensor:
+        """The numerator a [...] float32 -> A, the largest for each outer scale, [its shape].
+
+        Tensors that share an outer scale have the largest of their tops for a top.
+        """
+        # abs: -0, which torch may find for the largest of zeros, has a negative reciprocal
+        return Blocks(torch.where(poisoned, 0.0, a), self.inner.block).range()[1].abs()
+
+    def outer_of(self, tops: Tensor, levels: Levels) -> Tensor:
+        """The largest numerator A of each outer scale -> the outer scale, as it is stored."""
+        # one division by the product, as torchao does (448 * 6 = 2688)
+        divisor = torch.full((), levels.value * self.largest, dtype=tops.dtype, device=tops.device)
+        return self.outer_type.store(divisor / tops if self.reciprocal else tops / divisor)
 
     def in_outer(self, step: Tensor, outer: Tensor) -> Tensor:
         """Wanted steps [...] float32 -> the same in units of their outer scale."""
         each = self.inner.block.expand(outer.to(torch.float32), step.shape)
         return step * each if self.reciprocal else step / each
 
-    def store(self, a: Tensor, levels: Levels, poisoned: Tensor) -> tuple[Tensor, Tensor]:
-        """The numerator a [...] float32 -> the stored scale [...], codes, and the outer scale."""
-        ratio, outer = self.ratio(a, levels, poisoned)
+    def store(
+        self, a: Tensor, levels: Levels, poisoned: Tensor, outer: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The numerator a [...] float32 -> the stored scale [...], codes, and the outer scale, that
+        which is given or one that a chooses."""
+        ratio, outer = self.ratio(a, levels, poisoned, outer)
         return self.encode(ratio), outer
 
     def encode(self, ratio: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ def audit(path: str | Path, ledger: Ledger | None = None) -> Ledger:
     """What is really low-bit in a file, from its bytes: no code of it runs, no pickle is opened.
 
     path: an ONNX file, one of torch.export or ExecuTorch, a safetensors or C file of ours, or
-        a directory of such or in compressed-tensors' layout
+        a directory of such or in the layout of compressed-tensors or NVIDIA ModelOpt
     ledger: what somebody says of the model (bs.graph.ledger, bs.quantize_); weights that are not
         stored as it says become entries "skipped", with the reason
 

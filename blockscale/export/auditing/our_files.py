@@ -1,4 +1,5 @@
-"""safetensors files and directories: ours by their metadata, compressed-tensors by their config."""
+"""safetensors files and directories: ours by their metadata, those of compressed-tensors and NVIDIA
+ModelOpt by their config."""
 
 from pathlib import Path
 from typing import Any
@@ -6,13 +7,16 @@ from typing import Any
 from blockscale.core.ledger import Entry
 from blockscale.core.untrusted.json_text import json_object, read_json
 from blockscale.export.auditing.entries import Stored, entry
+from blockscale.export.auditing.joined import disagreements
 from blockscale.files.inspect import inspect
 from blockscale.files.metadata import FileError
 
 _BESIDE = (
     "weight_scale", "weight_zero_point", "weight_global_scale", "weight_shape", "input_scale",
-    "input_zero_point", "input_global_scale",
+    "input_zero_point", "input_global_scale", "weight_scale_2",
 )  # fmt: skip
+_MODELOPT = ("modelopt", "modelopt_fp4", "modelopt_mixed", "nvfp4")  # names of its methods
+_METHODS = ("compressed-tensors", *_MODELOPT)
 
 
 def entries(path: Path) -> list[Entry]:
@@ -22,7 +26,7 @@ def entries(path: Path) -> list[Entry]:
     rows = {row.name: row for row in contents.rows}
     if config is None:
         return [_ours(row) for row in rows.values()]
-    found = []
+    found, notes = [], disagreements(path)
     for name, row in rows.items():
         layer, _, last = name.rpartition(".")
         if last in _BESIDE and (f"{layer}.weight_scale" in rows):
@@ -31,10 +35,11 @@ def entries(path: Path) -> list[Entry]:
         coded = last in ("weight_packed", "weight") and f"{layer}.weight_scale" in rows
         if coded:
             bits = _bits(config, row.format)
-            packed = last == "weight_packed"
+            packed = last == "weight_packed" or row.format == "uint8"
             stored.elements = row.nbytes * 8 // bits if packed else row.elements
             stored.name, stored.low, stored.bits = f"{layer}.weight", True, bits
-            stored.format = f"{config.get('format', '')} {bits} bits"
+            stored.format = f"{config.get('format') or config.get('quant_algo')} {bits} bits"
+            stored.notes = tuple(filter(None, [notes.get(layer)]))
             stored.parts = sum(
                 rows[f"{layer}.{p}"].nbytes for p in _BESIDE if f"{layer}.{p}" in rows
             )
@@ -54,18 +59,26 @@ def _ours(row: Any) -> Entry:
 
 
 def _config(path: Path) -> Any:
-    """`quantization_config` of compressed-tensors, or None."""
-    file = path / "config.json"
-    if not path.is_dir() or not file.is_file():
+    """`quantization_config` of compressed-tensors or ModelOpt, or None."""
+    file, modelopts = path / "config.json", path / "hf_quant_config.json"
+    if not path.is_dir() or not (file.is_file() or modelopts.is_file()):
         return None
-    read = read_json(file, once=False, finite=False)  # as transformers takes it
-    found = json_object(read, file).get("quantization_config")
-    ours = isinstance(found, dict) and found.get("quant_method") == "compressed-tensors"
-    return found if ours else None
+    found = _object(file).get("quantization_config") if file.is_file() else None
+    if found is None and modelopts.is_file():  # ModelOpt wrote it alone before it wrote both
+        told = _object(modelopts).get("quantization")
+        return (told if isinstance(told, dict) else {}) | {"quant_method": _MODELOPT[0]}
+    known = isinstance(found, dict) and found.get("quant_method") in _METHODS
+    return found if known else None
+
+
+def _object(file: Path) -> Any:
+    return json_object(read_json(file, once=False, finite=False), file)  # as transformers takes it
 
 
 def _bits(config: Any, stored: str) -> int:
     """Bits of a code: the config's, where groups agree; a byte where codes are stored plain."""
+    if config["quant_method"] in _MODELOPT:
+        return 4 if stored == "uint8" else 8
     try:
         groups = config["config_groups"].values()
         bits = {int(group["weights"]["num_bits"]) for group in groups}

@@ -23,10 +23,12 @@ from blockscale.export.conversion.exact import (
     obstacle,
 )  # fmt: skip
 from blockscale.export.conversion.in_slabs import requantized
+from blockscale.export.conversion.joined import settle_joined
 from blockscale.export.conversion.meaning import meaning
 from blockscale.export.conversion.source import AT_A_TIME, Source, plain_dtype, without_place
 from blockscale.export.writers.writer import Planned, Writer, layer_of
 from blockscale.files.slabs.pool import Pool
+from blockscale.layers.parameters.planned import coded
 from blockscale.ops.tensor import QTensor
 
 _GRIDS = {name for name, _, _ in GRIDS.values()}
@@ -68,6 +70,8 @@ class Step:
             return value.to(self.dtype)
         if self.wanted is None:
             return value.dequantize()
+        if (top := self.more.get("top")) is not None:  # it shares its outer scale
+            return coded(value.dequantize(), self.wanted, None, top)[0]
         if self.how == REQUANTIZED:
             return requantized(value, self.wanted)
         return carried(value, self.wanted)
@@ -95,7 +99,7 @@ def make_plan(
                 steps.append(found)
             else:
                 refused[renamed] = found
-    if refused:
+    if refused := refused or settle_joined(source, steps, writer, recipe):
         raise _refusal(writer, refused, recipe)
     planned = [step.planned for step in steps]
     if not any(step.wanted is not None for step in steps):

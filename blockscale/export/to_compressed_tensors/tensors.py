@@ -3,6 +3,8 @@
 Layouts: vllm-project/compressed-tensors 0.20, compressors/.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,12 +21,15 @@ _UNSIGNED = {bits: parse(f"uint{bits}:tensor:fp32").element for bits in range(1,
 _NEIGHBOURS = 8  # float32 numbers on either side of 1 / outer that are tried for its reciprocal
 
 
-def layer_tensors(layer: QLinear, scheme: Scheme) -> tuple[dict[str, Tensor], str]:
+def layer_tensors(
+    layer: QLinear, scheme: Scheme, joined: Sequence[QTensor] = ()
+) -> tuple[dict[str, Tensor], str]:
     """{name after the layer's: tensor} of its weight and input, and what is not exact, if anything.
 
+    joined: the weights that share its outer scale, which is then written as the same number
     Raises UnsupportedError where the weight does not fit the scheme.
     """
-    tensors, told = weight_tensors(layer.qweight, scheme)
+    tensors, told = tensors_of(layer.qweight.tensor, scheme, joined)
     if layer.input is not None and layer.input.static:
         tensors |= _input_tensors(layer.input)
     return tensors, told
@@ -35,14 +40,16 @@ def weight_tensors(weight: QWeight, scheme: Scheme) -> tuple[dict[str, Tensor], 
     return tensors_of(weight.tensor, scheme)
 
 
-def tensors_of(q: QTensor, scheme: Scheme) -> tuple[dict[str, Tensor], str]:
+def tensors_of(
+    q: QTensor, scheme: Scheme, joined: Sequence[QTensor] = ()
+) -> tuple[dict[str, Tensor], str]:
     """The same for a quantized tensor [out, in]."""
     layout = scheme.layout
     group = scheme.weights.get("group_size", 1)
     if q.size % group:
         raise UnsupportedError(f"{q.size} inputs are no multiple of its groups of {group}")
     if layout == "nvfp4-pack-quantized":
-        return _nvfp4(q)
+        return _nvfp4(q, joined)
     if layout in ("mxfp4-pack-quantized", "mxfp6-pack-quantized"):
         return {"weight_packed": q.packed, "weight_scale": q.qparams.scale}, ""
     if not q.format.element.integer:
@@ -97,12 +104,13 @@ def words(codes: Tensor, bits: int) -> Tensor:
     return stream.reshape(-1).view(torch.int32).reshape(codes.shape[0], -1)
 
 
-def _nvfp4(q: QTensor) -> tuple[dict[str, Tensor], str]:
+def _nvfp4(q: QTensor, joined: Sequence[QTensor]) -> tuple[dict[str, Tensor], str]:
     scale, outer = q.qparams.scale, q.qparams.outer
     assert outer is not None and isinstance(q.format.scale, TwoLevel)
     told = ""
     if not q.format.scale.reciprocal:
-        outer, exact = reciprocal(scale, outer)
+        codes = [each.qparams.scale.reshape(-1) for each in (q, *joined)]
+        outer, exact = reciprocal(torch.cat(codes), outer)
         told = "" if exact else _INEXACT
     tensors = {
         "weight_packed": q.packed,

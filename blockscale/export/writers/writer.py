@@ -37,12 +37,14 @@ class Writer(ABC):
     name: as `blockscale convert --to` has it; one_file: whether a model is a file, not a directory
     computes: what its readers do otherwise than our dequantize(), to be said in summaries; or ""
     embeddings: whether its readers have quantized tables of embeddings
+    joins: whether its readers compute query, key and value as one, under one outer scale
     """
 
     name: str
     one_file: bool = False
     computes: str = ""
     embeddings: bool = False
+    joins: bool = False
 
     @abstractmethod
     def forms(self, fmt: Format, shape: Sequence[int]) -> Iterable[str]:

@@ -2,18 +2,22 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from blockscale.core.layout import stored_shape
 from blockscale.core.ledger import Entry, Ledger
+from blockscale.core.parse import parse
 from blockscale.core.profiles.knobs import Profile
 from blockscale.core.recipe import Recipe
+from blockscale.core.weights.fused import partners, shares, told_shared
 from blockscale.files.directory.computed import ComputedWeight
 from blockscale.files.directory.decide import decide, layer_formats
 from blockscale.files.directory.eligibility import Known, biased_layers, known_of
 from blockscale.files.directory.model_files import ModelFiles, find_files
+from blockscale.files.directory.stacks import stacked
 from blockscale.files.header import StoredTensor, lay_out, sized
 from blockscale.files.metadata import KEY, VERSION, FileError, Metadata, TensorInfo
 from blockscale.files.stored_model import INDEX, check_index
@@ -42,6 +46,7 @@ class TensorPlan:
 
     computed: what it is computed from, where the source has it in parts
     profile: how its codes are chosen, where that is not the contract's
+    joined: the names of all tensors that share its outer scale, itself among them; perhaps none
     """
 
     name: str
@@ -49,6 +54,7 @@ class TensorPlan:
     info: TensorInfo | None
     computed: ComputedWeight | None = None
     profile: Profile | None = None
+    joined: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,8 +112,11 @@ def make_plan(source: Path, recipe: Recipe, seed: int) -> DirectoryPlan:
     known = known_of(files, recipe)
     biased = biased_layers(files, recipe, known) if recipe.has_biases else set()
     planned = [_plan_shard(files, name, recipe, known, biased) for name in files.shards]
-    shards = tuple(shard for shard, _ in planned)
-    entries = [entry for _, of_shard in planned for entry in of_shard]
+    shards, entries = join(
+        [shard for shard, _ in planned],
+        [entry for _, of_shard in planned for entry in of_shard],
+        recipe, known,
+    )  # fmt: skip
     _check_names(files, shards)
     unmatched = recipe.unmatched([*(entry.name for entry in entries), *known.computed])
     ledger = DirectoryLedger(entries, unmatched, files.others, files.left_out)
@@ -141,6 +150,46 @@ def _plan_shard(
         entries.append(entry)
     header, placed = lay_out(_written(path, tensors), described | metadata.encode())
     return ShardPlan(name, tuple(tensors), header, placed, stamp(path)), entries
+
+
+def join(
+    shards: Sequence[ShardPlan], entries: Sequence[Entry], recipe: Recipe, known: Known
+) -> tuple[tuple[ShardPlan, ...], list[Entry]]:
+    """The tensors that share their outer scale know each other, and their entries say so."""
+    tensors = {tensor.name: tensor for shard in shards for tensor in shard.tensors}
+    layers = {name.removesuffix(".weight"): name for name in tensors}
+    kinds: dict[str, object] = {}
+    whole: set[str] = set()  # of parts that share it
+    for layer, name in layers.items():
+        tensor, info = tensors[name], tensors[name].info
+        if info is None or name.endswith(".bias") or len(info.shape) > 3:
+            continue
+        stack = stacked(name, info.shape, known.types)
+        parts = stack.parts if stack.joined else 1
+        stored = stored_shape(info.shape, info.layout)
+        if len(stored) == len(info.shape) and not shares(parse(info.format), stored, parts):
+            leading = stored[:-2] and stored  # stacks share it matrix by matrix
+            kinds[layer] = info.format, stored[-1], leading, tensor.profile
+            whole |= {layer} if parts > 1 and recipe.fused is not False else set()
+    sharing, alone = partners(layers, kinds, recipe.fused)
+    sharing = {layer: (layer,) for layer in whole} | sharing
+    joined = {layers[a]: tuple(layers[b] for b in group) for a, group in sharing.items()}
+    told = {
+        layers[layer]: ", ".join(filter(None, [
+            told_shared(layer, sharing[layer]) if layer in sharing else "", alone.get(layer, ""),
+        ]))
+        for layer in {*sharing, *alone}
+    }  # fmt: skip
+    made = [
+        replace(
+            shard, tensors=tuple(replace(t, joined=joined.get(t.name, ())) for t in shard.tensors)
+        )
+        for shard in shards
+    ]
+    return tuple(made), [
+        replace(e, details=", ".join(filter(None, [e.details, told.get(e.name, "")])))
+        for e in entries
+    ]
 
 
 def _written(path: Path, tensors: Iterable[TensorPlan]) -> dict[str, StoredTensor]:
@@ -189,5 +238,7 @@ def _digest(recipe: Recipe, seed: int, shards: tuple[ShardPlan, ...]) -> str:
     sources = [
         (shard.name, shard.stamp, hashlib.sha256(shard.header).hexdigest()) for shard in shards
     ]
-    text = json.dumps([VERSION, recipe.to_dict(), seed, sources])
+    joined = sorted({tensor.joined for shard in shards for tensor in shard.tensors} - {()})
+    told = [VERSION, recipe.to_dict(), seed, sources] + [joined] * bool(joined)
+    text = json.dumps(told)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -24,12 +24,14 @@ from blockscale.files.directory.model_files import LEDGER
 from blockscale.files.directory.output import absolute, check_apart, check_names, check_output
 from blockscale.files.directory.plan import DirectoryLedger, DirectoryPlan, make_plan
 from blockscale.files.directory.shard import (
+    Quantize,
     check_source,
     finished_bytes,
     write_shard,
 )
 from blockscale.files.directory.swap import is_done, restore
 from blockscale.files.directory.texts import about, as_json, texts_of
+from blockscale.files.directory.tops import Tops
 from blockscale.files.directory.workspace import PARTIAL, Workspace
 from blockscale.files.metadata import FileError
 from blockscale.files.slabs.pool import Pool
@@ -121,8 +123,9 @@ def _fill(plan: DirectoryPlan, work: Workspace, progress: Progress) -> Directory
     progress.start(total, sum(finished_bytes(shard, work) for shard in plan.shards))
     notes: dict[str, tuple[str, ...]] = {}
     with Pool() as pool, Digests() as digests, subnormals_kept():
+        quantize = Quantize(plan.seed, pool.map, Tops(plan, pool.map))
         for shard in plan.shards:
-            write_shard(plan, shard, work, pool.map, digests, progress)
+            write_shard(plan, shard, work, quantize, digests, progress)
             notes |= work.journal.done(shard.name)
         digests.settle(wait=True)
     texts = texts_of(plan)

@@ -2,6 +2,7 @@
 
 import os
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.parse import parse
@@ -11,6 +12,7 @@ from blockscale.files.directory.digests import Digests, file_digest
 from blockscale.files.directory.folder import remove
 from blockscale.files.directory.model_files import ModelFiles
 from blockscale.files.directory.plan import DirectoryPlan, ShardPlan, TensorPlan, stamp
+from blockscale.files.directory.tops import Tops
 from blockscale.files.directory.workspace import Workspace
 from blockscale.files.header import sized
 from blockscale.files.metadata import FileError
@@ -19,6 +21,15 @@ from blockscale.files.slabs.pool import Map
 from blockscale.files.slabs.quantize_tensor import TensorQuantizer
 from blockscale.files.slabs.rows import FloatRows
 from blockscale.files.stream import Reader, Tensors, Writer
+
+
+class Quantize(NamedTuple):
+    """How tensors are quantized. seed: of a run; run: slabs, several at a time; tops: of tensors
+    that share their outer scale."""
+
+    seed: int
+    run: Map
+    tops: Tops
 
 
 def finished_bytes(shard: ShardPlan, work: Workspace) -> int:
@@ -33,7 +44,7 @@ def write_shard(
     plan: DirectoryPlan,
     shard: ShardPlan,
     work: Workspace,
-    run: Map,
+    quantize: Quantize,
     digests: Digests,
     progress: Progress,
 ) -> None:
@@ -53,7 +64,7 @@ def write_shard(
             for tensor in shard.tensors:
                 if tensor.name not in journal.done(shard.name):
                     with _source(plan.files, tensor, reader) as held:
-                        notes = _write_tensor(held, writer, tensor, plan.seed, run, progress)
+                        notes = _write_tensor(held, writer, tensor, quantize, progress)
                     journal.add(shard.name, tensor.name, notes, tensor.source.nbytes, writer.sync)
                 digests.settle()  # of the shards before
         finally:  # what is finished is kept, also when Ctrl-C or a full disk ends the run
@@ -102,7 +113,7 @@ def _source(
 
 
 def _write_tensor(
-    reader: Tensors, writer: Writer, tensor: TensorPlan, seed: int, run: Map, progress: Progress
+    reader: Tensors, writer: Writer, tensor: TensorPlan, quantize: Quantize, progress: Progress
 ) -> tuple[str, ...]:
     """Quantize or copy one tensor; returns what is to be noted of it."""
     name = tensor.name
@@ -114,10 +125,13 @@ def _write_tensor(
             progress.advance(name, len(chunk))
         return ()
     rows, fmt = FloatRows(reader, name, tensor.info.layout), parse(tensor.info.format)
+    seed, run = named_seed(quantize.seed, name), quantize.run
     if tensor.profile is not None:
         quantizer: TensorQuantizer | ByProfile = ByProfile(rows, name, tensor.profile)
     else:
-        quantizer = TensorQuantizer(rows.read, rows.shape, fmt, named_seed(seed, name), run=run)
+        quantizer = TensorQuantizer(rows.read, rows.shape, fmt, seed, run=run)
+    if (top := quantize.tops.of(tensor)) is not None:
+        quantizer.share(top)
     whole, done = sized(*tensor.info.parts()["codes"]).nbytes, 0
     for part, row, piece in quantizer.pieces():
         writer.rows(f"{name}.{part}", row, piece)

@@ -35,10 +35,14 @@ CUT: Mapping[str, Mapping[str, int]] = {
 
 
 class Stacked(NamedTuple):
-    """layout: of core.layout; parts: as core.weights.stack.of_stack takes them."""
+    """layout: of core.layout; parts: as core.weights.stack.of_stack takes them.
+
+    joined: whether servers compute the parts as one, as query, key and value (core.weights.fused)
+    """
 
     layout: str = "plain"
     parts: int = 1
+    joined: bool = False
 
 
 class Types(NamedTuple):
@@ -74,7 +78,7 @@ def stacked(name: str, shape: Sequence[int], types: Types) -> Stacked:
     for kind in types.names & {*CUT}:
         for end, parts in CUT[kind].items():
             if name.endswith(end) and shape[0] % parts == 0:
-                return Stacked(parts=parts)
+                return Stacked(parts=parts, joined=True)
     return Stacked()
 
 

@@ -6,14 +6,14 @@ Three cases, by what spans the slabs (blockscale/files/slabs/cutting.py):
     a block         a first pass merges the ranges of the slabs, and two more the sums of means
                     (binary, ternary); a last one quantizes with the scales of the whole: tensor
     an outer scale  a first pass finds the largest numerators, which alone decide the outer scale;
-                    a second one quantizes each slab beside them: nvfp4. Where offsets have an outer
-                    scale, too, it takes the ranges of all blocks, as above
+                    a second one quantizes each slab beside it: nvfp4. Where offsets have an outer
+                    scale, too, it takes the ranges of all blocks, as above. Where other tensors
+                    share the outer scale, the first pass is over all of them (`top`, `share`)
 
 Blocks over the flattened tensor that end within rows let nothing be cut: it is one slab.
 """
 
 from collections.abc import Callable, Iterator
-from functools import reduce
 from math import prod
 from typing import NamedTuple, TypeVar
 
@@ -26,6 +26,7 @@ from blockscale.core.blocks import Blocks
 from blockscale.core.format import Format
 from blockscale.core.operand import quantizer
 from blockscale.core.reference import QParams, Ranges
+from blockscale.core.weights.fused import outer_of
 from blockscale.files.slabs import cutting
 from blockscale.files.slabs.cutting import Cuts, Region, Sizes, Slab
 from blockscale.files.slabs.pool import Map
@@ -79,6 +80,7 @@ class TensorQuantizer:
         fmt = within_rows(fmt, shape)
         self._read, self._fmt, self._seed, self._map = read, fmt, seed, run
         self._odd = self._clipped = self._scales = 0
+        self._outer: Tensor | None = None
         self._signs: tuple[str, ...] = ()
         elements = cutting.SLAB if elements is None else elements
         if fmt.rounding == "stochastic":
@@ -93,6 +95,14 @@ class TensorQuantizer:
         self._scale = self._sizes["scale"]
         if self._cuts.elements > _LARGE * elements:
             self._map = map  # blocks that may not be cut: one at a time
+
+    def top(self) -> Tensor:
+        """The largest numerator of the tensor, in one pass: as core.weights.fused.top_of."""
+        return self._tops().amax(-2, keepdim=True)
+
+    def share(self, top: Tensor) -> None:
+        """Take the outer scale of all whose largest numerator this is."""
+        self._outer = outer_of(top, self._fmt, self._shape)
 
     def pieces(self) -> Iterator[Piece]:
         """Codes and scales, slab by slab; each part's rows come in order."""
@@ -117,21 +127,20 @@ class TensorQuantizer:
     def _passes(self) -> Iterator[Done]:
         cuts = self._cuts
         spans = {part for part, sizes in self._sizes.items() if cuts.spans(sizes)}
-        if not spans:
-            yield from self._map(self._alone, cuts.slabs)
-        elif "scale" in spans or "offset_outer" in spans or cuts.dim:
+        if spans and ("scale" in spans or "offset_outer" in spans or cuts.dim):
             qparams, done = self._choose_all(self._all_ranges())
             yield done._replace(pieces=tuple(self._scale_pieces(qparams, cuts.slabs[0])))
             yield from self._map(lambda slab: self._with_scale(slab, qparams), cuts.slabs)
         else:
-            top = reduce(torch.maximum, self._map(self._top_of, cuts.slabs))
-            extra = Ranges(torch.zeros_like(top), top, torch.zeros_like(top, dtype=torch.bool))
-            yield from self._map(lambda slab: self._beside(slab, extra), cuts.slabs)
+            if spans and self._outer is None:
+                self._outer = reference.outer_of(self._tops(), self._fmt)
+            yield from self._map(self._alone, cuts.slabs)
 
     def _alone(self, slab: Slab) -> Done:
-        """A slab that shares nothing with the others."""
+        """A slab that shares nothing with the others but an outer scale."""
         x = self._read(self._cuts, slab)
-        qparams, done = self._choose(reference.ranges(x, self._fmt))
+        outer = None if self._outer is None else self._outer[self._outers(slab)]
+        qparams, done = self._choose(reference.ranges(x, self._fmt), outer)
         pieces = (*self._scale_pieces(qparams, slab), self._codes(x, slab, qparams))
         return done._replace(pieces=pieces, odd=not_finite(x))
 
@@ -142,24 +151,24 @@ class TensorQuantizer:
         own = QParams(**{part: getattr(qparams, part)[at] for part, at in regions.items()})
         return Done((self._codes(x, slab, own),), odd=not_finite(x))
 
-    def _beside(self, slab: Slab, extra: Ranges) -> Done:
-        """A slab that shares an outer scale with the others.
+    def _tops(self) -> Tensor:
+        """The largest numerator for each outer scale, which it alone decides [its shape]."""
+        tops = torch.zeros(self._fmt.stored(self._shape)["outer"][1])
 
-        An outer scale depends on the largest numerator of its blocks alone. So one row that holds
-        the largest of each column stands for all rows outside the slab.
-        """
-        x = self._read(self._cuts, slab)
-        ranges = reference.ranges(x, self._fmt)
-        both = Ranges(*(torch.cat(pair) for pair in zip(ranges, extra, strict=True)))
-        qparams, done = self._choose(both, ranges.low.shape[0])
-        pieces = (*self._scale_pieces(qparams, slab), self._codes(x, slab, qparams))
-        return done._replace(pieces=pieces, odd=not_finite(x))
+        def own(slab: Slab) -> Tensor:
+            return reference.tops(
+                reference.ranges(self._read(self._cuts, slab), self._fmt), self._fmt
+            )
 
-    def _top_of(self, slab: Slab) -> Tensor:
-        """The largest numerators along dimension 0, of blocks that take part in an outer scale."""
-        ranges = reference.ranges(self._read(self._cuts, slab), self._fmt)
-        a = reference.numerator(ranges.low, ranges.high, self._fmt)
-        return torch.where(ranges.poisoned, 0.0, a).amax(0, keepdim=True)
+        slabs = self._cuts.slabs
+        for slab, found in zip(slabs, self._map(own, slabs), strict=True):
+            at = self._outers(slab)
+            tops[at] = torch.maximum(tops[at], found)
+        return tops
+
+    def _outers(self, slab: Slab) -> Region:
+        """The outer scales that a slab has a part of."""
+        return self._cuts.region(slab, self._sizes["outer"])
 
     @property
     def _bare(self) -> bool:
@@ -207,22 +216,20 @@ class TensorQuantizer:
     def _choose_all(self, ranges: Ranges) -> tuple[QParams, Done]:
         """`_choose` for all, a matrix at a time where a stack's share nothing: it needs memory."""
         if len(self._shape) < 3 or any(sizes[0] != 1 for sizes in self._sizes.values()):
-            return self._choose(ranges)
+            return self._choose(ranges, self._outer)
+        outers = [None] * len(ranges.low) if self._outer is None else self._outer.split(1)
+        matrices = zip(*(part.split(1) for part in ranges), strict=True)
         each = [
-            self._choose(Ranges(*one)) for one in zip(*(p.split(1) for p in ranges), strict=True)
+            self._choose(Ranges(*one), outer) for one, outer in zip(matrices, outers, strict=True)
         ]
         clipped, scales = (sum(getattr(done, n) for _, done in each) for n in ("clipped", "scales"))
         signs = next((done.signs for _, done in each if done.signs), ())
         return cutting.joined(q for q, _ in each), Done((), 0, clipped, scales, signs)
 
-    def _choose(self, ranges: Ranges, count: int | None = None) -> tuple[QParams, Done]:
-        """The scales of the first `count` rows of ranges, or of all, and how many do not fit."""
-        clipped = saturates(ranges.low, ranges.high, self._fmt)
-        qparams = reference.qparams_from_range(*ranges, self._fmt)
-        if count is not None:  # in front of what stands for the other slabs
-            clipped = clipped[:count]
-            per_block = (part for part in self._fmt.parts if not part.endswith("outer"))
-            qparams = qparams._replace(**{p: getattr(qparams, p)[:count] for p in per_block})
+    def _choose(self, ranges: Ranges, outer: Tensor | None) -> tuple[QParams, Done]:
+        """The scales of blocks, beside an outer one if it is given, and how many do not fit."""
+        clipped = saturates(ranges.low, ranges.high, self._fmt, outer)
+        qparams = reference.qparams_from_range(*ranges, self._fmt, outer)
         signs = tuple(lost_signs("weight", ranges.low, self._fmt))
         return qparams, Done((), clipped=int(clipped.sum()), scales=clipped.numel(), signs=signs)
 

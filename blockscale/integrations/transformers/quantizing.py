@@ -27,6 +27,7 @@ from blockscale.integrations.transformers.mapped import give_back, let_go, real_
 from blockscale.layers.apply import apply, check, plans_for
 from blockscale.layers.bias import without_dynamic
 from blockscale.layers.computed import folded
+from blockscale.layers.joined import largest, top_of
 from blockscale.layers.model.build import weight_in_codes
 from blockscale.layers.parameters.planned import (
     ParameterPlan,
@@ -55,6 +56,8 @@ class Quantizing:
         self._model = model
         self._marks = TieMarks(getattr(model, "all_tied_weights_keys", None) or {})
         self._arrived: dict[str, tuple[QWeight, list[str]]] = {}
+        self._waiting: dict[tuple[str, ...], dict[str, Tensor]] = {}  # {who share: {name: floats}}
+        self._tops: dict[tuple[str, ...], Tensor] = {}
         with folded(model, self._foldable), standing_in(model):
             plans = plans_for(model, self._recipe)
             supplied(plans)  # raises for formats whose scales nothing chooses
@@ -103,23 +106,52 @@ class Quantizing:
         if values.shape != old.shape or values.dtype != old.dtype or values.is_meta:
             del self._wanted[name]  # transformers says so, or initializes it: it stays in float
             return values
-        weight, notes = self._quantized(replace(plan, parameter=values))
-        let_go(values, self._files)
-        self._freed = give_back(self._freed + values.nbytes)
-        self._arrived[name] = weight, notes
-        mark = self._marks.of(name, dict(weight.named_buffers()))
+        if plan.joined and plan.joined not in self._tops:
+            self._waiting.setdefault(plan.joined, {})[name] = values
+            if self._names_of(plan.joined) <= self._waiting[plan.joined].keys():
+                self._quantize_waiting(plan.joined)
+            mark = self._marks.of(name, {"values": values})
+        else:
+            self._quantize(name, values)
+            mark = self._marks.of(name, dict(self._arrived[name][0].named_buffers()))
         return stand_in(values.shape, values.dtype, values.device, mark)
 
+    def _names_of(self, joined: tuple[str, ...]) -> set[str]:
+        """The parameters that share an outer scale and are still to be quantized, one name each."""
+        both = {name for each in joined for name in (each, f"{each}.weight")}
+        return both & self._wanted.keys()
+
+    def _quantize_waiting(self, joined: tuple[str, ...]) -> None:
+        """Quantize the weights that share an outer scale, of which all have arrived that will."""
+        waiting = self._waiting.pop(joined)
+        plans = [replace(self._wanted[name], parameter=waiting[name]) for name in waiting]
+        for name in sorted(self._names_of(joined) - waiting.keys()):  # initialized, not read
+            parameter = self._model.get_parameter(name)
+            plans += [] if parameter.is_meta else [replace(self._wanted[name], parameter=parameter)]
+        self._tops[joined] = largest([top_of(plan) for plan in plans])
+        for name, values in waiting.items():
+            self._quantize(name, values)
+
+    def _quantize(self, name: str, values: Tensor) -> None:
+        """Keep the codes of a weight, and let its floats go."""
+        self._arrived[name] = self._quantized(replace(self._wanted[name], parameter=values))
+        let_go(values, self._files)
+        self._freed = give_back(self._freed + values.nbytes)
+
     def _quantized(self, plan: Plan | ParameterPlan) -> tuple[QWeight, list[str]]:
+        top = self._tops.get(plan.joined)
+        top = None if top is None else top.to(plan.parameter.device)
         if isinstance(plan, ParameterPlan):
-            weight, entry = quantized(plan, self._seed)
+            weight, entry = quantized(plan, self._seed, top=top)
             return weight, list(entry.notes)
         own = None if self._seed is None else named_seed(self._seed, f"{plan.name}.weight")
-        return weight_in_codes(plan, Supplied(), own)
+        return weight_in_codes(plan, Supplied(top=top), own)
 
     def finish(self) -> Ledger:
         """Put the quantized layers into the model; its ledger, which has warned."""
         model = self._model
+        for joined in [*self._waiting]:  # some of their partners are not in the checkpoint
+            self._quantize_waiting(joined)
         self._freed = give_back(_ALL)
         used: list[WeightTransform] = getattr(model, "_weight_conversions", None) or []
         kept = [each for each in used if each not in self._converters]
@@ -147,6 +179,9 @@ class Quantizing:
         made = {each.name: ours[each.name][0] for each in planned
                 if isinstance(each, ParameterPlan) and each.name in ours}  # fmt: skip
         places = supplied(plans, weights=weights)
+        for plan in plans:
+            if isinstance(plan, Plan) and plan.joined in self._tops:
+                places[plan.name].top = self._tops[plan.joined].to(plan.parameter.device)
         ledger = apply(
             model, plans, self._recipe, places, strict=self._strict, seed=self._seed, made=made
         )

@@ -24,10 +24,14 @@ _JOINED = {"DbrxExpertGLU": "moe_num_experts"}
 
 
 class Stack(NamedTuple):
-    """layout: of blockscale.core.layout; parts: as blockscale.core.weights.stack.of_stack."""
+    """layout: of blockscale.core.layout; parts: as blockscale.core.weights.stack.of_stack.
+
+    joined: whether servers compute the parts as one, as gate and up (core.weights.fused)
+    """
 
     layout: str
     parts: int
+    joined: bool = False
 
     def format(self, fmt: Format, shape: Sequence[int]) -> Format:
         """A recipe's format -> that of a parameter of `shape`. Raises ValueError as `of_stack`."""
@@ -55,7 +59,7 @@ def stacks(model: nn.Module) -> dict[str, Stack]:
             if parameter.ndim == 3:
                 rows = 2 if layout == "transposed" else 1
                 parts = next((n for end, dim, n in joined if _ends(name, end) and dim == rows), 1)
-                found[name] = Stack(layout, parts)
+                found[name] = Stack(layout, parts, parts > 1)
             elif parameter.ndim == 2 and (experts := _JOINED.get(type(module).__name__)):
                 found[name] = Stack("plain", int(getattr(module, experts)))
     return found

@@ -1,12 +1,16 @@
 """One quantized layer from its plan, and what the ledger says of it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from blockscale.core.arithmetic.philox import named_seed
+from blockscale.core.format import Format
 from blockscale.core.layout import to_stored
 from blockscale.core.ledger import Entry
+from blockscale.core.weights.fused import standing_rows
 from blockscale.layers.bias import notes_on_bias, quantize_bias
 from blockscale.layers.layer import QLayer
 from blockscale.layers.parameters.planned import coded
@@ -16,6 +20,7 @@ from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Supplied
 from blockscale.ops.quantize import quantize
+from blockscale.ops.tensor import QTensor
 
 
 def build(
@@ -50,7 +55,7 @@ def build(
         input="" if layer.input is None else layer.input.fmt,
         output="" if layer.output is None else layer.output.fmt,
         reason="; ".join(reasons),
-        details=", ".join(filter(None, [plan.scheme.told, place.told])),
+        details=", ".join(filter(None, [*plan.told, place.told])),
         bias="" if layer.quantized_bias is None else layer.quantized_bias.fmt,
         notes=(*plan.entry.notes, *notes),
         bytes_after=plan.bytes_beside + _nbytes(layer, plan.owns_weight),
@@ -63,6 +68,24 @@ def _nbytes(layer: QLayer, owns_weight: bool) -> int:
     beside = 0 if layer.before is None else layer.before.nbytes
     beside += 0 if layer.quantized_bias is None else layer.quantized_bias.nbytes
     return beside + (layer.qweight.nbytes if owns_weight else 0)
+
+
+def beside_rows(
+    stored: Tensor, fmt: Format, top: Tensor | None, choose: Callable[[Tensor], QTensor]
+) -> QTensor:
+    """A weight [n, k] as it is stored -> the codes that `choose` gives for it.
+
+    top: the largest numerator of all layers that share its outer scale, which rows stand for that
+        are put below it; None where it shares none
+    """
+    if top is None:
+        return choose(stored)
+    rows = standing_rows(top, fmt, stored.shape[-1])
+    q = choose(torch.cat([stored, rows.to(stored.dtype)]))
+    count = q.format.block.scale_shape(tuple(stored.shape))[0]
+    of_blocks = (name for name in ("scale", "zero_point", "offset") if name in q.format.parts)
+    cut = {name: getattr(q.qparams, name)[:count] for name in of_blocks}
+    return replace(q, packed=q.packed[: len(stored)], qparams=q.qparams._replace(**cut))
 
 
 def weight_in_codes(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWeight, list[str]]:
@@ -82,11 +105,11 @@ def weight_in_codes(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWei
             )
         notes += lost_signs("weight", stored, fmt)
         try:
-            q = quantize(stored, profile)
+            q = beside_rows(stored, fmt, place.top, lambda x: quantize(x, profile))
         except ValueError as error:
             raise ValueError(f"{plan.name}: {error}") from None
         return QWeight(q, shape, parameter.dtype, layout), notes
     if place.before is not None:
         stored = place.before.to(parameter.device).to_weight(stored.to(torch.float32))
-    q, more = coded(stored, fmt, seed)
+    q, more = coded(stored, fmt, seed, place.top)
     return QWeight(q, shape, parameter.dtype, layout), notes + more

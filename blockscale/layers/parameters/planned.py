@@ -10,11 +10,15 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
+from blockscale.core import reference
 from blockscale.core.arithmetic.philox import named_seed
+from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.format import Format
-from blockscale.core.layout import stored_bytes, to_stored
+from blockscale.core.layout import stored_bytes, stored_shape, to_stored
 from blockscale.core.ledger import Entry
+from blockscale.core.operand import quantizer
 from blockscale.core.recipe import Recipe
+from blockscale.core.weights.fused import outer_of, partners, shares, told_shared
 from blockscale.layers.defaults import kept_by_default
 from blockscale.layers.experts.stacks import PLAIN, Stack, stacks
 from blockscale.layers.parameters.hold import hold
@@ -24,19 +28,27 @@ from blockscale.layers.reasons import why_adapter, why_not_weight
 from blockscale.layers.saturation import block_ranges, saturates, told_of_odd
 from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QWeight
+from blockscale.ops import primitives
 from blockscale.ops.quantize import quantize
+from blockscale.ops.seed import seed_tensor
 from blockscale.ops.tensor import QTensor
 
 
 @dataclass(frozen=True, eq=False)
 class ParameterPlan:
-    """A parameter that is to be quantized where it is, under all its names in the model."""
+    """A parameter that is to be quantized where it is, under all its names in the model.
+
+    parts: of how many matrices each of its stack consists, which share their outer scale
+    joined: the names of all parameters that share its outer scale, itself among them; perhaps none
+    """
 
     names: tuple[str, ...]
     parameter: Tensor
     format: Format
     layout: str
     entry: Entry
+    parts: int = 1
+    joined: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -46,8 +58,33 @@ class ParameterPlan:
 
 def plan_parameters(
     model: nn.Module, decisions: Iterable[Decision], recipe: Recipe
-) -> Iterator[ParameterPlan | Entry]:
+) -> list[ParameterPlan | Entry]:
     """A plan for each parameter of no layer that is to be quantized, an entry for each other."""
+    planned = list(_planned(model, decisions, recipe))
+    kinds = {
+        each.name: (str(each.format), each.layout, tuple(each.parameter.shape))
+        for each in planned
+        if isinstance(each, ParameterPlan)
+        and not shares(each.format, stored_shape(each.parameter.shape, each.layout), each.parts)
+    }
+    sharing, alone = partners([each.name for each in planned], kinds, recipe.fused)
+
+    def one(plan: ParameterPlan | Entry) -> ParameterPlan | Entry:
+        if not isinstance(plan, ParameterPlan) or plan.name not in kinds:
+            return plan
+        joined = sharing.get(plan.name, ())
+        if not joined and plan.parts > 1 and recipe.fused is not False:
+            joined = (plan.name,)
+        told = [told_shared(plan.name, joined)] if joined else []
+        told = list(filter(None, [plan.entry.details, *told, alone.get(plan.name, "")]))
+        return replace(plan, joined=joined, entry=replace(plan.entry, details="; ".join(told)))
+
+    return [one(each) for each in planned]
+
+
+def _planned(
+    model: nn.Module, decisions: Iterable[Decision], recipe: Recipe
+) -> Iterator[ParameterPlan | Entry]:
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -82,7 +119,8 @@ def plan_parameters(
             told = f"input left in float: {type(owner).__name__} computes with it by itself"
             told = told if scheme.input is not None else ""
             done = replace(entry, status="quantized", weight=str(fmt), details=alone, reason=told)
-            yield ParameterPlan(every, parameter, fmt, stack.layout, done)
+            parts = stack.parts if stack.joined else 1
+            yield ParameterPlan(every, parameter, fmt, stack.layout, done, parts)
 
 
 _VECTOR = "a vector, such as a norm's weight or a bias"
@@ -138,28 +176,47 @@ def entries_of(planned: Iterable[ParameterPlan | Entry]) -> list[Entry]:
 
 
 def quantized(
-    plan: ParameterPlan, seed: int | None, made: QWeight | None = None
+    plan: ParameterPlan,
+    seed: int | None,
+    made: QWeight | None = None,
+    top: Tensor | None = None,
 ) -> tuple[QWeight, Entry]:
     """A parameter in codes, `made` if they are there, and its entry with what a user should know
-    of it."""
+    of it.
+
+    top: the largest numerator of all that share its outer scale (layers.joined)
+    """
     fmt, parameter = plan.format, plan.parameter
     if made is not None:
         return made, replace(plan.entry, bytes_after=made.nbytes)
     stored = to_stored(parameter.detach(), plan.layout)
     notes = [odd] if (odd := told_of_odd(stored)) else []
-    q, more = coded(stored, fmt, None if seed is None else named_seed(seed, plan.name))
+    q, more = coded(stored, fmt, None if seed is None else named_seed(seed, plan.name), top)
     weight = QWeight(q, tuple(parameter.shape), parameter.dtype, plan.layout)
     weight.name = plan.name
     return weight, replace(plan.entry, notes=(*notes, *more), bytes_after=weight.nbytes)
 
 
-def coded(stored: Tensor, fmt: Format, seed: int | None) -> tuple[QTensor, list[str]]:
-    """A weight as it is stored, in codes, and what a user should know about it in this format."""
+def coded(
+    stored: Tensor, fmt: Format, seed: int | None, top: Tensor | None = None
+) -> tuple[QTensor, list[str]]:
+    """A weight as it is stored, in codes, and what a user should know about it in this format.
+
+    top: the largest numerator of all weights that share its outer scale, which it decides
+    """
     notes = list(lost_signs("weight", stored, fmt))
-    low, high = block_ranges(stored, fmt)
-    if clipped := int(saturates(low, high, fmt).sum()):
-        notes.append(f"{clipped} of {low.numel()} scales are outside the range of {fmt.scale}")
-    return quantize(stored, fmt, seed=seed), notes
+    ranges = block_ranges(stored, fmt)
+    outer = None if top is None else outer_of(top, fmt, stored.shape)
+    if clipped := int(saturates(ranges.low, ranges.high, fmt, outer).sum()):
+        told = f"{clipped} of {ranges.low.numel()} scales are outside the range of {fmt.scale}"
+        notes.append(told)
+    if outer is None:
+        return quantize(stored, fmt, seed=seed), notes
+    with subnormals_kept():
+        qparams = reference.qparams_from_range(*ranges, fmt, outer)
+    draws = seed_tensor(seed, stored.device) if fmt.rounding == "stochastic" else None
+    packed = primitives.quantize(stored, quantizer(qparams, fmt, draws))
+    return QTensor(packed, qparams, fmt, stored.shape[-1]), notes
 
 
 def put(model: nn.Module, plans: Sequence[ParameterPlan], weights: Sequence[QWeight]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import blockscale as bs
-from blockscale.calibrate.algorithms.known_scale import nearest_scale, qparams_beside
+from blockscale.calibrate.algorithms.known_scale import nearest_scale
 from blockscale.core import reference, zero_point
 from blockscale.core.block import read_block
 from blockscale.core.format import Format
@@ -54,9 +54,9 @@ def same(a: QParams, b: QParams) -> bool:
 
 def check(x: torch.Tensor, fmt: Format) -> None:
     chosen, ranges = reference.choose_qparams(x, fmt), reference.ranges(x, fmt)
-    assert same(qparams_beside(ranges, chosen.outer, fmt), chosen)
+    assert same(reference.qparams_from_range(*ranges, fmt, chosen.outer), chosen)
     single, wanted = each_block(fmt, chosen, chosen.scale.shape)
-    assert same(qparams_beside(ranges, wanted.outer, single), wanted)
+    assert same(reference.qparams_from_range(*ranges, single, wanted.outer), wanted)
 
 
 @pytest.mark.parametrize("odd", [*ODD, "zero block", "zeros", "nothing but nan"])
@@ -88,7 +88,7 @@ def test_a_poisoned_block_has_a_zero_point() -> None:
     assert zero_point.choose(low, step, fmt).tolist() == [0, -5, -8]
     x = torch.tensor([[torch.nan, 1.0, 2.0, 3.0, -1.0, 0.0, 1.0, 2.0]])
     ranges, outer = reference.ranges(x, fmt), torch.tensor([[0.01]])
-    found = qparams_beside(ranges, outer, fmt)
+    found = reference.qparams_from_range(*ranges, fmt, outer)
     assert found.zero_point is not None and found.zero_point[0, 0] == 0
     assert reference.step_of(found, fmt).isnan().tolist() == [[True, False]]
 

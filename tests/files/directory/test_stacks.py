@@ -84,16 +84,17 @@ def test_what_transformers_cuts():
 
 @pytest.mark.parametrize("fmt", ["nvfp4", "int8", "mxfp4"])
 def test_matrices_one_below_another(fmt, tmp_path):
-    """Each third has the bits that it has alone; a stack that lies transposed has those of its
-    matrices."""
+    """Each third has the bits that it has alone, but for an outer scale, which servers keep once
+    for all; a stack that lies transposed has those of its matrices."""
     generator = torch.Generator().manual_seed(0)
     fused = torch.randn(96, 32, generator=generator)
     experts = (
         torch.randn(3, 32, 48, generator=generator) * torch.tensor([1.0, 8.0, 0.1])[:, None, None]
     )
     tensors = {"layers.0.attn.Wqkv.weight": fused, "mlp.experts.up": experts}
+    thirds = [fused] if fmt == "nvfp4" else fused.chunk(3)
     for kind, name, pieces in (
-        ("nomic_bert", "layers.0.attn.Wqkv.weight", fused.chunk(3)),
+        ("nomic_bert", "layers.0.attn.Wqkv.weight", thirds),
         ("gpt_oss", "mlp.experts.up", to_stored(experts, "transposed")),
     ):
         model = write_model(tmp_path / kind, tensors, config={"model_type": kind})

@@ -183,3 +183,36 @@ def test_memory_is_bounded(recipe: str, tmp_path: Path) -> None:
     peak, imported, after, largest = (int(each) for each in done.stdout.split()[-4:])
     assert peak <= after + 3 * largest + 500e6  # with 470 MB of torch, transformers and ours
     assert peak - imported <= after + 3 * largest + 50e6  # measured: at most 11e6
+
+
+def test_joined_layers_share_their_outer_scale(tmp_path: Path) -> None:
+    """Whichever of them arrives first; the bits of quantize_, of calibrate and of a directory."""
+    kind: Any = saved(tied_llama, tmp_path / "float")
+    model, calibrated = (kind.from_pretrained(tmp_path / "float") for _ in range(2))
+    batches = [torch.zeros(1, 4, dtype=torch.long)]
+    bs.calibrate(calibrated, batches, bs.Recipe("nvfp4"), progress=False)
+    bs.quantize_(model, "nvfp4")
+    bs.quantize_directory(tmp_path / "float", tmp_path / "out", "nvfp4")
+    config = BlockscaleConfig("nvfp4")
+    found = kind.from_pretrained(tmp_path / "float", quantization_config=config)
+    layer = found.model.layers[0].self_attn
+    outers = [each.qweight.outer for each in (layer.q_proj, layer.k_proj, layer.v_proj)]
+    assert all(torch.equal(outers[0], each) for each in outers)
+    for other in (found, calibrated, kind.from_pretrained(tmp_path / "out")):
+        same_bits(other, model)
+
+
+def test_a_partner_that_the_checkpoint_lacks(tmp_path: Path) -> None:
+    """It is initialized and quantized at the end, beside those that were read."""
+    kind: Any = saved(tied_llama, tmp_path)
+    model = kind.from_pretrained(tmp_path)
+    state = {
+        n: t for n, t in model.state_dict().items() if not n.endswith("0.self_attn.k_proj.weight")
+    }
+    model.save_pretrained(tmp_path, state_dict=state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        found = kind.from_pretrained(tmp_path, quantization_config=BlockscaleConfig("nvfp4"))
+    layer = found.model.layers[0].self_attn
+    outers = [each.qweight.outer for each in (layer.q_proj, layer.k_proj, layer.v_proj)]
+    assert all(torch.equal(outers[0], each) for each in outers)

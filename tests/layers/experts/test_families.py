@@ -41,7 +41,8 @@ def check(kind: str, spelling: str, path: pathlib.Path) -> None:
 
 
 def check_bits(model: Any, quantized: Any, spelling: str, layout: str, parts: int) -> None:
-    """Each expert, and each half of one whose file has two, is as if it were quantized alone."""
+    """Each expert, and each half of one whose file has two, is as if it were quantized alone; but
+    halves share their outer scale, as the rows of one matrix do."""
     held = dict(all_held(quantized))
     assert held
     for name, weight in held.items():
@@ -51,6 +52,13 @@ def check_bits(model: Any, quantized: Any, spelling: str, layout: str, parts: in
         halves = parts if joined or "gate_up" in name else 1
         matrices = stored.chunk(parts) if joined else [h for e in stored for h in e.chunk(halves)]
         alone = [bs.quantize(each.contiguous(), spelling) for each in matrices]
+        if halves > 1 and not joined and "outer" in parse(spelling).parts:
+            whole = [bs.quantize(each.contiguous(), spelling) for each in stored]
+            outers = torch.stack([q.qparams.outer for q in whole for _ in range(halves)])
+            assert torch.equal(weight.outer.reshape(-1), outers.reshape(-1))
+            assert torch.equal(weight.codes, torch.stack([q.packed for q in whole]))
+            assert torch.equal(weight.scale, torch.stack([q.qparams.scale for q in whole]))
+            continue
         assert weight.layout == layout
         assert torch.equal(
             weight.codes.reshape(-1), torch.cat([each.packed.reshape(-1) for each in alone])

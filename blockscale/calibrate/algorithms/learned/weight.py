@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blockscale.calibrate.algorithms.block_scales import spread
+from blockscale.calibrate.algorithms.block_scales import spread_outer
 from blockscale.calibrate.algorithms.learned.cells import Cells
 from blockscale.calibrate.algorithms.learned.direction import Direction
 from blockscale.calibrate.algorithms.learned.grids import grid_of
@@ -46,7 +46,7 @@ class LearnedWeight:
         """Weight [shape] float32. One that is further from the start's codes than `inside` gaps is
         drawn to these, up to there: below 1/2, so that rounding finds the start's codes."""
         fmt = self._fmt = start.format
-        self._single, _, outer = spread(weight, fmt)
+        self._single, outer = spread_outer(start.qparams, fmt)
         book, self._outer = start.qparams.book, start.qparams.outer
         self._book = None if book is None else book.clone()
         self._cells = Cells(tuple(weight.shape), fmt.block)

@@ -24,6 +24,7 @@ class CompressedTensors(Writer):
 
     name = "compressed-tensors"
     computes = "its readers round values to the model's dtype"
+    joins = True
 
     def forms(self, fmt: Format, shape: Sequence[int]) -> Iterable[str]:
         """As it is; else with zero points, or with a float scale in the place of two levels."""

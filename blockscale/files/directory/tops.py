@@ -1,0 +1,58 @@
+"""The largest numerators of tensors that share their outer scale, found before any is quantized.
+
+One pass over each such tensor, whichever shard it is in; what was found is kept as long as a run
+lasts. A run that goes on after a kill finds the same numbers in the same files again.
+"""
+
+from contextlib import AbstractContextManager
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from blockscale.core.parse import parse
+from blockscale.files.directory.computed import ComputedWeight, computed_reader
+from blockscale.files.directory.plan import DirectoryPlan, TensorPlan
+from blockscale.files.slabs.pool import Map
+from blockscale.files.slabs.quantize_tensor import TensorQuantizer
+from blockscale.files.slabs.rows import FloatRows
+from blockscale.files.stream import Reader, Tensors
+
+
+class Tops:
+    """What the tensors of a plan share."""
+
+    def __init__(self, plan: DirectoryPlan, run: Map):
+        self._files = plan.files
+        self._run = run
+        self._where: dict[str, tuple[str, TensorPlan]] = {
+            tensor.name: (shard.name, tensor)
+            for shard in plan.shards
+            for tensor in shard.tensors
+            if tensor.joined
+        }
+        self._found: dict[tuple[str, ...], Tensor] = {}
+
+    def of(self, tensor: TensorPlan) -> Tensor | None:
+        """The largest numerator of all that share a tensor's outer scale; None if none do."""
+        if not tensor.joined:
+            return None
+        if tensor.joined not in self._found:
+            tops = [self._own(name) for name in tensor.joined]
+            self._found[tensor.joined] = reduce(torch.maximum, tops)
+        return self._found[tensor.joined]
+
+    def _own(self, name: str) -> Tensor:
+        shard, tensor = self._where[name]
+        with self._reader(shard, tensor.computed) as reader:
+            assert tensor.info is not None
+            rows = FloatRows(reader, name, tensor.info.layout)
+            fmt = parse(tensor.info.format)
+            return TensorQuantizer(rows.read, rows.shape, fmt, run=self._run).top()
+
+    def _reader(
+        self, shard: str, computed: ComputedWeight | None
+    ) -> AbstractContextManager[Tensors]:
+        if computed is not None:
+            return computed_reader(self._files, computed)
+        return Reader(self._files.root / shard)

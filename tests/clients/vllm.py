@@ -1,0 +1,85 @@
+"""vLLM's CPU build on a directory: what it says of prompts, beside what a model here says."""
+
+from pathlib import Path
+
+import torch
+
+from tests.clients.programs import run
+
+# NVFP4 and MXFP4 have no kernels on CPUs. Everything before them is vLLM's own: it finds the
+# scheme, loads and joins weights and scales, processes them, and dequantizes and rounds inputs by
+# its own reference functions; products are F.linear.
+_EMULATED = """
+import torch.nn.functional as F
+
+def emulate():
+    from vllm.model_executor.layers.quantization.utils import nvfp4_emulation_utils as nvfp4
+    from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
+        compressed_tensors_w4a4_nvfp4 as scheme)
+
+    class Kernel:
+        def __init__(self, use_a16):
+            self.use_a16 = use_a16
+        def input_quant_key(self, *_):
+            return None
+        def process_weights_after_loading(self, layer):
+            pass
+        def apply_weights(self, layer, x, bias=None):
+            weight = nvfp4.dequantize_to_dtype(
+                layer.weight.data, layer.weight_scale.data, layer.weight_global_scale.data,
+                x.dtype, 16, swizzle=False)
+            if not self.use_a16:
+                rows = x.reshape(-1, x.shape[-1])
+                rows = nvfp4.ref_nvfp4_quant_dequant(rows, layer.input_global_scale_inv, 16)
+                x = rows.reshape(x.shape)
+            return F.linear(x, weight, bias)
+
+    scheme.init_nvfp4_linear_kernel = lambda use_a16=False: Kernel(use_a16)
+    scheme.expose_input_quant_key = lambda *_: None
+"""
+
+_SCRIPT = """
+import json, os, sys
+os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1",
+               "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+import torch
+EMULATED
+from vllm import LLM, SamplingParams
+
+directory, prompts, vocabulary, dtype = sys.argv[1:]
+prompts, vocabulary = json.loads(prompts), int(vocabulary)
+emulate()
+llm = LLM(directory, skip_tokenizer_init=True, dtype=dtype, enforce_eager=True, max_model_len=64,
+          max_logprobs=vocabulary, enable_prefix_caching=False, max_num_seqs=4)
+settings = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=vocabulary, detokenize=False)
+said = []
+for prompt in prompts:
+    [found] = llm.generate([{"prompt_token_ids": prompt}], settings, use_tqdm=False)
+    rows = [[each[i].logprob for i in range(vocabulary)] for each in found.prompt_logprobs[1:]]
+    said.append(rows)
+print(json.dumps(said))
+"""
+
+
+def prompt_logprobs(
+    directory: Path, prompts: list[list[int]], vocabulary: int, dtype: str = "float32"
+) -> torch.Tensor:
+    """[prompts, tokens - 1, vocabulary] float32: what vLLM expects after each token but the last.
+
+    directory: of a model whose prompts are given as tokens, all of one length; no tokenizer is read
+    """
+    script = _SCRIPT.replace("EMULATED", _EMULATED)
+    text = str([list(map(int, prompt)) for prompt in prompts])
+    return torch.tensor(run("vllm", script, directory, text, vocabulary, dtype))
+
+
+def expected_logprobs(model: torch.nn.Module, prompts: list[list[int]]) -> torch.Tensor:
+    """The same of a causal model here."""
+    with torch.no_grad():
+        logits = model(torch.tensor(prompts)).logits.float()
+    return logits.log_softmax(-1)[:, :-1]
+
+
+def divergence(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The mean KL divergence over all tokens, in nats."""
+    return float((ours.exp() * (ours - theirs)).sum(-1).mean())
