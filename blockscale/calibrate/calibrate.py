@@ -24,6 +24,7 @@ from blockscale.layers.apply import apply, check, plans_for
 from blockscale.layers.computed import folded
 from blockscale.layers.guards.entry import check_model, ordinary_tensors
 from blockscale.layers.guards.optimizers import replacing
+from blockscale.layers.guards.processes import Group, agreeing, check_group, check_whole
 from blockscale.layers.model.wrapped import unwrapped
 from blockscale.layers.parameters.planned import ParameterPlan, plan_parameters
 
@@ -44,6 +45,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     seed: int | None = None,
     source: Source | None = None,
     resume: str | Path | None = None,
+    group: Group = None,
 ) -> Ledger:
     """Quantize a model in place, with scales and weights that are chosen from data; or let a
     graph that `bs.graph.prepare` gave learn from it what its convert needs.
@@ -82,10 +84,15 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         kept as codes.
     resume: a directory for finished blocks: a run that was stopped goes on after them. ResumeError
         if they are another run's.
+    group: in a group of several processes (torch.distributed), what each of them sees: "same", the
+        same batches, so that all have to end with the same codes and scales, which is compared; or
+        "local", batches of its own, for a model of its own. None is refused there.
 
-    Returns the Ledger. Raises TypeError and ValueError for arguments that do not fit, and what the
+    Returns the Ledger. Raises TypeError and ValueError for arguments that do not fit, and a model
+    that is sharded or dispatched; RuntimeError where group="same" and they are not; and what the
     model raises. Whatever is raised, also by Ctrl-C, the model is as it was before.
     """
+    check_group(group, "bs.calibrate")
     data = Data(batches, strict, progress, _read(sequential), budget, blocks, resume, seed=seed)
     own: Any = getattr(model, "calibrate_from", None)
     if own is not None:
@@ -93,6 +100,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     if recipe is None:
         raise ValueError("expected a recipe, such as 'int8': only prepared graphs have their own")
     check_model(model, "bs.calibrate")
+    check_whole(model, "bs.calibrate")
     recipe = Recipe.read(recipe)
     methods = _methods(observer, weight, transform, source)
     methods.check_profiles(recipe)
@@ -105,7 +113,8 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         ):
             methods = methods._replace(transform=turned.transform)
             data = data._replace(batches=turned.batches, settler=settler)
-            ledger = _quantized(plain, recipe, methods, data, seed)
+            with agreeing(plain, group):
+                ledger = _quantized(plain, recipe, methods, data, seed)
         ledger = turned.told(folding.told(ledger))
     ledger.warn()
     return ledger

@@ -27,6 +27,7 @@ from blockscale.files.stored_model import StoredModel, open_stored_model
 from blockscale.layers.computed import folded_for
 from blockscale.layers.guards.entry import check_model, ordinary_tensors
 from blockscale.layers.guards.optimizers import replacing
+from blockscale.layers.guards.processes import check_whole, sent_by_no_forward
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.model.names import tell_names
@@ -46,6 +47,7 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
 def load_opened(model: nn.Module, opened: Callable[[nn.Module], StoredModel]) -> nn.Module:
     """`load` of what `opened` gives for the model itself; whatever is raised, it is unchanged."""
     check_model(model, "bs.load")
+    check_whole(model, "bs.load")
     with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.load"):
         refuse_quantized(plain)
         fill(plain, renamed(plain, opened(plain)))
@@ -60,6 +62,7 @@ def fill(model: nn.Module, source: StoredModel) -> nn.Module:
         dense = _put_in(model, source)
     tell_names(model)
     let_embeddings_be_resized(model)
+    sent_by_no_forward(model)
     announce(model)
     _warn(model, source, dense)
     return model

@@ -12,6 +12,7 @@ from blockscale.files.metadata import Metadata, TensorInfo
 from blockscale.files.unfinished import refuse_unfinished
 from blockscale.files.whole import check_place, written_whole
 from blockscale.layers.guards.entry import check_model
+from blockscale.layers.guards.processes import check_unsharded
 from blockscale.layers.layer import QLayer
 from blockscale.layers.model.folded import folded_norms
 from blockscale.layers.model.wrapped import unwrapped
@@ -28,6 +29,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     model is prepared and not converted, and OSError if it cannot be written.
     """
     check_model(model, "bs.save")
+    check_unsharded(model, "bs.save")
     path = check_place(path, "model.safetensors")
     with unwrapped(model) as plain:
         if isinstance(plain, QLayer):

@@ -17,6 +17,7 @@ from blockscale.layers.computed import folded
 from blockscale.layers.guards.entry import check_model, ordinary_tensors
 from blockscale.layers.guards.finite import broken
 from blockscale.layers.guards.optimizers import replacing
+from blockscale.layers.guards.processes import check_whole, sent_by_no_forward
 from blockscale.layers.guards.sample import tried
 from blockscale.layers.joined import disagreeing, parameter_tops, settle_top
 from blockscale.layers.kinds import quantized_class
@@ -76,10 +77,11 @@ def quantize_(
 
     Returns the Ledger: every layer and every other parameter, quantized with what, or why not.
     Layers that share one weight (tied embeddings) share its codes if all of them get one format.
-    Raises ValueError for a recipe, scale, weight or module that does not fit. Whatever is raised,
-    the model is unchanged then.
+    Raises ValueError for a recipe, scale, weight or module that does not fit, and for a model that
+    is sharded (DTensor) or dispatched (accelerate). Whatever is raised, the model is unchanged.
     """
     check_model(model, "bs.quantize_")
+    check_whole(model, "bs.quantize_")
     recipe, weights = read_recipe(model, recipe, weights, before)
     with (
         unwrapped(model) as plain,
@@ -138,6 +140,7 @@ def apply(
     _change(model, layers, ours, [weight for weight, _ in held.values()])
     tell_names(model)
     let_embeddings_be_resized(model)
+    sent_by_no_forward(model)
     announce(model, recipe)
     others = [held[each.name][1] if each.name in held else each for each in entries_of(planned)]
     return ledger_of(plans, others, recipe, entries)

@@ -7,6 +7,9 @@ default, and are read from there at each use.
 """
 
 from collections.abc import Callable
+from functools import cache
+from hashlib import sha256
+from math import ceil, prod
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +24,8 @@ class Buffers(nn.Module):
     """Buffers that keep their dtype: `model.half()` must not round a scale.
 
     The state holds the format's spelling, so that one in another format is refused: many formats
-    have the same shapes and dtypes.
+    have the same shapes and dtypes. torch.distributed.checkpoint writes into a model's own tensors,
+    and compares nothing but names and sizes before: the spelling's sizes tell formats apart, too.
 
     dtype: of the float tensor that the buffers stand for, which follows casts; None if of none
     offloads: whether accelerate may keep the buffers elsewhere; else they stay where they are used
@@ -35,8 +39,12 @@ class Buffers(nn.Module):
     _asked: list[tuple[Any, bool]]  # hooks that offload, and their offload_buffers as it was
 
     def get_extra_state(self) -> Tensor:
-        """The spelling as bytes: a tensor, so that every file format of states can hold it."""
-        return torch.tensor(list(self.fmt.encode()), dtype=torch.uint8)
+        """The spelling as bytes, zeros after it: a tensor, so that every file format of states can
+        hold it."""
+        spelled, sizes = self.fmt.encode(), _sizes(self.fmt)
+        return torch.tensor([*spelled, *bytes(prod(sizes) - len(spelled))], dtype=torch.uint8).view(
+            sizes
+        )
 
     def set_extra_state(self, state: Tensor) -> None:
         """Nothing to set: `_load_from_state_dict` has compared it."""
@@ -58,7 +66,7 @@ class Buffers(nn.Module):
                 f"codes cannot be averaged or scaled; do that in float, and quantize the result"
             )
             return
-        fmt = self.fmt if state is None else bytes(state.tolist()).decode(errors="replace")
+        fmt = self.fmt if state is None else _spelled(state)
         if fmt != self.fmt:
             error_msgs.append(f"{prefix[:-1]} is in format {self.fmt}, the state in {fmt}")
             return
@@ -132,6 +140,23 @@ class Buffers(nn.Module):
             name: kept[name].to(device) if buffer is not None and buffer.is_meta else buffer
             for name, buffer in self._buffers.items()
         }
+
+
+_DIMENSIONS, _TWOS = 30, 8  # of which any 8 of 30: 5,852,925 ways, and 256 bytes
+
+
+@cache
+def _sizes(spelling: str) -> tuple[int, ...]:
+    """The sizes of a spelling's tensor: 1 or 2, and which are 2 depends on all of its bytes."""
+    hashed = [sha256(f"{i} {spelling}".encode()).digest() for i in range(_DIMENSIONS)]
+    twos = sorted(range(_DIMENSIONS), key=hashed.__getitem__)[:_TWOS]
+    sizes = (2 if i in twos else 1 for i in range(_DIMENSIONS))
+    return (ceil(len(spelling.encode()) / 2**_TWOS), *sizes)
+
+
+def _spelled(state: Tensor) -> str:
+    """What `get_extra_state` gave, or that of release 0.1, which is [bytes]."""
+    return bytes(state.flatten().tolist()).rstrip(b"\0").decode(errors="replace")
 
 
 Parts = tuple[Tensor | None, Tensor | None, Tensor | None]  # scale, zero_point, outer

@@ -60,9 +60,17 @@ def why_not_layer(module: nn.Module, kind: type[QLayer] | None) -> str | None:
     if kind is None:
         name = type(module).__name__
         return _COMPUTED if parametrize.is_parametrized(module) else f"there is no quantized {name}"
-    if "forward" in vars(module):
+    if _has_another_forward(module):
         return "its forward was replaced on the instance, which a quantized layer would undo"
     return kind.refuses(module)
+
+
+def _has_another_forward(module: nn.Module) -> bool:
+    """Whether its instance has another forward than its class: accelerate leaves the class's own
+    there when it removes its hooks."""
+    own = vars(module).get("forward")
+    same = getattr(own, "__func__", None) is type(module).forward
+    return own is not None and not (same and own.__self__ is module)
 
 
 def read_by_parent(model: nn.Module, names: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from blockscale.layers.apply import swap
 from blockscale.layers.bias import notes_on_bias
 from blockscale.layers.guards.entry import check_model, ordinary_tensors
 from blockscale.layers.guards.optimizers import replacing
+from blockscale.layers.guards.processes import sent_by_no_forward
 from blockscale.layers.layer import QLayer
 from blockscale.layers.model.folded import stands_for_norm
 from blockscale.layers.model.names import tell_names
@@ -72,6 +73,7 @@ def _convert(model: nn.Module) -> list[Entry]:
             _drop(model, layer.norm, entries, places[0], quantized)
     model._qat_ledger = Ledger(list(entries.values()), ledger(model).unmatched)  # type: ignore[assignment]
     tell_names(model)
+    sent_by_no_forward(model)
     announce(model)
     return noted
 

@@ -15,6 +15,7 @@ from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import check
 from blockscale.layers.guards.entry import check_model, ordinary_tensors
 from blockscale.layers.guards.optimizers import replacing
+from blockscale.layers.guards.processes import check_whole
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.ledger import ledger_of
 from blockscale.layers.model.wrapped import inner_model, unwrapped
@@ -54,6 +55,7 @@ def prepare_qat(
     Raises SkippedError (strict) and ValueError before anything is changed.
     """
     check_model(model, "bs.prepare_qat")
+    check_whole(model, "bs.prepare_qat")
     recipe, learning = Recipe.read(recipe).refuse_profiles(PROFILED), read_learning(learn)
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ValueError("prepare the model before DistributedDataParallel wraps it")

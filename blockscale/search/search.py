@@ -18,6 +18,7 @@ from blockscale.calibrate.walk.resume import told_apart
 from blockscale.core.work.progress import Progress
 from blockscale.kernels.hardware import hardware
 from blockscale.layers.guards.entry import check_model, ordinary_tensors
+from blockscale.layers.guards.processes import check_whole
 from blockscale.layers.model.wrapped import unwrapped
 from blockscale.search.candidates import Candidate, read
 from blockscale.search.choices import Choice, choices
@@ -79,6 +80,7 @@ def search(  # noqa: PLR0913 - the first three are the call, the rest are option
     """
     began = time.monotonic()
     check_model(model, "bs.search")
+    check_whole(model, "bs.search")
     every = read(candidates)
     score = _score(score, every)
     own = _batches(batches)

@@ -1,9 +1,14 @@
 """Buffers that keep their dtype and know in which format they are."""
 
+import warnings
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
+import blockscale as bs
 from blockscale.layers.buffers import Buffers
 from tests.layers.models import (
     quantized,
@@ -45,7 +50,8 @@ def test_no_conversion_reaches_a_buffer() -> None:
 def test_the_state_says_the_format() -> None:
     state = Held("here").state_dict()
     assert sorted(state) == ["_extra_state", "codes", "scale"]
-    assert bytes(state["_extra_state"].tolist()) == b"here"
+    spelled = state["_extra_state"]
+    assert bytes(spelled.flatten().tolist()).rstrip(b"\0") == b"here" and spelled.numel() == 256
     Held("here").load_state_dict(state)
     with pytest.raises(RuntimeError, match="is in format there, the state in here"):
         Held("there").load_state_dict(state)
@@ -68,3 +74,41 @@ def test_absent_buffers_stay_absent() -> None:
     held = Held(codes=False).half()
     assert held.codes is None
     assert sorted(held.state_dict()) == ["_extra_state", "scale"]
+
+
+SAME_SHAPES = [("mxfp4", "int4:group32:e8m0/floor"), ("mxfp8", "mxfp8_e5m2"), ("int4", "uint4")]
+
+
+@pytest.mark.parametrize(("here", "there"), SAME_SHAPES)
+def test_a_distributed_checkpoint_of_another_format_writes_nothing(
+    here: str, there: str, tmp_path: Path
+) -> None:
+    """torch.distributed.checkpoint writes into the model's own tensors: it has to see it before."""
+    model, other = quantized(here), quantized(there)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that one process is no group
+        dcp.save(other.state_dict(), checkpoint_id=tmp_path)
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        for state in (model.state_dict(), {"model": model}):
+            with pytest.raises(
+                dcp.api.CheckpointException, match=r"Size mismatch.*_extra_state|Missing key"
+            ):
+                dcp.load(state, checkpoint_id=tmp_path)
+        assert all(torch.equal(before[name], now) for name, now in model.state_dict().items())
+        dcp.load(quantized(there).state_dict(), checkpoint_id=tmp_path)
+
+
+def test_each_format_has_sizes_of_its_own() -> None:
+    sizes = {tuple(Held(str(bs.parse(name))).get_extra_state().shape) for name in bs.formats()}
+    assert len(sizes) == len({str(bs.parse(name)) for name in bs.formats()})
+    long = Held("x" * 300)
+    assert long.get_extra_state().numel() == 512
+    long.load_state_dict(long.state_dict())
+
+
+def test_a_state_of_release_0_1() -> None:
+    state = Held("here").state_dict()
+    state["_extra_state"] = torch.tensor(list(b"here"), dtype=torch.uint8)
+    Held("here").load_state_dict(state)
+    with pytest.raises(RuntimeError, match="is in format there, the state in here"):
+        Held("there").load_state_dict(state)

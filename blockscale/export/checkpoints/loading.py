@@ -15,6 +15,7 @@ from blockscale.export.checkpoints.safetensors import Safetensors
 from blockscale.files.load import load_opened
 from blockscale.files.stored_model import StoredModel, open_stored_model
 from blockscale.layers.guards.entry import check_model
+from blockscale.layers.guards.processes import check_whole
 
 
 def load(model: nn.Module, path: str | Path) -> nn.Module:
@@ -35,6 +36,7 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     """
     path = Path(path)
     check_model(model, "bs.load")
+    check_whole(model, "bs.load")
     with _opened(path) as found:
 
         def opened(plain: nn.Module) -> StoredModel:

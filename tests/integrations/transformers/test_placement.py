@@ -36,7 +36,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("source", ["float", "quantized"])
 @pytest.mark.parametrize("places", ["auto", {"": "disk"}], ids=str)
-def test_a_model_larger_than_the_limit(folders: Path, source: str, places: Any, tmp_path: Path) -> None:  # fmt: skip
+def test_a_model_larger_than_the_limit(
+    folders: Path, source: str, places: Any, tmp_path: Path
+) -> None:
     """It is on disk in codes, computes the same bits, and saves them; the files go with it."""
     options = {} if source == "quantized" else {"quantization_config": BlockscaleConfig("mxfp4")}
     loader: Any = hf.LlamaForCausalLM.from_pretrained
