@@ -1,9 +1,9 @@
 """A checkpoint of another producer, seen as a stored model of ours, for `bs.load`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,6 @@ from blockscale.layers.kinds import quantized_class
 from blockscale.ops.tensor import QTensor
 
 
-class Source(NamedTuple):
-    """A tensor of the checkpoint; rows: {how many: which of them each row of the model's is}."""
-
-    name: str
-    rows: Callable[[int], Tensor] | None = None
-
-
 @dataclass(frozen=True)
 class CheckpointModel(StoredModel):
     """Stored tensors of ours, `name.codes` and so on, that are read from a checkpoint.
@@ -34,7 +27,7 @@ class CheckpointModel(StoredModel):
     """
 
     checkpoint: Checkpoint | None = None
-    places: Mapping[str, tuple[Source, str]] = field(default_factory=dict)
+    places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def read(self, names: Sequence[str]) -> dict[str, Tensor]:
         """The tensors of these names; a weight is read once for all of its parts."""
@@ -44,16 +37,13 @@ class CheckpointModel(StoredModel):
         for name in names:
             source, part = self.places[name]
             if part == "order":
-                order = self.checkpoint.order(source.name)
+                order = self.checkpoint.order(source)
                 assert order is not None
                 found[name] = order.to(torch.int32)
                 continue
-            if source.name not in whole:
-                whole = {source.name: self.checkpoint[source.name]}  # one at a time
-            tensor = _part(whole[source.name], part)
-            found[name] = tensor.reshape(self.kinds[name][1])
-            if source.rows is not None:
-                found[name] = found[name].index_select(0, source.rows(found[name].shape[0]))
+            if source not in whole:
+                whole = {source: self.checkpoint[source]}  # one at a time
+            found[name] = _part(whole[source], part).reshape(self.kinds[name][1])
         return found
 
 
@@ -65,34 +55,27 @@ def _part(found: QTensor | Tensor, part: str) -> Tensor:
     return held
 
 
-def as_stored(
-    model: nn.Module, checkpoint: Checkpoint, sources: Mapping[str, Source] | None = None
-) -> StoredModel:
-    """A checkpoint as `bs.load` reads a file of ours.
-
-    sources: {the model's name: what of the checkpoint it is}; by default names are the model's.
+def as_stored(model: nn.Module, checkpoint: Checkpoint) -> StoredModel:
+    """A checkpoint whose names are the model's, as `bs.load` reads a file of ours.
 
     Raises FileError for weights that cannot be read.
     """
-    if sources is None:
-        sources = {name: Source(name) for name in checkpoint}
-    _refuse_unread(checkpoint, sources)
+    _refuse_unread(checkpoint)
     metadata, places, kinds = Metadata(), {}, {}
     state = model.state_dict(keep_vars=True)
-    for name, source in sources.items():
-        stored = checkpoint.stored[source.name]
+    for name, stored in checkpoint.stored.items():
         if stored.format is None:
-            if not _left_out(name, checkpoint, source, state):
-                places[name], kinds[name] = (source, ""), (_dtype(stored), stored.shape)
+            if not _left_out(name, checkpoint, state):
+                places[name], kinds[name] = (name, ""), (_dtype(stored), stored.shape)
             continue
         info = metadata.tensors[name] = _info(model, name, stored, state.get(name))
         for part, kind in info.parts().items():
-            places[f"{name}.{part}"], kinds[f"{name}.{part}"] = (source, part), kind
-        if checkpoint.ordered(source.name):
+            places[f"{name}.{part}"], kinds[f"{name}.{part}"] = (name, part), kind
+        if checkpoint.ordered(name):
             layer = name.removesuffix(".weight")
             metadata.layers[layer] = {"before": "order"}
             place = f"{layer}.before.order"
-            places[place] = (source, "order")
+            places[place] = (name, "order")
             kinds[place] = (torch.int32, (metadata.features(layer),))
     files = dict.fromkeys(places, checkpoint.path)
     return CheckpointModel(
@@ -100,8 +83,8 @@ def as_stored(
     )
 
 
-def _refuse_unread(checkpoint: Checkpoint, sources: Mapping[str, Source]) -> None:
-    unread = {s.name: r for s in sources.values() if (r := checkpoint.stored[s.name].unread)}
+def _refuse_unread(checkpoint: Checkpoint) -> None:
+    unread = {name: each.unread for name, each in checkpoint.stored.items() if each.unread}
     if unread:
         name, reason = next(iter(unread.items()))
         more = f", and {len(unread) - 1} more cannot be read" if len(unread) > 1 else ""
@@ -113,15 +96,13 @@ def _dtype(stored: Stored) -> torch.dtype | None:
     return known if isinstance(known, torch.dtype) else None
 
 
-def _left_out(
-    name: str, checkpoint: Checkpoint, source: Source, state: Mapping[str, Tensor]
-) -> bool:
+def _left_out(name: str, checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> bool:
     """A bias of zeros, which GPTQ's packers write for layers that have none."""
     weight = name.removesuffix("bias") + "weight"
     stored = checkpoint.stored.get(weight)
     if name in state or not name.endswith(".bias") or stored is None or stored.format is None:
         return False
-    bias: Any = checkpoint[source.name]
+    bias: Any = checkpoint[name]
     return not bool(bias.any())
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from blockscale.export.checkpoints.as_stored import as_stored
 from blockscale.export.checkpoints.checkpoint import Checkpoint
 from blockscale.export.checkpoints.gguf import reading as gguf
-from blockscale.export.checkpoints.gguf_names import sources
+from blockscale.export.checkpoints.gguf_names import as_in_model
 from blockscale.export.checkpoints.safetensors import Safetensors
 from blockscale.files.load import load_opened
 from blockscale.files.stored_model import StoredModel, open_stored_model
@@ -42,7 +42,7 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
         def opened(plain: nn.Module) -> StoredModel:
             if isinstance(found, StoredModel):
                 return found
-            return as_stored(plain, found, sources(plain, found) if _of_ggml(found) else None)
+            return as_stored(plain, as_in_model(plain, found) if _of_ggml(found) else found)
 
         return load_opened(model, opened)
 

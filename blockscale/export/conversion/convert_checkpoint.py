@@ -184,7 +184,7 @@ def _stream(
     """Each tensor read, carried, written, read back and compared; a few at the same time."""
 
     def one(step: Step) -> tuple[Step, Converted | None]:
-        value = found.read(step.source)
+        value = found.read(step.name)
         made = _made(step, value)
         output.write(step.name, made)
         error = error_of(value, made) if step.how == REQUANTIZED else None
@@ -211,7 +211,7 @@ def _prove_all(path: Path, found: Source, steps: list[Step], done: Conversion) -
                 f"Nothing is kept",
                 {step.name: why},
             )
-        value, error = found.read(step.source), step.more.get("error")
+        value, error = found.read(step.name), step.more.get("error")
         proof = prove(step.name, _made(step, value) if error else value, again[step.name])
         return _converted(step, proof.compared, proof.zeros, error)
 

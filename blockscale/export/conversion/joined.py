@@ -92,11 +92,11 @@ def _outer_of(source: Source, step: Step) -> Tensor | None:
     """The outer scale of a tensor as it would be written; None if it is to be chosen."""
     if step.how != "exact" or step.wanted is None:
         return None
-    value = source.checkpoint.without_codes(step.source)
+    value = source.view.without_codes(step.name)
     try:
         value = value if isinstance(value, Tensor) else carried(value, step.wanted)
     except CodesNeededError:
-        value = step.become(source.read(step.source))
+        value = step.become(source.read(step.name))
     return value.qparams.outer if isinstance(value, QTensor) else None
 
 
@@ -108,7 +108,7 @@ def _same(outers: Sequence[Tensor | None]) -> bool:
 
 
 def _top_of(source: Source, step: Step) -> Tensor:
-    value = source.read(step.source)
+    value = source.read(step.name)
     wanted = step.wanted
     assert isinstance(value, QTensor) and wanted is not None
     return top_of(block_ranges(value.dequantize(), wanted), wanted)

@@ -86,23 +86,23 @@ def make_plan(
     """
     steps, refused = [], {}
 
-    def one(names: tuple[str, str]) -> tuple[str, Step | str]:
-        name, renamed = names
+    def one(name: str) -> tuple[str, Step | str]:
         try:
-            return renamed, _step(source, name, renamed, writer, recipe, floats)
+            return name, _step(source, name, writer, recipe, floats)
         except (InexactError, ValueError) as error:
-            return renamed, str(error)
+            return name, str(error)
 
     with Pool(AT_A_TIME) as pool:
-        for renamed, found in pool.map(one, source.names.items()):
+        for name, found in pool.map(one, list(source.view)):
             if isinstance(found, Step):
                 steps.append(found)
             else:
-                refused[renamed] = found
+                refused[name] = found
     if refused := refused or settle_joined(source, steps, writer, recipe):
         raise _refusal(writer, refused, recipe)
     planned = [step.planned for step in steps]
-    if not any(step.wanted is not None for step in steps):
+    floats_fit = writer.floats and (writer.one_file or isinstance(source.checkpoint, GGUF))
+    if not floats_fit and not any(step.wanted is not None for step in steps):
         raise ValueError(
             f"nothing in {source.checkpoint.path} is quantized that could be converted: blockscale "
             f"quantize is for models in float"
@@ -115,26 +115,28 @@ def make_plan(
 def _step(
     source: Source,
     name: str,
-    renamed: str,
     writer: Writer,
     recipe: Recipe | None,
     floats: tuple[str, ...],
 ) -> Step:
-    stored = source.checkpoint.stored[name]
+    stored, origin = source.view.stored[name], source.piece(name).name
     if stored.kind in _GRIDS and isinstance(source.checkpoint, GGUF) and writer.name == "gguf":
-        return Step(name, renamed, stored.shape, stored.kind, COPIED, None, None, torch.uint8,
+        return Step(origin, name, stored.shape, stored.kind, COPIED, None, None, torch.uint8,
                     stored.nbytes, stored.kind)  # fmt: skip
     if stored.unread:
         raise InexactError(stored.unread)
     if stored.format is None:
         dtype = plain_dtype(stored, writer.one_file)
-        return Step(name, renamed, stored.shape, stored.kind, COPIED, None, None, dtype,
+        step = Step(origin, name, stored.shape, stored.kind, COPIED, None, None, dtype,
                     stored.nbytes)  # fmt: skip
+        if added := source.piece(name).added:
+            step.more["note"] = f"{added:+g}: Gemma's norms multiply by the weight and 1"
+        return step
     found = parse(stored.format)
-    step = Step(name, renamed, stored.shape, stored.kind, EXACT, found, None,
+    step = Step(origin, name, stored.shape, stored.kind, EXACT, found, None,
                 bytes_before=stored.nbytes)  # fmt: skip
-    layer = layer_of(renamed)
-    if any(matches(pattern, layer) or matches(pattern, renamed) for pattern in floats):
+    layer = layer_of(name)
+    if any(matches(pattern, layer) or matches(pattern, name) for pattern in floats):
         step.how = FLOATS
         return step
     try:
@@ -164,14 +166,14 @@ def _chosen(source: Source, step: Step, writer: Writer) -> Format:
         if reason is None and certain(found, wanted) and not writer.depends(wanted):
             return wanted
         if reason is None:
-            value = source.checkpoint.without_codes(step.source) if value is None else value
+            value = source.view.without_codes(step.name) if value is None else value
             try:
                 reason = _tried(value, wanted, writer)
             except CodesNeededError:
-                rows = source.checkpoint.first_rows(step.source) if rows is None else rows
+                rows = source.view.first_rows(step.name) if rows is None else rows
                 reason = None if rows is None else _of_rows(rows, wanted)
                 if reason is None:
-                    value = source.checkpoint[step.source]
+                    value = source.view[step.name]
                     reason = _tried(value, wanted, writer)
             if reason is None:
                 return wanted
@@ -205,22 +207,34 @@ def _check_place(source: Source, step: Step, writer: Writer) -> None:
     """Raise InexactError for what no format would help."""
     if not writer.embeddings and without_place([step.name]):
         raise InexactError("its readers have no quantized tables of embeddings")
-    checkpoint = source.checkpoint
-    if isinstance(checkpoint, Safetensors):
-        if checkpoint.order(step.source) is not None:
-            raise InexactError(
-                "its groups are of inputs in another order (act-order), for which there is no place"
-            )
-        if checkpoint.rounds(step.source):
-            if step.kind.startswith("bitsandbytes"):
-                raise InexactError("its values have three factors, which no format has")
-            step.more["note"] = "its producer rounds values itself; codes and scales are the same"
-        info = checkpoint.described.tensors.get(step.source)
-        if info is not None and info.layout != "plain":
-            raise InexactError(f"it is stored {info.layout}, which is no matrix of a linear layer")
-        before = checkpoint.described.before(layer_of(step.source))
-        if before is not None:
-            raise InexactError(f"{before} stands before its layer, for which there is no place")
+    piece = source.piece(step.name)
+    if isinstance(source.checkpoint, Safetensors):
+        for each in piece.sources:
+            _check_stored(source.checkpoint, each, step, "transposed" if piece.turned else "plain")
+    elif piece.turned and not writer.one_file:
+        raise InexactError(
+            "its layer has [inputs, outputs], the other way round, and its blocks are of rows here"
+        )
+
+
+def _check_stored(checkpoint: Safetensors, name: str, step: Step, layout: str) -> None:
+    """Raise InexactError for what is stored with a weight and has no place beside it."""
+    if checkpoint.order(name) is not None:
+        raise InexactError(
+            "its groups are of inputs in another order (act-order), for which there is no place"
+        )
+    if checkpoint.rounds(name):
+        if step.kind.startswith("bitsandbytes"):
+            raise InexactError("its values have three factors, which no format has")
+        step.more["note"] = "its producer rounds values itself; codes and scales are the same"
+    info = checkpoint.described.tensors.get(name)
+    stored = "plain" if info is None else info.layout
+    if stored != layout:
+        why = "which is no matrix of a linear layer" if layout == "plain" else f"not {layout}"
+        raise InexactError(f"it is stored {stored}, {why}")
+    before = checkpoint.described.before(layer_of(name))
+    if before is not None:
+        raise InexactError(f"{before} stands before its layer, for which there is no place")
 
 
 def _why(found: Format, reasons: Mapping[str, str]) -> str:

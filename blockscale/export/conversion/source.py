@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.core.untrusted.files import FileError
 from blockscale.core.untrusted.json_text import json_object, read_json
 from blockscale.core.untrusted.names import quoted
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
+from blockscale.export.checkpoints.gguf.blocks import GRIDS
+from blockscale.export.checkpoints.gguf.families import IN_FLOAT32, of_metadata
 from blockscale.export.checkpoints.gguf.reading import GGUF
-from blockscale.export.conversion.rows import interleaved, reordered, separated
+from blockscale.export.checkpoints.gguf.tensors import from_gguf, to_gguf
+from blockscale.export.checkpoints.regrouped import Piece, Regrouped
 from blockscale.export.writers.gguf_files import architectures
 from blockscale.files.directory.model_files import CONFIG, LEDGER, OTHER_WEIGHTS
 from blockscale.files.stored_model import INDEX
@@ -33,34 +35,35 @@ _NAMES = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64,
     "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
 }  # fmt: skip
-_COMPUTED = ("rotary_emb.inv_freq",)  # old models store what readers compute
+# Old models store what readers compute: GPT-2's masks, too
+_COMPUTED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+_TABLES = ("embed_tokens", "token_embd", ".wte", ".wpe", "position_embd")
+_GRIDS = {name for name, _, _ in GRIDS.values()}
 
 
 @dataclass
 class Source:
-    """A checkpoint that is open, and what becomes of its names.
+    """A checkpoint that is open, and its tensors as the result has them.
 
-    names: {name there: name in the result}; left_out: {name there: why it is not in the result}
-    orders: {name there: (heads, whether rows become GGUF's)} of rows that move
+    view: the tensors with the names, shapes and orders of rows of the result
+    left_out: {name in the checkpoint: why it is not in the result}
     config: of the model of transformers, without how it is quantized; {} where there is none
     folder: where the files beside config.json are, or None
     """
 
     checkpoint: Checkpoint
-    names: dict[str, str] = field(default_factory=dict)
+    view: Checkpoint
     left_out: dict[str, str] = field(default_factory=dict)
-    orders: dict[str, tuple[int, bool]] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
 
     def read(self, name: str) -> QTensor | Tensor:
-        """A tensor, with its rows in the order of the result."""
-        value = read(self.checkpoint, name)
-        if name not in self.orders:
-            return value
-        heads, to_gguf = self.orders[name]
-        order = (interleaved if to_gguf else separated)(value.shape[0], heads)
-        return reordered(value, order)
+        """A tensor of the result; the bytes of one in a grid of ggml's, which are only copied."""
+        return read(self.view, name)
+
+    def piece(self, name: str) -> Piece:
+        """How a tensor of the result is made of the checkpoint's."""
+        return self.view.pieces[name] if isinstance(self.view, Regrouped) else Piece((name,))
 
     def other_files(self) -> list[Path]:
         """Tokenizer, settings, the model's card: what lies beside weights and is copied."""
@@ -82,62 +85,57 @@ def source_of(checkpoint: Checkpoint, to_gguf: bool, names: str, config: Path | 
     """
     from_gguf = isinstance(checkpoint, GGUF)
     folder = config if config is not None else _folder(checkpoint)
-    found = Source(checkpoint, config=_config(folder), folder=folder)
+    found = Source(checkpoint, checkpoint, config=_config(folder), folder=folder)
     if from_gguf == to_gguf or names == "keep":
-        found.names = {name: name for name in checkpoint}
-    elif to_gguf:
+        return found
+    if to_gguf:
         _into_gguf(found)
     else:
         _out_of_gguf(found, config is not None)
-    _check_once(found)
     return found
 
 
 def read(checkpoint: Checkpoint, name: str) -> QTensor | Tensor:
     """A tensor; the bytes of one in a grid of ggml's, which has no format here."""
-    if isinstance(checkpoint, GGUF) and checkpoint.stored[name].unread:
+    if isinstance(checkpoint, GGUF) and checkpoint.stored[name].kind in _GRIDS:
         return checkpoint.blocks(name)
     return checkpoint[name]
 
 
 def _into_gguf(found: Source) -> None:
-    arch = architectures.of_config(found.config)
-    unknown = []
+    family = architectures.of_config(found.config)
+    names = []
     for name in found.checkpoint:
-        renamed = architectures.to_gguf(name)
         if name.endswith(_COMPUTED):
             found.left_out[name] = "readers compute it"
-        elif renamed is None:
-            unknown.append(name)
         else:
-            found.names[name] = renamed
-            if arch.permuted and (heads := architectures.heads(name, found.config)):
-                found.orders[name] = heads, True
-    _refuse_unknown(unknown, f"the architecture {arch.name} of GGUF")
+            names.append(name)
+    pieces, unknown = to_gguf(names, family, found.config)
+    _refuse_unknown(unknown, f"the architecture {family.arch} of GGUF")
+    tied = family.ties and found.config.get("tie_word_embeddings", True)
+    if tied and "output.weight" in pieces and "token_embd.weight" in pieces:
+        [head] = pieces.pop("output.weight").sources
+        found.left_out[head] = "it is the table of embeddings (tie_word_embeddings)"
+    found.view = Regrouped(found.checkpoint, pieces)
 
 
 def _out_of_gguf(found: Source, given: bool) -> None:
     checkpoint = found.checkpoint
-    arch = architectures.of_metadata(checkpoint.metadata)
+    _, family = of_metadata(checkpoint.metadata)
     if not given:
         found.config = architectures.config_of(checkpoint.metadata, checkpoint)
-    unknown = []
-    for name in checkpoint:
-        renamed = architectures.from_gguf(name)
-        if name == "rope_freqs.weight" and given:
-            found.left_out[name] = "config.json says how positions are scaled"
-        elif renamed is None:
-            unknown.append(name)
-        else:
-            found.names[name] = renamed
-            if arch.permuted and (heads := architectures.heads(renamed, found.config)):
-                found.orders[name] = heads, False
+    shapes = {name: checkpoint.stored[name].shape for name in checkpoint}
+    if "rope_freqs.weight" in shapes and given:
+        del shapes["rope_freqs.weight"]
+        found.left_out["rope_freqs.weight"] = "config.json says how positions are scaled"
+    pieces, unknown = from_gguf(shapes, family, found.config)
     if "rope_freqs.weight" in unknown:
         raise ValueError(
             "rope_freqs.weight scales the positions, and its place in transformers is config.json: "
             "give the directory of the original model's config.json (--config DIR)"
         )
-    _refuse_unknown(unknown, f"{arch.name} in transformers")
+    _refuse_unknown(unknown, f"{family.arch} in transformers")
+    found.view = Regrouped(checkpoint, pieces)
 
 
 def _refuse_unknown(unknown: list[str], where: str) -> None:
@@ -148,16 +146,6 @@ def _refuse_unknown(unknown: list[str], where: str) -> None:
             f"{listed}{more} have no name in {where} that is known here. With names='keep' "
             f"(--names keep), tensors keep their names"
         )
-
-
-def _check_once(found: Source) -> None:
-    seen: dict[str, str] = {}
-    for name, renamed in found.names.items():
-        if renamed in seen:
-            raise FileError(
-                f"{quoted(name)} and {quoted(seen[renamed])} would both be {quoted(renamed)}"
-            )
-        seen[renamed] = name
 
 
 def _folder(checkpoint: Checkpoint) -> Path | None:
@@ -179,7 +167,7 @@ def _config(folder: Path | None) -> dict[str, Any]:
 
 def without_place(names: Iterable[str]) -> set[str]:
     """Those that are tables of embeddings."""
-    return {n for n in names if n.rpartition(".")[0].endswith(("embed_tokens", "token_embd"))}
+    return {n for n in names if n.rpartition(".")[0].endswith(_TABLES)}
 
 
 def plain_dtype(stored: Stored, to_gguf: bool) -> torch.dtype:
@@ -191,5 +179,7 @@ def plain_dtype(stored: Stored, to_gguf: bool) -> torch.dtype:
         return dtype
     if dtype not in _GGUF_PLAIN:
         raise ValueError(f"GGUF has no tensors of {stored.kind}")
+    if stored.name.split(".")[-2:-1] and stored.name.split(".")[-2] in IN_FLOAT32:
+        return torch.float32
     short = dtype in (torch.float16, torch.bfloat16) and len(stored.shape) < 2
     return torch.float32 if short else dtype  # llama.cpp takes norms and biases as F32 only

@@ -38,6 +38,7 @@ class Writer(ABC):
     computes: what its readers do otherwise than our dequantize(), to be said in summaries; or ""
     embeddings: whether its readers have quantized tables of embeddings
     joins: whether its readers compute query, key and value as one, under one outer scale
+    floats: whether its readers take a model of which nothing is quantized
     """
 
     name: str
@@ -45,6 +46,7 @@ class Writer(ABC):
     computes: str = ""
     embeddings: bool = False
     joins: bool = False
+    floats: bool = False
 
     @abstractmethod
     def forms(self, fmt: Format, shape: Sequence[int]) -> Iterable[str]:

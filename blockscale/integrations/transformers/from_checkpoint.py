@@ -34,8 +34,8 @@ def from_checkpoint(
     """A model of transformers whose layers hold a checkpoint's codes, on the CPU, in eval mode.
 
     path: what `bs.load` takes: a directory or file of GPTQ, AWQ, bitsandbytes, compressed-tensors,
-        MLX and others (docs/checkpoints.md), of ours or in float, or a GGUF file of the
-        architectures llama, qwen2 and qwen3
+        MLX and others (docs/checkpoints.md), of ours or in float, or a GGUF file of one of the
+        architectures that docs/checkpoints.md lists
     auto_class: what makes the model of its config: an Auto class, or a model's class
     config: the model's config or a directory that has it; None for the config.json beside the
         weights, and for what the metadata of a GGUF file say

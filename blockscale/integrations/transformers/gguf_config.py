@@ -46,7 +46,7 @@ def refusing(what: str) -> Iterator[None]:
 
 
 def config_of_gguf(checkpoint: GGUF) -> PreTrainedConfig:
-    """LlamaConfig, Qwen2Config or Qwen3Config of a file of the architecture of this name.
+    """The config of a class of transformers, by the file's architecture.
 
     Raises FileError for other architectures, a key that is missing, and positions that are scaled
     in a way that no config here says.
@@ -54,15 +54,29 @@ def config_of_gguf(checkpoint: GGUF) -> PreTrainedConfig:
     with refusing(str(checkpoint.path)):
         found = config_of(checkpoint.metadata, checkpoint)
     found = {"bos_token_id": None, "eos_token_id": None} | found  # else they are a class's defaults
+    layers = found.get("num_hidden_layers", found.get("n_layer", 0))
+    if layers > len(checkpoint):
+        raise FileError(
+            f"{checkpoint.path} tells of {layers} layers, and holds {len(checkpoint)} tensors"
+        )
+    if "rope_theta" in found:
+        _positions(checkpoint, found)
+    with refusing(f"{checkpoint.path}: transformers"):
+        return AutoConfig.for_model(**found)
+
+
+def _positions(checkpoint: GGUF, found: dict[str, Any]) -> None:
+    """Put `rope_parameters` in the place of what config.json had before transformers 5."""
     theta = found.pop("rope_theta")
     scaling = found.pop("rope_scaling", None)
     found["rope_parameters"] = {"rope_type": "default", "rope_theta": theta} | (scaling or {})
+    if "partial_rotary_factor" in found:
+        found["rope_parameters"]["partial_rotary_factor"] = found.pop("partial_rotary_factor")
+    if "rope_local_base_freq" in found:  # two kinds of layers, each with positions of its own
+        local = {"rope_type": "default", "rope_theta": found.pop("rope_local_base_freq")}
+        both = {"full_attention": found["rope_parameters"], "sliding_attention": local}
+        found["rope_parameters"] = both
     size = found.get("head_dim") or found["hidden_size"] // max(found["num_attention_heads"], 1)
-    if found["num_hidden_layers"] > len(checkpoint):
-        raise FileError(
-            f"{checkpoint.path} tells of {found['num_hidden_layers']} layers, and holds "
-            f"{len(checkpoint)} tensors"
-        )
     if _FACTORS in checkpoint:
         if scaling is not None:
             raise FileError(
@@ -77,8 +91,6 @@ def config_of_gguf(checkpoint: GGUF) -> PreTrainedConfig:
                 f"does: give the config of the original model (config=)"
             )
         found["rope_parameters"] = settings
-    with refusing(f"{checkpoint.path}: transformers"):
-        return AutoConfig.for_model(**found)
 
 
 def _llama3(factors: Tensor, theta: float, size: int) -> dict[str, Any] | None:

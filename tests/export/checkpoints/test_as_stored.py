@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.export.checkpoints.as_stored import Source, as_stored
+from blockscale.export.checkpoints.as_stored import as_stored
 from tests.export.checkpoints.layouts.recorded import cases, directory
 
 
@@ -26,18 +26,6 @@ def test_parts(tmp_path):
     codes = checkpoint["a.weight"].dequantize()
     back = torch.empty_like(codes).index_copy_(1, order, codes)
     assert torch.equal(back.half(), values)
-
-
-def test_rows_in_another_order(tmp_path):
-    checkpoint, _ = opened(tmp_path, "mlx", "4 normal fp32")
-    sources = {"b.weight": Source("a.weight", lambda count: torch.arange(count).flip(0))}
-    model = nn.ModuleDict({"b": nn.Linear(128, 8, bias=False)})
-    found = as_stored(model, checkpoint, sources)
-    q = checkpoint["a.weight"]
-    tensors = found.read(["b.weight.codes", "b.weight.scale", "b.weight.offset"])
-    assert torch.equal(tensors["b.weight.codes"], q.packed.flip(0))
-    assert torch.equal(tensors["b.weight.scale"], q.scale.flip(0))
-    assert torch.equal(tensors["b.weight.offset"], q.offset.flip(0))
 
 
 def test_a_shape_that_is_not_in_the_file(tmp_path):

@@ -8,7 +8,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
-from blockscale.export.checkpoints.gguf_names import sources
+from blockscale.export.checkpoints.gguf_names import as_in_model
 from blockscale.files.metadata import FileError
 from tests.export.checkpoints.test_loading import RECORDED
 from tests.recorded.record_gguf_llama import permuted
@@ -17,8 +17,10 @@ HEADS = {"llama.attention.head_count": 4, "llama.attention.head_count_kv": 2}
 
 
 class File(Checkpoint):
+    tensors: dict
+
     def _read(self, stored):
-        raise NotImplementedError
+        return self.tensors[stored.name]
 
 
 def found(names, **metadata):
@@ -31,29 +33,32 @@ def found(names, **metadata):
 def test_names_and_rows():
     names = ["token_embd.weight", "output_norm.weight", "blk.3.attn_k.weight", "blk.0.attn_q.bias",
              "blk.11.ffn_down.weight", "rope_freqs.weight"]  # fmt: skip
-    given = sources(nn.Module(), found(names))
-    assert {new.removeprefix("model."): source.name for new, source in given.items()} == {
-        "embed_tokens.weight": names[0], "norm.weight": names[1],
-        "layers.3.self_attn.k_proj.weight": names[2], "layers.0.self_attn.q_proj.bias": names[3],
-        "layers.11.mlp.down_proj.weight": names[4],
+    given = as_in_model(nn.Module(), found(names))
+    assert {new.removeprefix("model."): given.pieces[new].sources for new in given} == {
+        "embed_tokens.weight": (names[0],), "norm.weight": (names[1],),
+        "layers.3.self_attn.k_proj.weight": (names[2],),
+        "layers.0.self_attn.q_proj.bias": (names[3],),
+        "layers.11.mlp.down_proj.weight": (names[4],),
     }  # fmt: skip
     for name, heads in (
         ("layers.3.self_attn.k_proj.weight", 2),
         ("layers.0.self_attn.q_proj.bias", 4),
     ):
-        source = next(source for new, source in given.items() if new.endswith(name))
         rows = torch.arange(32)
-        back = permuted(rows.numpy()[:, None], heads)[:, 0][source.rows(32).numpy()]
-        assert back.tolist() == rows.tolist()
-        with pytest.raises(FileError, match="its 18 rows are no"):
-            source.rows(18)
+        there = torch.from_numpy(permuted(rows.numpy()[:, None], heads)[:, 0].copy())
+        [whole] = [each for each in given if each.endswith(name)]
+        given.inner.tensors = dict.fromkeys(names, there)
+        assert torch.equal(given[whole], rows)
+        given.inner.tensors = dict.fromkeys(names, torch.arange(18))
+        with pytest.raises(FileError, match=r"18 rows are no . heads of an even size"):
+            given[whole]
 
 
 def test_only_llama_is_permuted():
     """qwen2's converter leaves the rows of attn_q where they are."""
     told = {"general.architecture": "qwen2"}
-    [source] = sources(nn.Module(), found(["blk.0.attn_q.weight"], **told)).values()
-    assert source.rows is None
+    [piece] = as_in_model(nn.Module(), found(["blk.0.attn_q.weight"], **told)).pieces.values()
+    assert piece.heads == 0
 
 
 @pytest.mark.parametrize(
@@ -69,7 +74,7 @@ def test_only_llama_is_permuted():
 )  # fmt: skip
 def test_what_is_refused(names, metadata, told):
     with pytest.raises(FileError, match=told):
-        sources(nn.Module(), found(names, **metadata))
+        as_in_model(nn.Module(), found(names, **metadata))
 
 
 def test_a_model_of_another_kind():

@@ -226,7 +226,7 @@ def test_unknown_targets_and_names(tmp_path: Path) -> None:
         bs.export.convert_checkpoint(tmp_path / "gone", tmp_path / "there", "gguf")
     floats = write(tmp_path / "floats", {"a.weight": torch.ones(32, 32)})
     with pytest.raises(ValueError, match=r"nothing in .* is quantized that could be converted"):
-        bs.export.convert_checkpoint(floats, tmp_path / "there", "gguf", names="keep")
+        bs.export.convert_checkpoint(floats, tmp_path / "there", "awq", names="keep")
     assert not (tmp_path / "there").exists()
 
 

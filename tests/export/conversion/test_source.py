@@ -17,7 +17,7 @@ def test_names_that_are_not_known(tmp_path: Path) -> None:
     with bs.checkpoint(write(tmp_path / "m", held)) as opened:
         with pytest.raises(ValueError, match=r"'model\.vision\.weight' have no name in"):
             source_of(opened, True, "auto", None)
-        assert source_of(opened, True, "keep", None).names["model.vision.weight"]
+        assert "model.vision.weight" in source_of(opened, True, "keep", None).view
 
 
 def test_models_that_are_not_known(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_what_readers_compute_is_left_out(tmp_path: Path) -> None:
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     with bs.checkpoint(write(tmp_path / "m", tensors(FMT) | {name: torch.ones(3)})) as opened:
         found = source_of(opened, True, "auto", None)
-    assert found.left_out == {name: "readers compute it"} and name not in found.names
+    assert found.left_out == {name: "readers compute it"} and name not in found.view
 
 
 def test_a_config_of_another_place(tmp_path: Path) -> None:

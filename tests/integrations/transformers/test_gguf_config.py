@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import blockscale as bs
+from blockscale.integrations.transformers import from_checkpoint
 from blockscale.integrations.transformers.gguf_config import config_of_gguf
+from tests.clients import tiny
 
 SIZES = {
     "context_length": 64, "embedding_length": 64, "block_count": 2, "feed_forward_length": 128,
@@ -89,7 +91,7 @@ def test_positions_of_llama_3(factor: float) -> None:
         ({"llama.attention.head_count": 5}, "m.gguf: transformers: "),
         ({"llama.attention.head_count_kv": [2, 1]}, "no number llama.attention.head_count_kv"),
         ({"llama.block_count": 10**9}, "tells of 1000000000 layers, and holds 3 tensors"),
-        ({"general.architecture": "phi3"}, "architecture 'phi3'.*known are llama, qwen2, qwen3"),
+        ({"general.architecture": "phi9"}, "architecture 'phi9'.*known are llama, qwen2, qwen3"),
     ],
 )
 def test_what_is_refused(more: dict[str, Any], told: str) -> None:
@@ -134,3 +136,44 @@ def test_factors_and_keys_at_once() -> None:
     keys = {"llama.rope.scale_linear": 2.0}
     with pytest.raises(bs.FileError, match="and keys that scale positions, too"):
         config_of_gguf(File("llama", keys, **{"rope_freqs.weight": torch.ones(8)}))
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_every_kind_of_model_there_and_back(kind: str, tmp_path: Path) -> None:
+    """A float model as a GGUF file, loaded from it, and as a directory again: the same logits."""
+    model = tiny.write(tmp_path / "m", kind)
+    done = bs.export.convert_checkpoint(tmp_path / "m", tmp_path / "m.gguf", "gguf")
+    assert done.lossless and not done.notes
+    ids = tiny.tokens(40)
+    expected = tiny.logits(model, ids)
+    loaded = from_checkpoint(tmp_path / "m.gguf")
+    assert type(loaded) is type(model) or kind == "mistral"
+    assert torch.equal(tiny.logits(loaded, ids), expected)
+    bs.export.convert_checkpoint(tmp_path / "m.gguf", tmp_path / "back", "blockscale")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()
+    assert torch.equal(tiny.logits(again, ids), expected)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "gemma3_text", "phi3", "gpt2"])
+def test_a_quantized_model_loads_as_its_directory_does(kind: str, tmp_path: Path) -> None:
+    """Stacked experts, fused and turned layers hold the file's codes."""
+    tiny.write(tmp_path / "m", kind)
+    bs.quantize_directory(tmp_path / "m", tmp_path / "q", "profile:gguf.q8_0")
+    bs.export.convert_checkpoint(tmp_path / "q", tmp_path / "q.gguf", "gguf")
+    ids = tiny.tokens(40)
+    loaded, expected = from_checkpoint(tmp_path / "q.gguf"), from_checkpoint(tmp_path / "q")
+    assert torch.equal(tiny.logits(loaded, ids), tiny.logits(expected, ids))
+    assert any("Q" in type(each).__name__ for each in loaded.modules())
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gemma2", "gpt2"])
+def test_the_package_gguf_reads_the_same(kind: str, tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    tiny.write(tmp_path / "m", kind)
+    bs.export.convert_checkpoint(tmp_path / "m", tmp_path / "m.gguf", "gguf")
+    theirs = {each.name: each for each in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    with bs.checkpoint(tmp_path / "m.gguf") as ours:
+        assert set(theirs) == set(ours)
+        for name, each in theirs.items():
+            assert tuple(reversed(each.shape.tolist())) == tuple(ours[name].shape)
+            assert torch.equal(torch.from_numpy(each.data.copy()), ours[name])

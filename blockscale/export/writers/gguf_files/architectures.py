@@ -1,134 +1,91 @@
-"""Models that llama.cpp has an architecture for: its names of tensors and keys, and transformers'.
+"""Models that llama.cpp has an architecture for: a file's keys from config.json, and back."""
 
-Names: ggml-org/llama.cpp, gguf-py/gguf/tensor_mapping.py and constants.py (gguf 0.19.0), which
-tests compare with. Only architectures whose tensors are stored as transformers has them, but for
-the order of rows: converters add to norms of others, or join and split tensors.
-"""
-
-import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from blockscale.core.untrusted.names import quoted
+from blockscale.export.checkpoints.gguf.families import FAMILIES, NEEDED, Family, Key, of_metadata
 from blockscale.export.writers.gguf_files.head import Value
 from blockscale.export.writers.gguf_files.positions import rope, scaling_keys, scaling_of
+from blockscale.export.writers.gguf_files.settings import check_settings, window_keys
 
 
-class Architecture(NamedTuple):
-    """name: general.architecture; permuted: whether rows of q and k lie in another order there."""
-
-    name: str
-    permuted: bool
-
-
-_KNOWN = {  # {model_type of transformers: …}
-    "llama": Architecture("llama", True),
-    "mistral": Architecture("llama", True),
-    "qwen2": Architecture("qwen2", False),
-    "qwen3": Architecture("qwen3", False),
-}
-_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-_IN_LAYER = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}  # fmt: skip
-_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.(.+)")
-_BLOCK = re.compile(r"blk\.(\d{1,6})\.(.+)")
-# {key after the architecture's: (its type, key of config.json)}
-_KEYS = {
-    "context_length": ("u32", "max_position_embeddings"),
-    "embedding_length": ("u32", "hidden_size"),
-    "block_count": ("u32", "num_hidden_layers"),
-    "feed_forward_length": ("u32", "intermediate_size"),
-    "attention.head_count": ("u32", "num_attention_heads"),
-    "attention.head_count_kv": ("u32", "num_key_value_heads"),
-    "attention.layer_norm_rms_epsilon": ("f32", "rms_norm_eps"),
-    "vocab_size": ("u32", "vocab_size"),
-}
-_DEFAULTS = {"rms_norm_eps": 1e-6}
-
-
-def of_config(config: Mapping[str, Any]) -> Architecture:
-    """The architecture of a model of transformers. Raises ValueError for one that is not known."""
+def of_config(config: Mapping[str, Any]) -> Family:
+    """The family of a model of transformers. Raises ValueError for one that is not known."""
     kind = config.get("model_type")
-    if kind not in _KNOWN:
+    if kind not in FAMILIES:
         raise ValueError(
             f"config.json has the model_type {quoted(kind)}, whose names in GGUF are not known "
-            f"here; known are {', '.join(_KNOWN)}. With names='keep' (--names keep), tensors keep "
-            f"their names, which llama.cpp will not know"
+            f"here; known are {', '.join(FAMILIES)}. With names='keep' (--names keep), tensors "
+            f"keep their names, which llama.cpp will not know"
         )
-    return _KNOWN[kind]
+    return FAMILIES[str(kind)]
 
 
-def of_metadata(metadata: Mapping[str, Any]) -> Architecture:
-    """The architecture of a GGUF file. Raises ValueError likewise."""
-    name = metadata.get("general.architecture")
-    for known in _KNOWN.values():
-        if known.name == name:
-            return known
-    names = ", ".join(dict.fromkeys(each.name for each in _KNOWN.values()))
-    raise ValueError(
-        f"the GGUF file is of the architecture {quoted(name)}, whose names in transformers are "
-        f"not known here; known are {names}. With names='keep' (--names keep), tensors keep their "
-        f"names"
-    )
+def keys(config: Mapping[str, Any]) -> tuple[dict[str, Value], list[str]]:
+    """A GGUF file's metadata from config.json, and what has to be said of what has no place there.
+
+    Raises ValueError for a setting that it lacks, or that llama.cpp would not compute.
+    """
+    family = of_config(config)
+    config = _flat(config, family)
+    notes = check_settings(config, family)
+    found = {"general.architecture": Value("text", family.arch)}
+    for key, what in family.keys.items():
+        value = _number(config, what)
+        if value is not None:
+            found[f"{family.arch}.{key}"] = Value(what.kind, value)
+    if family.arch != "gpt2":
+        found |= _position_keys(config, family)
+    more, told = window_keys(config, family)
+    return found | more, [*told, *notes]
 
 
-def to_gguf(name: str) -> str | None:
-    """A name of transformers -> that in GGUF, or None."""
-    return _renamed(name, _LAYER, "blk.{}.", _IN_LAYER, _WHOLE)
+def _flat(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Gemma 3's two kinds of positions as older files tell of them. Raises ValueError for scaled
+    ones of layers with a window."""
+    config = dict(config)
+    both = config.get("rope_parameters")
+    if family.arch != "gemma3" or not isinstance(both, dict) or "full_attention" not in both:
+        return config
+    local = dict(both.get("sliding_attention") or {})
+    if local.get("rope_type", "default") != "default":
+        raise ValueError(
+            f"config.json: rotary positions of layers with a sliding window are scaled by "
+            f"{quoted(local['rope_type'])}, for which a GGUF file of {family.arch} has no keys"
+        )
+    config["rope_parameters"] = both["full_attention"]
+    config["rope_local_base_freq"] = local.get("rope_theta", 10_000.0)
+    return config
 
 
-def from_gguf(name: str) -> str | None:
-    """A name in GGUF -> that of transformers, or None."""
-    layers = {theirs: ours for ours, theirs in _IN_LAYER.items()}
-    whole = {theirs: ours for ours, theirs in _WHOLE.items()}
-    return _renamed(name, _BLOCK, "model.layers.{}.", layers, whole)
+def _number(config: Mapping[str, Any], key: Key) -> int | float | None:
+    """The number of a key. Raises ValueError for what is none."""
+    ours = next((name for name in key.names if config.get(name) is not None), key.names[0])
+    if "4 n_embd" in key.names and config.get(ours) is None:
+        return 4 * int(config.get("n_embd", 768))
+    value = config.get(ours)
+    if value is None and key.default is not NEEDED:
+        value = key.default
+        if value is None:
+            return None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    whole = key.kind == "u32"
+    if not number or not 0 <= value < 2**32 or (whole and int(value) != value):
+        raise ValueError(f"config.json: {ours} is {quoted(value)}, expected a number")
+    return int(value) if whole else float(value)
 
 
-def _renamed(
-    name: str, numbered: re.Pattern[str], prefix: str, inside: dict[str, str], whole: dict[str, str]
-) -> str | None:
-    found = numbered.fullmatch(name)
-    rest = name if found is None else found[2]
-    layer, _, last = rest.rpartition(".")
-    table = whole if found is None else inside
-    if layer not in table or last not in ("weight", "bias"):
-        return None
-    return (prefix.format(int(found[1])) if found else "") + f"{table[layer]}.{last}"
-
-
-def heads(name: str, config: Mapping[str, Any]) -> int:
-    """How many heads the rows of q or k of this name (transformers') are of; 0 for others."""
-    layer = name.rpartition(".")[0]
-    if layer.endswith("self_attn.q_proj"):
-        return int(config["num_attention_heads"])
-    if layer.endswith("self_attn.k_proj"):
-        return int(config.get("num_key_value_heads") or config["num_attention_heads"])
-    return 0
-
-
-def keys(config: Mapping[str, Any]) -> dict[str, Value]:
-    """A GGUF file's metadata from config.json. Raises ValueError for a setting that it lacks."""
-    arch = of_config(config).name
-    found = {"general.architecture": Value("text", arch)}
-    more = {"num_key_value_heads": config.get("num_attention_heads")} | _DEFAULTS
-    for key, (kind, ours) in _KEYS.items():
-        value = config.get(ours, more.get(ours))
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 <= value < 2**32 or (kind == "u32" and int(value) != value):
-            raise ValueError(f"config.json: {ours} is {quoted(value)}, expected a number")
-        found[f"{arch}.{key}"] = Value(kind, int(value) if kind == "u32" else float(value))
-    head = _head_size(config)
-    found[f"{arch}.rope.dimension_count"] = Value("u32", head)
+def _position_keys(config: Mapping[str, Any], family: Family) -> dict[str, Value]:
+    arch, head = family.arch, _head_size(config)
+    settings = rope(config)
+    part = settings.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
+    found = {f"{arch}.rope.dimension_count": Value("u32", int(head * float(part)))}
     if config.get("head_dim") is not None:
         found[f"{arch}.attention.key_length"] = Value("u32", head)
         found[f"{arch}.attention.value_length"] = Value("u32", head)
-    found[f"{arch}.rope.freq_base"] = Value("f32", float(rope(config).get("rope_theta", 10_000.0)))
+    usual = 1e6 if arch == "gemma3" else 10_000.0
+    found[f"{arch}.rope.freq_base"] = Value("f32", float(settings.get("rope_theta", usual)))
     return found | scaling_keys(arch, config)
 
 
@@ -142,38 +99,76 @@ def config_of(metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, An
     Raises ValueError for an architecture that is not known, for a key that is missing, and for
     positions that are scaled in other ways than `scaling_of` knows, or of a part of a head.
     """
-    arch = of_metadata(metadata).name
+    kind, family = of_metadata(metadata)
+    arch, names = family.arch, set(names)
     found: dict[str, Any] = {
-        "architectures": [_CLASSES[arch]],
-        "model_type": arch,
-        "tie_word_embeddings": "output.weight" not in set(names),
+        "architectures": [family.class_name],
+        "model_type": kind,
+        "tie_word_embeddings": "output.weight" not in names,
     }
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    for key, (_, ours) in _KEYS.items():
+    for key, what in family.keys.items():
         value = metadata.get(f"{arch}.{key}")
-        if value is None and key == "vocab_size" and isinstance(tokens, list):
-            value = len(tokens)
+        if value is None and key == "vocab_size":
+            tokens = metadata.get("tokenizer.ggml.tokens")
+            value = len(tokens) if isinstance(tokens, list) else None
+        if value is None and what.default is not NEEDED:
+            value = what.default
+            if value is None:
+                continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise ValueError(f"the GGUF file has no number {arch}.{key}, which config.json needs")
-        found[ours] = value
-    if isinstance(size := metadata.get(f"{arch}.attention.key_length"), int):
-        found["head_dim"] = size
-    theta = metadata.get(f"{arch}.rope.freq_base", 10_000.0)
-    found["rope_theta"] = float(theta)
-    if (scaling := scaling_of(arch, metadata)) is not None:
-        found["rope_scaling"] = scaling
-    _check_positions(arch, metadata, _head_size(found))
-    for key in ("bos", "eos"):
-        if isinstance(token := metadata.get(f"tokenizer.ggml.{key}_token_id"), int):
+        found[what.names[0]] = value
+    if arch != "gpt2":
+        _positions(found, metadata, family)
+    found |= _implied(found, metadata, names, kind)
+    for key, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        if isinstance(token := metadata.get(f"tokenizer.ggml.{theirs}_token_id"), int):
             found[f"{key}_token_id"] = token
+    if kind == "phi3":  # whose class has a default beyond small vocabularies
+        found.setdefault("pad_token_id", None)
     return found
 
 
-def _check_positions(arch: str, metadata: Mapping[str, Any], head: int) -> None:
-    """Raise ValueError where positions are those of a part of a head."""
-    value = metadata.get(f"{arch}.rope.dimension_count")
-    if value not in (None, head):
+def _positions(found: dict[str, Any], metadata: Mapping[str, Any], family: Family) -> None:
+    arch = family.arch
+    if isinstance(size := metadata.get(f"{arch}.attention.key_length"), int):
+        found["head_dim"] = size
+    usual = 1e6 if arch == "gemma3" else 10_000.0
+    found["rope_theta"] = float(metadata.get(f"{arch}.rope.freq_base", usual))
+    if (scaling := scaling_of(arch, metadata)) is not None:
+        found["rope_scaling"] = scaling
+    part = metadata.get(f"{arch}.rope.dimension_count")
+    head = _head_size(found)
+    if arch == "phi3" and isinstance(part, int) and 0 < part < head:
+        found["partial_rotary_factor"] = part / head
+    elif part not in (None, head):
         raise ValueError(
-            f"the GGUF file has {arch}.rope.dimension_count = {quoted(str(value))}, which is not "
+            f"the GGUF file has {arch}.rope.dimension_count = {quoted(str(part))}, which is not "
             f"translated: give the config of the original model (config=, --config DIR)"
         )
+
+
+def _implied(
+    found: Mapping[str, Any], metadata: Mapping[str, Any], names: set[str], kind: str
+) -> dict[str, Any]:
+    """Settings that the architecture means, or that tensors tell."""
+    if kind == "qwen3_moe":
+        return {"norm_topk_prob": True}
+    if kind == "qwen2_moe":
+        return {"norm_topk_prob": False}
+    if kind in ("gemma2", "gemma3_text"):
+        more: dict[str, Any] = {"query_pre_attn_scalar": _head_size(found)}
+        large = {"gemma2": 46, "gemma3_text": 62}[kind]
+        if found["num_hidden_layers"] == large:
+            more["query_pre_attn_scalar"] = found["hidden_size"] // found["num_attention_heads"]
+        slides = metadata.get(f"{FAMILIES[kind].arch}.attention.sliding_window_pattern")
+        if isinstance(slides, list):
+            kinds = ["sliding_attention" if each else "full_attention" for each in slides]
+            more["layer_types"] = kinds
+        return more
+    more = {}
+    if kind in ("llama", "qwen3", "granite", "qwen3_moe") and "blk.0.attn_q.bias" in names:
+        more["attention_bias"] = True
+    if kind in ("llama", "granite") and "blk.0.ffn_up.bias" in names:
+        more["mlp_bias"] = True
+    return more

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from blockscale.export.writers.gguf_files.architectures import keys, of_config
@@ -21,8 +22,9 @@ from blockscale.export.writers.writer import Planned
 _FILE_TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10,
     "Q3_K": 12, "Q4_K": 15, "Q5_K": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32,
-    "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38,
+    "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38, "NVFP4": 39, "Q1_0": 40, "Q2_0": 41,
 }  # fmt: skip
+_FLOATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 @dataclass
@@ -38,6 +40,14 @@ class Extra:
         return [Planned(n, tuple(t.shape), None, t.dtype) for n, t in self.tensors.items()]
 
 
+def _most(tensors: Sequence[Planned]) -> str | None:
+    """The type of most matrices: of those that are quantized, if there are any."""
+    kinds = Counter(kind_of(t.format) for t in tensors if t.format is not None)
+    if not kinds:
+        kinds = Counter(_FLOATS.get(t.dtype) for t in tensors if len(t.shape) > 1 and not t.grid)
+    return kinds.most_common(1)[0][0] if kinds else None
+
+
 def metadata_for(
     config: Mapping[str, Any], folder: Path | None, tensors: Sequence[Planned]
 ) -> tuple[dict[str, bytes], Extra, tuple[str, ...]]:
@@ -46,24 +56,24 @@ def metadata_for(
     tensors: with their names in GGUF. A model of an architecture that is not known, whose tensors
     keep their names, has no keys but those of any file.
     """
-    kinds = Counter(kind_of(t.format) for t in tensors if t.format is not None)
-    most = kinds.most_common(1)[0][0] if kinds else None
+    most = _most(tensors)
     found = {"general.quantization_version": Value("u32", 2)}
     if most in _FILE_TYPES:
         found["general.file_type"] = Value("u32", _FILE_TYPES[most])
     extra, notes = Extra(), []
     if any(t.name == "token_embd.weight" for t in tensors):
-        found = keys(config) | found
-        positions = rope(config)
-        if kind_of_positions(positions) == "llama3":
-            arch = of_config(config).name
+        told, said = keys(config)
+        found, notes = told | found, [*notes, *said]
+        arch = of_config(config).arch
+        if kind_of_positions(rope(config)) == "llama3":
+            positions = rope(config)
             size = found[f"{arch}.rope.dimension_count"].value
             extra.tensors["rope_freqs.weight"] = rope_factors(positions, size)
         vocabulary = next(t.shape[0] for t in tensors if t.name == "token_embd.weight")
         if folder is not None:
-            tokens, told = tokenizer_keys(folder, vocabulary)
+            tokens, text = tokenizer_keys(folder, vocabulary)
             found |= tokens
-            notes += [told] if told else []
+            notes += [text] if text else []
     else:
         found = {
             "general.architecture": Value("text", str(config.get("model_type", "unknown")))

@@ -16,6 +16,7 @@ class Blockscale(Writer):
 
     name = "blockscale"
     embeddings = True
+    floats = True
 
     def forms(self, fmt: Format, shape: Sequence[int]) -> Iterable[str]:
         """As it is."""

@@ -21,6 +21,7 @@ class GGUF(Writer):
 
     name = "gguf"
     embeddings = True
+    floats = True
     one_file = True
 
     def forms(self, fmt: Format, shape: Sequence[int]) -> Iterable[str]:

@@ -1,35 +1,16 @@
-"""Names and keys: gguf 0.19.0's own (tests/recorded/record_gguf_names.py)."""
-
-import json
-from pathlib import Path
+"""Keys of a file from config.json, and back."""
 
 import pytest
 
+from blockscale.export.checkpoints.gguf.families import FAMILIES, of_metadata
 from blockscale.export.writers.gguf_files import architectures
+from tests.clients.tiny import KINDS
 from tests.export.conversion.models import CONFIG
-
-RECORDED = json.loads((Path(__file__).parents[3] / "recorded" / "gguf_names.json").read_text())
-
-
-@pytest.mark.parametrize("arch", RECORDED)
-def test_names(arch: str) -> None:
-    assert len(RECORDED[arch]) >= 12
-    for ours, theirs in RECORDED[arch].items():
-        assert architectures.to_gguf(ours) == theirs
-        assert architectures.from_gguf(theirs) == ours
-        bias = ours.removesuffix("weight") + "bias"
-        assert architectures.from_gguf(str(architectures.to_gguf(bias))) == bias
-
-
-def test_other_names() -> None:
-    for name in ("model.layers.0.mlp.experts.weight", "blk.0.attn_q.weight", "lm_head.weights"):
-        assert architectures.to_gguf(name) is None
-    assert architectures.from_gguf("blk.0.ffn_gate_exps.weight") is None
-    assert architectures.from_gguf("rope_freqs.weight") is None
 
 
 def test_keys_there_and_back() -> None:
-    found = architectures.keys(CONFIG | {"head_dim": 64, "bos_token_id": 3})
+    found, notes = architectures.keys(CONFIG | {"head_dim": 64, "bos_token_id": 3})
+    assert not notes
     assert found["llama.attention.head_count_kv"].value == 2
     assert found["llama.rope.freq_base"].value == 10_000.0
     metadata = {key: value.value for key, value in found.items()}
@@ -51,13 +32,58 @@ def test_what_is_not_known() -> None:
     with pytest.raises(ValueError, match=r"model_type 'phi9'.*known are llama, mistral, qwen2"):
         architectures.of_config({"model_type": "phi9"})
     with pytest.raises(ValueError, match=r"architecture 'phi9'.*known are llama, qwen2, qwen3"):
-        architectures.of_metadata({"general.architecture": "phi9"})
+        of_metadata({"general.architecture": "phi9"})
     with pytest.raises(ValueError, match=r"no number llama.context_length"):
         architectures.config_of({"general.architecture": "llama"}, [])
 
 
 def test_scaled_positions_there_and_back() -> None:
     scaling = {"rope_type": "linear", "factor": 2.0}
-    found = architectures.keys(CONFIG | {"rope_scaling": scaling})
+    found, _ = architectures.keys(CONFIG | {"rope_scaling": scaling})
     metadata = {key: value.value for key, value in found.items()}
     assert architectures.config_of(metadata, [])["rope_scaling"] == scaling
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_every_kind_there_and_back(kind: str) -> None:
+    """Whatever a config says and a file has a key for comes back as it was."""
+    config = {"model_type": kind} | KINDS[kind]
+    found, notes = architectures.keys(config)
+    assert not notes and found["general.architecture"].value == FAMILIES[kind].arch
+    metadata = {key: value.value for key, value in found.items()}
+    back = architectures.config_of(metadata, [] if FAMILIES[kind].ties else ["output.weight"])
+    assert back["model_type"] == ("llama" if kind == "mistral" else kind)
+    assert back["architectures"] == [FAMILIES[kind].class_name]
+    left = {"bos_token_id", "eos_token_id", "pad_token_id", "rope_parameters", "attention_bias",
+            "mlp_bias"}  # fmt: skip
+    for key in config.keys() - left - {"model_type"}:
+        if config[key] is not None:
+            assert back[key] == pytest.approx(config[key]), key
+
+
+def test_positions_of_gemma_3_and_of_a_part_of_a_head() -> None:
+    found, _ = architectures.keys({"model_type": "gemma3_text"} | KINDS["gemma3_text"])
+    told = {key.removeprefix("gemma3."): value.value for key, value in found.items()}
+    assert (told["rope.freq_base"], told["rope.freq_base_swa"]) == (5e5, 700.0)
+    assert (told["rope.scaling.type"], told["rope.scaling.factor"]) == ("linear", 2.0)
+    local = {"rope_type": "linear", "factor": 2.0}
+    both = {"full_attention": {}, "sliding_attention": local}
+    with pytest.raises(ValueError, match=r"sliding window are scaled by 'linear', for which"):
+        architectures.keys(
+            {"model_type": "gemma3_text"} | KINDS["gemma3_text"] | {"rope_parameters": both}
+        )
+    found, _ = architectures.keys({"model_type": "phi3"} | KINDS["phi3"])
+    assert found["phi3.rope.dimension_count"].value == 8  # half of a head of 16
+    metadata = {key: value.value for key, value in found.items()}
+    assert architectures.config_of(metadata, [])["partial_rotary_factor"] == 0.5
+
+
+def test_what_tensors_tell() -> None:
+    metadata = {key: value.value for key, value in architectures.keys(CONFIG)[0].items()}
+    back = architectures.config_of(metadata, ["blk.0.attn_q.bias", "blk.0.ffn_up.bias"])
+    assert back["attention_bias"] is True and back["mlp_bias"] is True
+    slides = {"gemma3.attention.sliding_window_pattern": [True, False] * 3 + [False]}
+    found, _ = architectures.keys({"model_type": "gemma3_text"} | KINDS["gemma3_text"])
+    metadata = {key: value.value for key, value in found.items()} | slides
+    kinds = architectures.config_of(metadata, [])["layer_types"]
+    assert kinds == ["sliding_attention", "full_attention"] * 3 + ["full_attention"]

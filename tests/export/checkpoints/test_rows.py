@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.export.conversion.rows import interleaved, reordered, separated
+from blockscale.export.checkpoints.rows import interleaved, reordered, separated
 
 
 def permuted(weight: torch.Tensor, heads: int) -> torch.Tensor:

@@ -1,0 +1,171 @@
+"""The tensors of a model of transformers made of a GGUF file's, and the other way round."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from blockscale.core.untrusted.names import quoted
+from blockscale.export.checkpoints.gguf.families import Family
+from blockscale.export.checkpoints.regrouped import Piece
+from blockscale.files.metadata import FileError
+
+_BLOCK = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
+_EXPERT = re.compile(r"(.+)\.experts\.(\d{1,6})\.(\w+)\.weight")
+_STACKS = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
+_ROLES = {"gate": "ffn_gate_exps", "up": "ffn_up_exps", "down": "ffn_down_exps"}
+
+
+def to_gguf(
+    names: Iterable[str], family: Family, config: Mapping[str, Any]
+) -> tuple[dict[str, Piece], list[str]]:
+    """{name in GGUF: how it is made of a model's tensors}, and the names without a place."""
+    found: dict[str, Piece] = {}
+    experts: dict[str, dict[int, str]] = {}
+    unknown = []
+    for name in names:
+        place = _block_of(name, family)
+        if place is None:
+            renamed = _whole(name, family)
+            _put(found, renamed, name, family, unknown, config)
+            continue
+        number, rest = place
+        of_expert, stack = _EXPERT.fullmatch(rest), rest.removesuffix(".weight").rpartition(".")
+        if of_expert is not None and of_expert[3] in family.experts:
+            place_of_all = f"blk.{number}.{family.experts[of_expert[3]]}.weight"
+            experts.setdefault(place_of_all, {})[int(of_expert[2])] = name
+        elif family.experts and stack[0] == "mlp.experts" and stack[2] in _STACKS:
+            for i, role in enumerate(_STACKS[stack[2]]):
+                half = i if len(_STACKS[stack[2]]) > 1 else None
+                found[f"blk.{number}.{_ROLES[role]}.weight"] = Piece((name,), half=half)
+        else:
+            layer, _, last = rest.rpartition(".")
+            theirs = family.inside.get(_older(layer, family))
+            renamed = f"blk.{number}.{theirs}.{last}" if theirs else None
+            _put(found, renamed, name, family, unknown, config)
+    for name, those in experts.items():
+        if sorted(those) != list(range(len(those))):
+            unknown += those.values()
+            continue
+        found[name] = Piece(tuple(those[i] for i in range(len(those))), stacked=True)
+    return found, unknown
+
+
+def _older(layer: str, family: Family) -> str:
+    """Mixtral's router under its name in files; in modules it is the one of others."""
+    return layer.replace("mlp.", f"{family.experts_in}.") if layer == "mlp.gate" else layer
+
+
+def _put(
+    found: dict[str, Piece],
+    renamed: str | None,
+    name: str,
+    family: Family,
+    unknown: list[str],
+    config: Mapping[str, Any],
+) -> None:
+    if renamed is None or not _has_place(renamed, family):
+        unknown.append(name)
+        return
+    if renamed in found:
+        raise FileError(
+            f"{quoted(name)} and {quoted(found[renamed].name)} would both be {quoted(renamed)}"
+        )
+    layer = _layer_of(renamed)
+    heads = _heads(layer, config) if family.permuted else 0
+    norm = family.added if layer.endswith("norm") else 0.0
+    row = False if layer == "ffn_gate_inp_shexp" else None
+    found[renamed] = Piece((name,), heads=heads, added=norm, turned=layer in family.turned, row=row)
+
+
+def _has_place(name: str, family: Family) -> bool:
+    """Whether llama.cpp asks for it: weights, and biases of layers that have them there."""
+    last = name.rpartition(".")[2]
+    return last == "weight" or (last == "bias" and _layer_of(name) in family.biases)
+
+
+def _layer_of(name: str) -> str:
+    found = _BLOCK.fullmatch(name)
+    return found[2] if found else name.rpartition(".")[0]
+
+
+def _block_of(name: str, family: Family) -> tuple[int, str] | None:
+    """The number of a block, and the rest of the name; None for what is in none."""
+    start = family.block.partition("{}")[0]
+    short = start.removeprefix(family.prefix)
+    for each in (start, short):  # files of a base model have no prefix
+        if name.startswith(each):
+            number, _, rest = name.removeprefix(each).partition(".")
+            if number.isascii() and number.isdigit() and len(number) <= 6:
+                return int(number), rest
+    return None
+
+
+def _whole(name: str, family: Family) -> str | None:
+    layer, _, last = name.rpartition(".")
+    for each in (layer, family.prefix + layer):
+        if each in family.whole:
+            return f"{family.whole[each]}.{last}"
+    return None
+
+
+def _heads(layer: str, config: Mapping[str, Any]) -> int:
+    """How many heads the rows of q or k are of; 0 for other layers."""
+    if layer == "attn_q":
+        return int(config["num_attention_heads"])
+    if layer == "attn_k":
+        return int(config.get("num_key_value_heads") or config["num_attention_heads"])
+    return 0
+
+
+def from_gguf(
+    shapes: Mapping[str, tuple[int, ...]],
+    family: Family,
+    config: Mapping[str, Any],
+    modules: bool = False,
+) -> tuple[dict[str, Piece], list[str]]:
+    """{name in transformers: how it is made of a file's tensors}, and the names without a place.
+
+    shapes: {name in GGUF: its shape}; modules: as modules have the tensors of experts (stacked, the
+    rows of gate and up together), not files (each expert its own)
+    """
+    found: dict[str, Piece] = {}
+    unknown = []
+    whole = {theirs: ours for ours, theirs in family.whole.items()}
+    inside = {theirs: ours for ours, theirs in family.inside.items()}
+    experts = {theirs: ours for ours, theirs in family.experts.items()}
+    for name, shape in shapes.items():
+        block = _BLOCK.fullmatch(name)
+        layer, last = (block[2], block[3]) if block else name.rpartition(".")[::2]
+        start = family.block.format(int(block[1])) if block else ""
+        if block and layer in experts and last == "weight" and len(shape) == 3:
+            if modules:
+                _stacked(found, start, block[1], layer)
+                continue
+            where = f"{start}{family.experts_in}.experts"
+            for i in range(shape[0]):
+                found[f"{where}.{i}.{experts[layer]}.weight"] = Piece((name,), expert=i)
+            continue
+        table = inside if block else whole
+        if layer not in table or not _has_place(name, family):
+            unknown.append(name)
+            continue
+        ours = table[layer].replace("block_sparse_moe.", "mlp." if modules else "block_sparse_moe.")
+        found[f"{start}{ours}.{last}"] = _back(name, layer, family, config)
+    return found, unknown
+
+
+def _back(name: str, layer: str, family: Family, config: Mapping[str, Any]) -> Piece:
+    """A tensor of transformers from that of a file."""
+    heads = _heads(layer, config) if family.permuted else 0
+    norm = family.added if layer.endswith("norm") else 0.0
+    row = True if layer == "ffn_gate_inp_shexp" else None
+    return Piece((name,), heads=-heads, added=-norm, turned=layer in family.turned, row=row)
+
+
+def _stacked(found: dict[str, Piece], start: str, number: str, layer: str) -> None:
+    """The experts of a block as its module has them."""
+    if layer == "ffn_down_exps":
+        found[f"{start}mlp.experts.down_proj"] = Piece((f"blk.{number}.{layer}.weight",))
+        return
+    both = tuple(f"blk.{number}.ffn_{each}_exps.weight" for each in ("gate", "up"))
+    found[f"{start}mlp.experts.gate_up_proj"] = Piece(both)

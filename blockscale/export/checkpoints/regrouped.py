@@ -1,0 +1,193 @@
+"""A checkpoint with other names and shapes of its tensors: renamed, joined, parted, in another
+order. Codes and scales move; none is changed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from blockscale.core.parse import parse
+from blockscale.core.reference import QParams
+from blockscale.core.untrusted.names import quoted
+from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
+from blockscale.export.checkpoints.rows import interleaved, reordered, separated
+from blockscale.files.metadata import FileError
+from blockscale.ops.tensor import QTensor
+
+
+@dataclass(frozen=True)
+class Piece:
+    """How one tensor is made of a checkpoint's.
+
+    sources: names there; of several, each is an index of a first dimension (`stacked`), or their
+        rows follow each other
+    heads: rows are of so many heads, whose halves are interleaved, or (negative) separated again
+    added: to every number of a tensor that is not quantized, in float32
+    turned: a tensor that is not quantized has its two dimensions the other way round
+    expert: the index of the source's first dimension; half: the first (0) or second (1) half of
+        rows; row: a vector becomes a matrix of one row (True), or that a vector (False)
+    """
+
+    sources: tuple[str, ...]
+    stacked: bool = False
+    heads: int = 0
+    added: float = 0.0
+    turned: bool = False
+    expert: int | None = None
+    half: int | None = None
+    row: bool | None = None
+
+    @property
+    def name(self) -> str:
+        """The sources in one word, for people."""
+        first, last = self.sources[0], self.sources[-1]
+        return first if first == last else f"{first} … {last}"
+
+
+class Regrouped(Checkpoint):
+    """The tensors of `pieces`, {name: how it is made}, of a checkpoint that stays open beside."""
+
+    def __init__(self, checkpoint: Checkpoint, pieces: Mapping[str, Piece]):
+        super().__init__(checkpoint.path, checkpoint.evidence)
+        self.inner, self.pieces, self.producer = checkpoint, dict(pieces), checkpoint.producer
+        self.metadata, self.warnings = checkpoint.metadata, checkpoint.warnings
+        for name, piece in pieces.items():
+            held = [checkpoint.stored[each] for each in piece.sources]
+            self.stored[name] = _stored(name, piece, held)
+
+    def _read(self, stored: Stored) -> QTensor | Tensor:
+        piece = self.pieces[stored.name]
+        return _made(stored.name, piece, [self.inner[each] for each in piece.sources])
+
+    def without_codes(self, name: str) -> QTensor | Tensor:
+        piece = self.pieces[name]
+        return _made(name, piece, [self.inner.without_codes(each) for each in piece.sources])
+
+    def first_rows(self, name: str) -> QTensor | None:
+        piece = self.pieces[name]
+        alone = piece == Piece(piece.sources) or piece.turned
+        return self.inner.first_rows(piece.sources[0]) if alone else None
+
+    def order(self, name: str) -> Tensor | None:
+        piece = self.pieces[name]
+        return self.inner.order(piece.sources[0]) if piece == Piece(piece.sources) else None
+
+    def ordered(self, name: str) -> bool:
+        return any(self.inner.ordered(each) for each in self.pieces[name].sources)
+
+    def file_of(self, name: str) -> Path:
+        return self.inner.file_of(self.pieces[name].sources[0])
+
+
+def _stored(name: str, piece: Piece, held: Sequence[Stored]) -> Stored:
+    """What the pieces' heads tell together."""
+    first = held[0]
+    unread = next((each.unread for each in held if each.unread), "")
+    shape, nbytes = first.shape, sum(each.nbytes for each in held)
+    kinds = sorted({each.format or each.kind for each in held})
+    if len(kinds) > 1:
+        unread = unread or f"it is made of {len(held)} tensors, and they are {' and '.join(kinds)}"
+    if piece.stacked:
+        shape = (len(held), *shape)
+        unread = unread or _unequal([each.shape for each in held])
+    elif len(held) > 1:
+        shape = (*shape[:-2], sum(each.shape[-2] for each in held), shape[-1])
+    if piece.expert is not None:
+        shape, nbytes = shape[1:], nbytes // max(shape[0], 1)
+    if piece.half is not None:
+        shape, nbytes = (*shape[:-2], shape[-2] // 2, shape[-1]), nbytes // 2
+    if piece.turned and first.format is None and len(shape) == 2:
+        shape = (shape[1], shape[0])
+    if piece.row is not None:
+        shape = (1, prod(shape)) if piece.row else (prod(shape),)
+    kind = first.kind
+    if piece.added and first.format is None:
+        kind, nbytes = "F32", 4 * prod(shape)
+    return Stored(name, kind, shape, nbytes, first.format, unread, first.flat)
+
+
+def _unequal(shapes: Sequence[tuple[int, ...]]) -> str:
+    found = sorted(set(shapes))
+    more = " and ".join(str(list(each)) for each in found[:3])
+    return f"its {len(shapes)} tensors are of the shapes {more}" if len(found) > 1 else ""
+
+
+def _made(name: str, piece: Piece, held: list[QTensor | Tensor]) -> QTensor | Tensor:
+    """The tensor of a piece. Raises FileError where parts cannot move as it says."""
+    try:
+        value = held[0]
+        if piece.stacked:
+            value = _each(held, lambda parts: torch.stack(list(parts)))
+        elif len(held) > 1:
+            value = _each(held, lambda parts: torch.cat(list(parts), -2))
+        if piece.expert is not None:
+            value = _each([value], partial(_index, piece.expert, value.shape[0]))
+        if piece.half is not None:
+            value = _each([value], partial(_half, piece.half, value.shape[-2]))
+        if piece.heads:
+            order = (interleaved if piece.heads > 0 else separated)(
+                value.shape[0], abs(piece.heads)
+            )
+            value = reordered(value, order)
+    except ValueError as error:
+        raise FileError(f"{quoted(name)}: {error}") from None
+    if isinstance(value, Tensor):
+        return _changed(piece, value)
+    return value
+
+
+def _changed(piece: Piece, value: Tensor) -> Tensor:
+    if piece.turned and value.ndim == 2:
+        value = value.T.contiguous()
+    if piece.row is not None:
+        value = value.reshape(1, -1) if piece.row else value.reshape(-1)
+    return value.to(torch.float32) + piece.added if piece.added else value
+
+
+def _index(at: int, count: int, parts: Sequence[Tensor]) -> Tensor:
+    [part] = parts
+    return part[at if part.shape[0] == count else 0]
+
+
+def _half(which: int, rows: int, parts: Sequence[Tensor]) -> Tensor:
+    [part] = parts
+    if part.shape[-2] != rows:
+        return part
+    return part.narrow(-2, which * (rows // 2), rows // 2).contiguous()
+
+
+def _each(
+    held: Sequence[QTensor | Tensor], change: Callable[[Sequence[Tensor]], Tensor]
+) -> QTensor | Tensor:
+    """What `change` makes of tensors, or of each part of quantized ones.
+
+    Raises ValueError where the parts are not those of a tensor of the format any more.
+    """
+    first = held[0]
+    if isinstance(first, Tensor):
+        return change([each for each in held if isinstance(each, Tensor)])
+    same = [each for each in held if isinstance(each, QTensor)]
+    packed = change([each.packed for each in same])
+    shape = (*packed.shape[:-1], first.size)
+    kinds = first.format.stored(shape)
+    parts = {}
+    for name, part in first.qparams._asdict().items():
+        if part is None:
+            parts[name] = None
+            continue
+        all_parts = [getattr(each.qparams, name) for each in same]
+        shared = (part.numel() == 1 and name == "outer") or name == "book"
+        if shared and all(torch.equal(part, each) for each in all_parts):
+            parts[name] = part.reshape(kinds[name][1]) if name in kinds else part
+            continue
+        moved = change(all_parts)
+        if name in kinds and tuple(moved.shape) != tuple(kinds[name][1]):
+            raise ValueError(
+                f"{first.format}: its {name} is of more than rows, and cannot be moved with them"
+            )
+        parts[name] = moved
+    return QTensor(packed, QParams(**parts), parse(str(first.format)), first.size)

@@ -1,0 +1,80 @@
+"""llama.cpp on what `bs.export.convert_checkpoint` writes: transformers' logits, of every kind of
+model. llama.cpp computes on floats here (files widened by its own quantizer), so that both are
+float32; GELU is a table of float16 there, which is why models that have it differ by more."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import blockscale as bs
+from tests.clients import llama_cpp, tiny
+
+pytestmark = pytest.mark.clients
+NEAR = 1e-5
+GELU = {"gpt2": 3e-3, "gemma2": 1e-3, "gemma3_text": 1e-3}  # of logits up to 5
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_logits_of_float_files(kind: str, tmp_path: Path) -> None:
+    model = tiny.write(tmp_path / "m", kind)
+    done = bs.export.convert_checkpoint(tmp_path / "m", tmp_path / "m.gguf", "gguf")
+    ids = tiny.tokens(48)  # three windows of Gemma
+    ours, theirs = tiny.logits(model, ids), llama_cpp.logits(tmp_path / "m.gguf", ids)
+    assert not done.notes and float((ours - theirs).abs().max()) < GELU.get(kind, NEAR)
+    assert llama_cpp.greedy(tmp_path / "m.gguf", ids[:16], 16) == model.generate(
+        torch.tensor([ids[:16]]), max_new_tokens=16, do_sample=False, pad_token_id=0,
+        eos_token_id=None,
+    )[0, 16:].tolist()  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_logits_of_quantized_files(kind: str, tmp_path: Path) -> None:
+    """Q8_0 (experts, too), widened to float32 by llama.cpp: the values that we say it holds."""
+    from blockscale.integrations.transformers import from_checkpoint
+
+    tiny.write(tmp_path / "m", kind)
+    bs.quantize_directory(tmp_path / "m", tmp_path / "q", "profile:gguf.q8_0")
+    bs.export.convert_checkpoint(tmp_path / "q", tmp_path / "q.gguf", "gguf")
+    llama_cpp.quantize(tmp_path / "q.gguf", tmp_path / "wide.gguf", "F32")
+    ids = tiny.tokens(48)
+    ours = tiny.logits(from_checkpoint(tmp_path / "q.gguf"), ids)
+    theirs = llama_cpp.logits(tmp_path / "wide.gguf", ids)
+    assert float((ours - theirs).abs().max()) < GELU.get(kind, NEAR)
+
+
+def test_a_window_that_llama_cpp_has_not(tmp_path: Path) -> None:
+    """The same within the window, which is where the context ends; not beyond it."""
+    model = tiny.write(tmp_path / "m", "mistral", sliding_window=24)
+    done = bs.export.convert_checkpoint(tmp_path / "m", tmp_path / "m.gguf", "gguf")
+    assert "the last 24 tokens (sliding_window)" in done.notes[0]
+    ids = tiny.tokens(60)
+    differ = (tiny.logits(model, ids) - llama_cpp.logits(tmp_path / "m.gguf", ids)).abs().amax(-1)
+    assert float(differ[:24].max()) < NEAR < 0.1 < float(differ[40:].max())
+
+
+def test_layers_with_a_window_in_another_order(tmp_path: Path) -> None:
+    kinds = ["full_attention", "sliding_attention", "sliding_attention"]
+    model = tiny.write(
+        tmp_path / "m", "gemma3_text", num_hidden_layers=3, layer_types=kinds, sliding_window=8
+    )
+    bs.export.convert_checkpoint(tmp_path / "m", tmp_path / "m.gguf", "gguf")
+    ids = tiny.tokens(48)
+    differ = tiny.logits(model, ids) - llama_cpp.logits(tmp_path / "m.gguf", ids)
+    assert float(differ.abs().max()) < GELU["gemma3_text"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_files_of_sixteen_bits(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Matrices as they are, the rest in float32; widened, the logits of the model in float32."""
+    from transformers import AutoModelForCausalLM
+
+    tiny.model("qwen3_moe").to(dtype).save_pretrained(tmp_path / "m")
+    tiny.tokenizer(tmp_path / "m")
+    bs.export.convert_checkpoint(tmp_path / "m", tmp_path / "m.gguf", "gguf")
+    log = llama_cpp.quantize(tmp_path / "m.gguf", tmp_path / "wide.gguf", "F32")
+    assert "file type" not in log or "guessed" not in log
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32).eval()
+    ids = tiny.tokens(48)
+    differ = tiny.logits(model, ids) - llama_cpp.logits(tmp_path / "wide.gguf", ids)
+    assert float(differ.abs().max()) < NEAR

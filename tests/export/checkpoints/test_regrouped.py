@@ -1,0 +1,82 @@
+"""Tensors joined, parted and turned: the values of torch's own operations on what they hold."""
+
+import pathlib
+
+import pytest
+import torch
+from torch import Tensor
+
+import blockscale as bs
+from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
+from blockscale.export.checkpoints.regrouped import Piece, Regrouped
+from blockscale.files.metadata import FileError
+
+FMT = "int4:group32:fp16:full"
+
+
+class File(Checkpoint):
+    def __init__(self, **tensors):
+        super().__init__(pathlib.Path("x"), "")
+        self.tensors = tensors
+        for name, each in tensors.items():
+            kind = "F32" if isinstance(each, Tensor) else "Q"
+            fmt = None if isinstance(each, Tensor) else str(each.format)
+            self.stored[name] = Stored(name, kind, tuple(each.shape), 64, fmt)
+
+    def _read(self, stored):
+        return self.tensors[stored.name]
+
+
+def value(found):
+    return found if isinstance(found, Tensor) else found.dequantize()
+
+
+@pytest.mark.parametrize("fmt", [None, FMT, "mxfp4", "uint4:group32:fp16:offset"])
+def test_pieces(fmt: str | None) -> None:
+    a, b = torch.randn(8, 64), torch.randn(8, 64)
+    held = (a, b) if fmt is None else (bs.quantize(a, fmt), bs.quantize(b, fmt))
+    file = File(a=held[0], b=held[1])
+    a, b = value(held[0]), value(held[1])
+    view = Regrouped(file, {
+        "same": Piece(("a",)), "stack": Piece(("a", "b"), stacked=True),
+        "both": Piece(("b", "a")), "upper": Piece(("a",), half=1),
+        "rows": Piece(("a",), heads=2), "back": Piece(("a",), heads=-2),
+    })  # fmt: skip
+    expected = {
+        "same": a, "stack": torch.stack([a, b]), "both": torch.cat([b, a]), "upper": a[4:],
+        "rows": a[[0, 2, 1, 3, 4, 6, 5, 7]], "back": a[[0, 2, 1, 3, 4, 6, 5, 7]],
+    }  # fmt: skip
+    for name, wanted in expected.items():
+        assert torch.equal(value(view[name]), wanted), name
+        assert view.stored[name].shape == tuple(wanted.shape), name
+    stack = Regrouped(File(s=view["stack"]), {"one": Piece(("s",), expert=1)})
+    assert torch.equal(value(stack["one"]), b) and stack.stored["one"].shape == (8, 64)
+    assert view.pieces["stack"].name == "a … b" and view.pieces["same"].name == "a"
+
+
+def test_tensors_that_are_not_quantized() -> None:
+    x, v = torch.randn(3, 5), torch.randn(4).to(torch.bfloat16)
+    view = Regrouped(File(x=x, v=v), {
+        "turned": Piece(("x",), turned=True), "norm": Piece(("v",), added=1.0),
+        "row": Piece(("v",), row=True), "flat": Piece(("x",), row=False),
+    })  # fmt: skip
+    assert torch.equal(view["turned"], x.T) and view.stored["turned"].shape == (5, 3)
+    assert torch.equal(view["norm"], v.float() + 1) and view.stored["norm"].kind == "F32"
+    assert view["row"].shape == (1, 4) == view.stored["row"].shape
+    assert view["flat"].shape == (15,) == view.stored["flat"].shape
+
+
+def test_what_cannot_be_joined() -> None:
+    a, b = bs.quantize(torch.randn(8, 64), FMT), bs.quantize(torch.randn(8, 64), "mxfp4")
+    view = Regrouped(File(a=a, b=b), {"s": Piece(("a", "b"), stacked=True)})
+    assert "it is made of 2 tensors, and they are e2m1:" in view.stored["s"].unread
+    other = bs.quantize(torch.randn(4, 64), FMT)
+    view = Regrouped(File(a=a, b=other), {"s": Piece(("a", "b"), stacked=True)})
+    assert "its 2 tensors are of the shapes [4, 64] and [8, 64]" in view.stored["s"].unread
+    one = bs.quantize(torch.randn(8, 64), "int8:channel0:fp32")
+    view = Regrouped(File(a=one, b=one), {"s": Piece(("a", "b"), stacked=True)})
+    with pytest.raises(FileError, match="'s': int8:channel0:fp32: its scale is of more than rows"):
+        view["s"]
+    view = Regrouped(File(a=a), {"s": Piece(("a",), heads=3)})
+    with pytest.raises(FileError, match="'s': 8 rows are no 3 heads of an even size"):
+        view["s"]
