@@ -80,6 +80,7 @@ PARAMETERS = {
         "seed",
         "source",
         "resume",
+        "padding",
     ],
     "compare": ["model_float", "model_quantized", "batches", "progress", "budget"],
     "Recipe": ["weight", "input", "output", "rules", "skip", "bias", "profile", "fused"],

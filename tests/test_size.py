@@ -12,8 +12,8 @@ SUFFIXES = {".py", ".cpp", ".h", ".wgsl"}
 # "file" or "file:function" -> (lines allowed, why)
 ALLOWED: dict[str, tuple[int, str]] = {
     "calibrate/calibrate.py:calibrate": (
-        81,
-        "three quarters are its signature and the docstring of its fourteen options",
+        87,
+        "three quarters are its signature and the docstring of its fifteen options",
     ),
     "layers/apply.py:quantize_": (
         51,

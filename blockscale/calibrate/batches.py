@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from blockscale.calibrate.padding import Padding
 from blockscale.core.work.progress import Progress
 from blockscale.layers.guards.sample import call as call
 from blockscale.layers.guards.sample import device_of as device_of
@@ -77,11 +78,18 @@ class Batches:
         """All batches of one pass."""
         return list(self)
 
-    def run(self, model: nn.Module) -> None:
-        """One pass of the model over the batches. What the model raises says at which batch."""
+    def run(self, model: nn.Module, padding: Padding | None = None) -> None:
+        """One pass of the model over the batches. What the model raises says at which batch.
+
+        padding: what is to know of masks; the first pass counts them
+        """
+        padding = padding or Padding()
         for index, batch in enumerate(self):
+            if self.count == 0:
+                padding.count(batch)
             try:
-                call(model, batch)
+                with padding.during(batch):
+                    call(model, batch)
             except Exception as error:
                 error.add_note(f"at batch {index}, {described(batch)}")
                 raise

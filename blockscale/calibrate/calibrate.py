@@ -11,6 +11,7 @@ from blockscale.calibrate import observers
 from blockscale.calibrate.algorithms import Transform, WeightAlgorithm
 from blockscale.calibrate.blocks.task import BlockAlgorithm
 from blockscale.calibrate.learn import Data, Methods, chosen
+from blockscale.calibrate.padding import MASK, Padding
 from blockscale.calibrate.rotations.rotated import check_rotatable, rotated
 from blockscale.calibrate.session import Session
 from blockscale.calibrate.walk.settle import streamed
@@ -46,6 +47,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     source: Source | None = None,
     resume: str | Path | None = None,
     group: Group = None,
+    padding: str | bool | None = MASK,
 ) -> Ledger:
     """Quantize a model in place, with scales and weights that are chosen from data; or let a
     graph that `bs.graph.prepare` gave learn from it what its convert needs.
@@ -87,13 +89,18 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     group: in a group of several processes (torch.distributed), what each of them sees: "same", the
         same batches, so that all have to end with the same codes and scales, which is compared; or
         "local", batches of its own, for a model of its own. None is refused there.
+    padding: the name of the mask [batch, tokens] of 0 and 1 in batches that are mappings: tokens
+        that it says are padding stay out of observers, statistics and errors where a layer's input
+        is [batch, tokens, features]; the ledger says how many, and which layers see them. None or
+        False: all tokens count.
 
     Returns the Ledger. Raises TypeError and ValueError for arguments that do not fit, and a model
     that is sharded or dispatched; RuntimeError where group="same" and they are not; and what the
     model raises. Whatever is raised, also by Ctrl-C, the model is as it was before.
     """
     check_group(group, "bs.calibrate")
-    data = Data(batches, strict, progress, _read(sequential), budget, blocks, resume, seed=seed)
+    data = Data(batches, strict, progress, _read(sequential), budget, blocks, resume,
+                seed=seed, padding=Padding(padding).key)  # fmt: skip
     own: Any = getattr(model, "calibrate_from", None)
     if own is not None:
         return _prepared(own, data, recipe, observer, weight, transform)
@@ -108,7 +115,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         with (
             subnormals_kept(),  # also in what is learned outside ops
             folded(plain, recipe) as folding,
-            rotated(plain, methods.transform, recipe, batches) as turned,
+            rotated(plain, methods.transform, recipe, batches, data.padding) as turned,
             streamed(plain, source, seed) as settler,
         ):
             methods = methods._replace(transform=turned.transform)

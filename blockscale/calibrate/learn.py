@@ -1,6 +1,6 @@
 """What can be learned from batches: block by block where there are blocks, or in whole passes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -19,6 +19,7 @@ from blockscale.calibrate.choose import (
     side_by_side,
     statistics_bytes,
 )
+from blockscale.calibrate.padding import MASK, Padding
 from blockscale.calibrate.progress_bar import listener
 from blockscale.calibrate.session import Session, has_rows, nbytes_of, static_parts
 from blockscale.calibrate.walk.options import Options
@@ -45,6 +46,7 @@ class Data(NamedTuple):
     resume: str | Path | None = None
     settler: Settler | None = None
     seed: int | None = None
+    padding: str | bool | None = MASK
 
 
 def chosen(model: nn.Module, plans: Sequence[Decision], methods: "Methods", data: Data) -> Session:
@@ -52,6 +54,7 @@ def chosen(model: nn.Module, plans: Sequence[Decision], methods: "Methods", data
 
     Raises as `calibrate`.
     """
+    padding = Padding(data.padding, model)
     told = listener(data.progress)
     layers = [plan for plan in plans if isinstance(plan, Plan)]
     try:
@@ -59,29 +62,52 @@ def chosen(model: nn.Module, plans: Sequence[Decision], methods: "Methods", data
         blocks = _blocks(model, layers, methods, data, steps)
         why = [f"no blocks: {steps.passes[0]} passes over the whole model"]
         session = None
+        begin = partial(_session, model, plans, data.strict, padding)
         if blocks:
             batches = Batches(data.batches, 1, "", Progress()).whole()
             data = data._replace(batches=batches)
+            for batch in batches:
+                padding.count(batch)
             options = Options(data.sequential, data.budget, told, data.settler, seed=data.seed or 0)
             if data.resume is not None:
-                options = options._replace(finished=_finished(data, layers, blocks, methods))
+                options = options._replace(
+                    finished=_finished(data, layers, blocks, methods, padding)
+                )
             whole = learns_whole(methods.algorithm, options)
-            start = partial(Session, model, plans, None, strict=data.strict)
-            session, why = walked(start, blocks, batches, methods, options)
+            session, why = walked(begin, blocks, batches, methods, options)
             if session is not None and whole:
                 choose_whole(session, methods.algorithm, batches, options)
         if session is None:
             _refuse(data, why)
-            session = _in_passes(model, plans, methods, data, steps, told)
+            padding.left = padding.tokens = 0
+            session = _in_passes(begin, methods, data, steps, told)
     finally:
         told.close()
     if layers and (blocks or steps.passes[0] > _MANY):
         session.details[layers[0].name] += why
+    if layers:
+        session.details[layers[0].name] += padding.notes()
+    return session
+
+
+def _session(
+    model: nn.Module,
+    plans: Sequence[Decision],
+    strict: bool,
+    padding: Padding,
+    source: Batches | None = None,
+) -> Session:
+    session = Session(model, plans, source, strict=strict)
+    session.padding = padding
     return session
 
 
 def _finished(
-    data: Data, layers: Sequence[Plan], blocks: Sequence[Block], methods: "Methods"
+    data: Data,
+    layers: Sequence[Plan],
+    blocks: Sequence[Block],
+    methods: "Methods",
+    padding: Padding,
 ) -> Finished:
     """What an earlier run has finished. Raises ResumeError where that was another."""
     names = [block.name for block in blocks]
@@ -89,9 +115,9 @@ def _finished(
     assert data.resume is not None
     draws = callable(getattr(methods.algorithm, "quantize_block", None))
     seeds = [data.seed] if draws and data.seed else []  # 0 is what None is
-    return Finished(
-        data.resume, told_apart(layers, methods, batches, names, data.sequential, *seeds)
-    )
+    left = [f"without {padding.left} tokens of padding"] if padding.left else []
+    run = told_apart(layers, methods, batches, names, data.sequential, *seeds, *left)
+    return Finished(data.resume, run)
 
 
 def _refuse(data: Data, why: Sequence[str]) -> None:
@@ -113,8 +139,7 @@ def _blocks(
 
 
 def _in_passes(
-    model: nn.Module,
-    plans: Sequence[Decision],
+    begin: Callable[..., Session],
     methods: "Methods",
     data: Data,
     steps: "_Steps",
@@ -122,8 +147,8 @@ def _in_passes(
 ) -> Session:
     """What is learned while the whole model runs, as often as there are groups of layers."""
     source = Batches(data.batches, *steps.passes, told)
-    session = Session(model, plans, source, strict=data.strict)
-    with inference(model):
+    session = begin(source=source)
+    with inference(session.model):
         choose_before(session, methods.transform, steps.to_transform)
         for group in steps.to_observe:
             session.observe(group, methods.observer)

@@ -19,6 +19,7 @@ from blockscale.calibrate.input_stats import (
 from blockscale.calibrate.last_products import LastProducts
 from blockscale.calibrate.layer_rows import rows_of, seen_by
 from blockscale.calibrate.observers import Observer, Spec, make
+from blockscale.calibrate.padding import Padding
 from blockscale.core.layout import of_convolution, stored_shape
 from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.signs import lost_signs
@@ -40,6 +41,7 @@ class Session:
         self, model: nn.Module, plans: Sequence[Decision], data: Batches | None, *, strict: bool
     ):
         self.model, self._data, self.strict = model, data, strict
+        self.padding = Padding()
         self.layers = [plan for plan in plans if isinstance(plan, Plan)]
         self.places = supplied(plans)
         self.coverage: Coverage | None = None
@@ -61,21 +63,28 @@ class Session:
         Raises SkippedError after it if some layer saw nothing and `strict` asks for all.
         """
         if self.coverage is not None:
-            with watch({p.module: callbacks[p.name] for p in self.layers if p.name in callbacks}):
-                self.data.run(self.model)
+            some = [p for p in self.layers if p.name in callbacks]
+            with watch({p.module: self.without_padding(p, callbacks[p.name]) for p in some}):
+                self.data.run(self.model, self.padding)
             return
         counted = Coverage()
         both = {
-            plan.module: each_of(counted.counter(plan), callbacks.get(plan.name))
+            plan.module: self.without_padding(
+                plan, each_of(counted.counter(plan), callbacks.get(plan.name))
+            )
             for plan in self.layers
         }
         with watch(both):
-            self.data.run(self.model)
+            self.data.run(self.model, self.padding)
         self.coverage, counted.batches = counted, self.data.count
         if self.strict:
             counted.raise_if_unseen()
         for name in counted.unseen:
             self.notes[name].append(f"saw no data in {counted.batches} batches")
+
+    def without_padding(self, plan: Plan, callback: Callback) -> Callback:
+        """A callback of this layer that sees no padding."""
+        return self.padding.told(plan, callback, self.details[plan.name])
 
     def statistics(self, plans: Sequence[Plan]) -> dict[str, InputStats]:
         """One pass: what is known of these layers' inputs, of those that saw any."""

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from blockscale.calibrate.observers import Observer, Spec, make
+from blockscale.calibrate.padding import without_padding
 from blockscale.core.format import Format
 from blockscale.core.ledger import Entry
 from blockscale.core.recipe import Recipe
@@ -39,7 +40,7 @@ class Edge(QInput):
         if self.settled and self.quantizing:
             return super().forward(x)
         if self.observer is not None and self.observing and (self.training or not self.fake):
-            self.observer.observe(x.detach())
+            self.observer.observe(without_padding(x.detach()))
         if not self.fake or not self.quantizing or not (self.ready or x.numel()):
             return x  # without rows there is nothing to scale
         self.settle()

@@ -15,6 +15,7 @@ from blockscale.calibrate.batches import Batches, inference
 from blockscale.calibrate.hooks import Callback, watch
 from blockscale.calibrate.input_stats import InputStatsCollector
 from blockscale.calibrate.learn import Data, Methods, chosen
+from blockscale.calibrate.padding import Padding
 from blockscale.calibrate.progress_bar import listener
 from blockscale.calibrate.rotations.rotated import check_rotatable
 from blockscale.calibrate.session import Observing, Session, each_of, has_rows, static_parts
@@ -86,7 +87,7 @@ class Prepared(fx.GraphModule):
         if edges_of(self):
             if not isinstance(data.batches, Sequence):
                 data = data._replace(batches=list(data.batches))
-            _observe_edges(self, data.batches)
+            _observe_edges(self, data.batches, Padding(data.padding, self))
         known.session = chosen(self, known.plans, known.methods, data)
         return state(self).ledger
 
@@ -101,10 +102,10 @@ def edges_of(graph: nn.Module) -> list[Edge]:
     return [module for module in graph.modules() if isinstance(module, Edge)]
 
 
-def _observe_edges(graph: Prepared, batches: Iterable[Any]) -> None:
+def _observe_edges(graph: Prepared, batches: Iterable[Any], padding: Padding) -> None:
     """One pass for the ops' edges, which then look no more."""
     with inference(graph):
-        Batches(batches, 1, "edges", listener(False)).run(graph)
+        Batches(batches, 1, "edges", listener(False)).run(graph, padding)
     for edge in edges_of(graph):
         edge.observing = False
 

@@ -10,6 +10,7 @@ from blockscale.core.format import Format
 
 if TYPE_CHECKING:
     from blockscale.calibrate.input_stats import InputStats
+    from blockscale.calibrate.padding import Padding
     from blockscale.calibrate.rotations.stream import Stream
     from blockscale.core.recipe import Recipe
 
@@ -43,6 +44,7 @@ class QuaRot:
         stream: "Stream",  # noqa: ARG002
         recipe: "Recipe",  # noqa: ARG002
         batches: Iterable[Any],  # noqa: ARG002
+        padding: "Padding | None" = None,  # noqa: ARG002
     ) -> tuple[Tensor | None, list[str]]:
         """Nothing more than the fixed rotation."""
         return None, []

@@ -9,6 +9,7 @@ from blockscale.calibrate.algorithms.quarot import QuaRot
 from blockscale.calibrate.rotations.learn import Settings, learn
 
 if TYPE_CHECKING:
+    from blockscale.calibrate.padding import Padding
     from blockscale.calibrate.rotations.stream import Stream
     from blockscale.core.recipe import Recipe
 
@@ -41,9 +42,14 @@ class SpinQuant(QuaRot):
         self.settings = Settings(int(steps), rate, batches)
 
     def learned(
-        self, model: nn.Module, stream: "Stream", recipe: "Recipe", batches: Iterable[Any]
+        self,
+        model: nn.Module,
+        stream: "Stream",
+        recipe: "Recipe",
+        batches: Iterable[Any],
+        padding: "Padding | None" = None,
     ) -> tuple[Tensor | None, list[str]]:
         """The rotation that follows the fixed one, or None where none was better."""
         if iter(batches) is batches:
             raise ValueError("batches can be read once only: spinquant needs a list or DataLoader")
-        return learn(model, stream, recipe, batches, self.settings)
+        return learn(model, stream, recipe, batches, self.settings, padding)

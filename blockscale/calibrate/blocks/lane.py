@@ -24,6 +24,7 @@ from blockscale.calibrate.blocks.find import Block
 from blockscale.calibrate.blocks.kept import Kept
 from blockscale.calibrate.blocks.stubs import NotOnceError, NotWalkableError
 from blockscale.calibrate.blocks.task import Call
+from blockscale.calibrate.padding import Padding
 
 _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device)
 _NEAR = 1e-5  # what a call may differ by when it is made again, of the largest element
@@ -48,6 +49,7 @@ class Lane:
         self.numbers = {block.module: i for i, block in enumerate(blocks)}
         self.done: set[int] = set()
         self.ready: Callable[[Block], None] = lambda _: None  # before a block runs
+        self.padding = Padding()
         self.device: torch.device | None = None  # of batches, where it is not the model's
         self.met_others = False  # while recording: layers that have to be chosen first
         self._calls: dict[int, list[Parts]] = {}
@@ -95,7 +97,8 @@ class Lane:
         args, kwargs = self.call_of(i, b)
         given = [(t, version(t)) for t in tensors((args, kwargs))]
         try:
-            gave = block.module(*args, **kwargs)
+            with self.padding.during(self.batches[b]):
+                gave = block.module(*args, **kwargs)
         except NotOnceError:
             raise
         except Exception as error:

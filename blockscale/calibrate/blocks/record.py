@@ -75,7 +75,9 @@ class _Recorder:
         lane.met_others = False
         try:
             with lane.around(), stubbed(lane.numbers, self._enter):
-                call(lane.model, lane.batches[self.b], lane.device)
+                batch = lane.batches[self.b]
+                with lane.padding.during(batch):
+                    call(lane.model, batch, lane.device)
         except (Stop, NotWalkableError) as error:
             if isinstance(error, NotWalkableError):
                 raise

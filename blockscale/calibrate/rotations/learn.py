@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from blockscale.calibrate.padding import Padding
 from blockscale.calibrate.rotations.fold import head_sizes, turned
 from blockscale.calibrate.rotations.rotated import logits, logits_of
 from blockscale.calibrate.rotations.stream import Stream
@@ -31,7 +32,12 @@ class Settings(NamedTuple):
 
 
 def learn(
-    model: nn.Module, stream: Stream, recipe: Recipe, batches: Iterable[Any], settings: Settings
+    model: nn.Module,
+    stream: Stream,
+    recipe: Recipe,
+    batches: Iterable[Any],
+    settings: Settings,
+    padding: Padding | None = None,
 ) -> tuple[Tensor | None, list[str]]:
     """The rotation R [size, size] float64 by which the stream is rotated further, or None.
 
@@ -42,7 +48,8 @@ def learn(
     fixed rotation by that loss over the batches that serve: the best R so far is kept.
     """
     served = [batch for batch, _ in zip(batches, range(settings.batches), strict=False)]
-    targets = [logits(model, batch).detach() for batch in served]
+    blank = (padding or Padding()).blank
+    targets = [blank(logits(model, batch).detach(), batch) for batch in served]
     quantized = _Quantized(model, stream, recipe)
     rotation = torch.eye(stream.size, dtype=torch.float64, device=targets[0].device)
 
@@ -114,7 +121,10 @@ def cayley(
 
 
 def divergence(found: Tensor, target: Tensor) -> Tensor:
-    """The mean Kullback-Leibler divergence of logits from the target's [..., classes]."""
+    """The mean Kullback-Leibler divergence of logits from the target's [..., classes]; NaN in the
+    target is padding."""
+    if bool((odd := target.isnan().any(-1)).any()):
+        found, target = found[~odd], target[~odd]
     found, target = found.float().log_softmax(-1), target.float().log_softmax(-1)
     return (target.exp() * (target - found)).sum(-1).mean()
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from blockscale.calibrate.batches import call, inference
 from blockscale.calibrate.blocks.calls import first_tensor
+from blockscale.calibrate.padding import Padding
 from blockscale.calibrate.rotations.fold import head_sizes, turned
 from blockscale.calibrate.rotations.matrices import orthogonal
 from blockscale.calibrate.rotations.stream import Stream, UnrotatableError, stream_of
@@ -30,7 +31,12 @@ class Rotation(Protocol):
     rest: Any  # the transform of each layer that follows, or None
 
     def learned(
-        self, model: nn.Module, stream: Stream, recipe: Recipe, batches: Iterable[Any]
+        self,
+        model: nn.Module,
+        stream: Stream,
+        recipe: Recipe,
+        batches: Iterable[Any],
+        padding: Padding,
     ) -> tuple[Tensor | None, list[str]]:
         """A rotation that follows the fixed one, which is folded already; and what was done."""
 
@@ -64,7 +70,11 @@ def check_rotatable(transform: Any, why: str) -> None:
 
 @contextmanager
 def rotated(
-    model: nn.Module, transform: Any, recipe: Recipe, batches: Iterable[Any]
+    model: nn.Module,
+    transform: Any,
+    recipe: Recipe,
+    batches: Iterable[Any],
+    padding: str | bool | None = None,
 ) -> Iterator[Rotated]:
     """The model with its residual stream rotated, where the transform is one that does so.
 
@@ -79,7 +89,7 @@ def rotated(
     with _restored(model), torch.no_grad():
         try:
             with inference(model):
-                how = _rotate(model, transform, recipe, batch, batches)
+                how = _rotate(model, transform, recipe, batch, batches, Padding(padding, model))
         except UnrotatableError as error:
             raise UnrotatableError(
                 f"transform {transform.name!r} cannot rotate this model, which was left as it was: "
@@ -102,7 +112,12 @@ def _first(batches: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
 
 
 def _rotate(
-    model: nn.Module, transform: Rotation, recipe: Recipe, batch: Any, batches: Iterable[Any]
+    model: nn.Module,
+    transform: Rotation,
+    recipe: Recipe,
+    batch: Any,
+    batches: Iterable[Any],
+    padding: Padding,
 ) -> dict[str, str]:
     stream = stream_of(model, batch)
     rotation = orthogonal(stream.size, transform.seed, keeps_mean=stream.keeps_mean)
@@ -112,7 +127,7 @@ def _rotate(
     expected = logits(model, batch)
     put(model, turned(model, stream, rotation, heads))
     _check(model, batch, expected)
-    more, notes = transform.learned(model, stream, recipe, batches)
+    more, notes = transform.learned(model, stream, recipe, batches, padding)
     if more is not None:
         put_back(model, old)
         put(model, turned(model, stream, rotation @ more.to(rotation), heads))

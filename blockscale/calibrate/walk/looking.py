@@ -32,7 +32,7 @@ class Looker:
             if plan.name not in self.counted.layers:
                 told = each_of(self.counter(plan), told)
             if told is not None:
-                watched[plan.module] = told
+                watched[plan.module] = self.session.without_padding(plan, told)
         with watch(watched):
             run()
 

@@ -53,7 +53,10 @@ def _run(walk: Walking, i: int, plans: Sequence[Plan], *, keep: bool) -> None:
     _check(plans, count, walk.budget)
     found = stages(plans, lambda: lane.run_one(i, 0, keep=False), walk.budget / count)
     weighing, collectors = session.weighing(plans)
-    tell = {p.name: each_of(walk.looker.counter(p), weighing[p.name]) for p in plans}
+    tell = {
+        p.name: session.without_padding(p, each_of(walk.looker.counter(p), weighing[p.name]))
+        for p in plans
+    }
 
     def run_one(b: int) -> None:
         lane.run_one(i, b, keep=keep)

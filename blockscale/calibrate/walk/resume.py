@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,8 @@ def told_apart(
         kind = method if _plain(method) else getattr(method, "__qualname__", type(method).__name__)
         run.update(f"{kind} {settings}".encode())
     for batch in batches:
-        for tensor in tensors(batch):
+        known = dict(batch) if isinstance(batch, Mapping) else batch  # also a tokenizer's
+        for tensor in tensors(known):
             run.update(f"{digest(tensor.cpu())}".encode())
     run.update(f"{len(batches)} {more}".encode())
     return run.hexdigest()

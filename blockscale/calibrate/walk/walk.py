@@ -96,6 +96,8 @@ class Walk:
         if self.sequential and float_too:
             self.float = Lane(model, self.blocks, self.batches, kept)
         self.lanes = [self.float] if self.float is self.main else [self.float, self.main]
+        for lane in self.lanes:
+            lane.padding = self.session.padding
         if self.settler is not None:
             for lane in self.lanes:
                 lane.ready, lane.device = self.settler.load, self.settler.stream.device
@@ -221,7 +223,8 @@ class Walk:
     def _choose_block(self, i: int, grams: Mapping[str, Tensor]) -> None:
         count, block = len(self.batches), self.blocks[i]
         calls = Sequenced(count, lambda b: self.main.call_of(i, b))
-        targets = Sequenced(count, lambda b: self.float.target(i, b))
+        blank = self.session.padding.blank
+        targets = Sequenced(count, lambda b: blank(self.float.target(i, b), self.batches[b]))
         order = self.looker.in_order(block.plans)
         self.weights.choose_block(block, order, grams, calls, targets)
 

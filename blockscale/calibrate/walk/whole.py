@@ -42,7 +42,8 @@ def choose_whole(
     own = [plan for plan in session.layers if plan.name in start]
     with inference(model):
         calls = [Call(*arguments(batch, device)) for batch in batches]
-        targets: list[Any] = [first_given(model(*call.args, **call.kwargs)) for call in calls]
+        given: list[Any] = [first_given(model(*call.args, **call.kwargs)) for call in calls]
+        targets = [session.padding.blank(y, b) for y, b in zip(given, batches, strict=True)]
         task = BlockTask("the model", model, own, session.places, calls, targets, seed=options.seed)
         made = algorithm.quantize_model(task, start)
     for plan in own:
