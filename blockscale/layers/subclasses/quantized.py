@@ -46,6 +46,11 @@ class Kept:
         if not cls.own_forward or not lost:
             return scheme, ""
         told = f"{' and '.join(lost)} left in float: {cls.float_class.__name__} has its own forward"
+        if cls.inner.takes_input:
+            told += (
+                "; bs.graph.prepare(torch.export.export(model, ...), recipe) quantizes what the "
+                "product in it gets, if that is a product with its weight itself"
+            )
         return replace(scheme, **dict.fromkeys(lost)), told
 
     @classmethod

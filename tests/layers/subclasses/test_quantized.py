@@ -211,6 +211,33 @@ def test_one_that_uses_our_names_is_refused() -> None:
         bs.quantize_(Holds(layer), "int8", strict=True)
 
 
+class StaticSame(nn.Conv2d):
+    """As EfficientNet-Lite's: what the product gets is not what the layer is called with."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        settings = (self.stride, self.padding, self.dilation, self.groups)
+        return F.conv2d(F.pad(x, (0, 1, 0, 1)), self.weight, self.bias, *settings)
+
+
+def test_what_graphs_quantize_and_modules_do_not_is_said() -> None:
+    """And is so: static scales of what F.conv2d gets, which are those of the padded image."""
+    torch.manual_seed(0)
+    model, image = nn.Sequential(StaticSame(3, 8, 3, stride=2)).eval(), torch.randn(2, 3, 9, 9) - 3
+    recipe = bs.Recipe("int8_channel", "int8:tensor:fp32:full")
+    program = torch.export.export(model, (image,))
+    told = r"input left in float: StaticSame has its own forward; bs\.graph\.prepare\(torch\.export"
+    with pytest.warns(UserWarning, match=told):
+        ledger = bs.calibrate(copy.deepcopy(model), [image], recipe, "min_max", progress=False)
+    assert not ledger["0"].input
+    prepared = bs.graph.prepare(program, recipe, observer="min_max")
+    bs.calibrate(prepared, [image], progress=False)
+    graph = bs.graph.convert(prepared)
+    seen = bs.fake_quantize(F.pad(image, (0, 1, 0, 1)).movedim(1, -1), recipe.default.input)
+    weight = bs.fake_quantize(model[0].weight.movedim(1, -1), "int8_channel").movedim(-1, 1)
+    expected = F.conv2d(seen.movedim(-1, 1), weight, model[0].bias, 2)
+    torch.testing.assert_close(graph(image), expected)
+
+
 def test_calibration_and_training_know_them() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Plain(16, 16), Masked(16, 8))
