@@ -58,6 +58,15 @@ def check_recipe(recipe: Recipe | None, quantized: bool, needed: bool = True) ->
         raise ValueError("say how to quantize the model: --recipe int8_channel, for instance")
 
 
+def reads_sentences(target: str, recipe: Recipe | None) -> bool:
+    """Whether what a target is given depends on sentences: scales of inputs or outputs that may be
+    static. For all else any tokens do."""
+    if recipe is None:
+        return target == "c"
+    schemes = (recipe, *recipe.layer_rules.values())
+    return target == "c" or any(each.input or each.output for each in schemes)
+
+
 def graph_for(
     target: str,
     read: tuple[nn.Module, bool],
@@ -83,7 +92,7 @@ def graph_for(
             "float model's directory"
         )
     rows = len(example["input_ids"]) if integers else sizes.most
-    made = program(model, example, rows, sizes.tokens)
+    made = program(model, example, rows, sizes.tokens, named=target == "onnx")
     if recipe is None and not integers:
         return made
     chosen = integer_recipe(made) if recipe is None else _within(recipe)

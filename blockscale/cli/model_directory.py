@@ -31,17 +31,21 @@ SENTENCES = (
 
 
 class Exportable(nn.Module):
-    """A model of transformers that takes and gives tensors: its last hidden state, or logits."""
+    """A model of transformers that takes and gives tensors: its last hidden state, or logits.
 
-    def __init__(self, model: nn.Module):
+    named: whether it gives them in a dict, under that name
+    """
+
+    def __init__(self, model: nn.Module, named: bool = False):
         super().__init__()
-        self.model = model
+        self.model, self.named = model, named
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor | dict[str, Tensor]:
         """Both [batch, tokens] int64 -> [batch, tokens, features]."""
         found = self.model(input_ids=input_ids, attention_mask=attention_mask)
-        output: Tensor = found.logits if "logits" in found else found.last_hidden_state
-        return output
+        name = "logits" if "logits" in found else "last_hidden_state"
+        output: Tensor = found[name]
+        return {name: output} if self.named else output
 
 
 def read_model(path: Path, dtype: Any = torch.float32) -> tuple[nn.Module, bool]:
@@ -83,22 +87,62 @@ def tokenized(path: Path, sentences: Sequence[str], longest: int) -> dict[str, T
     """Sentences -> input_ids and attention_mask [sentences, tokens]; made-up ones without a
     tokenizer."""
     if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        config = path / "config.json"
-        told = json_object(read_json(config, once=False, finite=False), config)
-        size = told.get("vocab_size", 2)
-        if type(size) is not int or not 0 < size < 2**31:
-            raise ValueError(f"{config}: vocab_size is {quoted(size)}, expected a number of words")
-        generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(0, size, (len(sentences), min(longest, 16)), generator=generator)
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        return made_up(path, len(sentences), longest)
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(path)
     if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.pad_token = tokenizer.eos_token or _end_of_text(path, tokenizer)
     settings = {"padding": True, "truncation": True, "max_length": longest}
     found = tokenizer(list(sentences), return_tensors="pt", **settings)
     return {name: found[name] for name in ("input_ids", "attention_mask")}
+
+
+def made_up(path: Path, rows: int, longest: int) -> dict[str, Tensor]:
+    """Tokens drawn at random, without padding: input_ids and attention_mask [rows, at most 16].
+
+    Raises ValueError where config.json says nothing sensible of the vocabulary.
+    """
+    config = path / "config.json"
+    size = _settings(path).get("vocab_size", 2)
+    if type(size) is not int or not 0 < size < 2**31:
+        raise ValueError(f"{config}: vocab_size is {quoted(size)}, expected a number of words")
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, size, (rows, min(longest, 16)), generator=generator)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """config.json, or its part about text where the model reads more than that."""
+    config = path / "config.json"
+    told = json_object(read_json(config, once=False, finite=False), config)
+    inner = told.get("text_config")
+    return {**inner, **told} if isinstance(inner, dict) else told
+
+
+def _end_of_text(path: Path, tokenizer: Any) -> str:
+    """The token that ends a text by config.json, of a tokenizer that names none; else its first.
+
+    Padding is masked: which token it is changes no result.
+    """
+    told = _settings(path).get("eos_token_id")
+    first = told[0] if isinstance(told, list) and told else told
+    known = type(first) is int and 0 <= first < len(tokenizer)
+    token: str = tokenizer.convert_ids_to_tokens(first if known else 0)
+    return token
+
+
+def fitting(model: nn.Module, tokens: int) -> int:
+    """`tokens`, or the most that a model has positions for where those are fewer."""
+    config: Any = getattr(model, "config", None)
+    text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
+    told = getattr(text, "max_position_embeddings", None)  # n_positions is mapped to it
+    most = told if type(told) is int and told > 0 else tokens
+    for name, part in model.named_modules():
+        table = name.rpartition(".")[2] == "position_embeddings" and hasattr(part, "padding_idx")
+        if table and part.padding_idx is not None:  # RoBERTa counts from behind the padding
+            most = min(most, int(part.num_embeddings) - int(part.padding_idx) - 1)
+    return max(1, min(tokens, most))
 
 
 def float_model(path: Path) -> nn.Module:
@@ -128,14 +172,17 @@ def unpadded(output: Any, batch: Any) -> Tensor:
 
 
 def program(
-    model: nn.Module, example: dict[str, Tensor], batch: int, tokens: int
+    model: nn.Module, example: dict[str, Tensor], batch: int, tokens: int, named: bool = False
 ) -> ExportedProgram:
-    """torch.export's program of a model, for up to `batch` rows of up to `tokens` tokens."""
-    rows, length = Dim("batch", max=batch), Dim("tokens", max=tokens)
+    """torch.export's program of a model, for up to `batch` rows of up to `tokens` tokens.
+
+    named: whether it gives a dict, {"logits": tensor} or {"last_hidden_state": tensor}
+    """
+    rows, length = Dim("batch", max=batch), Dim("sequence", max=tokens)
     sizes = {name: {0: rows, 1: length} for name in example}
     with torch.no_grad():
         return torch.export.export(
-            Exportable(model).eval(), (), dict(example), dynamic_shapes=sizes
+            Exportable(model, named).eval(), (), dict(example), dynamic_shapes=sizes
         )
 
 

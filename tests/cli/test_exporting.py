@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.cli.exporting import Sizes, check_recipe, graph_for, options
+from blockscale.cli.exporting import Sizes, check_recipe, graph_for, options, reads_sentences
 
 EXAMPLE = {"input_ids": torch.zeros(8, 9, dtype=torch.int64)}
 
@@ -34,6 +34,18 @@ def test_recipes():
         check_recipe(None, False)
     with pytest.raises(ValueError, match="quantized already"):
         check_recipe(bs.Recipe("int8"), True, needed=False)
+
+
+def test_targets_that_read_sentences():
+    """Scales of inputs and outputs may be static, and C needs them all."""
+    for recipe in (None, bs.Recipe("int8"), bs.Recipe(rules={"a": "int4"})):
+        assert reads_sentences("c", recipe) and not reads_sentences("onnx", recipe)
+    for recipe in (
+        bs.Recipe("int8", "int8"),
+        bs.Recipe(output="int8"),
+        bs.Recipe("int8", rules={"a": {"input": "int8"}}),
+    ):
+        assert reads_sentences("onnx", recipe)
 
 
 def test_quantized_weights_are_not_enough_for_integers():

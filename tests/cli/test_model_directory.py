@@ -5,6 +5,7 @@ import torch
 
 from blockscale.cli.model_directory import (
     SENTENCES,
+    fitting,
     program,
     read_model,
     tokenized,
@@ -72,3 +73,50 @@ def test_layers_that_compressed_tensors_leaves(folder):
     assert without_place(model) == ["model.embed_tokens", "lm_head"]
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
     assert without_place(model) == ["model.embed_tokens"]
+
+
+def tokenizer(path, **settings):
+    """A tokenizer of words without a token for padding, written beside a model."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: i for i, word in enumerate(("<s>", "</s>", "?", "the", "a", "on", "for", "in"))}
+    made = Tokenizer(models.WordLevel(words, unk_token="?"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=made, **settings).save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_tokenizer_without_a_token_for_padding(tmp_path, named):
+    """Rows are padded by the end of a text: the tokenizer's, else config.json's; and masked."""
+    folder = tokenizer(tmp_path, **({"eos_token": "</s>"} if named else {}))
+    (folder / "config.json").write_text('{"vocab_size": 8, "eos_token_id": [1, 2]}')
+    found = tokenized(folder, ["the", "a on for"], 8)
+    assert found["input_ids"].tolist() == [[3, 1, 1], [4, 5, 6]]
+    assert found["attention_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]
+    for told in ("{}", '{"eos_token_id": 99}', '{"text_config": {"eos_token_id": 2}}'):
+        (folder / "config.json").write_text(told)
+        last = 1 if named else (2 if "text" in told else 0)
+        assert tokenized(folder, ["the", "a on"], 8)["input_ids"].tolist() == [[3, last], [4, 5]]
+
+
+def test_tokens_fit_the_models_positions(folder):
+    from transformers import GPT2Config, GPT2Model, RobertaConfig, RobertaModel
+
+    model, _ = read_model(folder)
+    assert [fitting(model, n) for n in (128, 64, 9)] == [64, 64, 9]
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9}
+    roberta = RobertaModel(RobertaConfig(max_position_embeddings=18, **sizes))
+    assert fitting(roberta, 128) == 16  # two places are not for tokens
+    roberta(torch.arange(2, 9).repeat(16)[None, :16])
+    gpt2 = GPT2Model(GPT2Config(n_positions=12, n_embd=8, n_layer=1, n_head=1, vocab_size=9))
+    assert fitting(gpt2, 128) == 12
+    assert fitting(torch.nn.Linear(2, 2), 128) == 128
+
+
+def test_results_by_name(folder):
+    model, _ = read_model(folder)
+    example = tokenized(folder, SENTENCES, 8)
+    found = program(model, example, batch=8, tokens=32, named=True).module()(**example)
+    assert list(found) == ["logits"] and found["logits"].shape == (8, 8, 64)

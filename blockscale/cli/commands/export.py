@@ -11,14 +11,23 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from torch import Tensor
+from torch import Tensor, nn
 
 import blockscale.export as exporters
 from blockscale.calibrate.calibrate import calibrate
 from blockscale.cli.commands.audit import audit_table
-from blockscale.cli.exporting import DEFAULT_NAME, Sizes, check_recipe, graph_for, options
+from blockscale.cli.exporting import (
+    DEFAULT_NAME,
+    Sizes,
+    check_recipe,
+    graph_for,
+    options,
+    reads_sentences,
+)
 from blockscale.cli.model_directory import (
     SENTENCES,
+    fitting,
+    made_up,
     read_model,
     tokenized,
     without_place,
@@ -71,7 +80,7 @@ def export(  # noqa: PLR0913 - one argument an option
         typer.Option(min=1, help="The most rows a file is to take, 8; of c exactly those, 1."),
     ] = None,
     tokens: Annotated[
-        int, typer.Option(min=2, help="The most tokens a row; of c exactly those.")
+        int, typer.Option(min=2, help="The most tokens a row, if the model has so many positions.")
     ] = 128,
     name: Annotated[str, typer.Option(help="What names in a C file begin with.")] = DEFAULT_NAME,
     max_bytes: Annotated[
@@ -97,12 +106,11 @@ def export(  # noqa: PLR0913 - one argument an option
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         if write.__name__ == "compressed_tensors":
-            _write_directory(
-                model, out, chosen, tokenized(model, sentences, tokens), observer, bool(force)
-            )
+            _write_directory(model, out, chosen, (sentences, tokens, observer), bool(force))
         else:
             read, quantized = read_model(model)
-            example = tokenized(model, sentences, tokens)
+            sizes = _fitted(read, sizes)
+            example = _example(model, write.__name__, chosen, sentences, sizes.tokens)
             graph = graph_for(write.__name__, (read, quantized), chosen, example, observer, sizes)
             write(graph, out, **options(write, example, sizes))
     for each in dict.fromkeys(str(w.message) for w in told if issubclass(w.category, UserWarning)):
@@ -169,16 +177,33 @@ def _lines(text: Path | None) -> list[str]:
     return found
 
 
+def _fitted(model: nn.Module, sizes: Sizes) -> Sizes:
+    """Sizes that the model has positions for; says so where it was asked for more."""
+    most = fitting(model, sizes.tokens)
+    if most < sizes.tokens:
+        typer.echo(f"{most} tokens a row, for which the model has positions", err=True)
+    return replace(sizes, tokens=most)
+
+
+def _example(
+    path: Path, target: str, recipe: Recipe | None, sentences: list[str], tokens: int
+) -> dict[str, Tensor]:
+    """What the model is called with: sentences where scales depend on them, else any tokens."""
+    if reads_sentences(target, recipe):
+        return tokenized(path, sentences, tokens)
+    return made_up(path, len(sentences), tokens)
+
+
 def _write_directory(
     path: Path,
     out: Path,
     recipe: Recipe | None,
-    example: dict[str, Tensor],
-    observer: str,
+    data: tuple[list[str], int, str],
     force: bool,
 ) -> None:
     """compressed-tensors: the model's layers, and the files beside its weights.
 
+    data: sentences, the most tokens of one, and the observer, for scales of inputs
     force: replace `out`, once the new one is complete
     """
     model, quantized = read_model(path, "auto")
@@ -190,7 +215,9 @@ def _write_directory(
                 f"left in float, as its readers do: {', '.join(map(shown, skipped))}", err=True
             )
         recipe = replace(recipe, skip=(*recipe.skip, *skipped))
-        if recipe.input is not None or any(s.input for s in recipe.layer_rules.values()):
+        if reads_sentences("compressed_tensors", recipe):
+            sentences, tokens, observer = data
+            example = tokenized(path, sentences, fitting(model, tokens))
             calibrate(model, [example], recipe, observer, progress=False)
         else:
             quantize_(model, recipe)

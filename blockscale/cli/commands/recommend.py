@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import blockscale as bs
-from blockscale.cli.model_directory import float_model, sentences_of, tokenized, unpadded
+from blockscale.cli.model_directory import fitting, float_model, sentences_of, tokenized, unpadded
 from blockscale.cli.outputs import check_outputs, write_recipe
 from blockscale.search.budget import Budget
 from blockscale.search.estimate import Checked
@@ -46,8 +46,8 @@ def recommend(  # noqa: PLR0913 - one argument an option
     """Say which formats to take for a model here, and what that will cost, as measured."""
     check_outputs(out, recipe)
     bound = Budget.read(budget)
-    batches = [tokenized(model, sentences_of(text), tokens)]
     network = float_model(model)
+    batches = [tokenized(model, sentences_of(text), fitting(network, tokens))]
     found = bs.recommend(
         network, bound, batches=batches, candidates=candidate, output=unpadded, skip=skip or [],
         state=state, progress=not quiet,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import blockscale as bs
-from blockscale.cli.model_directory import float_model, sentences_of, tokenized, unpadded
+from blockscale.cli.model_directory import fitting, float_model, sentences_of, tokenized, unpadded
 from blockscale.cli.outputs import check_outputs, write_recipe
 from blockscale.core.untrusted.names import shown
 from blockscale.report.table import aligned
@@ -44,9 +44,10 @@ def search(  # noqa: PLR0913 - one argument an option
 ) -> None:
     """Search for the formats of a model's layers that lose least within a budget of bits."""
     check_outputs(out, recipe)
-    batch = tokenized(model, sentences_of(text), tokens)
+    network = float_model(model)
+    batch = tokenized(model, sentences_of(text), fitting(network, tokens))
     found = bs.search(
-        float_model(model), [batch], budget, candidates=candidate, objective=objective,
+        network, [batch], budget, candidates=candidate, objective=objective,
         output=unpadded, score=score, skip=skip or [], state=state, progress=not quiet,
     )  # fmt: skip
     if out is not None:

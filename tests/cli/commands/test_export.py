@@ -1,6 +1,7 @@
 """`blockscale export`: a model's directory in, another runtime's file out, with its audit."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import blockscale as bs
 from blockscale.cli.app import app
 from blockscale.cli.model_directory import read_model
 from blockscale.demo.c_files import NO_COMPILER, compiled, compiler
-from tests.cli.test_model_directory import tiny
+from tests.cli.test_model_directory import tiny, tokenizer
 from tests.cli.words import words
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -44,6 +45,48 @@ def test_program(model, tmp_path):
     with torch.no_grad():
         theirs = plain(input_ids=IDS).logits
     assert torch.nn.functional.cosine_similarity(y, theirs, -1).min() > 0.99
+
+
+def test_a_tokenizer_without_a_token_for_padding(model, tmp_path, monkeypatch):
+    """Weights alone need no sentences; scales of inputs do, which are padded."""
+    folder = tokenizer(shutil.copytree(model, tmp_path / "words"))
+    recipe = json.dumps({"weight": "int8_channel", "input": "int8"})
+    result = run(folder, tmp_path / "static", "--to", "compressed-tensors", "-r", recipe)
+    assert result.exit_code == 0, result.stderr
+    assert (tmp_path / "static" / "tokenizer.json").is_file()
+    monkeypatch.setattr("blockscale.cli.commands.export.tokenized", None)
+    result = run(folder, tmp_path / "out", "--to", "compressed-tensors", "-r", "int4:group32:fp32")
+    assert result.exit_code == 0, result.stderr
+
+
+def test_tokens_fit_the_model(tmp_path):
+    """Its positions are fewer than --tokens has by default."""
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    config = BertConfig(vocab_size=64, num_attention_heads=2, max_position_embeddings=12, **sizes)
+    BertModel(config).save_pretrained(tmp_path / "bert")
+    out = tmp_path / "m.pt2"
+    result = run(tmp_path / "bert", out, "--to", "program", "-r", "int8_channel")
+    assert result.exit_code == 0, result.stderr
+    assert "12 tokens a row, for which the model has positions" in result.stderr
+    ids = torch.ones(3, 12, dtype=torch.int64)
+    y = torch.export.load(out).module()(input_ids=ids, attention_mask=ids)
+    assert y.shape == (3, 12, 32)
+
+
+@pytest.mark.slow
+def test_onnx_files_have_the_names_that_programs_look_for(model, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    result = run(model, tmp_path / "m.onnx", "--to", "onnx", "-r", "int8_channel")
+    assert result.exit_code == 0, result.stderr
+    graph = onnx.load(tmp_path / "m.onnx").graph
+    sizes = {
+        value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.output)
+    }
+    rows = ["batch", "sequence"]
+    assert sizes == {"input_ids": rows, "attention_mask": rows, "logits": [*rows, 64]}
 
 
 def test_compressed_tensors(model, tmp_path):
