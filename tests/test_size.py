@@ -12,15 +12,15 @@ SUFFIXES = {".py", ".cpp", ".h", ".wgsl"}
 # "file" or "file:function" -> (lines allowed, why)
 ALLOWED: dict[str, tuple[int, str]] = {
     "calibrate/calibrate.py:calibrate": (
-        87,
-        "three quarters are its signature and the docstring of its fifteen options",
+        95,
+        "four fifths are its signature and the docstring of its seventeen options",
     ),
     "layers/apply.py:quantize_": (
-        51,
+        52,
         "three quarters are its signature and the docstring of its nine options",
     ),
     "search/search.py:search": (
-        67,
+        68,
         "four fifths are its signature and the docstring of its twelve options",
     ),
     "search/recommend.py:recommend": (
