@@ -111,6 +111,7 @@ def _conversion(found: Source, target: Path, writer: Writer, steps: list[Step]) 
         notes.append(
             f"inputs of {inputs[0]}{more} stay in float: how they are quantized is left out"
         )
+    notes += writer.notes([step.planned for step in steps])
     return Conversion(
         str(found.checkpoint.path), str(target), writer.name, left_out=found.left_out,
         copied=tuple(others), notes=tuple(notes), computes=writer.computes,

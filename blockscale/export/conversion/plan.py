@@ -100,6 +100,8 @@ def make_plan(
                 refused[name] = found
     if refused := refused or settle_joined(source, steps, writer, recipe):
         raise _refusal(writer, refused, recipe)
+    for step, wanted in zip(steps, writer.settled([s.planned for s in steps]), strict=True):
+        step.wanted = step.wanted if step.how == REQUANTIZED else wanted
     planned = [step.planned for step in steps]
     floats_fit = writer.floats and (writer.one_file or isinstance(source.checkpoint, GGUF))
     if not floats_fit and not any(step.wanted is not None for step in steps):

@@ -77,6 +77,15 @@ class Writer(ABC):
         del q
         return None
 
+    def settled(self, tensors: Sequence[Planned]) -> list[Format | None]:
+        """Their formats once all are known: a setting that a model has once may change some."""
+        return [tensor.format for tensor in tensors]
+
+    def notes(self, tensors: Sequence[Planned]) -> list[str]:
+        """What has to be known of a model with these tensors, as of readers that refuse it."""
+        del tensors
+        return []
+
     def plain_name(self, name: str) -> str:
         """The stored name of a tensor that is not quantized."""
         return name
