@@ -1,7 +1,9 @@
-"""MLX: rows of bits in words of 32 with a scale and a bias a group, or OCP's microscaling formats.
+"""MLX: rows of bits in words of 32 with a scale and a bias a group, OCP's microscaling formats, and
+nvfp4.
 
 Layout: ml-explore/mlx, mlx/ops.cpp, `quantize`; configuration: ml-explore/mlx-lm, utils.py. A
-value is code * scale + bias in the dtype of the scales.
+value is code * scale + bias in the dtype of the scales. Its nvfp4 has no scale of scales: one
+of 1 is left out, another goes into the scales where every product is a number of e4m3.
 """
 
 from collections import Counter
@@ -25,11 +27,15 @@ from blockscale.ops.tensor import QTensor
 _BITS = (2, 3, 4, 5, 6, 8)
 _GROUPS = (128, 64, 32)
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-_MODES = {"e2m1:group32:e8m0/given": "mxfp4", "e4m3:group32:e8m0/given": "mxfp8"}
+_NVFP4 = ("e2m1:group16:e4m3", "e2m1:group16:e4m3/inv")
+_MODES = {
+    "e2m1:group32:e8m0/given": "mxfp4", "e4m3:group32:e8m0/given": "mxfp8",
+    **dict.fromkeys(_NVFP4, "nvfp4"),
+}  # fmt: skip
 
 
 class MLX(Writer):
-    """MLX's affine quantization, mxfp4 and mxfp8."""
+    """MLX's affine quantization, mxfp4, mxfp8 and nvfp4."""
 
     name = "mlx"
     embeddings = True
@@ -37,7 +43,7 @@ class MLX(Writer):
 
     def forms(self, fmt: Format, shape: Sequence[int]) -> Iterable[str]:
         """The fewest bits and the largest groups first; the shortest scales first."""
-        yield from _MODES
+        yield from (mode for mode in _MODES if mode not in _NVFP4 or mode == str(fmt))
         group = group_of(fmt, shape[-1])
         own = [str(fmt.scale)] if str(fmt.scale) in _TYPES else []
         for bits in (each for each in _BITS if each >= fmt.bits):
@@ -46,7 +52,7 @@ class MLX(Writer):
                     yield f"uint{bits}:group{size}:{kind}:offset"
 
     def holds(self, fmt: Format, shape: Sequence[int]) -> str | None:
-        """Matrices in uintB:groupN:TYPE:offset, and mxfp4 and mxfp8 with given scales."""
+        """Matrices in uintB:groupN:TYPE:offset, mxfp4 and mxfp8 with given scales, and nvfp4."""
         if len(shape) != 3 and (reason := not_plain_linear(fmt, shape)):
             return reason
         if str(fmt) in _MODES:
@@ -59,6 +65,24 @@ class MLX(Writer):
             return f"{fmt}: it has offsets of the scales' type, no zero points"
         words = shape[-1] * fmt.bits % 32
         return f"rows of {shape[-1]} codes fill no whole words" if words else None
+
+    def depends(self, fmt: Format) -> bool:
+        """Its nvfp4 has no scale of scales."""
+        return str(fmt) in _NVFP4
+
+    def lacks(self, q: QTensor) -> str | None:
+        """Scales of scales that do not go into the scales."""
+        if not self.depends(q.format) or torch.equal(_steps(_scales(q)), _wanted(q)):
+            return None
+        if bool(_wanted(q).isnan().any()):
+            return "it has scales that are NaN"
+        outer = q.qparams.outer
+        assert isinstance(outer, Tensor)
+        return (
+            f"its scales have a scale of their own, {outer.flatten()[0].item():.4g}, which MLX has "
+            f"not, and with which they are no numbers of e4m3: quantize the float model as "
+            f"profile:gguf.nvfp4, whose is 1, or as mxfp4"
+        )
 
     def parts(self, name: str, fmt: Format, shape: Sequence[int]) -> dict[str, Kind]:
         """weight, scales and, under floats, biases."""
@@ -75,7 +99,7 @@ class MLX(Writer):
         layer = layer_of(name)
         parts = {
             f"{layer}.weight": q.packed.contiguous().view(torch.uint32),
-            f"{layer}.scales": q.qparams.scale,
+            f"{layer}.scales": _scales(q) if self.depends(q.format) else q.qparams.scale,
         }
         if q.qparams.offset is not None:
             parts[f"{layer}.biases"] = q.qparams.offset
@@ -89,6 +113,23 @@ class MLX(Writer):
         others = {name: each for name, each in of.items() if each != usual}
         settings = usual | others
         return config | {"quantization": settings, "quantization_config": settings}
+
+
+def _wanted(q: QTensor) -> Tensor:
+    """Steps of nvfp4's groups, float32 (numerics.md, 3.5): scales times or by the outer one."""
+    outer = q.qparams.outer
+    assert isinstance(outer, Tensor)
+    scale = _steps(q.qparams.scale)
+    return scale / outer if str(q.format) == _NVFP4[1] else scale * outer
+
+
+def _scales(q: QTensor) -> Tensor:
+    """The nearest codes of e4m3 for these steps, uint8."""
+    return _wanted(q).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def _steps(codes: Tensor) -> Tensor:
+    return codes.view(torch.float8_e4m3fn).to(torch.float32)
 
 
 def _settings(tensor: Planned) -> Json:
