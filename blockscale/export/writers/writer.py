@@ -13,6 +13,13 @@ from blockscale.core.discover import import_all
 from blockscale.core.format import Format
 from blockscale.ops.tensor import QTensor
 
+# what transformers calls the output layer where it is not lm_head, and which classes have one
+_HEADS = {
+    "bert": "cls.predictions.decoder", "distilbert": "vocab_projector",
+    "electra": "generator_lm_head", "roberta": "lm_head.decoder", "whisper": "proj_out",
+    "xlm-roberta": "lm_head.decoder",
+}  # fmt: skip
+_WITH_HEADS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
 _FOLDER = f"{__name__.rpartition('.')[0]}.producers"
 Kind: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
 Json: TypeAlias = dict[str, Any]
@@ -129,6 +136,23 @@ def writer_of(name: str) -> Writer:
 def layer_of(name: str) -> str:
     """The layer that has this weight."""
     return name.removesuffix(".weight")
+
+
+def float_layers(tensors: Sequence[Planned], config: Mapping[str, Any]) -> list[str]:
+    """Layers whose matrices stay in float, which readers have to be told of.
+
+    A tied model stores no head: its readers have one all the same, and would take it for quantized.
+    config: config.json
+    """
+    found = [layer_of(t.name) for t in tensors if t.format is None and len(t.shape) == 2]
+    head = _HEADS.get(str(config.get("model_type")), "lm_head")
+    stored = any(f".{layer_of(t.name)}".endswith(f".{head}") for t in tensors)
+    kinds = config.get("architectures") or ["ForCausalLM"]
+    has_head = any(str(kind).endswith(_WITH_HEADS) for kind in kinds)
+    inner = config.get("text_config")
+    told = inner if isinstance(inner, dict) else config
+    tied = config.get("tie_word_embeddings", told.get("tie_word_embeddings", True))
+    return [*found, head] if tied and has_head and not stored else found
 
 
 def group_of(fmt: Format, columns: int) -> int | None:

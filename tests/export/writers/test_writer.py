@@ -6,7 +6,13 @@ import pytest
 
 from blockscale.core.parse import parse
 from blockscale.export.writers import producers
-from blockscale.export.writers.writer import Planned, group_setting, writer_of, writers
+from blockscale.export.writers.writer import (
+    Planned,
+    float_layers,
+    group_setting,
+    writer_of,
+    writers,
+)
 
 
 def test_every_writer() -> None:
@@ -34,3 +40,30 @@ def test_group_settings() -> None:
     assert group_setting(planned(("group32", 64), ("group32", 128))) == 32
     assert group_setting(planned(("channel0", 64), ("group128", 128))) == -1
     assert group_setting(planned(("group32", 64), ("group64", 64))) is None
+
+
+def matrices(*names: str) -> list[Planned]:
+    return [Planned(f"{name}.weight", (8, 64), None) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("names", "config", "heads"),
+    [
+        (["embed"], {"tie_word_embeddings": True}, ["lm_head"]),
+        (["embed"], {"architectures": ["LlamaForCausalLM"]}, ["lm_head"]),  # transformers' default
+        (["embed"], {"text_config": {"tie_word_embeddings": True}}, ["lm_head"]),
+        (["embed"], {"architectures": ["BertForMaskedLM"], "model_type": "bert"},
+         ["cls.predictions.decoder"]),
+        (["embed"], {"model_type": "whisper"}, ["proj_out"]),
+        (["embed", "lm_head"], {"tie_word_embeddings": True}, []),  # it is stored
+        (["embed", "language_model.lm_head"], {"tie_word_embeddings": True}, []),
+        (["embed"], {"tie_word_embeddings": False}, []),
+        (["embed"], {"text_config": {"tie_word_embeddings": False}}, []),
+        (["embed"], {"architectures": ["BertModel"]}, []),  # it has none
+    ],
+)  # fmt: skip
+def test_heads_that_are_not_stored(names: list, config: dict, heads: list) -> None:
+    planned = matrices(*names)
+    planned.append(Planned("norm.weight", (8,), None))
+    planned.append(Planned("mlp.weight", (8, 64), parse("nf4:group64:fp32")))
+    assert float_layers(planned, config) == [*names, *heads]

@@ -16,6 +16,7 @@ from blockscale.export.writers.writer import (
     Kind,
     Planned,
     Writer,
+    float_layers,
     group_of,
     group_setting,
     layer_of,
@@ -71,14 +72,13 @@ class AWQ(Writer):
 
     def config(self, tensors: Sequence[Planned], config: Json) -> Json:
         """`quantization_config` of transformers."""
-        plain = [t for t in tensors if t.format is None and len(t.shape) == 2]
         settings = {
             "quant_method": "awq",
             "bits": 4,
             "group_size": group_setting(tensors),
             "zero_point": True,
             "version": "gemm",
-            "modules_to_not_convert": [layer_of(t.name) for t in plain] or None,
+            "modules_to_not_convert": float_layers(tensors, config) or None,
         }
         return config | {"quantization_config": settings}
 

@@ -16,7 +16,15 @@ from blockscale.core.elements.codebook import Codebook
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.scales.two_level import TwoLevel
-from blockscale.export.writers.writer import Json, Kind, Planned, Writer, group_of, layer_of, only
+from blockscale.export.writers.writer import (
+    Json,
+    Kind,
+    Planned,
+    Writer,
+    float_layers,
+    group_of,
+    only,
+)
 from blockscale.ops.tensor import QTensor
 
 _ELEMENTS = ("nf4", "fp4")
@@ -106,7 +114,6 @@ class Bnb(Writer):
     def config(self, tensors: Sequence[Planned], config: Json) -> Json:
         """`quantization_config` of transformers."""
         fmt = next(t.format for t in tensors if t.format is not None)
-        plain = [layer_of(t.name) for t in tensors if t.format is None and len(t.shape) == 2]
         settings = {
             "quant_method": "bitsandbytes",
             "load_in_4bit": True,
@@ -115,7 +122,7 @@ class Bnb(Writer):
             "bnb_4bit_use_double_quant": isinstance(fmt.scale, TwoLevel),
             "bnb_4bit_compute_dtype": config.get("dtype") or config.get("torch_dtype") or "float32",
             "bnb_4bit_quant_storage": "uint8",
-            "llm_int8_skip_modules": plain,
+            "llm_int8_skip_modules": float_layers(tensors, config),
         }
         return config | {"quantization_config": settings}
 

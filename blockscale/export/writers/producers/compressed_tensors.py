@@ -12,7 +12,7 @@ from blockscale.core.format import Format
 from blockscale.core.scale import FLOAT_SCALES
 from blockscale.export.to_compressed_tensors.schemes import Scheme, UnsupportedError, scheme
 from blockscale.export.to_compressed_tensors.tensors import tensors_of
-from blockscale.export.writers.writer import Json, Kind, Planned, Writer, layer_of
+from blockscale.export.writers.writer import Json, Kind, Planned, Writer, float_layers, layer_of
 from blockscale.ops.tensor import QTensor
 
 _VERSION = "0.20.0"
@@ -104,7 +104,7 @@ class CompressedTensors(Writer):
                 }
                 for i, (found, names) in enumerate(groups.values())
             },
-            "ignore": [layer_of(t.name) for t in tensors if t.format is None and len(t.shape) == 2],
+            "ignore": float_layers(tensors, config),
             "kv_cache_scheme": None,
             "global_compression_ratio": None,
         }

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blockscale.core.format import Format
 from blockscale.core.scale import PowerOfTwo
-from blockscale.export.writers.writer import Json, Kind, Planned, Writer, layer_of, only
+from blockscale.export.writers.writer import Json, Kind, Planned, Writer, float_layers, only
 from blockscale.ops.tensor import QTensor
 
 
@@ -59,13 +59,12 @@ class FP8(Writer):
     def config(self, tensors: Sequence[Planned], config: Json) -> Json:
         """`quantization_config` of transformers."""
         fmt = next(t.format for t in tensors if t.format is not None)
-        plain = [layer_of(t.name) for t in tensors if t.format is None and len(t.shape) == 2]
         settings = {
             "quant_method": "fp8",
             "activation_scheme": "dynamic",
             "fmt": "e4m3",
             "weight_block_size": [size for _, size in fmt.block.sizes],
-            "modules_to_not_convert": plain,
+            "modules_to_not_convert": float_layers(tensors, config),
         }
         if isinstance(fmt.scale, PowerOfTwo):
             settings["scale_fmt"] = "ue8m0"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core.format import Format
-from blockscale.export.writers.writer import Json, Kind, Planned, Writer, layer_of
+from blockscale.export.writers.writer import Json, Kind, Planned, Writer, float_layers
 from blockscale.ops.tensor import QTensor
 
 _FORMAT = "e2m1:group32:e8m0/given"
@@ -53,7 +53,7 @@ class GptOss(Writer):
 
     def config(self, tensors: Sequence[Planned], config: Json) -> Json:
         """`quantization_config` of transformers."""
-        plain = [layer_of(t.name) for t in tensors if t.format is None and len(t.shape) == 2]
+        plain = float_layers(tensors, config)
         settings = {"quant_method": "mxfp4", "modules_to_not_convert": plain}
         return config | {"quantization_config": settings}
 
