@@ -78,3 +78,24 @@ def test_files_of_sixteen_bits(dtype: torch.dtype, tmp_path: Path) -> None:
     ids = tiny.tokens(48)
     differ = tiny.logits(model, ids) - llama_cpp.logits(tmp_path / "wide.gguf", ids)
     assert float(differ.abs().max()) < NEAR
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
+def test_nvfp4_with_a_scale_of_scales(kind: str, tmp_path: Path) -> None:
+    """`blk.N.attn_q.scale` and the like: multiplied by after the product. Biases of ffn are no
+    part of it: llama.cpp asserts there."""
+    from blockscale.integrations.transformers import from_checkpoint
+
+    more = {"mlp_bias": False} if kind == "llama" else {}
+    tiny.write(tmp_path / "m", kind, **more)
+    recipe = bs.Recipe("nvfp4", skip=["*embed_tokens", "lm_head"])
+    bs.quantize_directory(tmp_path / "m", tmp_path / "q", recipe)
+    done = bs.export.convert_checkpoint(tmp_path / "q", tmp_path / "q.gguf", "gguf")
+    assert done.lossless
+    ids = tiny.tokens(48)
+    ours = tiny.logits(from_checkpoint(tmp_path / "q"), ids)
+    assert torch.equal(tiny.logits(from_checkpoint(tmp_path / "q.gguf"), ids), ours)
+    llama_cpp.quantize(tmp_path / "q.gguf", tmp_path / "wide.gguf", "F32")  # keeps the scales
+    assert float((llama_cpp.logits(tmp_path / "wide.gguf", ids) - ours).abs().max()) < NEAR
+    theirs = llama_cpp.logits(tmp_path / "q.gguf", ids)  # which quantizes inputs to 8 bits
+    assert float(torch.nn.functional.cosine_similarity(theirs, ours).min()) > 0.998

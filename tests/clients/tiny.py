@@ -9,7 +9,7 @@ from torch import Tensor
 
 VOCABULARY = 288
 SIZES = {
-    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
     "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": None,
 }  # fmt: skip

@@ -184,6 +184,11 @@ def _each(
         if shared and all(torch.equal(part, each) for each in all_parts):
             parts[name] = part.reshape(kinds[name][1]) if name in kinds else part
             continue
+        if shared and len(same) > 1:
+            raise ValueError(
+                f"{first.format}: its {len(same)} tensors have scales of scales (or tables) that "
+                f"differ, and one tensor has one: quantize them with the same, or in another format"
+            )
         moved = change(all_parts)
         if name in kinds and tuple(moved.shape) != tuple(kinds[name][1]):
             raise ValueError(

@@ -6,6 +6,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from blockscale.core.recipe import Recipe
@@ -149,6 +150,7 @@ def _write(  # noqa: PLR0913 - one step, whose pieces these are
     if writer.one_file:
         same = isinstance(found.checkpoint, GGUF)
         kinds = {step.name: step.kind for step in steps if same}
+        planned += [each for step in steps for each in step.beside]
         laid_out = [*planned, *extra.planned], metadata, extra.step, kinds
         name = Path(done.target).absolute().name
         if shard_size:
@@ -163,9 +165,9 @@ def _write(  # noqa: PLR0913 - one step, whose pieces these are
             output.write(name, tensor)
         if not isinstance(output, Directory):  # heads are all that its reader needs
             with checkpoint(output.first) as again:
-                _stream(found, steps, output, again, done, progress)
+                _stream(found, writer, steps, output, again, done, progress)
         else:
-            _stream(found, steps, output, None, done, progress)
+            _stream(found, writer, steps, output, None, done, progress)
         output.close()
     finally:
         output.abandon()
@@ -174,8 +176,9 @@ def _write(  # noqa: PLR0913 - one step, whose pieces these are
         (path / LEDGER).write_text(json.dumps(done.to_dict(), indent=2) + "\n")
 
 
-def _stream(
+def _stream(  # noqa: PLR0913 - as `_write`
     found: Source,
+    writer: Writer,
     steps: list[Step],
     output: Output,
     again: Checkpoint | None,
@@ -188,6 +191,8 @@ def _stream(
         value = found.read(step.name)
         made = _made(step, value)
         output.write(step.name, made)
+        if step.beside and isinstance(made, QTensor):
+            _write_beside(writer, step, made, output)
         error = error_of(value, made) if step.how == REQUANTIZED else None
         if again is None:
             step.more |= {} if error is None else {"error": error}
@@ -199,6 +204,12 @@ def _stream(
         for step, converted in pool.map(one, steps):
             done.tensors += [] if converted is None else [converted]
             progress.advance(step.name, step.bytes_before)
+
+
+def _write_beside(writer: Writer, step: Step, made: QTensor, output: Output) -> None:
+    values = writer.beside(step.name, made)
+    for each in step.beside:
+        output.write(each.name, values.get(each.name, torch.ones(each.shape)))
 
 
 def _prove_all(path: Path, found: Source, steps: list[Step], done: Conversion) -> None:

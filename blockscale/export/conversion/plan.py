@@ -10,10 +10,12 @@ from torch import Tensor
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.recipe import Recipe
+from blockscale.core.reference import QParams
 from blockscale.core.rules import matches
 from blockscale.core.untrusted.names import TEXT, quoted, shown
 from blockscale.export.checkpoints.gguf.blocks import GRIDS
 from blockscale.export.checkpoints.gguf.reading import GGUF
+from blockscale.export.checkpoints.regrouped import Regrouped
 from blockscale.export.checkpoints.safetensors import Safetensors
 from blockscale.export.conversion.exact import (
     CodesNeededError,
@@ -26,6 +28,7 @@ from blockscale.export.conversion.in_slabs import requantized
 from blockscale.export.conversion.joined import settle_joined
 from blockscale.export.conversion.meaning import meaning
 from blockscale.export.conversion.source import AT_A_TIME, Source, plain_dtype, without_place
+from blockscale.export.writers.gguf_files.architectures import of_config
 from blockscale.export.writers.writer import Planned, Writer, layer_of
 from blockscale.files.slabs.pool import Pool
 from blockscale.layers.parameters.planned import coded
@@ -45,7 +48,10 @@ class NotLosslessError(ValueError):
 
 @dataclass
 class Step:
-    """What becomes of one tensor. how: EXACT, COPIED, FLOATS or REQUANTIZED; kind: the source's"""
+    """What becomes of one tensor. how: EXACT, COPIED, FLOATS or REQUANTIZED; kind: the source's
+
+    beside: what a file of blocks has beside it
+    """
 
     source: str
     name: str
@@ -57,6 +63,7 @@ class Step:
     dtype: torch.dtype = torch.float32
     bytes_before: int = 0
     grid: str = ""
+    beside: list[Planned] = field(default_factory=list)
     more: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -150,7 +157,44 @@ def _step(
             raise InexactError(f"the recipe's format: {reason}") from None
         step.how, step.wanted = REQUANTIZED, scheme.weight
         step.more["reason"] = str(error)
+    _plan_beside(source, step, writer)
     return step
+
+
+def _plan_beside(source: Source, step: Step, writer: Writer) -> None:
+    """What is written beside the tensor. Raises InexactError where its readers would not look."""
+    assert step.wanted is not None
+    if not writer.depends(step.wanted):
+        return
+    if step.how == REQUANTIZED:  # its numbers are not known yet: as if they need a place
+        dtype, shape = step.wanted.packed(step.shape)
+        codes = torch.empty(shape, dtype=dtype, device="meta")
+        parts = QParams(torch.empty(0), torch.full((1,) * len(step.shape), 2.0))
+        value = QTensor(codes, parts, step.wanted, step.shape[-1])
+    else:
+        held = source.view.without_codes(step.name)
+        assert isinstance(held, QTensor)
+        value = carried(held, step.wanted)
+    try:
+        found = writer.beside(step.name, value)
+    except ValueError as error:
+        raise InexactError(str(error)) from None
+    if found and isinstance(source.view, Regrouped):
+        _check_scaled(source, step.name)
+    step.beside = [Planned(n, tuple(t.shape), None, t.dtype) for n, t in found.items()]
+    if found:
+        step.more["note"] = "products are multiplied by its scale of scales, not the scales"
+
+
+def _check_scaled(source: Source, name: str) -> None:
+    """Raise InexactError where llama.cpp would not multiply by a scale of scales, or gives up."""
+    family, bias = of_config(source.config), f"{name.removesuffix('weight')}bias"
+    if family.scaled and "_exps." not in name and not ("ffn_" in name and bias in source.view):
+        return
+    raise InexactError(
+        f"its scales have a scale of their own, which llama.cpp's graph of {family.arch} does not "
+        f"multiply by here: quantize with profile:gguf.nvfp4, which has none"
+    )
 
 
 def _chosen(source: Source, step: Step, writer: Writer) -> Format:

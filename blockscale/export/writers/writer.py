@@ -93,6 +93,14 @@ class Writer(ABC):
         del tensors
         return []
 
+    def beside(self, name: str, q: QTensor) -> dict[str, Tensor]:
+        """{name: tensor} of what is written beside the blocks of a tensor in a file of blocks.
+
+        Raises ValueError where its readers look for none there.
+        """
+        del name, q
+        return {}
+
     def plain_name(self, name: str) -> str:
         """The stored name of a tensor that is not quantized."""
         return name

@@ -10,7 +10,9 @@ import blockscale as bs
 from blockscale.export.checkpoints.gguf.container import read_container
 from blockscale.export.conversion import convert_checkpoint as module
 from blockscale.export.conversion.plan import NotLosslessError
+from blockscale.export.writers.gguf_files.file import GGUFFile
 from blockscale.export.writers.producers import gptq
+from blockscale.export.writers.writer import Planned
 from tests.export.conversion.models import CONFIG, tensors, value, write
 
 RECORDED = Path(__file__).parents[2] / "recorded"
@@ -265,3 +267,65 @@ def test_split_files_of_other_kinds_and_errors(
     with pytest.raises(OSError, match="No space"):
         bs.export.convert_checkpoint(source, tmp_path / "m", "gguf", shard_size=200_000)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["awq", "source"]
+
+
+def test_nvfp4_with_a_scale_of_scales(tmp_path: Path) -> None:
+    """In GGUF that is a tensor beside the weight's; read back, it is a part of the weight again."""
+    held = tensors("nvfp4")
+    source = write(tmp_path / "source", held)
+    done = bs.export.convert_checkpoint(source, tmp_path / "m.gguf", "gguf")
+    assert done.lossless and "products are multiplied by its scale of scales" in str(done.tensors)
+    entries = read_container(tmp_path / "m.gguf").entries
+    scales = {name for name in entries if name.endswith(".scale")}
+    assert len(scales) == 7 and entries["blk.0.ffn_down.scale"].shape == (1,)
+    assert read_container(tmp_path / "m.gguf").values["general.file_type"] == 39
+    with bs.checkpoint(tmp_path / "m.gguf") as found:
+        assert not scales & set(found)
+        down = found["blk.0.ffn_down.weight"]
+        assert torch.equal(value(down), value(held["model.layers.0.mlp.down_proj.weight"]))
+        assert float(down.qparams.outer) != 1
+    again = bs.export.convert_checkpoint(tmp_path / "m.gguf", tmp_path / "again.gguf", "gguf")
+    assert again.lossless
+    assert (tmp_path / "again.gguf").read_bytes() == (tmp_path / "m.gguf").read_bytes()
+    back = bs.export.convert_checkpoint(tmp_path / "m.gguf", tmp_path / "back", "blockscale")
+    assert {each.compared for each in back.of("exact")} == {"codes"}
+    split = bs.export.convert_checkpoint(source, tmp_path / "parts", "gguf", shard_size=40_000)
+    assert split.lossless
+
+
+def test_scales_of_scales_that_llama_cpp_leaves_out(tmp_path: Path) -> None:
+    """Its graph of qwen2 reads them and does not multiply; beside a table there is none."""
+    held = tensors("nvfp4")
+    config = CONFIG | {"model_type": "qwen2"}
+    source = write(tmp_path / "qwen2", held, config=config)
+    with pytest.raises(NotLosslessError, match=r"llama.cpp's graph of qwen2 does not multiply by"):
+        bs.export.convert_checkpoint(source, tmp_path / "m.gguf", "gguf")
+    held = tensors("int8:group32:fp16:full", embedding="nvfp4")
+    source = write(tmp_path / "table", held)
+    with pytest.raises(NotLosslessError, match=r"llama.cpp looks for none beside this tensor"):
+        bs.export.convert_checkpoint(source, tmp_path / "m.gguf", "gguf")
+    requantized = bs.export.convert_checkpoint(
+        write(tmp_path / "nf4", tensors("nf4:group64:fp32")), tmp_path / "m.gguf", "gguf",
+        requantize="nvfp4",
+    )  # fmt: skip
+    assert len(requantized.of("requantized")) == 7
+    with bs.checkpoint(tmp_path / "m.gguf") as found:
+        assert float(found["blk.0.ffn_up.weight"].qparams.outer) != 1
+
+
+def test_scales_of_scales_of_experts_that_differ(tmp_path: Path) -> None:
+    """A file of llama.cpp's converter: each expert has its own, and no format here has that."""
+    blocks = bs.quantize(torch.randn(2, 64, 64), "e2m1:group16:e4m3")
+    scale = torch.tensor([1.0, 2.0])
+    held = {"blk.0.ffn_up_exps.weight": blocks, "blk.0.ffn_up_exps.scale": scale}
+    planned = [
+        Planned(n, tuple(t.shape), getattr(t, "format", None), torch.float32)
+        for n, t in held.items()
+    ]
+    file = GGUFFile(tmp_path / "m.gguf", planned, {}, 32, {})
+    for name, tensor in held.items():
+        file.write(name, tensor)
+    file.close()
+    with bs.checkpoint(tmp_path / "m.gguf") as found:
+        assert "differ (blk.0.ffn_up_exps.scale)" in found.stored["blk.0.ffn_up_exps.weight"].unread
+        assert torch.equal(found["blk.0.ffn_up_exps.scale"], scale)

@@ -5,6 +5,8 @@ offsets are taken as they are stored, none is computed anew; so what is read and
 the same bytes. Tensors of parts have a row for each block: codes [n, elements], scales [n, scales].
 """
 
+import re
+
 import torch
 
 from blockscale.export.checkpoints.gguf.fields import BlockType as BlockType
@@ -36,3 +38,13 @@ FILE_TYPES = {
     25: "IQ4_NL", 30: "IQ4_XS", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4",
     39: "NVFP4", 40: "Q1_0", 41: "Q2_0",
 }  # fmt: skip
+
+# Layers beside whose NVFP4 weight llama.cpp looks for a scale of all scales (llama-model.cpp)
+_SCALED = re.compile(
+    r"blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down)(_shexp|_exps)?)\.weight"
+)
+
+
+def scale_of(name: str) -> str | None:
+    """The name of the scale of all scales of an NVFP4 tensor; None where there is none."""
+    return f"{name.removesuffix('weight')}scale" if _SCALED.fullmatch(name) else None

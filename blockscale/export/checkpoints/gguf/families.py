@@ -35,6 +35,8 @@ class Family:
     fixed: {key of config.json: what it may be}, since llama.cpp computes that whatever it is; None
         among them stands for a key that is missing, too
     ties: whether the head is the table of embeddings where config.json does not say
+    scaled: whether its graph multiplies by the scale of all scales of an NVFP4 weight (measured with
+        release v0.5.0: the graphs of others read it and leave it out)
     window: whether llama.cpp has the family's sliding window; period: of layers with and without
     """
 
@@ -53,6 +55,7 @@ class Family:
     turned: frozenset[str] = frozenset()
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     ties: bool = False
+    scaled: bool = False
     window: bool = False
     period: int = 0
 
@@ -120,6 +123,7 @@ _SCALES = {
 }
 _LLAMA_FAMILY = Family(
     "llama", "LlamaForCausalLM", _KEYS, _WHOLE, _LLAMA, biases=_EVERY, permuted=True, fixed=_SILU,
+    scaled=True,
 )  # fmt: skip
 
 FAMILIES = {  # {model_type of transformers: …}; the first of an architecture is what it is read as
@@ -130,6 +134,7 @@ FAMILIES = {  # {model_type of transformers: …}; the first of an architecture 
     ),
     "qwen3": Family(
         "qwen3", "Qwen3ForCausalLM", _KEYS, _WHOLE, _LLAMA | _HEAD_NORMS, biases=_QKV, fixed=_SILU,
+        scaled=True,
     ),
     "mixtral": Family(
         "llama", "MixtralForCausalLM",

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -23,6 +24,7 @@ from blockscale.export.checkpoints.gguf.blocks import (
     TYPES,
     BlockType,
     Parts,
+    scale_of,
 )
 from blockscale.export.checkpoints.gguf.container import MAGIC, Entry, read_container
 from blockscale.files.stream import bytes_of
@@ -63,6 +65,7 @@ class GGUF(Checkpoint):
             self.close()
             raise
         self._check_total()
+        self._scales = self._scales_of_scales()
         told = FILE_TYPES.get(self.metadata.get("general.file_type", -1))
         if told is not None and all(each.kind != told for each in self.stored.values()):
             self.warnings.append(f"general.file_type says {told}, and no tensor is of it")
@@ -95,6 +98,24 @@ class GGUF(Checkpoint):
                 f"the first tells of {told}"
             )
 
+    def _scales_of_scales(self) -> dict[str, tuple[Path, Entry]]:
+        """{NVFP4 tensor: where that is by which all its scales are multiplied}, of those that have
+        it beside them; it is no tensor of its own then."""
+        found = {}
+        for name, stored in list(self.stored.items()):
+            beside = scale_of(name)
+            if stored.kind != "NVFP4" or beside not in self.stored:
+                continue
+            value = self[beside] if prod(self.stored[beside].shape) != 1 else torch.ones(1)
+            assert isinstance(value, Tensor)
+            if not value.numel() or bool((value != value.reshape(-1)[0]).any()):
+                why = f"its experts have scales of scales that differ ({beside})"
+                self.stored[name] = replace(stored, unread=f"{why}, and a format has one")
+                continue
+            found[name] = self._entries.pop(beside)
+            del self.stored[beside]
+        return found
+
     def _read(self, stored: Stored) -> QTensor | Tensor:
         file, entry = self._entries[stored.name]
         if entry.kind in _PLAIN:
@@ -102,6 +123,12 @@ class GGUF(Checkpoint):
             self._fill(file, bytes_of(values), entry.start)
             return values
         return self._quantized(file, entry, _BLOCKS[entry.kind][1])
+
+    def _first(self, file: Path, entry: Entry) -> float:
+        """The first number of a tensor that is not quantized."""
+        value = torch.empty(1, dtype=_PLAIN[entry.kind][1])
+        self._fill(file, bytes_of(value), entry.start)
+        return float(value)
 
     def blocks(self, name: str) -> Tensor:
         """The bytes of a tensor, uint8, also of one whose values have no format here."""
@@ -132,7 +159,9 @@ class GGUF(Checkpoint):
                 by_block[part][first : first + piece.numel()] = piece.reshape(-1)
         whole |= records.negate(kind, whole) if native else {}
         _check_codes(entry, whole)
-        return from_parts(fmt, row, whole)  # NVFP4 has one level: its outer scale stays 1
+        if entry.name in self._scales:  # else NVFP4 has one level: its outer scale stays 1
+            whole["outer"].fill_(self._first(*self._scales[entry.name]))
+        return from_parts(fmt, row, whole)
 
     def _blocks(self, file: Path, entry: Entry, of: BlockType) -> Iterator[tuple[int, Tensor]]:
         """(number of the first, blocks [n, size])"""

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
 from blockscale.core.format import Format
 from blockscale.core.pack import packed_size
 from blockscale.core.parse import parse
-from blockscale.export.checkpoints.gguf.blocks import TYPES
+from blockscale.export.checkpoints.gguf.blocks import TYPES, scale_of
 from blockscale.export.checkpoints.gguf.together import blocks_of
 from blockscale.export.writers.writer import Json, Kind, Planned, Writer
 from blockscale.ops.tensor import QTensor
@@ -44,20 +45,29 @@ class GGUF(Writer):
         return kind_of(fmt) in ("Q2_0", "MXFP4", "NVFP4")
 
     def lacks(self, q: QTensor) -> str | None:
-        """Q2_0 has one zero point, NVFP4 one level, and scales that are NaN mean something else."""
-        kind, (scale, outer, zero) = kind_of(q.format), q.qparams[:3]
+        """Q2_0 has one zero point, and scales that are NaN mean something else."""
+        kind, scale, zero = kind_of(q.format), q.qparams.scale, q.qparams.zero_point
         if kind == "Q2_0" and zero is not None and not bool((zero == 1).all()):
             return "its zero points are not all 1, which they are in Q2_0"
-        if kind == "NVFP4" and outer is not None and not bool((outer == 1).all()):
-            return (
-                "its scales have a scale of their own, by which llama.cpp multiplies after the "
-                "product: values would be rounded otherwise"
-            )
         if kind == "NVFP4" and bool((scale >= 127).any()):
             return "it has scales that are negative or NaN, which ggml takes for others"
         if kind == "MXFP4" and bool((scale == 255).any()):
             return "it has scales that are NaN, which ggml takes for 2^128"
         return None
+
+    def beside(self, name: str, q: QTensor) -> dict[str, Tensor]:
+        """NVFP4's scale of scales, by which llama.cpp multiplies products: `blk.N.attn_q.scale`."""
+        outer = q.qparams.outer
+        if kind_of(q.format) != "NVFP4" or outer is None or bool((outer == 1).all()):
+            return {}
+        place = scale_of(name)
+        if place is None:
+            raise ValueError(
+                "its scales have a scale of their own, and llama.cpp looks for none beside this "
+                "tensor: leave it in float (--float), or quantize with profile:gguf.nvfp4"
+            )
+        count = q.shape[0] if len(q.shape) > 2 else 1  # experts have one each
+        return {place: outer.reshape(-1).to(torch.float32).expand(count).contiguous()}
 
     def parts(self, name: str, fmt: Format, shape: Sequence[int]) -> dict[str, Kind]:
         """Blocks are laid out by gguf_files/."""

@@ -33,7 +33,11 @@ def test_what_types_lack() -> None:
     ones = two.qparams._replace(zero_point=torch.ones_like(two.zero_point))
     assert writer.lacks(bs.QTensor(two.packed, ones, two.format, two.size)) is None
     nv = bs.quantize(x, "nvfp4")
-    assert "a scale of their own" in str(writer.lacks(nv))
+    assert writer.lacks(nv) is None
+    [(place, scale)] = writer.beside("blk.3.attn_k.weight", nv).items()
+    assert place == "blk.3.attn_k.scale" and scale.tolist() == nv.qparams.outer.reshape(-1).tolist()
+    with pytest.raises(ValueError, match="llama.cpp looks for none beside this tensor"):
+        writer.beside("token_embd.weight", nv)
     one = nv.qparams._replace(outer=torch.ones_like(nv.qparams.outer))
     nv = bs.QTensor(nv.packed, one, nv.format, nv.size)
     assert writer.lacks(nv) is None
