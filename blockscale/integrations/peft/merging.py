@@ -174,7 +174,8 @@ def summary(losses: Mapping[str, MergeLoss]) -> str:
         [
             f"adapters were merged into {len(each)} quantized layers, whose weights were rounded "
             f"again: {changed} of {codes} codes changed, and the rounding is {lost / added:.0%} as "
-            f"large as what the adapters add; unmerged, nothing is lost. Layers that lost most:",
+            f"large as what the adapters add; unmerged, or by merge_into_float of "
+            f"blockscale.integrations.peft, nothing is lost. Layers that lost most:",
             *lines,
             *more,
         ]

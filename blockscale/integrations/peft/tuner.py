@@ -118,14 +118,18 @@ def untied(model: Any) -> None:
     if not getattr(getattr(model, "config", None), "tie_word_embeddings", False):
         return
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
-    both = isinstance(table, QLayer) and isinstance(head, QLayer)
-    if both and table.qweight is not head.qweight:
+    if _held(table) is not _held(head):
         model.config.tie_word_embeddings = False
         warnings.warn(
             "blockscale: the input and the output embeddings had one weight, and have two after "
             "this merge: tie_word_embeddings is False in the model's config now",
             stacklevel=4,
         )
+
+
+def _held(layer: Any) -> Any:
+    """What holds a layer's weight: codes, or a parameter."""
+    return layer.qweight if isinstance(layer, QLayer) else getattr(layer, "weight", None)
 
 
 def train_in_float(wrapper: ModulesToSaveWrapper, adapter_name: str) -> None:
