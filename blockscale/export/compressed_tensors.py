@@ -1,7 +1,7 @@
 """compressed-tensors: a directory that transformers and vLLM load."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,21 @@ from torch import Tensor, nn
 
 from blockscale.export.to_compressed_tensors.directory import check_directory, write
 from blockscale.export.to_compressed_tensors.joined import disagreements, sharing
-from blockscale.export.to_compressed_tensors.schemes import Scheme, UnsupportedError, scheme
-from blockscale.export.to_compressed_tensors.tensors import layer_tensors
+from blockscale.export.to_compressed_tensors.schemes import (
+    Scheme,
+    UnsupportedError,
+    expert_patterns,
+    experts_note,
+    scheme,
+)
+from blockscale.export.to_compressed_tensors.stacks import matrices
+from blockscale.export.to_compressed_tensors.tensors import layer_tensors, tensors_of
 from blockscale.files.directory.swap import whole_folder
+from blockscale.files.renaming.apart import Back
 from blockscale.layers.layer import QLayer
 from blockscale.layers.linear import QLinear
+from blockscale.layers.parameters.hold import all_held
+from blockscale.ops.tensor import QTensor
 from blockscale.qat.layers.layer import QATLayer
 
 VERSION = "0.20.0"  # of compressed-tensors, whose layouts these are
@@ -43,21 +53,27 @@ def compressed_tensors(model: nn.Module, directory: str | Path) -> None:
 
     Codes, scales and zero points are written as the model holds them. Inputs with a static scale
     keep it; a dynamic one is chosen by the reader's own rule. Quantized biases become floats.
+    Stacks of experts become a matrix for each expert, and all tensors have the names that
+    checkpoints of the model have, as save_pretrained writes them.
 
-    Raises ValueError, before anything is written, that names every layer that the layout has no
-    place for, and why; warns where an nvfp4 scale has no exact reciprocal, and of layouts
-    that transformers loads with settings of its own.
+    Raises ValueError, before anything is written, that names every layer and parameter that the
+    layout has no place for, and why; warns where an nvfp4 scale has no exact reciprocal, and of
+    layouts that transformers loads with settings of its own.
     """
     path = check_directory(directory)
-    layers = _layers(model)
-    schemes = _schemes(layers)
+    layers, back = _layers(model), Back(model)
+    stacks, refused = matrices(model, back)
+    schemes = _schemes(layers, stacks, refused)
     if told := disagreements(layers):
         raise ValueError(
             "servers would compute other numbers than these layers:"
             + "".join(f"\n  {line}" for line in told)
         )
     tensors, notes = _tensors(model, layers, schemes)
-    config = _config(model) | {"quantization_config": _quantization(model, schemes)}
+    tensors = _as_stored(tensors, model, back) | _of_stacks(stacks, schemes)
+    notes |= {name: note for name in stacks if (note := experts_note(schemes[name]))}
+    quantization = _quantization(model, schemes, back)
+    config = _config(model) | {"quantization_config": quantization}
     with whole_folder(path, False) as folder:
         folder.mkdir()
         write(folder, config, tensors)
@@ -77,7 +93,7 @@ def _layers(model: nn.Module) -> dict[str, QLayer]:
             f"bs.convert(model) first"
         )
     layers = {name: part for name, part in named if isinstance(part, QLayer)}
-    if not layers:
+    if not layers and next(all_held(model), None) is None:
         raise ValueError(
             "nothing in the model is quantized: bs.quantize_(model, recipe) first; a float model "
             "is written by its own save_pretrained"
@@ -89,10 +105,20 @@ def _layers(model: nn.Module) -> dict[str, QLayer]:
     return layers
 
 
-def _schemes(layers: Mapping[str, QLayer]) -> dict[str, Scheme]:
-    """The scheme of each layer. Raises ValueError that names all that have none."""
+def _schemes(
+    layers: Mapping[str, QLayer], stacks: Mapping[str, QTensor], without: Mapping[str, str]
+) -> dict[str, Scheme]:
+    """The scheme of each layer. Raises ValueError that names all that have none.
+
+    without: {parameter: why it has no place}
+    """
     found: dict[str, Scheme] = {}
-    refused = []
+    refused = [f"{name}: {reason}" for name, reason in without.items()]
+    for name, q in stacks.items():
+        try:
+            found[name] = scheme(q.format, None, static=False)
+        except UnsupportedError as error:
+            refused.append(f"{name}: {error}")
     for name, layer in layers.items():
         try:
             found[name] = _scheme(layer)
@@ -130,7 +156,8 @@ def _tensors(
     """Every tensor of the files by its name, and {layer: what is not exact}."""
     tensors: dict[str, Tensor] = {}
     notes: dict[str, str] = {}
-    refused, own = [], tuple(f"{name}." for name in layers)
+    refused, held = [], (name for name, _ in all_held(model))
+    own = tuple(f"{name}." for name in (*layers, *held))
     seen: set[tuple[Any, ...]] = set()
     joined = sharing(layers)
     for name, tensor in model.state_dict().items():
@@ -156,6 +183,24 @@ def _tensors(
     if refused:
         raise _refusal(refused)
     return tensors, notes
+
+
+def _of_stacks(stacks: Mapping[str, QTensor], schemes: Mapping[str, Scheme]) -> dict[str, Tensor]:
+    """The tensors of matrices that were parts of stacks."""
+    return {
+        f"{name}.{part}": tensor
+        for name, q in stacks.items()
+        for part, tensor in tensors_of(q, schemes[name])[0].items()
+    }
+
+
+def _as_stored(tensors: Mapping[str, Tensor], model: nn.Module, back: Back) -> dict[str, Tensor]:
+    """The tensors of a model under the names, and in the pieces, that its checkpoints have."""
+    plain = model.state_dict().keys()
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        found |= back.plain(name, tensor) if name in plain else {back.name(name): tensor}
+    return found
 
 
 def _reader(layer: QLinear, scheme: Scheme) -> str:
@@ -184,7 +229,7 @@ def _config(model: nn.Module) -> dict[str, Any]:
     )
 
 
-def _quantization(model: nn.Module, schemes: Mapping[str, Scheme]) -> dict[str, Any]:
+def _quantization(model: nn.Module, schemes: Mapping[str, Scheme], back: Back) -> dict[str, Any]:
     """`quantization_config`: groups of layers of one scheme, and the linear layers of none."""
     groups: dict[str, tuple[Scheme, list[str]]] = {}
     for name, each in schemes.items():
@@ -192,7 +237,7 @@ def _quantization(model: nn.Module, schemes: Mapping[str, Scheme]) -> dict[str, 
     one = len(groups) == 1
     config_groups = {
         f"group_{i}": {
-            "targets": ["Linear"] if one else names,
+            "targets": ["Linear"] if one else expert_patterns(_known(names, back)),
             "weights": each.weights,
             "input_activations": each.inputs,
             "output_activations": None,
@@ -207,7 +252,21 @@ def _quantization(model: nn.Module, schemes: Mapping[str, Scheme]) -> dict[str, 
         "format": layouts.pop() if len(layouts) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": config_groups,
-        "ignore": [n for n, part in model.named_modules() if isinstance(part, nn.Linear)],
+        "ignore": _known((n for n, part in model.named_modules() if _is_linear(part)), back),
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }
+
+
+def _known(names: Iterable[str], back: Back) -> list[str]:
+    """Names in the model and in its checkpoints: readers look for either."""
+    stored = ((n, back.name(f"{n}.weight").removesuffix(".weight")) for n in names)
+    return list(dict.fromkeys(each for pair in stored for each in pair))
+
+
+def _is_linear(part: nn.Module) -> bool:
+    """Whether readers may have an nn.Linear for it: a matrix in float, as routers of experts have
+    one, that is no table."""
+    weight = part._parameters.get("weight")
+    table = isinstance(part, nn.Embedding | nn.EmbeddingBag)
+    return isinstance(part, nn.Linear) or (weight is not None and weight.ndim == 2 and not table)

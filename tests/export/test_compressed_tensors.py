@@ -8,9 +8,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 import blockscale as bs
+from blockscale.layers.parameters.hold import all_held
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 IDS = torch.arange(24).reshape(2, 12)
+EXTENSION = {"program": "pt2", "onnx": "onnx"}
 FLOAT = ["lm_head", "model.embed_tokens"]
 
 
@@ -153,6 +155,100 @@ def test_what_has_no_place_is_named_before_anything_is_written(tmp_path):
     with pytest.raises(ValueError, match="\n  2: 100 inputs are no multiple"):
         bs.export.compressed_tensors(model, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+MOE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+       "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts_per_tok": 2,
+       "use_cache": False}  # fmt: skip
+
+
+def mixture(kind):
+    import transformers
+
+    torch.manual_seed(0)
+    own = {"num_experts": 4, "moe_intermediate_size": 64, "head_dim": 16}
+    own = own if kind == "Qwen3Moe" else {"num_local_experts": 4}
+    config = getattr(transformers, f"{kind}Config")(**MOE, **own)
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+
+
+@pytest.mark.parametrize("kind", ["Qwen3Moe", "Mixtral"])
+def test_experts_are_written_one_by_one(tmp_path, kind):
+    """And loaded by transformers with the same weights; the router stays in float."""
+    model = mixture(kind)
+    rules = {} if kind == "Mixtral" else {"*self_attn*": "int8_channel"}
+    bs.quantize_(model, bs.Recipe("int4:group32:fp32", rules=rules, skip=FLOAT))
+    bs.export.compressed_tensors(model, tmp_path / "out")
+    names = load_file(tmp_path / "out" / "model.safetensors").keys()
+    assert len([name for name in names if name.endswith("weight_packed")]) == 4 + 4 * 3
+    assert not [name for name in names if "_extra_state" in name or name.endswith(".codes")]
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert "model.layers.0.mlp.gate" in config["ignore"] and "lm_head" in config["ignore"]
+    with bs.checkpoint(tmp_path / "out") as ours:
+        formats = {str(each.format) for name, each in ours.stored.items() if ".experts." in name}
+    assert {each.partition(":")[0] for each in formats} == {"int4"}
+    theirs = loaded(tmp_path / "out", torch.float32)
+    for name, weight in all_held(model):
+        assert torch.equal(theirs.get_parameter(name), weight.dequantize()), name
+    with torch.no_grad(), bs.use("reference"):
+        torch.testing.assert_close(theirs(IDS).logits, model(IDS).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_experts_that_transformers_reads_wrongly(tmp_path):
+    model = mixture("Mixtral")
+    bs.quantize_(model, bs.Recipe("uint4:group32:fp32:asym", skip=[*FLOAT, "*self_attn*"]))
+    with pytest.warns(
+        UserWarning, match=r"experts\.\d\.w\d and 11 more: .* ignores the zero points"
+    ):
+        bs.export.compressed_tensors(model, tmp_path / "out")
+
+
+class Kinds(nn.Module):
+    """A parameter by itself, a bag of rows, a weight that is computed at each call."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.matrix = nn.Parameter(torch.randn(64, 64))
+        self.bag = nn.EmbeddingBag(64, 64)
+        self.attention = nn.MultiheadAttention(64, 4)
+        self.computed = nn.utils.parametrizations.weight_norm(nn.Linear(64, 64))
+        self.plain = nn.Linear(64, 64)
+
+    def forward(self, ids):
+        x = self.plain(self.bag(ids) @ self.matrix)
+        return self.computed(self.attention(x, x, x, need_weights=False)[0])
+
+
+def test_every_quantized_parameter_has_a_place_or_is_named(tmp_path):
+    model = Kinds()
+    ledger = bs.quantize_(model, "int4:group32:fp32")
+    done = {entry.name for entry in ledger.quantized}
+    with pytest.raises(ValueError, match="no place for these layers") as error:
+        bs.export.compressed_tensors(model, tmp_path / "out")
+    lines = [line.strip() for line in str(error.value).splitlines() if line.startswith("  ")]
+    refused = {line.partition(": ")[0]: line for line in lines}
+    assert "a parameter of Kinds" in refused["matrix"]
+    assert "QEmbeddingBag" in refused["bag"]
+    assert "a parameter of MultiheadAttention" in refused["attention.in_proj_weight"]
+    assert not list(tmp_path.iterdir())
+    bs.quantize_(model := Kinds(), bs.Recipe("int4:group32:fp32", skip=[*refused, "attention*"]))
+    bs.export.compressed_tensors(model, tmp_path / "out")
+    names = load_file(tmp_path / "out" / "model.safetensors").keys()
+    packed = {name.removesuffix(".weight_packed") for name in names if name.endswith("_packed")}
+    assert packed == done - {name for name in done if name in refused or "attention" in name}
+
+
+@pytest.mark.parametrize("target", ["program", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_graphs_hold_the_codes_of_every_parameter(target, tmp_path):
+    """What a directory of layers has no place for, a graph has: its ops read any parameter."""
+    model = Kinds().eval()
+    ledger = bs.quantize_(model, "int4:group32:fp32")
+    names = {entry.name for entry in ledger.quantized}
+    assert {"matrix", "bag", "attention.in_proj_weight", "computed"} <= names
+    getattr(bs.export, target)(model.eval(), tmp_path / "model", torch.arange(32).reshape(4, 8))
+    found = bs.export.audit((tmp_path / "model").rename(tmp_path / f"model.{EXTENSION[target]}"))
+    assert {entry.name for entry in found.quantized} == names
 
 
 def test_other_models(tmp_path):

@@ -27,8 +27,9 @@ from blockscale.export.conversion.exact import (
 from blockscale.export.conversion.in_slabs import requantized
 from blockscale.export.conversion.joined import settle_joined
 from blockscale.export.conversion.meaning import meaning
-from blockscale.export.conversion.source import AT_A_TIME, Source, plain_dtype, without_place
+from blockscale.export.conversion.source import AT_A_TIME, Source, plain_dtype
 from blockscale.export.writers.gguf_files.architectures import of_config
+from blockscale.export.writers.placing import no_place
 from blockscale.export.writers.writer import Planned, Writer, layer_of
 from blockscale.files.slabs.pool import Pool
 from blockscale.layers.parameters.planned import coded
@@ -251,8 +252,8 @@ def _tried(value: QTensor | Tensor, wanted: Format, writer: Writer) -> str | Non
 
 def _check_place(source: Source, step: Step, writer: Writer) -> None:
     """Raise InexactError for what no format would help."""
-    if not writer.embeddings and without_place([step.name]):
-        raise InexactError("its readers have no quantized tables of embeddings")
+    if reason := no_place(writer, step.name):
+        raise InexactError(reason)
     piece = source.piece(step.name)
     if isinstance(source.checkpoint, Safetensors):
         for each in piece.sources:

@@ -1,6 +1,5 @@
 """What is converted: a checkpoint's tensors with the names and the rows that they are to have."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -37,7 +36,6 @@ _NAMES = {
 }  # fmt: skip
 # Old models store what readers compute: GPT-2's masks, too
 _COMPUTED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
-_TABLES = ("embed_tokens", "token_embd", ".wte", ".wpe", "position_embd")
 _GRIDS = {name for name, _, _ in GRIDS.values()}
 
 
@@ -163,11 +161,6 @@ def _config(folder: Path | None) -> dict[str, Any]:
     path = folder / CONFIG
     found = json_object(read_json(path, once=False, finite=False), path)
     return {key: value for key, value in found.items() if key not in _QUANTIZATION}
-
-
-def without_place(names: Iterable[str]) -> set[str]:
-    """Those that are tables of embeddings."""
-    return {n for n in names if n.rpartition(".")[0].endswith(_TABLES)}
 
 
 def plain_dtype(stored: Stored, to_gguf: bool) -> torch.dtype:

@@ -3,6 +3,8 @@
 Source: vllm-project/compressed-tensors 0.20, quantization/quant_args.py and compressors/.
 """
 
+import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from blockscale.core.block import WHOLE
@@ -39,6 +41,30 @@ def scheme(weight: Format, given: Format | None, static: bool) -> Scheme:
     weights = weight_arguments(weight)
     inputs = None if given is None else input_arguments(given, static)
     return Scheme(_layout(weight, inputs), weights, inputs)
+
+
+def experts_note(found: Scheme) -> str:
+    """What of the weights of experts transformers (5.23) leaves out when it stacks them; or empty.
+
+    Source: its integrations/compressed_tensors.py, CompressedTensorsDequantize.
+    """
+    left = ""
+    if found.layout == "nvfp4-pack-quantized":
+        left = "the scale of scales"
+    elif found.layout == "mxfp8-quantized":
+        left = "that its scales are exponents"
+    elif found.weights["type"] == "int" and not found.weights["symmetric"]:
+        left = "the zero points"
+    return left and (
+        f"transformers (5.23) ignores {left} of experts, and loads other values without an error: "
+        f"int4 or mxfp4 are read as they are"
+    )
+
+
+def expert_patterns(names: Iterable[str]) -> list[str]:
+    """Targets of one of several groups: experts as patterns, by which transformers (5.23) finds
+    the scheme of their stacks, and would take another group's without."""
+    return [f"re:^{re.escape(name)}$" if ".experts." in name else name for name in names]
 
 
 def weight_arguments(fmt: Format) -> Arguments:

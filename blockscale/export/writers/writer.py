@@ -46,6 +46,7 @@ class Writer(ABC):
     embeddings: whether its readers have quantized tables of embeddings
     joins: whether its readers compute query, key and value as one, under one outer scale
     floats: whether its readers take a model of which nothing is quantized
+    parameters: whether they have quantized parameters that are no layer's weight
     """
 
     name: str
@@ -54,6 +55,7 @@ class Writer(ABC):
     embeddings: bool = False
     joins: bool = False
     floats: bool = False
+    parameters: bool = False
 
     @abstractmethod
     def forms(self, fmt: Format, shape: Sequence[int]) -> Iterable[str]:

@@ -7,15 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
-    PrefixChange,
     WeightConverter,
     WeightTransform,
     revert_weight_conversion,
 )
 
 from blockscale.files.metadata import Metadata
+from blockscale.files.renaming.apart import conversions_of
 from blockscale.files.save import describe, spellings
 from blockscale.layers.buffers import Buffers
 
@@ -56,11 +55,7 @@ def _offloaded(model: Any) -> Iterator[tuple[str, Tensor]]:
 def without_splits(model: Any, names: Sequence[str]) -> list[WeightTransform]:
     """The model's conversions but for those that would take codes apart: such parameters are stored
     as the model has them, fused."""
-    conversions = getattr(model, "_weight_conversions", None)
-    if conversions is None:  # what revert_weight_conversion does for a model made from its config
-        found = get_model_conversion_mapping(model, add_legacy=False)
-        conversions = [each for each in found if not isinstance(each, PrefixChange)]
-    return [each for each in conversions if not _splits(each, names)]
+    return [each for each in conversions_of(model) if not _splits(each, names)]
 
 
 def _splits(conversion: WeightTransform, names: Sequence[str]) -> bool:

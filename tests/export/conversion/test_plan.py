@@ -98,3 +98,23 @@ def test_tensors_that_gguf_has_not(tmp_path: Path) -> None:
         source = source_of(opened, True, "keep", None)
         with pytest.raises(NotLosslessError, match="GGUF has no tensors of bool"):
             make_plan(source, writer_of("gguf"), None, ())
+
+
+@pytest.mark.parametrize("to", ["awq", "compressed-tensors", "gptq", "mlx"])
+def test_parameters_that_no_layer_has_are_refused(to: str, tmp_path: Path) -> None:
+    """Their readers would draw them at random: a file of ours holds them, and GGUF by its names."""
+    held = tensors("uint4:group128:fp16:asym")
+    held["model.layers.0.mlp.experts_down_proj"] = held["model.layers.0.mlp.down_proj.weight"]
+    held["wte.weight"] = bs.quantize(torch.randn(32, 256), "uint4:group128:fp16:asym")
+    with bs.checkpoint(write(tmp_path / "m", held)) as opened:
+        source = source_of(opened, False, "auto", None)
+        with pytest.raises(NotLosslessError) as error:
+            make_plan(source, writer_of(to), None, ())
+        reasons = error.value.reasons
+        assert "the weights of layers alone" in reasons["model.layers.0.mlp.experts_down_proj"]
+        table = reasons.get("wte.weight", "")
+        assert ("no quantized tables" in table) == (not writer_of(to).embeddings)
+        floats = ("model.layers.0.mlp.experts_down_proj", "wte")
+        steps = make_plan(source, writer_of(to), None, floats) if to != "mlx" else []
+    assert all(step.wanted is None for step in steps if step.name in (*floats, "wte.weight"))
+    assert not (tmp_path / "out").exists()

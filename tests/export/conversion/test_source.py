@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.export.conversion.source import source_of, without_place
+from blockscale.export.conversion.source import source_of
 from tests.export.conversion.models import CONFIG, tensors, write
 
 FMT = "int8:group32:fp16:full"
@@ -49,8 +49,3 @@ def test_a_config_of_another_place(tmp_path: Path) -> None:
             source_of(opened, False, "auto", None)
         found = source_of(opened, False, "auto", source)
     assert found.config["rope_scaling"] == llama3 and "rope_freqs.weight" in found.left_out
-
-
-def test_tables() -> None:
-    names = ["model.embed_tokens.weight", "token_embd.weight", "model.norm.weight"]
-    assert without_place(names) == set(names[:2])

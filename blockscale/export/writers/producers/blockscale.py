@@ -17,6 +17,7 @@ class Blockscale(Writer):
     name = "blockscale"
     embeddings = True
     floats = True
+    parameters = True
 
     def forms(self, fmt: Format, shape: Sequence[int]) -> Iterable[str]:
         """As it is."""

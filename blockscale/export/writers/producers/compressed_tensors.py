@@ -10,7 +10,13 @@ from torch import Tensor
 
 from blockscale.core.format import Format
 from blockscale.core.scale import FLOAT_SCALES
-from blockscale.export.to_compressed_tensors.schemes import Scheme, UnsupportedError, scheme
+from blockscale.export.to_compressed_tensors.schemes import (
+    Scheme,
+    UnsupportedError,
+    expert_patterns,
+    experts_note,
+    scheme,
+)
 from blockscale.export.to_compressed_tensors.tensors import tensors_of
 from blockscale.export.writers.writer import Json, Kind, Planned, Writer, float_layers, layer_of
 from blockscale.ops.tensor import QTensor
@@ -81,6 +87,17 @@ class CompressedTensors(Writer):
         found, _ = tensors_of(q, scheme(q.format, None, static=False))
         return {f"{layer_of(name)}.{part}": tensor for part, tensor in found.items()}
 
+    def notes(self, tensors: Sequence[Planned]) -> list[str]:
+        """Experts in layouts that transformers takes for others."""
+        experts = [(t.name, t.format) for t in tensors if ".experts." in t.name]
+        told = {
+            name: experts_note(scheme(fmt, None, static=False))
+            for name, fmt in experts
+            if fmt is not None
+        }
+        first = {note: name for name, note in reversed(told.items()) if note}
+        return [f"{name} and others: {note}" for note, name in first.items()]
+
     def config(self, tensors: Sequence[Planned], config: Json) -> Json:
         """`quantization_config`: a group of layers for each scheme, and the layers of none."""
         groups: dict[str, tuple[Scheme, list[str]]] = {}
@@ -96,7 +113,7 @@ class CompressedTensors(Writer):
             "quantization_status": "compressed",
             "config_groups": {
                 f"group_{i}": {
-                    "targets": names,
+                    "targets": names if len(groups) == 1 else expert_patterns(names),
                     "weights": found.weights,
                     "input_activations": None,
                     "output_activations": None,

@@ -23,6 +23,7 @@ class GGUF(Writer):
     name = "gguf"
     embeddings = True
     floats = True
+    parameters = True
     one_file = True
 
     def forms(self, fmt: Format, shape: Sequence[int]) -> Iterable[str]:

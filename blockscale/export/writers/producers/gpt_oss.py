@@ -21,6 +21,7 @@ class GptOss(Writer):
 
     name = "gpt-oss"
     computes = "transformers decodes it to bf16"
+    parameters = True
 
     def forms(self, fmt: Format, shape: Sequence[int]) -> Iterable[str]:
         """MXFP4 alone."""

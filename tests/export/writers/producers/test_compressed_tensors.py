@@ -41,6 +41,22 @@ def test_there_and_back(fmt: str, tmp_path: Path) -> None:
     assert "model.layers.0.mlp.up_proj" in group["targets"]
 
 
+def test_experts_that_transformers_reads_otherwise() -> None:
+    """Their group is found by a pattern; what is ignored of them is said."""
+    writer = writer_of("compressed-tensors")
+    names = ("layers.0.mlp.experts.0.up_proj", "layers.0.self_attn.q_proj")
+    both = [
+        Planned(f"{name}.weight", (8, 32), parse(fmt))
+        for name, fmt in zip(names, ("uint4:group32:fp16:asym", "int8:channel0:fp32"), strict=True)
+    ]
+    groups = writer.config(both, {})["quantization_config"]["config_groups"]
+    assert groups["group_0"]["targets"] == [r"re:^layers\.0\.mlp\.experts\.0\.up_proj$"]
+    assert groups["group_1"]["targets"] == [names[1]]
+    [note] = writer.notes(both)
+    assert note.startswith(f"{names[0]}.weight and others: transformers (5.23) ignores the zero p")
+    assert writer.notes(both[1:]) == writer_of("gptq").notes(both) == []
+
+
 def test_what_it_does_not_hold() -> None:
     writer = writer_of("compressed-tensors")
     assert "no place for offsets" in str(writer.holds(parse("uint4:group32:fp16:offset"), (8, 32)))

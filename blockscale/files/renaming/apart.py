@@ -1,0 +1,107 @@
+"""A model's quantized stacks in the pieces that its checkpoints have: each expert's matrices.
+
+transformers joins them when it loads a model (moves.py). Its own operations, turned back and run on
+numbers of rows, say which rows of codes and scales belong to which piece, as carry.py has it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.core.parse import parse
+from blockscale.core.weights.stack import of_matrix
+from blockscale.files.metadata import TensorInfo
+from blockscale.files.renaming.carry import carried
+from blockscale.files.renaming.moves import Move, of_transformers
+from blockscale.ops.tensor import QTensor, from_parts
+
+
+def conversions_of(model: Any) -> list[Any]:
+    """What transformers does with the tensors of a checkpoint when it loads this model.
+
+    Those that it did when it loaded it; of a model made from its config, those that its kind has,
+    without the prefixes that a checkpoint may have or not.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import PrefixChange
+
+    known = getattr(model, "_weight_conversions", None)
+    if known is not None:
+        return list(known)
+    found = get_model_conversion_mapping(model, add_legacy=False)
+    return [each for each in found if not isinstance(each, PrefixChange)]
+
+
+class Back:
+    """The way from a model's tensors to those of its checkpoints; of other models they are one."""
+
+    def __init__(self, model: nn.Module):
+        self._model = model
+        self._renamings: list[Any] = []
+        self._converters: list[Any] = []
+        if of_transformers(model):
+            from transformers.core_model_loading import WeightConverter
+
+            back = [each.reverse_transform() for each in reversed(conversions_of(model))]
+            self._converters = [each for each in back if isinstance(each, WeightConverter)]
+            self._renamings = [each for each in back if not isinstance(each, WeightConverter)]
+
+    def name(self, name: str) -> str:
+        """The name in checkpoints of a tensor that is the same there."""
+        if self._converters and self._converter(name) is not None:
+            return name
+        return self._renamed(name)
+
+    def quantized(
+        self, name: str, info: TensorInfo, parts: Mapping[str, Tensor]
+    ) -> dict[str, QTensor]:
+        """{name in checkpoints: a piece} of a quantized tensor with these parts (codes, scale, …).
+
+        Empty where checkpoints have it in one piece, and where codes and scales of pieces cannot be
+        told apart: one scale for several.
+        """
+        move = self._move(name)
+        if move is None:
+            return {}
+        meta = {name: torch.empty(info.shape, device="meta")}
+        shapes = {new: piece.shape for new, piece in move.converted(self._model, meta).items()}
+        made = carried(self._model, move, {name: info}, shapes)
+        found = {}
+        for new, each in (made or {}).items():
+            fmt = of_matrix(parse(each.info.format), each.info.shape)
+            held = {part: each.part(part, {name: parts[part]}) for part in each.parts}
+            found[self._renamed(new)] = from_parts(fmt, each.info.shape[-1], held)
+        return found
+
+    def plain(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
+        """{name in checkpoints: a piece} of a tensor that is not quantized."""
+        move = self._move(name)
+        if move is None:
+            return {self.name(name): tensor}
+        made = move.converted(self._model, {name: tensor})
+        return {self._renamed(new): piece for new, piece in made.items()}
+
+    def _move(self, name: str) -> Move | None:
+        """What takes one tensor of the model apart; None where checkpoints have it as it is, or as
+        a part of another."""
+        found = self._converter(name)
+        if found is None or len(found[2].source_patterns) > 1:
+            return None
+        renamed, pattern, converter = found
+        return Move({pattern: (name,)}, renamed, converter)
+
+    def _converter(self, name: str) -> tuple[str, str, Any] | None:
+        """The name by a converter, the pattern that matched, and the converter."""
+        for each in self._converters:
+            renamed, pattern = each.rename_source_key(name)
+            if pattern is not None:
+                checks = any(getattr(op, "check_dims", False) for op in each.operations)
+                return None if checks else (renamed, pattern, each)
+        return None
+
+    def _renamed(self, name: str) -> str:
+        for each in self._renamings:
+            name, _ = each.rename_source_key(name)
+        return name
