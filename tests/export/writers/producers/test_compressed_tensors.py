@@ -54,7 +54,7 @@ def test_experts_that_transformers_reads_otherwise() -> None:
     assert groups["group_1"]["targets"] == [names[1]]
     [note] = writer.notes(both)
     assert note.startswith(f"{names[0]}.weight and others: transformers (5.23) ignores the zero p")
-    assert writer.notes(both[1:]) == writer_of("gptq").notes(both) == []
+    assert writer.notes(both[1:]) == writer_of("awq").notes(both) == []
 
 
 def test_what_it_does_not_hold() -> None:

@@ -36,7 +36,7 @@ def test_what_types_lack() -> None:
     assert writer.lacks(nv) is None
     [(place, scale)] = writer.beside("blk.3.attn_k.weight", nv).items()
     assert place == "blk.3.attn_k.scale" and scale.tolist() == nv.qparams.outer.reshape(-1).tolist()
-    with pytest.raises(ValueError, match="llama.cpp looks for none beside this tensor"):
+    with pytest.raises(ValueError, match=r"llama\.cpp looks for none beside this tensor"):
         writer.beside("token_embd.weight", nv)
     one = nv.qparams._replace(outer=torch.ones_like(nv.qparams.outer))
     nv = bs.QTensor(nv.packed, one, nv.format, nv.size)
