@@ -155,3 +155,22 @@ def say(graph: fx.GraphModule, node: fx.Node, text: str) -> None:
     """Note in the ledger why a node was left as it is; nothing where the graph has no ledger."""
     if isinstance(graph.meta.get("blockscale"), State):
         note(graph, described(node), "node", text)
+
+
+def inlined(
+    graph: fx.GraphModule, function: Callable[[Tensor], Tensor], x: fx.Node, like: fx.Node
+) -> fx.Node:
+    """The nodes of function(x), written before `like`."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # loads sympy
+
+    known: dict[fx.Node, fx.Node] = {}
+    result = x
+    for node in make_fx(function)(x.meta["val"]).graph.nodes:
+        if node.op == "placeholder":
+            known[node] = x
+        elif node.op == "output":
+            result = known[node.args[0]]
+        else:
+            args = fx.node.map_arg(node.args, known.__getitem__)
+            known[node] = call(graph, node.target, args, node.kwargs, like=like)
+    return result

@@ -9,7 +9,7 @@ from blockscale.graph.adopt.foreign import translate
 from blockscale.graph.adopt.weights import fold
 from blockscale.graph.adopt.wide import widen
 from blockscale.graph.nodes import set_value
-from blockscale.graph.passes import tidy
+from blockscale.graph.passes import duplicates, tidy
 
 
 def adopt(graph: fx.GraphModule) -> int:
@@ -26,6 +26,8 @@ def adopt(graph: fx.GraphModule) -> int:
     changes = widen(graph) + translate(graph)
     tidy(graph)
     changes += fold(graph)
+    tidy(graph)
+    changes += duplicates.run(graph)  # convert_pt2e dequantizes once for each reader
     tidy(graph)
     return changes
 

@@ -52,6 +52,8 @@ def _affine(kind: str) -> Callable[[fx.Node], Call]:
         low, high = _limits(dtype, given)
         zero = given["zero_point"]
         out = given["output_dtype"] if kind == "dequantize" else torch.float32
+        if isinstance(out, int):  # a default as the schema has it: the number of float32
+            out = torch.float32
         sizes = _sizes(x, given["block_size"])
         made = Call(kind, x, sizes, given["scale"], zero, low, high, dtype, out=out)
         return _with_choice(made) if kind == "quantize" else made

@@ -2,6 +2,7 @@
 
 import operator
 import re
+from dataclasses import replace as replace_fields
 from typing import Any
 
 import torch
@@ -9,19 +10,20 @@ from torch import Tensor, fx
 
 from blockscale.core.parse import parse
 from blockscale.graph import constants
+from blockscale.graph.adopt.stored import WANTED, store
 from blockscale.graph.names import scope
 from blockscale.graph.nodes import aten, call, dequantize_of, each_call, ours, replace
 from blockscale.graph.passes import tidy
+from blockscale.ops import primitives
 from blockscale.ops.embedding import embedding
-
-WANTED = "blockscale_name"  # in a node's meta: what its buffer is to be called
 
 
 def fold(graph: fx.GraphModule) -> int:
     """Compute what quantizes constants, let embeddings read codes, name buffers. In place."""
     count = _quantized_constants(graph)
     tidy(graph)  # the float weights go, so that their names are free
-    count += _embeddings(graph)
+    _plain(graph)
+    count += _embeddings(graph) + store(graph)
     tidy(graph)
     _name(graph)
     return count
@@ -52,6 +54,19 @@ def _quantized_constants(graph: fx.GraphModule) -> int:
                 replace(user, _kept(graph, made[place], f"{base}.{names[place]}", node))
         count += 1
     return count
+
+
+def _plain(graph: fx.GraphModule) -> None:
+    """Formats of constants without `recip`, which says how they were quantized and not what they
+    are: kernels know the format that is left."""
+    for node in each_call(graph, ours.dequantize):
+        found = dequantize_of(node)
+        if found is None or not constants.is_constant(found.coded.codes):
+            continue
+        fmt = parse(found.coded.fmt)
+        if fmt.recip:
+            coded = found.coded._replace(fmt=replace_fields(fmt, recip=False).spelling)
+            node.args = tuple(primitives.dequantize.flatten(coded, found.dtype))
 
 
 def _random(node: fx.Node) -> bool:

@@ -24,8 +24,10 @@ from blockscale.graph.passes import (
     fuse_activation,
     fuse_conv,
     fuse_norm,
+    linear,
     merge_products,
     moving,
+    pool_codes,
 )
 
 _ROUNDS = 50  # more than the longest chain of changes that let one another happen
@@ -42,7 +44,18 @@ class Pass(Protocol):
 
 FLOAT: Sequence[Pass] = (clean, fold_batch_norm)
 FUSE: Sequence[Pass] = (
-    *(clean, constants, fold_mul, fuse_conv, channels_last, moving, duplicates, cancel),
+    *(
+        clean,
+        constants,
+        linear,
+        fold_mul,
+        fuse_conv,
+        channels_last,
+        moving,
+        duplicates,
+        cancel,
+        pool_codes,
+    ),
     *(merge_products, fuse_norm, fuse, fuse_activation, absorb),
 )
 LOWERING: Sequence[Pass] = (compact,)

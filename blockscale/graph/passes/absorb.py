@@ -52,7 +52,7 @@ def _up(graph: fx.GraphModule, node: fx.Node, x: fx.Node, by: Quantizer) -> bool
     sizes = shape(source)
     if not sizes or fmt.block.name != "tensor" or fmt.rounding == "stochastic" or by.more:
         return False  # chance goes by the place of an element
-    if by.outer is not None or not _ends_in_op(source):
+    if by.outer is not None or not ends_in_op(source):
         return False
     row = sizes[-1]
     if not isinstance(row, int):
@@ -70,7 +70,7 @@ def _up(graph: fx.GraphModule, node: fx.Node, x: fx.Node, by: Quantizer) -> bool
     return True
 
 
-def _ends_in_op(source: Any) -> bool:
+def ends_in_op(source: Any) -> bool:
     """Whether an op that can give codes makes the floats, for one reader."""
     while calls(source, *ONTO) and len(source.users) == 1:
         source = source.args[0]

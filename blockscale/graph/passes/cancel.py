@@ -40,7 +40,7 @@ def run(graph: fx.GraphModule) -> int:
         before = dequantize_of(found.x) if found is not None else None
         if found is None or before is None or not _alike(graph, before.coded, found.by):
             continue
-        if _quantized(before.coded.codes) and _stable(graph, before.coded, before.dtype):
+        if _quantized(before.coded.codes) and stable(graph, before.coded, before.dtype):
             replace(node, before.coded.codes)  # type: ignore[arg-type]
             count += 1
     return count
@@ -68,7 +68,7 @@ def _quantized(codes: object) -> bool:
     return moves and all(_quantized(each) for each in tensors)
 
 
-def _stable(graph: fx.GraphModule, coded: Operand, dtype: torch.dtype) -> bool:
+def stable(graph: fx.GraphModule, coded: Operand, dtype: torch.dtype) -> bool:
     """Whether each code that quantizing can give is that of its own value, under each scale."""
     fmt = parse(coded.fmt)
     parts = (coded.scale, coded.outer, coded.zero_point)

@@ -2,15 +2,30 @@
 
     permute(relu(permute(x, [0, 3, 1, 2])), [0, 2, 3, 1])  ->  relu(x)
 
-So what lies between two convolutions stays channels last, in one piece with them.
+So what lies between two convolutions stays channels last, in one piece with them. Quantizing under
+one scale is such an op, too. Who else reads what lay between gets it permuted back, and in order.
 """
 
 from typing import Any
 
 from torch import fx
 
-from blockscale.graph.nodes import aten, call, calls, each_call, same_sizes, shape
+from blockscale.core.parse import parse
+from blockscale.graph.nodes import (
+    aten,
+    call,
+    calls,
+    dequantize_of,
+    each_call,
+    known,
+    quantize_of,
+    replace,
+    same_sizes,
+    shape,
+    value,
+)
 from blockscale.graph.passes.fused import matched
+from blockscale.ops import primitives
 
 _PERMUTES = (aten.permute, aten.transpose, aten.t)
 # Without elu, exp, gelu, mish, pow, sigmoid, silu, softplus, tanh: torch's last bits of those
@@ -28,12 +43,27 @@ def run(graph: fx.GraphModule) -> int:
         if not node.users:
             continue
         order = permutation(node)
-        pulled = _Pull(graph, order).of(node.args[0]) if order is not None else None
-        if pulled is not None:
+        pull = None if order is None else _Pull(graph, order)
+        pulled = None if pull is None else pull.of(node.args[0])
+        if pull is not None and pulled is not None:
             node.replace_all_uses_with(pulled)
             graph.graph.erase_node(node)
+            pull.give_back()
             count += 1
+        elif pull is not None:
+            count += _hoisted(graph, node)
     return count
+
+
+def _hoisted(graph: fx.GraphModule, node: fx.Node) -> bool:
+    """Permute before a round trip whose codes cannot be permuted, several of them lie in a byte."""
+    source: Any = node.args[0]
+    x = _round_trip(source)
+    if x is None or parse(dequantize_of(source).coded.fmt).bits in (8, 16):  # type: ignore[union-attr]
+        return False
+    permuted = call(graph, node.target, (x, *node.args[1:]), like=node)  # type: ignore[arg-type]
+    replace(node, _through(graph, source, permuted, node))
+    return True
 
 
 def permutation(node: Any) -> list[int] | None:
@@ -70,6 +100,9 @@ class _Pull:
             return [before[i] for i in self.order] == list(range(len(self.order)))
         if calls(node, aten.contiguous):
             return self._can(node.args[0], seen)
+        if (x := _round_trip(node)) is not None:
+            seen.add(node)
+            return self._can(x, seen)
         found = matched(node) if isinstance(node, fx.Node) else None
         if found is None or found.fused.name not in ELEMENTWISE:
             return False
@@ -85,11 +118,60 @@ class _Pull:
         if calls(node, aten.contiguous):
             return self._made(node.args[0])
         if (made := self.done.get(node)) is None:
-            found = matched(node)
-            assert found is not None
-            inside = {each: self._made(each) for each in found.operands}
-            args, kwargs = fx.node.map_arg(
-                (node.args, dict(node.kwargs)), lambda n: inside.get(n, n)
+            x = _round_trip(node)
+            made = (
+                self._computed(node)
+                if x is None
+                else _through(self.graph, node, self._made(x), node)
             )
-            made = self.done[node] = call(self.graph, node.target, args, kwargs, like=node)
+            self.done[node] = made
         return made
+
+    def _computed(self, node: fx.Node) -> fx.Node:
+        found = matched(node)
+        assert found is not None
+        inside = {each: self._made(each) for each in found.operands}
+        args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: inside.get(n, n))
+        return call(self.graph, node.target, args, kwargs, like=node)
+
+    def give_back(self) -> None:
+        """Let all others that read what was pulled read it from there, as it lay."""
+        back = [self.order.index(dim) for dim in range(len(self.order))]
+        for node, made in self.done.items():
+            left = [user for user in node.users if user not in self.done]
+            if not left:
+                continue
+            at = call(self.graph, aten.permute.default, (made, back), like=node)
+            if value(node).is_contiguous():
+                at = call(self.graph, aten.contiguous.default, (at,), like=node)
+            for user in left:
+                user.replace_input_with(node, at)
+
+
+def _through(graph: fx.GraphModule, node: fx.Node, x: fx.Node, like: fx.Node) -> fx.Node:
+    """x through the format that a round trip which ends in `node` has, written before `like`."""
+    found = dequantize_of(node)
+    assert found is not None
+    source: Any = found.coded.codes
+    by = quantize_of(source)
+    assert by is not None
+    codes: Any = call(graph, source.target, primitives.quantize.flatten(x, by.by), like=like)
+    size = (shape(x) or (1,))[-1]
+    if not isinstance(size, int):
+        size = call(graph, aten.sym_size.int, (x, -1), like=like)
+    coded = found.coded._replace(codes=codes, size=size)
+    return call(graph, node.target, primitives.dequantize.flatten(coded, found.dtype), like=like)  # type: ignore[arg-type]
+
+
+def _round_trip(node: Any) -> fx.Node | None:
+    """What goes through a format of one known scale here, quantized and dequantized."""
+    found = dequantize_of(node)
+    made = None if found is None else quantize_of(found.coded.codes)
+    if found is None or made is None or made.by.scale is None or made.by.seed is not None:
+        return None
+    coded, by = found.coded, made.by
+    parts = [by.scale, by.zero_point]
+    alike = (coded.scale, coded.zero_point, coded.fmt) == (*parts, by.fmt)
+    plain = parse(by.fmt).block.name == "tensor" and by.outer is None and not by.more
+    numbers = all(part is None or all(known(n == 1) for n in shape(part) or ()) for part in parts)
+    return made.x if alike and plain and numbers else None

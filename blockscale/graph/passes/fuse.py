@@ -1,6 +1,7 @@
 """dequantize - op - quantize becomes one fused op.
 
     q(op(dq(a), dq(b)))  ->  fused_op(a..., b..., y...)
+    q(dq(a))             ->  fused_requantize(a..., y...)
 
 Each operand and the result may be floats or codes, but one of them must be codes. A dequantize that
 others read too stays for them; where others read the floats of the result, its quantize stays.
@@ -10,6 +11,8 @@ import torch
 from torch import fx
 
 from blockscale.core.operand import Quantizer, Value
+from blockscale.graph.constants import is_constant
+from blockscale.graph.nodes import calls, dequantize_of, ours
 from blockscale.graph.passes.fused import (
     Call,
     as_value,
@@ -18,9 +21,10 @@ from blockscale.graph.passes.fused import (
     narrowed,
     put_back,
     quantized_by,
+    read,
     widened,
 )
-from blockscale.ops.fused import Match
+from blockscale.ops.fused import FUSED, Match
 
 
 def run(graph: fx.GraphModule) -> int:
@@ -29,7 +33,34 @@ def run(graph: fx.GraphModule) -> int:
     for node in list(graph.graph.nodes):
         if not node._erased and (found := matched(node)) is not None:
             count += fuse(graph, node, found)
+        elif not node._erased and (made := read(node)) is not None:
+            count += _read_codes(graph, node, made)
+        elif not node._erased and calls(node, ours.dequantize):
+            count += _requantized(graph, node)
     return count
+
+
+def _requantized(graph: fx.GraphModule, node: fx.Node) -> bool:
+    """Let codes that are dequantized for one quantize alone become its codes in one step."""
+    quantizes, by = quantized_by(node) or (None, None)
+    found = dequantize_of(node)
+    if quantizes is None or by is None or found is None or is_constant(found.coded.codes):
+        return False
+    made = Call(FUSED["requantize"], [Value(*found.coded)], {}, found.dtype, Quantizer(*by))
+    put_back(graph, made, node, quantizes)
+    return True
+
+
+def _read_codes(graph: fx.GraphModule, node: fx.Node, made: Call) -> bool:
+    """Let a fused op read the codes of what is dequantized for it; whether there were any."""
+    dtype = torch.float32 if made.fused.wide else made.dtype
+    operands = [each if each.fmt else as_value(each.data, dtype) or each for each in made.operands]  # type: ignore[arg-type]
+    if operands == made.operands:
+        return False
+    made.operands = operands
+    node.replace_all_uses_with(made.write(graph, node))
+    graph.graph.erase_node(node)
+    return True
 
 
 def fuse(graph: fx.GraphModule, node: fx.Node, found: Match) -> bool:

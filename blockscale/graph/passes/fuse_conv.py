@@ -31,7 +31,10 @@ from blockscale.ops.fused import FUSED
 
 _CONVS = (aten.conv1d, aten.conv2d, aten.conv3d)
 _TRANSPOSED = (aten.conv_transpose1d, aten.conv_transpose2d, aten.conv_transpose3d)
-_MOVES = (aten.view, aten.reshape, aten.permute, aten.transpose, aten.contiguous)
+_MOVES = (
+    *(aten.view, aten.reshape, aten.permute, aten.transpose, aten.contiguous),
+    *(aten.clone, aten._unsafe_view),
+)
 
 
 def run(graph: fx.GraphModule) -> int:

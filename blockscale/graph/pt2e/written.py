@@ -4,10 +4,7 @@ A convolution's input goes through it with its channels last, a weight as the ma
 store (blockscale.core.layout).
 """
 
-from collections.abc import Callable
-
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from blockscale.core.format import Format
 from blockscale.core.layout import from_stored, of_convolution, to_stored
@@ -15,7 +12,7 @@ from blockscale.core.operand import FIRST, Quantizer
 from blockscale.core.reference import QParams
 from blockscale.graph import constants
 from blockscale.graph.expand import quantized
-from blockscale.graph.nodes import aten, call
+from blockscale.graph.nodes import aten, call, inlined
 
 
 def activation(
@@ -41,9 +38,9 @@ def weight(graph: fx.GraphModule, w: fx.Node, fmt: str, layout: str, *, like: fx
     shape, dtype = tuple(w.meta["val"].shape), w.meta["val"].dtype
     if layout == "plain":
         return quantized(graph, w, Quantizer(None, None, None, fmt), dtype, like)
-    stored = _inlined(graph, lambda dense: to_stored(dense, layout), w, like)
+    stored = inlined(graph, lambda dense: to_stored(dense, layout), w, like)
     y = quantized(graph, stored, Quantizer(None, None, None, fmt), dtype, like)
-    return _inlined(graph, lambda values: from_stored(values, layout, shape), y, like)
+    return inlined(graph, lambda values: from_stored(values, layout, shape), y, like)
 
 
 def static(
@@ -65,20 +62,3 @@ def _buffer(graph: fx.GraphModule, name: str, part: Tensor, like: fx.Node) -> fx
         if node.target == name and constants.equal_bits(constants.get(graph, node), part):
             return node
     return constants.put(graph, name, part, like=like)
-
-
-def _inlined(
-    graph: fx.GraphModule, function: Callable[[Tensor], Tensor], x: fx.Node, like: fx.Node
-) -> fx.Node:
-    """The nodes of function(x), written before `like`."""
-    known: dict[fx.Node, fx.Node] = {}
-    result = x
-    for node in make_fx(function)(x.meta["val"]).graph.nodes:
-        if node.op == "placeholder":
-            known[node] = x
-        elif node.op == "output":
-            result = known[node.args[0]]
-        else:
-            args = fx.node.map_arg(node.args, known.__getitem__)
-            known[node] = call(graph, node.target, args, node.kwargs, like=like)
-    return result

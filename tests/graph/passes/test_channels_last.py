@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from blockscale.graph.passes import channels_last
+import blockscale as bs
+from blockscale.graph.expand import expand
+from blockscale.graph.passes import channels_last, clean
 from tests.graph.passes.nets import exported, graph_of, names, same_after
 
 
@@ -47,3 +49,43 @@ def test_permutes_that_do_not_undo_one_another_stay() -> None:
     assert same_after(graph, (channels_last,), X) == {"channels_last": 0}
     graph = graph_of(lambda _, x: x.transpose(1, -1).relu().transpose(-1, 1) * 2, X)
     assert same_after(graph, (channels_last,), X) == {"channels_last": 1}
+
+
+class RoundTrips(nn.Module):
+    """What lies between two permutes, with quantizing in it, and who else reads it."""
+
+    def __init__(self, fmt: str, other) -> None:
+        super().__init__()
+        self.fmt, self.other = fmt, other
+        self.register_buffer("scale", torch.tensor([[[[0.03]]]]))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.permute(0, 3, 1, 2).relu()
+        y = bs.fake_quantize(y, self.fmt, scale=self.scale)
+        return y.permute(0, 2, 3, 1) * 2, self.other(y)
+
+
+@pytest.mark.parametrize("fmt", ["int8:tensor:fp32", "uint7:tensor:fp32", "e2m1:tensor:fp32"])
+@pytest.mark.parametrize("other", [lambda y: y.softmax(1), lambda y: y.flatten(1) + 1])
+def test_quantizing_under_one_scale_is_pulled_along(fmt, other) -> None:
+    """And is done once: another reader gets it permuted back, in order."""
+    graph = exported(RoundTrips(fmt, other), X)
+    expand(graph)
+    passes = (clean, channels_last)
+    assert same_after(graph, passes, X, X[:1])["channels_last"] == 1
+    assert names(graph).count("blockscale.quantize.default") == 1
+    assert names(graph).count("aten.relu.default") == 1
+    assert names(graph).count("aten.contiguous.default") == 1
+
+
+@pytest.mark.parametrize(("fmt", "count"), [("uint7:tensor:fp32", 1), ("int8:tensor:fp32", 0)])
+def test_codes_that_share_bytes_are_permuted_as_floats(fmt: str, count: int) -> None:
+    class Input(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return bs.fake_quantize(x, fmt, scale=torch.tensor(0.03)).permute(0, 2, 3, 1) * 2
+
+    graph = exported(Input(), X)
+    expand(graph)
+    assert same_after(graph, (clean, channels_last), X)["channels_last"] == count
+    order = [name for name in names(graph) if "permute" in name or ".quantize" in name]
+    assert ("permute" in order[0]) == bool(count)

@@ -28,7 +28,7 @@ OPS = (
     *("relu", "relu6", "hardtanh", "leaky_relu", "elu", "hardsigmoid", "hardswish", "sigmoid"),
     *("tanh", "gelu", "silu", "mish", "softplus", "exp", "sqrt", "rsqrt", "neg", "abs", "clamp"),
     *("reciprocal", "add_scalar", "sub_scalar", "rsub_scalar", "mul_scalar", "div_scalar"),
-    "pow_scalar",
+    *("pow_scalar", "requantize"),
 )
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_TABLES = 512

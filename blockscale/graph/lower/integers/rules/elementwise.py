@@ -52,7 +52,7 @@ def mul(builder: Builder, task: Task) -> Value:
 
 
 def clamp(builder: Builder, task: Task) -> Value:
-    """ReLU and its bounded kin: a range of codes, or of sums."""
+    """ReLU and its bounded kin: a range of codes, or of sums; of all numbers, another format."""
     x = builder.operand(task, task.operands[0])
     acc = Fixed(x.fixed.exponent, 0, -x.fixed.largest, x.fixed.largest)
     if task.y.fmt or not x.fixed.fmt:
@@ -81,6 +81,8 @@ def _of_codes(builder: Builder, task: Task, x: Value) -> Value:
 
 def _bounds(task: Task) -> tuple[float, float]:
     name, s = task.name, task.settings
+    if name == "requantize":
+        return -math.inf, math.inf
     if name == "relu":
         return 0.0, math.inf
     if name == "relu6":
@@ -119,7 +121,7 @@ def _entries(task: Task, x: Fixed, y: Fixed) -> Tensor:
         return quantize.reference(found, y.exponent, y.zero, y.fmt)
 
 
-_CLAMPS = ("relu", "relu6", "hardtanh", "clamp")
+_CLAMPS = ("relu", "relu6", "hardtanh", "clamp", "requantize")
 _TABLES = (
     *("leaky_relu", "elu", "hardsigmoid", "hardswish", "sigmoid", "tanh", "gelu", "silu", "mish"),
     *("softplus", "exp", "sqrt", "rsqrt", "neg", "abs", "reciprocal", "add_scalar", "sub_scalar"),
