@@ -1,6 +1,7 @@
 """Files of what torch.ao and torchao quantized: codes for weights, and the producer's values."""
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -89,3 +90,23 @@ def test_a_graph_of_quantize_fx_needs_an_example(tmp_path):
     with pytest.raises(TypeError, match="a tuple of arguments, not a dict"):
         bs.export.onnx(graph, tmp_path / "m.onnx", {"x": X[0]})
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", producers.MADE)
+def test_powers_of_two_stay(kind, tmp_path):
+    """The producer's values to the bit: in QuantizeLinear, and in integers alone."""
+    graph = producers.MADE[kind](producers.exact(), X, power_of_2=True)
+    program = producers.program(graph, X)
+    with torch.no_grad():
+        expected = program.module()(*X)
+    bs.export.onnx(graph, tmp_path / "m.onnx", X)
+    ops = [node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node]
+    assert "QuantizeLinear" in ops and not [op for op in ops if op.startswith("quantize_")]
+    run = session(str(tmp_path / "m.onnx"))
+    y = run.run(None, {run.get_inputs()[0].name: X[0].numpy()})[0]
+    np.testing.assert_array_equal(y, expected.numpy())
+    lowered = bs.graph.lower(program, "integer")
+    assert torch.equal(lowered(*X), expected)
+    bs.export.c(program, tmp_path / "m.c")
+    scales = [t for n, t in adopted(program).state_dict().items() if n.endswith("scale")]
+    assert scales and all(torch.equal(bs.round_to_power_of_2(t), t) for t in scales)

@@ -6,6 +6,7 @@ fuse them with the ops around; else one call of a function of standard operators
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 from blockscale.core.block import WHOLE
+from blockscale.core.element import Element
+from blockscale.core.elements.integer import Integer
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams, step_of
 from blockscale.core.zero_point import expand_offset
@@ -71,7 +74,8 @@ def activation(
     if qparams is not None:
         one = qparams.scale.numel() == 1
         # onnxruntime 1.31: 4 bits by axis wrap around far beyond their range
-        if as_one and (one or (told is not None and fmt.bits >= 8)):
+        held = _container(fmt.element) is not None and simple and fmt.zero is None
+        if (as_one and (one or (told is not None and fmt.bits >= 8))) or (held and one):
             return _static(scope, name, x, fmt, qparams, sizes)
         return _given(scope, name, x, fmt, qparams, len(sizes))
     # onnxruntime 1.31 moves a Transpose over QuantizeLinear but not over the scales of blocks
@@ -125,14 +129,35 @@ def _static(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams, size
     outer = None if qparams.outer is None else qparams.outer.reshape(dims and (1,))
     parts = qparams._replace(scale=qparams.scale.reshape(dims), outer=outer)
     step = steps.step(scope, name, fmt, parts)
-    zero = put_zeros(scope.file, f"{name}.zero_point", fmt.element, qparams.zero_point, dims)
-    if _narrow(fmt) and fmt.bits != 8:  # no operator clips such codes in onnxruntime: clip x
+    held = _container(fmt.element)
+    element = held or fmt.element
+    zero = put_zeros(scope.file, f"{name}.zero_point", element, qparams.zero_point, dims)
+    if held is not None:
+        x = _clipped(scope, name, x, fmt, qparams)
+    elif _narrow(fmt) and fmt.bits != 8:  # no operator clips such codes in onnxruntime: clip x
         lowest = scope.op("Mul", step, scope.floats(fmt.element.limits(False)[0]))
         if told.axis is not None:
             behind = len(sizes) - 1 - told.axis % len(sizes)
             lowest = scope.op("Reshape", lowest, scope.ints(-1, *[1] * behind))
         x = scope.op("Max", x, lowest)
     return _linear(scope, x, step, zero, fmt, told)
+
+
+def _container(element: Element) -> Integer | None:
+    """The integers of 8 bits that hold those of a width that ONNX has no type for: 7 bits, which
+    torch.ao's reduce_range gives; None for others."""
+    if type(element) is not Integer or element.bits not in (3, 5, 6, 7):
+        return None
+    return replace(element, bits=8)
+
+
+def _clipped(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams) -> str:
+    """x up to the values of the smallest and largest code, which round to just these codes."""
+    step = step_of(qparams, fmt).reshape(())
+    zero = 0 if qparams.zero_point is None else int(qparams.zero_point)
+    ends = [step * (code - zero) for code in fmt.element.limits(fmt.wide)]
+    named = zip(("lowest", "largest"), ends, strict=True)
+    return scope.op("Clip", x, *(put_tensor(scope.file, f"{name}.{k}", end) for k, end in named))
 
 
 def _linear(scope: Scope, x: str, step: str, zero: str, fmt: Format, told: _Linear) -> str:

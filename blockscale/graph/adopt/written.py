@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.pack import packed_dtype
@@ -35,7 +35,7 @@ Known = dict[fx.Node, Packed]
 def quantize(graph: fx.GraphModule, node: fx.Node, found: Call, packed: Known) -> None:
     """Write blockscale's quantize in the place of the node."""
     parts = parts_of(graph, node, found)
-    fmt = _format(found, parts, "recip")
+    fmt = _format(graph, found, parts)
     by = Quantizer(parts.scale, parts.zero_point, None, fmt)  # type: ignore[arg-type]
     args = primitives.quantize.flatten(found.x, by)
     codes = call(graph, ours.quantize.default, args, like=node)
@@ -68,7 +68,7 @@ def dequantize(graph: fx.GraphModule, node: fx.Node, found: Call, packed: Known)
         codes, fmt, parts = there.codes, there.fmt, there.parts
     else:
         parts = parts_of(graph, node, found)
-        fmt = _format(found, parts)
+        fmt = _format(graph, found, parts)
         if constants.is_constant(found.x):
             found.x.meta.setdefault(WANTED, f"{reader_of(node)}.codes")
         codes = _packed(graph, node, found, fmt)
@@ -79,12 +79,25 @@ def dequantize(graph: fx.GraphModule, node: fx.Node, found: Call, packed: Known)
     return None
 
 
-def _format(found: Call, parts: Parts, *options: str) -> str:
-    """The spelling of the format with these codes, blocks and kind of zero point."""
+def _format(graph: fx.GraphModule, found: Call, parts: Parts) -> str:
+    """The spelling of the format with these codes, blocks, scales and kind of zero point."""
     name, own = element(found.low, found.high, parts.zero_point is not None)
     if parts.zero_type != "int32" and parts.zero_point is not None:
         own = [f"asym({parts.zero_type})"]
-    return str(parse(":".join([name, block_name(found.sizes), "fp32", *own, *options])))
+    scale = "fp32"
+    if constants.is_constant(parts.scale) and _powers_of_two(constants.get(graph, parts.scale)):
+        scale = "pow2/nearest"
+    elif found.kind == "quantize":
+        own = [*own, "recip"]  # which changes nothing under powers of two
+    return str(parse(":".join([name, block_name(found.sizes), scale, *own])))
+
+
+def _powers_of_two(scale: Tensor) -> bool:
+    """Whether every scale is a power of two that float32 has without a subnormal number."""
+    bits = scale.to(torch.float32).view(torch.int32)
+    exponents = bits >> 23  # 0 of zero and subnormals, 255 of infinities; negative below zero
+    normal = (exponents > 0) & (exponents < 255)
+    return bool((normal & (bits & 0x7FFFFF == 0)).all())
 
 
 def _give(graph: fx.GraphModule, node: fx.Node, made: Packed, found: Call, packed: Known) -> None:

@@ -37,6 +37,8 @@ STATIC = [
     ),
     *("int8:tensor:e8m0", "e2m1:tensor:fp32", "log4:tensor:fp32", "int8:tensor:fp32:recip"),
     *("int8:tensor:fp32:up", "uint8:tensor:fp32:offset", "uint8:tensor:fp32:asym(fp32)"),
+    *("uint7:tensor:fp32:asym", "uint7:tensor:pow2/nearest", "int7:tensor:pow2/nearest:full"),
+    *("int6:tensor:fp32", "int5:tensor:fp32:asym", "uint3:tensor:bf16:asym"),
     *("nf4:tensor:fp32", "int3:tensor:fp32", "int4:channel-1:fp32", "binary:tensor:fp32"),
 ]
 

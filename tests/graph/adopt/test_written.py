@@ -1,5 +1,6 @@
 """The nodes that are written: pairs share their parts, packed codes stay packed between them."""
 
+import pytest
 import torch
 
 from tests.graph.adopt.cases import A, D, adopted, graph_of
@@ -12,8 +13,8 @@ def nodes(graph) -> list:
 
 def test_a_pair_shares_its_parts_and_its_packed_codes() -> None:
     def both(x):
-        q = D.quantize_per_tensor(x, 0.5, 3, 0, 15, torch.uint8)
-        return D.dequantize_per_tensor(q, 0.5, 3, 0, 15, torch.uint8)
+        q = D.quantize_per_tensor(x, 0.3, 3, 0, 15, torch.uint8)
+        return D.dequantize_per_tensor(q, 0.3, 3, 0, 15, torch.uint8)
 
     graph = graph_of(both, torch.randn(4, 11))
     made = adopted(graph)
@@ -68,3 +69,30 @@ def test_codes_out_of_range_stay() -> None:
     assert str(nodes(made)[0].target).startswith("quantized_decomposed")
     x = torch.randn(3, 4)
     assert bits(made(x)) == bits(graph(x))
+
+
+@pytest.mark.parametrize(
+    ("scales", "scale"),
+    [
+        ([0.5, 2.0**-20, 4.0], "pow2/nearest"),
+        ([2.0**-126, 2.0**127, 1.0], "pow2/nearest"),
+        ([0.5, 0.3, 4.0], "fp32"),
+        ([0.5, 2.0**-127, 4.0], "fp32"),  # a subnormal number
+    ],
+)
+def test_powers_of_two_are_called_so(scales, scale) -> None:
+    """And only where all are; bits are the producer's, whose reciprocals are exact then."""
+    zeros = torch.zeros(3, dtype=torch.int64)
+
+    def both(x, s, z):
+        q = D.quantize_per_channel(x, s, z, 0, -128, 127, torch.int8)
+        return D.dequantize_per_channel(q, s, z, 0, -128, 127, torch.int8)
+
+    x = torch.randn(3, 40) * 100
+    graph = graph_of(both, x, free=False, s=torch.tensor(scales), z=zeros)
+    made = adopted(graph)
+    q, dq = nodes(made)
+    assert q.args[4] == f"int8:channel0:{scale}:full" + ":recip" * (scale == "fp32")
+    assert dq.args[4] == q.args[4]
+    for each in (x, x / 1e30, torch.tensor([[0.25], [2.0**-21], [2.0]]) * torch.arange(-20, 20)):
+        assert bits(made(each)) == bits(graph(each))
