@@ -119,6 +119,30 @@ def test_bpe_of_a_tokenizer_json(tmp_path: Path) -> None:
         assert tokenize(path, texts, special=special) == expected
 
 
+def test_llamas_tokenizer_of_transformers(tmp_path: Path) -> None:
+    """As transformers 5 saves it: a space before a text that has none, where llama.cpp puts one
+    before each, as is said."""
+    data = pieces("bpe", byte_fallback=True, split_digits=True, remove_extra_whitespaces=False,
+                  normalization_rule_name="identity", vocab_size=900)  # fmt: skip
+    (tmp_path / "tokenizer.model").write_bytes(data)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "eos_token_id": 2}')
+    told = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>",
+            "unk_token": "<unk>", "add_bos_token": True}  # fmt: skip
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert (tmp_path / "tokenizer.json").is_file()
+    path, told_of = written(tmp_path, 900)
+    oracle = AutoTokenizer.from_pretrained(tmp_path)
+    for special in (False, True):
+        found = tokenize(path, HARD, special=special)
+        differ = [
+            text for text, tokens in zip(HARD, found, strict=True)
+            if tokens != oracle.encode(text, add_special_tokens=special)
+        ]  # fmt: skip
+        assert differ == ["  leading spaces"] and "begins with a space" in told_of
+
+
 def test_unigrams(tmp_path: Path) -> None:
     data = pieces("unigram", vocab_size=900)
     (tmp_path / "spiece.model").write_bytes(data)

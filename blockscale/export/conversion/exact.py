@@ -118,6 +118,7 @@ def _of_integers(q: QTensor, wanted: Format, steps: Tensor, scale: Tensor) -> QT
     assert wanted.offset is not None
     if offset is None:
         offset = -(zero + shift).to(torch.float64) * steps.to(torch.float64)
+        _check_sums(steps, zero + shift, offset, wanted)
     cast = _cast(offset, wanted.offset.dtype, "offsets").expand(steps.shape)
     held = finer(cast, block, wanted.block, q.shape).contiguous()
     packed = _shifted(q, wanted, shift)
@@ -140,6 +141,24 @@ def _zero_and_offset(q: QTensor, block: Block, steps: Tensor) -> tuple[Tensor, T
     if stored.is_floating_point() and not torch.equal(zero.to(stored.dtype), stored):
         raise InexactError("its zero points are no integers")
     return finer(zero, q.format.block, block, q.shape), None
+
+
+def _check_sums(steps: Tensor, zero: Tensor, offset: Tensor, wanted: Format) -> None:
+    """Raise InexactError where code * step + offset is rounded otherwise than (code - zero) * step.
+
+    Nothing is rounded where steps leave the last bits of float32 to the codes, as those of 16 bits.
+    """
+    last = steps.view(torch.int32) & (1 << wanted.bits) - 1
+    if not bool(last.any()):
+        return
+    low, high = _range(wanted)
+    held = offset.to(torch.float32)
+    for code in range(low, high + 1):
+        if not torch.equal(code * steps + held, (code - zero) * steps):
+            raise InexactError(
+                "scales of 24 bits: code * scale + offset is rounded otherwise than the code less "
+                "its zero point times the scale"
+            )
 
 
 def _whole_steps(offset: Tensor, steps: Tensor) -> Tensor:

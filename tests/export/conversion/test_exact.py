@@ -161,3 +161,15 @@ def test_codes_on_the_meta_device() -> None:
             assert one is other is None or torch.equal(one, other)
     with pytest.raises(CodesNeededError):
         carried(there, parse("int4:group32:fp16:full"))
+
+
+@pytest.mark.parametrize("fmt", ["int4:group32:fp32", "uint4:group32:fp32:asym"])
+def test_offsets_under_scales_of_24_bits(fmt: str) -> None:
+    """code * scale + offset is rounded twice, the code less its zero point times the scale once."""
+    q = bs.quantize(torch.randn(4, 64, generator=torch.Generator().manual_seed(0)), fmt)
+    wanted = parse("uint4:group32:fp32:offset")
+    with pytest.raises(InexactError, match="scales of 24 bits"):
+        carried(q, wanted)
+    scale = q.qparams.scale
+    scale.view(torch.int32).bitwise_and_(-16)  # 20 bits: products with codes of 4 are exact
+    assert torch.equal(carried(q, wanted).dequantize(), q.dequantize())

@@ -118,10 +118,7 @@ def pieces_of_bpe(
     for each in added_of(data.get("added_tokens")):
         vocabulary.add(*each)
     prefix = _prefix(data)
-    if prefix == "first":
-        notes.append(
-            "llama.cpp puts a space behind special tokens in a text, its tokenizer does not"
-        )
+    notes += _spaces_besides(data, prefix)
     notes += not_normalized(data, {"Prepend": _writes_space, "Replace": _writes_space})
     notes += _cuts_besides(data)
     found = _scored("llama", vocabulary, prefix != "never")
@@ -159,6 +156,18 @@ def _prefix(data: Mapping[str, Any]) -> str:
             plain = "always" if each.get("add_prefix_space", True) else "never"
             return str(each.get("prepend_scheme") or plain)
     return "never"
+
+
+def _spaces_besides(data: Mapping[str, Any], prefix: str) -> list[str]:
+    """What has to be said of spaces that llama.cpp puts and a tokenizer does not."""
+    steps = flat(data.get("pre_tokenizer"), "pretokenizers")
+    if prefix == "never" or not any(each.get("type") == "Metaspace" for each in steps):
+        return []  # a normalizer puts them as llama.cpp does
+    also = " and behind special tokens in a text" if prefix == "first" else ""
+    return [
+        f"llama.cpp puts a space before a text that begins with a space{also}, its tokenizer does "
+        f"not: these become other tokens"
+    ]
 
 
 def _writes_space(step: Mapping[str, Any]) -> bool:

@@ -138,10 +138,14 @@ def test_bpe_of_a_tokenizer_json(tmp_path: Path) -> None:
     [
         (None, False, ""),
         ({"type": "Metaspace", "prepend_scheme": "never"}, False, ""),
-        ({"type": "Metaspace", "prepend_scheme": "always"}, True, ""),
-        ({"type": "Metaspace", "prepend_scheme": "first"}, True, "behind special tokens"),
+        ({"type": "Metaspace", "prepend_scheme": "always"}, True, "begins with a space,"),
+        (
+            {"type": "Metaspace", "prepend_scheme": "first"},
+            True,
+            "begins with a space and behind special",
+        ),
         ({"type": "Metaspace", "add_prefix_space": False}, False, ""),
-        ({"type": "Metaspace"}, True, ""),
+        ({"type": "Metaspace"}, True, "begins with a space,"),
         ({"type": "Split", "pattern": {"String": " "}}, False, ""),  # Gemma 2's
         ({"type": "Digits", "individual_digits": True}, False, "cuts words (Digits)"),
     ],
