@@ -43,6 +43,7 @@ def work(rank: int, folder: str) -> None:
         mine = [x.chunk(WORLD)[rank] for x in batches()]
         found = {"ddp": ddp(mine), "fsdp": fsdp(mine), "seen": observed(mine)}
         found |= {"begun": begun(rank, mine), "late": begun(rank, mine, wrap=True)}
+        found["sharded"] = sharded(mine)
         torch.save(found, f"{folder}/{rank}.pt")
     finally:
         dist.destroy_process_group()
@@ -73,6 +74,25 @@ def begun(rank: int, mine: list[Tensor], *, wrap: bool = False) -> Tensor:
             inner(first)
             bs.qat.synchronize(inner)
     return inner[0].input_quantizer.learned.origin.clone()
+
+
+def sharded(mine: list[Tensor]) -> dict[str, Tensor]:
+    """Scales that begin in forward passes of FSDP2: of inputs, and of rows that were zero."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(5)
+    inner = nn.Sequential(nn.Linear(16, 8))
+    with torch.no_grad():
+        inner[0].weight[4:] = 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        recipe = bs.Recipe("int8:channel0:pow2/ceil", "int8:tensor:pow2/ceil")
+        bs.prepare_qat(inner, recipe, learn="thresholds")
+    fully_shard(inner, mesh=dist.device_mesh.init_device_mesh("cpu", (WORLD,)))
+    train(inner, mine)
+    bs.qat.synchronize(inner)
+    weight, taken = (inner[0].quantizers()[i].learned for i in (0, 1))
+    return {"weight": weight.origin.clone(), "input": taken.origin.clone()}
 
 
 def ddp(mine: list[Tensor]) -> dict[str, Tensor]:
@@ -128,6 +148,9 @@ def test_two_processes_train_what_one_does(tmp_path):
         wanted_origin = starts[which][0].input_quantizer.learned.origin
         assert torch.equal(found[0][kind], wanted_origin), kind
         assert torch.equal(found[1][kind], wanted_origin), kind
+    assert all(bool(each.isfinite().all()) for each in found[0]["sharded"].values())
+    for name, origin in found[0]["sharded"].items():
+        assert torch.equal(origin, found[1]["sharded"][name]), name
     whole = model(batches())[0].input_quantizer.state_dict()
     for name in ("observer.samples", "observer.high", "stored.scale"):  # merged exactly
         assert torch.equal(found[0]["seen"][name], whole[name])
