@@ -99,3 +99,19 @@ def test_nvfp4_with_a_scale_of_scales(kind: str, tmp_path: Path) -> None:
     assert float((llama_cpp.logits(tmp_path / "wide.gguf", ids) - ours).abs().max()) < NEAR
     theirs = llama_cpp.logits(tmp_path / "q.gguf", ids)  # which quantizes inputs to 8 bits
     assert float(torch.nn.functional.cosine_similarity(theirs, ours).min()) > 0.998
+
+
+def test_a_file_with_grids(tmp_path: Path) -> None:
+    """llama.cpp's own IQ3_S: the values that it widens it to, where gguf is installed."""
+    pytest.importorskip("gguf")
+    from blockscale.integrations.transformers import from_checkpoint
+
+    tiny.write(tmp_path / "m", "llama", hidden_size=256, intermediate_size=256)
+    bs.export.convert_checkpoint(tmp_path / "m", tmp_path / "m.gguf", "gguf")
+    llama_cpp.quantize(tmp_path / "m.gguf", tmp_path / "q.gguf", "IQ3_S", pure=True)
+    llama_cpp.quantize(tmp_path / "q.gguf", tmp_path / "wide.gguf", "F32")
+    with pytest.warns(UserWarning, match="hold vectors of grids"):
+        model = from_checkpoint(tmp_path / "q.gguf")
+    ids = tiny.tokens(48)
+    theirs = llama_cpp.logits(tmp_path / "wide.gguf", ids)
+    assert float((tiny.logits(model, ids) - theirs).abs().max()) < 10 * NEAR

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from blockscale.core.layout import stored_shape
 from blockscale.core.parse import parse
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
-from blockscale.export.checkpoints.gguf.blocks import PLAIN
+from blockscale.export.checkpoints.gguf.blocks import GRIDS, PLAIN
 from blockscale.files.metadata import FileError, Metadata, TensorInfo
 from blockscale.files.stored_model import StoredModel
 from blockscale.layers.kinds import quantized_class
@@ -92,6 +92,8 @@ def _refuse_unread(checkpoint: Checkpoint) -> None:
 
 
 def _dtype(stored: Stored) -> torch.dtype | None:
+    if any(stored.kind == kind for kind, _, _ in GRIDS.values()):
+        return torch.float32  # as which they are read
     known = PLAIN[stored.kind][1] if stored.kind in PLAIN else getattr(torch, stored.kind, None)
     return known if isinstance(known, torch.dtype) else None
 

@@ -52,6 +52,7 @@ def _opened(path: Path) -> Iterator[StoredModel | Checkpoint]:
     """A stored model, of ours or in float, or a checkpoint of another producer."""
     if (evidence := gguf.recognize(path)) is not None:
         with gguf.GGUF(path, evidence) as checkpoint:
+            _warn(checkpoint)
             yield checkpoint
         return
     stored = open_stored_model(path)
@@ -59,10 +60,14 @@ def _opened(path: Path) -> Iterator[StoredModel | Checkpoint]:
         yield stored
         return
     foreign = Safetensors(path, "")
-    for warning in foreign.warnings:
-        warnings.warn(f"blockscale: {path}: {warning}", stacklevel=4)
+    _warn(foreign)
     quantized = any(each.format or each.unread for each in foreign.stored.values())
     yield foreign if quantized else stored
+
+
+def _warn(checkpoint: Checkpoint) -> None:
+    for warning in checkpoint.warnings:
+        warnings.warn(f"blockscale: {checkpoint.path}: {warning}", stacklevel=5)
 
 
 def _of_ggml(checkpoint: Checkpoint) -> bool:

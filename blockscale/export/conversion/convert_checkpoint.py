@@ -188,7 +188,7 @@ def _stream(  # noqa: PLR0913 - as `_write`
     """Each tensor read, carried, written, read back and compared; a few at the same time."""
 
     def one(step: Step) -> tuple[Step, Converted | None]:
-        value = found.read(step.name)
+        value = found.read(step.name, bool(step.grid))
         made = _made(step, value)
         output.write(step.name, made)
         if step.beside and isinstance(made, QTensor):
@@ -197,7 +197,7 @@ def _stream(  # noqa: PLR0913 - as `_write`
         if again is None:
             step.more |= {} if error is None else {"error": error}
             return step, None
-        proof = prove(step.name, made if error else value, read(again, step.name))
+        proof = prove(step.name, made if error else value, read(again, step.name, bool(step.grid)))
         return step, _converted(step, proof.compared, proof.zeros, error)
 
     with Pool(AT_A_TIME) as pool:
@@ -223,7 +223,7 @@ def _prove_all(path: Path, found: Source, steps: list[Step], done: Conversion) -
                 f"Nothing is kept",
                 {step.name: why},
             )
-        value, error = found.read(step.name), step.more.get("error")
+        value, error = found.read(step.name, bool(step.grid)), step.more.get("error")
         proof = prove(step.name, _made(step, value) if error else value, again[step.name])
         return _converted(step, proof.compared, proof.zeros, error)
 

@@ -135,6 +135,9 @@ def _step(
                     stored.nbytes, stored.kind)  # fmt: skip
     if stored.unread:
         raise InexactError(stored.unread)
+    if stored.kind in _GRIDS and stored.format is None:  # read as floats
+        return Step(origin, name, stored.shape, stored.kind, FLOATS, None, None,
+                    bytes_before=stored.nbytes)  # fmt: skip
     if stored.format is None:
         dtype = plain_dtype(stored, writer.one_file)
         step = Step(origin, name, stored.shape, stored.kind, COPIED, None, None, dtype,

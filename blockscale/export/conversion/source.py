@@ -11,7 +11,6 @@ from torch import Tensor
 from blockscale.core.untrusted.json_text import json_object, read_json
 from blockscale.core.untrusted.names import quoted
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
-from blockscale.export.checkpoints.gguf.blocks import GRIDS
 from blockscale.export.checkpoints.gguf.families import IN_FLOAT32, of_metadata
 from blockscale.export.checkpoints.gguf.reading import GGUF
 from blockscale.export.checkpoints.gguf.tensors import from_gguf, to_gguf
@@ -36,7 +35,6 @@ _NAMES = {
 }  # fmt: skip
 # Old models store what readers compute: GPT-2's masks, too
 _COMPUTED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
-_GRIDS = {name for name, _, _ in GRIDS.values()}
 
 
 @dataclass
@@ -55,9 +53,9 @@ class Source:
     config: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
 
-    def read(self, name: str) -> QTensor | Tensor:
-        """A tensor of the result; the bytes of one in a grid of ggml's, which are only copied."""
-        return read(self.view, name)
+    def read(self, name: str, raw: bool = False) -> QTensor | Tensor:
+        """A tensor of the result. raw: the bytes of its blocks, which are only copied."""
+        return read(self.view, name, raw)
 
     def piece(self, name: str) -> Piece:
         """How a tensor of the result is made of the checkpoint's."""
@@ -93,9 +91,10 @@ def source_of(checkpoint: Checkpoint, to_gguf: bool, names: str, config: Path | 
     return found
 
 
-def read(checkpoint: Checkpoint, name: str) -> QTensor | Tensor:
-    """A tensor; the bytes of one in a grid of ggml's, which has no format here."""
-    if isinstance(checkpoint, GGUF) and checkpoint.stored[name].kind in _GRIDS:
+def read(checkpoint: Checkpoint, name: str, raw: bool = False) -> QTensor | Tensor:
+    """A tensor. raw: the bytes of one in a grid of ggml's, which has no format here."""
+    if raw:
+        assert isinstance(checkpoint, GGUF)
         return checkpoint.blocks(name)
     return checkpoint[name]
 

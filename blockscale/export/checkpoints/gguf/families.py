@@ -35,8 +35,8 @@ class Family:
     fixed: {key of config.json: what it may be}, since llama.cpp computes that whatever it is; None
         among them stands for a key that is missing, too
     ties: whether the head is the table of embeddings where config.json does not say
-    scaled: whether its graph multiplies by the scale of all scales of an NVFP4 weight (measured
-        with release v0.5.0: the graphs of others read it and leave it out)
+    scaled: whether its graph multiplies by the scale of all scales of an NVFP4 weight (measured,
+        release v0.5.0: the graphs of others read it and leave it out)
     window: whether llama.cpp has the family's sliding window; period: of layers with and without
     """
 

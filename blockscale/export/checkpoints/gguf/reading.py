@@ -16,7 +16,7 @@ from blockscale.core.parse import parse
 from blockscale.core.untrusted.files import FileError, open_regular
 from blockscale.core.untrusted.names import quoted
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
-from blockscale.export.checkpoints.gguf import records
+from blockscale.export.checkpoints.gguf import grids, records
 from blockscale.export.checkpoints.gguf.blocks import (
     FILE_TYPES,
     GRIDS,
@@ -34,6 +34,7 @@ from blockscale.ops.tensor import QTensor, from_parts
 _CHUNK = 1 << 22  # bytes of blocks that are taken apart at a time
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _PLAIN = {number: (name, dtype) for name, (number, dtype) in PLAIN.items()}
+_GRIDS = {name for name, _, _ in GRIDS.values()}
 _BLOCKS = {each.number: (name, each) for name, each in TYPES.items()}
 
 
@@ -66,6 +67,12 @@ class GGUF(Checkpoint):
             raise
         self._check_total()
         self._scales = self._scales_of_scales()
+        if of_grids := [n for n, e in self.stored.items() if e.kind in _GRIDS and not e.unread]:
+            self.warnings.append(
+                f"{quoted(of_grids[0])} and {len(of_grids) - 1} more hold vectors of grids "
+                f"({self.stored[of_grids[0]].kind}), for which there is no format here: they are "
+                f"read as float32"
+            )
         told = FILE_TYPES.get(self.metadata.get("general.file_type", -1))
         if told is not None and all(each.kind != told for each in self.stored.values()):
             self.warnings.append(f"general.file_type says {told}, and no tensor is of it")
@@ -122,6 +129,9 @@ class GGUF(Checkpoint):
             values = torch.empty(entry.shape, dtype=_PLAIN[entry.kind][1])
             self._fill(file, bytes_of(values), entry.start)
             return values
+        if entry.kind in GRIDS:
+            kind, _, size = GRIDS[entry.kind]
+            return grids.dequantized(kind, self.blocks(stored.name), size, entry.shape)
         return self._quantized(file, entry, _BLOCKS[entry.kind][1])
 
     def _first(self, file: Path, entry: Entry) -> float:
@@ -217,10 +227,7 @@ def _stored(file: Path, entry: Entry) -> Stored:
         elements, size, fmt, unread = of.elements, of.size, of.format, ""
     elif entry.kind in GRIDS:
         kind, elements, size = GRIDS[entry.kind]
-        fmt, unread = None, (
-            f"{kind} holds vectors of a grid of ggml's own, which are no elements of a format: the "
-            f"package gguf dequantizes it"
-        )  # fmt: skip
+        fmt, unread = None, grids.unread(kind)
     else:
         kind, reason = f"type {entry.kind}", "a type that is not known here: it may be a newer one"
         return Stored(name, kind, shape, 0, None, reason)
