@@ -25,7 +25,7 @@ from blockscale.files.metadata import FileError
 from blockscale.files.renaming.renamed import renamed
 from blockscale.files.stored_model import StoredModel, open_stored_model
 from blockscale.layers.computed import folded_for
-from blockscale.layers.guards.entry import check_model, ordinary_tensors
+from blockscale.layers.guards.entry import ordinary_tensors
 from blockscale.layers.guards.optimizers import replacing
 from blockscale.layers.guards.processes import check_whole, sent_by_no_forward
 from blockscale.layers.kinds import quantized_class
@@ -46,7 +46,6 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
 
 def load_opened(model: nn.Module, opened: Callable[[nn.Module], StoredModel]) -> nn.Module:
     """`load` of what `opened` gives for the model itself; whatever is raised, it is unchanged."""
-    check_model(model, "bs.load")
     check_whole(model, "bs.load")
     with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.load"):
         refuse_quantized(plain)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from blockscale.core.format import Format
 from blockscale.core.ledger import Status
+from blockscale.core.profiles.knobs import Profile
 from blockscale.core.recipe import Scheme
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
@@ -28,6 +29,14 @@ class Candidate(NamedTuple):
     parameter: Tensor
     layout: str
     note: str = ""
+
+
+class Codes(NamedTuple):
+    """What decides whether layers can share a weight's codes: by which of them they differ."""
+
+    format: str
+    layout: str
+    profile: Profile | None
 
 
 Names: TypeAlias = Mapping[nn.Module, tuple[str, ...]]
@@ -59,22 +68,27 @@ def settle_ties(
     for key, sharing in shared.items():
         ours = {f"{name}.weight" for module in sharing for name in layers[module]}
         others = [name for name in holders.get(key, ()) if name not in ours]
-        if not others and _one_format([verdicts[module] for module in sharing]):
-            continue
+        wanted = {layers[module][0]: _codes_of(verdicts[module]) for module in sharing}
         for module in sharing:
-            if isinstance(verdicts[module], Candidate):
-                ties = others + [layers[other][0] for other in sharing if other is not module]
-                told = f"its weight is tied to {', '.join(ties)}, which cannot share its codes"
+            if told := why_tied(layers[module][0], wanted, others):
                 verdicts[module] = Refused("skipped", told)
 
 
-def _one_format(verdicts: Sequence[Candidate | Refused]) -> bool:
-    """Whether layers can share codes: all are candidates, in one format and layout, by one
-    profile."""
-    wanted = {
-        (str(each.format), each.layout, each.scheme.profile)
-        if isinstance(each, Candidate)
-        else None
-        for each in verdicts
-    }
-    return len(wanted) == 1 and None not in wanted
+def _codes_of(verdict: Candidate | Refused) -> Codes | None:
+    """What a layer by itself wants its weight's codes to be, if any."""
+    if isinstance(verdict, Refused):
+        return None
+    return Codes(str(verdict.format), verdict.layout, verdict.scheme.profile)
+
+
+def why_tied(layer: str, wanted: Mapping[str, Codes | None], others: Sequence[str] = ()) -> str:
+    """Why a layer whose weight others use as well stays in float; empty if it is quantized, or
+    stays so by itself. The one decision about ties, of models and of directories.
+
+    wanted: {each layer that has the weight: what it wants, None where it stays in float}
+    others: parameters that are the same weight, of modules that are no layers
+    """
+    if wanted[layer] is None or (not others and len(set(wanted.values())) == 1):
+        return ""
+    ties = [*others, *(name for name in wanted if name != layer)]
+    return f"its weight is tied to {', '.join(ties)}, which cannot share its codes"

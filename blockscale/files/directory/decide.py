@@ -10,9 +10,11 @@ from blockscale.files.directory.eligibility import (
     LAYERS,
     Known,
     judge,
+    settled,
     why_not_slabs,
     why_not_vector,
 )
+from blockscale.files.directory.tied import is_table
 from blockscale.files.header import StoredTensor, sized
 from blockscale.files.metadata import TensorInfo
 
@@ -28,7 +30,7 @@ def decide(
     """
     computed = known.computed.get(name)
     if computed is not None:
-        entry, info = _decide_weight(name, source, *recipe.decide(name), known)
+        entry, info = _decide_weight(name, source, *recipe.decide(name), recipe, known)
         return _folded(entry, computed), info
     whole = known.whole(name)
     if whole != name:  # of a layer that goes on computing its weight
@@ -41,7 +43,7 @@ def decide(
     layer, _, attribute = name.rpartition(".")
     if scheme.bias is not None and attribute == "bias" and layer in biased:
         return _decide_bias(name, source, scheme.bias)
-    return _decide_weight(name, source, scheme, pattern, known)
+    return _decide_weight(name, source, scheme, pattern, recipe, known)
 
 
 def _folded(entry: Entry, weight: ComputedWeight) -> Entry:
@@ -53,9 +55,14 @@ def _folded(entry: Entry, weight: ComputedWeight) -> Entry:
 
 
 def _decide_weight(
-    name: str, source: StoredTensor, scheme: Scheme, pattern: str | None, known: Known
+    name: str,
+    source: StoredTensor,
+    scheme: Scheme,
+    pattern: str | None,
+    recipe: Recipe,
+    known: Known,
 ) -> Decided:
-    kind, status, layout, reason, fmt = judge(name, source, scheme, pattern, known)
+    kind, status, layout, reason, fmt = settled(name, source, scheme, pattern, recipe, known)
     entry = _entry(name, kind, status, source, reason)
     if fmt is None:
         return entry, None
@@ -96,6 +103,14 @@ def _entry(name: str, kind: str, status: Status, source: StoredTensor, reason: s
 
 def _spelled(fmt: object) -> str:
     return "" if fmt is None else str(fmt)
+
+
+def tied_formats(name: str, recipe: Recipe) -> dict[str, str]:
+    """Those of a layer whose weight, `name`, is stored under the name that it is tied to; none for
+    a table of embeddings, whose input is indices."""
+    scheme, _ = recipe.decide(name)
+    parts = {"input": _spelled(scheme.input), "output": _spelled(scheme.output)}
+    return {} if is_table(name) else {part: text for part, text in parts.items() if text}
 
 
 def layer_formats(entry: Entry) -> dict[str, str]:

@@ -35,9 +35,11 @@ from blockscale.core.weights.stack import of_stack
 from blockscale.files.directory.computed import ComputedWeight, as_folded, computed_weights
 from blockscale.files.directory.model_files import ModelFiles
 from blockscale.files.directory.stacks import Types, stacked, types_of
+from blockscale.files.directory.tied import tied_in
 from blockscale.files.header import StoredTensor
 from blockscale.files.stream import Reader
 from blockscale.layers.defaults import kept_by_default, kept_layer_by_default
+from blockscale.layers.ties import Codes, why_tied
 
 # Families whose Conv1D layers store [inputs, outputs] (transformers.pytorch_utils.Conv1D).
 CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder")
@@ -72,6 +74,7 @@ class Known(NamedTuple):
     types: of the model, as its config says
     computed: {name: a weight that its layer computes of what is stored}
     folded: the layers of these of which a tensor is quantized: all that they compute is folded
+    tied: {a weight: the others of the model that are the same, but that no file has}
     """
 
     conv1d: bool
@@ -79,6 +82,7 @@ class Known(NamedTuple):
     types: Types = Types()
     computed: Mapping[str, ComputedWeight] = MappingProxyType({})
     folded: frozenset[str] = frozenset()
+    tied: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
     def shown(self, shard: str, tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
         """The tensors of a shard, those that are folded in place of their parts."""
@@ -104,7 +108,8 @@ def known_of(files: ModelFiles, recipe: Recipe) -> Known:
                 if each.endswith(".bias") and len(source.shape) == 1:
                     biases[each.removesuffix(".bias")] = source.shape[0]
     types, computed = types_of(files.config), computed_weights(files)
-    known = Known(has_conv1d(files.config), biases, types, computed)
+    tied = tied_in(files)
+    known = Known(has_conv1d(files.config), biases, types, computed, tied=tied)
     folded = {
         each.computed.owner
         for name, each in computed.items()
@@ -116,7 +121,8 @@ def known_of(files: ModelFiles, recipe: Recipe) -> Known:
 def judge(
     name: str, tensor: StoredTensor, scheme: Scheme, pattern: str | None, known: Known
 ) -> Eligibility:
-    """What becomes of tensor `name` under the scheme that `pattern` of the recipe gives it."""
+    """What becomes of tensor `name` by itself under the scheme that `pattern` of the recipe gives
+    it; `settled` says what becomes of it with those that it is tied to."""
     kind, layout = _kind(name, tensor.shape, known)
     dtype = tensor.torch_dtype
     told = str(dtype).removeprefix("torch.") if dtype else tensor.dtype
@@ -152,6 +158,38 @@ def judge(
     return Eligibility(kind, "quantized", layout, format=fmt)
 
 
+def settled(
+    name: str,
+    tensor: StoredTensor,
+    scheme: Scheme,
+    pattern: str | None,
+    recipe: Recipe,
+    known: Known,
+) -> Eligibility:
+    """The same, where the weight is that of other layers as well: they share its codes, or none of
+    them is quantized (layers.ties)."""
+    found = judge(name, tensor, scheme, pattern, known)
+    tied = known.tied.get(name, ())
+    if found.format is None or not tied:
+        return found
+    wanted = {_layer(name): _codes_of(found, scheme)}
+    for other in tied:
+        decided = recipe.decide(other)
+        wanted[_layer(other)] = _codes_of(judge(other, tensor, *decided, known), decided[0])
+    reason = why_tied(_layer(name), wanted)
+    return Eligibility(found.kind, "skipped", reason=reason) if reason else found
+
+
+def _layer(name: str) -> str:
+    return name.removesuffix(".weight")
+
+
+def _codes_of(found: Eligibility, scheme: Scheme) -> Codes | None:
+    if found.format is None:
+        return None
+    return Codes(str(found.format), found.layout, scheme.profile)
+
+
 def _by_profile(kind: str, stored: tuple[int, ...], scheme: Scheme) -> Format:
     """The format of a weight, whose codes a profile may make: ValueError where it does not."""
     assert scheme.weight is not None
@@ -179,7 +217,7 @@ def biased_layers(files: ModelFiles, recipe: Recipe, known: Known) -> set[str]:
         with Reader(files.root / name) as reader:
             for each, source in known.shown(name, reader.tensors).items():
                 layer, _, attribute = each.rpartition(".")
-                kind, status, *_ = judge(each, source, *recipe.decide(each), known)
+                kind, status, *_ = settled(each, source, *recipe.decide(each), recipe, known)
                 if (attribute, status) == ("weight", "quantized") and kind in LAYERS:
                     layers.add(layer)
     return layers

@@ -14,7 +14,7 @@ from blockscale.core.profiles.knobs import Profile
 from blockscale.core.recipe import Recipe
 from blockscale.core.weights.fused import partners, shares, told_shared
 from blockscale.files.directory.computed import ComputedWeight
-from blockscale.files.directory.decide import decide, layer_formats
+from blockscale.files.directory.decide import decide, layer_formats, tied_formats
 from blockscale.files.directory.eligibility import Known, biased_layers, known_of
 from blockscale.files.directory.model_files import ModelFiles, find_files
 from blockscale.files.directory.stacks import stacked
@@ -118,7 +118,8 @@ def make_plan(source: Path, recipe: Recipe, seed: int) -> DirectoryPlan:
         recipe, known,
     )  # fmt: skip
     _check_names(files, shards)
-    unmatched = recipe.unmatched([*(entry.name for entry in entries), *known.computed])
+    others = [name for tied in known.tied.values() for name in tied]
+    unmatched = recipe.unmatched([*(entry.name for entry in entries), *known.computed, *others])
     ledger = DirectoryLedger(entries, unmatched, files.others, files.left_out)
     if not ledger.quantized:
         reasons = sorted({entry.reason for entry in entries})
@@ -145,6 +146,10 @@ def _plan_shard(
             metadata.tensors[each] = info
             if formats := layer_formats(entry):
                 metadata.layers[each.removesuffix(".weight")] = formats
+            for other in known.tied.get(each, ()):
+                if formats := tied_formats(other, recipe):
+                    metadata.aliases[other] = each
+                    metadata.layers[other.removesuffix(".weight")] = formats
         profile = recipe.decide(each)[0].profile if entry.weight else None
         tensors.append(TensorPlan(each, source, info, known.computed.get(each), profile))
         entries.append(entry)
