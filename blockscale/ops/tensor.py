@@ -1,5 +1,6 @@
 """QTensor: a quantized tensor as a plain value."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +25,7 @@ class QTensor:
     packed:     the codes as stored (docs/numerics.md, section 6)
     qparams:    the scale (and outer scale, zero point) as stored
     format:     what they mean
-    size:       codes in a row of the last dimension, which packing hides
+    size:       codes in a row of the last dimension, which packing hides; sizes are in `shape`
     """
 
     packed: Tensor
@@ -100,14 +101,58 @@ class QTensor:
         """other [..., m, k] floats @ self [..., k, n] -> float32 [..., m, n]."""
         return _product(other, self) if isinstance(other, Tensor) else NotImplemented
 
-    def to(self, device: torch.device | str) -> "QTensor":
+    # --- what a tensor answers, of the values: codes and scales are moved and copied together
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the values as `dequantize()` gives them, float32: codes have a format and no dtype."""
+        return torch.float32
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions of the tensor that was quantized."""
+        return len(self.shape)
+
+    def dim(self) -> int:
+        """The same as `ndim`."""
+        return self.ndim
+
+    def numel(self) -> int:
+        """The number of values."""
+        return self.shape.numel()
+
+    def to(
+        self, device: torch.device | str | int, *, non_blocking: bool = False, copy: bool = False
+    ) -> "QTensor":
         """The same on another device. Raises TypeError for a dtype: see `dequantize`."""
         if not isinstance(device, torch.device | str | int):
             raise TypeError(
                 f"a QTensor moves to a device, not to {device!r}: see dequantize(dtype)"
             )
-        moved = [None if part is None else part.to(device) for part in self.qparams]
-        return replace(self, packed=self.packed.to(device), qparams=QParams(*moved))  # type: ignore[arg-type]
+        return self._each(lambda part: part.to(device, non_blocking=non_blocking, copy=copy))
+
+    def cpu(self) -> "QTensor":
+        """The same on the CPU."""
+        return self.to("cpu")
+
+    def cuda(
+        self, device: torch.device | str | int | None = None, non_blocking: bool = False
+    ) -> "QTensor":
+        """The same on a CUDA device, by default the current one."""
+        return self._each(lambda part: part.cuda(device, non_blocking=non_blocking))
+
+    def detach(self) -> "QTensor":
+        """The same codes and scales, without gradients."""
+        return self._each(Tensor.detach)
+
+    def clone(self) -> "QTensor":
+        """A copy of codes and scales."""
+        return self._each(Tensor.clone)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "QTensor":
+        """With each of its tensors changed."""
+        parts = [None if part is None else change(part) for part in self.qparams]
+        return replace(self, packed=change(self.packed), qparams=QParams(*parts))  # type: ignore[arg-type]
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts, context = _flatten(self)

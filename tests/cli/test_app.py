@@ -1,6 +1,8 @@
 """The command line as a whole: every command is found, and has help and JSON."""
 
 import pkgutil
+import subprocess
+import sys
 
 from typer.testing import CliRunner
 
@@ -32,3 +34,14 @@ def test_help_and_version():
 def test_every_command_has_json():
     for command in app.registered_commands:
         assert "--json" in run(command.name, "--help").stdout, command.name
+
+
+def test_a_module_that_runs():
+    """As `torchrun -m blockscale.cli` starts it."""
+    found = subprocess.run(
+        [sys.executable, "-m", "blockscale.cli", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout == f"blockscale {blockscale.__version__}\n"

@@ -197,3 +197,24 @@ def test_products_with_what_is_no_tensor() -> None:
             q @ other
         with pytest.raises(TypeError, match="unsupported operand type"):
             other @ q
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4", "uint4:group32:bf16:offset", "int8:tensor:fp32"])
+def test_what_a_tensor_answers(fmt: str) -> None:
+    """Of its values, and for codes and scales together; also of scales that are quantized."""
+    x = torch.randn(3, 4, 32)
+    q, values = bs.quantize(x, fmt), bs.quantize(x, fmt).dequantize()
+    for each, like in ((q, values), (q.scale, q.scale.dequantize() if fmt == "nvfp4" else q.scale)):
+        assert (each.dtype, each.device, each.shape) == (like.dtype, like.device, like.shape)
+        assert (each.ndim, each.dim(), each.numel()) == (like.ndim, like.dim(), like.numel())
+    for same in (q.cpu(), q.to("cpu"), q.to(torch.device("cpu"), non_blocking=True), q.detach()):
+        assert parts(same) == parts(q) and same.packed.data_ptr() == q.packed.data_ptr()
+    for copied in (q.clone(), q.to("cpu", copy=True)):
+        assert parts(copied) == parts(q) and copied.packed.data_ptr() != q.packed.data_ptr()
+        assert copied.qparams.scale.data_ptr() != q.qparams.scale.data_ptr()
+    assert q.to("meta").device.type == "meta"
+    with pytest.raises(TypeError, match=r"not to torch.float16: see dequantize\(dtype\)"):
+        q.to(torch.float16)
+    if not torch.cuda.is_available():
+        with pytest.raises((RuntimeError, AssertionError)):
+            q.cuda()

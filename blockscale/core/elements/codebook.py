@@ -47,11 +47,27 @@ class Codebook(Element):
         not written.
     ties: what a number halfway between two values becomes: "down" the smaller, "up" the larger,
         "zero" the one nearer to 0, and of v and -v the positive one
+
+    Raises ValueError for a table with NaN or infinity in it, or of fewer than 2 or more than 256
+    values, and for other ties.
     """
 
     spelling: str
     table: tuple[float, ...] = field(repr=False)
     ties: str = "zero"
+
+    def __post_init__(self) -> None:
+        if not 2 <= len(self.table) <= 256:
+            raise ValueError(f"{self.spelling}: a table has 2 to 256 values, not {len(self.table)}")
+        odd = next((i for i, value in enumerate(self.table) if not math.isfinite(value)), None)
+        if odd is not None:
+            raise ValueError(
+                f"{self.spelling}: code {odd} of its table is {self.table[odd]}, and numbers are "
+                f"finite. Leave it out: the codes after the table's last value mean NaN, and are "
+                f"not written"
+            )
+        if self.ties not in TIES:
+            raise ValueError(f"{self.spelling}: ties are {', '.join(TIES)}, not {self.ties!r}")
 
     @property
     def name(self) -> str:

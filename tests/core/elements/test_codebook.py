@@ -161,6 +161,25 @@ def test_bad_tables(values: list[float], reason: str) -> None:
         book(values)
 
 
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        (
+            (-1.0, math.nan, 1.0),
+            "posit: code 1 of its table is nan, .* codes after the table's last",
+        ),
+        ((-1.0, 1.0, math.inf), "posit: code 2 of its table is inf"),
+        ((1.0,), "posit: a table has 2 to 256 values, not 1"),
+    ],
+)
+def test_a_table_that_is_no_list_of_numbers(table: tuple[float, ...], reason: str) -> None:
+    """As a posit's NaR in the middle of its codes: it is said where the table is made."""
+    with pytest.raises(ValueError, match=reason):
+        Codebook("posit", table)
+    with pytest.raises(ValueError, match="ties are zero, down, up, not 'even'"):
+        Codebook("posit", (0.0, 1.0), "even")
+
+
 @pytest.mark.parametrize("name", ["book()", "book(1,)", "book(1,x)", "book(0;1)"])
 def test_bad_spellings(name: str) -> None:
     with pytest.raises(ValueError, match=r"numbers with commas"):

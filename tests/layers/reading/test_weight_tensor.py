@@ -157,3 +157,28 @@ def test_a_before_is_undone() -> None:
     x = torch.randn(4, 64)
     expected = nn.functional.linear(x, model[0].dequantize_weight())
     assert torch.equal(nn.functional.linear(x, model[0].weight), expected)
+
+
+def test_parts_that_torch_has_methods_for_are_found_by_name() -> None:
+    """torch finds `fc.weight.outer` by reading `weight` of `fc`, and `outer` of that."""
+    model = nn.Sequential(nn.Linear(32, 32))
+    bs.quantize_(model, "nvfp4")
+    weight, held = model[0].weight, model[0].qweight
+    assert all(getattr(weight, name) is buffer for name, buffer in held.named_buffers())
+    bs.quantize_(plain := nn.Sequential(nn.Linear(32, 32)), "mxfp4")
+    assert callable(plain[0].weight.outer)
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4"])
+def test_a_traced_pipeline_keeps_no_part_as_an_input(fmt: str) -> None:
+    from torch.distributed.pipelining import SplitPoint, pipeline
+
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32)).eval()
+    bs.quantize_(model, fmt)
+    x = torch.randn(2, 32)
+    pipe = pipeline(model, mb_args=(x,), split_spec={"2": SplitPoint.BEGINNING})
+    for stage in pipe.split_gm.children():
+        assert len(stage.graph.find_nodes(op="placeholder")) == 1
+    with torch.no_grad():
+        [y] = pipe(x)
+        assert torch.equal(y, model(x))
