@@ -80,6 +80,7 @@ PARAMETERS = {
         "seed",
         "source",
         "resume",
+        "group",
         "padding",
     ],
     "compare": ["model_float", "model_quantized", "batches", "progress", "budget"],

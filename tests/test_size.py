@@ -12,15 +12,15 @@ SUFFIXES = {".py", ".cpp", ".h", ".wgsl"}
 # "file" or "file:function" -> (lines allowed, why)
 ALLOWED: dict[str, tuple[int, str]] = {
     "calibrate/calibrate.py:calibrate": (
-        95,
+        94,
         "four fifths are its signature and the docstring of its seventeen options",
     ),
     "layers/apply.py:quantize_": (
-        52,
+        51,
         "three quarters are its signature and the docstring of its nine options",
     ),
     "search/search.py:search": (
-        68,
+        67,
         "four fifths are its signature and the docstring of its twelve options",
     ),
     "search/recommend.py:recommend": (

@@ -23,7 +23,7 @@ from blockscale.core.recipe import Recipe
 from blockscale.core.work.progress import Progress
 from blockscale.layers.apply import apply, check, plans_for
 from blockscale.layers.computed import folded
-from blockscale.layers.guards.entry import check_model, ordinary_tensors
+from blockscale.layers.guards.entry import ordinary_tensors
 from blockscale.layers.guards.optimizers import replacing
 from blockscale.layers.guards.processes import Group, agreeing, check_group, check_whole
 from blockscale.layers.model.wrapped import unwrapped
@@ -106,7 +106,6 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         return _prepared(own, data, recipe, observer, weight, transform)
     if recipe is None:
         raise ValueError("expected a recipe, such as 'int8': only prepared graphs have their own")
-    check_model(model, "bs.calibrate")
     check_whole(model, "bs.calibrate")
     recipe = Recipe.read(recipe)
     methods = _methods(observer, weight, transform, source)

@@ -14,7 +14,7 @@ from blockscale.core.recipe import Recipe
 from blockscale.layers.before import Before
 from blockscale.layers.bias import without_dynamic
 from blockscale.layers.computed import folded
-from blockscale.layers.guards.entry import check_model, ordinary_tensors
+from blockscale.layers.guards.entry import ordinary_tensors
 from blockscale.layers.guards.finite import broken
 from blockscale.layers.guards.optimizers import replacing
 from blockscale.layers.guards.processes import check_whole, sent_by_no_forward
@@ -80,7 +80,6 @@ def quantize_(
     Raises ValueError for a recipe, scale, weight or module that does not fit, and for a model that
     is sharded (DTensor) or dispatched (accelerate). Whatever is raised, the model is unchanged.
     """
-    check_model(model, "bs.quantize_")
     check_whole(model, "bs.quantize_")
     recipe, weights = read_recipe(model, recipe, weights, before)
     with (

@@ -13,7 +13,7 @@ from blockscale.core.format import Format
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import check
-from blockscale.layers.guards.entry import check_model, ordinary_tensors
+from blockscale.layers.guards.entry import ordinary_tensors
 from blockscale.layers.guards.optimizers import replacing
 from blockscale.layers.guards.processes import check_whole
 from blockscale.layers.kinds import quantized_class
@@ -54,7 +54,6 @@ def prepare_qat(
 
     Raises SkippedError (strict) and ValueError before anything is changed.
     """
-    check_model(model, "bs.prepare_qat")
     check_whole(model, "bs.prepare_qat")
     recipe, learning = Recipe.read(recipe).refuse_profiles(PROFILED), read_learning(learn)
     if isinstance(model, nn.parallel.DistributedDataParallel):

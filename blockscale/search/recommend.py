@@ -10,7 +10,8 @@ from blockscale.calibrate.batches import Batches
 from blockscale.core.work.progress import Progress
 from blockscale.kernels.hardware import Hardware
 from blockscale.kernels.hardware import hardware as this_machine
-from blockscale.layers.guards.entry import check_model, ordinary_tensors
+from blockscale.layers.guards.entry import ordinary_tensors
+from blockscale.layers.guards.processes import check_whole
 from blockscale.layers.model.wrapped import unwrapped
 from blockscale.search.advice import Advised, advised
 from blockscale.search.alone import by_weights
@@ -58,7 +59,7 @@ def recommend(  # noqa: PLR0913 - the first four are the call, the rest are opti
     Returns the Recommendation, whose `check` measures what it foretold. Raises ValueError where no
     choice keeps to the budget or the hardware is another machine's, and what `bs.search` raises.
     """
-    check_model(model, "bs.recommend")
+    check_whole(model, "bs.recommend")
     bound = Budget.read(budget)
     machine = _checked(hardware)
     if batches is None and bound.name in ("latency", "quality"):

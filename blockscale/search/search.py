@@ -17,7 +17,7 @@ from blockscale.calibrate.progress_bar import listener
 from blockscale.calibrate.walk.resume import told_apart
 from blockscale.core.work.progress import Progress
 from blockscale.kernels.hardware import hardware
-from blockscale.layers.guards.entry import check_model, ordinary_tensors
+from blockscale.layers.guards.entry import ordinary_tensors
 from blockscale.layers.guards.processes import check_whole
 from blockscale.layers.model.wrapped import unwrapped
 from blockscale.search.candidates import Candidate, read
@@ -79,7 +79,6 @@ def search(  # noqa: PLR0913 - the first three are the call, the rest are option
     by Ctrl-C, the model is as it was.
     """
     began = time.monotonic()
-    check_model(model, "bs.search")
     check_whole(model, "bs.search")
     every = read(candidates)
     score = _score(score, every)

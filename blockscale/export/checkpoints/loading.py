@@ -14,7 +14,6 @@ from blockscale.export.checkpoints.gguf_names import as_in_model
 from blockscale.export.checkpoints.safetensors import Safetensors
 from blockscale.files.load import load_opened
 from blockscale.files.stored_model import StoredModel, open_stored_model
-from blockscale.layers.guards.entry import check_model
 from blockscale.layers.guards.processes import check_whole
 
 
@@ -35,7 +34,6 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     an unknown format, or of another model, and where it holds weights that cannot be read.
     """
     path = Path(path)
-    check_model(model, "bs.load")
     check_whole(model, "bs.load")
     with _opened(path) as found:
 

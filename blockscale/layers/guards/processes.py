@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from blockscale.layers.buffers import Buffers
+from blockscale.layers.guards.entry import check_model
 from blockscale.layers.guards.state import Snapshot
 from blockscale.layers.kinds import quantized_class
 
@@ -28,10 +29,12 @@ _hooked: list[bool] = []
 
 
 def check_whole(model: nn.Module, called: str) -> None:
-    """Raise ValueError for a model that is sharded, or whose layers run under accelerate's hooks.
+    """Raise TypeError for what is no model (guards.entry), and ValueError for one that is sharded,
+    or whose layers run under accelerate's hooks.
 
     called: the function that it was given to, e.g. "bs.quantize_"
     """
+    check_model(model, called)
     check_unsharded(model, called)
     hooked = [name for name, each in model.named_modules() if _is_dispatched(each)]
     if hooked:
