@@ -26,6 +26,7 @@ from blockscale.graph import passes
 from blockscale.graph.adopt.foreign import is_foreign
 from blockscale.graph.edges import Edge, places, put_edges
 from blockscale.graph.layers import restore_containers, with_layers
+from blockscale.graph.pickled import Graph
 from blockscale.graph.program import Program, imported
 from blockscale.graph.state import set_state, state
 from blockscale.layers.apply import check
@@ -68,7 +69,13 @@ class Preparation:
             self.watching = None
 
 
-class Prepared(fx.GraphModule):
+_WATCHES = (
+    "this graph watches what runs through it, which no copy and no file would: copy or save the "
+    "program that bs.graph.prepare was given, or what bs.graph.convert makes of this graph"
+)
+
+
+class Prepared(Graph):
     """A graph between prepare and convert: batches run through it, or `bs.calibrate(p, batches)`.
 
     For training (qat) it is the model to train: `.train()`, `.eval()` and `.parameters()` are as
@@ -76,6 +83,18 @@ class Prepared(fx.GraphModule):
     """
 
     _blockscale: Preparation
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Raises TypeError while it watches."""
+        if self._blockscale.watching is not None:
+            raise TypeError(_WATCHES)
+        return super().__reduce__()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Prepared":
+        """Raises TypeError while it watches."""
+        if self._blockscale.watching is not None:
+            raise TypeError(_WATCHES)
+        return super().__deepcopy__(memo)  # type: ignore[return-value]
 
     def calibrate_from(self, data: Data) -> Ledger:
         """What `bs.calibrate(p, batches)` does: as many passes as the methods need."""

@@ -11,6 +11,7 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from blockscale.graph.names import described
+from blockscale.graph.pickled import Graph
 from blockscale.graph.state import State, set_state, state
 
 Program = ExportedProgram | fx.GraphModule
@@ -80,7 +81,7 @@ def same(source: fx.GraphModule) -> fx.GraphModule:
         new.meta = dict(old.meta)
     # shared, as nothing changes it: deepcopy warns of a class that torch puts into it
     nodes._codegen = source.graph._codegen
-    made = fx.GraphModule(source, nodes)
+    made = Graph(source, nodes)
     made.train(source.training)
     return made
 

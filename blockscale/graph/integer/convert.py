@@ -10,6 +10,7 @@ from blockscale.core.arithmetic.bits import pow2
 from blockscale.graph.integer.builder import Sum
 from blockscale.graph.integer.layers import sums
 from blockscale.graph.integer.translate import translate
+from blockscale.graph.pickled import Graph
 from blockscale.layers.layer import QLayer
 from blockscale.layers.store import QBias
 
@@ -76,7 +77,7 @@ def to_integer(model: nn.Module, *example: Tensor) -> IntegerModel:
             given = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"an example input is a float32 tensor, not {given}")
     built = translate(_Tracer().trace(model), model, list(example))
-    steps = fx.GraphModule(built.modules, built.graph, "IntegerSteps")
+    steps = Graph(built.modules, built.graph, "IntegerSteps")
     return IntegerModel(steps.train(model.training), tuple(built.sums))
 
 

@@ -1,0 +1,199 @@
+"""Graphs that pickle, so that torch.save and torch.load keep them.
+
+torch writes a GraphModule as its source code and traces that again where it is read, with the
+tracer that made it: those of torch.export cannot be made again, and what the nodes know would be
+lost. A graph of ours is written as its nodes, with the sizes, dtypes and layers that they know.
+"""
+
+import copy
+import importlib
+import io
+import pickle
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils import _pytree as pytree
+
+_NODE = ("name", "op", "target", "args", "kwargs", "type")
+_PLAIN = (str, int, float, bool, type(None), type, torch.dtype, torch.device)
+_SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class Graph(fx.GraphModule):
+    """A GraphModule that pickles. Raises what pickle does for a module in it that does not."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        attributes = dict(self.__dict__)
+        graph = attributes.pop("_graph")
+        # beside the nodes: they know sizes as well, and torch warns when it reads folded arguments
+        apart = {name: attributes.pop(name) for name in _APART if name in attributes}
+        nodes = [{key: getattr(n, key) for key in _NODE} | {"meta": _kept(n)} for n in graph.nodes]
+        stream = io.BytesIO()
+        _Pickler(stream).dump((nodes, graph._codegen, apart))
+        return _restored, (_class_of(self), attributes, stream.getvalue())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Graph":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # as in _restored
+            made: Graph = super().__deepcopy__(memo)
+            left = vars(self).keys() - vars(made).keys()  # torch copies what the nodes name
+            vars(made).update({name: copy.deepcopy(vars(self)[name], memo) for name in left})
+        return made
+
+
+_APART = ("meta", "_in_spec", "_out_spec", "_tracer_cls", "_tracer_extras")
+
+
+def _class_of(graph: Graph) -> type[Graph]:
+    """Each GraphModule has a class of its own; the one in a module that it is of."""
+    kinds = (kind for kind in type(graph).__mro__ if "GraphModuleImpl" not in kind.__qualname__)
+    found: type[Graph] = next(kinds)
+    return found
+
+
+def _kept(node: fx.Node) -> dict[str, Any]:
+    """What a node knows that means something elsewhere: plain data, tensors' sizes and dtypes."""
+    return {key: value for key, value in node.meta.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    if isinstance(value, FakeTensor):
+        return all(map(_is_plain, (*value.shape, *value.stride())))
+    if isinstance(value, _SIZES):
+        return value.node.hint is not None  # a size that only data tell has none
+    return isinstance(value, _PLAIN)
+
+
+class _Pickler(pickle.Pickler):
+    """Nodes, ops, sizes that are free and tensors without storage, each by what says it."""
+
+    def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:
+        if isinstance(obj, fx.Node):
+            return "node", obj.name
+        if isinstance(obj, OpOverload):
+            return "op", obj.namespace, obj._schema.name.partition("::")[2], obj._overloadname
+        if isinstance(obj, HigherOrderOperator):
+            return "higher", obj.name()
+        if isinstance(obj, type):
+            return "type", obj.__module__, obj.__qualname__
+        if isinstance(obj, FakeTensor):
+            told = (tuple(obj.shape), obj.stride(), obj.dtype, str(obj.device), obj.requires_grad)
+            return "fake", *told
+        if isinstance(obj, _SIZES):
+            return "size", obj.node.expr, obj.node.hint, _hints(obj)
+        return None
+
+
+def _hints(size: Any) -> dict[Any, tuple[int, Any]]:
+    """{symbol of a size: (what it was in the example, the range that it may have)}."""
+    shapes = size.node.shape_env
+    known = getattr(shapes, "backed_var_to_val", None) or shapes.var_to_val
+    return {s: (int(known[s]), shapes.var_to_range.get(s)) for s in size.node.expr.free_symbols}
+
+
+@dataclass
+class _Reader:
+    """What was read so far: nodes by name, and symbols, which get new names."""
+
+    nodes: dict[str, fx.Node] = field(default_factory=dict)
+    symbols: dict[Any, Any] = field(default_factory=dict)
+    shapes: ShapeEnv = field(default_factory=ShapeEnv)
+
+    def __post_init__(self) -> None:
+        self.mode = FakeTensorMode(shape_env=self.shapes, allow_non_fake_inputs=True)
+
+    def size(self, term: Any, hint: Any, hints: Mapping[Any, tuple[int, Any]]) -> Any:
+        """A free size again."""
+        from torch._dynamo.source import ConstantSource
+
+        for symbol, (value, limits) in hints.items():
+            if symbol not in self.symbols:
+                source = ConstantSource(str(symbol))
+                new = self.shapes.create_symbol(
+                    value, source, DimDynamic.DYNAMIC, do_not_specialize_zero_one=True
+                )
+                self.symbols[symbol] = new
+                if limits is not None:
+                    self.shapes.var_to_range[new] = limits
+        return self.shapes.create_symintnode(term.xreplace(self.symbols), hint=hint)
+
+    def fake(self, shape: Any, stride: Any, dtype: Any, device: str, grad: bool) -> Tensor:
+        """A tensor without storage again."""
+        with self.mode:
+            made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        return made.requires_grad_(grad)
+
+
+class _Named:
+    """A node by its name, until it is there."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, stream: io.BytesIO, reader: _Reader):
+        super().__init__(stream)
+        self._reader = reader
+
+    def persistent_load(self, pid: Any) -> Any:
+        kind, *told = pid
+        if kind == "node":
+            return _Named(*told)
+        if kind == "op":
+            space, name, overload = told
+            return getattr(getattr(getattr(torch.ops, space), name), overload or "default")
+        if kind == "higher":
+            return getattr(torch.ops.higher_order, told[0])
+        if kind == "type":
+            return _type(*told)
+        return self._reader.fake(*told) if kind == "fake" else self._reader.size(*told)
+
+
+def _type(module: str, name: str) -> Any:
+    """A class by its name; the name alone where it cannot be imported."""
+    try:
+        found: Any = importlib.import_module(module)
+        for each in name.split("."):
+            found = getattr(found, each)
+    except (ImportError, AttributeError):
+        return f"{module}.{name}"
+    return found
+
+
+def _restored(kind: type[Graph], attributes: dict[str, Any], stored: bytes) -> Graph:
+    """What `Graph.__reduce__` took apart."""
+    import blockscale.ops.op  # noqa: F401 - the ops have to be known
+
+    reader = _Reader()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of a class that torch folds arguments with
+        nodes, codegen, apart = _Unpickler(io.BytesIO(stored), reader).load()
+    graph = fx.Graph()
+    for told in nodes:
+        args, kwargs = pytree.tree_map_only(
+            _Named, lambda each: reader.nodes[each.name], (told["args"], told["kwargs"])
+        )
+        node = graph.create_node(
+            told["op"], told["target"], args, kwargs, told["name"], told["type"]
+        )
+        reader.nodes[told["name"]], node.meta = node, told["meta"]
+    graph._codegen = codegen
+    made = kind(torch.nn.Module(), fx.Graph())
+    made.__dict__.update(attributes | apart)
+    made.graph = graph
+    known = made.meta.get("blockscale")
+    if known is not None and known.ranges:
+        known.ranges = {reader.symbols.get(s, s): limits for s, limits in known.ranges.items()}
+    return made

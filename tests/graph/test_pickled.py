@@ -1,0 +1,154 @@
+"""Graphs of ours in files and copies: the same bits, and every later step goes on from them."""
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import blockscale as bs
+from blockscale.graph.pickled import Graph
+from blockscale.graph.program import exported
+from blockscale.graph.state import state
+
+X = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
+
+
+class Net(nn.Module):
+    """Sizes that are free, folded arguments, and two names of one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.fc = nn.Embedding(16, 32), nn.Linear(32, 32)
+        self.head = nn.Linear(32, 16, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, given: dict[str, Tensor], scale: float = 2.0) -> dict[str, Tensor]:
+        x = torch.softmax(self.fc(given["x"]) * scale, -1)
+        return {"logits": self.head(x), "rows": x.reshape(x.shape[0] * 2, -1)}
+
+
+def program() -> torch.export.ExportedProgram:
+    torch.manual_seed(0)
+    free = {"given": {"x": {0: Dim("rows", min=2, max=64)}}}
+    return torch.export.export(Net().eval(), ({"x": X},), dynamic_shapes=free)
+
+
+def prepared(**more: Any) -> Any:
+    recipe = bs.Recipe(
+        "int8_channel", "int8:tensor:fp32", rules={"op:softmax": {"output": "uint8"}}
+    )
+    return bs.graph.prepare(program(), recipe, **more)
+
+
+def converted() -> Graph:
+    watching = prepared()
+    watching({"x": X})
+    made = bs.graph.convert(watching)
+    assert isinstance(made, Graph)
+    return made
+
+
+def saved(graph: Any) -> Any:
+    stream = io.BytesIO()
+    torch.save(graph, stream)
+    stream.seek(0)
+    return torch.load(stream, weights_only=False)
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "torch.save": saved,
+    "pickle": lambda graph: pickle.loads(pickle.dumps(graph)),
+    "deepcopy": copy.deepcopy,
+}
+STEPS: dict[str, Callable[[], Any]] = {
+    "converted": converted,
+    "fused": lambda: bs.graph.fuse(converted()),
+    "reference": lambda: bs.graph.lower(bs.graph.fuse(converted()), "reference"),
+    "cpu": lambda: bs.graph.lower(bs.graph.fuse(converted()), "cpu"),
+    "inductor": lambda: bs.graph.lower(bs.graph.fuse(converted()), "inductor"),
+}
+
+
+def same(a: Any, b: Any, rows: int = 5) -> None:
+    """Equal bits, also for another number of rows than the example's."""
+    for x in (X, torch.randn(rows, 32)):
+        one, other = a({"x": x}), b({"x": x})
+        assert all(torch.equal(one[name], other[name]) for name in ("logits", "rows"))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_graph_comes_back(step: str, way: str) -> None:
+    graph = STEPS[step]()
+    again = WAYS[way](graph)
+    same(again, graph)
+    assert type(again).__name__ == type(graph).__name__ and isinstance(again, Graph)
+    assert bs.graph.ledger(again).to_dict() == bs.graph.ledger(graph).to_dict()
+    assert state(again).stage == state(graph).stage
+    assert [n.name for n in again.graph.nodes] == [n.name for n in graph.graph.nodes]
+    assert sorted(again.state_dict()) == sorted(graph.state_dict())
+    for one, other in zip(graph.graph.nodes, again.graph.nodes, strict=True):
+        assert ("val" in one.meta) == ("val" in other.meta), one.name
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_later_steps_go_on(way: str) -> None:
+    """Of a graph that was read: fused, lowered and exported, with sizes as free as they were."""
+    graph, again = converted(), WAYS[way](converted())
+    fused, fused_again = bs.graph.fuse(graph), bs.graph.fuse(again)
+    assert fused_again.code == fused.code
+    same(fused_again, fused)
+    same(bs.graph.lower(fused_again, "cpu"), bs.graph.lower(fused, "cpu"))
+    program = exported(again)
+    same(program.module(), graph, rows=7)
+    with pytest.raises(Exception, match=r"rows|64|Guard failed"):
+        program.module()({"x": torch.randn(65, 32)})
+
+
+def test_another_process_reads_it(tmp_path: Path) -> None:
+    graph = bs.graph.fuse(converted())
+    torch.save((graph, X, graph({"x": X})["logits"]), tmp_path / "graph.pt")
+    code = "graph, x, y = torch.load(sys.argv[1], weights_only=False)\n"
+    code = f"import sys, torch\n{code}assert torch.equal(graph({{'x': x}})['logits'], y)"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "graph.pt")], check=True)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_graph_that_watches_is_refused(way: str) -> None:
+    watching = prepared()
+    with pytest.raises(TypeError, match=r"watches what runs through it.*bs\.graph\.convert"):
+        WAYS[way](watching)
+    watching({"x": X})  # and still works
+    bs.graph.convert(watching)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_graph_in_training(way: str) -> None:
+    graph = prepared(qat=True)
+    graph.train()
+    for _ in range(2):
+        graph({"x": X})["logits"].square().sum().backward()
+    again = WAYS[way](graph)
+    assert again.training
+    same(bs.graph.convert(again.eval()), bs.graph.convert(graph.eval()))
+
+
+def test_integers(tmp_path: Path) -> None:
+    """The program of integers that a quantized model becomes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 8)).eval()
+    power = "int8:tensor:pow2/nearest"
+    recipe = bs.Recipe("int8:channel0:pow2/nearest", power, power, bias="int32")
+    bs.calibrate(model, [X], recipe, progress=False)
+    integers = bs.graph.to_integer(model, X)
+    for way in WAYS.values():
+        assert torch.equal(way(integers)(X), integers(X))
