@@ -63,7 +63,7 @@ def reads_sentences(target: str, recipe: Recipe | None) -> bool:
     static. For all else any tokens do."""
     if recipe is None:
         return target == "c"
-    schemes = (recipe, *recipe.layer_rules.values())
+    schemes = (recipe.default, *recipe.layer_rules.values())
     return target == "c" or any(each.input or each.output for each in schemes)
 
 

@@ -6,6 +6,7 @@ Field numbers: onnx/onnx.proto of ONNX 1.23.
 from pathlib import Path
 
 from blockscale.core.elements import read_element
+from blockscale.core.parse import parse
 from blockscale.export.auditing import protobuf
 from blockscale.export.auditing.entries import Stored
 from blockscale.export.auditing.limits import Budget, DamagedError
@@ -20,6 +21,7 @@ TYPES = {
     24: ("float8e8m0", 8), 25: ("uint2", 2), 26: ("int2", 2), 27: ("float6e2m3", 6),
     28: ("float6e3m2", 6),
 }  # fmt: skip
+_OF_THE_GRAPH = 256  # numbers of a vector: the values of all codes of 8 bits
 _TYPED = {4: 4, 5: 4, 7: 8, 10: 8, 11: 8}  # fields of numbers, and bytes of one where fixed
 
 
@@ -36,6 +38,8 @@ def tensors(data: memoryview, path: Path) -> list[Stored]:
     nodes = Graph([node(each, budget) for each in protobuf.messages(graph, 1)])
     for tensor in found:
         reader(tensor, nodes)
+        if tensor.low and tensor.format:
+            _packed(tensor, tensor.format.replace(":", " ").replace("/", " "))
         _by_function(tensor, nodes)
     return found
 
@@ -53,7 +57,8 @@ def node(data: memoryview, budget: Budget) -> Node:
 
 
 def _constants(graph: protobuf.Fields, path: Path, budget: Budget) -> list[Stored]:
-    """Tensors that Constant nodes hold, under the names of what they give."""
+    """Tensors that Constant nodes hold, under the names of what they give; none of the vectors of
+    sizes, masks and values of codes that are the graph's."""
     found = []
     for each in protobuf.messages(graph, 1):
         values = protobuf.fields(each, budget)
@@ -63,7 +68,8 @@ def _constants(graph: protobuf.Fields, path: Path, budget: Budget) -> list[Store
             for held in protobuf.messages(protobuf.fields(attribute, budget), 5):
                 tensor = _tensor(held, path, budget)
                 tensor.name = (protobuf.texts(values, 2) or [""])[0]
-                found.append(tensor)
+                if len(tensor.shape) > 1 or tensor.elements > _OF_THE_GRAPH:
+                    found.append(tensor)
     return found
 
 
@@ -76,7 +82,7 @@ def _tensor(data: memoryview, path: Path, budget: Budget) -> Stored:
     shape = tuple(protobuf.numbers(found, 1, budget))
     if any(size < 0 or size > 2**40 for size in shape):
         raise DamagedError(f"tensor {name!r} has the shape {shape}")
-    stored = Stored(name, label, shape, bits, 0)
+    stored = Stored(name, label, shape, bits, 0, format=_format(protobuf.text(found, 12)))
     stored.nbytes = _nbytes(found, path, stored, budget)
     needed = (stored.elements * bits + 7) // 8
     typed = not protobuf.messages(found, 9) and protobuf.number(found, 14) != 1
@@ -130,14 +136,27 @@ def _whole(text: str) -> int:
 
 
 def _by_function(tensor: Stored, graph: Graph) -> None:
-    """Packed codes that a function of ours reads: its name says in which format."""
+    """Packed codes that a function of ours reads, as earlier files have them: its name says in
+    which format."""
     for each in graph.readers.get(tensor.name, []):
         if tensor.low and each.op.startswith("dequantize_"):
-            _, element, *rest = each.op.split("_")
-            bits = _bits(element)
-            rest = rest[:-1] if rest and rest[-1].isdigit() else rest  # one of several functions
-            tensor.format = " ".join([element, *rest])
-            tensor.bits, tensor.elements = bits, tensor.nbytes * 8 // bits
+            _, *words = each.op.split("_")
+            words = words[:-1] if len(words) > 1 and words[-1].isdigit() else words  # of several
+            _packed(tensor, " ".join(words))
+
+
+def _packed(tensor: Stored, words: str) -> None:
+    """Say of bytes which format's codes they are, the element first."""
+    bits = _bits(words.partition(" ")[0])
+    tensor.format, tensor.bits, tensor.elements = words, bits, tensor.nbytes * 8 // bits
+
+
+def _format(description: str) -> str:
+    """The format that a tensor's description is, as our files have it of packed codes; or empty."""
+    try:
+        return parse(description).spelling if ":" in description else ""
+    except ValueError:
+        return ""
 
 
 def _bits(element: str) -> int:

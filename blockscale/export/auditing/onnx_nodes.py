@@ -13,7 +13,9 @@ _INTEGERS = (
     "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv", "QGemm", "MatMulIntegerToFloat",
     "DynamicQuantizeMatMul", "QAttention",
 )  # fmt: skip
-_PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Gather")
+_PRODUCTS = (
+    "MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Gather", "LSTM", "GRU", "RNN",
+)  # fmt: skip
 _FUSED_BLOCKS = range(16, 257)
 
 
@@ -76,8 +78,8 @@ def _product(name: str, graph: Graph, seen: set[str]) -> tuple[Node, list[Node]]
     seen.add(name)
     for node in graph.readers.get(name, []):
         if node.op in (*_PRODUCTS, *_INTEGERS, "MatMulNBits"):
-            table = node.op == "Gather" and node.inputs[:1] != [name]
-            if not table:
+            rows = node.inputs[:1] == [name] and not node.attributes.get("axis", 0)
+            if node.op != "Gather" or rows:  # others spread scales, or take bytes apart
                 return node, []
     for node in graph.readers.get(name, []):
         if node.op in ("Shape", "Size"):

@@ -1,8 +1,8 @@
 """Activations that are quantized and dequantized in a file.
 
 QuantizeLinear and DequantizeLinear where ONNX has the type and says the blocks, so that runtimes
-fuse them with the ops around; else one call of a function of standard operators. Scales are given
-(static) or chosen from every tensor, which then is a function of its own.
+fuse them with the ops around; else standard operators that divide, round and multiply. Scales are
+given (static) or chosen from every tensor.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,6 @@ from blockscale.export.onnx import choose, encode, split, steps
 from blockscale.export.onnx.scope import Scope
 from blockscale.export.onnx.split import Sizes
 from blockscale.export.onnx.stored import native, put_tensor, put_zeros
-from blockscale.export.onnx.weight import plain
 
 
 class _Linear(NamedTuple):
@@ -82,15 +81,9 @@ def activation(
     whole = told is not None and not told.block_size
     if as_one and told is not None and whole and (not _narrow(fmt) or fmt.bits == 8):
         return _dynamic(scope, x, fmt, sizes, told)
-
-    def body(inside: Scope, inputs: list[str]) -> list[str]:
-        blocks = split.split(inside, inputs[0], fmt.block, sizes)
-        chosen = choose.choose(inside, blocks, fmt)
-        values = _round_trip(inside, blocks.x, fmt, chosen)
-        return [blocks.joined(inside, values)]
-
-    key = ("quantize_dequantize", fmt.spelling, tuple(sizes))
-    return scope.call(key, f"quantize_dequantize_{plain(fmt.spelling)}", [x], body)[0]
+    blocks = split.split(scope, x, fmt.block, sizes)
+    values = _round_trip(scope, blocks.x, fmt, choose.choose(scope, blocks, fmt))
+    return blocks.joined(scope, values)
 
 
 def _round_trip(scope: Scope, x: str, fmt: Format, chosen: choose.Chosen) -> str:
@@ -169,23 +162,15 @@ def _linear(scope: Scope, x: str, step: str, zero: str, fmt: Format, told: _Line
 
 
 def _dynamic(scope: Scope, x: str, fmt: Format, sizes: Sizes, told: _Linear) -> str:
-    """The scale from a function, then QuantizeLinear and DequantizeLinear."""
+    """The scale from the tensor, then QuantizeLinear and DequantizeLinear."""
     kind = native(fmt.element)
     assert kind is not None
-
-    def body(inside: Scope, inputs: list[str]) -> list[str]:
-        blocks = split.split(inside, inputs[0], fmt.block, sizes)
-        chosen = choose.choose(inside, blocks, fmt)
-        step = _arranged(inside, chosen.step, told)
-        if not chosen.zero:
-            return [step]
-        return [step, inside.cast(_arranged(inside, chosen.zero, told), kind)]
-
-    key = ("choose_scale", fmt.spelling, tuple(sizes))
-    made = scope.call(key, f"choose_scale_{plain(fmt.spelling)}", [x], body)
-    if len(made) == 2:
-        return _linear(scope, x, made[0], made[1], fmt, told)
-    return _without_zero(scope, x, made[0], fmt, told, kind)
+    chosen = choose.choose(scope, split.split(scope, x, fmt.block, sizes), fmt)
+    step = _arranged(scope, chosen.step, told)
+    if not chosen.zero:
+        return _without_zero(scope, x, step, fmt, told, kind)
+    zero = scope.cast(_arranged(scope, chosen.zero, told), kind)
+    return _linear(scope, x, step, zero, fmt, told)
 
 
 def _without_zero(scope: Scope, x: str, step: str, fmt: Format, told: _Linear, kind: str) -> str:
@@ -207,34 +192,23 @@ def _arranged(scope: Scope, parts: str, told: _Linear) -> str:
 
 
 def _given(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams, rank: int) -> str:
-    """A call of a function that rounds under a given scale, where no type of ONNX has the codes."""
+    """x rounded under a given scale, where no type of ONNX has the codes."""
     shape = _full(qparams.scale, rank)
     step = put_tensor(scope.file, f"{name}.step", step_of(qparams, fmt).reshape(shape))
-    inputs = {"x": x, "step": step}
+    zero, inverse, offset = "", "", ""
     if qparams.zero_point is not None:
-        zero = qparams.zero_point.to(torch.float32).reshape(shape)
-        inputs["zero"] = put_tensor(scope.file, f"{name}.zero_point", zero)
+        zeros = qparams.zero_point.to(torch.float32).reshape(shape)
+        zero = put_tensor(scope.file, f"{name}.zero_point", zeros)
     if fmt.recip:
-        inverse = _inverse(qparams, fmt).reshape(shape)
-        inputs["inverse"] = put_tensor(scope.file, f"{name}.inverse", inverse)
+        inverses = _inverse(qparams, fmt).reshape(shape)
+        inverse = put_tensor(scope.file, f"{name}.inverse", inverses)
     if fmt.offset is not None:
         found = expand_offset(qparams.offset, qparams.offset_outer, fmt, torch.Size(shape))
         assert found is not None
-        inputs["offset"] = put_tensor(scope.file, f"{name}.offset", found.expand(shape))
-
-    def body(inside: Scope, names: list[str]) -> list[str]:
-        given = dict(zip(inputs, names, strict=True))
-        values = given["x"]
-        if "offset" in given:
-            values = inside.op("Sub", values, given["offset"])
-        chosen = choose.Chosen(given["step"], given.get("inverse", ""), given.get("zero", ""))
-        values = _round_trip(inside, values, fmt, chosen)
-        return [inside.op("Add", values, given["offset"]) if "offset" in given else values]
-
-    key = ("quantize_dequantize_given", fmt.spelling, rank)
-    return scope.call(
-        key, f"quantize_dequantize_{plain(fmt.spelling)}_given", list(inputs.values()), body
-    )[0]
+        offset = put_tensor(scope.file, f"{name}.offset", found.expand(shape))
+        x = scope.op("Sub", x, offset)
+    values = _round_trip(scope, x, fmt, choose.Chosen(step, inverse, zero))
+    return scope.op("Add", values, offset) if offset else values
 
 
 def _inverse(qparams: QParams, fmt: Format) -> Tensor:

@@ -33,10 +33,11 @@ def shifted(scope: Scope, x: str, shift: Tensor, rounding: str) -> str:
 def _shifted_right(scope: Scope, x: str, right: Tensor, rounding: str) -> str:
     lifted = scope.op("Add", x, _int(scope, _ABOVE))  # BitShift takes unsigned numbers
     by = scope.constant(right.numpy().astype(np.uint64))
-    floor = scope.op("BitShift", scope.cast(lifted, "UINT64"), by, direction="RIGHT")
-    floor = scope.op("Sub", scope.cast(floor, "INT64"), scope.constant((_ABOVE >> right).numpy()))
     one = torch.ones_like(right)
     rest = scope.op("BitwiseAnd", lifted, scope.constant(((one << right) - 1).numpy()))
+    whole = scope.cast(scope.op("Sub", lifted, rest), "UINT64")  # only zeros are shifted out
+    floor = scope.op("BitShift", whole, by, direction="RIGHT")
+    floor = scope.op("Sub", scope.cast(floor, "INT64"), scope.constant((_ABOVE >> right).numpy()))
     up = _rounds_up(scope, floor, rest, (one << right) >> 1, rounding)
     if not up:
         return floor

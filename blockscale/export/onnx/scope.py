@@ -1,15 +1,16 @@
-"""Nodes of an ONNX graph while they are written: in the graph itself, or in a function's body.
+"""Nodes of an ONNX graph while they are written.
 
 Names of values stand for them, as in ONNX. What a file needs at least, its opset, is noted where a
-node or a type asks for it.
+node or a type asks for it. All nodes are standard operators in the graph itself: ONNX's model-local
+functions would be fewer bytes, but OpenVINO (2026.4) reads none, and onnxruntime (1.31) inlines
+them before it does anything else.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-DOMAIN = "blockscale"  # of the functions that a file brings along
 LOWEST, HIGHEST = 21, 25  # opsets: below there are no blocks, above no runtime yet
 
 Array = np.ndarray[Any, Any]
@@ -30,13 +31,15 @@ class Needs:
 class File:
     """What the scopes of one file share.
 
-    tensors: initializers (TensorProto); functions: {what it is: FunctionProto}; needs: its opset
+    tensors: initializers (TensorProto); needs: its opset; turned: the tables that are stored as a
+    product wants them, [k, n], since one reads them as well
     """
 
     def __init__(self) -> None:
         self.tensors: dict[str, Any] = {}
-        self.functions: dict[Hashable, Any] = {}
         self.needs = Needs()
+        self.turned: set[str] = set()
+        self._called: dict[str, list[str]] = {}
         self._names: set[str] = set()
 
     def name(self, wanted: str) -> str:
@@ -47,6 +50,19 @@ class File:
             found = f"{wanted}_{count}"
         self._names.add(found)
         return found
+
+    def put(self, tensor: Any) -> str:
+        """An initializer (TensorProto); its name, another one where that is taken. An equal tensor
+        of the same name is put once: two ops read one weight."""
+        wanted = tensor.name
+        for name in self._called.get(wanted, []):
+            tensor.name = name
+            if self.tensors[name] == tensor:
+                return name
+        tensor.name = self.name(wanted)
+        self.tensors[tensor.name] = tensor
+        self._called.setdefault(wanted, []).append(tensor.name)
+        return str(tensor.name)
 
     def taken(self, names: Iterable[str]) -> None:
         """Names that values have already."""
@@ -69,7 +85,6 @@ class Scope:
         kind: str,
         *inputs: str,
         results: Sequence[str] = (),
-        domain: str = "",
         **attributes: Any,
     ) -> str:
         """A node of ONNX's operator `kind`; the name of its (first) result.
@@ -80,9 +95,7 @@ class Scope:
 
         names = list(results) or [self._fresh(kind.lower())]
         name = self._fresh(f"{kind}_node")
-        self.nodes.append(
-            helper.make_node(kind, inputs, names, name=name, domain=domain, **attributes)
-        )
+        self.nodes.append(helper.make_node(kind, inputs, names, name=name, **attributes))
         return names[0]
 
     def cast(self, x: str, kind: str) -> str:
@@ -110,40 +123,5 @@ class Scope:
             self._constants[key] = self.op("Constant", value=value)
         return self._constants[key]
 
-    def call(
-        self,
-        key: Hashable,
-        name: str,
-        inputs: Sequence[str],
-        body: Callable[["Scope", list[str]], list[str]],
-    ) -> list[str]:
-        """A call of a function of the file's own, whose body is written when it is first called.
-
-        key: what distinguishes it from others of its name; name: for people; body: given its scope
-        and the names of its inputs, the names of its results
-        """
-        functions = self.file.functions
-        if key not in functions:
-            functions[key] = _function(self.file, name, len(inputs), body)
-        made = functions[key]
-        results = [self._fresh(each) for each in made.output]
-        self.op(made.name, *inputs, results=results, domain=DOMAIN)
-        return results
-
     def _fresh(self, kind: str) -> str:
         return self.file.name(f"{self.within}.{kind}" if self.within else kind)
-
-
-def _function(
-    file: File, name: str, count: int, body: Callable[[Scope, list[str]], list[str]]
-) -> Any:
-    """A FunctionProto; its opset is set when the file is finished."""
-    from onnx import helper
-
-    name = file.name(name)
-    scope = Scope(file, name)
-    inputs = [scope._fresh(f"input{i}") for i in range(count)]
-    results = body(scope, inputs)
-    return helper.make_function(
-        DOMAIN, name, inputs, results, scope.nodes, [helper.make_opsetid("", LOWEST)]
-    )

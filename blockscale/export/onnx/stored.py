@@ -32,17 +32,18 @@ def native(element: Element) -> str | None:
     return None
 
 
-def put(file: File, name: str, kind: str, dims: tuple[int, ...], raw: bytes) -> str:
-    """An initializer of ONNX's type `kind` from its bytes; its name."""
+def put(
+    file: File, name: str, kind: str, dims: tuple[int, ...], raw: bytes, about: str = ""
+) -> str:
+    """An initializer of ONNX's type `kind` from its bytes; its name. about: its description"""
     from onnx import TensorProto
 
     if kind in _NEEDS:
         file.needs.at_least(_NEEDS[kind], f"{name} is stored as {kind.lower()}")
-    name = file.name(name)
-    file.tensors[name] = TensorProto(
-        name=name, data_type=TensorProto.DataType.Value(kind), dims=dims, raw_data=raw
+    type_ = TensorProto.DataType.Value(kind)
+    return file.put(
+        TensorProto(name=name, data_type=type_, dims=dims, raw_data=raw, doc_string=about)
     )
-    return name
 
 
 def put_codes(file: File, name: str, element: Element, codes: Tensor) -> str:
@@ -76,15 +77,15 @@ def put_zeros(
     return put_codes(file, name, element, zero_point.reshape(dims).to(element.code_dtype))
 
 
-def put_tensor(file: File, name: str, tensor: Tensor) -> str:
-    """Floats or integers as they are."""
+def put_tensor(file: File, name: str, tensor: Tensor, about: str = "") -> str:
+    """Floats or integers as they are. about: the description, as of packed codes their format"""
     tensor = tensor.detach().contiguous()
     if tensor.dtype in _FLOATS:
         kind = _FLOATS[tensor.dtype]
         whole = tensor.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
-        return put(file, name, kind, tuple(tensor.shape), whole.numpy().tobytes())
+        return put(file, name, kind, tuple(tensor.shape), whole.numpy().tobytes(), about)
     kind = str(tensor.dtype).removeprefix("torch.").upper()
-    return put(file, name, kind, tuple(tensor.shape), tensor.numpy().tobytes())
+    return put(file, name, kind, tuple(tensor.shape), tensor.numpy().tobytes(), about)
 
 
 def put_bytes(file: File, name: str, kind: str, codes: Tensor) -> str:

@@ -2,6 +2,9 @@
 
 e3m2, 6 bits: three bytes hold four codes      byte  0: 00000011  1: 11112222  2: 22333333 ...
 code i begins in byte i·6/8 at bit i·6 mod 8 and may reach into the next byte
+
+Bits are masked before they are shifted to the right, so that only zeros are shifted out: OpenVINO
+(2026.4) divides by a power of two instead, and rounds to the nearest.
 """
 
 from math import gcd
@@ -43,20 +46,20 @@ def unpack(scope: Scope, packed: str, element: Element, size: int) -> str:
 def _small(scope: Scope, packed: str, bits: int) -> str:
     """[rows, groups, bytes] uint8 -> [rows, groups, codes] uint8, of at most 7 bits."""
     codes, width = group(bits)
-    mask = scope.constant(np.array(2**bits - 1, np.uint8))
     begins = np.arange(codes) * bits
-    if width == 1:  # 1, 2 and 4 bits stay in their byte
-        shifted = scope.op("BitShift", packed, _bytes(scope, begins), direction="RIGHT")
-        return scope.op("BitwiseAnd", shifted, mask)
     first, shift = begins // 8, begins % 8
-    within = shift + bits <= 8
-    # what lies within one byte takes the same byte again, shifted out of the mask
-    second, back = np.where(within, first, first + 1), np.where(within, 7, 8 - shift)
-    low = scope.op("Gather", packed, scope.ints(*first), axis=2)
-    high = scope.op("Gather", packed, scope.ints(*second), axis=2)
+    above = np.maximum(shift + bits - 8, 0)  # bits of a code that lie in the byte behind
+    low = packed if width == 1 else scope.op("Gather", packed, scope.ints(*first), axis=2)
+    low = _masked(scope, low, (2**bits - 1 << shift) & 255)
     low = scope.op("BitShift", low, _bytes(scope, shift), direction="RIGHT")
+    if width == 1:  # 1, 2 and 4 bits stay in their byte
+        return low
+    second = np.minimum(first + 1, width - 1)
+    high = scope.op("Gather", packed, scope.ints(*second), axis=2)
+    high = _masked(scope, high, 2**above - 1)
+    back = np.where(above > 0, 8 - shift, 0)
     high = scope.op("BitShift", high, _bytes(scope, back), direction="LEFT")
-    return scope.op("BitwiseAnd", scope.op("BitwiseOr", low, high), mask)
+    return scope.op("BitwiseOr", low, high)
 
 
 def _large(scope: Scope, packed: str, bits: int) -> str:
@@ -71,9 +74,14 @@ def _large(scope: Scope, packed: str, bits: int) -> str:
         left = scope.constant(np.array(8 * byte, np.uint32))
         part = scope.op("BitShift", part, left, direction="LEFT") if byte else part
         found = scope.op("BitwiseOr", found, part) if found else part
-    shift = scope.constant((begins % 8).astype(np.uint32))
-    found = scope.op("BitShift", found, shift, direction="RIGHT")
-    return scope.op("BitwiseAnd", found, scope.constant(np.array(2**bits - 1, np.uint32)))
+    shift = (begins % 8).astype(np.uint32)
+    mask = scope.constant((2**bits - 1 << shift).astype(np.uint32))
+    found = scope.op("BitwiseAnd", found, mask)
+    return scope.op("BitShift", found, scope.constant(shift), direction="RIGHT")
+
+
+def _masked(scope: Scope, x: str, masks: np.ndarray) -> str:
+    return scope.op("BitwiseAnd", x, _bytes(scope, masks))
 
 
 def _bytes(scope: Scope, numbers: np.ndarray) -> str:

@@ -1,8 +1,8 @@
 """Quantized weights in a file: codes as they are stored, and the nodes that make floats of them.
 
-DequantizeLinear where ONNX has a type for the codes and the blocks lie along one axis; else a call
-of a function in the file, of standard operators alone. Weights lie as the op that reads them wants
-them, [k, n] for MatMul, because onnxruntime fuses only that.
+DequantizeLinear where ONNX has a type for the codes and the blocks lie along one axis; else packed
+bytes, whose description (doc_string) is their format, and operators on bits and numbers. Weights
+lie as the op that reads them wants them, [k, n] for MatMul, because onnxruntime fuses only that.
 """
 
 from typing import Any, NamedTuple
@@ -20,6 +20,11 @@ from blockscale.export.onnx.scope import Scope
 from blockscale.export.onnx.stored import native, put_codes, put_tensor, put_zeros
 from blockscale.export.onnx.unpack import decode, unpack, whole_groups
 
+_GATHERED = {  # types of codes -> those in which Gather takes them
+    "INT2": "INT8", "INT4": "INT8", "INT8": "INT8", "INT16": "INT16", "UINT2": "UINT8",
+    "UINT4": "UINT8", "UINT8": "UINT8", "UINT16": "UINT16", "FLOAT8E4M3FN": "FLOAT16",
+    "FLOAT8E5M2": "FLOAT16",
+}  # fmt: skip
 Move = tuple[str, tuple[int, ...]]  # ("view", sizes) or ("permute", dims)
 
 
@@ -45,7 +50,7 @@ def weight(
     if along is not None:
         values = _dequantize_linear(scope, name, stored, moves, along)
     else:
-        values = _by_function(scope, name, stored)
+        values = _by_operators(scope, name, stored)
         for kind, sizes in moves:
             if kind == "view":
                 values = scope.op("Reshape", values, scope.ints(*sizes))
@@ -97,6 +102,16 @@ def _axis(stored: Operand, moves: tuple[Move, ...]) -> int | None:
 def _dequantize_linear(
     scope: Scope, name: str, stored: Operand, moves: tuple[Move, ...], along: _Along
 ) -> str:
+    inputs = _linear_inputs(scope, name, stored, moves, along)
+    axis: dict[str, Any] = {} if along.axis is None else {"axis": along.axis}
+    block: dict[str, Any] = {"block_size": along.block_size} if along.block_size else {}
+    return scope.op("DequantizeLinear", *inputs, **axis, **block)
+
+
+def _linear_inputs(
+    scope: Scope, name: str, stored: Operand, moves: tuple[Move, ...], along: _Along
+) -> list[str]:
+    """Codes as they lie after the moves, the step and the zero points of their blocks."""
     fmt, file = stored.format, scope.file
     codes = moved(packing.unpack(stored.codes, fmt.element, stored.shape), moves)
     qparams, zero = stored.qparams, stored.zero_point
@@ -109,9 +124,7 @@ def _dequantize_linear(
     inputs = [put_codes(file, f"{name}.codes", fmt.element, codes), step]
     if fmt.element.integer:
         inputs.append(put_zeros(file, f"{name}.zero_point", fmt.element, zero, dims))
-    axis: dict[str, Any] = {} if along.axis is None else {"axis": along.axis}
-    block: dict[str, Any] = {"block_size": along.block_size} if along.block_size else {}
-    return scope.op("DequantizeLinear", *inputs, **axis, **block)
+    return inputs
 
 
 def _flat(qparams: QParams, dims: tuple[int, ...]) -> QParams:
@@ -138,53 +151,38 @@ def _moved_step(
     return step, zero
 
 
-def _by_function(scope: Scope, name: str, stored: Operand) -> str:
-    """A call of the function that makes floats of packed codes, steps and what else there is."""
-    fmt, qparams = stored.format, stored.qparams
+def _by_operators(scope: Scope, name: str, stored: Operand) -> str:
+    """(code - zero point) · step + offset, each spread over its block, from packed codes."""
+    fmt, shape, qparams = stored.format, stored.shape, stored.qparams
     packed = whole_groups(stored.codes, fmt.bits)
     packed = packed.reshape(-1, packed.shape[-1])
-    inputs = {"codes": put_tensor(scope.file, f"{name}.codes", packed)}
-    inputs["step"] = steps.step(scope, name, fmt, qparams)
-    if qparams.zero_point is not None:
-        zero = qparams.zero_point
-        given = put_tensor(scope.file, f"{name}.zero_point", zero)
-        inputs["zero"] = given if zero.dtype == torch.float32 else scope.cast(given, "FLOAT")
-    offset = steps.offset(scope, name, fmt, qparams)
-    if offset is not None:
-        inputs["offset"] = offset[0]
-    if qparams.book is not None:
-        inputs["book"] = put_tensor(scope.file, f"{name}.book", qparams.book)
-    shapes = {key: tuple(part.shape) for key, part in _parts(qparams).items()}
-
-    def body(inside: Scope, given: list[str]) -> list[str]:
-        return [_values(inside, dict(zip(inputs, given, strict=True)), stored, shapes)]
-
-    key = ("dequantize", stored.fmt, stored.shape, tuple(shapes.items()))
-    return scope.call(key, f"dequantize_{plain(stored.fmt)}", list(inputs.values()), body)[0]
-
-
-def _parts(qparams: QParams) -> dict[str, Tensor]:
-    named = {"step": qparams.scale, "zero": qparams.zero_point, "offset": qparams.offset}
-    return {key: part for key, part in named.items() if part is not None}
-
-
-def _values(
-    scope: Scope, given: dict[str, str], stored: Operand, shapes: dict[str, tuple[int, ...]]
-) -> str:
-    """(code - zero point) · step + offset, each spread over its block."""
-    fmt, shape = stored.format, stored.shape
-    patterns = unpack(scope, given["codes"], fmt.element, stored.size)
-    values = decode(scope, patterns, fmt.element, given.get("book", ""))
+    codes = put_tensor(scope.file, f"{name}.codes", packed, fmt.spelling)
+    patterns = unpack(scope, codes, fmt.element, stored.size)
+    values = decode(scope, patterns, fmt.element, _book(scope, name, qparams))
     values = scope.op("Reshape", values, scope.ints(*shape))
-    if "zero" in given:
-        zero = expand(scope, given["zero"], fmt.block, shapes["zero"], shape)
+    if qparams.zero_point is not None:
+        zero = _zeros(scope, name, qparams.zero_point)
+        zero = expand(scope, zero, fmt.block, tuple(qparams.zero_point.shape), shape)
         values = scope.op("Sub", values, zero)
-    step = expand(scope, given["step"], fmt.block, shapes["step"], shape)
+    step = steps.step(scope, name, fmt, qparams)
+    step = expand(scope, step, fmt.block, tuple(qparams.scale.shape), shape)
     values = scope.op("Mul", values, step)
-    if fmt.offset is None:
+    offset = steps.offset(scope, name, fmt, qparams)
+    if offset is None or qparams.offset is None:
         return values
-    block = fmt.offset.block or fmt.block
-    return scope.op("Add", values, expand(scope, given["offset"], block, shapes["offset"], shape))
+    spread = expand(scope, offset[0], offset[1], tuple(qparams.offset.shape), shape)
+    return scope.op("Add", values, spread)
+
+
+def _book(scope: Scope, name: str, qparams: QParams) -> str:
+    """The values by code that the weight has of its own; empty without any."""
+    return "" if qparams.book is None else put_tensor(scope.file, f"{name}.book", qparams.book)
+
+
+def _zeros(scope: Scope, name: str, zero: Tensor) -> str:
+    """Zero points as float32."""
+    given = put_tensor(scope.file, f"{name}.zero_point", zero)
+    return given if zero.dtype == torch.float32 else scope.cast(given, "FLOAT")
 
 
 def rows(scope: Scope, name: str, stored: Operand, indices: str, dtype: torch.dtype) -> str:
@@ -194,11 +192,13 @@ def rows(scope: Scope, name: str, stored: Operand, indices: str, dtype: torch.dt
         table = weight(scope, name, stored, (), dtype)
         return scope.op("Gather", table, indices, axis=0)
     flat = scope.op("Reshape", indices, scope.ints(-1))
+    if name in scope.file.turned and (along := _along(stored, TURNED)) is not None:
+        values = _turned_rows(scope, name, stored, along, flat)
+        return _as_rows(scope, values, indices, stored, dtype)
     file, qparams = scope.file, stored.qparams
-    packed = put_tensor(file, f"{name}.codes", whole_groups(stored.codes, fmt.bits))
+    packed = put_tensor(file, f"{name}.codes", whole_groups(stored.codes, fmt.bits), fmt.spelling)
     patterns = unpack(scope, scope.op("Gather", packed, flat, axis=0), fmt.element, stored.size)
-    book = "" if qparams.book is None else put_tensor(file, f"{name}.book", qparams.book)
-    values = decode(scope, patterns, fmt.element, book)
+    values = decode(scope, patterns, fmt.element, _book(scope, name, qparams))
 
     def each(part: str, shape: Any, of: Any) -> str:
         height, width = of.sizes_for(2)
@@ -215,10 +215,48 @@ def rows(scope: Scope, name: str, stored: Operand, indices: str, dtype: torch.dt
     offset = steps.offset(scope, name, fmt, qparams)
     if offset is not None and qparams.offset is not None:
         values = scope.op("Add", values, each(offset[0], qparams.offset.shape, offset[1]))
+    return _as_rows(scope, values, indices, stored, dtype)
+
+
+def _as_rows(scope: Scope, values: str, indices: str, stored: Operand, dtype: torch.dtype) -> str:
+    """Rows [count, size] for the indices [...]: [..., size]."""
     shape = scope.op("Concat", scope.op("Shape", indices), scope.ints(stored.size), axis=0)
     return _as(scope, scope.op("Reshape", values, shape), dtype)
 
 
-def plain(spelling: str) -> str:
-    """A spelling as a name of letters, digits and underscores."""
-    return "_".join("".join(c if c.isalnum() else " " for c in spelling).split())
+TURNED: tuple[Move, ...] = (("permute", (1, 0)),)
+
+
+def as_products_read_it(stored: Operand, moves: tuple[Move, ...]) -> bool:
+    """Whether a product reads a table [k, n] by DequantizeLinear: what looks up rows can do so from
+    the same tensors, so that the file holds them once."""
+    return moves == TURNED and _along(stored, moves) is not None
+
+
+def _turned_rows(scope: Scope, name: str, stored: Operand, along: _Along, flat: str) -> str:
+    """Rows of a table that is stored [k, n], at indices [count]: [count, k] float32.
+
+    It is turned back as int8 or the like; runtimes do that once, when they load the file.
+    """
+    codes, step, *zeros = _linear_inputs(scope, name, stored, TURNED, along)
+    kind = _GATHERED[native(stored.format.element) or ""]
+
+    def picked(part: str, rows: str) -> str:
+        return scope.op("Gather", scope.op("Transpose", part, perm=[1, 0]), rows, axis=0)
+
+    def each(part: str) -> str:
+        """One number a block for the rows, or for all rows."""
+        if along.block_size and along.axis == 0:  # [k / size, n]
+            return repeated(scope, picked(part, flat), 1, stored.size, along.block_size)
+        if along.block_size:  # [k, n / size]
+            return picked(part, scope.op("Div", flat, scope.ints(along.block_size)))
+        if along.axis == 1:  # [n]
+            found = scope.op("Gather", part, flat, axis=0)
+            return scope.op("Reshape", found, scope.ints(-1, 1))
+        return part
+
+    values = scope.cast(picked(scope.cast(codes, kind), flat), "FLOAT")
+    if stored.zero_point is not None:
+        zero = scope.cast(each(scope.cast(zeros[0], kind)), "FLOAT")
+        values = scope.op("Sub", values, zero)
+    return scope.op("Mul", values, each(step))

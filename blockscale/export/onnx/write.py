@@ -2,11 +2,13 @@
 
 import io
 import logging
+import re
 import warnings
 from collections.abc import Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
+import numpy as np
 import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
@@ -14,9 +16,12 @@ from torch.utils import _pytree as pytree
 from blockscale.export.onnx import integer, weight
 from blockscale.export.onnx.activation import activation
 from blockscale.export.onnx.pieces import MARK, Activation, Piece, Rows, Weight
-from blockscale.export.onnx.scope import DOMAIN, LOWEST, File, Scope
+from blockscale.export.onnx.scope import LOWEST, File, Scope
 from blockscale.export.onnx.sums import keep_sums
 
+_OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_MATRICES = {1: np.uint32, 10: np.uint16, 16: np.uint16}  # types of floats, and as wide integers
 _KINDS = {torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT"}
 
 
@@ -37,7 +42,60 @@ def translated(program: ExportedProgram) -> Any:
             "torch.onnx, which translates what is not quantized, cannot: " + "; ".join(reasons)
         ) from error
     assert made is not None
-    return made.model_proto
+    model = made.model_proto
+    _name_sizes(model.graph)
+    _turn_in_the_graph(model.graph)
+    return model
+
+
+def _turn_in_the_graph(graph: Any) -> None:
+    """Of a float matrix that is stored as it is and transposed, keep the one that has a name of the
+    model, and let a node transpose it: runtimes do that when they load the file.
+
+    So it is with tied weights: a table reads rows, and the last layer its transpose, which torch
+    has computed for the file.
+    """
+    from onnx import helper
+
+    matrices = [t for t in graph.initializer if t.data_type in _MATRICES and len(t.dims) == 2]
+    named = [each for each in matrices if "." in each.name]
+    for other in matrices:
+        own = next((each for each in named if _is_transpose(each, other)), None)
+        if "." not in other.name and own is not None:
+            turned = helper.make_node("Transpose", [own.name], [other.name], perm=[1, 0])
+            graph.node.insert(0, turned)
+            graph.initializer.remove(other)
+
+
+def _is_transpose(one: Any, other: Any) -> bool:
+    from onnx import numpy_helper
+
+    if [*one.dims] != [*other.dims][::-1] or one.data_type != other.data_type:
+        return False
+    bits = [numpy_helper.to_array(each).view(_MATRICES[one.data_type]) for each in (one, other)]
+    return np.array_equal(bits[0], bits[1].T)
+
+
+def _name_sizes(graph: Any) -> None:
+    """Free sizes get the names that programs look for, in place of torch's symbols (`s43`).
+
+    The first size that all inputs share is `batch`, and the second of tokens is `sequence`.
+    """
+    rows, lengths = set(), set()
+    for each in graph.input:
+        sizes = [dim.dim_param for dim in each.type.tensor_type.shape.dim]
+        rows |= set(sizes[:1])
+        lengths |= set(sizes[1:2]) if each.name in _OF_TOKENS else set()
+    names = {}
+    for found, name in ((rows, "batch"), (lengths, "sequence")):
+        if len(found) == 1 and (symbol := found.pop()) and symbol not in names:
+            names[symbol] = name
+    taken = {dim.dim_param for each in graph.input for dim in each.type.tensor_type.shape.dim}
+    names = {old: new for old, new in names.items() if new not in taken}
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = _WORD.sub(lambda m: names.get(m[0], m[0]), dim.dim_param)
 
 
 def _causes(error: BaseException) -> list[BaseException]:
@@ -93,6 +151,11 @@ def filled(model: Any, pieces: Sequence[Piece]) -> File:
     file.taken(name for node in graph.node for name in (node.name, *node.output))
     file.taken(name for node in others for name in node.input)  # initializers that stay, too
     file.taken(value.name for value in (*graph.input, *graph.output))
+    file.turned = {
+        each.name
+        for each in pieces
+        if isinstance(each, Weight) and weight.as_products_read_it(each.stored, each.moves)
+    }
     _drop_unread(graph, others)
     nodes: list[Any] = []
     scope = Scope(file, "")
@@ -156,13 +219,12 @@ def _renamed(nodes: list[Any], result: str, wanted: str) -> None:
 
 
 def _assemble(model: Any, nodes: list[Any], file: File) -> None:
-    """Nodes, initializers that are read, functions and value types into the model."""
+    """Nodes, initializers that are read and value types into the model."""
     graph = model.graph
     del graph.node[:]
     graph.node.extend(nodes)
     for tensor in file.tensors.values():
         _add(graph.initializer.add(), tensor)
-    add_functions(model, file)
     for i, each in enumerate(model.opset_import):
         if each.domain == MARK[0]:
             del model.opset_import[i]
@@ -173,27 +235,16 @@ def _add(made: Any, tensor: Any) -> None:
     """Fill in an initializer by fields: a message of more than 2 GB cannot be copied as one."""
     made.name, made.data_type = tensor.name, tensor.data_type
     made.dims.extend(tensor.dims)
-    made.raw_data = tensor.raw_data
-
-
-def add_functions(model: Any, file: File) -> None:
-    """The functions of the file's own into a model, in place."""
-    model.functions.extend(file.functions.values())
-    if file.functions:
-        model.opset_import.add(domain=DOMAIN, version=1)
+    made.raw_data, made.doc_string = tensor.raw_data, tensor.doc_string
 
 
 def stamp(model: Any, opset: int) -> None:
-    """Say which opset the model and its functions are of, and the lowest version of the format."""
+    """Say which opset the model is of, and the lowest version of the format."""
     from onnx import helper
 
-    for holder in (model, *model.functions):
-        for each in holder.opset_import:
-            if each.domain == "":
-                each.version = opset
-    for function in model.functions:
-        if any(node.domain == DOMAIN for node in function.node):
-            function.opset_import.add(domain=DOMAIN, version=1)
+    for each in model.opset_import:
+        if each.domain == "":
+            each.version = opset
     model.ir_version = helper.find_min_ir_version_for(
         [each for each in model.opset_import if each.domain in ("", "ai.onnx")]
     )

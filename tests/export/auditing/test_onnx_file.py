@@ -2,10 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
 
 import blockscale as bs
 from blockscale.core.ledger import Entry, Ledger
+from blockscale.export.onnx.weight import rows, weight
 from blockscale.files.metadata import FileError
+from tests.export.onnx.running import made
+from tests.export.onnx.test_weight import stored
 
 onnx = pytest.importorskip("onnx")
 helper, TensorProto = pytest.importorskip("onnx.helper"), onnx.TensorProto
@@ -94,6 +98,28 @@ def test_functions_of_ours_say_their_format(tmp_path):
     found = saved(tmp_path / "m.onnx", nodes, [packed, scales(1)])
     assert found["fc"].weight == "e3m2 group32 e8m0 floor" and found["fc"].elements == 2048
     assert found["fc"].details == "decoded to float, MatMul in float"
+
+
+def test_packed_codes_say_their_format(tmp_path):
+    """In their description, whatever operators read them; vectors of constants are no weights."""
+    coded, values = stored("e3m2:group8:e8m0")
+
+    def product(scope, names):
+        return scope.op("MatMul", names[0], weight(scope, "fc.weight", coded, (), torch.float32))
+
+    def table(scope, names):
+        return rows(scope, "fc.weight", coded, names[0], torch.float32)
+
+    for build, x in ((product, torch.ones(2, 12)), (table, torch.tensor([1, 2]))):
+        (tmp_path / "m.onnx").write_bytes(made(build, x).SerializeToString())
+        [entry] = [each for each in bs.export.audit(tmp_path / "m.onnx") if each.weight]
+        assert entry.weight == "e3m2 group8 e8m0 floor" and entry.elements == values.numel()
+        op = "MatMul" if build is product else "Gather"
+        assert entry.details == f"decoded to float, {op} in float"
+    lies = tensor("fc.weight.codes", TensorProto.UINT8, (64, 24), bytes(64 * 24))
+    lies.doc_string = "int4:no such block:fp32"
+    node = helper.make_node("MatMulInteger", ["q", "fc.weight.codes"], ["y"])
+    assert saved(tmp_path / "m.onnx", [node], [lies])["fc"].weight == "uint8"
 
 
 def test_a_planted_float_weight(tmp_path):

@@ -26,6 +26,26 @@ def test_a_table_of_rows_is_a_weight_and_indices_are_not():
     assert not read(ids, gather).low
 
 
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_weights_of_recurrent_layers(op):
+    """Cut into the order of ONNX's gates on the way."""
+    nodes = (
+        Node("DequantizeLinear", "", ["fc.weight.codes", "s"], ["v"], {}),
+        Node("Slice", "", ["v", "a", "b"], ["w"], {}),
+        Node(op, "", ["x", "w", "r"], ["y"], {}),
+    )
+    assert read(codes(), *nodes).reader == f"decoded to float, {op} in float"
+
+
+def test_rows_are_gathered_along_the_first_dimension():
+    """Along others, nodes take packed bytes apart, or spread scales over blocks."""
+    nodes = (
+        Node("Gather", "", ["fc.weight.codes", "places"], ["v"], {"axis": 2}),
+        Node("MatMul", "", ["x", "v"], ["y"], {}),
+    )
+    assert read(codes(), *nodes).reader == "decoded to float, MatMul in float"
+
+
 def test_scales_are_no_weights():
     nodes = (
         Node("DequantizeLinear", "", ["w", "s"], ["v"], {}),

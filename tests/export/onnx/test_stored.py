@@ -62,5 +62,10 @@ def test_zero_points_have_the_type_of_the_codes():
 
 
 def test_names_are_not_taken_twice():
+    """But for an equal tensor, which is put once: two ops read it."""
     file = File()
-    assert [put(file, "w", "UINT8", (1,), b"1") for _ in range(3)] == ["w", "w_1", "w_2"]
+    names = [put(file, "w", "UINT8", (1,), each) for each in (b"1", b"2", b"3", b"2", b"1")]
+    assert names == ["w", "w_1", "w_2", "w_1", "w"] and list(file.tensors) == names[:3]
+    assert (
+        put(file, "w", "INT8", (1,), b"1") == "w_3" and put(file, "v", "UINT8", (1,), b"1") == "v"
+    )
