@@ -4,6 +4,7 @@ Codes and scales are equal to the bit (tests/export/onnx/). Sums of floats are o
 within 1e-5 of the largest number; codes of activations made of such sums may differ by one.
 """
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,71 @@ def test_weights_and_inputs_of_the_catalogue(fmt, tmp_path):
     graph = converted(nn.Sequential(nn.Linear(64, 24)), X, bs.Recipe(fmt, input=fmt))
     call = exported(graph, tmp_path / "model.onnx")
     assert close(call(X), reference(graph, X))
+
+
+class Half(nn.Module):
+    """A table, sums, a norm and layers in codes and in float."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.norm = nn.Embedding(16, 64), nn.LayerNorm(64)
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 8)
+
+    def forward(self, ids, x):
+        states = self.norm(self.first(self.table(ids) + x).float()).to(x.dtype)
+        return self.last(torch.nn.functional.gelu(states))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_becomes_a_file_that_cpus_run(dtype, tmp_path):
+    """It computes what the model in float32 does, whose weights have the same values."""
+    torch.manual_seed(0)
+    model = Half().eval()
+    for part in (model.table, model.first, model.last):
+        part.to(dtype)
+    bs.quantize_(model, bs.Recipe("int4:group32:bf16", skip=["last"]))
+    ids, x = torch.randint(16, (2, 5)), torch.randn(2, 5, 64).to(dtype)
+    expected = copy.deepcopy(model).float()(ids, x.float())
+    name = str(dtype).removeprefix("torch.")
+    with pytest.warns(UserWarning, match=f"computes in {name}, which runtimes on CPUs do not"):
+        call = exported(model, tmp_path / "model.onnx", (ids, x))
+    found = call(ids, x.float())
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    stored = initializers(tmp_path / "model.onnx")
+    assert stored["first.weight.scale"].data_type == TensorProto.BFLOAT16
+
+
+class Tied(nn.Module):
+    """A table whose transpose is the last layer's weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.between = nn.Embedding(96, 64), nn.Linear(64, 64)
+        self.head = nn.Linear(64, 96, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids):
+        return self.head(self.between(self.table(ids)))
+
+
+@pytest.mark.parametrize("fmt", ["int4:group32:fp16", "mxfp4", None])
+def test_a_tied_table_is_stored_once(fmt, tmp_path):
+    """In codes and in float; onnxruntime makes MatMulNBits of the int4 head as before."""
+    torch.manual_seed(0)
+    model, ids = Tied().eval(), torch.randint(96, (3, 7))
+    skip = [] if fmt else ["table", "head"]
+    bs.quantize_(model, bs.Recipe(fmt or "int8_channel", skip=skip))
+    call = exported(model, tmp_path / "model.onnx", ids)
+    stored = initializers(tmp_path / "model.onnx")
+    bits = bs.parse(fmt).bits if fmt else 32
+    large = [t for t in stored.values() if len(t.raw_data) == 96 * 64 * bits // 8]
+    assert [len(t.dims) for t in large] == [2], [t.name for t in large]
+    assert not [name for name in stored if "_1" in name]
+    with torch.no_grad(), bs.use("reference"):
+        expected = model(ids)
+    assert close(call(ids), expected)
+    assert close(call(ids, optimized=True), expected, 2e-2)
 
 
 class Positions(nn.Module):

@@ -1,6 +1,7 @@
 """ONNX files (.onnx), which onnxruntime and others run without torch."""
 
 import importlib.util
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from blockscale.export.onnx import take, write
 from blockscale.export.onnx.pieces import Piece
 from blockscale.export.onnx.scope import HIGHEST, LOWEST, Needs
 from blockscale.export.onnx.take_integer import take_integer, without_dead
+from blockscale.export.onnx.widen import pieces_widened, widened
 from blockscale.export.program import Example, arguments, exported_model, program_of, tried
 from blockscale.files.whole import check_place
 from blockscale.graph import passes
@@ -22,6 +24,10 @@ from blockscale.graph.passes import clean, constants, duplicates
 from blockscale.graph.program import exported
 from blockscale.graph.state import State, state
 
+_WIDE = (
+    "blockscale: the model computes in {}, which runtimes on CPUs do not: {} computes in float32, "
+    "with the same values of weights, and takes and gives float32"
+)
 _PACKAGES = ("onnx", "onnxscript")
 
 
@@ -42,24 +48,21 @@ def onnx(
 ) -> None:
     """Write an ONNX file (.onnx) of a converted graph, a quantized model or an integer model.
 
-    graph: what bs.graph.convert gives; a model of quantized layers in evaluation mode, or an
-        exported program of one; what bs.graph.to_integer gives, which becomes integer operators; or
-        what others quantized, as in bs.export.program
-    example: what a model is called with, as in bs.export.program. A graph or program has its own;
-        where one is given it must fit.
+    graph: what bs.graph.convert or bs.graph.to_integer gives, a model of quantized layers in
+        evaluation mode, an exported program of one, or what others quantized (bs.export.program)
+    example: what a model is called with, as in bs.export.program; a graph or program has its own
     opset: of the file; None for the lowest that holds its formats: 21, 24 for e8m0, 25 for int2
     dynamic_batch: as in bs.export.program, for models. Sizes that are free in a graph stay free.
     overwrite: replace a file that is there
 
     Weights are stored as their codes, packed, with their scales as they are. QuantizeLinear and
-    DequantizeLinear stand where onnxruntime runs them; functions of standard operators, which the
-    file brings along, for the other formats. Above 2 GB the tensors lie in `<path>.data`. It
-    appears whole or not at all.
+    DequantizeLinear stand where onnxruntime runs them, other standard operators for the other
+    formats. A model in bfloat16 or float16 becomes a file that computes in float32, with a warning.
+    Above 2 GB the tensors lie in `<path>.data`. It appears whole or not at all.
 
-    Raises before anything is written: ModuleNotFoundError that names the extra to install,
+    Raises before anything is written: ModuleNotFoundError with the extra to install,
     FileExistsError, and ValueError for a graph that is prepared, fused or lowered, an example that
-    does not fit, an opset that is too low, a format that a file cannot hold, and an op that
-    torch.onnx cannot translate.
+    does not fit, an opset too low, and a format or an op that a file cannot hold.
     """
     path = check_place(path, "model.onnx")
     _check(path, opset, overwrite)
@@ -67,6 +70,9 @@ def onnx(
     if example is not None:
         tried(program.module(), *arguments(example))
     model = write.translated(program)
+    if halves := widened(model):
+        warnings.warn(_WIDE.format(" and ".join(halves), path.name), stacklevel=2)
+    pieces = pieces_widened(pieces)
     write.stamp(model, _enough(opset, write.filled(model, pieces).needs))
     if files.is_large(model) and not overwrite:
         _check_new(files.beside(path))
