@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockscale.graph.constants import get, is_constant, put
 from blockscale.graph.lower.integers.builder import Builder, Task, Value
 from blockscale.graph.lower.integers.fixed import Fixed, NotIntegerError, sums
 from blockscale.kernels.registry import use
@@ -49,6 +50,25 @@ def mul(builder: Builder, task: Task) -> Value:
     acc = sums(a.fixed.exponent + b.fixed.exponent, largest, task.what)
     builder.add_sums(task, acc)
     return builder.finish(task, "mul", [a.node, b.node, a.fixed.zero, b.fixed.zero, largest], acc)
+
+
+def div(builder: Builder, task: Task) -> Value:
+    """By what the model holds: one number, such as the root of a head's size, makes a table;
+    several are products with their reciprocals."""
+    a, by = task.operands
+    if by.fmt or not is_constant(by.data):
+        raise NotIntegerError(
+            f"{task.what} divides by what is computed, and integers are divided by what the model "
+            f"holds alone: leave it out, or in float"
+        )
+    divisor: Any = by.data
+    numbers = get(builder.graph, divisor).detach()
+    if numbers.numel() == 1:
+        settings = {"other": float(numbers)}
+        return table(builder, task._replace(name="div_scalar", operands=[a], settings=settings))
+    name = f"integers.{divisor.target}.reciprocal"
+    held: Any = put(builder.graph, name, 1.0 / numbers, like=task.node)
+    return mul(builder, task._replace(operands=[a, by._replace(data=held)]))
 
 
 def clamp(builder: Builder, task: Task) -> Value:
@@ -131,6 +151,7 @@ RULES = {
     "add": add,
     "sub": sub,
     "mul": mul,
+    "div": div,
     **dict.fromkeys(_CLAMPS, clamp),
     **dict.fromkeys(_TABLES, table),
 }

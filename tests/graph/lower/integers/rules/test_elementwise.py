@@ -107,6 +107,44 @@ def test_scalars():
     check(fused(Scaled(), x, {"op:mul": BOTH, "op:neg": BOTH}), x)
 
 
+class Divided(nn.Module):
+    def __init__(self, by):
+        super().__init__()
+        self.register_buffer("by", torch.as_tensor(by))
+
+    def forward(self, x):
+        return x / self.by
+
+
+def test_division_by_a_number_that_the_model_holds():
+    """As attention's scores by the root of a head's size: the bits of a division by that number."""
+    x = torch.randn(4, 6) * 4
+    for by in (32.0**0.5, 4.0, [0.3], -2.5):
+        check(fused(Divided(by), x, {"op:div": BOTH}), x)
+
+
+def test_division_by_several_numbers():
+    x, by = torch.randn(4, 6) * 4, torch.tensor([0.5, 3.0, -7.0, 1.5, 2.0, 11.0])
+    graph = fused(Divided(by), x, {"op:div": BOTH})
+    lowered = bs.graph.lower(graph, "integer")
+    out = next(n for n in lowered.graph.nodes if "integer_dequantize" in str(n.target))
+    # reciprocals have 16 bits: a step apart where the quotient lies next to a tie
+    assert (lowered(x) - graph(x)).abs().max() <= 2.0 ** out.args[2]
+    with pytest.raises(bs.graph.NotIntegerError, match="not finite"):
+        bs.graph.lower(fused(Divided(by * 0), x + 1, {"op:div": {"input": INT8}}), "integer")
+
+
+def test_division_by_what_is_computed():
+    class Ratio(nn.Module):
+        def forward(self, x):
+            return x / x.relu()
+
+    with pytest.raises(bs.graph.NotIntegerError, match="divides by what is computed"):
+        bs.graph.lower(
+            fused(Ratio(), torch.rand(3, 4) + 1, {"op:div": BOTH, "op:relu": BOTH}), "integer"
+        )
+
+
 @pytest.mark.parametrize(
     ("model", "rules", "message"),
     [
