@@ -103,8 +103,9 @@ class _Layer:
         assert quantizer is not None
         x = features_last(x, layer.qweight.layout, len(layer.qweight.shape))
         x = reference.widen(layer.prepared(x)).contiguous()
-        given = quantizer.for_rank(x.ndim)
-        qparams = reference.choose_qparams(x, quantizer.format) if given is None else given
+        qparams = quantizer.parts_for(x)
+        if qparams is None:
+            qparams = reference.choose_qparams(x, quantizer.format.choosing)
         add_input(sums, x, quantizer(x), qparams)
 
     def meet(self, y: Tensor) -> None:

@@ -97,7 +97,7 @@ def _session(
     padding: Padding,
     source: Batches | None = None,
 ) -> Session:
-    session = Session(model, plans, source, strict=strict)
+    session = Session(model, plans, source, strict=strict, observed=True)
     session.padding = padding
     return session
 

@@ -1,6 +1,7 @@
 """A calibration in progress: what is known and chosen so far, while the model is as it was."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,12 @@ from blockscale.calibrate.last_products import LastProducts
 from blockscale.calibrate.layer_rows import rows_of, seen_by
 from blockscale.calibrate.observers import Observer, Spec, make
 from blockscale.calibrate.padding import Padding
+from blockscale.core import reference
+from blockscale.core.arithmetic.precision import subnormals_kept
+from blockscale.core.block import read_block
+from blockscale.core.format import Format
 from blockscale.core.layout import of_convolution, stored_shape
+from blockscale.core.scale import FLOAT_SCALES
 from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QInput
@@ -38,12 +44,19 @@ class Session:
     """The layers to be quantized, what was chosen for them (`places`), and the data."""
 
     def __init__(
-        self, model: nn.Module, plans: Sequence[Decision], data: Batches | None, *, strict: bool
+        self,
+        model: nn.Module,
+        plans: Sequence[Decision],
+        data: Batches | None,
+        *,
+        strict: bool,
+        observed: bool = False,
     ):
+        """observed: outer scales that have to be given are found by observers."""
         self.model, self._data, self.strict = model, data, strict
         self.padding = Padding()
         self.layers = [plan for plan in plans if isinstance(plan, Plan)]
-        self.places = supplied(plans)
+        self.places = supplied(plans, observed=observed)
         self.coverage: Coverage | None = None
         self.details: dict[str, list[str]] = {plan.name: list(plan.told) for plan in self.layers}
         self.notes: dict[str, list[str]] = {plan.name: [] for plan in self.layers}
@@ -165,7 +178,7 @@ class Session:
         observers: list[Observing] = []
         callbacks: dict[str, Callback] = {}
         for plan, part in wanted:
-            observer = make(spec, getattr(plan.scheme, part)).to(plan.parameter.device)
+            observer = observer_of(spec, getattr(plan.scheme, part)).to(plan.parameter.device)
             observers.append((plan, part, observer))
             look = self._looking(plan, part, observer)
             callbacks[plan.name] = each_of(look, callbacks.get(plan.name))
@@ -195,11 +208,17 @@ class Session:
         if not observer.finite:
             return
         self.notes[name] += lost_signs(part, observer.low, observer.format)
+        fmt = next(getattr(p.scheme, part) for p in self.layers if p.name == name)
+        quantizer = QInput(fmt)
+        if fmt.gives_outer:
+            quantizer.set_outer(outer_of(observer, fmt))
+            setattr(self.places[name], part, quantizer)
+            self.details[name].append(f"static outer scale of its {part} by {observer.name}")
+            return
         try:
             parts = observer.qparams()._asdict()
         except ValueError as error:
             raise ValueError(f"the {part} of {name}: {error}") from error
-        quantizer = QInput(observer.format)
         quantizer.restore({key: value for key, value in parts.items() if value is not None})
         setattr(self.places[name], part, quantizer)
         more = observer.describe().partition("; ")[2]  # such as which of several it followed
@@ -213,7 +232,7 @@ def _collector(plan: Plan) -> InputStatsCollector:
 
 def nbytes_of(plan: Plan, part: str, spec: Spec) -> int:
     """Bytes of an observer that has begun. Raises ValueError for a format it cannot serve."""
-    probe = make(spec, getattr(plan.scheme, part))
+    probe = observer_of(spec, getattr(plan.scheme, part))
     probe.observe(torch.zeros(1, plan.features(part)))
     return sum(buffer.nbytes for buffer in probe.buffers())
 
@@ -234,8 +253,23 @@ def static_parts(plan: Plan) -> Iterator[str]:
     for part in ("input", "output"):
         fmt = getattr(plan.scheme, part)
         takes = part == "output" or plan.kind.takes_input
-        if fmt is not None and takes and fmt.block.static:
+        if fmt is not None and takes and (fmt.block.static or fmt.gives_outer):
             yield part
+
+
+def observer_of(spec: Spec, fmt: Format) -> Observer:
+    """What looks at an input or output in this format. An outer scale that is to be given is that
+    of the largest magnitude, whatever the spec: blocks have scales of their own beside it."""
+    if not fmt.gives_outer:
+        return make(spec, fmt)
+    return make("min_max", replace(fmt, block=read_block("tensor"), scale=FLOAT_SCALES["fp32"]))
+
+
+def outer_of(observer: Observer, fmt: Format) -> Tensor:
+    """The outer scale [1, 1] of tensors in `fmt` whose ranges an observer has seen."""
+    low, high, _ = observer.range()
+    with subnormals_kept():
+        return reference.outer_of(reference.numerator(low, high, fmt), fmt)
 
 
 def each_of(first: Callback, second: Callback | None) -> Callback:

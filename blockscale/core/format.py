@@ -167,11 +167,25 @@ class Format:
         scale, offset = self.scale, self.offset
         if isinstance(scale, PowerOfTwo) and scale.rule == GIVEN:
             return f"its scale {scale} is given, not chosen"
+        if isinstance(scale, TwoLevel) and scale.given:
+            return f"its outer scale ({scale}) is given, not chosen"
         if isinstance(scale, TwoLevel) and scale.inner.offset is not None:
             return "the offset of its scales is given, not chosen"
         if offset is not None and offset.block is not None:
             return f"its {offset}, which blocks share, is given, not chosen"
         return None
+
+    @property
+    def gives_outer(self) -> bool:
+        """Whether the outer scale of two levels is given, and inner ones chosen beside it."""
+        return isinstance(self.scale, TwoLevel) and self.scale.given
+
+    @property
+    def choosing(self) -> "Format":
+        """The same with an outer scale that is chosen: what its codes and scales mean is equal."""
+        if not isinstance(self.scale, TwoLevel) or not self.scale.given:
+            return self
+        return replace(self, scale=replace(self.scale, given=False))
 
     @property
     def fraction_bits(self) -> int:

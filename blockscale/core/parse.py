@@ -142,7 +142,7 @@ def _split(text: str) -> list[str]:
 
 def _well_formed(part: str) -> bool:
     """Whether there are parentheses around all of a part, or around what follows its name."""
-    return bool(re.fullmatch(r"[^()]+|[^()]*\(.*\)(/[a-z]+)?", part))
+    return bool(re.fullmatch(r"[^()]+|[^()]*\(.*\)(/[a-z]+)*", part))
 
 
 def _option(text: str) -> tuple[str, str]:
@@ -173,14 +173,18 @@ def _read_offset(text: str, fmt: Format) -> Offset[Format]:
 def _read_scale(text: str) -> Scale:
     if text in FLOAT_SCALES:
         return FLOAT_SCALES[text]
-    levels, slash, rule = text.rpartition("/") if text.endswith("/inv") else (text, "", "")
+    levels = text.removesuffix(f"/{GIVEN}")
+    given, levels = levels != text, levels.removesuffix("/inv")
+    inverse = text.startswith(f"{levels}/inv")
     if levels in SHORT_INNER:
-        return TwoLevel(spell(f"{levels}:tensor:fp32"), bool(slash))
+        return TwoLevel(spell(f"{levels}:tensor:fp32"), inverse, given)
     if levels.startswith("(") and levels.endswith(")"):
-        return TwoLevel(spell(levels[1:-1]), bool(slash))
+        return TwoLevel(spell(levels[1:-1]), inverse, given)
     kind, slash, rule = text.partition("/")
     if kind not in ("e8m0", "pow2"):
-        kinds = f"{', '.join(FLOAT_SCALES)}, e4m3, e5m2, e8m0[/RULE], pow2/RULE, (FORMAT)[/inv]"
+        kinds = (
+            f"{', '.join(FLOAT_SCALES)}, e4m3, e5m2, e8m0[/RULE], pow2/RULE, (FORMAT)[/inv][/given]"
+        )
         raise ValueError(f"no scale {quoted(text)}; there are {kinds}")
     if kind == "e8m0" and not slash:
         rule = "floor"  # OCP MX 1.0, section 6.3

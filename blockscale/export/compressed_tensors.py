@@ -16,6 +16,7 @@ from blockscale.export.to_compressed_tensors.schemes import (
     expert_patterns,
     experts_note,
     scheme,
+    told_of_inputs,
 )
 from blockscale.export.to_compressed_tensors.stacks import matrices
 from blockscale.export.to_compressed_tensors.tensors import layer_tensors, tensors_of
@@ -204,7 +205,12 @@ def _as_stored(tensors: Mapping[str, Tensor], model: nn.Module, back: Back) -> d
 
 
 def _reader(layer: QLinear, scheme: Scheme) -> str:
-    """What has to be said of how transformers loads the layer."""
+    """What has to be said of how transformers and vLLM load the layer."""
+    told = [_loads(layer, scheme), told_of_inputs(scheme)]
+    return "; ".join(filter(None, told))
+
+
+def _loads(layer: QLinear, scheme: Scheme) -> str:
     if scheme.layout in _BFLOAT16 and layer.qweight.dtype != torch.bfloat16:
         return _WIDE
     packed = scheme.layout == "pack-quantized" and not scheme.weights["symmetric"]

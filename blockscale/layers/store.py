@@ -11,6 +11,7 @@ from blockscale.core.format import Format
 from blockscale.core.layout import from_stored, to_stored
 from blockscale.core.operand import Operand, Quantizer, quantizer
 from blockscale.core.reference import QParams
+from blockscale.core.scales.two_level import TwoLevel
 from blockscale.layers.before import Before
 from blockscale.layers.buffers import Buffers, Scaled
 from blockscale.layers.reading.source import Source, traced
@@ -19,7 +20,7 @@ from blockscale.ops import primitives
 from blockscale.ops.given import given
 from blockscale.ops.quantize import quantize
 from blockscale.ops.seed import seed_tensor
-from blockscale.ops.tensor import QTensor
+from blockscale.ops.tensor import QTensor, describe, dtype_name
 
 
 class QWeight(Scaled):
@@ -155,19 +156,38 @@ class QBias(Buffers):
 
 class QInput(Scaled):
     """How a layer's input or output is quantized when it runs: by a scale chosen from each tensor
-    (dynamic), or a given one (static)."""
+    (dynamic), or a given one (static). In formats of two levels whose outer scale is given
+    (`/given`) the buffer `outer` alone is static, and the scales of blocks are chosen beside it."""
 
     def __init__(self, fmt: Format):
         super().__init__()
         self.format = fmt
         self.fmt = str(fmt)
-        self._dynamic = Quantizer(None, None, None, self.fmt)  # made once: it holds no tensor
+        self._text = str(fmt.choosing)  # for ops, to which a scale is a scale
+        self._dynamic = Quantizer(None, None, None, self._text)  # made once: it holds no tensor
         self.set_parts(None)
 
     @property
     def static(self) -> bool:
-        """Whether a scale was given."""
-        return self._buffers["scale"] is not None
+        """Whether a scale was given, or the outer one of a format whose outer scale is given."""
+        return self._buffers["scale"] is not None or self._buffers["outer"] is not None
+
+    def set_outer(self, outer: Tensor) -> None:
+        """Give the outer scale, one number. Raises ValueError for anything else, and for formats
+        that choose it or share it out otherwise."""
+        scale = self.format.scale
+        if not isinstance(scale, TwoLevel) or not scale.given or str(scale.inner.block) != "tensor":
+            raise ValueError(
+                f"{self.fmt}: an outer scale is given to formats of two levels that say so and "
+                f"have one for the whole tensor, such as e2m1:group16:e4m3/given"
+            )
+        dtype = scale.outer_type.dtype
+        if not isinstance(outer, Tensor) or outer.numel() != 1 or outer.dtype != dtype:
+            raise ValueError(
+                f"{self.fmt}: its outer scale is one number, {dtype_name(dtype)}, found "
+                f"{describe(outer)}"
+            )
+        self.set_parts(QParams(None, outer.detach().reshape(1, 1)))  # type: ignore[arg-type]
 
     def set_scale(
         self,
@@ -183,6 +203,9 @@ class QInput(Scaled):
         Raises ValueError unless the format's block is the whole tensor or a channel counted from
         the end (`channel-1`): scales of other blocks depend on how many rows an input has.
         """
+        if self.format.gives_outer:
+            self.set_outer(scale)  # type: ignore[arg-type]
+            return
         block = self.format.block.name
         if block != "tensor" and not block.startswith("channel-"):
             raise ValueError(
@@ -196,18 +219,30 @@ class QInput(Scaled):
 
     def restore(self, parts: dict[str, Tensor]) -> None:
         """Make it static with parts that were saved."""
-        self.set_parts(QParams(**{name: parts[name] for name in self.format.parts}))
+        names = ("outer",) if self.format.gives_outer else self.format.parts
+        self.set_parts(QParams(**{"scale": None} | {name: parts[name] for name in names}))  # type: ignore[arg-type]
 
     def of(self, x: Tensor) -> Quantizer:
         """How x [...] is quantized now, as ops take it; draws a seed where that is needed."""
         if self.format.rounding == "stochastic":
-            return quantizer(self.for_rank(x.ndim), self.fmt, seed_tensor(None, x.device))
-        if self._buffers["scale"] is None:
+            return quantizer(self.parts_for(x), self._text, seed_tensor(None, x.device))
+        if not self.static:
             return self._dynamic
-        return quantizer(self.for_rank(x.ndim), self.fmt)
+        return quantizer(self.parts_for(x), self._text)
+
+    def parts_for(self, x: Tensor) -> QParams | None:
+        """All parts for x [...]: given ones, or those that x chooses beside a given outer scale;
+        None where x chooses all of them."""
+        outer = self._buffers["outer"]
+        if self._buffers["scale"] is not None or outer is None:
+            return self.for_rank(x.ndim)
+        outer = _of_rank(outer, x.ndim)
+        found = primitives.choose_beside(x.detach(), outer, self._text)
+        names = [name for name in self.format.parts if name != "outer"]
+        return QParams(outer=outer, **dict(zip(names, found, strict=True)))
 
     def for_rank(self, rank: int) -> QParams | None:
-        """All parts, shaped for a tensor of `rank`; None where dynamic."""
+        """All parts that are given, shaped for a tensor of `rank`; None without a given scale."""
         parts = self.qparams
         if parts is None:
             return None

@@ -44,9 +44,12 @@ def supplied(
     output_scales: Scales | None = None,
     weights: Mapping[str, QTensor] | None = None,
     before: Mapping[str, Before] | None = None,
+    *,
+    observed: bool = False,
 ) -> dict[str, Supplied]:
     """{first name of a layer: what is supplied for it}, every layer that is quantized.
 
+    observed: outer scales of inputs that have to be given are found by observers, later
     Raises ValueError for a layer that takes no such thing, for what does not fit it, and for a
     layer with a format whose scales are given and not chosen (Format.unchosen), if they are not.
     """
@@ -69,22 +72,28 @@ def supplied(
             except ValueError as error:
                 raise ValueError(f"{option}[{name!r}]: {error}") from None
     for plan in layers:
-        refuse_unchosen(plan, places[plan.name])
+        refuse_unchosen(plan, places[plan.name], observed=observed)
     return places
 
 
-def refuse_unchosen(plan: Plan, place: Supplied) -> None:
+def refuse_unchosen(plan: Plan, place: Supplied, *, observed: bool = False) -> None:
     """Raise ValueError if a format of this layer has scales that nothing here can choose."""
     formats = plan.scheme.formats | {"input": plan.scheme.input if plan.kind.takes_input else None}
     options = {"weight": "weights", "input": "input_scales", "output": "output_scales"}
     for part, option in options.items():
         fmt = formats[part]
         owned = part != "weight" or (plan.owns_weight and plan.scheme.profile is None)
-        if fmt is not None and fmt.unchosen and owned and getattr(place, part) is None:
-            raise ValueError(
-                f"{plan.name}: its {part} cannot be quantized in {fmt}: {fmt.unchosen}: take a "
-                f"format that chooses, or supply what a file has ({option} of bs.quantize_)"
-            )
+        if fmt is None or not fmt.unchosen or not owned or getattr(place, part) is not None:
+            continue
+        calibrated = fmt.gives_outer and not fmt.choosing.unchosen and part != "weight"
+        if calibrated and observed:
+            continue
+        raise ValueError(
+            f"{plan.name}: its {part} cannot be quantized in {fmt}: {fmt.unchosen}: take a "
+            f"format that chooses, or supply what a file has ({option} of bs.quantize_)"
+            + ", or let bs.calibrate find it in data"
+            * calibrated
+        )
 
 
 def _taker(layers: Sequence[Plan], option: str, name: str) -> Plan:

@@ -62,6 +62,7 @@ def op(
     ulps: int = 0,
     shape: Callable[..., Any] | None = None,
     size_of: Callable[..., int] | None = None,
+    composed: bool = False,
 ) -> Callable[[Callable[..., Any]], Op]:
     """Make the decorated reference the torch op `blockscale::<its name>`.
 
@@ -72,6 +73,7 @@ def op(
         symbolic sizes questions that a graph with dynamic shapes must leave open (padding does).
     size_of: gives the size of an Operand that the torch op takes without it, from the torch op's
         arguments of these names.
+    composed: nothing is warned of where it has no kernel (kernels.registry.find).
     """
 
     def define(reference: Callable[..., Any]) -> Op:
@@ -80,7 +82,7 @@ def op(
         kinds = get_type_hints(reference)
         returns = kinds.pop("return")
         ranked = fitting(kinds)
-        run = _runner(name, reference, takes, *ranked)
+        run = _runner(name, reference, takes, ranked, composed)
         whole = accepting(reference, *ranked, takes.defaults)
         empty = shape and accepting(shape, *ranked, takes.defaults)
         OPS[name] = register(name, whole, takes, returns, run, shape=empty, ulps=ulps)
@@ -127,10 +129,14 @@ def _check_dense(name: str, first: Any) -> None:
 
 
 def _runner(
-    name: str, reference: Callable[..., Any], takes: Signature, fits: Tuples, fitted: Tuples
+    name: str,
+    reference: Callable[..., Any],
+    takes: Signature,
+    ranked: tuple[Tuples, Tuples],
+    composed: bool,
 ) -> Callable[..., Any]:
     """What runs the kernel of the op's arguments or, where there is none, the reference."""
-    spellings = takes.spellings
+    spellings, (fits, fitted) = takes.spellings, ranked
     operand_first = next(iter(get_type_hints(reference).values())) is Operand
 
     def run(*args: Any) -> Any:
@@ -138,7 +144,7 @@ def _runner(
             args = fitted(*args)
         first = args[0].codes if operand_first else args[0]
         device = first.device.type
-        kernel = find(name, spellings(*args), device, args)
+        kernel = find(name, spellings(*args), device, args, composed=composed)
         return run_reference(reference, device, args) if kernel is None else kernel.run(*args)
 
     return run

@@ -35,6 +35,14 @@ def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
     return to_list(reference.choose_qparams(x, parse(fmt)))
 
 
+@op(shape=shapes.choose_beside, composed=True)
+def choose_beside(x: Tensor, outer: Tensor, fmt: str) -> list[Tensor]:
+    """x [...] and an outer scale that is given -> [scale, and what else the format has]."""
+    form = parse(fmt)
+    qparams = reference.qparams_from_range(*reference.ranges(x, form), form, outer)
+    return to_list(qparams._replace(outer=None))
+
+
 @op(shape=shapes.quantize)
 def quantize(x: Tensor, by: Quantizer) -> Tensor:
     """x [..., k] -> packed codes [..., packed_size(k)]; without a scale, x chooses it."""
@@ -151,5 +159,5 @@ def _backward_dequantize(
 
 
 differentiable(dequantize, _backward_dequantize)
-for each in (choose_qparams, choose_quantize):
+for each in (choose_qparams, choose_beside, choose_quantize):
     not_differentiable(each, "use bs.fake_quantize, whose gradient is straight-through")

@@ -25,6 +25,13 @@ def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
     return [x.new_empty(shape, dtype=dtype) for dtype, shape in form.stored(x.shape).values()]
 
 
+def choose_beside(x: Tensor, outer: Tensor, fmt: str) -> list[Tensor]:
+    """[scale, and what else the format has but for the outer scale], empty."""
+    del outer
+    kinds = parse(fmt).stored(x.shape)
+    return [x.new_empty(shape, dtype=d) for name, (d, shape) in kinds.items() if name != "outer"]
+
+
 def quantize(x: Tensor, by: Quantizer) -> Tensor:
     """Packed codes, empty."""
     return packed(x, by.format)

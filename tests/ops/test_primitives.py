@@ -19,6 +19,7 @@ def samples(made: Made) -> dict[str, list[tuple]]:
     x, fmt = made.x, made.fmt
     return {
         "choose_qparams": [(x, fmt)],
+        "choose_beside": [(x, torch.full((1,) * x.ndim, 0.01), fmt)],
         "choose_quantize": [(x, fmt, made.seed)],
         "quantize": [(x, made.given), (x, made.chosen)],
         "dequantize": [(made.packed, made.dtype)],

@@ -45,7 +45,7 @@ class OutputError:
         self.weight = reference.widen(weight.detach())
         self.features = k // stats.places
         self._fmt = by_nearest(fmt)
-        self._input_fmt = None if input_fmt is None else by_nearest(input_fmt)
+        self._input_fmt = None if input_fmt is None else by_nearest(input_fmt.choosing)
         # rank 4, as a convolution's input has: any dimension that an input's block can name
         self._x = stats.sample.to(torch.float32).reshape(-1, 1, stats.places, self.features)
         self._y = self._product(self._x, self.weight)

@@ -140,7 +140,7 @@ class _Quantized:
             if isinstance(plan, Plan) and isinstance(plan.module, nn.Linear | nn.Embedding):
                 self.weights[f"{plan.name}.weight"] = plan
                 if plan.kind.takes_input and plan.scheme.input is not None:
-                    self.inputs[plan.module] = plan.scheme.input
+                    self.inputs[plan.module] = plan.scheme.input.choosing
         sizes = head_sizes(stream)
         self.heads = {size: torch.eye(size) for size in sizes}
 

@@ -11,7 +11,7 @@ from blockscale.core.block import Block
 from blockscale.core.blocks import Blocks
 from blockscale.core.element import Element
 from blockscale.core.rounding import nearest_even
-from blockscale.core.scale import FloatScale, Levels
+from blockscale.core.scale import GIVEN, FloatScale, Levels
 
 SHORT_INNER = ("e4m3", "e5m2")  # `e4m3` is short for `(e4m3:tensor:fp32)`
 
@@ -42,10 +42,13 @@ class TwoLevel(Generic[Inner]):
     inner: the format of the scales. The stored scales are its codes, one a byte, and they have a
         scale themselves: the outer scale, one float for each block of scales
     reciprocal: the outer scale is stored as its reciprocal, and codes are divided by it
+    given: the outer scale comes from elsewhere, as that of a calibrated input; inner ones are
+        chosen beside it
     """
 
     inner: Inner
     reciprocal: bool = False
+    given: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -66,7 +69,8 @@ class TwoLevel(Generic[Inner]):
         plain = str(self.inner)
         element, rest = plain.split(":", 1)
         short = rest == "tensor:fp32" and element in SHORT_INNER
-        return (element if short else f"({plain})") + "/inv" * self.reciprocal
+        levels = element if short else f"({plain})"
+        return levels + "/inv" * self.reciprocal + f"/{GIVEN}" * self.given
 
     @property
     def largest(self) -> float:

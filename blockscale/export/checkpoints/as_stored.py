@@ -12,6 +12,7 @@ from blockscale.core.layout import stored_shape
 from blockscale.core.parse import parse
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.export.checkpoints.gguf.blocks import GRIDS, PLAIN
+from blockscale.export.checkpoints.safetensors import Safetensors
 from blockscale.files.metadata import FileError, Metadata, TensorInfo
 from blockscale.files.stored_model import StoredModel
 from blockscale.layers.kinds import quantized_class
@@ -24,10 +25,12 @@ class CheckpointModel(StoredModel):
 
     places: {our stored name: where it comes from, and which part of it}; the part is empty for a
     tensor that is not quantized
+    static: {our stored name: the tensor}, of layers' inputs
     """
 
     checkpoint: Checkpoint | None = None
     places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    static: Mapping[str, Tensor] = field(default_factory=dict)
 
     def read(self, names: Sequence[str]) -> dict[str, Tensor]:
         """The tensors of these names; a weight is read once for all of its parts."""
@@ -35,6 +38,9 @@ class CheckpointModel(StoredModel):
         found: dict[str, Tensor] = {}
         whole: dict[str, QTensor | Tensor] = {}
         for name in names:
+            if name in self.static:
+                found[name] = self.static[name]
+                continue
             source, part = self.places[name]
             if part == "order":
                 order = self.checkpoint.order(source)
@@ -77,10 +83,25 @@ def as_stored(model: nn.Module, checkpoint: Checkpoint) -> StoredModel:
             place = f"{layer}.before.order"
             places[place] = (name, "order")
             kinds[place] = (torch.int32, (metadata.features(layer),))
-    files = dict.fromkeys(places, checkpoint.path)
+    static = _inputs(checkpoint, metadata)
+    kinds |= {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in static.items()}
+    files = dict.fromkeys([*places, *static], checkpoint.path)
     return CheckpointModel(
-        checkpoint.path, files, kinds, metadata, checkpoint=checkpoint, places=places
-    )
+        checkpoint.path, files, kinds, metadata,
+        checkpoint=checkpoint, places=places, static=static,
+    )  # fmt: skip
+
+
+def _inputs(checkpoint: Checkpoint, metadata: Metadata) -> dict[str, Tensor]:
+    """Say how the inputs of layers are quantized; {our stored name: what is static of them}."""
+    static: dict[str, Tensor] = {}
+    if isinstance(checkpoint, Safetensors):
+        for layer, spelling in checkpoint.inputs.items():
+            if f"{layer}.weight" in metadata.tensors:
+                metadata.layers.setdefault(layer, {})["input"] = spelling
+                parts = checkpoint.input_parts(layer)
+                static |= {f"{layer}.input.{part}": tensor for part, tensor in parts.items()}
+    return static
 
 
 def _refuse_unread(checkpoint: Checkpoint) -> None:

@@ -68,11 +68,25 @@ class Weight:
     first: Callable[[Parts], QTensor] | None = None
 
 
+@dataclass(frozen=True)
+class Input:
+    """How a layer's input is quantized when it runs.
+
+    format: its spelling; parts: {role: stored name} of what is static of it; decode: these tensors
+    -> {part of ours: tensor}, as blockscale.layers.store.QInput restores them
+    """
+
+    format: str
+    parts: Mapping[str, str]
+    decode: Callable[[Parts], Mapping[str, Tensor]]
+
+
 @dataclass
 class Found:
     """What a layout finds among a file's or directory's tensors.
 
     weights: {name of the float weight: how it is stored}
+    inputs: {layer: how its input is quantized}, where that is known
     beside: names of all stored tensors that are parts of them, or of their description
     evidence: what tells that they are this producer's; empty where nothing was found
     warnings: what is odd about them, such as a version that the values contradict
@@ -82,6 +96,7 @@ class Found:
     beside: set[str] = field(default_factory=set)
     evidence: str = ""
     warnings: list[str] = field(default_factory=list)
+    inputs: dict[str, Input] = field(default_factory=dict)
 
     def add(self, name: str, weight: Weight, *beside: str) -> None:
         """A weight, whose parts are then taken, and other tensors that belong to it."""
@@ -109,6 +124,7 @@ def find_weights(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Finding
                 raise FileError(f"{name} is there twice, once as {module.PRODUCER} stores it")
             found.producers[name] = module.PRODUCER
         found.weights |= one.weights
+        found.inputs |= one.inputs
         found.beside |= one.beside
         found.warnings += one.warnings
         if one.weights:

@@ -1,6 +1,6 @@
 """safetensors files: ours, and those of other producers as layouts/ knows them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -47,7 +47,7 @@ class Safetensors(Checkpoint):
         kinds = {name: source.kinds[name] for name in sorted(plain)}
         found = find_weights(kinds, self.config, source.read)
         self.producers, self.warnings = found.producers, found.warnings
-        self._weights = found.weights
+        self._weights, self._inputs = found.weights, found.inputs
         if found.evidence:
             self.producer = " and ".join(dict.fromkeys(found.producers.values()))
             self.evidence = found.evidence
@@ -69,6 +69,17 @@ class Safetensors(Checkpoint):
     def described(self) -> Metadata:
         """What our own files say about themselves; empty for those of others."""
         return self._source.metadata
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """{layer: the spelling of the format of its input}, as other producers quantize it."""
+        return {layer: each.format for layer, each in self._inputs.items()}
+
+    def input_parts(self, layer: str) -> Mapping[str, Tensor]:
+        """What is static of a layer's input, as our quantizers hold it."""
+        found = self._inputs[layer]
+        tensors = self._source.read(list(found.parts.values()))
+        return found.decode({role: tensors[place] for role, place in found.parts.items()})
 
     def rounds(self, name: str) -> bool:
         """Whether a weight's producer computes its values with other roundings than a QTensor."""

@@ -107,7 +107,8 @@ def _conversion(found: Source, target: Path, writer: Writer, steps: list[Step]) 
         notes.append("no tokenizer is written: copy its files from the original model's directory")
     opened = found.checkpoint
     described = opened.described if isinstance(opened, Safetensors) else Metadata()
-    if inputs := [name for name in described.layers if described.formats(name)]:
+    foreign = opened.inputs if isinstance(opened, Safetensors) else {}
+    if inputs := [*(name for name in described.layers if described.formats(name)), *foreign]:
         more = f" and {len(inputs) - 1} more" * (len(inputs) > 1)
         notes.append(
             f"inputs of {inputs[0]}{more} stay in float: how they are quantized is left out"

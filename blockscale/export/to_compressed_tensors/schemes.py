@@ -5,6 +5,7 @@ Source: vllm-project/compressed-tensors 0.20, quantization/quant_args.py and com
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from blockscale.core.block import WHOLE
@@ -40,6 +41,8 @@ def scheme(weight: Format, given: Format | None, static: bool) -> Scheme:
     """
     weights = weight_arguments(weight)
     inputs = None if given is None else input_arguments(given, static)
+    if given is not None and given.element.name == "e2m1" and _kind(given) != _kind(weight):
+        raise UnsupportedError(f"input {given}: inputs of 4 bits go with weights that are the same")
     return Scheme(_layout(weight, inputs), weights, inputs)
 
 
@@ -67,6 +70,23 @@ def expert_patterns(names: Iterable[str]) -> list[str]:
     return [f"re:^{re.escape(name)}$" if ".experts." in name else name for name in names]
 
 
+def _kind(fmt: Format) -> tuple[str, str, type]:
+    return fmt.element.name, str(fmt.block), type(fmt.scale)
+
+
+_QUANTIZES = {
+    "mxfp8-quantized": "vLLM (0.32) quantizes the inputs of mxfp8 weights to mxfp8 as well",
+    "mxfp4-pack-quantized": "vLLM (0.32) quantizes the inputs of mxfp4 weights to mxfp4 as well "
+    "where a GPU multiplies these (Blackwell)",
+    "mxfp6-pack-quantized": "vLLM (0.32) refuses mxfp6: transformers alone loads it",
+}
+
+
+def told_of_inputs(scheme: Scheme) -> str:
+    """What vLLM does with weights whose inputs are to stay in float; empty where it leaves them."""
+    return _QUANTIZES.get(scheme.layout, "") if scheme.inputs is None else ""
+
+
 def weight_arguments(fmt: Format) -> Arguments:
     """Quantization arguments of a weight [out, in]. Raises UnsupportedError."""
     _refuse_parts(fmt)
@@ -81,11 +101,7 @@ def weight_arguments(fmt: Format) -> Arguments:
         return _arguments("float", 8, True) | _weight_blocks(fmt)
     if isinstance(fmt.scale, TwoLevel) and name == "e2m1" and str(fmt.block) == "group16":
         _nvfp4_scale(fmt)
-        return _arguments("float", 4, True) | {
-            "strategy": "tensor_group",
-            "group_size": 16,
-            "scale_dtype": "torch.float8_e4m3fn",
-        }
+        return _arguments("float", 4, True) | _NVFP4
     if name in _MX and _is_mx(fmt):
         return _arguments("float", fmt.bits, True) | {
             "strategy": "group",
@@ -95,6 +111,7 @@ def weight_arguments(fmt: Format) -> Arguments:
     raise UnsupportedError(f"{fmt}: it has no such numbers; it has {KNOWN}")
 
 
+_NVFP4 = {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
 KNOWN = (
     "integers of 1 to 8 bits and e4m3 under float scales, nvfp4, and e2m1, e2m3 and e4m3 in "
     "groups of 32 under e8m0"
@@ -106,17 +123,24 @@ def input_arguments(fmt: Format, static: bool) -> Arguments:
     """Quantization arguments of an input [..., in]. Raises UnsupportedError."""
     _refuse_parts(fmt)
     block, integer = str(fmt.block), fmt.element.integer
-    if not (integer and fmt.bits <= 8) and fmt.element.name != "e4m3":
-        if isinstance(fmt.scale, TwoLevel):
-            raise UnsupportedError(
-                f"input {fmt}: its outer scale would have to be given, not chosen"
-            )
-        raise UnsupportedError(f"input {fmt}: inputs are integers of at most 8 bits, or e4m3")
     symmetric = not integer or (fmt.element.signed and not fmt.asym)
     known = _arguments("int" if integer else "float", fmt.bits, symmetric)
-    if not integer and _is_mx(fmt):
+    if fmt.element.name in ("e2m1", "e4m3") and _is_mx(fmt):
         more = {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
         return known | more | {"dynamic": True}
+    if isinstance(fmt.scale, TwoLevel) and fmt.element.name == "e2m1" and block == "group16":
+        if not static:
+            raise UnsupportedError(
+                f"input {fmt}: its outer scale would have to be given, not chosen: calibrate the "
+                f"model with input='{_given(fmt)}'"
+            )
+        _nvfp4_scale(fmt)
+        return known | _NVFP4 | {"dynamic": "local"}
+    if not (integer and fmt.bits <= 8) and fmt.element.name != "e4m3":
+        raise UnsupportedError(
+            f"input {fmt}: inputs are integers of at most 8 bits, e4m3, nvfp4 whose outer scale is "
+            f"given, or e2m1 in groups of 32 under e8m0"
+        )
     _float_scale(fmt)
     if block == "tensor":
         return known | {"strategy": "tensor", "dynamic": not static}
@@ -176,6 +200,12 @@ def _nvfp4_scale(fmt: Format) -> None:
     assert isinstance(fmt.scale, TwoLevel)
     if str(fmt.scale.inner) != "e4m3:tensor:fp32":
         raise UnsupportedError(f"{fmt}: scales of nvfp4 are e4m3 under one float32")
+
+
+def _given(fmt: Format) -> Format:
+    """The same with an outer scale that is given."""
+    assert isinstance(fmt.scale, TwoLevel)
+    return replace(fmt, scale=replace(fmt.scale, given=True))
 
 
 def _is_mx(fmt: Format) -> bool:

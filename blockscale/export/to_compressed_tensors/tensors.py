@@ -144,7 +144,13 @@ def reciprocal(codes: Tensor, outer: Tensor) -> tuple[Tensor, bool]:
 
 
 def _input_tensors(given: QInput) -> dict[str, Tensor]:
+    """A static input's scale; of nvfp4, what x is multiplied by before blocks choose theirs."""
     fmt, stored = given.format, given.qparams
+    if isinstance(fmt.scale, TwoLevel):
+        outer = given._buffers["outer"]
+        assert outer is not None
+        divisor = outer if fmt.scale.reciprocal else 1 / outer.to(torch.float64)
+        return {"input_global_scale": divisor.to(torch.float32).reshape(1)}
     assert stored is not None
     scale = stored.scale.reshape(1)
     tensors = {"input_scale": scale}

@@ -73,6 +73,12 @@ def _decide_weight(
     size = sum(sized(*part).nbytes for part in info.parts().values())
     entry = replace(entry, weight=info.format, bytes_after=size, details=scheme.told)
     if name.endswith(".weight") and kind in LAYERS:
+        for part, given in (("input", scheme.input), ("output", scheme.output)):
+            if given is not None and given.unchosen:
+                raise ValueError(
+                    f"the {part} of {name} cannot be quantized in {given}: {given.unchosen}: "
+                    f"bs.calibrate finds it in data, or take a format that chooses"
+                )
         entry = replace(entry, input=_spelled(scheme.input), output=_spelled(scheme.output))
     return entry, info
 

@@ -3,7 +3,7 @@
 import pytest
 
 import blockscale as bs
-from blockscale.export.to_compressed_tensors.schemes import UnsupportedError, scheme
+from blockscale.export.to_compressed_tensors.schemes import UnsupportedError, scheme, told_of_inputs
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,9 @@ def test_layouts(weight, given, static, layout, strategies):
         ("uint4:group32:fp32:offset", None, "no place for offsets"),
         ("e2m1:group16:(e4m3:tensor:fp16)", None, "e4m3 under one float32"),
         ("int8_channel", "nvfp4", "outer scale would have to be given"),
-        ("int8_channel", "mxfp4", "inputs are integers of at most 8 bits, or e4m3"),
+        ("int8_channel", "mxfp4", "inputs of 4 bits go with weights that are the same"),
+        ("nvfp4", "mxfp4", "inputs of 4 bits go with weights that are the same"),
+        ("mxfp4", "nf4:token:fp32", "inputs are integers of at most 8 bits, e4m3, nvfp4 whose"),
         ("int8_channel", "int8:channel-1:fp32", "blocks tensor, token and groupN"),
     ],
 )
@@ -64,3 +66,13 @@ def test_the_library_takes_every_description():
             theirs = QuantizationArgs(**arguments).model_dump(mode="json")
             told = {key: theirs[key] for key in arguments}
             assert told == arguments
+
+
+def test_what_vllm_does_with_inputs_that_stay_in_float() -> None:
+    told = {
+        fmt: told_of_inputs(scheme(bs.parse(fmt), None, static=False))
+        for fmt in ("mxfp8", "mxfp4", "int4")
+    }
+    assert "vLLM (0.32) quantizes the inputs of mxfp8" in told["mxfp8"]
+    assert "as well where a GPU" in told["mxfp4"] and not told["int4"]
+    assert not told_of_inputs(scheme(bs.parse("mxfp8"), bs.parse("mxfp8"), static=False))

@@ -16,6 +16,7 @@ from blockscale.export.to_compressed_tensors.schemes import (
     expert_patterns,
     experts_note,
     scheme,
+    told_of_inputs,
 )
 from blockscale.export.to_compressed_tensors.tensors import tensors_of
 from blockscale.export.writers.writer import Json, Kind, Planned, Writer, float_layers, layer_of
@@ -88,15 +89,15 @@ class CompressedTensors(Writer):
         return {f"{layer_of(name)}.{part}": tensor for part, tensor in found.items()}
 
     def notes(self, tensors: Sequence[Planned]) -> list[str]:
-        """Experts in layouts that transformers takes for others."""
-        experts = [(t.name, t.format) for t in tensors if ".experts." in t.name]
-        told = {
-            name: experts_note(scheme(fmt, None, static=False))
-            for name, fmt in experts
-            if fmt is not None
+        """Experts in layouts that transformers takes for others, and what vLLM does with inputs
+        that are to stay in float."""
+        found = {
+            t.name: scheme(t.format, None, static=False) for t in tensors if t.format is not None
         }
-        first = {note: name for name, note in reversed(told.items()) if note}
-        return [f"{name} and others: {note}" for note, name in first.items()]
+        experts = {name: experts_note(each) for name, each in found.items() if ".experts." in name}
+        first = {note: name for name, note in reversed(experts.items()) if note}
+        told = [f"{name} and others: {note}" for note, name in first.items()]
+        return told + list(dict.fromkeys(filter(None, map(told_of_inputs, found.values()))))
 
     def config(self, tensors: Sequence[Planned], config: Json) -> Json:
         """`quantization_config`: a group of layers for each scheme, and the layers of none."""

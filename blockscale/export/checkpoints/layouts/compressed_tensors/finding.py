@@ -17,6 +17,7 @@ from blockscale.export.checkpoints.layouts.compressed_tensors.floats import (
     packed_floats,
 )
 from blockscale.export.checkpoints.layouts.compressed_tensors.groups import arguments, groups_of
+from blockscale.export.checkpoints.layouts.compressed_tensors.inputs import find_inputs
 from blockscale.export.checkpoints.layouts.compressed_tensors.integers import integers
 
 PRODUCER = "compressed-tensors"
@@ -53,6 +54,7 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
     if mine:
         for name in sorted(kinds.keys() - found.beside):
             _unpacked(found, name, kinds, groups)
+        find_inputs(found, kinds, config)
     if found.weights:
         first = next(iter(found.weights.values())).parts["codes"]
         found.evidence = str(config["evidence"]) if mine else f"it has {first}"

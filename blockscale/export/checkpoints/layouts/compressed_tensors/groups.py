@@ -9,14 +9,15 @@ from blockscale.files.metadata import FileError
 Arguments = Mapping[str, Any]  # of a group's weights: num_bits, group_size, strategy, …
 
 
-def groups_of(config: Mapping[str, Any]) -> list[tuple[list[str], Arguments]]:
-    """(targets, what is said of weights) of each group. Raises FileError for other JSON."""
+def groups_of(config: Mapping[str, Any], of: str = "weights") -> list[tuple[list[str], Arguments]]:
+    """(targets, what is said of weights, or of `of`) of each group. Raises FileError for other
+    JSON."""
     found = config.get("config_groups", {})
     if not isinstance(found, dict):
         raise FileError("config_groups of the quantization_config is no JSON object")
     groups = []
     for name, group in found.items():
-        weights = group.get("weights") if isinstance(group, dict) else None
+        weights = group.get(of) if isinstance(group, dict) else None
         targets = group.get("targets") if isinstance(group, dict) else None
         if not isinstance(targets, list) or not isinstance(weights or {}, dict):
             raise FileError(f"group {name!r} of the quantization_config has no targets or weights")
