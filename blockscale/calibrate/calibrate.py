@@ -98,10 +98,10 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     that is sharded or dispatched; RuntimeError where group="same" and they are not; and what the
     model raises. Whatever is raised, also by Ctrl-C, the model is as it was before.
     """
-    check_group(group, "bs.calibrate")
     data = Data(batches, strict, progress, _read(sequential), budget, blocks, resume,
                 seed=seed, padding=Padding(padding).key)  # fmt: skip
     own: Any = getattr(model, "calibrate_from", None)
+    check_group(group, "bs.calibrate", compared=own is None)
     if own is not None:
         return _prepared(own, data, recipe, observer, weight, transform)
     if recipe is None:

@@ -61,7 +61,7 @@ class BlockscaleQuantizer(HfQuantizer):
             self._quantizing = Quantizing(model, self.quantization_config, checkpoint_files)
         return model
 
-    def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
+    def update_weight_conversions(self, weight_conversions: Any, model: Any = None) -> Any:
         """The ways to rename and fuse a checkpoint's tensors, with those for codes and scales."""
         under_way = self._reading or self._quantizing
         if under_way is None:  # a model is saved

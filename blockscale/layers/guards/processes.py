@@ -73,14 +73,22 @@ def _is_dispatched(module: nn.Module) -> bool:
     return "_hf_hook" in vars(module) and quantized_class(module) is not None
 
 
-def check_group(group: Group, called: str) -> None:
+def check_group(group: Group, called: str, *, compared: bool = True) -> None:
     """Raise ValueError in a torch.distributed group of several processes, unless the caller has
-    said what each of them sees; and for anything but "same", "local" and None."""
+    said what each of them sees; and for anything but "same", "local" and None.
+
+    compared: whether there are codes at the end to compare for "same", as prepared graphs have none
+    """
     if group not in ("same", "local", None):
         raise ValueError(
             f"{called}: group is 'same', where every process has the same batches, 'local', where "
             f"each is to have a model of its own, or None; found {group!r}. Statistics are not "
             f"merged over a group of processes yet"
+        )
+    if group == "same" and not compared and processes() > 1:
+        raise ValueError(
+            f"{called}: a prepared graph has no codes yet that could be compared: calibrate and "
+            f"convert it in one process and bs.export.program it for all, or say group='local'"
         )
     if group is None and processes() > 1:
         raise ValueError(

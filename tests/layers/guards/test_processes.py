@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import blockscale as bs
+from blockscale.layers.guards import processes as guard
 from blockscale.layers.guards.processes import agreeing, check_group, processes, sent_by_no_forward
 
 WORLD = 2
@@ -193,6 +194,14 @@ def test_what_may_be_said_of_a_group() -> None:
         bs.calibrate(model(), batches(0), RECIPE, group="each")  # type: ignore[arg-type]
     with agreeing(model(), "same"):
         pass
+
+
+def test_a_prepared_graph_cannot_be_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "processes", lambda: WORLD)
+    for group, reason in ((None, "a group of 2 processes"), ("same", "no codes yet that could be")):
+        with pytest.raises(ValueError, match=reason):
+            check_group(group, "bs.calibrate", compared=False)  # type: ignore[arg-type]
+    check_group("local", "bs.calibrate", compared=False)
 
 
 def test_names_to_ignore() -> None:
