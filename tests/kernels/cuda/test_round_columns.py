@@ -7,10 +7,15 @@ import torch
 
 import blockscale as bs
 from blockscale.core.operand import Quantizer
-from blockscale.kernels.registry import supporting
-from blockscale.ops.round_columns import round_columns
+from blockscale.kernels import registry
+from blockscale.kernels.cuda.round_columns import round_columns as kernel
+from blockscale.ops.round_columns import Rounded, round_columns
 from tests.kernels.cuda.equal import DEVICE
-from tests.ops.test_round_columns import scales_for
+from tests.kernels.same import same
+from tests.ops.test_round_columns import FORMATS, scales_for
+
+KNOWN = [each for each in FORMATS if not each.startswith("book")]  # tables are learned: no kernel
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinities
 
 
 def there(part: Any) -> Any:
@@ -19,30 +24,56 @@ def there(part: Any) -> Any:
     return [each.to(DEVICE) for each in part] if isinstance(part, list | tuple) else part
 
 
-@pytest.mark.parametrize(
-    "fmt",
-    [
-        "int4:group1:fp32", "e2m1:group1:(e4m3:group1:fp32)", "uint4:group1:fp32:asym",
-        "int4:group1:fp32:offset",
-    ],
-)  # fmt: skip
-def test_the_references_bits(fmt: str) -> None:
-    wanted = (torch.randn(9, 37).double() * 2).to(DEVICE)
-    coupling = (torch.randn(9, 9).double() * 0.3).to(DEVICE)
-    by = scales_for(wanted.cpu(), fmt)
-    by = Quantizer._make(there(part) for part in by)
-    for base in (None, torch.randn(9, 37).double().to(DEVICE)):
-        with bs.use("cuda"):
-            found = round_columns(wanted, base, coupling, by)
-        with bs.use("reference"):
-            expected = round_columns(wanted, base, coupling, by)
-        for a, b in zip(found, expected, strict=True):
-            assert a.device == wanted.device and torch.equal(a, b)
+def rounded(fmt: str, c: int, n: int, backend: str, based: bool = False) -> Rounded:
+    torch.manual_seed(c * n)
+    wanted, coupling = torch.randn(c, n).double() * 2, torch.randn(c, c).double() * 0.3
+    base = torch.randn(c, n).double().to(DEVICE) if based else None
+    by = Quantizer._make(there(part) for part in scales_for(wanted, fmt))
+    with bs.use(backend):
+        return round_columns(wanted.to(DEVICE), base, coupling.to(DEVICE), by)
 
 
-def test_where_the_processor_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ("round_columns", "cuda", ("int4:group1:fp32",), ())
-    assert supporting(*arguments) is not None
-    assert supporting("round_columns", "cuda", ("book3:group1:fp32",), ()) is None
-    monkeypatch.setattr("blockscale.kernels.cuda.round_columns.unavailable", lambda name: "gone")
-    assert supporting(*arguments) is None
+@pytest.mark.some(4)
+@pytest.mark.parametrize("based", [False, True])
+@pytest.mark.parametrize("fmt", KNOWN)
+def test_the_references_bits(fmt: str, based: bool) -> None:
+    found, expected = (rounded(fmt, 4, 37, each, based) for each in ("cuda", "reference"))
+    assert all(map(same, found, expected))
+    assert found.codes.device.type == DEVICE
+
+
+@pytest.mark.parametrize(("c", "n"), [(0, 5), (3, 0), (1, 1), (1, 32), (2, 33)])
+def test_ends(c: int, n: int) -> None:
+    found, expected = (rounded("int4:group1:fp32", c, n, each) for each in ("cuda", "reference"))
+    assert all(map(same, found, expected))
+
+
+def test_negative_zeros_keep_their_sign() -> None:
+    """And what is asked for stays: the kernel works on a copy."""
+    wanted = torch.tensor([[-0.0, 0.0, -1e-300], [-0.0, 2.0, -3.0]], dtype=torch.float64).to(DEVICE)
+    by = Quantizer(torch.ones(2, 3, device=DEVICE), None, None, "e2m1:group1:fp32")
+    kept, coupling = wanted.clone(), wanted.new_zeros(2, 2)
+    with bs.use("cuda"):
+        found = round_columns(wanted, None, coupling, by)
+    with bs.use("reference"):
+        expected = round_columns(wanted, None, coupling, by)
+    assert found.codes[0].tolist() == [8, 0, 8]
+    assert all(map(same, found, expected)) and same(wanted, kept)
+
+
+def test_no_call_asks_for_the_processors_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a machine with a GPU may lack: GPTQ then ran on the reference, with a warning."""
+    monkeypatch.setattr(registry, "unavailable", {"cpu": "gone", "cuda": None}.get)
+    expected = rounded("int4:group1:fp32", 3, 9, "reference")
+    assert all(map(same, rounded("int4:group1:fp32", 3, 9, "cuda"), expected))
+
+
+def test_other_tensors_are_refused() -> None:
+    by = Quantizer(torch.ones(2, 3, device=DEVICE), None, None, "int4:group1:fp32")
+    wide = torch.zeros(2, 3, dtype=torch.float64, device=DEVICE)
+    with pytest.raises(
+        ValueError, match=r"expected float64 of shape \(2, 3\), found torch.float32"
+    ):
+        kernel(wide.float(), None, wide[:, :2].contiguous(), by)
+    with pytest.raises(ValueError, match=r"expected float64 of shape \(2, 2\), found .*\(2, 3\)"):
+        kernel(wide, None, wide, by)

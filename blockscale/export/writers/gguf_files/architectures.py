@@ -69,11 +69,13 @@ def _number(config: Mapping[str, Any], key: Key) -> int | float | None:
         value = key.default
         if value is None:
             return None
-    number = isinstance(value, int | float) and not isinstance(value, bool)
     whole = key.kind == "u32"
-    if not number or not 0 <= value < 2**32 or (whole and int(value) != value):
-        raise ValueError(f"config.json: {ours} is {quoted(value)}, expected a number")
-    return int(value) if whole else float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**32:
+        if not whole:
+            return float(value)
+        if int(value) == value:
+            return int(value)
+    raise ValueError(f"config.json: {ours} is {quoted(value)}, expected a number")
 
 
 def _position_keys(config: Mapping[str, Any], family: Family) -> dict[str, Value]:
