@@ -10,10 +10,11 @@ from blockscale.bench.machine import commit, hardware, versions
 RESULTS = pathlib.Path(__file__).parent / "results"
 
 
-def record(name: str, figures: Any) -> pathlib.Path:
-    """Write `figures` (anything JSON holds) to results/`name`.json and return the path."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+def record(name: str, figures: Any, path: pathlib.Path | None = None) -> pathlib.Path:
+    """Write `figures` (anything JSON holds) to results/`name`.json or `path`; return the path."""
+    if path is None:
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{name}.json"
     now = datetime.now(UTC).isoformat(timespec="seconds")
     about = {"when": now, "commit": commit(), "hardware": hardware(), "versions": versions()}
     path.write_text(json.dumps({**about, "figures": figures}, indent=2) + "\n")

@@ -7,6 +7,12 @@
 set -euo pipefail
 python=$1 folder=$2
 cd "$(dirname "$0")/.."
+# GCC 12: none that benchmarks/compilers.py compares is faster on the whole (docs/wheels.md).
+if [ -z "${CXX:-}" ] && command -v g++-12 > /dev/null; then export CXX=g++-12; fi
+if "${CXX:-c++}" --version 2> /dev/null | grep -qi clang; then
+    echo "${CXX:-c++} is Clang, whose OpenMP would be a second one beside torch's: make wheel CXX=g++" >&2
+    exit 1
+fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$folder"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,8 @@ CMAKE = Path(cmake.CMAKE_BIN_DIR, "cmake")
 NINJA = Path(ninja.BIN_DIR, "ninja")
 NO_COMPILER = {"CXX": "/nonexistent/c++"}
 COMPILER = os.environ.get("CXX") or shutil.which("c++")
+CLANGS = ("clang++", *(f"clang++-{version}" for version in range(14, 23)))
+CLANG = next(filter(None, map(shutil.which, CLANGS)), None)
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="this machine has no C++ compiler")
 
@@ -224,3 +227,28 @@ def test_sources_that_do_not_compile(tmp_path: Path) -> None:
     )
     with pytest.raises(AssertionError, match="this compiler is too old"):
         run(sys.executable, *editable, tree, "--target", tmp_path / "target")
+
+
+def test_wheels_are_not_built_by_clang(tmp_path: Path) -> None:
+    """Whose OpenMP library would be a second one beside torch's."""
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\necho 'Debian clang version 16.0.6'\n")
+    compiler.chmod(0o755)
+    done = subprocess.run(
+        ["bash", ROOT / "requirements/wheel.sh", sys.executable, tmp_path / "dist"],
+        env=os.environ | {"CXX": str(compiler)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and not (tmp_path / "dist").exists()
+    assert "is Clang, whose OpenMP would be a second one beside torch's" in done.stderr
+    assert "make wheel CXX=g++" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CLANG is None, reason="this machine has no Clang: apt install clang-14")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of x86-64")
+def test_clang_compiles_every_instruction_set(tmp_path: Path) -> None:
+    """Up to AMX: for long it refused what GCC took, and installs had no library."""
+    flags = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mavx512vnni"
+    flags += " -mamx-tile -mamx-int8 -mamx-bf16 -std=c++20 -fsyntax-only -DBLOCKSCALE_ISA=amx"
+    for source in sorted(ROOT.glob("blockscale/kernels/cpu/src/isa/*/*.cpp")):
+        run(CLANG, *flags.split(), "-I", source.parents[2], source, cwd=tmp_path)

@@ -66,6 +66,16 @@ def test_what_is_compiled_for_each_set_has_no_code_of_the_standard_library() -> 
             )
 
 
+def test_copies_of_a_known_size_are_loads_and_stores() -> None:
+    """By `copy<N>` of bits.h: with -D_FORTIFY_SOURCE=3 each memcpy may be a call."""
+    for path in FILES:
+        if path.is_relative_to(SRC / "isa"):
+            found = re.findall(
+                r"\bmemcpy\([^;]*, (?:\d+|sizeof[^,;]*|k[A-Z]\w*)\);", path.read_text()
+            )
+            assert not found, f"{path.name}: {found}"
+
+
 def test_every_enumeration_is_switched_over_in_full() -> None:
     """Without `default`, -Werror=switch refuses a case that nobody has said the meaning of."""
     assert "-Werror=switch" in cpu._native.build()["flags"]

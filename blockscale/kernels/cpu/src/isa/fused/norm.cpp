@@ -11,7 +11,7 @@ constexpr int64_t kSums = 64;
 // Sixteen numbers in as many registers as an instruction set needs.
 typedef float Sixteen __attribute__((vector_size(64)));
 
-BLOCKSCALE_INLINE void load(const float* from, Sixteen& to) { memcpy(&to, from, sizeof to); }
+BLOCKSCALE_INLINE void load(const float* from, Sixteen& to) { copy<sizeof to>(&to, from); }
 
 // The sum of term(i, x[i] as Sixteen&) over n numbers, and of last(x[i]) for those that are left.
 template <class Term, class Last>
@@ -25,7 +25,7 @@ BLOCKSCALE_INLINE float sum_of_terms(int64_t n, Term term, Last last) {
         term(i + 48, lanes[3]);
     }
     alignas(64) float each[kSums];
-    memcpy(each, lanes, sizeof each);
+    copy<sizeof each>(each, lanes);
     for (int64_t j = 0; i < n; ++i, ++j) each[j] += last(i);
     for (int64_t half = kSums / 2; half; half /= 2)
         for (int64_t j = 0; j < half; ++j) each[j] += each[j + half];
@@ -40,7 +40,7 @@ inline float sum_rows(const float* a, const float* b, int64_t n, float* __restri
         if (b) {
             load(b + i, y);
             x += y;
-            memcpy(sums + i, &x, sizeof x);
+            copy<sizeof x>(sums + i, &x);
         }
         sum += x;
     };

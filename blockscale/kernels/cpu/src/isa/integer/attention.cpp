@@ -64,7 +64,7 @@ void lay_out_keys(const IntegerAttention& a, const Head& head, int64_t pairs, in
 
 inline int32_t pair_at(const int16_t* at) {
     int32_t both;
-    memcpy(&both, at, 4);
+    copy<4>(&both, at);
     return both;
 }
 

@@ -80,10 +80,14 @@ void store_codes(const Codes& to, int64_t n, const float* tile, Place at, uint8_
         alignas(64) uint8_t codes[kPanel + 64], packed[kPanel + 64];
         for (int i = 0; i < kPanel; i += kFloats) {
             Encoder::Bytes bytes = encode(load(tile + r * kPanel + i));
-            memcpy(codes + i, &bytes, kFloats);
+            copy<kFloats>(codes + i, &bytes);
         }
         if (bits == 8) {
-            size == kPanel ? memcpy(y, codes, kPanel) : memcpy(y, codes, size);
+            if (size == kPanel) {
+                copy<kPanel>(y, codes);
+            } else {
+                memcpy(y, codes, size);
+            }
             continue;
         }
         for (int64_t i = 0; i < size; ++i) codes[i] &= mask;

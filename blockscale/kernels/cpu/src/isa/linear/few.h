@@ -126,7 +126,7 @@ inline __m512 unit_steps(const FloatWeight& w, const LaneBlocks& b, int64_t at) 
     if (S == Steps::floats)
         return _mm512_permutexvar_ps(b.index, eight_floats(w.steps + at));
     int64_t eight;
-    memcpy(&eight, w.scale_codes + at, 8);
+    copy<8>(&eight, w.scale_codes + at);
     if (S == Steps::e8m0) {
         __m512i codes = _mm512_shuffle_epi8(_mm512_set1_epi64(eight), b.bytes);
         return _mm512_castsi512_ps(_mm512_slli_epi32(codes, 23));

@@ -136,7 +136,7 @@ bool run_panels(const Work& p, int64_t begin, int64_t end, const Range& x, Tiles
     for (int64_t panel = begin; panel < end; ++panel) {
         if (p.late == Late::rows) {
             find_late(p, panel, 0, b);
-            memcpy(scales, b.late, sizeof scales);
+            copy<sizeof scales>(scales, b.late);
         }
         store_panel(p, panel, b.sums + (panel - begin) * size, scales);
     }

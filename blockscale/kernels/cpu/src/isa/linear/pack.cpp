@@ -66,7 +66,7 @@ void pack_codes(const Rows& r, uint8_t* to) {
     if (!r.to.nibbles) {
         for (int64_t step = 0; step < steps; ++step)
             for (int64_t row = 0; row < kPanel; ++row)
-                memcpy(to + (step * kPanel + row) * 4, from + row * r.stride + step * 4, 4);
+                copy<4>(to + (step * kPanel + row) * 4, from + row * r.stride + step * 4);
         return;
     }
     for (int64_t step = 0; step < steps; step += 2)

@@ -48,13 +48,13 @@ struct Tile {
 
 inline int32_t load_32(const void* at) {
     int32_t value;
-    memcpy(&value, at, 4);
+    copy<4>(&value, at);
     return value;
 }
 
 inline int64_t load_64(const void* at) {
     int64_t value;
-    memcpy(&value, at, 8);
+    copy<8>(&value, at);
     return value;
 }
 

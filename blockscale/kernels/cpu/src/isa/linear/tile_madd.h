@@ -100,7 +100,7 @@ inline void add_block(const Tile& t, const Pairs (&sums)[R][kVectors], int64_t b
     int64_t of_x = block / t.x_every;
     for (int r = 0; r < R; ++r) {
         uint32_t pairs[2 * kWidth];  // unsigned: sums may wrap on their way to one that fits
-        memcpy(pairs, sums[r], sizeof(pairs));
+        copy<sizeof(pairs)>(pairs, sums[r]);
         uint32_t start = t.starts[r * t.blocks + block];
         uint32_t shift = t.shifts ? t.shifts[r * t.x_blocks + of_x] : 1;
         float scale = t.x_scales[r * t.x_blocks + of_x];

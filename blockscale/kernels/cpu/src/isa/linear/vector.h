@@ -26,11 +26,11 @@ typedef int32_t Ints __attribute__((vector_size(4 * kFloats)));
 
 inline Vector load(const float* x) {
     Vector v;
-    memcpy(&v, x, sizeof(v));
+    copy<sizeof(v)>(&v, x);
     return v;
 }
 
-inline void store(float* x, Vector v) { memcpy(x, &v, sizeof(v)); }
+inline void store(float* x, Vector v) { copy<sizeof(v)>(x, &v); }
 
 inline Vector all(float x) { return x - Vector{}; }
 

@@ -160,7 +160,7 @@ inline void store_values(const Task& t, const Chunk& c, float* values, const Blo
 
 inline void store_masked(const Task& t, const Chunk& c, const float* y, const float* z) {
     alignas(64) float buffer[kChunk], kept[kChunk];
-    alignas(64) uint8_t inside[kChunk];
+    alignas(64) int32_t inside[kChunk];
     in_range(t.spec, y, z, c.n, inside);
     const float* gradient = widen(t.gradient, t.gradient_dtype, c.first, c.n, buffer);
     for (int64_t i = 0; i < c.n; ++i) kept[i] = inside[i] ? gradient[i] : 0.0f;

@@ -244,7 +244,7 @@ inline void snap(const Spec& spec, const float* y, const float* z, const float* 
 
 template <Rounding R, bool ASYM>
 void integers_in_range(const Element& e, const float* y, const float* z, int64_t n,
-                       uint8_t* __restrict inside) {
+                       int32_t* __restrict inside) {
     for (int64_t i = 0; i < n; ++i) {
         float low = ASYM ? e.low - z[i] : e.low, high = ASYM ? e.high - z[i] : e.high;
         float t = y[i] > low - 1.0f ? y[i] : low - 1.0f;  // |t| stays small, and out is still out
@@ -255,7 +255,7 @@ void integers_in_range(const Element& e, const float* y, const float* z, int64_t
 }
 
 template <Rounding R>
-void minifloats_in_range(const Element& e, const float* y, int64_t n, uint8_t* __restrict inside) {
+void minifloats_in_range(const Element& e, const float* y, int64_t n, int32_t* __restrict inside) {
     // Twice the largest power of two up to `high`: whatever reaches it is out. Rounding may reach
     // it from below, where it is no step of the element, so the limits here are one binade wider.
     float above = from_bits((to_bits(e.high) & kInfinity) + (1 << 23));
@@ -269,9 +269,9 @@ void minifloats_in_range(const Element& e, const float* y, int64_t n, uint8_t* _
     }
 }
 
-// y [n] in steps -> 1 where encoding it does not saturate. Stochastic rounding counts as nearest
-// even, so that the mask does not depend on the draw.
-inline void in_range(const Spec& spec, const float* y, const float* z, int64_t n, uint8_t* inside) {
+// y [n] in steps -> 1 where encoding it does not saturate, else 0: as wide as y, so that all compilers make
+// vectors of it. Stochastic rounding counts as nearest even, so that the mask does not depend on the draw.
+inline void in_range(const Spec& spec, const float* y, const float* z, int64_t n, int32_t* inside) {
     const Element& e = spec.element;
     bool drawn = spec.rounding == Rounding::stochastic;
     Rounding rounding = drawn ? Rounding::nearest_even : spec.rounding;

@@ -229,6 +229,7 @@ void codes_loop(Make make, const WideChunk& c, void* to) {
     int64_t ahead = c.ahead;
     LaneSource source = c.source;
     const bool moved = source.offsets;
+    constexpr bool of_words = MULTIPLY && decltype(make())::template kOfWords<D>;
     auto rest = [&](int64_t i, __mmask16 mask, Lanes lanes) BLOCKSCALE_INLINE_LAMBDA {
         prefetch<D>(x, i, ahead);
         __m512 y = to_steps<MULTIPLY>(load16<D>(x, i, mask), lanes, moved);
@@ -236,8 +237,8 @@ void codes_loop(Make make, const WideChunk& c, void* to) {
     };
     auto quad = [&]<bool ALIKE>(int64_t i, auto lanes_at) BLOCKSCALE_INLINE_LAMBDA {
         uint8_t* out = static_cast<uint8_t*>(to) + i;
-        if constexpr (ALIKE && MULTIPLY && decltype(make())::template kOfWords<D>) {
-            if (e.of_words) {  // numbers are counted as they lie in memory
+        if constexpr (of_words) {  // numbers are counted as they lie in memory
+            if (ALIKE && e.of_words) {
                 prefetch<D>(x, i, ahead);
                 prefetch<D>(x, i + 32, ahead);
                 const uint16_t* words = static_cast<const uint16_t*>(x) + i;

@@ -18,10 +18,10 @@ BLOCKSCALE_INLINE void gather(const Piece& p, const uint8_t* from, uint8_t* to) 
     const uint64_t keep = mask(p.width);
     for (int64_t i = 0; i + int64_t(sizeof(Word)) <= p.count; i += sizeof(Word)) {
         Word bytes, held;
-        memcpy(&bytes, from + i, sizeof(Word));
-        memcpy(&held, to + i, sizeof(Word));
+        copy<sizeof(Word)>(&bytes, from + i);
+        copy<sizeof(Word)>(&held, to + i);
         held |= static_cast<Word>(((bytes >> p.right) & static_cast<Word>(keep)) << p.left);
-        memcpy(to + i, &held, sizeof(Word));
+        copy<sizeof(Word)>(to + i, &held);
     }
 }
 
@@ -30,10 +30,10 @@ BLOCKSCALE_INLINE void scatter(const Piece& p, const uint8_t* from, uint8_t* to)
     const uint64_t keep = mask(p.width);
     for (int64_t i = 0; i + int64_t(sizeof(Word)) <= p.count; i += sizeof(Word)) {
         Word codes, held;
-        memcpy(&codes, from + i, sizeof(Word));
-        memcpy(&held, to + i, sizeof(Word));
+        copy<sizeof(Word)>(&codes, from + i);
+        copy<sizeof(Word)>(&held, to + i);
         held |= static_cast<Word>(((codes >> p.left) & static_cast<Word>(keep)) << p.right);
-        memcpy(to + i, &held, sizeof(Word));
+        copy<sizeof(Word)>(to + i, &held);
     }
 }
 
@@ -45,7 +45,7 @@ inline void take(const Piece& p, const uint8_t* record, uint8_t* codes) {
 #if defined(__AVX512BW__)
         if (p.width == 1 && p.count == 4) {
             uint32_t bits;
-            memcpy(&bits, from, 4);
+            copy<4>(&bits, from);
             __m256i held = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(to));
             __m256i field = _mm256_maskz_set1_epi8(bits, static_cast<char>(1 << p.left));
             _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_or_si256(held, field));
@@ -53,10 +53,10 @@ inline void take(const Piece& p, const uint8_t* record, uint8_t* codes) {
         }
 #endif
         alignas(8) uint8_t fields[8 * 64];
-        if (p.width == 1) unpack1(from, p.count, fields);
-        if (p.width == 2) unpack2(from, p.count, fields);
-        if (p.width == 4) unpack4(from, p.count, fields);
         int64_t n = p.count * 8 / p.width;
+        if (p.width == 1) unpack_width<1>(from, n, p.count, fields);
+        if (p.width == 2) unpack_width<2>(from, n, p.count, fields);
+        if (p.width == 4) unpack_width<4>(from, n, p.count, fields);
         for (int64_t i = 0; i < n; ++i) to[i] |= static_cast<uint8_t>(fields[i] << p.left);
     } else if (p.width == 8) {
         memcpy(to, from, p.count);
@@ -78,7 +78,7 @@ inline void put(const Piece& p, const uint8_t* codes, uint8_t* record) {
             __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
             __m256i bit = _mm256_set1_epi8(static_cast<char>(1 << p.left));
             uint32_t bits = _mm256_test_epi8_mask(codes, bit);
-            memcpy(to, &bits, 4);
+            copy<4>(to, &bits);
             return;
         }
 #endif

@@ -118,8 +118,8 @@ inline void octaves_to_codes(const Octaves& o, const float* y, int64_t n, uint8_
         __m256i minus = _mm256_and_si256(_mm256_srai_epi32(_mm256_castps_si256(below), 31), sign);
         __m256i code = _mm256_shuffle_epi8(_mm256_or_si256(eight.codes(x), minus), low_bytes);
         int32_t front = _mm256_cvtsi256_si32(code), back = _mm256_extract_epi32(code, 4);
-        memcpy(codes + i, &front, 4);
-        memcpy(codes + i + 4, &back, 4);
+        copy<4>(codes + i, &front);
+        copy<4>(codes + i + 4, &back);
     }
 #elif defined(__aarch64__)
     const FourOctaves four(o);
@@ -129,7 +129,7 @@ inline void octaves_to_codes(const Octaves& o, const float* y, int64_t n, uint8_
         int32x4_t code = vorrq_s32(four.codes(x), vandq_s32(vshrq_n_s32(x, 31), sign));
         int16x4_t words = vmovn_s32(code);
         int32_t bytes = vget_lane_s32(vreinterpret_s32_s8(vmovn_s16(vcombine_s16(words, words))), 0);
-        memcpy(codes + i, &bytes, 4);
+        copy<4>(codes + i, &bytes);
     }
 #endif
     for (; i < n; ++i) {
@@ -170,7 +170,7 @@ inline void octaves_from_codes(const Octaves& o, const uint8_t* codes, int64_t n
     const __m256i magnitude = _mm256_set1_epi32(o.last), sign = _mm256_set1_epi32(o.sign);
     for (; i + 8 <= n; i += 8) {
         int64_t bytes;
-        memcpy(&bytes, codes + i, 8);
+        copy<8>(&bytes, codes + i);
         __m256i code = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes));
         __m256i plus = _mm256_cmpeq_epi32(_mm256_and_si256(code, sign), _mm256_setzero_si256());
         __m256i minus = _mm256_andnot_si256(plus, _mm256_set1_epi32(INT32_MIN));
@@ -182,7 +182,7 @@ inline void octaves_from_codes(const Octaves& o, const uint8_t* codes, int64_t n
     const int32x4_t magnitude = vdupq_n_s32(o.last), sign = vdupq_n_s32(o.sign);
     for (; i + 4 <= n; i += 4) {
         int32_t bytes;
-        memcpy(&bytes, codes + i, 4);
+        copy<4>(&bytes, codes + i);
         uint16x8_t words = vmovl_u8(vreinterpret_u8_s32(vdup_n_s32(bytes)));
         int32x4_t code = vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(words)));
         int32x4_t minus = vandq_s32(vreinterpretq_s32_u32(vtstq_s32(code, sign)), vdupq_n_s32(INT32_MIN));

@@ -49,13 +49,13 @@ public:
         for (int64_t row = 0; row < kMatrixRows; ++row)
             for (int64_t column = 0; column < 16; ++column) {
                 uint32_t sum;  // may wrap
-                memcpy(&sum, &at_[C][row][column * 4], 4);
+                copy<4>(&sum, &at_[C][row][column * 4]);
                 for (int64_t i = 0; i < depth_; ++i) {
                     uint8_t code = at_[B][i / 4][column * 4 + i % 4];
                     int32_t w = SIGNED ? static_cast<int8_t>(code) : code;
                     sum += static_cast<uint32_t>(static_cast<int8_t>(at_[A][row][i]) * w);
                 }
-                memcpy(&at_[C][row][column * 4], &sum, 4);
+                copy<4>(&at_[C][row][column * 4], &sum);
             }
     }
 
@@ -69,16 +69,16 @@ public:
                     float x = widened(at_[A][row] + 2 * i);
                     apart[i % 2] += x * widened(at_[B][i / 2] + column * 4 + i % 2 * 2);
                 }
-                memcpy(&sum, &at_[C][row][column * 4], 4);
+                copy<4>(&sum, &at_[C][row][column * 4]);
                 sum += apart[0] + apart[1];
-                memcpy(&at_[C][row][column * 4], &sum, 4);
+                copy<4>(&at_[C][row][column * 4], &sum);
             }
     }
 
 private:
     static float widened(const uint8_t* bf16) {
         uint16_t bits;
-        memcpy(&bits, bf16, 2);
+        copy<2>(&bits, bf16);
         return (bits & 0x7F80) ? from_bits(static_cast<int32_t>(uint32_t{bits} << 16)) : 0.0f;
     }
 
