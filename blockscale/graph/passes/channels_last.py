@@ -4,6 +4,10 @@
 
 So what lies between two convolutions stays channels last, in one piece with them. Quantizing under
 one scale is such an op, too. Who else reads what lay between gets it permuted back, and in order.
+
+    relu(permute(fused_conv(...)))  ->  permute(relu(fused_conv(...)))
+
+So an activation stands behind its convolution, whatever reads it.
 """
 
 from typing import Any
@@ -24,7 +28,7 @@ from blockscale.graph.nodes import (
     shape,
     value,
 )
-from blockscale.graph.passes.fused import matched
+from blockscale.graph.passes.fused import matched, taken_out
 from blockscale.ops import primitives
 
 _PERMUTES = (aten.permute, aten.transpose, aten.t)
@@ -52,7 +56,29 @@ def run(graph: fx.GraphModule) -> int:
             count += 1
         elif pull is not None:
             count += _hoisted(graph, node)
-    return count
+    return count + sum(_pushed(graph, node) for node in list(graph.graph.nodes))
+
+
+def _pushed(graph: fx.GraphModule, node: fx.Node) -> bool:
+    """Compute before a product's result is permuted, where nothing else reads it."""
+    found = matched(node)
+    if found is None or found.fused.name not in ELEMENTWISE or len(found.operands) != 1:
+        return False
+    ordered: Any = found.operands[0]
+    permute = ordered.args[0] if calls(ordered, aten.contiguous) else ordered
+    order = permutation(permute)
+    if order is None or taken_out(permute.args[0]) is None:
+        return False
+    if any(len(each.users) != 1 for each in (ordered, permute, permute.args[0])):
+        return False
+    swap = {ordered: permute.args[0]}
+    args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: swap.get(n, n))
+    y = call(graph, node.target, args, kwargs, like=node)  # type: ignore[arg-type]
+    y = call(graph, permute.target, (y, *permute.args[1:]), like=node)
+    if ordered is not permute:
+        y = call(graph, aten.contiguous.default, (y,), like=node)
+    replace(node, y)
+    return True
 
 
 def _hoisted(graph: fx.GraphModule, node: fx.Node) -> bool:
