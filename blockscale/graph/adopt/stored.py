@@ -82,9 +82,8 @@ def _stored(graph: fx.GraphModule, weight: Any, layout: str, groups: int) -> fx.
         return _kept(graph, node, values)
 
     scale, zero = part(read.scale), part(read.zero_point)
-    coded: Any = Operand(
-        _kept(graph, read.codes, codes), scale, zero, None, spelled, matrix.shape[-1]
-    )
+    kept: Any = _kept(graph, read.codes, codes)
+    coded = Operand(kept, scale, zero, None, spelled, matrix.shape[-1])
     args = primitives.dequantize.flatten(coded, found.dtype)
     values = call(graph, ours.dequantize.default, args, like=weight)
     made = inlined(graph, lambda y: from_stored(y, layout, sizes), values, weight)

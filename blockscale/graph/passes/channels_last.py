@@ -158,7 +158,7 @@ class _Pull:
         assert found is not None
         inside = {each: self._made(each) for each in found.operands}
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: inside.get(n, n))
-        return call(self.graph, node.target, args, kwargs, like=node)
+        return call(self.graph, node.target, args, kwargs, like=node)  # type: ignore[arg-type]
 
     def give_back(self) -> None:
         """Let all others that read what was pulled read it from there, as it lay."""
