@@ -220,9 +220,10 @@ def _decide(
         told = "its input, output and bias are quantized only along with its weight"
         return Refused("skipped", told)
     kind, weight = quantized_class(module), weight_of(module)
-    scheme = scheme if weight is None else scheme.of_dtype(weight.dtype)
     layout = "plain" if kind is None else kind.layout_of(module)
     reason = why_not_layer(module, kind)
+    if weight is not None and reason is None:
+        scheme = scheme.of_weight(weight.dtype, stored_shape(weight.shape, layout))
     reason = reason or why_not_weight(weight, layout, scheme.weight)  # type: ignore[arg-type]
     reason = reason or why_not_profile(weight, layout, scheme.profile)
     if reason is not None:
@@ -230,7 +231,7 @@ def _decide(
     assert kind is not None and weight is not None  # or there would be a reason
     scheme, note = kind.usable(scheme)
     if (reader := read_by_parent(model, names)) and (scheme.input or scheme.output or scheme.bias):
-        scheme = Scheme(scheme.weight, profile=scheme.profile)
+        scheme = Scheme(scheme.weight, profile=scheme.profile, since=scheme.since)
         note = f"{reader} computes with its weight without calling it: only the weight is quantized"
     return Candidate(scheme, scheme.weight, kind, weight, layout, note)  # type: ignore[arg-type]
 

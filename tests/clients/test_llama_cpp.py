@@ -115,3 +115,19 @@ def test_a_file_with_grids(tmp_path: Path) -> None:
     ids = tiny.tokens(48)
     theirs = llama_cpp.logits(tmp_path / "wide.gguf", ids)
     assert float((tiny.logits(model, ids) - theirs).abs().max()) < 10 * NEAR
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q3_K"])
+def test_rows_of_384(kind: str, tmp_path: Path) -> None:
+    """The types that llama-quantize falls back to, tensor by tensor."""
+    tiny.write(tmp_path / "m", "llama", hidden_size=384, intermediate_size=512,
+               num_attention_heads=6)  # fmt: skip
+    bs.quantize_directory(tmp_path / "m", tmp_path / "q", f"profile:gguf.{kind.lower()}")
+    bs.export.convert_checkpoint(tmp_path / "q", tmp_path / "q.gguf", "gguf")
+    bs.export.convert_checkpoint(tmp_path / "m", tmp_path / "m.gguf", "gguf")
+    theirs = {"Q4_K": "Q4_K_S", "Q3_K": "Q3_K_S"}.get(kind, kind)
+    llama_cpp.quantize(tmp_path / "m.gguf", tmp_path / "t.gguf", theirs, pure=True)
+    with bs.checkpoint(tmp_path / "q.gguf") as ours, bs.checkpoint(tmp_path / "t.gguf") as there:
+        matrices = {n: each.kind for n, each in ours.stored.items() if len(each.shape) > 1}
+        assert matrices == {n: there.stored[n].kind for n in matrices}
+        assert len(set(matrices.values())) == 2

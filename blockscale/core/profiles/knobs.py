@@ -65,6 +65,7 @@ class Profile:
     negative_zero:    whether a small negative number may become -0; else +0
     whole_blocks:     the producer refuses tensors that blocks do not divide, and so does this
     multiple:         it refuses rows of a length that this does not divide: several blocks in one
+    fallback:         the profile that its producer takes for such rows, by name; empty: none
     """
 
     name: str
@@ -90,6 +91,7 @@ class Profile:
     encoder: Encoder | None = None
     whole_blocks: bool = False
     multiple: int = 1
+    fallback: str = ""
 
     def __post_init__(self) -> None:
         choices = {
@@ -181,11 +183,8 @@ class Profile:
         return self.name
 
 
-_DEFAULTS = {
-    each.name: each.default
-    for each in fields(Profile)
-    if each.name not in ("name", "version", "format", "blocks", "whole_blocks", "multiple")
-}
+_OF_SHAPES = ("name", "version", "format", "blocks", "whole_blocks", "multiple", "fallback")
+_DEFAULTS = {each.name: each.default for each in fields(Profile) if each.name not in _OF_SHAPES}
 _ONLY = {
     "float": ("scale_type", "scale_arithmetic", "levels", "sign", "least", "before_cast"),
     "e8m0": ("logarithm", "smallest_divisor"),

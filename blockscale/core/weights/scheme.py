@@ -1,7 +1,7 @@
 """The formats of one layer, and how a recipe's texts become them."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ class Scheme:
 
     profile: how the codes of its weight are chosen, whose format `weight` then is; None: by the
         contract, or by what an algorithm makes of it
+    since: why this profile stands in the place of the recipe's; empty where it is the recipe's
     """
 
     weight: Format | None = None
@@ -34,6 +35,7 @@ class Scheme:
     output: Format | None = None
     bias: BiasFormat | None = None
     profile: Profile | None = None
+    since: str = ""
 
     def __bool__(self) -> bool:
         return any((self.weight, self.input, self.output, self.bias))
@@ -54,11 +56,28 @@ class Scheme:
         """What the ledger says of how the codes of its weight are chosen; perhaps empty."""
         if self.profile is None:
             return ""
-        return f"weight by profile {self.profile} {self.profile.version}".rstrip()
+        told = f"weight by profile {self.profile} {self.profile.version}".rstrip()
+        return f"{told}: {self.since}" if self.since else told
 
-    def of_dtype(self, dtype: torch.dtype) -> "Scheme":
-        """The same for a weight of this dtype, in which some producers store scales."""
-        return self if self.profile is None else replace(self, weight=self.profile.result(dtype))
+    def of_weight(self, dtype: torch.dtype, shape: Sequence[int]) -> "Scheme":
+        """The same for a weight of this dtype, in which some producers store scales, and of this
+        shape as it is stored, for whose rows some have another type."""
+        if self.profile is None:
+            return self
+        chosen, since = for_rows(self.profile, shape), self.since
+        if chosen is not self.profile:
+            multiple = self.profile.multiple
+            since = f"rows of {shape[-1]} are no whole blocks of {multiple} ({self.profile})"
+        return replace(self, weight=chosen.result(dtype), profile=chosen, since=since)
+
+
+def for_rows(profile: Profile, shape: Sequence[int]) -> Profile:
+    """The profile that its producer takes for a tensor of this shape: itself, or another where rows
+    are no whole blocks of it, and are of the other."""
+    if not profile.fallback or not shape or shape[-1] % profile.multiple == 0:
+        return profile
+    other = read_profile(f"{PREFIX}{profile.fallback}@{profile.version}")
+    return profile if shape[-1] % other.multiple else other
 
 
 def read_parts(given: Mapping[str, object], before: Scheme) -> Scheme:

@@ -155,14 +155,23 @@ def _step(
     try:
         step.wanted = _chosen(source, step, writer)
     except InexactError as error:
-        if recipe is None or (scheme := recipe.decide(layer)[0]).weight is None:
-            raise
-        if reason := writer.holds(scheme.weight, step.shape):
-            raise InexactError(f"the recipe's format: {reason}") from None
-        step.how, step.wanted = REQUANTIZED, scheme.weight
-        step.more["reason"] = str(error)
+        _requantize(step, writer, None if recipe is None else recipe.decide(layer)[0].weight, error)
     _plan_beside(source, step, writer)
     return step
+
+
+def _requantize(step: Step, writer: Writer, fmt: Format | None, error: InexactError) -> None:
+    """Have the tensor quantized in the recipe's format, or in what stands in for it. Raises
+    InexactError, which is `error` where the recipe says nothing."""
+    if fmt is None:
+        raise error
+    if reason := writer.holds(fmt, step.shape):
+        other = writer.instead(fmt, step.shape)
+        if other is None:
+            raise InexactError(f"the recipe's format: {reason}")
+        fmt, step.more["note"] = other, f"{reason}: {other}, as its own quantizer does"
+    step.how, step.wanted = REQUANTIZED, fmt
+    step.more["reason"] = str(error)
 
 
 def _plan_beside(source: Source, step: Step, writer: Writer) -> None:

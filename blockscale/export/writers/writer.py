@@ -95,6 +95,11 @@ class Writer(ABC):
         del tensors
         return []
 
+    def instead(self, fmt: Format, shape: Sequence[int]) -> Format | None:
+        """The format that its own tools take for a tensor whose rows `fmt` does not fit."""
+        del fmt, shape
+        return None
+
     def beside(self, name: str, q: QTensor) -> dict[str, Tensor]:
         """{name: tensor} of what is written beside the blocks of a tensor in a file of blocks.
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from math import prod
 
+from blockscale.core.layout import stored_shape
 from blockscale.core.ledger import Entry, Status
 from blockscale.core.recipe import BiasFormat, Recipe, Scheme
 from blockscale.files.directory.computed import ComputedWeight
@@ -68,6 +69,7 @@ def _decide_weight(
         return entry, None
     if scheme.profile is None and (why := why_not_slabs(fmt)):
         raise ValueError(f"{name} cannot be quantized in {fmt}: {why}")
+    scheme = scheme.of_weight(source.torch_dtype, stored_shape(source.shape, layout))
     dtype = str(source.torch_dtype).removeprefix("torch.")
     info = TensorInfo(str(fmt), source.shape, dtype, layout)
     size = sum(sized(*part).nbytes for part in info.parts().values())

@@ -149,7 +149,7 @@ def judge(
         return Eligibility(kind, "skipped", reason=_UNKNOWN[kind])
     stored = stored_shape(tensor.shape, layout)
     try:
-        fmt = _by_profile(kind, stored, scheme.of_dtype(dtype))
+        fmt = _by_profile(kind, stored, scheme.of_weight(dtype, stored))
         if kind != "convolution":
             fmt = of_stack(fmt, stored, stacked(name, tensor.shape, known.types).parts)
         fmt.stored(stored)

@@ -13,6 +13,7 @@ from blockscale.core.parse import parse
 from blockscale.core.profiles.knobs import Profile
 from blockscale.core.recipe import Recipe
 from blockscale.core.weights.fused import partners, shares, told_shared
+from blockscale.core.weights.scheme import for_rows
 from blockscale.files.directory.computed import ComputedWeight
 from blockscale.files.directory.decide import decide, layer_formats, tied_formats
 from blockscale.files.directory.eligibility import Known, biased_layers, known_of
@@ -151,6 +152,8 @@ def _plan_shard(
                     metadata.aliases[other] = each
                     metadata.layers[other.removesuffix(".weight")] = formats
         profile = recipe.decide(each)[0].profile if entry.weight else None
+        if profile is not None and info is not None:
+            profile = for_rows(profile, stored_shape(info.shape, info.layout))
         tensors.append(TensorPlan(each, source, info, known.computed.get(each), profile))
         entries.append(entry)
     header, placed = lay_out(_written(path, tensors), described | metadata.encode())

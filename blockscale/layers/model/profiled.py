@@ -5,9 +5,10 @@ from typing import Any
 
 from torch import nn
 
-from blockscale.core.layout import to_stored
+from blockscale.core.layout import stored_shape, to_stored
 from blockscale.core.profiles import Profile
 from blockscale.core.recipe import Recipe
+from blockscale.core.weights.scheme import for_rows
 from blockscale.layers.before import Before
 from blockscale.layers.model.wrapped import unwrapped
 from blockscale.layers.plan import Plan, plan_layers
@@ -53,15 +54,21 @@ def profiled(model: nn.Module, profile: Profile) -> tuple[Recipe, dict[str, QTen
         plans = plan_layers(plain, Recipe(weight=profile.format))
         layers = [plan for plan in plans if isinstance(plan, Plan)]
         owned = {id(parameter) for plan in plans for parameter in plan.owned}
-        weights = {plan.name: _coded(plan, profile) for plan in layers if plan.owns_weight}
+        chosen = {plan.name: _chosen(plan, profile) for plan in layers}
+        weights = {p.name: _coded(p, chosen[p.name]) for p in layers if p.owns_weight}
         others = [
             name
             for name, parameter in plain.named_parameters()
             if id(parameter) not in owned and parameter.ndim > 1
         ]
-    formats = {plan.name: profile.result(plan.parameter.dtype) for plan in layers}
+    formats = {plan.name: chosen[plan.name].result(plan.parameter.dtype) for plan in layers}
     rules = {name: fmt for name, fmt in formats.items() if fmt != profile.format}
     return Recipe(weight=profile.format, rules=rules, skip=others), weights
+
+
+def _chosen(plan: Plan, profile: Profile) -> Profile:
+    """The profile, or what its producer takes for rows that it does not fit."""
+    return for_rows(profile, stored_shape(tuple(plan.parameter.shape), plan.layout))
 
 
 def _coded(plan: Plan, profile: Profile) -> QTensor:

@@ -9,7 +9,7 @@ import torch
 
 import blockscale as bs
 from blockscale.core.recipe import Recipe, Scheme
-from blockscale.core.weights.scheme import PARTS, read_parts, read_rule
+from blockscale.core.weights.scheme import PARTS, for_rows, read_parts, read_rule
 
 MIXED = Recipe(
     "profile:gguf.q8_0",
@@ -76,6 +76,32 @@ def test_refused_by_the_rule_that_has_it() -> None:
 
 def test_scales_in_the_dtype_of_the_weight() -> None:
     scheme = read_parts({"weight": "profile:quanto.qint8"}, Scheme())
-    assert str(scheme.of_dtype(torch.bfloat16).weight) == "int8:channel0:bf16:full"
+    assert str(scheme.of_weight(torch.bfloat16, (8, 64)).weight) == "int8:channel0:bf16:full"
     assert scheme.told == "weight by profile quanto.qint8 0.2.7" and Scheme().told == ""
-    assert Scheme().of_dtype(torch.bfloat16) == Scheme()
+    assert Scheme().of_weight(torch.bfloat16, (8, 64)) == Scheme()
+
+
+# llama.cpp's src/llama-quant.cpp, tensor_type_fallback
+LLAMA_QUANTIZE = {
+    "q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0",
+    "tq1_0": "q4_0", "tq2_0": "q4_0", "iq4_xs": "iq4_nl",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LLAMA_QUANTIZE)
+def test_rows_that_are_no_whole_blocks(name: str) -> None:
+    """The producer's own choice for rows of 384; none for rows that have no blocks of 32 either."""
+    profile = bs.profile(f"gguf.{name}")
+    assert str(for_rows(profile, (8, 384))) == f"gguf.{LLAMA_QUANTIZE[name]}"
+    for shape in ((8, 512), (8, 48), ()):
+        assert for_rows(profile, shape) is profile
+    scheme = Scheme(weight=profile.format, profile=profile)
+    other = scheme.of_weight(torch.float32, (8, 384))
+    assert other.weight == bs.profile(f"gguf.{LLAMA_QUANTIZE[name]}").format
+    why = f"rows of 384 are no whole blocks of 256 (gguf.{name})"
+    assert other.told == f"weight by profile gguf.{LLAMA_QUANTIZE[name]} 0.19.0: {why}"
+    assert scheme.of_weight(torch.float32, (8, 512)) == scheme
+
+
+def test_profiles_without_another() -> None:
+    assert for_rows(bs.profile("gguf.q8_0"), (8, 48)) is bs.profile("gguf.q8_0")

@@ -329,3 +329,26 @@ def test_scales_of_scales_of_experts_that_differ(tmp_path: Path) -> None:
     with bs.checkpoint(tmp_path / "m.gguf") as found:
         assert "differ (blk.0.ffn_up_exps.scale)" in found.stored["blk.0.ffn_up_exps.weight"].unread
         assert torch.equal(found["blk.0.ffn_up_exps.scale"], scale)
+
+
+def test_rows_that_are_no_whole_blocks_of_256(tmp_path: Path) -> None:
+    """Requantized in a K type, they get what llama-quantize would give them; said in the ledger."""
+    held = {
+        "a.weight": bs.quantize(torch.randn(4, 384), "nf4:group64:fp32"),
+        "b.weight": bs.quantize(torch.randn(4, 512), "nf4:group64:fp32"),
+    }
+    source, q4_k = write(tmp_path / "source", held), bs.profile("gguf.q4_k").format
+    done = bs.export.convert_checkpoint(
+        source, tmp_path / "m.gguf", "gguf", requantize=str(q4_k), names="keep"
+    )
+    found = {each.name: each for each in done.tensors}
+    assert found["a.weight"].written == "int5:group32:fp16:full"
+    assert found["b.weight"].written == str(q4_k)
+    told = "rows of [384] are no whole blocks of 256 (Q4_K): int5:group32:fp16:full, as its own"
+    assert told in found["a.weight"].notes[-1] and len(found["b.weight"].notes) == 1
+    held["a.weight"] = bs.quantize(torch.randn(4, 48), "nf4:group16:fp32")
+    source = write(tmp_path / "other", held)
+    with pytest.raises(NotLosslessError, match=r"the recipe's format: rows of \[48\] are no whole"):
+        bs.export.convert_checkpoint(
+            source, tmp_path / "n.gguf", "gguf", requantize=str(q4_k), names="keep"
+        )

@@ -57,6 +57,19 @@ def test_a_weight_that_the_producer_refuses_is_named() -> None:
     assert torch.equal(layers[0].qweight.tensor.packed, weights["0"].packed)
 
 
+@pytest.mark.parametrize("spelled", [True, False])
+def test_rows_that_are_no_whole_blocks(spelled: bool) -> None:
+    layers = nn.Sequential(nn.Linear(512, 384), nn.Linear(384, 8))
+    before, profile = layers[1].weight.detach().clone(), bs.profile("gguf.q6_k")
+    ledger = bs.quantize_(layers, "profile:gguf.q6_k" if spelled else profile)
+    assert [str(ledger[name].weight) for name in "01"] == [
+        str(bs.profile(f"gguf.{name}").format) for name in ("q6_k", "q8_0")
+    ]
+    assert not spelled or "rows of 384 are no whole blocks of 256" in ledger["1"].details
+    expected = bs.quantize(before, bs.profile("gguf.q8_0"))
+    assert torch.equal(layers[1].qweight.tensor.packed, expected.packed)
+
+
 def test_nothing_else_makes_codes() -> None:
     with pytest.raises(
         ValueError, match=r"profile gguf.q8_0: it makes the codes .* neither weights nor before"

@@ -18,6 +18,11 @@ _VERSION = "0.19.0"
 _ROWS = {"q1_0": 128, "q2_0": 64, "tq1_0": 256, "tq2_0": 256, "nvfp4": 64, "iq4_xs": 256} | (
     dict.fromkeys(("q2_k", "q3_k", "q4_k", "q5_k", "q6_k"), 256)
 )
+# llama-quantize's types for rows that are no whole blocks of 256 (llama-quant.cpp)
+_FALLBACKS = {
+    "q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0",
+    "tq1_0": "q4_0", "tq2_0": "q4_0", "q2_0": "q4_0", "iq4_xs": "iq4_nl",
+}  # fmt: skip
 _SIX = "(uint6:group8:fp16):offset(uint6:group8:fp16)"
 # name: (format, the largest code of a scale, the search where there are minimums)
 _K_TYPES = {
@@ -69,6 +74,7 @@ def _profile(name: str, spelling: str, **rules: object) -> Profile:
         version=_VERSION,
         format=parse(spelling),
         multiple=_ROWS.get(name, 32),
+        fallback=f"gguf.{_FALLBACKS[name]}" if name in _FALLBACKS else "",
         **rules,  # type: ignore[arg-type]
     )
 

@@ -70,12 +70,11 @@ def _number(config: Mapping[str, Any], key: Key) -> int | float | None:
         if value is None:
             return None
     whole = key.kind == "u32"
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**32:
-        if not whole:
-            return float(value)
-        if int(value) == value:
-            return int(value)
-    raise ValueError(f"config.json: {ours} is {quoted(value)}, expected a number")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"config.json: {ours} is {quoted(value)}, expected a number")
+    if not 0 <= value < 2**32 or (whole and int(value) != value):
+        raise ValueError(f"config.json: {ours} is {quoted(value)}, expected a number")
+    return int(value) if whole else float(value)
 
 
 def _position_keys(config: Mapping[str, Any], family: Family) -> dict[str, Value]:

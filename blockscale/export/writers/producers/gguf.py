@@ -8,6 +8,8 @@ from torch import Tensor
 from blockscale.core.format import Format
 from blockscale.core.pack import packed_size
 from blockscale.core.parse import parse
+from blockscale.core.profiles import profile
+from blockscale.core.weights.scheme import for_rows
 from blockscale.export.checkpoints.gguf.blocks import TYPES, scale_of
 from blockscale.export.checkpoints.gguf.together import blocks_of
 from blockscale.export.writers.writer import Json, Kind, Planned, Writer
@@ -55,6 +57,14 @@ class GGUF(Writer):
         if kind == "MXFP4" and bool((scale == 255).any()):
             return "it has scales that are NaN, which ggml takes for 2^128"
         return None
+
+    def instead(self, fmt: Format, shape: Sequence[int]) -> Format | None:
+        """As llama-quantize: Q5_0 for Q4_K, and so on, where rows are no whole blocks of 256."""
+        kind = kind_of(fmt)
+        if kind is None or not shape:
+            return None
+        chosen = for_rows(profile(f"gguf.{kind.lower()}"), shape).format
+        return None if chosen == fmt or self.holds(chosen, shape) else chosen
 
     def beside(self, name: str, q: QTensor) -> dict[str, Tensor]:
         """NVFP4's scale of scales, by which llama.cpp multiplies products: `blk.N.attn_q.scale`."""
