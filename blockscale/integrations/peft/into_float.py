@@ -41,9 +41,21 @@ def merge_into_float(
         )
     if not above >= 0:
         raise ValueError(f"above is a part of the change, 0 or more (0.1 is a tenth), not {above}")
-    made: list[tuple[nn.Module, torch.dtype]] = []
-    for layer in list(_adapted(inner.model)):
-        names = adapter_names or layer.merged_adapters or list(layer.active_adapters)
+    merged = [name for layer in _adapted(inner.model) for name in layer.merged_adapters]
+    names = adapter_names or list(dict.fromkeys(merged)) or None
+    made = list(_floated(inner.model, names, above))
+    model: nn.Module = inner.merge_and_unload(adapter_names=names)
+    for module, kind in made:
+        module.to(dtype or kind)
+    return model
+
+
+def _floated(
+    model: nn.Module, wanted: list[str] | None, above: float
+) -> Iterator[tuple[nn.Module, torch.dtype]]:
+    """Put float32 layers below the adapters that codes would lose; each with its own dtype."""
+    for layer in list(_adapted(model)):
+        names = wanted or list(layer.active_adapters)
         if layer.merged_adapters:
             layer.unmerge()
         if not _has(layer, names) or not _loses(layer, names, above):
@@ -51,11 +63,7 @@ def merge_into_float(
         base = layer.base_layer
         layer.base_layer = float_layer(base, torch.float32)
         QLayer.take_place_of(layer.base_layer, base)  # hooks and mode, as a layer replaced has them
-        made.append((layer.base_layer, dtype or base.qweight.dtype))
-    model: nn.Module = inner.merge_and_unload(adapter_names=adapter_names)
-    for module, kind in made:
-        module.to(kind)
-    return model
+        yield layer.base_layer, base.qweight.dtype
 
 
 def _adapted(model: nn.Module) -> Iterator[Any]:

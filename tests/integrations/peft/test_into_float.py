@@ -60,6 +60,16 @@ def test_what_is_merged_already_and_what_cannot_be() -> None:
     assert torch.equal(merge_into_float(tuned, above=10.0)[0].weight, expected.detach())
 
 
+def test_the_adapters_that_are_merged_are_those_that_stay() -> None:
+    tuned = lora(layers_of(NF4), ["4"])
+    layer = tuned.base_model.model[4]
+    config = peft.LoraConfig(r=2, target_modules=["4"], init_lora_weights=False)
+    layer.update_layer("other", 2, lora_alpha=8, config=config)
+    expected = layer.base_layer.qweight.dequantize(torch.float32) + layer.get_delta_weight("other")
+    tuned.merge_adapter(adapter_names=["other"])
+    assert torch.equal(merge_into_float(tuned)[4].weight, expected.detach())
+
+
 def layers_of(fmt: str) -> nn.Sequential:
     model = layers()
     bs.quantize_(model, fmt)
