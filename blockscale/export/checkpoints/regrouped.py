@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -174,7 +175,7 @@ def _each(
     packed = change([each.packed for each in same])
     shape = (*packed.shape[:-1], first.size)
     kinds = first.format.stored(shape)
-    parts = {}
+    parts: dict[str, Any] = {}
     for name, part in first.qparams._asdict().items():
         if part is None:
             parts[name] = None

@@ -69,7 +69,8 @@ def _decide_weight(
         return entry, None
     if scheme.profile is None and (why := why_not_slabs(fmt)):
         raise ValueError(f"{name} cannot be quantized in {fmt}: {why}")
-    scheme = scheme.of_weight(source.torch_dtype, stored_shape(source.shape, layout))
+    if source.torch_dtype is not None:
+        scheme = scheme.of_weight(source.torch_dtype, stored_shape(source.shape, layout))
     dtype = str(source.torch_dtype).removeprefix("torch.")
     info = TensorInfo(str(fmt), source.shape, dtype, layout)
     size = sum(sized(*part).nbytes for part in info.parts().values())

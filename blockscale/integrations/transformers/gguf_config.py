@@ -54,8 +54,8 @@ def config_of_gguf(checkpoint: GGUF) -> PreTrainedConfig:
     with refusing(str(checkpoint.path)):
         found = config_of(checkpoint.metadata, checkpoint)
     found = {"bos_token_id": None, "eos_token_id": None} | found  # else they are a class's defaults
-    layers = found.get("num_hidden_layers", found.get("n_layer", 0))
-    if layers > len(checkpoint):
+    layers = found.get("num_hidden_layers", found.get("n_layer"))
+    if isinstance(layers, int) and layers > len(checkpoint):
         raise FileError(
             f"{checkpoint.path} tells of {layers} layers, and holds {len(checkpoint)} tensors"
         )

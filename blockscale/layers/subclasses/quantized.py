@@ -51,7 +51,8 @@ class Kept:
                 "; bs.graph.prepare(torch.export.export(model, ...), recipe) quantizes what the "
                 "product in it gets, if that is a product with its weight itself"
             )
-        return replace(scheme, **dict.fromkeys(lost)), told
+        floats: dict[str, Any] = dict.fromkeys(lost)
+        return replace(scheme, **floats), told
 
     @classmethod
     def refuses(cls, module: Any) -> str | None:

@@ -21,7 +21,7 @@ def to_gguf(
     """{name in GGUF: how it is made of a model's tensors}, and the names without a place."""
     found: dict[str, Piece] = {}
     experts: dict[str, dict[int, str]] = {}
-    unknown = []
+    unknown: list[str] = []
     for name in names:
         place = _block_of(name, family)
         if place is None:

@@ -60,7 +60,8 @@ def metadata_for(
     found = {"general.quantization_version": Value("u32", 2)}
     if most in _FILE_TYPES:
         found["general.file_type"] = Value("u32", _FILE_TYPES[most])
-    extra, notes = Extra(), []
+    extra = Extra()
+    notes: list[str] = []
     if any(t.name == "token_embd.weight" for t in tensors):
         told, said = keys(config)
         found, notes = told | found, [*notes, *said]
