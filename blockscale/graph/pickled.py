@@ -11,14 +11,12 @@ import io
 import pickle
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils import _pytree as pytree
 
 _NODE = ("name", "op", "target", "args", "kwargs", "type")
@@ -42,7 +40,7 @@ class Graph(fx.GraphModule):
     def __deepcopy__(self, memo: dict[int, Any]) -> "Graph":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # as in _restored
-            made: Graph = super().__deepcopy__(memo)
+            made: Graph = super().__deepcopy__(memo)  # type: ignore[assignment]
             left = vars(self).keys() - vars(made).keys()  # torch copies what the nodes name
             vars(made).update({name: copy.deepcopy(vars(self)[name], memo) for name in left})
         return made
@@ -102,20 +100,21 @@ def _hints(size: Any) -> dict[Any, tuple[int, Any]]:
     return {s: (int(known[s]), shapes.var_to_range.get(s)) for s in size.node.expr.free_symbols}
 
 
-@dataclass
 class _Reader:
     """What was read so far: nodes by name, and symbols, which get new names."""
 
-    nodes: dict[str, fx.Node] = field(default_factory=dict)
-    symbols: dict[Any, Any] = field(default_factory=dict)
-    shapes: ShapeEnv = field(default_factory=ShapeEnv)
+    def __init__(self) -> None:
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv  # it imports sympy
 
-    def __post_init__(self) -> None:
+        self.nodes: dict[str, fx.Node] = {}
+        self.symbols: dict[Any, Any] = {}
+        self.shapes = ShapeEnv()
         self.mode = FakeTensorMode(shape_env=self.shapes, allow_non_fake_inputs=True)
 
     def size(self, term: Any, hint: Any, hints: Mapping[Any, tuple[int, Any]]) -> Any:
         """A free size again."""
         from torch._dynamo.source import ConstantSource
+        from torch.fx.experimental.symbolic_shapes import DimDynamic
 
         for symbol, (value, limits) in hints.items():
             if symbol not in self.symbols:

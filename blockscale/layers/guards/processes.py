@@ -154,7 +154,8 @@ class _Codes:
                 yield from (f"{prefix}.{name}" for name in each._buffers)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Codes":
-        return _Codes(memo.get(id(self._module()), self._module()), self._others)
+        module: Any = self._module()
+        return _Codes(memo.get(id(module), module), self._others)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Codes, (self._module(), self._others)

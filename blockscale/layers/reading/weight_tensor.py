@@ -69,7 +69,7 @@ class WeightTensor(ReadTensor):
             super().__setattr__(name, value)
 
     @property
-    def outer(self) -> Any:  # type: ignore[override]
+    def outer(self) -> Any:
         """The owner's buffer of that name, as of the other parts; else torch's method, which takes
         vectors."""
         owner = self.source.owner
