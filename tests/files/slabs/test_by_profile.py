@@ -60,7 +60,7 @@ def test_a_model_and_its_directory_get_the_producers_codes(tmp_path: Path) -> No
 
 def test_what_a_producer_refuses_is_skipped_with_its_reason(tmp_path: Path) -> None:
     layers = nn.Sequential(nn.Linear(256, 8), nn.Linear(8, 8))
-    layers.register_parameter("experts", nn.Parameter(torch.randn(4, 256, 64)))
+    layers.register_parameter("experts", nn.Parameter(torch.randn(4, 64, 256)))
     (tmp_path / "in").mkdir()
     save_file(layers.state_dict(), tmp_path / "in" / "model.safetensors")
     recipe = bs.Recipe(rules={"*": "profile:gguf.q4_k"})

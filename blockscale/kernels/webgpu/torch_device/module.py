@@ -1,10 +1,28 @@
 """What torch calls of a device beside its ops: the module `torch.webgpu`."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from blockscale.kernels.webgpu.gpu.adapter import missing
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.memory import allocate, download, release
+
+
+class Queue:
+    """The device's one queue, where torch asks for a stream (torch.distributed.checkpoint)."""
+
+    device_type = "webgpu"
+
+    def synchronize(self) -> None:
+        """Wait until all that was recorded has been computed."""
+        download(allocate(4), (1,), torch.int32)  # reading waits for what was recorded before
+
+    def wait_stream(self, other: object) -> None:
+        """Nothing to do: there is no other one."""
+
+
+_QUEUE = Queue()
 
 
 class Module:
@@ -34,7 +52,17 @@ class Module:
     def synchronize(self, device: object = None) -> None:
         """Wait until all that was recorded has been computed."""
         del device
-        download(allocate(4), (1,), torch.int32)  # reading waits for what was recorded before
+        _QUEUE.synchronize()
+
+    def current_stream(self, device: object = None) -> Queue:
+        """The one that there is."""
+        del device
+        return _QUEUE
+
+    def stream(self, stream: Queue) -> AbstractContextManager[None]:
+        """Inside, what is recorded goes to the one queue, as it does outside."""
+        del stream
+        return nullcontext()
 
     def empty_cache(self) -> None:
         """Give memory that no tensor uses back to the system."""
