@@ -45,7 +45,7 @@ def written(folder: Path, size: int) -> tuple[Path, str]:
         "num_key_value_heads": 2, "vocab_size": size,
     }  # fmt: skip
     found, told = tokenizer_keys(folder, size)
-    start, _ = lay_out({k: encoded(v) for k, v in (keys(config) | found).items()}, {})
+    start, _ = lay_out({k: encoded(v) for k, v in (keys(config)[0] | found).items()}, {})
     path = folder / "tokens.gguf"
     path.write_bytes(start)
     return path, told
