@@ -34,10 +34,12 @@ def package(graph: fx.GraphModule, path: str | Path, **options: Any) -> Path:
 
     options: as in `compiled`
     `torch._inductor.aoti_load_package(path)` reads it, in processes without blockscale too; a C++
-    compiler is needed here. Returns the path. Raises ValueError as `compiled`, and where ops of
-    ours are left in the graph; torch's errors where compiling fails.
+    compiler is needed here. Returns the path. Raises ValueError as `compiled`, where ops of
+    ours are left in the graph and for a path where no such file can be; torch's errors where
+    compiling fails.
     """
     _check(graph)
+    path = _check_place(Path(path))
     left = sorted({n.name for n in graph.graph.nodes if str(n.target).startswith("blockscale.")})
     if left:
         raise ValueError(
@@ -50,6 +52,20 @@ def package(graph: fx.GraphModule, path: str | Path, **options: Any) -> Path:
             program, package_path=str(path), inductor_configs=OPTIONS | options
         )
     return Path(made)
+
+
+def _check_place(path: Path) -> Path:
+    """The path, if a package can be written there; compiling takes long before torch says no."""
+    if path.is_dir():
+        raise ValueError(
+            f"{path} is a directory: name the file to write, e.g. {path / 'model.pt2'}"
+        )
+    if path.suffix != ".pt2":
+        expected = path.with_suffix(".pt2")
+        raise ValueError(f"{path}: a package's name ends in .pt2: write it to {expected}")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent} is not a directory: create it first")
+    return path
 
 
 def _check(graph: fx.GraphModule) -> None:

@@ -75,6 +75,19 @@ def test_a_package_holds_no_op_of_ours(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_place_for_a_package_is_checked_before_it_is_compiled(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch._inductor.aoti_compile_and_package", None)
+    lowered = lower(layers("int8 static")[0], "inductor")
+    with pytest.raises(
+        ValueError, match=r"a directory: name the file to write, e\.g\. .*model\.pt2"
+    ):
+        package(lowered, tmp_path)
+    with pytest.raises(ValueError, match=r"name ends in \.pt2: write it to .*/model.pt2"):
+        package(lowered, str(tmp_path / "model.so"))
+    with pytest.raises(ValueError, match="none is not a directory: create it first"):
+        package(lowered, tmp_path / "none" / "model.pt2")
+
+
 def test_freezing_is_said():
     from torch._inductor import config
 
