@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.ao import quantization as ao
 from torch.ao.quantization.observer import UniformQuantizationObserverBase
 
+from blockscale.core.format import Format
 from blockscale.core.power_of_two import nearest_power
 
 
@@ -22,6 +23,18 @@ def method(function: Any, name: str) -> Any:
     """
     return FunctionType(
         function.__code__, function.__globals__, name, function.__defaults__, function.__closure__
+    )
+
+
+def _refuse_format(value: Any, observer: str) -> None:
+    """Refuse "bfp8" and the like with what takes them; torch.ao says only which dtypes it has."""
+    if not isinstance(value, str | Format):
+        return
+    raise TypeError(
+        f"{observer}: expected a torch.dtype, found {str(value)!r}: torch.ao's observers and fake "
+        f"quantizers choose one scale for integers; give a format to a QConfig, as "
+        f'QConfig(activation="bfp8", weight="bfp8") for prepare, prepare_qat and to_recipe of '
+        f"blockscale.compat.torch_ao, or call bs.fake_quantize(x, format)"
     )
 
 
@@ -40,8 +53,10 @@ class PowerOfTwoScale:
         and zero points from that one. Other arguments as torch.ao's class.
 
         Raises ValueError with the qscheme per_channel_affine_float_qparams, whose zero points are
-        floats.
+        floats; TypeError for a format in the place of torch's dtype.
         """
+        for value in (*args, kwargs.get("dtype")):
+            _refuse_format(value, type(self).__name__)
         super().__init__(*args, **kwargs)
         self.power_of_2_scale = power_of_2_scale
         if power_of_2_scale and self.qscheme == torch.per_channel_affine_float_qparams:

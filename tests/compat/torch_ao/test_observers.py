@@ -13,6 +13,7 @@ from torch.ao import quantization as ao
 
 import blockscale as bs
 from blockscale.compat.torch_ao import (
+    FakeQuantize,
     HistogramObserver,
     MinMaxObserver,
     MovingAverageMinMaxObserver,
@@ -166,3 +167,13 @@ def test_a_range_beyond_float32() -> None:
     observer = observed(MinMaxObserver(power_of_2_scale=True), [x])
     scale, zero_point = bs.choose_qparams(x, to_format(observer))
     same(observer.calculate_qparams(), (scale, zero_point))
+
+
+@pytest.mark.parametrize("make", [MinMaxObserver, PlaceholderObserver, FakeQuantize])
+@pytest.mark.parametrize("form", ["bfp8", bs.parse("mxfp8")])
+def test_a_format_is_no_dtype(make: type, form: object) -> None:
+    with pytest.raises(TypeError, match=r"expected a torch.dtype, .* QConfig\(activation="):
+        make(dtype=form)
+    if make is MinMaxObserver:
+        with pytest.raises(TypeError, match=r"MinMaxObserver: expected a torch\.dtype"):
+            make(form)
