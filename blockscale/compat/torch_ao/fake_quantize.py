@@ -6,9 +6,15 @@ from torch import Tensor, nn
 from torch.ao import quantization as ao
 
 from blockscale.compat.torch_ao.observers import MovingAverageMinMaxObserver, method
+from blockscale.compat.torch_ao.option import with_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+def taking(observer: Any, arguments: dict[str, Any]) -> Any:
+    """The observer that takes these arguments: torch.ao's own, unless the option is among them."""
+    return with_option(observer) if "power_of_2_scale" in arguments else observer
 
 
 class FakeQuantize(ao.FakeQuantize):
@@ -22,6 +28,7 @@ class FakeQuantize(ao.FakeQuantize):
         is_dynamic: bool = False,
         **observer_kwargs: Any,
     ):
+        observer = taking(observer, observer_kwargs)
         super().__init__(observer, quant_min, quant_max, is_dynamic, **observer_kwargs)
 
 
@@ -54,4 +61,5 @@ class FusedMovingAvgObsFakeQuantize(InTurn, ao.FusedMovingAvgObsFakeQuantize):
         quant_max: int = 255,
         **observer_kwargs: Any,
     ):
+        observer = taking(observer, observer_kwargs)
         super().__init__(observer, quant_min, quant_max, **observer_kwargs)

@@ -4,6 +4,7 @@ They are torch.ao's own classes, so everything else of theirs is as it was, bit 
 torch.ao's own flows and torch.jit.script accept them.
 """
 
+import functools
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,11 @@ def _refuse_format(value: Any, observer: str) -> None:
 
 
 class PowerOfTwoScale:
-    """What the observers below add to torch.ao's."""
+    """What the observers below add to torch.ao's.
+
+    A subclass that chooses scales in a `calculate_qparams` or `_calculate_qparams` of its own
+    chooses them as before, and has them rounded by `rounded`.
+    """
 
     if TYPE_CHECKING:  # at run time torch.jit.script would take them for the module's attributes
         qscheme: torch.qscheme
@@ -59,11 +64,29 @@ class PowerOfTwoScale:
             _refuse_format(value, type(self).__name__)
         super().__init__(*args, **kwargs)
         self.power_of_2_scale = power_of_2_scale
+        missing = [n for n in ("qscheme", "quant_min", "quant_max") if not hasattr(self, n)]
+        if power_of_2_scale and missing:
+            raise ValueError(
+                f"power_of_2_scale: {type(self).__name__} has no {', '.join(missing)}, which say "
+                f"what zero point goes with a rounded scale: set them in its __init__, as "
+                f"torch.ao's observers do"
+            )
         if power_of_2_scale and self.qscheme == torch.per_channel_affine_float_qparams:
             raise ValueError(
                 "power_of_2_scale: zero points in float leave nothing to shift: "
                 "use torch.per_channel_affine"
             )
+
+    def __init_subclass__(cls, **kwargs: Any):
+        """Have the scales rounded that a user's class chooses by methods of its own."""
+        super().__init_subclass__(**kwargs)
+        for name in ("calculate_qparams", "_calculate_qparams"):
+            owners = [c for c in cls.__mro__ if name in vars(c) and not _is_blockscale_s(c)]
+            owner = owners[0] if owners else object
+            if owners and owner.__module__.split(".")[0] not in ("torch", "torchao"):
+                theirs = vars(owner)[name]
+                if not hasattr(theirs, "rounds"):
+                    setattr(cls, name, _rounding(theirs))
 
     def extra_repr(self) -> str:
         """torch.ao's, and the option."""
@@ -100,27 +123,67 @@ class PowerOfTwoScale:
         return scale, torch.clamp(first, self.quant_min, self.quant_max)
 
 
-class _OfTorchAO(PowerOfTwoScale):
+def _is_blockscale_s(kind: type) -> bool:
+    return kind.__module__.startswith("blockscale.")
+
+
+def _rounding(theirs: Any) -> Any:
+    """A user's method that chooses a scale and a zero point -> the same, and `rounded`."""
+
+    @functools.wraps(theirs)
+    def chosen(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not getattr(self, "power_of_2_scale", False):
+            return theirs(self, *args, **kwargs)
+        self.power_of_2_scale = False  # what it calls of ours gives floats: one rounding, the last
+        try:
+            found = theirs(self, *args, **kwargs)
+        finally:
+            self.power_of_2_scale = True
+        return rounded(self, *found)
+
+    del chosen.__wrapped__  # or torch.jit.script would compile theirs in its place
+    chosen.rounds = True  # type: ignore[attr-defined]
+    return chosen
+
+
+def rounded(observer: Any, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
+    """A scale that a user's observer chose -> the nearest power of two, and the zero point for it.
+
+    scale, zero_point: [] or [channels], their dtypes stay. Symmetric schemes keep the zero point;
+    an affine one is chosen for the range whose lowest value had the code quant_min. Powers of two
+    stay as they are, with their zero points.
+    """
+    power = nearest_power(scale).to(scale.dtype)
+    if observer.qscheme in (torch.per_tensor_symmetric, torch.per_channel_symmetric):
+        return power, zero_point
+    steps = (zero_point - observer.quant_min).double() * (scale.double() / power.double())
+    first = observer.quant_min + torch.round(steps).to(zero_point.dtype)
+    return power, first.clamp(observer.quant_min, observer.quant_max)
+
+
+class OfTorchAO(PowerOfTwoScale):
+    """The same for torch.ao's observers that choose a scale."""
+
     _float_qparams = method(UniformQuantizationObserverBase._calculate_qparams, "_float_qparams")
 
 
-class MinMaxObserver(_OfTorchAO, ao.MinMaxObserver):
+class MinMaxObserver(OfTorchAO, ao.MinMaxObserver):
     """The smallest and largest value of a tensor so far; as torch.ao's, with power_of_2_scale."""
 
 
-class MovingAverageMinMaxObserver(_OfTorchAO, ao.MovingAverageMinMaxObserver):
+class MovingAverageMinMaxObserver(OfTorchAO, ao.MovingAverageMinMaxObserver):
     """Their moving averages over batches; as torch.ao's, with power_of_2_scale."""
 
 
-class PerChannelMinMaxObserver(_OfTorchAO, ao.PerChannelMinMaxObserver):
+class PerChannelMinMaxObserver(OfTorchAO, ao.PerChannelMinMaxObserver):
     """The smallest and largest value of each channel; as torch.ao's, with power_of_2_scale."""
 
 
-class MovingAveragePerChannelMinMaxObserver(_OfTorchAO, ao.MovingAveragePerChannelMinMaxObserver):
+class MovingAveragePerChannelMinMaxObserver(OfTorchAO, ao.MovingAveragePerChannelMinMaxObserver):
     """Their moving averages over batches; as torch.ao's, with power_of_2_scale."""
 
 
-class HistogramObserver(_OfTorchAO, ao.HistogramObserver):
+class HistogramObserver(OfTorchAO, ao.HistogramObserver):
     """The range of least squared error in a histogram; as torch.ao's, with power_of_2_scale.
 
     The range is searched as torch.ao does, for float scales, and the scale rounded afterwards. The

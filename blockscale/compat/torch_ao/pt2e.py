@@ -1,43 +1,44 @@
-"""torchao's observers and fake quantizers for PT2E, of the same names, with `power_of_2_scale`.
+"""torchao's observers for PT2E, of the same names, with `power_of_2_scale`.
 
 torchao.quantization.pt2e has copies of torch.ao's classes, which its `prepare_pt2e` tells from
-torch.ao's. These are subclasses of the copies. `power_of_2` finds them here; nothing else imports
-this module, which needs torchao.
+torch.ao's. These are subclasses of the copies. `power_of_2` finds them here and in pt2e_fakes;
+nothing else imports these modules, which need torchao.
 """
 
 from typing import Any
 
-from torchao.quantization.pt2e import fake_quantize, observer  # type: ignore[import-untyped]
+from torchao.quantization.pt2e import observer  # type: ignore[import-untyped]
 
-from blockscale.compat.torch_ao.fake_quantize import InTurn
 from blockscale.compat.torch_ao.observers import PowerOfTwoScale, method
 
 
-class _OfTorchao(PowerOfTwoScale):
+class OfTorchao(PowerOfTwoScale):
+    """What the observers below add to torchao's that choose a scale."""
+
     _float_qparams = method(
         observer.UniformQuantizationObserverBase._calculate_qparams, "_float_qparams"
     )
 
 
-class MinMaxObserver(_OfTorchao, observer.MinMaxObserver):
+class MinMaxObserver(OfTorchao, observer.MinMaxObserver):
     """The smallest and largest value of a tensor so far; as torchao's, with power_of_2_scale."""
 
 
-class MovingAverageMinMaxObserver(_OfTorchao, observer.MovingAverageMinMaxObserver):
+class MovingAverageMinMaxObserver(OfTorchao, observer.MovingAverageMinMaxObserver):
     """Their moving averages over batches; as torchao's, with power_of_2_scale."""
 
 
-class PerChannelMinMaxObserver(_OfTorchao, observer.PerChannelMinMaxObserver):
+class PerChannelMinMaxObserver(OfTorchao, observer.PerChannelMinMaxObserver):
     """The smallest and largest value of each channel; as torchao's, with power_of_2_scale."""
 
 
 class MovingAveragePerChannelMinMaxObserver(
-    _OfTorchao, observer.MovingAveragePerChannelMinMaxObserver
+    OfTorchao, observer.MovingAveragePerChannelMinMaxObserver
 ):
     """Their moving averages over batches; as torchao's, with power_of_2_scale."""
 
 
-class HistogramObserver(_OfTorchao, observer.HistogramObserver):
+class HistogramObserver(OfTorchao, observer.HistogramObserver):
     """The range of least squared error for float scales; as torchao's, with power_of_2_scale."""
 
 
@@ -57,30 +58,12 @@ class PlaceholderObserver(PowerOfTwoScale, observer.PlaceholderObserver):
             )
 
 
-class FakeQuantize(fake_quantize.FakeQuantize):
-    """As torchao's; `power_of_2_scale=True` goes to the observer like its other arguments."""
-
-    def __init__(self, observer: Any = MovingAverageMinMaxObserver, *args: Any, **kwargs: Any):
-        super().__init__(observer, *args, **kwargs)
-
-
-class FusedMovingAvgObsFakeQuantize(InTurn, fake_quantize.FusedMovingAvgObsFakeQuantize):
-    """As torchao's. With `power_of_2_scale` its two halves run one after the other."""
-
-    _in_turn = method(fake_quantize.FakeQuantize.forward, "_in_turn")
-    _fused = method(fake_quantize.FusedMovingAvgObsFakeQuantize.forward, "_fused")
-
-    def __init__(self, observer: Any = MovingAverageMinMaxObserver, *args: Any, **kwargs: Any):
-        super().__init__(observer, *args, **kwargs)
-
-
-OURS: dict[Any, Any] = {
+ObserverBase = observer.ObserverBase
+OBSERVERS: dict[Any, Any] = {
     observer.MinMaxObserver: MinMaxObserver,
     observer.MovingAverageMinMaxObserver: MovingAverageMinMaxObserver,
     observer.PerChannelMinMaxObserver: PerChannelMinMaxObserver,
     observer.MovingAveragePerChannelMinMaxObserver: MovingAveragePerChannelMinMaxObserver,
     observer.HistogramObserver: HistogramObserver,
     observer.PlaceholderObserver: PlaceholderObserver,
-    fake_quantize.FakeQuantize: FakeQuantize,
-    fake_quantize.FusedMovingAvgObsFakeQuantize: FusedMovingAvgObsFakeQuantize,
 }

@@ -6,26 +6,21 @@ from typing import Any
 from torch.ao import quantization as ao
 
 from blockscale.compat.torch_ao import fake_quantize, observers
+from blockscale.compat.torch_ao.option import (
+    chooses_nothing,
+    of_torchao,
+    unwrap,
+    with_option,
+    wrap,
+)
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.power_of_two import with_power_of_2_scale
 
-OURS: dict[Any, Any] = {
-    ao.MinMaxObserver: observers.MinMaxObserver,
-    ao.MovingAverageMinMaxObserver: observers.MovingAverageMinMaxObserver,
-    ao.PerChannelMinMaxObserver: observers.PerChannelMinMaxObserver,
-    ao.MovingAveragePerChannelMinMaxObserver: observers.MovingAveragePerChannelMinMaxObserver,
-    ao.HistogramObserver: observers.HistogramObserver,
-    ao.PlaceholderObserver: observers.PlaceholderObserver,
+_FAKES: dict[Any, Any] = {
     ao.FakeQuantize: fake_quantize.FakeQuantize,
     ao.FusedMovingAvgObsFakeQuantize: fake_quantize.FusedMovingAvgObsFakeQuantize,
 }
-
-
-_CHOOSE_NOTHING = {  # torch.ao's and torchao's: nothing to be rounded
-    "FixedQParamsObserver", "FixedQParamsFakeQuantize", "ReuseInputObserver",
-    "NoopObserver", "RecordingObserver", "Identity",
-}  # fmt: skip
 
 
 def power_of_2(config: Any, enabled: bool = True) -> Any:
@@ -33,7 +28,8 @@ def power_of_2(config: Any, enabled: bool = True) -> Any:
 
     config: a QConfig, a QConfigMapping, or what they hold: a class, a class with arguments
         (`with_args`), a Format, None. Or torchao's for PT2E, of the classes of the same names: a
-        QuantizationSpec, a QuantizationConfig, which quantizers take. What chooses no scale (a
+        QuantizationSpec, a QuantizationConfig, which quantizers take. A subclass of their
+        observers gives a subclass of it that takes `power_of_2_scale`. What chooses no scale (a
         fixed one, an identity, a shared or derived QuantizationSpec) stays.
     enabled: False exchanges torch.ao's classes for ours and leaves the numbers alone.
 
@@ -51,10 +47,11 @@ def power_of_2(config: Any, enabled: bool = True) -> Any:
     kind, arguments, calls = unwrap(config)
     kind = _ours(kind)
     if not _is_ours(kind):
-        if enabled and not _chooses_nothing(kind):
+        if enabled and not chooses_nothing(kind):
             raise ValueError(
                 f"{kind}: only the observers and fake quantizers of torch.ao.quantization and "
-                f"torchao.quantization.pt2e, and subclasses of blockscale's, can round their scales"
+                f"torchao.quantization.pt2e, subclasses of those observers, and subclasses of "
+                f"blockscale's can round their scales"
             )
         return config
     if "observer" in arguments:
@@ -64,17 +61,18 @@ def power_of_2(config: Any, enabled: bool = True) -> Any:
             raise ValueError(f"{inner}: only torch.ao's observers can round their scales")
     if enabled:
         arguments["power_of_2_scale"] = True
-    made = kind.with_args(**arguments) if arguments else kind
-    return made.with_callable_args(**calls) if calls else made
+    return wrap(kind, arguments, calls)
 
 
 def _ours(kind: Any) -> Any:
     """Our class for one of torch.ao's or torchao's; every other object as it is."""
-    if str(getattr(kind, "__module__", "")).startswith("torchao."):
-        from blockscale.compat.torch_ao import pt2e  # torchao is there, as its class is
+    if not isinstance(kind, type):
+        return kind
+    if of_torchao(kind):
+        from blockscale.compat.torch_ao import pt2e_fakes  # torchao is there, as its class is
 
-        return pt2e.OURS.get(kind, kind)
-    return OURS.get(kind, kind) if isinstance(kind, type) else kind
+        return with_option(pt2e_fakes.FAKES.get(kind, kind))
+    return with_option(_FAKES.get(kind, kind))
 
 
 def _is_ours(kind: Any) -> bool:
@@ -82,13 +80,7 @@ def _is_ours(kind: Any) -> bool:
     if not isinstance(kind, type):
         return False
     ours = (observers.PowerOfTwoScale, fake_quantize.FakeQuantize, fake_quantize.InTurn)
-    return issubclass(kind, ours) or kind.__module__ == "blockscale.compat.torch_ao.pt2e"
-
-
-def _chooses_nothing(kind: Any) -> bool:
-    if kind is None:
-        return True
-    return isinstance(kind, type) and any(c.__name__ in _CHOOSE_NOTHING for c in kind.__mro__)
+    return issubclass(kind, ours) or kind.__module__ == "blockscale.compat.torch_ao.pt2e_fakes"
 
 
 def _specs(config: Any, enabled: bool) -> Any:
@@ -106,17 +98,6 @@ def _specs(config: Any, enabled: bool) -> Any:
     if not specs and not {"derived_from", "edge_or_node", "scale"} & set(held):
         raise ValueError(f"{type(config).__name__} holds no QuantizationSpec")
     return replace(config, **{name: _specs(spec, enabled) for name, spec in specs.items()})
-
-
-def unwrap(constructor: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """What `with_args` and `with_callable_args` wrapped: the class, its arguments, their makers."""
-    arguments: dict[str, Any] = {}
-    calls: dict[str, Any] = {}
-    while hasattr(constructor, "p") and hasattr(constructor, "callable_args"):  # a PartialWrapper
-        arguments = {**constructor.p.keywords, **arguments}
-        calls = {**constructor.callable_args, **calls}
-        constructor = constructor.p.func
-    return constructor, arguments, calls
 
 
 def _mapping(mapping: ao.QConfigMapping, enabled: bool) -> ao.QConfigMapping:

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+import blockscale as bs
 from blockscale.compat.torch_ao import power_of_2, pt2e, to_format
-from blockscale.compat.torch_ao.pt2e import OURS
+from blockscale.compat.torch_ao.pt2e import OBSERVERS as OURS
 from tests.compat.torch_ao.batches import batches, same
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from torchao.quantization.pt2e import fake_quantize, observer, quantize_pt2e
+    from torchao.quantization.pt2e import observer, quantize_pt2e
     from torchao.quantization.pt2e.quantizer import QuantizationSpec
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
@@ -27,7 +28,7 @@ def powers(scale: torch.Tensor) -> bool:
 
 
 def test_every_class_has_its_name() -> None:
-    assert len(OURS) == 8
+    assert len(OURS) == 6
     for theirs, ours in OURS.items():
         assert issubclass(ours, theirs)
         assert ours is getattr(pt2e, theirs.__name__)  # prepare_pt2e looks at names
@@ -52,17 +53,6 @@ def test_observers(kind: type, symmetry: str) -> None:
         same_one = getattr(torch_ao, kind.__name__)(**given, power_of_2_scale=True)
         same_one(x)
         same(ours.calculate_qparams(), same_one.calculate_qparams())
-
-
-@pytest.mark.parametrize("kind", [k for k in OURS if issubclass(k, fake_quantize.FakeQuantize)])
-def test_fake_quantizers(kind: type) -> None:
-    theirs, plain, ours = kind(), OURS[kind](), power_of_2(kind)()
-    for x in batches():
-        assert torch.equal(plain(x), theirs(x))
-        y = ours(x)
-        scale, zero = ours.activation_post_process.calculate_qparams()
-        assert powers(scale)
-        assert torch.equal(y, ((x / scale).round() + zero).clamp(0, 255).sub(zero) * scale)
 
 
 @pytest.mark.parametrize("is_qat", [False, True])
@@ -91,6 +81,26 @@ def test_torchao_s_own_flow(is_qat: bool) -> None:
     assert all(powers(scale) for scale in weights + inputs)
     assert (converted(x) - model(x)).abs().max() < 0.3
     assert repr(config) == repr(before)
+
+
+class Halved(observer.MinMaxObserver):
+    """A user's own of torchao's."""
+
+    def calculate_qparams(self, **_: Any) -> Any:
+        scale, zero_point = super().calculate_qparams()
+        return scale * 0.6, zero_point
+
+
+def test_a_user_s_own() -> None:
+    theirs, made = Halved(), power_of_2(Halved)()
+    for module in (theirs, made):
+        module(torch.arange(-3.0, 9.0))
+    scale = bs.round_to_power_of_2(theirs.calculate_qparams()[0])
+    assert isinstance(made, Halved)
+    assert isinstance(made, pt2e.MinMaxObserver)
+    assert torch.equal(made.calculate_qparams()[0], scale)
+    spec = power_of_2(QuantizationSpec(torch.int8, Halved, -128, 127))
+    assert spec.observer_or_fake_quant_ctr.p.func is type(made)
 
 
 def test_specs() -> None:

@@ -68,14 +68,30 @@ class OwnOfOurs(MinMaxObserver):
     """A user's own of ours."""
 
 
-def test_what_cannot_round_is_an_error_and_no_silence() -> None:
-    assert power_of_2(Own, enabled=False) is Own
+class OwnFake(ao.FakeQuantize):
+    """A user's fake quantizer, which may choose its scale anywhere."""
+
+
+def test_a_user_s_observers_in_configurations() -> None:
     assert power_of_2(OwnOfOurs)().power_of_2_scale
-    for other in (Own, Own.with_args(), ao.MinMaxObserver(), lambda: None, nn.Linear):
+    assert not power_of_2(Own, enabled=False)().power_of_2_scale
+    fake = ao.FakeQuantize.with_args(observer=Own.with_args(dtype=torch.qint8))
+    for constructor in (Own, Own.with_args(eps=0.5), Own.with_callable_args(eps=lambda: 0.5)):
+        assert isinstance(power_of_2(constructor)(), Own)
+        assert power_of_2(constructor)().eps == constructor().eps
+    made = power_of_2(QConfig(fake, Own))
+    assert made.activation().activation_post_process.power_of_2_scale
+    assert made.activation().activation_post_process.dtype is torch.qint8
+    assert made.weight().power_of_2_scale
+    assert isinstance(made.weight(), Own)
+
+
+def test_what_cannot_round_is_an_error_and_no_silence() -> None:
+    for other in (OwnFake, ao.MinMaxObserver(), lambda: None, nn.Linear, ao.ObserverBase):
         with pytest.raises(ValueError, match="only the observers and fake quantizers of"):
             power_of_2(other)
     with pytest.raises(ValueError, match=r"only torch\.ao's observers can round"):
-        power_of_2(ao.FakeQuantize.with_args(observer=Own))
+        power_of_2(ao.FakeQuantize.with_args(observer=nn.Linear))
     for chooses_nothing in (
         None, nn.Identity, ao.FixedQParamsObserver, ao.default_fixed_qparams_range_0to1_observer,
         ao.NoopObserver, ao.FixedQParamsFakeQuantize, ao.ReuseInputObserver, ao.RecordingObserver,
