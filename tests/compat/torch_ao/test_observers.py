@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.ao import quantization as ao
 
 import blockscale as bs
+from blockscale.compat import torch_ao
 from blockscale.compat.torch_ao import (
     FakeQuantize,
     HistogramObserver,
@@ -177,3 +178,9 @@ def test_a_format_is_no_dtype(make: type, form: object) -> None:
     if make is MinMaxObserver:
         with pytest.raises(TypeError, match=r"MinMaxObserver: expected a torch\.dtype"):
             make(form)
+
+
+def test_the_rounding_is_beside_the_observers() -> None:
+    """Where code written for torch.ao.quantization looks for it."""
+    assert torch_ao.round_to_power_of_2 is bs.round_to_power_of_2
+    assert torch_ao.round_to_power_of_2(torch.tensor([0.3, 3.0])).tolist() == [0.25, 4.0]
