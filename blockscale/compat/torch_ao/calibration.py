@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.ao import quantization as ao
 
 from blockscale import qat
 from blockscale.calibrate import observers
 from blockscale.calibrate.layer_rows import features_last
 from blockscale.calibrate.session import static_parts
-from blockscale.compat.torch_ao.recipe import decided, to_mapping, to_recipe
+from blockscale.compat.torch_ao.recipe import decided, mapping_of, to_recipe
 from blockscale.compat.torch_ao.scheme import instance
 from blockscale.compat.torch_ao.training import to_observer
 from blockscale.core.format import Format
@@ -54,7 +53,7 @@ def prepare(  # noqa: PLR0913 - the first three are the call, the rest are optio
     model = model if inplace else copy.deepcopy(model)
     if _KEPT in vars(model) or any(isinstance(module, QATLayer) for module in model.modules()):
         raise ValueError("the model is already prepared: convert it, or prepare a float model")
-    mapping = _attributes(model) if config is None else to_mapping(config)
+    mapping = mapping_of(model, config)
     recipe = to_recipe(mapping, model, outputs=outputs)
     spec = to_observer(mapping) if observer is None else observer
     plans = plans_for(model, recipe)
@@ -157,14 +156,3 @@ def _is_dynamic(qconfig: Any) -> bool:
     if qconfig is None or isinstance(qconfig.activation, str | Format | None):
         return False
     return bool(getattr(instance(qconfig.activation), "is_dynamic", False))
-
-
-def _attributes(model: nn.Module) -> ao.QConfigMapping:
-    """The QConfigs that torch.ao's eager mode reads: of the nearest module above that has one."""
-    own = {name: vars(m)["qconfig"] for name, m in model.named_modules() if "qconfig" in vars(m)}
-    if not own:
-        raise ValueError("give a QConfig or a QConfigMapping, or set model.qconfig, as torch.ao")
-    mapping = ao.QConfigMapping().set_global(own.pop("", None))
-    for name, qconfig in own.items():
-        mapping.set_module_name(name, qconfig)
-    return mapping

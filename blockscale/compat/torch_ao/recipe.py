@@ -58,6 +58,22 @@ def to_mapping(config: Any) -> ao.QConfigMapping:
     return config
 
 
+def mapping_of(model: nn.Module, config: Any) -> ao.QConfigMapping:
+    """A configuration as a mapping; of None, the `qconfig` attributes of the model's modules.
+
+    Those are what torch.ao's eager mode reads: the one of the nearest module above decides.
+    """
+    if config is not None:
+        return to_mapping(config)
+    own = {name: vars(m)["qconfig"] for name, m in model.named_modules() if "qconfig" in vars(m)}
+    if not own:
+        raise ValueError("give a QConfig or a QConfigMapping, or set model.qconfig, as torch.ao")
+    mapping = ao.QConfigMapping().set_global(own.pop("", None))
+    for name, qconfig in own.items():
+        mapping.set_module_name(name, qconfig)
+    return mapping
+
+
 def is_layer(kind: Any) -> bool:
     """Whether an entry of a mapping is about a type of layers with weights."""
     return isinstance(kind, type) and issubclass(kind, _LAYERS)

@@ -1,5 +1,6 @@
 """Train a model by torch.ao's configuration: its recipe and its observer, handed to blockscale."""
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch.ao import quantization as ao
 
 from blockscale import qat
 from blockscale.calibrate import observers
-from blockscale.compat.torch_ao.recipe import is_layer, to_recipe
+from blockscale.compat.torch_ao.recipe import is_layer, mapping_of, to_recipe
 from blockscale.compat.torch_ao.scheme import instance
 from blockscale.core.format import Format
 
@@ -23,22 +24,28 @@ _NAMES = {  # the first that fits: moving averages are kinds of MinMaxObserver
 
 def prepare_qat(
     model: nn.Module,
-    config: Any,
+    config: Any = None,
     *,
     outputs: bool = False,
     observer: observers.Spec | None = None,
+    inplace: bool = True,
     **options: Any,
 ) -> nn.Module:
-    """A float model -> prepared for training in place, by a torch.ao QConfig or QConfigMapping.
+    """A float model -> prepared for training, by a torch.ao QConfig or QConfigMapping; returns it.
 
     It is bs.prepare_qat(model, to_recipe(config, model, outputs=outputs), observer=observer), with
-    further `options` of that. observer: by default the one that the configuration's activations
-    name, see `to_observer`. `convert` then gives the quantized model.
+    further `options` of that. `convert` then gives the quantized model.
+
+    config: None takes the `qconfig` attributes of the model and its modules, as torch.ao's does.
+    observer: by default the one that the configuration's activations name, see `to_observer`.
+    inplace: False prepares a copy, which torch.ao's does by default.
 
     Raises ValueError for what cannot be translated, and as bs.prepare_qat, before anything changes.
     """
-    recipe = to_recipe(config, model, outputs=outputs)
-    chosen = to_observer(config) if observer is None else observer
+    mapping = mapping_of(model, config)
+    recipe = to_recipe(mapping, model, outputs=outputs)
+    chosen = to_observer(mapping) if observer is None else observer
+    model = model if inplace else copy.deepcopy(model)
     return qat.prepare_qat(model, recipe, observer=chosen, **options)
 
 

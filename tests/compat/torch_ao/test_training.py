@@ -17,6 +17,7 @@ from blockscale.compat.torch_ao import (
     to_observer,
 )
 from blockscale.graph.integer.convert import to_integer, with_integer_bias
+from blockscale.qat.layers import QATLayer
 from tests.compat.torch_ao.configurations import (
     SYMMETRIC,
 )
@@ -66,3 +67,48 @@ def test_training_by_a_mapping_down_to_integers() -> None:
     integer = to_integer(model, x)
     assert integer.exact
     assert torch.equal(integer(x), with_integer_bias(model)(x))
+
+
+def attributed() -> nn.Sequential:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Sequential(nn.Linear(6, 6)), nn.ReLU())
+    return model.append(nn.Linear(6, 2))
+
+
+def test_the_attributes_of_torch_ao_s_eager_mode() -> None:
+    """model.qconfig, as torch.ao.quantization.prepare_qat reads it, and those of modules inside."""
+    rounding = torch_ao.power_of_2(torch_ao.default_qat_qconfig)
+    model, named, x = attributed(), attributed(), torch.randn(5, 8)
+    model.qconfig, model[2].qconfig, model[4].qconfig = rounding, ao.default_qat_qconfig, None
+    mapping = QConfigMapping().set_global(rounding).set_module_name("2", ao.default_qat_qconfig)
+    torch_ao.prepare_qat(named, mapping.set_module_name("4", None))
+    copied = torch_ao.prepare_qat(model, inplace=False)
+    assert type(model[0]) is nn.Linear
+    assert torch_ao.prepare_qat(model) is model
+    expected = named(x)
+    assert torch.equal(model(x), expected)
+    assert torch.equal(copied(x), expected)
+    torch_ao.convert(model.eval())
+    assert str(model[0].input.format) == "uint7:tensor:pow2/nearest:asym"
+    assert str(model[2][0].input.format) == "uint7:tensor:fp32:asym:recip"
+    assert type(model[4]) is nn.Linear
+
+
+def test_the_attributes_are_those_that_torch_ao_fakes_by() -> None:
+    """The same layers get fake quantizers from torch.ao's own prepare_qat."""
+    ours, theirs = attributed(), attributed()
+    for model in (ours, theirs):
+        model.qconfig, model[2].qconfig = ao.default_qat_qconfig, None
+    torch_ao.prepare_qat(ours)
+    with pytest.warns(DeprecationWarning):
+        ao.prepare_qat(theirs.train(), inplace=True)
+    faked = {name for name, m in theirs.named_modules() if hasattr(m, "weight_fake_quant")}
+    assert faked == {"0", "4"}
+    assert {n for n, m in ours.named_modules() if isinstance(m, QATLayer)} == faked
+
+
+def test_no_configuration_at_all() -> None:
+    model = attributed()
+    with pytest.raises(ValueError, match=r"or set model\.qconfig, as torch\.ao"):
+        torch_ao.prepare_qat(model)
+    assert type(model[0]) is nn.Linear
