@@ -12,4 +12,5 @@ from blockscale.compat.torchao.enums import MappingType as MappingType
 from blockscale.compat.torchao.enums import ZeroPointDomain as ZeroPointDomain
 from blockscale.compat.torchao.formats import to_format as to_format
 from blockscale.compat.torchao.quantize import dequantize_affine as dequantize_affine
+from blockscale.compat.torchao.quantize import fake_quantize_affine as fake_quantize_affine
 from blockscale.compat.torchao.quantize import quantize_affine as quantize_affine

@@ -1,8 +1,8 @@
-"""quantize_affine and dequantize_affine: values to codes and back, with torchao's bits."""
+"""Values to codes, back, and both at once for training, with torchao's bits."""
 
 # ruff: noqa: A002, PLR0913  (the parameters and their names are torchao's)
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from blockscale.compat.torchao import kernels
 from blockscale.compat.torchao.dtypes import (
+    FLOATS,
     check_codes,
     check_float,
     check_float_dtype,
@@ -92,6 +93,48 @@ def dequantize_affine(
     return values
 
 
+def fake_quantize_affine(
+    input: Tensor,
+    block_size: Sequence[int],
+    scale: Tensor,
+    zero_point: Tensor | None,
+    quant_dtype: torch.dtype,
+    quant_min: float | None = None,
+    quant_max: float | None = None,
+    zero_point_domain: Enum = ZeroPointDomain.INT,
+) -> Tensor:
+    """input [...] -> what quantize_affine and dequantize_affine leave of it, in input's dtype.
+
+    The arithmetic is theirs, but codes stay in the dtype that they are computed in: NaN stays NaN,
+    and in the NONE domain -0 stays -0. quant_dtype says which codes there are.
+
+    Rounding passes the gradient as it is, the clamp passes it where the code is in range. input,
+    scale and a zero point of floats get theirs, as in torchao. Raises as quantize_affine.
+    Source: torchao 0.18.0, quantization/quant_primitives.py, `_fake_quantize_affine`.
+    """
+    check_float(input, "input")
+    codes = limits(quant_dtype, quant_min, quant_max)
+    split = split_blocks(input.shape, block_size)
+    domain = read_member(ZeroPointDomain, zero_point_domain)
+    # each step spreads them anew, so that the parts of a gradient are added in torchao's order
+    spread = _spread(split, scale, zero_point, domain)
+    q = _quantized(input, split, *spread, codes, domain, _straight_round)
+    spread = _spread(split, scale, zero_point, domain)
+    return _dequantized(q, split, *spread, codes, domain, input.dtype)
+
+
+def _straight_round(x: Tensor) -> Tensor:
+    """Half to even; the gradient passes as it is, but for what is not finite, which a clamp stops.
+
+    Of plain ops: compiling an autograd.Function warns of a deprecation that is torch's own.
+    """
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return x.round()
+    exact = x.detach()
+    nothing = torch.where(exact.isfinite(), -(exact - x), -0.0)  # -0, which changes no number
+    return exact.round() + nothing
+
+
 def _quantized(
     x: Tensor,
     split: Split,
@@ -99,6 +142,7 @@ def _quantized(
     zero_point: Tensor | None,
     limits: tuple[float, float],
     domain: ZeroPointDomain,
+    rounded: Callable[[Tensor], Tensor] = torch.round,
 ) -> Tensor:
     """The codes of x [...] in the dtype that they are computed in."""
     low, high = limits
@@ -106,9 +150,9 @@ def _quantized(
     if domain is ZeroPointDomain.FLOAT:
         to_least = scale * ((high + low + 1) / 2)
         least = -to_least if zero_point is None else zero_point - to_least
-        codes = ((blocks - least) / scale).round()
+        codes = rounded((blocks - least) / scale)
     else:
-        codes = (blocks * (1.0 / scale)).round()
+        codes = rounded(blocks * (1.0 / scale))
         if zero_point is not None:
             codes = codes + zero_point
     check_reaches(codes.dtype, low, high)
@@ -128,10 +172,11 @@ def _dequantized(
     low, high = limits
     blocks = codes.reshape(split.view)
     if domain is ZeroPointDomain.FLOAT:
-        values = (blocks.to(torch.float32) - (high + low + 1) / 2).to(dtype)
-        values = (values * scale).to(dtype)
+        blocks = blocks if blocks.dtype in FLOATS else blocks.to(torch.float32)
+        values = (blocks - (high + low + 1) / 2).to(dtype)
+        values *= scale  # in place as torchao's, so that a gradient to scale is in this dtype, too
         if zero_point is not None:
-            values = (values + zero_point).to(dtype)
+            values += zero_point
     else:
         values = blocks.to(dtype)
         if zero_point is not None:

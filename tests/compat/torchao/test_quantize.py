@@ -111,6 +111,42 @@ def test_no_zero_point(block: tuple[int, ...], dtype: torch.dtype) -> None:
             same(ours.dequantize_affine(q, *args, output_dtype=out), back)
 
 
+def check_fake(domain, x: Tensor, block, scale: Tensor, zero, target, *limits) -> None:
+    """Values and all gradients of the round trip are torchao's."""
+
+    def run(function, member) -> tuple[Tensor, ...]:
+        leaves = [x.clone().requires_grad_(), scale.clone().requires_grad_()]
+        if zero is not None and zero.is_floating_point():
+            leaves.append(zero.clone().requires_grad_())
+        given_zero = leaves[2] if len(leaves) == 3 else zero
+        low, high = limits or (None, None)
+        y = function(*leaves[:1], block, leaves[1], given_zero, target, low, high, member)
+        weights = torch.arange(1.0, y.numel() + 1).reshape(y.shape).to(y.dtype)
+        return y.detach(), *torch.autograd.grad(y, leaves, weights)
+
+    expected = run(theirs._fake_quantize_affine, theirs.ZeroPointDomain[domain.name])
+    same(run(ours.fake_quantize_affine, domain), expected)
+
+
+@pytest.mark.some(4)
+@every_block
+@every_dtype
+def test_fake_quantize(block: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, targets = awkward(dtype), (torch.uint4, torch.int8, torch.float8_e4m3fn, torch.int4)
+    for target, scale_dtype in itertools.product(targets, FLOATS):
+        args = (block, target, None, None, None, scale_dtype, torch.int32)
+        scale, zero = ours.choose_qparams_affine(x, ASYMMETRIC, *args, True)
+        for data in (x, ties(scale, block, dtype), x * torch.nan):
+            check_fake(INT, data, block, scale, zero, target)
+            check_fake(INT, data, block, scale, zero.to(torch.bfloat16), target)
+            check_fake(NONE, data, block, scale, None, target)
+            check_fake(INT, data, block, scale, zero, torch.int32, -5, 6)
+            middle = (zero * scale).to(dtype)
+            check_fake(FLOAT, data, block, scale, middle, target)
+            # middle code 2047.5: the difference is rounded in the codes' own dtype
+            check_fake(FLOAT, data, block, scale, middle, torch.int16, 0, 4094)
+
+
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Tensor, tuple[int, ...], torch.dtype, tuple[int, int]]:
     sizes = draw(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=3))
@@ -148,7 +184,8 @@ def round_trip(x: Tensor) -> Tensor:
         x, ASYMMETRIC, x.shape, torch.int8, preserve_zero=False, **domain
     )
     q = ours.quantize_affine(x, x.shape, scale, middle, torch.int8, **domain)
-    return y + ours.dequantize_affine(q, x.shape, scale, middle, torch.int8, **domain)
+    y = y + ours.dequantize_affine(q, x.shape, scale, middle, torch.int8, **domain)
+    return y + ours.fake_quantize_affine(x, x.shape, scale, middle, torch.int8, **domain)
 
 
 class RoundTrip(torch.nn.Module):
@@ -179,6 +216,26 @@ def test_gradients_pass_where_torchaos_do() -> None:
     low, high = x.aminmax(dim=1)
     args = (SYMMETRIC, (1, 64), torch.int8)
     assert ours.choose_qparams_affine_with_min_max(low, high, *args)[0].requires_grad
+
+
+def test_fake_quantize_is_the_round_trip_and_trains_under_compile() -> None:
+    x, scale = torch.randn(4, 64), torch.rand(4, 2) / 30 + 0.01
+    q = ours.quantize_affine(x, (1, 32), scale, None, torch.int8)
+    expected = ours.dequantize_affine(q, (1, 32), scale, None, torch.int8)
+
+    def fake(x: Tensor) -> Tensor:
+        return ours.fake_quantize_affine(x, (1, 32), scale, None, torch.int8)
+
+    for function in (fake, torch.compile(fake, fullgraph=True, backend="aot_eager")):
+        leaf = x.clone().requires_grad_()
+        y = function(leaf)
+        assert torch.equal(y, expected)
+        [gradient] = torch.autograd.grad(y.sum(), leaf)
+        codes = (x.reshape(4, 2, 32) * (1 / scale[..., None])).round().reshape(4, 64)
+        inside = (codes >= -128) & (codes <= 127)
+        assert not inside.all()
+        step = scale.repeat_interleave(32, 1)
+        assert torch.equal(gradient, torch.where(inside, step * (1 / step), 0))
 
 
 def test_a_zero_point_that_is_none_or_empty_is_zero() -> None:

@@ -16,15 +16,19 @@ from tests.compat.torchao.inputs import (
 )
 
 
+def described(parameter: inspect.Parameter) -> tuple[object, ...]:
+    default = parameter.default  # torchao's enum members are not ours, but have their names
+    return parameter.name, parameter.kind, getattr(default, "name", default)
+
+
 @pytest.mark.parametrize("name", [n for n in dir(ours) if n.endswith(("affine", "min_max"))])
 def test_signatures_are_torchaos_with_keywords_after(name: str) -> None:
     mine = list(inspect.signature(getattr(ours, name)).parameters.values())
-    expected = list(inspect.signature(getattr(theirs, name)).parameters.values())
+    original = getattr(theirs, name, None) or getattr(theirs, f"_{name}")
+    expected = list(inspect.signature(original).parameters.values())
     head, added = mine[: len(expected)], mine[len(expected) :]
-    assert [(p.name, p.kind, p.default) for p in head] == [
-        (p.name, p.kind, p.default) for p in expected
-    ]
-    assert added
+    assert list(map(described, head)) == list(map(described, expected))
+    assert added or "zero_point_domain" in inspect.signature(original).parameters
     assert all(p.kind is p.KEYWORD_ONLY for p in added)
 
 
@@ -36,6 +40,10 @@ def choose(
 
 def quantize(x: Tensor, scale: Tensor, zero: Tensor | None = None, target=torch.int8, **key):
     return ours.quantize_affine(x, (1, 32), scale, zero, target, **key)
+
+
+def fake(x: Tensor, scale: Tensor, zero: Tensor | None = None, target=torch.int8, **key):
+    return ours.fake_quantize_affine(x, (1, 32), scale, zero, target, **key)
 
 
 X, S = torch.ones(4, 64), torch.ones(4, 2)
@@ -77,6 +85,11 @@ ERRORS = [
         ValueError,
         "overflow torch.float16",
     ),
+    (lambda: fake(X.double(), S), TypeError, "input is torch.float64"),
+    (lambda: fake(X, S.T), ValueError, r"scale has shape \(2, 4\), but there are \(4, 2\) blocks"),
+    (lambda: fake(X, S, S, zero_point_domain=NONE), ValueError, "NONE has no zero point"),
+    (lambda: fake(X, S, quant_min=3, quant_max=3), ValueError, "quant_min < quant_max in that"),
+    (lambda: fake(X.half(), S.half(), target=torch.int32), ValueError, "-2147483648 .* overflow"),
     (
         lambda: ours.dequantize_affine(X.int(), (1, 32), S, None, torch.int8),
         TypeError,
