@@ -5,12 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from blockscale.core.block import WHOLE, divided
 from blockscale.core.format import Format
+from blockscale.core.operand import operand, quantizer, whole
 from blockscale.core.parse import parse
+from blockscale.core.reference import QParams
+from blockscale.ops import primitives
+from blockscale.ops.given import checked_part
 from blockscale.ops.op import OPS, Op
+from blockscale.ops.seed import Seed, seed_tensor
 from blockscale.ops.tensor import QTensor
 
 Part = Tensor | fx.Node
@@ -101,6 +107,76 @@ class QuantParams:
             own.scale, own.zero_point, own.outer, parse(own.fmt), shape, tuple(own.more or ())
         )
 
+    def quantize(self, x: Tensor, seed: Seed = None) -> Tensor:
+        """x [shape] -> its codes [shape] as QTensor.codes has them: integers as such, minifloats
+        as bit patterns in uint8 (docs/numerics.md, section 4). No gradient passes.
+
+        seed: for stochastic rounding, as in bs.quantize
+
+        Raises TypeError where the parameters are nodes, or x has no floats; ValueError where they
+        have no format, for an x of another shape and for parts that the format does not have.
+        """
+        form, qparams = self._numbers(x, "x")
+        drawn = seed_tensor(seed, x.device) if form.rounding == "stochastic" else None
+        packed = primitives.quantize(x.detach(), quantizer(qparams, form, drawn))
+        return _unpacked(packed, form, x.shape)
+
+    def dequantize(self, codes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Codes [shape], as `quantize` gives them -> their values [shape] in `dtype` (section 5).
+
+        Raises as `quantize`; TypeError for codes of another dtype than the format's, ValueError
+        for codes that the format does not have.
+        """
+        form, qparams = self._numbers(codes, "codes")
+        expected = form.element.code_dtype
+        if codes.dtype != expected:
+            raise TypeError(
+                f"{form}: expected codes of {expected}, found {codes.dtype}: pass what quantize "
+                f"or QTensor.codes gives"
+            )
+        packed = primitives.pack(codes, form.spelling)
+        if not torch.equal(_unpacked(packed, form, codes.shape), codes):
+            low, high = (int(end) for end in codes.aminmax())
+            raise ValueError(
+                f"{form}: codes of {form.bits} bits, found {low} ... {high}: pass what quantize "
+                f"or QTensor.codes gives"
+            )
+        size = codes.shape[-1] if codes.ndim else 1
+        values: Tensor = primitives.dequantize(operand(packed, qparams, form, size), dtype)
+        return values
+
+    def _numbers(self, x: Tensor, name: str) -> tuple[Format, QParams]:
+        """The format and its parts as tensors, in the shapes that ops take."""
+        form = self.format
+        parts: tuple[Any, ...] = (self.scale, self.outer, self.zero_point, *self.more)
+        if nodes := [part for part in parts if isinstance(part, fx.Node)]:
+            raise TypeError(
+                f"{nodes[0]} is a node of a graph, whose numbers are not known here: take the "
+                f"parameters of a QTensor, or call bs.graph.convert and run the graph"
+            )
+        if form is None:
+            raise ValueError(
+                "no format says what codes mean: give QuantParams one, "
+                'as parse("int8:channel0:fp32")'
+            )
+        if tuple(x.shape) != tuple(self.shape):
+            raise ValueError(
+                f"{form}: these parameters are of a tensor of shape {_spelled(self.shape)}, but "
+                f"{name} has shape {_spelled(x.shape)}: pass a tensor of that shape"
+            )
+        scale, outer, zero_point, *more = parts
+        found = whole(scale, outer, zero_point, more, form.spelling)._asdict()
+        stored = form.stored(self.shape)
+        if extra := [
+            name for name, part in found.items() if part is not None and name not in stored
+        ]:
+            raise ValueError(f"{form}: has no {extra[0]}, but one is given: leave it out")
+        own = {
+            name: checked_part(form, self.shape, name, found[name], *stored[name])
+            for name in stored
+        }
+        return form, QParams(**own)
+
     @property
     def scale_shape(self) -> tuple[Any, ...]:
         """The stored scale's shape."""
@@ -190,6 +266,11 @@ def _chosen(cls: type[QuantParams], node: fx.Node) -> QuantParams:
         parts["scale"], parts.get("zero_point"), parts.get("outer"), fmt,  # type: ignore[arg-type]
         tuple(_value(x).shape), tuple(more),  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def _unpacked(packed: Tensor, form: Format, shape: Sequence[int]) -> Tensor:
+    codes: Tensor = primitives.unpack(packed, form.spelling, shape[-1] if shape else 1)
+    return codes.reshape(tuple(shape))
 
 
 def _is_item(node: fx.Node, place: int) -> bool:

@@ -92,7 +92,7 @@ def given(
             verb = f"needs {_a(name)}" if name in expected else f"has no {name}"
             raise ValueError(f"{fmt}: {verb}")
     found = {
-        name: _checked(fmt, shape, name, parts.get(name), dtype, own)
+        name: checked_part(fmt, shape, name, parts.get(name), dtype, own)
         for name, (dtype, own) in expected.items()
     }
     return QParams(**found)
@@ -115,7 +115,7 @@ def _opened(
     return codes if codes.dtype == torch.uint8 else part.format.element.to_bits(codes), part.qparams
 
 
-def _checked(
+def checked_part(
     fmt: Format,
     shape: tuple[int, ...],
     name: str,
@@ -123,6 +123,10 @@ def _checked(
     dtype: torch.dtype,
     expected: tuple[int, ...],
 ) -> Tensor:
+    """A part of that name, of `dtype` and the `expected` shape; of one element, in any rank.
+
+    Raises ValueError for anything else.
+    """
     if not isinstance(part, Tensor) and name == "scale":
         raise ValueError(f"{fmt}: its scale is a Tensor, not {describe(part)}")
     if isinstance(part, Tensor) and part.dtype == dtype and tuple(part.shape) == expected:

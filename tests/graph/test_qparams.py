@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
+from blockscale.compat import torchao
 from blockscale.core.catalog import CATALOG
 from blockscale.core.parse import parse
 from blockscale.graph.qparams import QuantParams
@@ -184,3 +185,94 @@ def test_of_other_nodes() -> None:
     by_name["quantize.default"].args[0].meta.pop("val")
     with pytest.raises(ValueError, match=r"the shape of its result is not known"):
         QuantParams.of(by_name["quantize.default"])
+
+
+@pytest.mark.parametrize("fmt", [*CATALOG, "int8:tile3x40:fp32", "int8:group7@0:fp32:asym"])
+@pytest.mark.parametrize("shape", [(5, 70), (2, 3, 96)], ids=str)
+def test_numbers_of_every_format(fmt: str, shape) -> None:
+    x, other = torch.randn(shape), torch.randn(shape) * 2
+    q = bs.quantize(x, fmt)
+    p = QuantParams.of(q)
+    assert torch.equal(p.quantize(x), q.codes) and p.quantize(x).dtype == q.codes.dtype
+    for dtype in (torch.float32, torch.bfloat16):
+        assert torch.equal(p.dequantize(q.codes, dtype), q.dequantize(dtype))
+    if "scale" in q.format.parts and q.format.parts in (("scale",), ("scale", "zero_point")):
+        mine = bs.quantize(other, fmt, q.scale, q.zero_point)  # which clips
+        assert torch.equal(p.quantize(other), mine.codes)
+
+
+# (tensor, scale, zero point): each scale's shape is that of torchao's blocks with keepdim
+AFFINE = [
+    ((), (), "uint8:tensor:fp32:asym:recip"),
+    ((70,), (1,), "uint8:tensor:fp32:asym:recip"),
+    ((8, 64), (1, 1), "uint8:tensor:fp32:asym:recip"),
+    ((8, 64), (), "uint8:tensor:fp32:asym:recip"),
+    ((8, 64), (8, 1), "uint8:channel0:fp32:asym:recip"),
+    ((8, 64), (1, 64), "int8:channel1:fp32:asym:recip"),
+    ((8, 64), (8, 2), "uint4:group32:fp32:asym:recip"),
+    ((8, 64), (2, 4), "int8:tile4x16:fp32:asym:recip"),
+    ((4, 2, 8, 6), (2, 1, 4, 2), "int8:block2x2x2x3:fp32:asym:recip"),
+]
+
+
+@pytest.mark.parametrize(("shape", "scale", "fmt"), AFFINE, ids=str)
+def test_numbers_are_those_of_torchaos_primitives(shape, scale, fmt: str) -> None:
+    """Of compat.torchao, which is torchao bit for bit."""
+    bits = parse(fmt).bits
+    target = {4: torch.uint4, 8: torch.uint8 if fmt[0] == "u" else torch.int8}[bits]
+    low = 0 if fmt[0] == "u" else -128
+    zero = torch.randint(low, low + 2**bits, scale, dtype=torch.int32)
+    p = QuantParams(torch.rand(scale) / 30 + 0.01, zero, None, parse(fmt), shape)
+    x = torch.randn(shape) * 3
+    args = p.block_size, p.scale.reshape(-1), zero.reshape(-1), target
+    if len(scale) == len(shape):
+        args = p.block_size, p.scale, zero, target
+    codes = torchao.quantize_affine(x, *args)
+    assert torch.equal(p.quantize(x), codes) and p.quantize(x).dtype == codes.dtype
+    assert torch.equal(p.dequantize(codes), torchao.dequantize_affine(codes, *args))
+
+
+def test_stochastic_rounding_takes_a_seed() -> None:
+    fmt, x = "int4:group8:fp32:stochastic", torch.randn(4, 16)
+    q = bs.quantize(x, fmt, seed=(7, 3))
+    p = QuantParams.of(q)
+    assert torch.equal(p.quantize(x, seed=(7, 3)), q.codes)
+    assert not torch.equal(p.quantize(x, seed=(8, 3)), q.codes)
+
+
+X, FMT = torch.ones(8, 64), "uint4:channel0:fp32:asym"
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda p: p.quantize(X[:4]), ValueError, r"of shape \[8, 64\], but x has shape \[4, 64\]"),
+        (lambda p: p.dequantize(X[0].byte()), ValueError, r"but codes has shape \[64\]"),
+        (lambda p: p.dequantize(X), TypeError, "codes of torch.uint8, found torch.float32"),
+        (lambda p: p.dequantize(X.byte() * 16), ValueError, "codes of 4 bits, found 16 ... 16"),
+        (lambda p: p.quantize(X.int()), TypeError, "float32, bfloat16 or float16, found int32"),
+    ],
+)
+def test_what_numbers_are_not_taken(call, kind, message: str) -> None:
+    p = QuantParams.of(bs.quantize(torch.randn(8, 64), FMT))
+    with pytest.raises(kind, match=message):
+        call(p)
+
+
+def test_parameters_without_numbers() -> None:
+    with pytest.raises(ValueError, match="no format says what codes mean"):
+        of_shapes((8, 64), (8, 1)).quantize(X)
+    form = parse(FMT)
+    with pytest.raises(ValueError, match="not a NoneType"):
+        QuantParams(torch.ones(8, 1), None, None, form, (8, 64)).quantize(X)
+    floats = QuantParams(torch.ones(8, 1), torch.zeros(8, 1), None, form, (8, 64))
+    with pytest.raises(ValueError, match=r"the zero_point is int32 of shape \(8, 1\), not"):
+        floats.dequantize(X.byte())
+    symmetric = parse("int8:channel0:fp32")
+    extra = QuantParams(torch.ones(8, 1), torch.zeros(8, 1), None, symmetric, (8, 64))
+    with pytest.raises(ValueError, match="has no zero_point, but one is given"):
+        extra.quantize(X)
+    graph = exported("uint4:group32:fp32:asym", "int8_token")
+    node = next(n for n in graph.graph.nodes if "dequantize" in str(n.target))
+    with pytest.raises(TypeError, match="scale is a node of a graph"):
+        QuantParams.of(node).quantize(X)
