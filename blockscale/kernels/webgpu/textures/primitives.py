@@ -50,8 +50,14 @@ class QuantizedTexture:
 def quantized(packed: Operand) -> QuantizedTexture:
     """A quantized tensor on the CPU or on "webgpu", with its codes in a texture.
 
-    Raises ValueError for another number of codes than the scale's blocks have.
+    Raises TypeError for what is no operand, and ValueError for another number of codes than the
+    scale's blocks have.
     """
+    if not isinstance(packed, Operand):
+        raise TypeError(
+            f"expected packed codes with their scale as ops take them, found a "
+            f"{type(packed).__name__}: pass the `operand` of a QTensor, bs.quantize(x, fmt).operand"
+        )
     f = _known(packed.fmt)
     codes = texture_of_codes(packed.codes, packed.shape, f.bits)
     return QuantizedTexture(codes, packed.qparams, f.format)
@@ -60,7 +66,8 @@ def quantized(packed: Operand) -> QuantizedTexture:
 def choose_qparams(x: Texture, fmt: Format | str) -> QParams:
     """The scale of each block and what else the format has, on "webgpu" (numerics.md, 3).
 
-    Raises TypeError for a texture that holds no floats and for a format that shaders do not know.
+    Raises TypeError for what is no texture, for one that holds no floats and for a format that
+    shaders do not know.
     """
     f = _known(fmt)
     _check_floats(x)
@@ -73,10 +80,20 @@ def choose_qparams(x: Texture, fmt: Format | str) -> QParams:
 
 
 def quantize(
-    x: Texture, fmt: Format | str, qparams: QParams | None = None, seed: Tensor | None = None
+    x: Texture,
+    fmt: Format | str,
+    qparams: QParams | None = None,
+    seed: Tensor | None = None,
+    *,
+    scale: Tensor | None = None,
+    zero_point: Tensor | None = None,
 ) -> QuantizedTexture:
     """Numbers -> codes (docs/numerics.md, section 4); without a scale, x chooses it.
 
+    scale: as stored, on the CPU or on "webgpu": one for each block of the format, of x's rank; a
+        scale of one element may have any rank
+    zero_point: of the scale's shape and beside it, where the format has one; int32 as a rule
+    qparams: all parts at once, as `choose_qparams` gives them; in place of scale and zero_point
     seed: int64 [] or [2] (seed, index of the first element), for stochastic rounding
 
     Raises as `choose_qparams`, and ValueError for a scale or a seed that does not fit.
@@ -84,7 +101,7 @@ def quantize(
     f = _known(fmt)
     _check_floats(x)
     words = seed_memory(f, seed)
-    chosen = qparams or choose_qparams(x, fmt)
+    chosen = _given(f, x.shape, qparams, scale, zero_point) or choose_qparams(x, fmt)
     made = empty(x.shape, f.bits, tuple(f.packed_shape(x.shape)), f.packed_dtype)
     run("quantize", f, x, made, _parts(f, x.shape, chosen), words)
     return QuantizedTexture(made, chosen, f.format)
@@ -93,8 +110,14 @@ def quantize(
 def dequantize(q: QuantizedTexture, dtype: torch.dtype = torch.float32) -> Texture:
     """Codes -> values (docs/numerics.md, section 5).
 
-    Raises TypeError for another dtype than float32, bfloat16 and float16.
+    Raises TypeError for what is no QuantizedTexture, and for another dtype than float32, bfloat16
+    and float16.
     """
+    if not isinstance(q, QuantizedTexture):
+        raise TypeError(
+            f"expected a QuantizedTexture, found a {type(q).__name__}: textures.quantize(t, fmt) "
+            f"makes one of numbers, textures.quantized(q.operand) of a QTensor"
+        )
     f, shape = _known(q.fmt), q.codes.shape
     if dtype not in FLOATS:
         raise TypeError(f"textures hold values of float32, bfloat16 or float16, not {dtype}")
@@ -104,13 +127,23 @@ def dequantize(q: QuantizedTexture, dtype: torch.dtype = torch.float32) -> Textu
 
 
 def fake_quantize(
-    x: Texture, fmt: Format | str, qparams: QParams | None = None, seed: Tensor | None = None
+    x: Texture,
+    fmt: Format | str,
+    qparams: QParams | None = None,
+    seed: Tensor | None = None,
+    *,
+    scale: Tensor | None = None,
+    zero_point: Tensor | None = None,
 ) -> Texture:
-    """Numbers -> what is left of them after a round trip, in their dtype. Raises as `quantize`."""
+    """Numbers -> what is left of them after a round trip, in their dtype.
+
+    Arguments and errors as in `quantize`.
+    """
     f = _known(fmt)
     _check_floats(x)
     words = seed_memory(f, seed)
-    parts = _parts(f, x.shape, qparams or choose_qparams(x, fmt))
+    chosen = _given(f, x.shape, qparams, scale, zero_point) or choose_qparams(x, fmt)
+    parts = _parts(f, x.shape, chosen)
     made = empty(x.shape, x.bits, x.shape, x.dtype)
     run("fake_quantize", f, x, made, parts, words)
     return made
@@ -126,9 +159,59 @@ def _known(fmt: Format | str) -> Form:
     return form(parsed.spelling)
 
 
-def _check_floats(x: Texture) -> None:
+def _check_floats(x: object) -> None:
+    if not isinstance(x, Texture):
+        raise TypeError(
+            f"expected a Texture, found a {type(x).__name__}: textures.texture(x) makes one of a "
+            f'tensor on the CPU or on "webgpu"'
+        )
     if x.dtype not in FLOATS:
         reference.widen(torch.empty(0, dtype=x.dtype))
+
+
+def _given(
+    f: Form,
+    shape: tuple[int, ...],
+    qparams: QParams | None,
+    scale: Tensor | None,
+    zero_point: Tensor | None,
+) -> QParams | None:
+    """What a caller gives, for `_parts` to check against the format; None where it is nothing."""
+    if qparams is not None and not isinstance(qparams, QParams):
+        raise TypeError(
+            f"expected qparams as textures.choose_qparams gives them, found a "
+            f"{type(qparams).__name__}: pass tensors by name, scale= and zero_point="
+        )
+    if scale is None and zero_point is None:
+        return qparams
+    if qparams is not None:
+        raise ValueError(
+            f"{f.format}: qparams and scale or zero_point were given: pass qparams, or the others"
+        )
+    if scale is None:
+        raise ValueError(f"{f.format}: a zero_point was given without the scale it belongs to")
+    for part, name in ((scale, "scale"), (zero_point, "zero_point")):
+        if part is not None and not isinstance(part, Tensor):
+            raise TypeError(
+                f"{f.format}: expected a tensor as {name}, found a {type(part).__name__}: pass "
+                f"what is stored, or qparams="
+            )
+    if others := [name for name in f.format.parts if name not in ("scale", "zero_point")]:
+        raise ValueError(
+            f"{f.format}: has a further part ({others[0]}): pass all as qparams=, as "
+            f"textures.choose_qparams gives them"
+        )
+    if f.asym != (zero_point is not None):
+        raise ValueError(f"{f.format}: {'needs a' if f.asym else 'has no'} zero_point")
+    blocks = tuple(f.scale_shape(shape))
+    zero = None if zero_point is None else _of_one(zero_point, blocks)
+    return QParams(_of_one(scale, blocks), None, zero)
+
+
+def _of_one(part: Tensor, blocks: tuple[int, ...]) -> Tensor:
+    """A part of one element in the rank of the blocks, if there is one; every other as it is."""
+    one = part.numel() == prod(blocks) == 1 and tuple(part.shape) != blocks
+    return part.reshape(blocks) if one else part
 
 
 def _parts(f: Form, shape: tuple[int, ...], given: QParams) -> Parts:

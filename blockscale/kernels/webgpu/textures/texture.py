@@ -50,8 +50,11 @@ class Texture:
 def texture(x: Tensor) -> Texture:
     """A tensor on the CPU or on "webgpu", of elements of 1, 2 or 4 bytes, as a texture.
 
-    Raises TypeError for elements of another size, GpuError where it is too large for a texture.
+    Raises TypeError for what is no tensor and for elements of another size, GpuError where it is
+    too large for a texture.
     """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"expected a tensor, found a {type(x).__name__}: torch.as_tensor makes one")
     if x.dtype.itemsize not in (1, 2, 4):
         raise TypeError(
             f"expected elements of 1, 2 or 4 bytes, found {str(x.dtype).removeprefix('torch.')}: "

@@ -10,7 +10,9 @@ from blockscale.core import reference
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.webgpu import textures
+from blockscale.kernels.webgpu.gpu.memory import upload
 from blockscale.kernels.webgpu.spec import known
+from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 from tests.kernels.same import same
 from tests.kernels.webgpu.here import here
 from tests.some import crossed
@@ -133,3 +135,76 @@ def test_bad_input() -> None:
         textures.dequantize(textures.quantize(x, "int8"), torch.float64)
     with pytest.raises(TypeError, match=r"no shader knows book4.*bs.quantize"):
         textures.quantize(x, "book4:tensor:fp32")
+
+
+def _there(x: Tensor) -> Tensor:
+    return WebGPUTensor(upload(x), tuple(x.shape), x.dtype)
+
+
+GIVEN = [
+    ("int8:block1x2x3x5:fp32:asym", (2, 4, 6, 10)),
+    ("uint4:group4:fp32:asym", (3, 10)),
+    ("int8:token:bf16", (3, 5)),
+    ("mxfp4", (2, 70)),
+    ("int8:tensor:fp32:asym", (3, 5)),
+]
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["cpu", "webgpu"])
+@pytest.mark.parametrize(("fmt", "shape"), GIVEN, ids=str)
+def test_a_scale_and_a_zero_point(fmt: str, shape: tuple[int, ...], there: bool) -> None:
+    x, other = torch.randn(shape), bs.quantize(torch.randn(shape) * 2, fmt)
+    parts = {"scale": other.scale, "zero_point": other.zero_point}
+    expected = bs.quantize(x, fmt, **parts)
+    if there:  # in buffers of the device
+        parts = {name: part if part is None else _there(part) for name, part in parts.items()}
+    t = textures.texture(x)
+    q = textures.quantize(t, fmt, **parts)
+    assert same(q.codes.tensor(), expected.packed)
+    assert same(textures.dequantize(q).tensor(), expected.dequantize())
+    assert same(textures.fake_quantize(t, fmt, **parts).tensor(), expected.dequantize())
+
+
+def test_a_scale_of_one_element_has_any_rank() -> None:
+    x, fmt = torch.randn(3, 5), "int8:tensor:fp32:asym"
+    for rank in range(4):
+        scale, zero = torch.full((1,) * rank, 0.03), torch.full((1,) * rank, 7, dtype=torch.int32)
+        expected = bs.quantize(x, fmt, scale, zero)
+        q = textures.quantize(textures.texture(x), fmt, scale=scale, zero_point=zero)
+        assert same(q.codes.tensor(), expected.packed)
+
+
+S, Z, ASYM = torch.ones(4, 1), torch.zeros(4, 1, dtype=torch.int32), "int8:token:fp32:asym"
+
+
+@pytest.mark.parametrize("function", [textures.quantize, textures.fake_quantize])
+@pytest.mark.parametrize(
+    ("fmt", "parts", "kind", "message"),
+    [
+        (ASYM, {"scale": S}, ValueError, "needs a zero_point"),
+        ("int8:token:fp32", {"scale": S, "zero_point": Z}, ValueError, "has no zero_point"),
+        (ASYM, {"zero_point": Z}, ValueError, "zero_point was given without the scale"),
+        (ASYM, {"scale": S.T, "zero_point": Z}, ValueError, r"of shape \(4, 1\).*\(1, 4\)"),
+        (ASYM, {"scale": S, "zero_point": S}, ValueError, "expected torch.int32"),
+        (ASYM, {"scale": 0.5, "zero_point": Z}, TypeError, "a tensor as scale, found a float"),
+        ("nvfp4", {"scale": S}, ValueError, r"further part \(outer\): pass all as qparams="),
+        (ASYM, {"qparams": S}, TypeError, "found a Tensor: pass tensors by name, scale="),
+        (ASYM, {"qparams": QParams(S, None, Z), "scale": S}, ValueError, "pass qparams, or the"),
+    ],
+)
+def test_a_scale_that_does_not_fit(function, fmt: str, parts, kind, message: str) -> None:
+    with pytest.raises(kind, match=message):
+        function(textures.texture(torch.randn(4, 6)), fmt, **parts)
+
+
+def test_what_is_no_texture() -> None:
+    x = torch.randn(4, 6)
+    for function in (textures.quantize, textures.fake_quantize, textures.choose_qparams):
+        with pytest.raises(TypeError, match=r"found a Tensor: textures.texture\(x\) makes one"):
+            function(x, "int8")
+    with pytest.raises(TypeError, match=r"found a Texture: textures.quantize\(t, fmt\) makes"):
+        textures.dequantize(textures.texture(x))
+    with pytest.raises(TypeError, match=r"found a QTensor: pass the `operand` of a QTensor"):
+        textures.quantized(bs.quantize(x, "int8"))
+    with pytest.raises(TypeError, match=r"expected a tensor, found a list: torch.as_tensor"):
+        textures.texture([1.0])
