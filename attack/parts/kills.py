@@ -65,7 +65,7 @@ def _save(user: Path) -> object:
 def _program(user: Path) -> object:
     """Its bytes are not the same twice: torch writes the time. What it computes is."""
     place, x = user / "out" / "net.pt2", torch.ones(1, 32)
-    bs.export.program(_quantized(_FORMAT), place, x)
+    bs.export.program(_quantized(_FORMAT), place, x, overwrite=True)
     values = torch.export.load(place).module()(x)
     place.write_bytes(values.detach().numpy().tobytes())
     return values

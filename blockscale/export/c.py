@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from blockscale.export.program import Example, arguments, tried
 from blockscale.export.to_c.file import Sized, identifier, written
 from blockscale.export.to_c.walk import walk
-from blockscale.files.whole import check_place, written_whole
+from blockscale.files.whole import check_new, check_place, written_whole
 from blockscale.graph.lower.lowering import lower
 from blockscale.graph.state import State
 
@@ -44,8 +44,7 @@ def c(
     FileExistsError if a file is there.
     """
     path = check_place(path, "model.c")
-    if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists: remove it, or say overwrite=True")
+    check_new(path, overwrite)
     if not identifier(name):
         raise ValueError(f"{name!r} is no C identifier: use letters, digits and _")
     lowered = _integer(graph)

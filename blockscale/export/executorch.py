@@ -16,7 +16,7 @@ from blockscale.export.program import Example, program_of
 from blockscale.export.to_executorch.integers import product, products, to_integers
 from blockscale.export.to_executorch.lowering import LeftError, lowered
 from blockscale.export.to_executorch.plain import write_out
-from blockscale.files.whole import check_place, written_whole
+from blockscale.files.whole import check_new, check_place, written_whole
 from blockscale.graph.adopt.program import adopted
 from blockscale.graph.constants import get
 from blockscale.graph.expand import expand
@@ -50,8 +50,7 @@ def executorch(
     file is there; ImportError without executorch. Warns of int4 scales that XNNPACK rounds.
     """
     path = check_place(path, "model.pte")
-    if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists: remove it, or say overwrite=True")
+    check_new(path, overwrite)
     if reason := unavailable():
         raise ImportError(reason)
     _check_stage(graph)

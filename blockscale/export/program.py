@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
-from blockscale.files.whole import check_place, written_whole
+from blockscale.files.whole import check_new, check_place, written_whole
 from blockscale.graph.adopt.program import adopted, is_graph_of_ops, quantized_elsewhere
 from blockscale.graph.adopt.quantize_fx import from_quantize_fx, is_quantize_fx
 from blockscale.graph.program import check_evaluation, exported, imported
@@ -30,6 +30,7 @@ def program(
     example: Example | None = None,
     *,
     dynamic_batch: bool = False,
+    overwrite: bool = False,
 ) -> None:
     """Write torch.export's file (.pt2) of a quantized model, graph or exported program.
 
@@ -40,14 +41,17 @@ def program(
         A program or graph has its own; where one is given it must fit. The file holds the example.
     dynamic_batch: let the first size of every tensor of the example be any number; otherwise all
         sizes are those of the example.
+    overwrite: replace a file that is there
 
     Outputs that are mappings of a class of their own, as those of transformers, become dicts, so
     that nothing but torch and blockscale is needed to load the file. It appears whole or not at
     all. Raises ValueError, before anything is written, if the path is a directory or lies in none,
     if the model is in training mode, holds layers for training or is on the meta device, or if the
-    example does not fit; torch's own errors where torch.export cannot follow the model.
+    example does not fit; FileExistsError if a file is there; torch's own errors where torch.export
+    cannot follow the model.
     """
     path = check_place(path, "model.pt2")
+    check_new(path, overwrite)
     made = program_of(graph, example, dynamic_batch)
     with written_whole(path) as temporary, temporary.open("wb") as file:
         torch.export.save(made, file)

@@ -26,6 +26,12 @@ def check_place(path: str | Path, example: str) -> Path:
     return path
 
 
+def check_new(path: Path, overwrite: bool) -> None:
+    """Raises FileExistsError if a file is there already, unless `overwrite` says to replace it."""
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists: remove it, or say overwrite=True")
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """The name under which to write what becomes `path` when the context ends without an error.

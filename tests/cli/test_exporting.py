@@ -15,7 +15,7 @@ def test_options():
     given = options(bs.export.c, EXAMPLE, sizes)
     assert given.pop("example")["input_ids"].shape == (1, 16)
     assert given == {"overwrite": True, "name": "net", "max_bytes": 1000}
-    assert options(bs.export.program, EXAMPLE, sizes) == {}
+    assert options(bs.export.program, EXAMPLE, sizes) == {"overwrite": True}
     assert options(bs.export.c, EXAMPLE, Sizes(3, 5))["example"]["input_ids"].shape == (3, 5)
     assert Sizes(None, 16).most == 8 and Sizes(2, 16).most == 2
 

@@ -125,11 +125,12 @@ def test_a_program(tmp_path):
     made = torch.export.export(model, (x,))
     bs.export.program(made, tmp_path / "model.pt2")
     assert torch.equal(torch.export.load(tmp_path / "model.pt2").module()(x), model(x))
-    bs.export.program(made, tmp_path / "model.pt2", x)
+    bs.export.program(made, tmp_path / "model.pt2", x, overwrite=True)
     with pytest.raises(ValueError, match="cannot be called with the example"):
-        bs.export.program(made, tmp_path / "model.pt2", torch.randn(4, 64))
+        bs.export.program(made, tmp_path / "other.pt2", torch.randn(4, 64))
     with pytest.raises(ValueError, match="sizes of an exported program were fixed"):
-        bs.export.program(made, tmp_path / "model.pt2", x, dynamic_batch=True)
+        bs.export.program(made, tmp_path / "other.pt2", x, dynamic_batch=True)
+    assert not (tmp_path / "other.pt2").exists()
 
 
 class Returns(nn.Module):
@@ -215,6 +216,16 @@ def test_places(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_that_is_there(tmp_path):
+    path, model = tmp_path / "model.pt2", small()
+    path.write_bytes(b"another's")
+    with pytest.raises(FileExistsError, match=r"model\.pt2 exists: remove it, or say overwrite=T"):
+        bs.export.program(model, path, X)
+    assert path.read_bytes() == b"another's"
+    bs.export.program(model, path, X, overwrite=True)
+    assert torch.equal(torch.export.load(path).module()(X), model(X))
+
+
 def test_what_is_no_model(tmp_path):
     with pytest.raises(TypeError, match="expected a model or an exported program, found str"):
         bs.export.program("model", tmp_path / "model.pt2", X)
@@ -233,6 +244,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch.export, "save", fails)
     with pytest.raises(OSError, match="the disk is full"):
-        bs.export.program(small("mxfp8"), path, X)
+        bs.export.program(small("mxfp8"), path, X, overwrite=True)
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == ["model.pt2"]

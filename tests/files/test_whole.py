@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from blockscale.files.directory.folder import is_held
-from blockscale.files.whole import check_place, written_whole
+from blockscale.files.whole import check_new, check_place, written_whole
 
 
 def test_it_appears_at_the_end(tmp_path):
@@ -17,6 +17,15 @@ def test_it_appears_at_the_end(tmp_path):
         assert temporary.parent == tmp_path
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_new_file(tmp_path):
+    path = tmp_path / "file"
+    check_new(path, False)
+    path.write_text("old")
+    check_new(path, True)
+    with pytest.raises(FileExistsError, match="file exists: remove it, or say overwrite=True"):
+        check_new(path, False)
 
 
 def test_an_error_leaves_what_was(tmp_path):

@@ -15,7 +15,7 @@ from blockscale.export.onnx.scope import HIGHEST, LOWEST, Needs
 from blockscale.export.onnx.take_integer import take_integer, without_dead
 from blockscale.export.onnx.widen import pieces_widened, widened
 from blockscale.export.program import Example, arguments, exported_model, program_of, tried
-from blockscale.files.whole import check_place
+from blockscale.files.whole import check_new, check_place
 from blockscale.graph import passes
 from blockscale.graph.adopt.program import adopted
 from blockscale.graph.expand import expand
@@ -74,14 +74,13 @@ def onnx(
         warnings.warn(_WIDE.format(" and ".join(halves), path.name), stacklevel=2)
     pieces = pieces_widened(pieces)
     write.stamp(model, _enough(opset, write.filled(model, pieces).needs))
-    if files.is_large(model) and not overwrite:
-        _check_new(files.beside(path))
+    if files.is_large(model):
+        check_new(files.beside(path), overwrite)
     files.save(model, path)
 
 
 def _check(path: Path, opset: int | None, overwrite: bool) -> None:
-    if not overwrite:
-        _check_new(path)
+    check_new(path, overwrite)
     if opset is not None and not LOWEST <= opset <= HIGHEST:
         raise ValueError(
             f"expected an opset from {LOWEST}, the first with blocks, to {HIGHEST}, which "
@@ -99,11 +98,6 @@ def _enough(opset: int | None, needs: Needs) -> int:
             f"{needs.opset}; leave opset out"
         )
     return opset or needs.opset
-
-
-def _check_new(path: Path) -> None:
-    if path.exists():
-        raise FileExistsError(f"{path} exists: remove it, or say overwrite=True")
 
 
 def _marked(
