@@ -40,6 +40,8 @@ LEARNED = [(fmt, learn) for fmt in FORMATS for learn in ("steps", "thresholds")]
 SOME = [(CATALOG["int8_pow2"], "thresholds"), (CATALOG["nvfp4"], "steps"), (SPELLED[3], "steps")]
 
 
+# its embedding has a row of zeros (padding_idx), whose scale has nothing to begin with: it is said
+@pytest.mark.filterwarnings("ignore:blockscale:UserWarning")
 @pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("fmt", "learn"),
