@@ -57,7 +57,7 @@ def test_what_passes(tmp_path: Path) -> None:
     done = ci(tmp_path)
     assert done.returncode == 0
     assert "5 passed" in done.stdout and "== passed in" in done.stdout
-    assert calls(tmp_path) == ["check", "test ARGS=", "slow ARGS=--first b --seconds 1200"]
+    assert calls(tmp_path) == ["check", "test ARGS=", "slow ARGS=--first b --seconds 600"]
 
 
 @pytest.mark.parametrize("fails", ["test", "slow"])
