@@ -223,7 +223,7 @@ def test_exported_with_free_sizes(tmp_path) -> None:
         inputs = images if isinstance(model, UNet) else volumes
         bs.quantize_(model, bs.Recipe("int4:group8:fp32", "int8_token"))
         program = torch.export.export(model, (inputs(3),), dynamic_shapes=(free,))
-        bs.export.program(program, tmp_path / "m.pt2")
+        bs.export.program(program, tmp_path / "m.pt2", overwrite=True)
         run = torch.export.load(tmp_path / "m.pt2").module()
         state = torch.export.load(tmp_path / "m.pt2").state_dict
         assert not any(n.endswith((".up.weight", ".conv.weight")) for n in state)
