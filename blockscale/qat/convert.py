@@ -95,7 +95,8 @@ def _learned_notes(layer: QATLayer) -> list[str]:
     """What to know of the layer's learned scales."""
     quantizers = layer.quantizers()._asdict().items()
     learned = [(part, q.learned) for part, q in quantizers if q is not None and q.learned]
-    return [note for part, scale in learned for note in scale.notes(part)]
+    padding = {"weight": layer.padding_row}
+    return [note for part, scale in learned for note in scale.notes(part, padding.get(part))]
 
 
 def _drop(

@@ -179,16 +179,19 @@ class LearnedScale(nn.Module):
             torch.distributed.all_reduce(each, group=group)
         self.origin.copy_(torch.where(begun > 0, total / begun.clamp(min=1), NOTHING))
 
-    def waiting_notes(self, part: str) -> list[str]:
-        """What to know of the scales of a layer's `part` before training."""
-        waiting, count = int(self.waiting.sum()), self.origin.numel()
+    def waiting_notes(self, part: str, padding: int | None = None) -> list[str]:
+        """What to know of a part's scales before training; padding: as in `notes`."""
+        waiting, count = self._waiting(padding)
         told = f"{waiting} of {count} learned scales of its {part} begin later, with the first "
         return [f"{told}values that are not zero, NaN or infinite"] if waiting else []
 
-    def notes(self, part: str) -> list[str]:
-        """What to know of the scales of a layer's `part` once training is over."""
-        waiting, count, grew = int(self.waiting.sum()), self.origin.numel(), int(self.grew)
-        told = []
+    def notes(self, part: str, padding: int | None = None) -> list[str]:
+        """What to know of the scales of a layer's `part` once training is over.
+
+        padding: a row of an embedding's weight that is zero on purpose, if it has blocks of its own
+        """
+        waiting, count = self._waiting(padding)
+        grew, told = int(self.grew), []
         if waiting:
             told.append(f"{waiting} of {count} scales of its {part} saw nothing but zeros, NaN or "
                         f"infinities, and never began")  # fmt: skip
@@ -196,6 +199,13 @@ class LearnedScale(nn.Module):
             told.append(f"scales of its {part} began anew in training (steps: {grew}), as values "
                         f"were more than {LOST:.0f} times what they reached")  # fmt: skip
         return told
+
+    def _waiting(self, padding: int | None) -> tuple[int, int]:
+        """How many blocks wait, and of how many."""
+        waiting = self.waiting
+        if padding is not None:
+            waiting = torch.cat([waiting[:padding], waiting[padding + 1 :]])
+        return int(waiting.sum()), waiting.numel()
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *rest: Any, **others: Any

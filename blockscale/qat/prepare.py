@@ -247,7 +247,7 @@ def _entry(entry: Entry, layer: QATLayer, norm: str | None, learning: Learning, 
         if (reason := learned.why_not(quantizer.format))
     ]
     if layer.weight_quantizer.learned is not None:
-        notes += layer.weight_quantizer.learned.waiting_notes("weight")
+        notes += layer.weight_quantizer.learned.waiting_notes("weight", layer.padding_row)
     if layer.bias_quantizer is not None:
         formats["bias"] = str(layer.bias_quantizer.format)
     reasons = ["prepared for training"] + [f"with {norm} folded in"] * (norm is not None)

@@ -35,13 +35,19 @@ def input_format(fmt: str) -> str:
     return "int8" if block in ("channel0",) or block.startswith("tile") else fmt
 
 
+def convert(model: nn.Module) -> nn.Module:
+    """`train` makes steps negative where a format has many levels: it may say so, and no more."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ANEW)
+        return bs.convert(model)
+
+
 FORMATS = (*CATALOG.values(), *SPELLED)
+ANEW = r"blockscale:(\n  \w+: scales of its (weight|input|output) began anew in training [^\n]*)+$"
 LEARNED = [(fmt, learn) for fmt in FORMATS for learn in ("steps", "thresholds")]
 SOME = [(CATALOG["int8_pow2"], "thresholds"), (CATALOG["nvfp4"], "steps"), (SPELLED[3], "steps")]
 
 
-# its embedding has a row of zeros (padding_idx), whose scale has nothing to begin with: it is said
-@pytest.mark.filterwarnings("ignore:blockscale:UserWarning")
 @pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("fmt", "learn"),
@@ -73,7 +79,7 @@ def test_the_quantized_model_has_the_bits_of_the_trained_one(fmt, learn):
     assert before.isfinite().all()
     assert torch.equal(exact, simulated)
     state = copy.deepcopy(model.state_dict())
-    assert bs.convert(model) is model
+    assert convert(model) is model
     with torch.no_grad():
         assert torch.equal(run(), before)
     assert not any(isinstance(m, QATLayer) for m in model.modules())
@@ -82,7 +88,7 @@ def test_the_quantized_model_has_the_bits_of_the_trained_one(fmt, learn):
         warnings.simplefilter("ignore")
         bs.prepare_qat(again, recipe, learn=learn)
     again.load_state_dict(state)
-    bs.convert(again.eval())
+    convert(again.eval())
     torch.manual_seed(7)
     with torch.no_grad():
         assert torch.equal(again(x), before)

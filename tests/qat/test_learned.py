@@ -276,6 +276,22 @@ def test_rows_of_zeros_begin_when_they_have_values(domain, fmt):
     assert error(bs.convert(converted), x, weight.T) < 0.05  # though no batch was run between
 
 
+@pytest.mark.parametrize(("fmt", "waiting"), [("int8:channel0:fp32", 1), ("int4:group4:fp32", 2)])
+def test_a_padding_row_is_not_told_of(fmt, waiting):
+    """Zeros on purpose (padding_idx); another row of zeros is told of."""
+    model = nn.Sequential(nn.Embedding(6, 8, padding_idx=2))
+    bs.prepare_qat(model, fmt, learn="steps")  # a warning would be an error
+    assert model[0].weight_quantizer.learned.waiting.sum() == waiting
+    bs.convert(model)
+    model = nn.Sequential(nn.Embedding(6, 8, padding_idx=2))
+    with torch.no_grad():
+        model[0].weight[5] = 0
+    with pytest.warns(UserWarning, match=f"{waiting} of {5 * waiting} learned scales"):
+        bs.prepare_qat(model, fmt, learn="steps")
+    with pytest.warns(UserWarning, match=f"{waiting} of {5 * waiting} scales of its weight saw"):
+        bs.convert(model)
+
+
 @pytest.mark.parametrize("domain", ["steps", "thresholds"])
 def test_scales_grow_where_nearly_everything_saturates(domain):
     """A dummy of 1e-20 is a range, too."""

@@ -22,6 +22,12 @@ class QATEmbedding(QATLayer, nn.Embedding):
     def features(cls, module: Any) -> Features:
         return Features(0, module.embedding_dim)
 
+    @property
+    def padding_row(self) -> int | None:
+        learned = self.weight_quantizer.learned
+        alone = learned is not None and len(learned.origin) == len(self.weight)
+        return self.padding_idx if alone else None
+
     def _compute(self, x: Tensor, *more: Any) -> Tensor:
         del more
         rows = self.weight_quantizer(self.weight).to(self.weight.dtype)

@@ -106,6 +106,11 @@ class QATLayer(nn.Module):
         """Whether its static scales have values."""
         return all(part is None or part.ready for part in self.quantizers())
 
+    @property
+    def padding_row(self) -> int | None:
+        """The row of the weight's blocks that is zero on purpose (an embedding's padding_idx)."""
+        return None
+
     def simulate(self, x: Tensor, *more: Any) -> Tensor:
         """The layer in floats, with every quantized tensor through its fake quantizer."""
         if self.quantizing:
