@@ -15,7 +15,7 @@ NATIVE := pyproject.toml CMakeLists.txt $(shell find blockscale/kernels/cpu/src)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help attack races demo test slow gpu webgpu clients check fix bench accuracy docs native wheel sanitize lock clean
+.PHONY: help attack races demo test slow gpu webgpu clients check fix bench accuracy docs docs-site native wheel sanitize lock clean
 
 # Scripts in .venv name its full path, so a checkout that was copied or moved starts a new one.
 ifneq ($(wildcard .venv/.made),)
@@ -30,7 +30,7 @@ $(shell rm -f .venv/.native)
 endif
 
 help: ## this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
 
 demo: .venv/.native ## the tour: a real model, quantized and measured
 	@HF_HUB_OFFLINE=1 $(BIN)/blockscale demo $(ARGS)
@@ -79,6 +79,10 @@ accuracy: .venv/.bench .venv/.native ## a language model in each format beside o
 
 docs: .venv/.native ## write the generated pages again
 	@$(BIN)/python -m docs.generate
+
+docs-site: .venv/.site .venv/.test .venv/.native ## these pages and every public function as a site, in build/site/
+	@$(BIN)/python -W ignore -m sphinx -q -W --keep-going -b html -c docs/site . build/site
+	@echo "build/site/index.html"
 
 native: .venv/.native ## compile the C++ kernels (the other targets do so when they need them)
 
@@ -169,6 +173,11 @@ clean: ## remove the environment, what was built and the caches
 .venv/.bench: requirements/bench.txt .venv/.test
 	@echo "installing requirements/bench.txt into .venv (once)"
 	@$(PIP) -r requirements/bench.txt
+	@touch $@
+
+.venv/.site: requirements/site.txt .venv/.demo
+	@echo "installing requirements/site.txt into .venv (once)"
+	@$(PIP) -r requirements/site.txt
 	@touch $@
 
 .venv/.wheel: requirements/wheel.txt .venv/.demo

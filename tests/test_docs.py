@@ -5,16 +5,20 @@ A block that cannot run here has `<!-- not run: the reason -->` on the line befo
 
 import pathlib
 import re
+import runpy
 from collections.abc import Iterator
 
 import pytest
 
+import blockscale
 from docs.pages.house import design, house
 from tests.test_layers import LAYERS
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [p for p in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))) if p.exists()]
-PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+PROSE = [
+    *PAGES, *(ROOT / f"{n}.md" for n in ("CONTRIBUTING", "CHANGELOG", "SECURITY", "RELEASING")),
+]  # fmt: skip
 
 BLOCK = re.compile(
     r"(?P<skip><!-- not run: [^>]+-->\n+)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
@@ -65,6 +69,41 @@ def test_links_and_paths_exist(page: pathlib.Path) -> None:
     text = page.read_text()
     assert not dead_links(page, text)
     assert not dead_paths(text)
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    pages = {p.name for p in (ROOT / "docs").glob("*.md") if not p.name.endswith("_notes.md")}
+    linked = {m["target"] for m in LINK.finditer(index)}
+    assert pages - {"index.md"} <= linked
+
+
+def test_every_variable_of_the_environment_has_its_row() -> None:
+    """What Python and C++ ask the environment for; CMake's options and macros are no variables."""
+    asked = re.compile(r"(?:environ\.get\(|getenv\(|^[A-Z]+ = )\"(BLOCKSCALE_\w+)\"", re.MULTILINE)
+    sources = (p for s in ("*.py", "*.cpp") for p in (ROOT / "blockscale").rglob(s))
+    names = {name for path in sources for name in asked.findall(path.read_text())}
+    rows = re.findall(r"^\| `(\w+)`", (ROOT / "docs/environment.md").read_text(), re.MULTILINE)
+    assert len(names) >= 8
+    assert sorted(rows) == sorted(names)
+
+
+def test_docstrings_for_the_site() -> None:
+    """docs/site/conf.py without Sphinx: what it makes of a docstring."""
+    site = runpy.run_path(str(ROOT / "docs" / "site" / "conf.py"))
+    lines = ["A `x_` and y_ of", "two lines.", "", "a, b: first", "    and `more`", "path: where"]
+    assert site["paragraphs"](lines) == [
+        "A ``x_`` and y\\_ of two lines.",
+        "",
+        ":param a, b: first and ``more``",
+        ":param path: where",
+        "",
+    ]
+    assert "quantize_" in site["public"](blockscale)
 
 
 def test_the_house_is_drawn_as_it_stands() -> None:
