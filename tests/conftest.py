@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.durations import FILE, Durations
 from tests.schedule import Clock, changed_first, left_out
 from tests.some import mark_slow
 
@@ -35,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Durations(config.rootpath / FILE))
     seconds = config.getoption("--seconds")
     if seconds is not None:
         config.pluginmanager.register(Clock(seconds))

@@ -1,5 +1,6 @@
 """What changed is tested first, and what has no time is named."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,9 @@ def test_what_has_no_time_is_skipped_and_named(tmp_path: Path) -> None:
     )
     (tmp_path / "test_a.py").write_text("def test_b(): pass\ndef test_c(): pass\n")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", tmp_path]
-    done = subprocess.run([*command, tmp_path], capture_output=True, text=True, check=False)
+    alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        [*command, tmp_path], env=alone, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 skipped" in done.stdout and "['    2 of test_a.py']" in done.stdout

@@ -1,0 +1,161 @@
+"""What each test costs, written down with each run: `.pytest_cache/durations.jsonl`.
+
+Processor time (user and system, of the test's process and of those that it started and waited for,
+with the making and unmaking of its fixtures) says what a test costs on a busy machine, too. One
+line for each test, `{"test", "processor", "wall", "outcome", "worker"}` in seconds, and one for the
+collection of each process, whose "test" is "(collection)". As a program it sums them:
+
+    python -m tests.durations [FILE] [--top 50] [--depth 1] [--before FILE]
+"""
+
+import argparse
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+
+FILE = Path(".pytest_cache") / "durations.jsonl"
+COLLECTION = "(collection)"
+
+
+def processor() -> float:
+    """Seconds of processor time that this process and its ended children have taken."""
+    ended = os.times()
+    return time.process_time() + ended.children_user + ended.children_system
+
+
+class Durations:
+    """A pytest plugin that measures where a test runs and writes where the reports arrive."""
+
+    def __init__(self, file: Path):
+        self._path = file
+        self._file: TextIO | None = None
+        self._sums: dict[str, dict[str, Any]] = {}
+        self._last = (processor(), time.monotonic())
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """The file of the last run is overwritten by the first process, not by xdist's workers."""
+        self._worker = getattr(config, "workerinput", {}).get("workerid", "main")
+        if self._worker == "main" and not config.option.collectonly:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("w", encoding="utf-8")
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Collecting is a cost of each process."""
+        line = {"test": COLLECTION, "worker": self._worker, "tests": len(session.items)}
+        line |= dict(zip(("processor", "wall"), self._since(), strict=True))
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output["collection"] = line
+        elif session.items:  # the first process of xdist collects nothing
+            self._write(line)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """What a worker of xdist hands over when it ends."""
+        line = getattr(node, "workeroutput", {}).get("collection")
+        if line:
+            self._write(line)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
+        """Setup, call and teardown have a report each: the time since the last one is its own."""
+        report = yield
+        report.processor, report.elapsed = self._since()
+        report.worker = self._worker
+        return report
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Add the three reports of a test together; the last one closes its line."""
+        if self._file is None or not hasattr(report, "processor"):
+            return
+        line = self._sums.setdefault(
+            report.nodeid, {"test": report.nodeid, "processor": 0.0, "wall": 0.0}
+        )
+        line["processor"] += report.processor
+        line["wall"] += report.elapsed
+        if report.when == "call" or report.outcome != "passed":
+            line["outcome"] = report.outcome
+        line["worker"] = report.worker
+        if report.when == "teardown":
+            self._write(self._sums.pop(report.nodeid))
+
+    def pytest_unconfigure(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _since(self) -> tuple[float, float]:
+        now = (processor(), time.monotonic())
+        last, self._last = self._last, now
+        return now[0] - last[0], now[1] - last[1]
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._file is not None:
+            rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in line.items()}
+            self._file.write(json.dumps(rounded) + "\n")
+            self._file.flush()  # a run that is cut off has measured, too
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """The lines of a file that the plugin wrote."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def folder(test: str, depth: int) -> str:
+    """tests/export/onnx/test_write.py::test_a -> export/ (depth 1), export/onnx/ (2), or the file's
+    name where it lies in no such folder."""
+    parts = test.partition("::")[0].removeprefix("tests/").split("/")
+    return "/".join(parts[:depth]) + ("/" if len(parts) > depth else "")
+
+
+def by_folder(lines: Iterable[dict[str, Any]], depth: int) -> dict[str, tuple[float, int]]:
+    """Processor seconds and number of tests of each folder, the most expensive first."""
+    seconds: dict[str, float] = defaultdict(float)
+    tests: dict[str, int] = defaultdict(int)
+    for line in lines:
+        name = folder(line["test"], depth)
+        seconds[name] += line["processor"]
+        tests[name] += 1
+    order = sorted(seconds, key=lambda name: -seconds[name])
+    return {name: (seconds[name], tests[name]) for name in order}
+
+
+def table(lines: list[dict[str, Any]], depth: int, before: list[dict[str, Any]]) -> list[str]:
+    """Markdown: processor seconds by folder, beside those of an earlier run where there is one."""
+    now, then = by_folder(lines, depth), by_folder(before, depth)
+    for both, rows in ((now, lines), (then, before)):
+        both["all"] = (sum(row["processor"] for row in rows), len(rows))
+    names = [name for name in {**now, **then} if name != "all"] + ["all"]
+    earlier = "before, s | " if before else ""
+    out = [f"| folder | {earlier}processor time, s | tests |"]
+    out.append("|---|" + "--:|" * (out[0].count("|") - 2))
+    for name in names:
+        seconds, tests = now.get(name, (0.0, 0))
+        earlier = f"{then.get(name, (0.0, 0))[0]:.1f} | " if before else ""
+        out.append(f"| {name} | {earlier}{seconds:.1f} | {tests} |")
+    return out
+
+
+def main() -> None:
+    """Print the table by folder, and the most expensive tests."""
+    parser = argparse.ArgumentParser(description="Sums what the tests of the last run cost.")
+    parser.add_argument("file", type=Path, nargs="?", default=FILE)
+    parser.add_argument("--top", type=int, default=50, help="so many tests by name")
+    parser.add_argument("--depth", type=int, default=1, help="levels of folders")
+    parser.add_argument("--before", type=Path, help="the file of an earlier run")
+    given = parser.parse_args()
+    lines = read(given.file)
+    print("\n".join(table(lines, given.depth, read(given.before) if given.before else [])))
+    print()
+    for line in sorted(lines, key=lambda line: -line["processor"])[: given.top]:
+        print(f"{line['processor']:8.2f} s  {line['test']}")
+
+
+if __name__ == "__main__":
+    main()

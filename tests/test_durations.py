@@ -1,0 +1,65 @@
+"""Each run writes down what each of its tests cost."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.durations import by_folder, folder, read, table
+from tests.schedule import ROOT
+
+
+def test_what_a_test_its_children_and_its_fixtures_cost(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "import sys\nfrom pathlib import Path\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from tests.durations import Durations\n"
+        "def pytest_configure(config):\n"
+        "    config.pluginmanager.register(Durations(Path('cache') / 'durations.jsonl'))\n"
+    )
+    spin = "import time\nend = time.process_time() + 0.1\nwhile time.process_time() < end: pass\n"
+    (tmp_path / "test_a.py").write_text(
+        "import subprocess, sys, time, pytest\n"
+        f"SPIN = {spin!r}\n"
+        "@pytest.fixture\ndef busy():\n    exec(SPIN)\n    yield\n    exec(SPIN)\n"
+        "def test_nothing(): time.sleep(0.1)\n"
+        "def test_fixture(busy): pass\n"
+        "def test_child(): subprocess.run([sys.executable, '-c', SPIN], check=True)\n"
+        "def test_skipped(): pytest.skip('here')\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-n", "1", "test_a.py"]
+    alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=alone, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = {line["test"]: line for line in read(tmp_path / "cache" / "durations.jsonl")}
+    cost = {name.partition("::")[2]: line["processor"] for name, line in lines.items()}
+    assert cost["test_fixture"] >= 0.19 and cost["test_child"] >= 0.09  # a tick is 0.01
+    assert lines["test_a.py::test_nothing"]["wall"] >= 0.1
+    assert lines["test_a.py::test_skipped"]["outcome"] == "skipped"
+    assert lines["test_a.py::test_nothing"]["outcome"] == "passed"
+    assert lines["test_a.py::test_nothing"]["worker"] == "gw0"
+    assert lines["(collection)"]["tests"] == 4
+    assert len(lines) == 5
+
+
+def test_folders() -> None:
+    name = "tests/export/onnx/test_write.py::test_a[x/y]"
+    assert folder(name, 1) == "export/"
+    assert folder(name, 2) == "export/onnx/"
+    assert folder("tests/test_docs.py::test_a", 2) == "test_docs.py"
+
+
+def test_table() -> None:
+    lines = [
+        {"test": "tests/a/test_b.py::test_c", "processor": 1.0},
+        {"test": "tests/d/test_e.py::test_f", "processor": 2.0},
+        {"test": "tests/a/test_b.py::test_g", "processor": 1.5},
+    ]
+    assert by_folder(lines, 1) == {"a/": (2.5, 2), "d/": (2.0, 1)}
+    assert table(lines, 1, lines[:1])[2:] == [
+        "| a/ | 1.0 | 2.5 | 2 |",
+        "| d/ | 0.0 | 2.0 | 1 |",
+        "| all | 1.0 | 4.5 | 3 |",
+    ]
