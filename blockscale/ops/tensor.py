@@ -15,7 +15,7 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.scales.two_level import TwoLevel
 from blockscale.ops import primitives
-from blockscale.ops.fused.products.matmul import matmul
+from blockscale.ops.fused.products import matmul
 
 
 @dataclass(frozen=True, eq=False)

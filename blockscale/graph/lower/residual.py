@@ -15,7 +15,7 @@ from blockscale.core.operand import Quantizer, Value
 from blockscale.graph.lower.kernels import has_kernel
 from blockscale.graph.nodes import call, calls, quantize_of, same_sizes, shape
 from blockscale.graph.passes.fused import dtype_of, matched, only_user, read
-from blockscale.ops.fused.norms.residual import RESIDUAL_LAYER_NORM, RESIDUAL_RMS_NORM
+from blockscale.ops.fused.residual import RESIDUAL_LAYER_NORM, RESIDUAL_RMS_NORM
 
 _OPS = {"layer_norm": RESIDUAL_LAYER_NORM, "rms_norm": RESIDUAL_RMS_NORM}
 

@@ -1,6 +1,4 @@
-"""Ops on codes and floats: dequantize, compute, quantize as one op. One file an op."""
-
-import importlib
+"""Ops on codes and floats: dequantize, compute, quantize as one op. One file a family of ops."""
 
 from blockscale.core.discover import import_all
 from blockscale.ops.fused.define import FUSED as FUSED
@@ -9,10 +7,4 @@ from blockscale.ops.fused.define import fused as fused
 from blockscale.ops.fused.match import Match as Match
 from blockscale.ops.fused.match import match as match
 
-_FAMILIES = (
-    *("products", "arithmetic", "functions", "activations"),
-    *("norms", "reductions", "joining"),
-)
-for _family in _FAMILIES:
-    _folder = importlib.import_module(f"{__name__}.{_family}")
-    import_all(_folder.__name__, _folder.__path__)
+import_all(__name__, __path__)

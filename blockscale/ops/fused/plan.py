@@ -10,7 +10,6 @@ from torch import Tensor
 from blockscale.core.operand import Quantizer, Value
 from blockscale.kernels.activations import ACTIVATIONS
 from blockscale.ops.fused import values
-from blockscale.ops.fused.activation import activated
 
 
 @dataclass(frozen=True)
@@ -89,3 +88,15 @@ class Plan:
         count = len(self.operands)
         settings = dict(zip(self.settings, args[count:], strict=False))
         return args[0] if self.many else args[:count], settings, args[-2], args[-1]
+
+
+def activated(x: Tensor, name: str) -> Tensor:
+    """x [...] -> the same after the activation of this name, in x's dtype, as an op behind it does.
+
+    Raises ValueError for a name that there is not.
+    """
+    function = ACTIVATIONS.get(name)
+    if function is None:
+        known = ", ".join(repr(each) for each in ACTIVATIONS)
+        raise ValueError(f"no activation {name!r}; there are {known}")
+    return function(x)

@@ -2,7 +2,7 @@
 
 from blockscale.graph.lower.way import by_overload, of_ours, set_ways, way, ways
 from blockscale.ops.fused import FUSED
-from blockscale.ops.fused.norms.residual import RESIDUAL
+from blockscale.ops.fused.residual import RESIDUAL
 from blockscale.ops.op import OPS
 from tests.graph.lower.programs import layers
 

@@ -3,6 +3,7 @@
 The composition is written here from the reference alone: no op of ours runs in it.
 """
 
+import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,7 @@ class Case:
     settings: a function of the dtype, where they hold floats
     after: what comes behind the cast to the result's dtype
     rows: whether dimension 0 of all operands is a batch, of any size
+    dtypes: those that torch computes it in
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -56,6 +58,7 @@ class Case:
     after: Callable[[Tensor], Tensor] | None = None
     rows: bool = True
     name: str = ""
+    dtypes: tuple[torch.dtype, ...] = DTYPES
 
     def given(self, dtype: torch.dtype) -> dict[str, Any]:
         """The settings."""
@@ -149,17 +152,20 @@ def check(name: str, case: Case, dtype: torch.dtype) -> None:
                 assert bits(again) == wanted, f"{told}, by kernels"
 
 
-def every(
-    cases: list[Case], dtypes: tuple[torch.dtype, ...] = DTYPES
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Run a test for each case and dtype; every other one is slow."""
-    names = {id(case): case.name or f"case{i}" for i, case in enumerate(cases)}
+def cases_of(name: str) -> list[Case]:
+    """Those of an op: each family's test file has a table of them."""
+    family = FUSED[name].body.__module__.rpartition(".")[2]
+    table: dict[str, list[Case]] = importlib.import_module(f"tests.ops.fused.test_{family}").CASES
+    return table[name]
 
-    def decorate(test: Callable[..., None]) -> Callable[..., None]:
-        pairs = crossed(2, cases, dtypes)
-        told = [f"{names[id(pair.values[0])]}-{pair.values[1]}" for pair in pairs]
-        test = pytest.mark.parametrize(("case", "dtype"), pairs, ids=told)(test)
-        test.cases = cases  # tests/ops/fused/test_match.py and others read them
-        return test
 
-    return decorate
+def every(table: dict[str, list[Case]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run a test for each case of each op and each of its dtypes; every other one is slow."""
+    rows, told = [], []
+    for name, cases in table.items():
+        for row in crossed(2, enumerate(cases), DTYPES):
+            (i, case), dtype = row.values
+            if dtype in case.dtypes:
+                rows.append(pytest.param(name, case, dtype, marks=row.marks))
+                told.append(f"{name}-{case.name or f'case{i}'}-{dtype}")
+    return pytest.mark.parametrize(("name", "case", "dtype"), rows, ids=told)

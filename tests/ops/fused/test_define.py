@@ -1,6 +1,5 @@
 """The list of fused ops is whole; each has the schema, arguments and files that it promises."""
 
-import pathlib
 from inspect import Parameter
 
 import pytest
@@ -12,7 +11,7 @@ from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
 from blockscale.ops import fused as package
 from blockscale.ops.fused import FUSED, Fused
 from blockscale.ops.op import OPS
-from tests.ops.fused.cases import FORMATS, coded
+from tests.ops.fused.cases import FORMATS, cases_of, coded
 from tests.ops.samples import bits
 
 # graph.md, section 4; conv1d … conv_transpose3d are one op
@@ -36,7 +35,6 @@ FAMILIES = {
     "products": PRODUCTS, "arithmetic": f"{TWO} {NUMBER}", "activations": ACTIVATIONS,
     "functions": FUNCTIONS, "norms": NORMS, "reductions": REDUCTIONS, "joining": JOINING,
 }  # fmt: skip
-HERE = pathlib.Path(package.__file__).parent
 ALL = [pytest.param(each, id=name) for name, each in FUSED.items()]
 
 
@@ -46,11 +44,10 @@ def test_every_op_of_the_list_is_there() -> None:
 
 
 @pytest.mark.parametrize(("family", "names"), FAMILIES.items())
-def test_one_file_an_op(family: str, names: str) -> None:
-    files = {path.stem for path in (HERE / family).glob("*.py")}
+def test_a_file_a_family_and_cases_for_each_op(family: str, names: str) -> None:
     for name in names.split():
-        assert name in files
-        assert FUSED[name].body.__module__ == f"{package.__name__}.{family}.{name}"
+        assert FUSED[name].body.__module__ == f"{package.__name__}.{family}"
+        assert cases_of(name)
 
 
 @pytest.mark.parametrize("fused", ALL)

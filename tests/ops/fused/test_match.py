@@ -1,7 +1,6 @@
 """Nodes of exported programs find their fused op, and give the same bits as it; what the op does
 not know, finds nothing."""
 
-import importlib
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -15,14 +14,13 @@ import blockscale as bs
 from blockscale.core.operand import UNQUANTIZED, Value
 from blockscale.ops.fused import FUSED, match
 from blockscale.ops.fused.match import Match, dtype_of
-from tests.ops.fused.cases import Case
+from tests.ops.fused.cases import Case, cases_of
 from tests.ops.samples import bits
 
 CASES = [
     pytest.param(name, case, id=f"{name}-{i}")
     for name, fused in sorted(FUSED.items())
-    for family in [fused.body.__module__.rpartition(".")[0].rpartition(".")[2]]
-    for i, case in enumerate(importlib.import_module(f"tests.ops.fused.{family}.test_{name}").CASES)
+    for i, case in enumerate(cases_of(name))
     if fused.patterns or fused.chain
 ]
 

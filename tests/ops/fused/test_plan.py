@@ -1,6 +1,8 @@
-"""What every fused op has from its body: symbolic sizes, opcheck, compile, export, no gradient."""
+"""What every fused op has from its body: symbolic sizes, opcheck, compile, export, no gradient.
 
-import importlib
+And the activations that products end in; test_products.py compares each with torch's own.
+"""
+
 import io
 
 import pytest
@@ -10,21 +12,16 @@ from torch import Tensor, nn
 import blockscale as bs
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, Value
 from blockscale.core.parse import parse
+from blockscale.kernels.activations import ACTIVATIONS
 from blockscale.ops import primitives as P
 from blockscale.ops.fused import FUSED, Fused
-from tests.ops.fused.cases import Case, coded, quantizer_of
+from blockscale.ops.fused.plan import activated
+from tests.ops.fused.cases import Case, cases_of, coded, quantizer_of
 from tests.ops.samples import bits
 from tests.some import crossed
 
 CHOSEN = Quantizer(None, None, None, "bfp8")
 FORMATS = ("mxfp8", "", "uint8:tensor:fp32:asym", "nvfp4")
-
-
-def cases_of(name: str) -> list[Case]:
-    """Those of the op's test file."""
-    family = FUSED[name].body.__module__.rpartition(".")[0].rpartition(".")[2]
-    found: list[Case] = importlib.import_module(f"tests.ops.fused.{family}.test_{name}").CASES
-    return found
 
 
 ROWS = [
@@ -176,3 +173,32 @@ def test_operands_on_two_devices_are_refused() -> None:
 def test_a_value_of_codes_is_an_operand() -> None:
     x = coded(torch.randn(4, 36), "nvfp4")
     assert isinstance(x.operand, Operand) and x.operand.shape == (4, 36)
+
+
+def test_the_activations_of_the_contract() -> None:
+    assert [*ACTIVATIONS] == [
+        *("", "relu", "relu6", "gelu", "gelu_tanh", "silu", "hardswish", "sigmoid", "tanh")
+    ]
+
+
+def test_no_activation_is_the_tensor_itself() -> None:
+    x = torch.randn(3)
+    assert activated(x, "") is x
+
+
+@pytest.mark.parametrize("name", ["gelu", "silu", "sigmoid", "tanh"])
+def test_an_activation_computes_in_the_results_dtype(name: str) -> None:
+    """As an op behind the product does, whose result was cast to bfloat16 before."""
+    x, weight = torch.randn(8, 36), torch.randn(64, 36)
+    settings = {"dtype": torch.bfloat16}
+    with bs.use("reference"):
+        (y,) = FUSED["linear"](Value(x), Value(weight), activation=name, **settings)
+        (before,) = FUSED["linear"](Value(x), Value(weight), **settings)
+    assert bits(y) == bits(activated(before, name))
+    late = activated(torch.nn.functional.linear(x, weight), name).bfloat16()
+    assert bits(y) != bits(late)  # this check can fail
+
+
+def test_an_unknown_activation() -> None:
+    with pytest.raises(ValueError, match="no activation 'GELU'; there are '', 'relu', 'relu6'"):
+        activated(torch.zeros(1), "GELU")

@@ -8,10 +8,7 @@ import torch
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, Value
 from blockscale.ops.fused import FUSED, values
 from blockscale.ops.fused.values import needs
-from tests.ops.fused.activations import test_leaky_relu
-from tests.ops.fused.arithmetic import test_add
-from tests.ops.fused.cases import check, coded, quantizer_of
-from tests.ops.fused.products import test_linear
+from tests.ops.fused.cases import cases_of, check, coded, quantizer_of
 
 X = torch.randn(4, 36)
 ASYM, TWO = coded(X, "uint8:tensor:fp32:asym"), coded(X, "nvfp4")
@@ -117,7 +114,7 @@ def test_a_part_that_is_dropped_is_found(part: str, monkeypatch: pytest.MonkeyPa
             packed = packed._replace(**{part: neutral(getattr(packed, part))})
         return plain(packed, dtype)
 
-    case = test_leaky_relu.CASES[0]
+    case = cases_of("leaky_relu")[0]
     check("leaky_relu", case, torch.float32)
     monkeypatch.setattr(values, "dequantize", SimpleNamespace(run=dropped))
     with pytest.raises(AssertionError, match="leaky_relu of"):
@@ -132,7 +129,7 @@ def test_a_given_scale_that_is_not_used_is_found(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(values, "quantize", SimpleNamespace(run=other))
     with pytest.raises(AssertionError, match="static"):
-        check("add", test_add.CASES[0], torch.float32)
+        check("add", cases_of("add")[0], torch.float32)
 
 
 def test_a_cast_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +141,7 @@ def test_a_cast_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(values, "floats", narrow)
     with pytest.raises(AssertionError):
-        check("linear", test_linear.CASES[0], torch.float32)
+        check("linear", cases_of("linear")[0], torch.float32)
 
 
 def test_floats_in_floats_out() -> None:

@@ -15,7 +15,7 @@ from blockscale.graph.lower import onednn
 from blockscale.graph.lower.products.choose import Times
 from blockscale.graph.lower.products.product import Product
 from blockscale.ops.fused import FUSED
-from blockscale.ops.fused.activation import activated
+from blockscale.ops.fused.plan import activated
 from blockscale.ops.linear import linear
 from blockscale.ops.primitives import choose_quantize, dequantize, from_list, quantize
 

@@ -88,7 +88,7 @@ def residual_layer_norm(
     a: Value, b: Value, sizes: list[int], weight: Vector, bias: Vector, eps: float, keep: str,
     dtype: torch.dtype, y: Quantizer,
 ) -> list[Tensor]:  # fmt: skip
-    """As ops.fused.norms.residual_layer_norm."""
+    """As ops.fused.residual.residual_layer_norm."""
     del sizes, dtype
     return _norm(a, b, (True, eps), (weight, bias), keep, y)
 
@@ -98,7 +98,7 @@ def residual_rms_norm(
     a: Value, b: Value, sizes: list[int], weight: Vector, eps: float | None, keep: str,
     dtype: torch.dtype, y: Quantizer,
 ) -> list[Tensor]:  # fmt: skip
-    """As ops.fused.norms.residual_rms_norm."""
+    """As ops.fused.residual.residual_rms_norm."""
     del sizes
     return _norm(a, b, (False, _eps(eps, dtype)), (weight, None), keep, y)
 

@@ -1,1 +1,0 @@
-"""Element by element, of one tensor: activations of networks."""

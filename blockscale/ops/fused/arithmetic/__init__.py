@@ -1,1 +1,0 @@
-"""Element by element, of two tensors or of one and a number."""

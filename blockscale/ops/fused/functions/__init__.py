@@ -1,1 +1,0 @@
-"""Element by element, of one tensor: functions of mathematics."""

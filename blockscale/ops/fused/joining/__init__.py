@@ -1,1 +1,0 @@
-"""Several tensors become one: each may have a format of its own."""

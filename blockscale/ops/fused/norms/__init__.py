@@ -1,1 +1,0 @@
-"""Normalizing: what a row or a channel is divided by depends on all of it."""

@@ -1,1 +1,0 @@
-"""Sums of products, in float32: matrices, convolutions, attention, rows of tables."""

@@ -1,1 +1,0 @@
-"""Fewer elements than before: sums, extremes, pools."""
