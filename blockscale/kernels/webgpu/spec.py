@@ -15,13 +15,14 @@ from blockscale.kernels.webgpu.gpu.shader import Constant, Signed
 
 FAMILIES = ("integer", "minifloat", "binary", "codebook")  # of elements, that parts know
 FEATURES = ("nd", "flat", "offset", "float_zero", "signed", "given", "inner")  # and of formats
-STORAGE = {"fp32": 0, "fp16": 1, "bf16": 2}  # as bits/storage.wgsl has it
+STORAGE = {"fp32": 0, "fp16": 1, "bf16": 2}  # as bits/storage has it
 Choices = tuple[tuple[str, str], ...]
 Constants = tuple[tuple[str, Constant], ...]
 _families = supports_families(FAMILIES, FEATURES)
 NAN = 0x7FC00000
-_QUICK = {"nearest_even": "", "stochastic": "stochastic_"}  # roundings with parts in wgsl/quick
-_TURNED = 0x01010101  # as element/codebook.wgsl has it
+# roundings with parts code/approximate/…
+_APPROXIMATE = {"nearest_even": "", "stochastic": "stochastic_"}
+_TURNED = 0x01010101  # as element/codebook has it
 _FAR = 24  # values beyond 2^24 or below 2^-24 times an ordinary step may not be normal
 
 
@@ -70,7 +71,7 @@ def shader_of(fmt: Format | str) -> tuple[Choices, Constants]:
         "FAR_VALUES": _reaches_far(numbers.element) or form.zero is not None,
         **_divisors(LEVELS=numbers.levels),
         **_divisors(LOWEST=numbers.element.low, HIGHEST=numbers.element.high),
-        "QUICK": choices["quick"] != "none",
+        "QUICK": choices["approximate"] != "none",
         "EXACT_PRODUCT": _how(numbers) != "quotient",
         "EMAX": Signed(numbers.emax),
         "THRESHOLD": numbers.threshold,
@@ -97,7 +98,7 @@ def _coding(numbers: FormatNumbers) -> dict[str, str]:
         "element": "large_codebook" if _is_large(numbers.element) else numbers.element.family,
         "rounding": numbers.rounding,
         "how": how,
-        "quick": _quick(numbers, how),
+        "approximate": _approximate(numbers, how),
         "values": _values(numbers),
         "step": numbers.scale if numbers.scale in ("e8m0", "two_level") else "float",
         "zero": zero if numbers.asym else "none",
@@ -113,18 +114,18 @@ def _how(numbers: FormatNumbers) -> str:
     return "shift" if numbers.scale == "e8m0" else "product" if numbers.recip else "quotient"
 
 
-def _quick(numbers: FormatNumbers, how: str) -> str:
+def _approximate(numbers: FormatNumbers, how: str) -> str:
     """How most codes are found from products with the reciprocal, without exact quotients."""
     element = numbers.element
     if "float_zero" in numbers.features or _is_large(element):
         return "none"
     rounds = element.family in ("integer", "minifloat")
-    if _reaches_far(element) or (rounds and numbers.rounding not in _QUICK):
+    if _reaches_far(element) or (rounds and numbers.rounding not in _APPROXIMATE):
         return "none"  # the products of the former may be flushed
     most = 16 if how != "quotient" and numbers.rounding == "nearest_even" else 10
     if element.family == "integer" and element.bits > most:
         return "none"
-    return (_QUICK[numbers.rounding] if rounds else "") + element.family
+    return (_APPROXIMATE[numbers.rounding] if rounds else "") + element.family
 
 
 def _values(numbers: FormatNumbers) -> str:
@@ -158,7 +159,7 @@ def _levels(numbers: FormatNumbers, fmt: Format) -> dict[str, str]:
     return {
         "inner": numbers.inner.family,
         "joined": "divided" if inverse else "multiplied",
-        "levels": "apart" if numbers.recip and not inverse else "whole",
+        "levels": "separate" if numbers.recip and not inverse else "joint",
     }
 
 
@@ -216,7 +217,7 @@ def _inner_constants(numbers: FormatNumbers, fmt: Format) -> dict[str, Constant]
 
 
 def _divisors(**values: float) -> dict[str, Constant]:
-    """Numbers and, where they are ordinary (step/step.wgsl), their reciprocals, as bits."""
+    """Numbers and, where they are ordinary (step/step), their reciprocals, as bits."""
     found: dict[str, Constant] = {}
     for name, value in values.items():
         exact = float_of(bits_of(value))
@@ -234,7 +235,7 @@ def _reaches_far(element: ElementNumbers) -> bool:
 
 
 def in_order(bits: int) -> int:
-    """As bits/parts.wgsl has it: unsigned integers in the order of numbers, -0 below 0."""
+    """As bits/parts has it: unsigned integers in the order of numbers, -0 below 0."""
     return bits ^ (0xFFFFFFFF if bits >> 31 else 0x80000000)
 
 

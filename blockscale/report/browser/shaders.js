@@ -96,7 +96,7 @@ function composed(shader, sizes) {
         collect(each.trim().replace(/\{(\w+)\}/g, (_, role) => shader.choices[role]));
       }
     }
-    texts.set(name, `// ${name}.wgsl\n${text.replace(/^\/\/ needs: .*$/gm, "")}`);
+    texts.set(name, `//# ${name}\n${text.replace(/^\/\/ needs: .*$/gm, "")}`);
   };
   collect(shader.kernel);
   const whole = [...texts.values()].join("\n");

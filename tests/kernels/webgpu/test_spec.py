@@ -26,7 +26,7 @@ def test_every_part_is_there(name: str) -> None:
     """Shaders that choose, encode, decode and draw are composed; no constant is there twice."""
     assert known((parse(name),), ())
     choices, constants = shader_of(name)
-    for kernel in ("probe/code", "probe/choose", "probe/random"):
+    for kernel in ("kernels/probe_code", "kernels/probe_choose", "kernels/probe_random"):
         assert len(needed(Shader(kernel, choices, constants))) > 2
     assert len(dict(constants)) == len(constants)
     assert all(is_table(n) or not isinstance(v, tuple) or len(v) <= 16 for n, v in constants)

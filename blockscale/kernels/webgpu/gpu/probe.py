@@ -19,7 +19,7 @@ from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import allocate, download, upload
 from blockscale.kernels.webgpu.gpu.shader import Shader
 
-OPERATIONS = (  # the columns of probe/arithmetic.wgsl
+OPERATIONS = (  # the columns of kernels/probe_arithmetic
     "multiplication from integers",
     "division from integers",
     "addition from integers",
@@ -31,7 +31,7 @@ OPERATIONS = (  # the columns of probe/arithmetic.wgsl
     "conversion of whole numbers",
 )
 INTEGERS = OPERATIONS[:5]
-_PROBE = Shader("probe/arithmetic", (("hardware", "plain"),))
+_PROBE = Shader("kernels/probe_arithmetic", (("hardware", "plain"),))
 ARITHMETIC = "BLOCKSCALE_WEBGPU_ARITHMETIC"
 _told: set[str] = set()
 

@@ -1,8 +1,13 @@
-"""Shaders are composed of small named parts of WGSL, the files below `wgsl/`.
+"""Shaders are composed of named parts of WGSL: kernels, and variants of roles.
+
+`wgsl/kernels/quantize.wgsl` is the part `kernels/quantize`, which has an entry point. The other
+files below `wgsl/` are roles: `wgsl/rounding.wgsl` has the part `rounding/up` under the line
+`//# up`. A kernel's file may go on with parts of its own under such lines
+(`kernels/one_pass/means`).
 
 A part may begin with lines of these kinds:
 
-    // needs: bits/multiply, element/{element}     parts that it calls; {element} is filled in
+    // needs: bits/wide, element/{element}         parts that it calls; {element} is filled in
     enable subgroups;                              moved to the top of the shader
 
 Shaders bind buffers by name, `@group(0) @binding(codes)`, and read the sizes of a call as members
@@ -17,6 +22,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 _FOLDER = Path(__file__).parents[1] / "wgsl"
+_PART = re.compile(r"^//# ([a-z0-9_/]+)\n", re.MULTILINE)
 _NEEDS = re.compile(r"^// needs: (.*)$", re.MULTILINE)
 _ENABLE = re.compile(r"^(?:enable|requires) .*;\n", re.MULTILINE)
 _MAIN = re.compile(r"\bfn main\([^{]*\{")
@@ -102,19 +108,17 @@ def _collect(name: str, choices: Mapping[str, str], texts: dict[str, str]) -> No
     for line in _NEEDS.findall(text):
         for needed in line.split(","):
             _collect(_filled(needed.strip(), choices, name), choices, texts)
-    texts[name] = f"// {name}.wgsl\n{_NEEDS.sub('', text)}"
+    texts[name] = f"//# {name}\n{_NEEDS.sub('', text)}"
 
 
 def _chosen(name: str, choices: Mapping[str, str]) -> str:
-    """The part that stands for another: with the choice (arithmetic, native), native/* for bits/*,
-    and no short cuts, which take the place of what is slow without it."""
+    """The part that stands for another: with the choice (arithmetic, native), the device's floats
+    for integers, and no short cuts, which take the place of what is slow without it."""
     if choices.get("arithmetic") != "native":
         return name
-    folder, _, last = name.partition("/")
-    if folder == "quick" and last != "quick":
-        return "quick/none"
-    native = f"native/{last}"
-    return native if folder == "bits" and (_FOLDER / f"{native}.wgsl").is_file() else name
+    if name.startswith("code/approximate/") and not name.endswith("/quick"):
+        return "code/approximate/none"
+    return name.replace("arithmetic/integers/", "arithmetic/native/")
 
 
 def _filled(needed: str, choices: Mapping[str, str], by: str) -> str:
@@ -122,18 +126,37 @@ def _filled(needed: str, choices: Mapping[str, str], by: str) -> str:
         return needed.format_map(choices)
     except KeyError as missing:
         raise ValueError(
-            f"{by}.wgsl needs {needed}, and the shader chooses no {missing.args[0]!r}; it chooses "
+            f"{by} needs {needed}, and the shader chooses no {missing.args[0]!r}; it chooses "
             f"{dict(choices)}"
         ) from None
 
 
-@cache
 def part(name: str) -> str:
     """The text of a part. Raises ValueError if there is none of this name."""
-    path = _FOLDER / f"{name}.wgsl"
+    file, mark = _place(name)
+    path = _FOLDER / f"{file}.wgsl"
+    there = parts_of(path)
+    if mark not in there:
+        found = f"it has {', '.join(filter(None, there))}" if there else "there is no such file"
+        raise ValueError(f"expected the part {name} of shaders in {path}; {found}")
+    return there[mark]
+
+
+def _place(name: str) -> tuple[str, str]:
+    """The file of a part, below the folder and without its suffix, and the mark that it follows."""
+    words = name.split("/")
+    depth = 2 if words[0] == "kernels" else 1
+    return "/".join(words[:depth]), "/".join(words[depth:])
+
+
+@cache
+def parts_of(path: Path) -> dict[str, str]:
+    """{mark: text} of the parts of a file, the one before all marks by the name ""."""
     if not path.is_file():
-        raise ValueError(f"no part {name}.wgsl of shaders in {_FOLDER}")
-    return path.read_text()
+        return {}
+    first, *others = _PART.split(path.read_text())
+    marked = {"": first, **dict(zip(others[::2], others[1::2], strict=True))}
+    return {mark: text.strip("\n") + "\n" for mark, text in marked.items()}
 
 
 def constant(name: str, value: Constant) -> str:

@@ -17,7 +17,7 @@ def widened_exactly() -> bool:
     patterns = torch.arange(_COUNT, dtype=torch.int32).to(torch.int16)
     result = allocate(4 * _COUNT)
     launch(
-        Shader("matmul/widen"),
+        Shader("kernels/widen"),
         {"source": upload(patterns), "result": result},
         {"count": _COUNT // 2},
         _COUNT // 2 // 256,

@@ -12,7 +12,7 @@ _SCALES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 def storage(dtype: torch.dtype) -> int:
-    """How numbers of a dtype are stored, as bits/storage.wgsl has it."""
+    """How numbers of a dtype are stored, as bits/storage has it."""
     return STORAGE[_SCALES[dtype]]
 
 
@@ -31,7 +31,7 @@ def product_shader(
         "RESULT_STORAGE": storage(result),
     }
     return Shader(
-        f"matmul/{plan.kernel}",
+        f"kernels/matmul_{plan.kernel}",
         tuple((choices | {"bias": "none" if bias is None else "added"}).items()),
         tuple((constants | stored | dict(plan.constants)).items()),
     )
@@ -40,7 +40,7 @@ def product_shader(
 @cache
 def cast_shader(dtype: torch.dtype) -> Shader:
     """float32 to a type of 16 bits."""
-    return Shader("matmul/cast", (), (("RESULT_STORAGE", storage(dtype)),))
+    return Shader("kernels/cast", (), (("RESULT_STORAGE", storage(dtype)),))
 
 
 def rows_shader(
@@ -51,4 +51,4 @@ def rows_shader(
 ) -> Shader:
     """Rows of a table, for what it chooses as a right factor, and these dtypes."""
     stored = {"INDEX_WORDS": indices.itemsize // 4, "RESULT_STORAGE": storage(result)}
-    return Shader("matmul/rows", tuple(choices.items()), tuple((constants | stored).items()))
+    return Shader("kernels/table_rows", tuple(choices.items()), tuple((constants | stored).items()))

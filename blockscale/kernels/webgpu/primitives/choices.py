@@ -33,5 +33,5 @@ def of_device() -> Choices:
 
 def numbers(dtype: torch.dtype) -> Choices:
     """How numbers of a dtype are read and written."""
-    halves = "whole" if dtype == torch.float32 else "halves"
+    halves = "words" if dtype == torch.float32 else "halves"
     return {"dtype": DTYPES[dtype], "load": halves, "store": halves}

@@ -44,7 +44,7 @@ def choose_outer(f: Form, x: Memory, dtype: torch.dtype, shape: Shape) -> Memory
 def _reading(f: Form) -> Choices:
     """How what was found in blocks is read."""
     found = "means" if of_means(f) else "extremes"
-    return {"statistic": statistic(f), "found": found, "given_outer": "none"}
+    return {"statistic": statistic(f), "block_stats": found, "given_outer": "none"}
 
 
 def _finish(

@@ -16,7 +16,7 @@ _LEAST = 8  # units that an invocation takes, if there are so many
 
 
 def statistic(f: Form) -> str:
-    """The part statistics/{statistic}.wgsl of a format."""
+    """The part statistics/{statistic} of a format."""
     numbers = lowered(f.format)
     if numbers.statistic == "range":
         return "bare" if numbers.offset else "both"
@@ -29,7 +29,7 @@ def of_means(f: Form) -> bool:
 
 
 def find(f: Form, x: Source, dtype: torch.dtype, at: Geometry) -> dict[str, Memory]:
-    """What found/extremes or found/means reads, by the names that it binds."""
+    """What statistics/block_stats/extremes or …/means reads, by the names that it binds."""
     keys = 2 if statistic(f) in ("both", "bare") else 1
     work = zeros(4 * keys * at.blocks)
     _merge(f, x, dtype, at, "extremes", {"work": work}, {})

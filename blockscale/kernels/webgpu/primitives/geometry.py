@@ -7,7 +7,7 @@ from math import prod
 from blockscale.core.block import Block
 from blockscale.kernels.blocks import Sizes, merged
 
-DIMENSIONS = 8  # of boxes, as blocks/box.wgsl has them
+DIMENSIONS = 8  # of boxes, as blocks/box has them
 _MOST = (1 << 32) - (1 << 24)  # elements: kernels count them, and a little further, in 32 bits
 
 
@@ -30,7 +30,7 @@ class Geometry:
 
     @property
     def kind(self) -> str:
-        """The part blocks/{kind}.wgsl."""
+        """The part blocks/{kind}."""
         return "box" if self.shape else "line"
 
     @property

@@ -128,7 +128,7 @@ def _run(
     if parts.outer is not None:
         choices["given_outer"], buffers["outers"] = outer_of_blocks(f, parts.outer, shape)
     choices["drawn"] = "undrawn" if seed is None else "drawn"
-    made = shader("once", f, choices, constants)
+    made = shader("one_pass", f, choices, constants)
     for piece in pieces(at.count, max(own, bits), planned.step):
         blocks = -(-piece.count // at.block)
         sizes = at.named | piece.named | {"blocks": blocks}

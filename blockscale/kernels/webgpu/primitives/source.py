@@ -30,7 +30,7 @@ def read(x: Source, dtype: torch.dtype) -> Choices:
 
 
 def sizes(x: Source) -> dict[str, int]:
-    """The sizes that load/texture reads."""
+    """The sizes that memory/load/texture reads."""
     return {"width": x.width, "height": x.height} if isinstance(x, InTexture) else {}
 
 

@@ -54,7 +54,7 @@ def _outer(f: Form, x: Memory, dtype: torch.dtype, shape: Shape) -> Memory:
     if planned is None:
         return choose_outer(f, x, dtype, shape)
     choices, constants = _shader_parts(f, dtype, planned, "values")
-    kernel, largest = shader("swift_outer", f, choices, constants), zeros(4)
+    kernel, largest = shader("fast_path_outer", f, choices, constants), zeros(4)
     for piece in pieces(planned.at.count, 8 * dtype.itemsize, planned.step):
         blocks = piece.count // planned.at.block
         buffers = {"x": piece.window(x, 8 * dtype.itemsize), "largest": whole(largest)}
@@ -78,7 +78,7 @@ def _run(
         choices, constants, beside = choices | writing, constants | more, beside | written
     if made.outer is not None:
         choices["given_outer"], beside["outers"] = outer_of_blocks(f, made.outer, shape)
-    kernel = shader("swift", f, choices, constants)
+    kernel = shader("fast_path", f, choices, constants)
     for piece in pieces(at.count, own, planned.step):
         blocks = piece.count // at.block
         windows = {"x": piece.window(x, own), what: piece.window(out, bits)}
@@ -102,10 +102,10 @@ def _shader_parts(
         "statistic": statistic(f),
         "team": "subgroup" if planned.team <= reach() else "mixed",
         "place": "tile" if planned.tile else "line",
-        "swift_find": statistic(f),
+        "find": statistic(f),
         "narrow": narrowing(f, dtype),
         "result": "codes_together" if together else what,
-        "rare": what,
+        "exact_fallback": what,
         "given_outer": "none",
         "words": _words(f, dtype, planned, together),
     }

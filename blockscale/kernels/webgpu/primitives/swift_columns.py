@@ -44,9 +44,9 @@ def plan(f: Form, dtype: torch.dtype, shape: Shape, what: str) -> Plan | None:
     if not swift_plan.trusted(dtype) or swift_sums.refusal() is not None:
         return None
     own = swift_plan.parts(f.format)
-    if own is None or own["swift"] not in ("any", "float") or f.asym:
+    if own is None or own["fast_choose"] not in ("any", "float") or f.asym:
         return None
-    if own["near"] == "shift_drawn":
+    if own["scaled"] == "shift_drawn":
         return None
     units, left = divmod(at.shape[1] * bits, 128)
     block, unit_bits = at.sizes[0], 128 // bits * f.bits
@@ -92,7 +92,7 @@ def _run(
     known = swift_plan.parts(f.format)
     assert known is not None
     choices: Choices = {
-        **numbers(dtype), **known, "statistic": statistic(f), "swift_find": statistic(f),
+        **numbers(dtype), **known, "statistic": statistic(f), "find": statistic(f),
         "team": "subgroup", "narrow": swift_plan.narrowing(f, dtype), "result": what,
         "given_outer": "none",
     }  # fmt: skip
@@ -106,7 +106,7 @@ def _run(
     if made is not None:
         writing, more, beside = scale_writing(f, made)
         choices, constants = choices | writing, constants | more
-    kernel, bits = shader("swift_columns", f, choices, constants), f.bits if made else own
+    kernel, bits = shader("fast_path_columns", f, choices, constants), f.bits if made else own
     for piece in pieces(at.count, own, planned.step):
         down = piece.count // (at.sizes[0] * at.shape[1])
         teams = down * -(-planned.units // (reach // planned.parts))

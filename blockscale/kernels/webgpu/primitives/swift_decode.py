@@ -55,7 +55,7 @@ def decode(
         choices["values"] = "codebook"
         values = [bits_of(value) for value in element.values]
         constants["VALUE_TABLE"] = (*values, *[0] * (16 - len(values)))
-    made = shader("swift_dequantize", f, choices, constants)
+    made = shader("fast_path_dequantize", f, choices, constants)
     out, bits = allocate(prod(shape) * dtype.itemsize), 8 * dtype.itemsize
     for piece in pieces(at.count, max(bits, f.bits)):
         windows = {"codes": piece.window(codes, f.bits), "values": piece.window(out, bits)}

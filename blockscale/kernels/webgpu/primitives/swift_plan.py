@@ -24,7 +24,9 @@ Shape = tuple[int, ...]
 DTYPES = (torch.float32, torch.bfloat16)
 _NVIDIA, _WARP = 0x10DE, 32
 _MOST = 16  # units that an invocation keeps in registers
-_MET = 20  # bytes of a workgroup's memory in which an invocation meets others (team/mixed.wgsl)
+_MET = (
+    20  # bytes of a workgroup's memory in which an invocation meets others (statistics/team/mixed)
+)
 _TABLES = 1024  # and those of tables and of what teams share, together
 _UNUSUAL = {"offset", "float_zero", "signed", "given", "inner"}  # features that parts do not know
 
@@ -76,9 +78,9 @@ def parts(fmt: Format) -> Choices | None:
     if _UNUSUAL & set(numbers.features) or numbers.recip or numbers.element.bits > 8:
         return None
     means = numbers.statistic in ("mean", "mean_above")
-    if own["quick"] == "none" or not (means or numbers.statistic in ("magnitude", "range")):
+    if own["approximate"] == "none" or not (means or numbers.statistic in ("magnitude", "range")):
         return None
-    family, rule = own["quick"], _rule(numbers, own)
+    family, rule = own["approximate"], _rule(numbers, own)
     drawn = family.startswith("stochastic")
     if rule is None or (numbers.asym and (rule != "float" or family != "integer")):
         return None
@@ -91,11 +93,11 @@ def parts(fmt: Format) -> Choices | None:
         return None
     found = {"mean": "sums", "range": "means"} if means else {"mean": "none", "range": "extremes"}
     rule = "means" if means else rule
-    return {"family": family, "swift": rule, "near": near, "tie": family, **found}
+    return {"family": family, "fast_choose": rule, "scaled": near, "tie_break": family, **found}
 
 
 def _rule(numbers: FormatNumbers, own: Choices) -> str | None:
-    """The part swift/choose/{rule}."""
+    """The part fast_path_choose/{rule}."""
     if numbers.scale == "e8m0":
         return "any"
     if numbers.full or own["how"] != "quotient":
@@ -103,11 +105,11 @@ def _rule(numbers: FormatNumbers, own: Choices) -> str | None:
     if numbers.scale == "fp32":
         return "float"
     inner = own.get("inner") == "minifloat" and own["joined"] == "multiplied"
-    return "two_level" if inner and own["levels"] == "whole" and not numbers.asym else None
+    return "two_level" if inner and own["levels"] == "joint" and not numbers.asym else None
 
 
 def narrowing(f: Form, dtype: torch.dtype) -> str:
-    """The part swift/narrow/{narrowing}: how values become numbers of the dtype."""
+    """The part fast_path_memory/narrow/{narrowing}: how values become numbers of the dtype."""
     if dtype == torch.float32:
         return "none"
     numbers = lowered(f.format)

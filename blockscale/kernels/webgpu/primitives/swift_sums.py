@@ -47,9 +47,9 @@ def rounded(x: Tensor, fmt: str) -> Tensor:
     """float32 [4 n] -> values of the format's elements, in steps of one"""
     choices, constants = shader_of(fmt)
     own = dict(choices) | of_device()
-    family = own["quick"]
-    own |= {"family": family, "near": "shift_drawn" if "stochastic" in family else "shift"}
-    made = Shader("probe/swift", tuple(own.items()), constants)
+    family = own["approximate"]
+    own |= {"family": family, "scaled": "shift_drawn" if "stochastic" in family else "shift"}
+    made = Shader("kernels/probe_fast_path", tuple(own.items()), constants)
     values = allocate(4 * len(x))
     buffers = {"numbers": upload(x), "steps": upload(torch.ones(len(x) // 4)), "values": values}
     launch(made, buffers, {"count": len(x) // 4}, -(-len(x) // 256), baked=False)

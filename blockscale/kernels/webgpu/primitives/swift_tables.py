@@ -14,7 +14,7 @@ _FAR = 2.0**100  # where no number comes: the threshold of a cell that has none
 
 @cache
 def cells(element: ElementNumbers) -> dict[str, Constant] | None:
-    """The constants that swift/code/codebook.wgsl reads, or None where cells would be too many."""
+    """The constants that fast_path_code/codebook reads, or None where cells would be too many."""
     if element.family != "codebook" or element.bits > 4:
         return None
     if any(abs(each) < _LEAST for each in element.thresholds):

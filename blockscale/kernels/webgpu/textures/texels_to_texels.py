@@ -17,23 +17,23 @@ _NAMES = ("width", "height", "channels", "batch")
 
 
 def run(
-    does: str, f: Form, source: Texture, made: Texture, parts: Parts, seed: Memory | None,
+    op: str, f: Form, source: Texture, made: Texture, parts: Parts, seed: Memory | None,
     local: Three | None = None,
 ) -> None:  # fmt: skip
-    """Texels of `source` -> texels of `made`, by the part texture/does/{does}.wgsl.
+    """Texels of `source` -> texels of `made`, by the part texture/ops/{op}.
 
     local: the local size; None for that of the rule
     """
     at = layout(source.shape)
     if at.rows * at.width == 0:
         return
-    numbers = made if does == "dequantize" else source
+    numbers = made if op == "dequantize" else source
     own, known = shader_of(f.format)
     read, buffers = reading(f, parts, source.shape)
     chosen, sizes, shared, block = _blocks(f, source.shape, at)
     size = local or local_size(block, at.texels)
     choices = dict(own) | of_device() | read | chosen | {
-        "texel": f"bits{made.texels.bits}", "does": does, "dtype": DTYPES[numbers.dtype],
+        "texel": f"bits{made.texels.bits}", "op": op, "dtype": DTYPES[numbers.dtype],
         "drawn": "undrawn" if seed is None else "drawn",
     }  # fmt: skip
     constants: dict[str, Constant] = {
@@ -44,7 +44,7 @@ def run(
     bound |= {"source": source.texels, "result": made.texels}
     if seed is not None:
         bound["seed"] = whole(seed)
-    shader = Shader("texture/map", tuple(choices.items()), tuple(constants.items()))
+    shader = Shader("kernels/texture_map", tuple(choices.items()), tuple(constants.items()))
     named = {"width": at.width, "height": at.height, "depth": at.depth}
     launch(shader, bound, named | sizes, groups(at.texels, size))
 

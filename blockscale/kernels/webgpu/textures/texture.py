@@ -97,7 +97,7 @@ def fill(target: Texture, packed: Memory) -> None:
     at = layout(target.shape)
     row_bytes = -(-at.width * target.bits // 8)
     constants = (("BITS", target.bits), ("LOCAL_X", _LOCAL[0]), ("LOCAL_Y", _LOCAL[1]))
-    shader = Shader("texture/fill", (("texel", f"bits{target.texels.bits}"),), constants)
+    shader = Shader("kernels/texture_fill", (("texel", f"bits{target.texels.bits}"),), constants)
     for first, rows in _chunks(at, row_bytes):
         sizes = {
             "width": at.width, "height": at.height, "first": first, "rows": rows,
@@ -111,7 +111,7 @@ def fill(target: Texture, packed: Memory) -> None:
 
 def _read(source: Texture, at: Layout, row_bytes: int, packed: Memory) -> None:
     unit = 32 if row_bytes % 4 == 0 else 8
-    shader = Shader("texture/read", (), (("BITS", source.bits), ("UNIT", unit)))
+    shader = Shader("kernels/texture_read", (), (("BITS", source.bits), ("UNIT", unit)))
     for first, rows in _chunks(at, row_bytes):
         words = -(-rows * row_bytes // 4)
         sizes = {

@@ -17,8 +17,8 @@ from blockscale.kernels.webgpu.torch_ops.addresses import Sizes, addresses
 FLOATS = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 # what casts to float32 read that is no float: the part that does
 _OTHERS = {
-    torch.bool: "bytes", torch.uint8: "bytes", torch.int32: "number_of_whole",
-    torch.int64: "number_of_whole",
+    torch.bool: "bytes", torch.uint8: "bytes", torch.int32: "number_of_integer",
+    torch.int64: "number_of_integer",
 }  # fmt: skip
 THREADS = 256  # invocations of a workgroup, one a word
 
@@ -62,7 +62,7 @@ def _gather(x: WebGPUTensor, made: WebGPUTensor) -> None:
         return
     at = addresses(tuple(x.shape), [x], always=True)
     shader = Shader(
-        "torch/kernels/gather", (at.choice,), (("ITEM_BITS", x.dtype.itemsize * 8), *at.constants)
+        "kernels/torch_gather", (at.choice,), (("ITEM_BITS", x.dtype.itemsize * 8), *at.constants)
     )
     buffers = {"x": x.memory, "result": made.memory, **at.buffers}
     launch(shader, buffers, {"count": x.numel()}, words(made), baked=False)
@@ -82,7 +82,7 @@ def scattered(into: WebGPUTensor, x: WebGPUTensor) -> None:
         return
     at = addresses(tuple(into.shape), [into, x], always=True)
     shader = Shader(
-        "torch/kernels/scatter", (at.choice,), (("ITEM_BITS", x.dtype.itemsize * 8), *at.constants)
+        "kernels/torch_scatter", (at.choice,), (("ITEM_BITS", x.dtype.itemsize * 8), *at.constants)
     )
     buffers = {"x": x.memory, "result": into.memory, **at.buffers}
     count = into.numel()
@@ -111,7 +111,7 @@ def _widened(x: WebGPUTensor) -> WebGPUTensor:
     numbers = _OTHERS.get(x.dtype, "first")
     choices = (("numbers", numbers), ("float", FLOATS.get(x.dtype, "float32")), at.choice)
     constants = (("ITEM_BITS", x.dtype.itemsize * 8), *at.constants)
-    shader = Shader("torch/kernels/widen", choices, constants)
+    shader = Shader("kernels/torch_widen", choices, constants)
     buffers = {"x": x.memory, "result": made.memory, **at.buffers}
     launch(shader, buffers, {"count": x.numel()}, words(made), baked=False)
     return made
@@ -122,7 +122,7 @@ def narrowed(x: WebGPUTensor, dtype: torch.dtype) -> WebGPUTensor:
     if dtype == torch.float32:
         return x
     x, made = whole(x), fresh(tuple(x.shape), dtype)
-    shader = Shader("torch/kernels/convert", (("float", FLOATS[dtype]),))
+    shader = Shader("kernels/torch_convert", (("float", FLOATS[dtype]),))
     buffers = {"x": x.memory, "result": made.memory}
     launch(shader, buffers, {"count": x.numel()}, words(made), baked=False)
     return made

@@ -52,7 +52,7 @@ def unary(part: str, x: WebGPUTensor, **numbers: float) -> Any:
     made = fresh(tuple(x.shape), x.dtype)
     at = addresses(tuple(x.shape), [x])
     choices = (("function", part), ("float", FLOATS[x.dtype]), at.choice)
-    shader = Shader("torch/kernels/unary", choices, at.constants)
+    shader = Shader("kernels/torch_unary", choices, at.constants)
     sizes = {"count": x.numel()} | {name: bits(value) for name, value in numbers.items()}
     buffers = {"x": x.memory, "result": made.memory, **at.buffers}
     launch(shader, buffers, sizes, words(made), baked=False)
@@ -83,7 +83,7 @@ def binary(part: str, a: Any, b: Any, *, compare: bool = False) -> Any:
     else:
         sizes["number"] = bits(number)
     shader = Shader(
-        "torch/kernels/compare" if compare else "torch/kernels/binary", choices, at.constants
+        "kernels/torch_compare" if compare else "kernels/torch_binary", choices, at.constants
     )
     launch(shader, buffers, sizes, words(made), baked=False)
     return made
@@ -260,7 +260,7 @@ def where(condition: Any, a: Any, b: Any) -> Any:
     made = fresh(shape, dtype)
     at = addresses(shape, operands)
     constants = (("ITEM_BITS", dtype.itemsize * 8), *at.constants)
-    shader = Shader("torch/kernels/where", (at.choice,), constants)
+    shader = Shader("kernels/torch_where", (at.choice,), constants)
     # a kernel may see one buffer several times if it only reads it
     buffers = dict(zip(("condition", "x", "y"), (x.memory for x in operands), strict=True))
     launch(

@@ -37,7 +37,7 @@ def whole_binary(part: str, a: Any, b: Any, dtype: torch.dtype) -> Any:
         ("RESULT_BITS", dtype.itemsize * 8),
     )  # fmt: skip
     shader = Shader(
-        "torch/kernels/whole", (("function", part), at.choice), (*constants, *at.constants)
+        "kernels/torch_integers", (("function", part), at.choice), (*constants, *at.constants)
     )
     buffers = {"x": x.memory, "y": y.memory, "result": made.memory, **at.buffers}
     count = made.numel()

@@ -34,7 +34,7 @@ def _softmax(x: WebGPUTensor, dim: int, dtype: torch.dtype, **flags: bool) -> An
     at = addresses(tuple(last.shape), [last])
     constants = (("LOGARITHM", flags.get("log", False)), ("SAFE", flags.get("safe", False)))
     shader = Shader(
-        "torch/kernels/softmax", (("float", FLOATS[x.dtype]), at.choice),
+        "kernels/torch_softmax", (("float", FLOATS[x.dtype]), at.choice),
         (*constants, *at.constants),
     )  # fmt: skip
     rows = made.numel() // max(columns, 1)
@@ -77,7 +77,7 @@ def layer_norm(
     means, inverses = fresh(outer, torch.float32), fresh(outer, torch.float32)
     at = addresses(tuple(x.shape), [x])
     shader = Shader(
-        "torch/kernels/layer_norm", (("float", FLOATS[x.dtype]), at.choice), at.constants
+        "kernels/torch_layer_norm", (("float", FLOATS[x.dtype]), at.choice), at.constants
     )
     buffers = {
         "x": x.memory, "weight": _factors(weight, columns, 1.0).memory,

@@ -41,7 +41,7 @@ def _joined(part: str, x: WebGPUTensor, rows: int, columns: int, parts: int) -> 
     at = addresses(tuple(x.shape), [x])
     choices = (("joining", part), ("float", FLOATS[x.dtype]), at.choice)
     shader = Shader(
-        "torch/kernels/reduce", choices, (("START", bits(_STARTS[part])), *at.constants)
+        "kernels/torch_reduce", choices, (("START", bits(_STARTS[part])), *at.constants)
     )
     span = -(-columns // parts)
     sizes = {"rows": rows, "columns": columns, "parts": parts, "span": span}

@@ -44,7 +44,6 @@ def test_indices_stay_checked(tmp_path, monkeypatch):
         "@compute @workgroup_size(64) fn main(@builtin(local_invocation_index) i: u32) {\n"
         "    y[i + 16u * sizes.far] = 7u;\n}\n"
     )
-    shader.part.cache_clear()
     monkeypatch.setattr(shader, "_FOLDER", tmp_path)
     y, beside = upload(torch.zeros(64, dtype=torch.int32)), allocate(256)
     launch(Shader("beyond"), {"y": y}, {"far": 1}, 1, baked=False)
@@ -52,4 +51,3 @@ def test_indices_stay_checked(tmp_path, monkeypatch):
     assert (found[16:] == 7).all()
     assert beside.buffer is not y.buffer
     monkeypatch.undo()
-    shader.part.cache_clear()

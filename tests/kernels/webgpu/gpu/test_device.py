@@ -60,7 +60,6 @@ def test_a_wrong_shader_leaves_the_device_usable(tmp_path, monkeypatch):
     from blockscale.kernels.webgpu.gpu import shader
 
     (tmp_path / "wrong.wgsl").write_text("fn main() { let x: u32 = 1.5; }\n")
-    shader.part.cache_clear()
     monkeypatch.setattr(shader, "_FOLDER", tmp_path)
     with pytest.raises(GpuError, match="failed while compiling a kernel"):
         launch(Shader("wrong"), {}, {}, 1)

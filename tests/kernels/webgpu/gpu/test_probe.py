@@ -51,7 +51,7 @@ def test_liberties_are_no_faults(planted: pytest.MonkeyPatch) -> None:
     planted.setattr(
         probe,
         "_PROBE",
-        shader.Shader("probe/arithmetic", (("hardware", "flushing"),)),
+        shader.Shader("kernels/probe_arithmetic", (("hardware", "flushing"),)),
     )
     assert wrongly_computed() == ()
 
@@ -65,9 +65,9 @@ def test_liberties_are_no_faults(planted: pytest.MonkeyPatch) -> None:
          "bitcast<f32>((a + 4u) & 0xfffffff8u) * bitcast<f32>(b)", (QUICK, PRODUCT)),
         ("hardware/plain", "bitcast<f32>(a) / bitcast<f32>(b)",
          "bitcast<f32>(a) / bitcast<f32>(b + 8u)", (QUICK,)),
-        ("bits/multiply", "u32((whole.x & 0xffffu) != 0u)", "0u", (OPERATIONS[0],)),
-        ("bits/divide", "u32(rest != 0u)", "0u", (OPERATIONS[1], QUICK)),
-        ("bits/add", "moved | lost", "moved", (OPERATIONS[2], OPERATIONS[3])),
+        ("arithmetic/integers/multiply", "u32((whole.x & 0xffffu) != 0u)", "0u", (OPERATIONS[0],)),
+        ("arithmetic/integers/divide", "u32(rest != 0u)", "0u", (OPERATIONS[1], QUICK)),
+        ("arithmetic/integers/add", "moved | lost", "moved", (OPERATIONS[2], OPERATIONS[3])),
         ("bits/parts", "(kept & 1u) == 1u", "true", (OPERATIONS[0], *OPERATIONS[2:5])),
     ],
 )  # fmt: skip
@@ -95,7 +95,7 @@ def test_floats_of_a_device_are_used_only_where_they_are_exact(planted: pytest.M
     assert probe.arithmetic() == expected
     probe._arithmetic.cache_clear()
     wrong = "bitcast<f32>((a + 4u) & 0xfffffff8u) / bitcast<f32>(b)"
-    plant(planted, "native/divide", "bitcast<f32>(a) / bitcast<f32>(b)", wrong)
+    plant(planted, "arithmetic/native/divide", "bitcast<f32>(a) / bitcast<f32>(b)", wrong)
     wrongly_computed.cache_clear()
     shader.source.cache_clear()
     assert "division from integers" in wrongly_computed("native")

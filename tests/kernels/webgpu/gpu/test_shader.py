@@ -10,17 +10,15 @@ from blockscale.kernels.webgpu.gpu.shader import Shader, Signed, constant, neede
 def parts(tmp_path, monkeypatch):
     """Parts that a test writes, in the place of ours."""
 
-    def write(**texts):
-        for name, text in texts.items():
-            path = tmp_path / f"{name.replace('__', '/')}.wgsl"
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text)
+    def write(**files):
+        for name, text in files.items():
+            (tmp_path / f"{name}.wgsl").write_text(text)
 
-    for each in (shader.part, shader.source):
+    for each in (shader.parts_of, shader.source):
         each.cache_clear()
     monkeypatch.setattr(shader, "_FOLDER", tmp_path)
     yield write
-    for each in (shader.part, shader.source):
+    for each in (shader.parts_of, shader.source):
         each.cache_clear()
 
 
@@ -31,18 +29,36 @@ def test_each_part_comes_once_after_what_it_needs(parts):
 
 
 def test_a_choice_fills_a_name(parts):
-    parts(a="// needs: element/{element}\n", element__one="ONE\n", element__two="TWO\n")
+    parts(
+        a="// needs: element/{element}\n", element="// Of a role.\n\n//# one\nONE\n\n//# two\nTWO\n"
+    )
     text = source(Shader("a", (("element", "two"),)), (), None).text
     assert "TWO" in text
     assert "ONE" not in text
+    assert "Of a role" not in text
+
+
+def test_files_of_kernels_have_parts_of_their_own(parts, tmp_path):
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels/k.wgsl").write_text(
+        "// needs: kernels/k/{how}\nMAIN\n\n//# deep/one\nONE\n//# two\nTWO\n"
+    )
+    assert list(needed(Shader("kernels/k", (("how", "deep/one"),)))) == [
+        "kernels/k/deep/one",
+        "kernels/k",
+    ]
+    assert shader.part("kernels/k/two") == "TWO\n"
 
 
 def test_what_is_missing_is_named(parts):
     parts(a="// needs: element/{element}\n", b="// needs: nowhere\n")
-    with pytest.raises(ValueError, match=r"a.wgsl needs element/\{element\}.*no 'element'"):
+    with pytest.raises(ValueError, match=r"a needs element/\{element\}.*no 'element'"):
         needed(Shader("a"))
-    with pytest.raises(ValueError, match=r"no part nowhere.wgsl"):
+    with pytest.raises(ValueError, match=r"the part nowhere .*nowhere.wgsl; there is no such file"):
         needed(Shader("b"))
+    parts(c="// needs: d/wrong\n", d="//# one\n//# two\n")
+    with pytest.raises(ValueError, match=r"the part d/wrong .*d.wgsl; it has one, two"):
+        needed(Shader("c"))
 
 
 def test_bindings_are_numbered_in_order(parts):
@@ -97,7 +113,9 @@ def test_constants_are_typed(value, text):
 
 
 def test_every_part_of_ours_is_found_by_its_name():
-    folder = shader._FOLDER
-    names = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.wgsl")]
-    assert len(names) > 10
-    assert all(shader.part(name) for name in names)
+    for path in shader._FOLDER.rglob("*.wgsl"):
+        file = path.relative_to(shader._FOLDER).with_suffix("").as_posix()
+        marks = [mark for mark in shader.parts_of(path) if mark]
+        assert len(marks) == path.read_text().count("//# "), f"{file}: two parts of one name"
+        assert all(shader.part(f"{file}/{mark}").strip() for mark in marks)
+        assert ("fn main(" in shader.part(file)) == file.startswith("kernels/"), file

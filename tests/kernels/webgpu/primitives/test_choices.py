@@ -12,7 +12,7 @@ from tests.kernels.webgpu.equal import hard, wrong
 
 
 def test_sixteen_bits_are_read_as_halves() -> None:
-    assert numbers(torch.float32)["load"] == "whole"
+    assert numbers(torch.float32)["load"] == "words"
     assert numbers(torch.bfloat16) == {"dtype": "bfloat16", "load": "halves", "store": "halves"}
 
 

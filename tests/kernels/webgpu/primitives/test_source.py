@@ -32,5 +32,5 @@ def test_a_texture_is_seen_at_once_and_a_buffer_in_pieces(monkeypatch: pytest.Mo
     assert [piece.count for piece, _ in seen(there, count, 32)] == [count]
     assert [piece.count for piece, _ in seen(buffer, count, 32)] == [1 << 16, count - (1 << 16)]
     assert read(there, torch.float32)["load"] == "texture"
-    assert read(buffer, torch.float32)["load"] == "whole"
+    assert read(buffer, torch.float32)["load"] == "words"
     assert (sizes(there), sizes(buffer)) == ({"width": 3, "height": 2}, {})

@@ -1,4 +1,4 @@
-"""Arithmetic on the bits of floats against the CPU's, which is IEEE 754's (bits/*.wgsl)."""
+"""Arithmetic on the bits of floats against the CPU's, IEEE 754's (wgsl/arithmetic.wgsl)."""
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ def pairs() -> tuple[Tensor, Tensor]:
 
 def arithmetic(a: Tensor, b: Tensor, hardware: str) -> Tensor:
     return run(
-        Shader("probe/arithmetic", (("hardware", hardware),)),
+        Shader("kernels/probe_arithmetic", (("hardware", hardware),)),
         ("pairs", "results"),
         words(a, b),
         9,

@@ -1,4 +1,4 @@
-"""Scales, zero points and offsets of ranges against the reference (choose/*.wgsl)."""
+"""Scales, zero points and offsets of ranges against the reference (wgsl/choose.wgsl)."""
 
 import pytest
 import torch
@@ -48,7 +48,9 @@ def check(spelling: str, hardware: str) -> None:
     expected = reference.qparams_from_range(low, high, poisoned, fmt)
     a = reference.numerator(low, high, fmt)
     asked = words(low, high, poisoned, torch.where(poisoned, 0.0, a))
-    found = run(shader("probe/choose", spelling, hardware=hardware), ("given", "found"), asked, 5)
+    found = run(
+        shader("kernels/probe_choose", spelling, hardware=hardware), ("given", "found"), asked, 5
+    )
     kept = [found[:, 0], found[:, 2]]
     wanted: list[Tensor | None] = [a, expected.scale]
     kept += [found[:, 1], found[:, 3], found[:, 4]]

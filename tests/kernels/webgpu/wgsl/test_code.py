@@ -132,7 +132,7 @@ def check(spelling: str, hardware: str, **parts: Tensor) -> None:
     columns = [given] + [others.get(name, zeros) for name in ("zero_point", "outer", "offset")]
     once = [words(_float_if(c)[::4]) for c in columns]
     each = [words(c).view(-1, 4) for c in (x, chance, codes)]
-    made = shader("probe/code", spelling, hardware=hardware)
+    made = shader("kernels/probe_code", spelling, hardware=hardware)
     found = run(made, ("questions", "answers"), torch.cat(once + each, 1), 12)
     expected = fmt.element.to_bits(reference.quantize(x, qparams, fmt, SEED))
     _tell(found[:, :4].flatten() != expected, [x, *columns, found[:, :4].flatten(), expected])

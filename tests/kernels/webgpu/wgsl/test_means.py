@@ -1,4 +1,4 @@
-"""Means of exact sums, and floats of 16 bits, against torch (choose/mean, float/*.wgsl)."""
+"""Means of exact sums, and floats of 16 bits, against torch (choose/mean, memory/float/…)."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def test_means_and_floats_of_16_bits(name: str) -> None:
     field = torch.randint(1, 255, (n,), generator=made)
     half = torch.arange(n) % COUNT
     asked = words(total & 0xFFFFFFFF, total >> 32, count, field, x, half)
-    shader = Shader("probe/means", (("float", name), ("hardware", "plain")))
+    shader = Shader("kernels/probe_means", (("float", name), ("hardware", "plain")))
     found = run(shader, ("given", "found"), asked, 3)
     assert bool(same_bits(found[:, 0], mean_of(total, count, field.to(torch.int32) - 127)).all())
     narrow = found[:, 1].to(torch.int16).view(dtype)

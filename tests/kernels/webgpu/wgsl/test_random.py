@@ -1,4 +1,4 @@
-"""Random numbers of indices against the reference (random/philox.wgsl)."""
+"""Random numbers of indices against the reference (rounding/random/philox)."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def test_philox(wide: str) -> None:
         index = torch.arange(1000, dtype=torch.int64) + first
         key = torch.tensor(seed)
         asked = words(index & 0xFFFFFFFF, index >> 32, key & 0xFFFFFFFF, key >> 32)
-        shader = Shader("probe/random", (("random", "philox"), ("wide", wide)))
+        shader = Shader("kernels/probe_random", (("random", "philox"), ("wide", wide)))
         found = run(shader, ("asked", "drawn"), asked, 8)
         given = torch.tensor([seed, first])
         expected = philox.uniform(torch.Size([1003]), given, torch.device("cpu"))

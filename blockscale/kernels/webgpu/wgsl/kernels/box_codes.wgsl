@@ -1,5 +1,5 @@
 // The code of each number, one a word, and the value that it means.
-// needs: grid, boxes/box, choose/{rule}, step/{step}, code/{how}
+// needs: memory/grid, boxes/box, choose/{rule}, step/{step}, code/{how}
 @group(0) @binding(largest) var<storage, read> largest: array<u32>;
 @group(0) @binding(chosen) var<storage, read> chosen: array<vec4<u32>>;
 @group(0) @binding(codes) var<storage, read_write> codes: array<u32>;

@@ -1,5 +1,5 @@
 // What the scale of each block is chosen from, and the largest of their numerators.
-// needs: grid, boxes/{statistic}
+// needs: memory/grid, boxes/{statistic}
 @group(0) @binding(ranges) var<storage, read_write> ranges: array<vec4<u32>>;
 @group(0) @binding(largest) var<storage, read_write> largest: array<atomic<u32>>;
 

@@ -1,5 +1,5 @@
 // The scale of each block, its zero point and its offset, as they are stored; and its step.
-// needs: grid, choose/{rule}, step/{step}
+// needs: memory/grid, choose/{rule}, step/{step}
 @group(0) @binding(ranges) var<storage, read> ranges: array<vec4<u32>>;
 @group(0) @binding(largest) var<storage, read> largest: array<u32>;
 @group(0) @binding(chosen) var<storage, read_write> chosen: array<vec4<u32>>;

@@ -1,5 +1,5 @@
 // A copy of words, four to an invocation: the ceiling of every benchmark.
-// needs: grid
+// needs: memory/grid
 @group(0) @binding(source) var<storage, read> source: array<vec4<u32>>;
 @group(0) @binding(result) var<storage, read_write> result: array<vec4<u32>>;
 

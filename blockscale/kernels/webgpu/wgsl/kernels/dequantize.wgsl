@@ -1,5 +1,6 @@
 // Values of codes: a chunk of CHUNK to an invocation.
-// needs: grid, load/fours_in_{codes}, blocks/{blocks}, given/step, code/{how}, store/{store}
+// needs: memory/grid, memory/load/fours_in_{codes}, blocks/{blocks}, stored_params/step
+// needs: code/{how}, memory/store/{store}
 
 struct Held {
     block: u32,

@@ -1,6 +1,7 @@
 // The largest and smallest numbers of blocks, merged from slices of them: a team of TEAM
 // invocations takes a slice, its units one after another. `work` starts as zeros: [KEYS, blocks].
-// needs: grid, statistics/{statistic}, statistics/sum, reading/{reading}, team/{team}
+// needs: memory/grid, statistics/{statistic}, statistics/sum, memory/reading/{reading}
+// needs: statistics/team/{team}
 @group(0) @binding(work) var<storage, read_write> work: array<atomic<u32>>;
 
 @compute @workgroup_size(256)

@@ -1,6 +1,10 @@
 // What was found in blocks -> their scales, as stored, with zero points and offsets: TOGETHER
 // blocks, which fill whole words, to an invocation.
-// needs: grid, choose/{rule}, found/{found}, given/outer_{given_outer}, store/scale, store/scale_{stored_scale}, store/zero_{stored_zero}, store/zeros_{store_zeros}, store/offset_{stored_offset}, store/offsets_{store_offsets}
+// needs: memory/grid, choose/{rule}, statistics/block_stats/{block_stats}
+// needs: stored_params/outer_{given_outer}, stored_params/store/scale
+// needs: stored_params/store/scale_{stored_scale}, stored_params/store/zero_{stored_zero}
+// needs: stored_params/store/zeros_{store_zeros}, stored_params/store/offset_{stored_offset}
+// needs: stored_params/store/offsets_{store_offsets}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,

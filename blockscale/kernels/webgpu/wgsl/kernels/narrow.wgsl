@@ -1,6 +1,6 @@
 // Reads words, four to an invocation, and writes a byte of each: what quantizing to 8 bits moves
 // without its arithmetic, which is the floor of a software adapter's kernels.
-// needs: grid
+// needs: memory/grid
 @group(0) @binding(source) var<storage, read> source: array<vec4<u32>>;
 @group(0) @binding(result) var<storage, read_write> result: array<u32>;
 

@@ -1,7 +1,7 @@
 // The largest numerator of the blocks that share an outer scale; poisoned ones are left out.
 // `largest` starts as zeros. An invocation takes EACH blocks; where all share one outer scale, a
 // workgroup merges what it found before it tells.
-// needs: grid, choose/{rule}, found/{found}, blocks/{blocks}
+// needs: memory/grid, choose/{rule}, statistics/block_stats/{block_stats}, blocks/{blocks}
 @group(0) @binding(largest) var<storage, read_write> largest: array<atomic<u32>>;
 
 const EACH = 16u;

@@ -1,5 +1,6 @@
 // Outer scales, from the largest numerators of the blocks that share them: words of SCALE_BITS each.
-// needs: grid, choose/{rule}, store/scale, store/scale_{stored_outer}
+// needs: memory/grid, choose/{rule}, stored_params/store/scale
+// needs: stored_params/store/scale_{stored_outer}
 @group(0) @binding(largest) var<storage, read> largest: array<u32>;
 
 @compute @workgroup_size(256)

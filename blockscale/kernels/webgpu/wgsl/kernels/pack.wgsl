@@ -1,6 +1,6 @@
 // Codes, one an item of ITEM_BITS -> rows of bytes that are streams of BITS (docs/numerics.md, 6).
 // An invocation writes the four bytes of one word, which may belong to several rows.
-// needs: grid
+// needs: memory/grid
 @group(0) @binding(items) var<storage, read> items: array<u32>;
 @group(0) @binding(codes) var<storage, read_write> codes: array<u32>;
 

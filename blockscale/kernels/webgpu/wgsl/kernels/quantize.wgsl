@@ -1,5 +1,5 @@
 // Codes or values of numbers whose blocks have a scale: a chunk of CHUNK to an invocation.
-// needs: grid, load/{load}, blocks/{blocks}, given/step, result/{result}
+// needs: memory/grid, memory/load/{load}, blocks/{blocks}, stored_params/step, result/{result}
 
 struct Held {
     block: u32,

@@ -1,5 +1,5 @@
 // The outer scale of each block as float32, from those that blocks share.
-// needs: grid, blocks/{blocks}, given/scale_{given_scale}
+// needs: memory/grid, blocks/{blocks}, stored_params/scale_{given_scale}
 @group(0) @binding(each) var<storage, read_write> each: array<u32>;
 
 @compute @workgroup_size(256)

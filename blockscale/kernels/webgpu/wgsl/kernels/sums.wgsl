@@ -1,5 +1,6 @@
 // The sums of blocks' magnitudes, merged as in kernels/extremes. `totals` starts as zeros: [3, blocks].
-// needs: grid, statistics/{statistic}, statistics/sum, reading/{reading}, team/{team}, statistics/{least}
+// needs: memory/grid, statistics/{statistic}, statistics/sum, memory/reading/{reading}
+// needs: statistics/team/{team}, statistics/{least}
 @group(0) @binding(totals) var<storage, read_write> totals: array<atomic<u32>>;
 
 @compute @workgroup_size(256)

@@ -1,5 +1,5 @@
 // Packed codes -> codes, one an item of ITEM_BITS; an invocation writes one word.
-// needs: grid, load/codes_in_rows
+// needs: memory/grid, memory/load/codes_in_rows
 @group(0) @binding(items) var<storage, read_write> items: array<u32>;
 
 const PER_WORD = 32u / ITEM_BITS;

@@ -1,5 +1,0 @@
-@group(0) @binding(offsets) var<storage, read> offsets: array<u32>;
-
-fn given_offset(block: u32) -> u32 {
-    return (offsets[block / 2u] >> (block % 2u * 16u)) << 16u;
-}

@@ -1,6 +1,0 @@
-// needs: bits/half
-@group(0) @binding(offsets) var<storage, read> offsets: array<u32>;
-
-fn given_offset(block: u32) -> u32 {
-    return widen_float16((offsets[block / 2u] >> (block % 2u * 16u)) & 0xffffu);
-}

@@ -1,3 +1,0 @@
-fn given_zero(block: u32) -> i32 {
-    return 0;
-}

@@ -1,0 +1,18 @@
+// float32 -> a narrower float: one word of the result an invocation.
+// needs: memory/grid, torch/lanes
+@group(0) @binding(x) var<storage, read> x: array<u32>;
+@group(0) @binding(result) var<storage, read_write> result: array<u32>;
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let start = (group_number(group, groups) * 256u + lane) * LANES;
+    if (start >= sizes.count) {
+        return;
+    }
+    var word = 0u;
+    for (var i = start; i < min(start + LANES, sizes.count); i++) {
+        word |= narrow(x[i]) << ((i - start) * FLOAT_BITS);
+    }
+    result[start / LANES] = word;
+}

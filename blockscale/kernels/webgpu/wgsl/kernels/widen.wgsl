@@ -1,0 +1,13 @@
+// Pairs of float16 -> float32, by the device's own operation.
+// needs: memory/grid
+@group(0) @binding(source) var<storage, read> source: array<u32>;
+@group(0) @binding(result) var<storage, read_write> result: array<vec2<f32>>;
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let i = group_number(group, groups) * 256u + lane;
+    if (i < sizes.count) {
+        result[i] = unpack2x16float(source[i]);
+    }
+}

@@ -1,4 +1,0 @@
-// Products to which nothing is added.
-fn with_bias(n: u32, y: u32) -> u32 {
-    return y;
-}

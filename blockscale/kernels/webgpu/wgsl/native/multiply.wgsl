@@ -1,4 +1,0 @@
-// needs: native/float
-fn multiply(a: u32, b: u32) -> u32 {
-    return told(bitcast<f32>(a) * bitcast<f32>(b));
-}

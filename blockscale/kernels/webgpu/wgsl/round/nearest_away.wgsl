@@ -1,8 +1,0 @@
-// needs: round/even, round/shift
-fn goes_up(whole: u32, rest: u32, negative: bool, word: u32) -> bool {
-    return rest >= 0x80000000u;
-}
-
-fn rounded(size: u32, unit: u32, negative: bool, word: u32) -> u32 {
-    return rounded_by_shift(size, unit, negative, word);
-}

@@ -1,2 +1,0 @@
-fn put_offsets(place: u32, word: u32) {
-}

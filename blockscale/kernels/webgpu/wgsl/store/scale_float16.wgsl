@@ -1,4 +1,0 @@
-// needs: bits/half
-fn stored_scale(x: u32) -> u32 {
-    return narrow_float16(x);
-}

@@ -1,3 +1,0 @@
-fn stored_scale(x: u32) -> u32 {
-    return x;
-}

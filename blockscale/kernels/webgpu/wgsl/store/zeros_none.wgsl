@@ -1,2 +1,0 @@
-fn put_zeros(place: u32, word: u32) {
-}

@@ -1,4 +1,0 @@
-// needs: torch/math/whole_order
-fn of_two(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
-    return vec2(u32(!below(b, a)), 0u);
-}

@@ -1,3 +1,0 @@
-fn of_two(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
-    return vec2(u32(all(a == b)), 0u);
-}

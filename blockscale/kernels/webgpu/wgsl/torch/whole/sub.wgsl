@@ -1,4 +1,0 @@
-// needs: bits/wide
-fn of_two(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
-    return wide_sum(a, wide_sum(~b, vec2(1u, 0u)));
-}
