@@ -1,6 +1,8 @@
-"""Each one-line bug of native.toml, planted in a copy of the C++, turns its tests red.
+"""Each bug of native.toml, planted in a copy of the C++, turns its tests red.
 
-`emulated`: compiled for amx, with the instructions of the matrix unit in plain C++.
+`emulated`: compiled for amx, with the instructions of the matrix unit in plain C++. The copy and
+its two builds serve all bugs, each of which compiles what it touches, and the tests run in forks of
+one process (tests/support/forks.py).
 """
 
 import os
@@ -10,25 +12,26 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from typing import Any
 
 import cmake
 import ninja
 import pytest
 
 from blockscale.kernels import cpu
+from tests.support.forks import FAILED, PASSED, Forks, Outcome
+from tests.support.marks import ROOT, current_tests, locate
 
-ROOT = pathlib.Path(__file__).parents[2]
 SABOTAGES = tomllib.loads((ROOT / "tests/mutate/native.toml").read_text())["sabotage"]
 IDS = [s["name"] for s in SABOTAGES]
-FAILED, PASSED = pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.OK
 COMPILER = os.environ.get("CXX") or shutil.which("c++")
 
 
 class Copy:
     """A copy of the repository, and builds of its library for few instruction sets."""
 
-    def __init__(self, folder: pathlib.Path):
-        self.folder = folder / "copy"
+    def __init__(self, folder: pathlib.Path, forks: Forks):
+        self.folder, self.forks = folder / "copy", forks
         ignore = shutil.ignore_patterns("__pycache__", "*.pyc", "*.so", ".*")
         for name in ("attack", "blockscale", "tests"):
             shutil.copytree(ROOT / name, self.folder / name, ignore=ignore)
@@ -51,43 +54,35 @@ class Copy:
             done = subprocess.run(command, capture_output=True, text=True)
             assert done.returncode == 0, done.stdout + done.stderr
 
-    def test(self, tests: list[str], emulated: bool) -> subprocess.CompletedProcess[str]:
+    def test(self, tests: list[str], emulated: bool) -> Outcome:
         (library,) = self.builds[emulated].glob("_native*")
-        environment = {**os.environ, "BLOCKSCALE_NATIVE": str(library)}
-        environment.pop("BLOCKSCALE_CPU_ISA", None)
-        command = [sys.executable, "-B", "-m", "pytest", "-x", "-p", "no:cacheprovider"]
-        command += ["--every-case", *tests]
-        return subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=600
-        )
+        return self.forks.run_anew(tests, {"BLOCKSCALE_NATIVE": str(library)})
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copy]:
     if COMPILER is None:
         pytest.skip("this machine has no C++ compiler")
-    return Copy(tmp_path_factory.mktemp("native"))
+    folder = tmp_path_factory.mktemp("native")
+    with Forks(folder / "copy") as forks:
+        yield Copy(folder, forks)
 
 
 @pytest.fixture
-def broken(request: pytest.FixtureRequest, copy: Copy) -> Iterator[Copy]:
+def broken(bug: dict[str, Any], copy: Copy) -> Iterator[Copy]:
     """The copy with one bug, which is taken out again."""
-    path = copy.folder / request.param["file"]
-    text = path.read_text()
-    lines = text.splitlines()
-    lines[lines.index(request.param["find"])] = request.param["replace"]
-    path.write_text("\n".join(lines) + "\n")
+    place = locate(bug["file"], bug["where"], bug["find"], copy.folder)
+    place.path.write_text(place.planted(bug["replace"]))
     yield copy
-    path.write_text(text)
+    place.path.write_text(place.text)
 
 
 def test_the_list_is_up_to_date() -> None:
-    assert len(set(IDS)) == len(IDS)
+    assert len(set(IDS)) == len(IDS) >= 47
     for s in SABOTAGES:
-        lines = (ROOT / s["file"]).read_text().splitlines()
-        assert lines.count(s["find"]) == 1, s["name"]
-        assert s["find"] != s["replace"], s["name"]
-        assert all((ROOT / test.split("::")[0]).is_file() for test in s["tests"]), s["name"]
+        place = locate(s["file"], s["where"], s["find"])
+        assert place.planted(s["replace"]) != place.text, s["name"]
+        assert current_tests(s["tests"]), s["name"]
 
 
 def needs(emulated: bool) -> None:
@@ -97,17 +92,13 @@ def needs(emulated: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("broken", "tests", "emulated"),
-    [(s, s["tests"], s.get("emulated", False)) for s in SABOTAGES],
-    indirect=["broken"],
-    ids=IDS,
-)
-def test_a_planted_bug_is_found(broken: Copy, tests: list[str], emulated: bool) -> None:
+@pytest.mark.parametrize("bug", SABOTAGES, ids=IDS)
+def test_a_planted_bug_is_found(bug: dict[str, Any], broken: Copy) -> None:
+    emulated = bug.get("emulated", False)
     needs(emulated)
     broken.compile(emulated)
-    done = broken.test(tests, emulated)
-    assert done.returncode == FAILED, f"{done.stdout}\n{done.stderr}"
+    done = broken.test(current_tests(bug["tests"]), emulated)
+    assert done.code == FAILED, f"no test of {bug['tests']} finds it\n{done.output}"
 
 
 @pytest.mark.slow
@@ -116,5 +107,6 @@ def test_without_a_bug_they_pass(copy: Copy, emulated: bool) -> None:
     needs(emulated)
     copy.compile(emulated)
     mine = [s["tests"] for s in SABOTAGES if s.get("emulated", False) == emulated]
-    done = copy.test(sorted({test for tests in mine for test in tests}), emulated)
-    assert done.returncode == PASSED, f"{done.stdout}\n{done.stderr}"
+    tests = sorted({test for names in mine for test in current_tests(names)})
+    done = copy.test(tests, emulated)
+    assert done.code == PASSED, done.output
