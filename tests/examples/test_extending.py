@@ -97,6 +97,26 @@ USES = {
         expect(ValueError, "bfloat16, which numpy lacks", bs.export.npz, model.bfloat16(), "b.npz")
         assert not os.path.exists("b.npz")
         """,
+    "reader": """
+        codes = torch.randint(-127, 128, (8, 64), dtype=torch.int8)
+        scale, bias = torch.rand(8) + 0.5, torch.randn(8)
+        arrays = {"0.weight.int8": codes, "0.weight.scale": scale, "0.bias": bias}
+        numpy.savez("m.npz", **{name: each.numpy() for name, each in arrays.items()})
+        values = codes * scale[:, None]
+        with bs.checkpoint("m.npz") as found:
+            assert found.producer == "numpy" and list(found) == ["0.weight", "0.bias"]
+            assert torch.equal(found["0.weight"].dequantize(), values)
+        model = bs.load(torch.nn.Sequential(torch.nn.Linear(64, 8)), "m.npz")
+        assert torch.equal(model[0].qweight.codes, codes)
+        assert torch.equal(model[0].dequantize_weight(), values)
+        assert torch.equal(model[0].bias, bias)
+        shown = CliRunner().invoke(app, ["inspect", "m.npz"]).stdout
+        assert shown.startswith("numpy: its name ends in .npz"), shown
+        done = CliRunner().invoke(app, ["convert", "m.npz", "ours", "--to", "blockscale"])
+        assert done.exit_code == 0, done.stderr
+        again = bs.load(torch.nn.Sequential(torch.nn.Linear(64, 8)), "ours")
+        assert torch.equal(again[0].dequantize_weight(), values)
+        """,
     "command": """
         run = lambda *args: CliRunner().invoke(app, ["spell", *args])
         assert run("mxfp4").stdout == "e2m1:group32:e8m0/floor" + chr(10)
@@ -181,6 +201,7 @@ GENERIC = {
     "profile": ["tests/core/profiles/test_every_profile.py"],
     "weight_algorithm": ["tests/calibrate/algorithms/test_[er]*.py"],
     "exporter": ["tests/export/test_targets.py"],
+    "reader": ["tests/export/checkpoints/test_opening.py"],
     "command": ["tests/cli/test_app.py"],
     "op": ["tests/ops/test_op.py", "tests/kernels/test_registry.py"],
     "kernel": ["tests/kernels/cpu/test_primitives.py"],

@@ -34,7 +34,7 @@ def test_other_files(tmp_path) -> None:
         refused(file, "not a whole safetensors file")
     refused(file / "inside", "inside")
     folder.mkdir()
-    refused(folder, "holds no safetensors file")
+    refused(folder, "unrecognised checkpoint format; supported: GGUF, ")
     save_file({"x": torch.ones(2)}, file)
     refused(file, "it lacks .*it has x")
 

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from blockscale.core.layout import stored_shape
 from blockscale.core.parse import parse
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
-from blockscale.export.checkpoints.gguf.blocks import GRIDS, PLAIN
-from blockscale.export.checkpoints.safetensors import Safetensors
 from blockscale.files.metadata import FileError, Metadata, TensorInfo
 from blockscale.files.stored_model import StoredModel
 from blockscale.layers.kinds import quantized_class
@@ -72,7 +70,7 @@ def as_stored(model: nn.Module, checkpoint: Checkpoint) -> StoredModel:
     for name, stored in checkpoint.stored.items():
         if stored.format is None:
             if not _left_out(name, checkpoint, state):
-                places[name], kinds[name] = (name, ""), (_dtype(stored), stored.shape)
+                places[name], kinds[name] = (name, ""), (stored.dtype, stored.shape)
             continue
         info = metadata.tensors[name] = _info(model, name, stored, state.get(name))
         for part, kind in info.parts().items():
@@ -95,12 +93,11 @@ def as_stored(model: nn.Module, checkpoint: Checkpoint) -> StoredModel:
 def _inputs(checkpoint: Checkpoint, metadata: Metadata) -> dict[str, Tensor]:
     """Say how the inputs of layers are quantized; {our stored name: what is static of them}."""
     static: dict[str, Tensor] = {}
-    if isinstance(checkpoint, Safetensors):
-        for layer, spelling in checkpoint.inputs.items():
-            if f"{layer}.weight" in metadata.tensors:
-                metadata.layers.setdefault(layer, {})["input"] = spelling
-                parts = checkpoint.input_parts(layer)
-                static |= {f"{layer}.input.{part}": tensor for part, tensor in parts.items()}
+    for layer, spelling in checkpoint.inputs.items():
+        if f"{layer}.weight" in metadata.tensors:
+            metadata.layers.setdefault(layer, {})["input"] = spelling
+            parts = checkpoint.input_parts(layer)
+            static |= {f"{layer}.input.{part}": tensor for part, tensor in parts.items()}
     return static
 
 
@@ -110,13 +107,6 @@ def _refuse_unread(checkpoint: Checkpoint) -> None:
         name, reason = next(iter(unread.items()))
         more = f", and {len(unread) - 1} more cannot be read" if len(unread) > 1 else ""
         raise FileError(f"{checkpoint.path}: {name}: {reason}{more}")
-
-
-def _dtype(stored: Stored) -> torch.dtype | None:
-    if any(stored.kind == kind for kind, _, _ in GRIDS.values()):
-        return torch.float32  # as which they are read
-    known = PLAIN[stored.kind][1] if stored.kind in PLAIN else getattr(torch, stored.kind, None)
-    return known if isinstance(known, torch.dtype) else None
 
 
 def _left_out(name: str, checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> bool:

@@ -7,10 +7,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from blockscale.core.work.closing import Closing
-from blockscale.files.metadata import FileError
+from blockscale.files.metadata import FileError, Metadata
+from blockscale.files.stored_model import StoredModel
 from blockscale.ops.tensor import QTensor
 
 
@@ -23,6 +25,7 @@ class Stored:
     format: the spelling of the format as which it is read; None for a tensor that is not quantized
     unread: why it cannot be read; empty where it can
     flat: its file does not tell the shape; a row is a group of elements that follow each other
+    dtype: torch's, of the values as which it is read; None for one that is quantized or unread
     """
 
     name: str
@@ -32,6 +35,7 @@ class Stored:
     format: str | None = None
     unread: str = ""
     flat: bool = False
+    dtype: torch.dtype | None = None
 
     @property
     def bits(self) -> float:
@@ -94,6 +98,11 @@ class Checkpoint(Mapping[str, QTensor | Tensor], Closing):
         del name
         return False
 
+    def rounds(self, name: str) -> bool:
+        """Whether a weight's producer computes its values with other roundings than a QTensor."""
+        del name
+        return False
+
     def dequantize(self, name: str) -> Tensor:
         """The values of a tensor as the producer's own dequantizer gives them, in its dtype.
 
@@ -102,6 +111,33 @@ class Checkpoint(Mapping[str, QTensor | Tensor], Closing):
         """
         found = self[name]
         return found.dequantize() if isinstance(found, QTensor) else found
+
+    @property
+    def described(self) -> Metadata:
+        """What our own files say about themselves; empty for those of others."""
+        return Metadata()
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """{layer: the spelling of the format of its input}, as other producers quantize it."""
+        return {}
+
+    def input_parts(self, layer: str) -> Mapping[str, Tensor]:
+        """What is static of a layer's input, as our quantizers hold it."""
+        raise KeyError(layer)
+
+    @property
+    def unquantized(self) -> StoredModel | None:
+        """The files as `bs.load` reads floats, where nothing in them is quantized; else None."""
+        return None
+
+    def in_model(self, model: nn.Module) -> "Checkpoint":
+        """The tensors under the names that a model has, where this producer gives others.
+
+        Raises FileError for a model that cannot be this file's.
+        """
+        del model
+        return self
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.stored)

@@ -9,11 +9,9 @@ from torch import nn
 
 from blockscale.export.checkpoints.as_stored import as_stored
 from blockscale.export.checkpoints.checkpoint import Checkpoint
-from blockscale.export.checkpoints.gguf import reading as gguf
-from blockscale.export.checkpoints.gguf_names import as_in_model
-from blockscale.export.checkpoints.safetensors import Safetensors
+from blockscale.export.checkpoints.opening import reader_of
 from blockscale.files.load import load_opened
-from blockscale.files.stored_model import StoredModel, open_stored_model
+from blockscale.files.stored_model import StoredModel
 from blockscale.layers.guards.processes import check_whole
 
 
@@ -21,8 +19,9 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     """Load a quantized model's file or directory into `model`, its float model; returns it.
 
     path: a file of `bs.save`, a directory of `blockscale quantize`, or what another producer wrote
-        (docs/checkpoints.md): a directory or file of safetensors, or a GGUF file of a llama-like
-        model, for the model that transformers has of it
+        (docs/checkpoints.md), whatever `bs.checkpoint` reads, under the model's own names: a
+        directory or file of safetensors, an ONNX file, an OpenVINO IR's .xml; or a GGUF file of a
+        llama-like model, for the model that transformers has of it
 
     `model` is the float model as it was before quantization, on any device, also on "meta"; it may
     be compiled or parallel (layers.model.wrapped). Layers whose weights are quantized in the file
@@ -40,7 +39,7 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
         def opened(plain: nn.Module) -> StoredModel:
             if isinstance(found, StoredModel):
                 return found
-            return as_stored(plain, as_in_model(plain, found) if _of_ggml(found) else found)
+            return as_stored(plain, found.in_model(plain))
 
         return load_opened(model, opened)
 
@@ -48,25 +47,12 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
 @contextmanager
 def _opened(path: Path) -> Iterator[StoredModel | Checkpoint]:
     """A stored model, of ours or in float, or a checkpoint of another producer."""
-    if (evidence := gguf.recognize(path)) is not None:
-        with gguf.GGUF(path, evidence) as checkpoint:
-            _warn(checkpoint)
-            yield checkpoint
+    module, evidence = reader_of(path)
+    ours = module.saved(path) if hasattr(module, "saved") else None
+    if ours is not None:
+        yield ours
         return
-    stored = open_stored_model(path)
-    if stored.metadata.tensors:
-        yield stored
-        return
-    foreign = Safetensors(path, "")
-    _warn(foreign)
-    quantized = any(each.format or each.unread for each in foreign.stored.values())
-    yield foreign if quantized else stored
-
-
-def _warn(checkpoint: Checkpoint) -> None:
-    for warning in checkpoint.warnings:
-        warnings.warn(f"blockscale: {checkpoint.path}: {warning}", stacklevel=5)
-
-
-def _of_ggml(checkpoint: Checkpoint) -> bool:
-    return isinstance(checkpoint, gguf.GGUF)
+    with module.reader(path, evidence) as checkpoint:
+        for warning in checkpoint.warnings:
+            warnings.warn(f"blockscale: {checkpoint.path}: {warning}", stacklevel=4)
+        yield checkpoint.unquantized or checkpoint

@@ -1,4 +1,12 @@
-"""`bs.checkpoint`: which reader a path is for, by what is in it."""
+"""Which reader a path is for, by what is in it: `bs.checkpoint`, and all that reads checkpoints.
+
+A reader is one file or folder beside this one, found by its name; `bs.checkpoint`, `bs.load`,
+`convert`, `inspect` and the others have it then. It has
+
+    recognize(path): what tells that the path is of its kind, or None
+    reader(path, evidence): the Checkpoint (blockscale/export/checkpoints/checkpoint.py)
+    saved(path): a file that our own code wrote, as `bs.load` takes it, or None; may be left out
+"""
 
 from importlib import import_module
 from pathlib import Path
@@ -22,18 +30,25 @@ def checkpoint(path: str | Path) -> Checkpoint:
     and scales. Use it in a `with`, or close it. Raises FileError for a path of no known kind, and
     for files that are damaged, cut short or incomplete.
     """
+    module, evidence = reader_of(path)
+    found: Checkpoint = module.reader(Path(path), evidence)
+    return found
+
+
+def reader_of(path: str | Path) -> tuple[Any, str]:
+    """(the module that reads a path, what in it tells so). Raises FileError if there is none."""
     path = Path(path)
     if not path.exists():
         raise FileError(f"{path} does not exist")
-    readers = {m.__name__: m for m in _modules() if hasattr(m, "recognize")}
-    for module in readers.values():
+    for module in readers():
         if (evidence := module.recognize(path)) is not None:
-            found: Checkpoint = module.reader(path, evidence)
-            return found
-    producers = [getattr(module.reader, "producer", "") for module in readers.values()]
+            return module, evidence
+    producers = [getattr(module.reader, "producer", "") for module in readers()]
     kinds = ", ".join(sorted(filter(None, producers)))
-    raise FileError(f"{path} is of no kind that is known here; read are: {kinds}")
+    raise FileError(f"{path}: unrecognised checkpoint format; supported: {kinds}")
 
 
-def _modules() -> list[Any]:
-    return list(import_all(_HERE, import_module(_HERE).__path__))
+def readers() -> list[Any]:
+    """The modules that read checkpoints, in the order in which they are asked."""
+    modules = import_all(_HERE, import_module(_HERE).__path__)
+    return [module for module in modules if hasattr(module, "recognize")]

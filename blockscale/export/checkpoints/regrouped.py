@@ -105,10 +105,10 @@ def _stored(name: str, piece: Piece, held: Sequence[Stored]) -> Stored:
         shape = (shape[1], shape[0])
     if piece.row is not None:
         shape = (1, prod(shape)) if piece.row else (prod(shape),)
-    kind = first.kind
+    kind, dtype = first.kind, first.dtype
     if piece.added and first.format is None:
-        kind, nbytes = "F32", 4 * prod(shape)
-    return Stored(name, kind, shape, nbytes, first.format, unread, first.flat)
+        kind, nbytes, dtype = "F32", 4 * prod(shape), torch.float32
+    return Stored(name, kind, shape, nbytes, first.format, unread, first.flat, dtype)
 
 
 def _unequal(shapes: Sequence[tuple[int, ...]]) -> str:

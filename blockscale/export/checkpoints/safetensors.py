@@ -15,7 +15,7 @@ from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.export.checkpoints.configuration import read_configuration
 from blockscale.export.checkpoints.layout import Weight, find_weights
 from blockscale.files.metadata import FileError, Metadata
-from blockscale.files.stored_model import open_stored_model
+from blockscale.files.stored_model import INDEX, StoredModel, open_stored_model
 from blockscale.ops.tensor import QTensor, dtype_name, from_parts
 
 
@@ -23,6 +23,8 @@ def recognize(path: Path) -> str | None:
     """What tells that it is one: files of that name, or how it begins."""
     if path.is_dir():
         count = sum(1 for _ in path.glob("*.safetensors"))
+        if not count and (path / INDEX).is_file():
+            return f"it holds {INDEX}"
         return f"it holds {count} safetensors file{'s' * (count > 1)}" if count else None
     if path.suffix == ".safetensors":
         return "its name ends in .safetensors"
@@ -32,6 +34,12 @@ def recognize(path: Path) -> str | None:
         start, size = file.read(9), path.stat().st_size
     fits = start[8:] == b"{" and int.from_bytes(start[:8], "little") <= size - 8
     return "it begins as safetensors files do" if fits else None
+
+
+def saved(path: Path) -> StoredModel | None:
+    """A file or directory that our own code wrote, which `bs.load` reads without a translation."""
+    source = open_stored_model(path)
+    return source if source.metadata.tensors else None
 
 
 class Safetensors(Checkpoint):
@@ -66,23 +74,24 @@ class Safetensors(Checkpoint):
             self.stored[name] = self._plain(name)
 
     @property
+    def unquantized(self) -> StoredModel | None:
+        quantized = any(each.format or each.unread for each in self.stored.values())
+        return None if quantized else self._source
+
+    @property
     def described(self) -> Metadata:
-        """What our own files say about themselves; empty for those of others."""
         return self._source.metadata
 
     @property
     def inputs(self) -> Mapping[str, str]:
-        """{layer: the spelling of the format of its input}, as other producers quantize it."""
         return {layer: each.format for layer, each in self._inputs.items()}
 
     def input_parts(self, layer: str) -> Mapping[str, Tensor]:
-        """What is static of a layer's input, as our quantizers hold it."""
         found = self._inputs[layer]
         tensors = self._source.read(list(found.parts.values()))
         return found.decode({role: tensors[place] for role, place in found.parts.items()})
 
     def rounds(self, name: str) -> bool:
-        """Whether a weight's producer computes its values with other roundings than a QTensor."""
         weight = self._weights.get(name)
         return weight is not None and weight.values is not None
 
@@ -90,7 +99,8 @@ class Safetensors(Checkpoint):
         dtype, shape = self._source.kinds[name]
         if dtype is None:
             return Stored(name, "unknown", shape, 0, None, "its dtype is none of torch's")
-        return Stored(name, dtype_name(dtype), shape, prod(shape) * dtype.itemsize)
+        nbytes = prod(shape) * dtype.itemsize
+        return Stored(name, dtype_name(dtype), shape, nbytes, dtype=dtype)
 
     def _nbytes(self, parts: Iterable[str]) -> int:
         kinds = [self._source.kinds[part] for part in parts]

@@ -15,7 +15,6 @@ from blockscale.core.work.progress import Progress
 from blockscale.export.checkpoints.checkpoint import Checkpoint
 from blockscale.export.checkpoints.gguf.reading import GGUF
 from blockscale.export.checkpoints.opening import checkpoint
-from blockscale.export.checkpoints.safetensors import Safetensors
 from blockscale.export.conversion.directory import Directory
 from blockscale.export.conversion.exact import InexactError
 from blockscale.export.conversion.place import bytes_at, check_target, is_one_file, written
@@ -35,7 +34,6 @@ from blockscale.export.writers.gguf_files.model import Extra, metadata_for
 from blockscale.export.writers.gguf_files.split import SplitGGUF
 from blockscale.export.writers.writer import Writer, writer_of
 from blockscale.files.directory.model_files import LEDGER
-from blockscale.files.metadata import Metadata
 from blockscale.files.slabs.pool import Pool
 from blockscale.ops.tensor import QTensor
 
@@ -106,9 +104,8 @@ def _conversion(found: Source, target: Path, writer: Writer, steps: list[Step]) 
     if not writer.one_file and isinstance(found.checkpoint, GGUF) and not others:
         notes.append("no tokenizer is written: copy its files from the original model's directory")
     opened = found.checkpoint
-    described = opened.described if isinstance(opened, Safetensors) else Metadata()
-    foreign = opened.inputs if isinstance(opened, Safetensors) else {}
-    if inputs := [*(name for name in described.layers if described.formats(name)), *foreign]:
+    described = opened.described
+    if inputs := [*(name for name in described.layers if described.formats(name)), *opened.inputs]:
         more = f" and {len(inputs) - 1} more" * (len(inputs) > 1)
         notes.append(
             f"inputs of {inputs[0]}{more} stay in float: how they are quantized is left out"

@@ -13,6 +13,7 @@ from blockscale.core.recipe import Recipe
 from blockscale.core.reference import QParams
 from blockscale.core.rules import matches
 from blockscale.core.untrusted.names import TEXT, quoted, shown
+from blockscale.export.checkpoints.checkpoint import Checkpoint
 from blockscale.export.checkpoints.gguf.blocks import GRIDS
 from blockscale.export.checkpoints.gguf.reading import GGUF
 from blockscale.export.checkpoints.regrouped import Regrouped
@@ -267,17 +268,19 @@ def _check_place(source: Source, step: Step, writer: Writer) -> None:
     if reason := no_place(writer, step.name):
         raise InexactError(reason)
     piece = source.piece(step.name)
+    for each in piece.sources:
+        _check_beside(source.checkpoint, each, step)
     if isinstance(source.checkpoint, Safetensors):
         for each in piece.sources:
-            _check_stored(source.checkpoint, each, step, "transposed" if piece.turned else "plain")
+            _check_stored(source.checkpoint, each, "transposed" if piece.turned else "plain")
     elif piece.turned and not writer.one_file:
         raise InexactError(
             "its layer has [inputs, outputs], the other way round, and its blocks are of rows here"
         )
 
 
-def _check_stored(checkpoint: Safetensors, name: str, step: Step, layout: str) -> None:
-    """Raise InexactError for what is stored with a weight and has no place beside it."""
+def _check_beside(checkpoint: Checkpoint, name: str, step: Step) -> None:
+    """Raise InexactError for what its producer means by a weight and no target can say."""
     if checkpoint.order(name) is not None:
         raise InexactError(
             "its groups are of inputs in another order (act-order), for which there is no place"
@@ -286,6 +289,10 @@ def _check_stored(checkpoint: Safetensors, name: str, step: Step, layout: str) -
         if step.kind.startswith("bitsandbytes"):
             raise InexactError("its values have three factors, which no format has")
         step.more["note"] = "its producer rounds values itself; codes and scales are the same"
+
+
+def _check_stored(checkpoint: Checkpoint, name: str, layout: str) -> None:
+    """Raise InexactError for a weight that is stored in another layout, or behind a transform."""
     info = checkpoint.described.tensors.get(name)
     stored = "plain" if info is None else info.layout
     if stored != layout:

@@ -29,10 +29,6 @@ _NOT_COPIED = (
 AT_A_TIME = 2  # tensors that are held, each by a thread of its own
 _GGUF_PLAIN = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8,
                torch.int16, torch.int32, torch.int64)  # fmt: skip
-_NAMES = {
-    "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64,
-    "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
-}  # fmt: skip
 # Old models store what readers compute: GPT-2's masks, too
 _COMPUTED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
@@ -164,9 +160,9 @@ def _config(folder: Path | None) -> dict[str, Any]:
 
 def plain_dtype(stored: Stored, to_gguf: bool) -> torch.dtype:
     """That of a tensor which is not quantized. Raises ValueError for one that has no place."""
-    dtype = getattr(torch, stored.kind, None) or _NAMES.get(stored.kind)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"its type {stored.kind} is not known")
+    dtype = stored.dtype
+    if dtype is None:
+        raise ValueError(f"its type {stored.kind} is no dtype of torch")
     if not to_gguf:
         return dtype
     if dtype not in _GGUF_PLAIN:

@@ -196,3 +196,58 @@ def test_files_of_ours_and_floats(tmp_path):
     assert torch.equal(again[0].dequantize_weight(), model[0].dequantize_weight())
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": 3}))
     bs.load(nn.Sequential(nn.Linear(64, 8)), tmp_path / "ours.safetensors")  # which says it itself
+
+
+def onnx_file(path: pathlib.Path, layer: str) -> pathlib.Path:
+    """Codes of int4 [8, 32], scales by blocks of 16, and a bias, under a layer's names."""
+    from onnx import helper
+
+    from tests.export.checkpoints.onnx import files
+
+    codes, scale, bias = (f"{layer}.{part}" for part in ("weight.codes", "weight.scale", "bias"))
+    tensors = [
+        files.tensor(codes, "int4", (8, 32), files.random_bytes(8 * 32 // 2)),
+        files.floats(scale, files.scales((8, 2))),
+        files.floats(bias, files.scales((8,))),
+    ]
+    node = helper.make_node("DequantizeLinear", [codes, scale], ["y"], axis=1, block_size=16)
+    return files.save(path, [node], tensors)
+
+
+def test_an_onnx_file(tmp_path):
+    """Of any writer, where its tensors have the model's names."""
+    from tests.export.checkpoints.onnx.files import run, same
+
+    path, model = onnx_file(tmp_path / "m.onnx", "0"), nn.Sequential(nn.Linear(32, 8))
+    bs.load(model, path)
+    with bs.checkpoint(path) as found:
+        assert torch.equal(model[0].qweight.codes, found["0.weight"].packed)
+        assert torch.equal(model[0].bias, found["0.bias"])
+    assert same(model[0].dequantize_weight(), run(path))  # onnxruntime's values
+
+
+def test_an_onnx_file_of_another_model(tmp_path):
+    """Taken for safetensors, its header "would take 8031177557570357768 bytes"."""
+    path, model = onnx_file(tmp_path / "m.onnx", "other"), nn.Sequential(nn.Linear(32, 8))
+    before = model[0].weight.clone()
+    with pytest.raises(bs.FileError, match=r"it has other\.weight, which this model has not"):
+        bs.load(model, path)
+    assert torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize("mode", ["INT4_SYM", "INT8_ASYM", "NVFP4"])
+def test_an_ir_of_openvino(mode):
+    path = RECORDED / "openvino" / f"{mode}.xml"
+    with bs.checkpoint(path) as found:
+        q = found["w"]
+    model = nn.Module()
+    model.register_parameter("w", nn.Parameter(torch.zeros(q.shape)))
+    bs.load(model, path)
+    assert torch.equal(model.w, q.dequantize(torch.float32))
+
+
+@pytest.mark.parametrize("end", [".bin", ".pt"])
+def test_a_pickle_is_not_opened(end, tmp_path):
+    torch.save({"0.weight": torch.ones(2)}, tmp_path / f"m{end}")
+    with pytest.raises(bs.FileError, match="no pickle is ever opened here"):
+        bs.load(nn.Sequential(nn.Linear(2, 2)), tmp_path / f"m{end}")

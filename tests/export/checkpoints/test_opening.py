@@ -1,12 +1,16 @@
 """What a path is, by what is in it."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 import blockscale as bs
+from blockscale.export.checkpoints.contents import inspect
+from blockscale.export.checkpoints.opening import readers
 
 RECORDED = Path(__file__).parents[2] / "recorded"
 
@@ -23,8 +27,22 @@ def test_by_what_is_in_it(tmp_path: Path) -> None:
 def test_nothing_that_is_known(tmp_path: Path) -> None:
     with pytest.raises(bs.FileError, match="does not exist"):
         bs.checkpoint(tmp_path / "none")
-    kinds = "GGUF, ONNX, OpenVINO, safetensors"
+    producers = (getattr(each.reader, "producer", "") for each in readers())
+    kinds = ", ".join(sorted(filter(None, producers)))
+    assert "GGUF" in kinds and "safetensors" in kinds
     (tmp_path / "notes.txt").write_bytes(b"words")
     for path in (tmp_path, tmp_path / "notes.txt"):
-        with pytest.raises(bs.FileError, match=f"no kind that is known here; read are: {kinds}$"):
-            bs.checkpoint(path)
+        told = f"{path}: unrecognised checkpoint format; supported: {kinds}"
+        for read in (bs.checkpoint, inspect, lambda path: bs.load(nn.Linear(2, 2), path)):
+            with pytest.raises(bs.FileError, match=f"^{re.escape(told)}$"):
+                read(path)
+        with pytest.raises(bs.FileError, match=f"^{re.escape(told)}$"):
+            bs.export.convert_checkpoint(path, tmp_path / "to", "blockscale")
+
+
+def test_every_reader_says_how_it_knows_and_whose_files_it_reads() -> None:
+    found = readers()
+    assert len(found) >= 5
+    for each in found:
+        assert callable(each.recognize) and callable(each.reader)
+        assert each.recognize(Path(__file__)) is None

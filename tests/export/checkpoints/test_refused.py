@@ -60,5 +60,5 @@ def test_an_archive_that_is_damaged(tmp_path):
     with pytest.raises(bs.FileError, match="is a pickle"):
         bs.checkpoint(tmp_path / "m.pt")
     (tmp_path / "m.zip").write_bytes(b"PK\3\4" + bytes(40))
-    with pytest.raises(bs.FileError, match="no kind that is known"):
+    with pytest.raises(bs.FileError, match="unrecognised checkpoint format"):
         bs.checkpoint(tmp_path / "m.zip")

@@ -55,6 +55,6 @@ def test_a_search_alone(search, tmp_path):
 
 def test_what_is_no_model_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(bs.FileError, match="of no kind that is known"):
+    with pytest.raises(bs.FileError, match="unrecognised checkpoint format"):
         bs.report(tmp_path / "empty", tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()

@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.parse import parse
@@ -27,6 +27,8 @@ from blockscale.export.checkpoints.gguf.blocks import (
     scale_of,
 )
 from blockscale.export.checkpoints.gguf.container import MAGIC, Entry, read_container
+from blockscale.export.checkpoints.gguf.tensors import pieces_in_model
+from blockscale.export.checkpoints.regrouped import Regrouped
 from blockscale.files.stream import bytes_of
 from blockscale.ops import primitives
 from blockscale.ops.tensor import QTensor, from_parts
@@ -190,6 +192,9 @@ class GGUF(Checkpoint):
                 raise FileError(f"{file}: ends at byte {start + done}: it was cut while being read")
             done += read
 
+    def in_model(self, model: nn.Module) -> Checkpoint:
+        return Regrouped(self, pieces_in_model(model, self.path, self.metadata, self.stored))
+
     def file_of(self, name: str) -> Path:
         return self._entries[name][0]
 
@@ -221,7 +226,7 @@ def _stored(file: Path, entry: Entry) -> Stored:
     name, shape = entry.name, entry.shape
     if entry.kind in _PLAIN:
         kind, dtype = _PLAIN[entry.kind]
-        return Stored(name, kind, shape, entry.elements * dtype.itemsize)
+        return Stored(name, kind, shape, entry.elements * dtype.itemsize, dtype=dtype)
     if entry.kind in _BLOCKS:
         kind, of = _BLOCKS[entry.kind]
         elements, size, fmt, unread = of.elements, of.size, of.format, ""
@@ -236,7 +241,8 @@ def _stored(file: Path, entry: Entry) -> Stored:
             f"{file}: tensor {quoted(name)} of {kind} has the shape {list(shape)}, whose rows are "
             f"no whole blocks of {elements}"
         )
-    return Stored(name, kind, shape, prod(shape) // elements * size, fmt, unread)
+    nbytes, dtype = prod(shape) // elements * size, None if fmt else torch.float32
+    return Stored(name, kind, shape, nbytes, fmt, unread, dtype=dtype)
 
 
 def _check_apart(file: Path, taken: list[tuple[int, int, str]]) -> None:

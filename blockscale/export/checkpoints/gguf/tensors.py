@@ -2,16 +2,21 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from blockscale.core.untrusted.names import quoted
-from blockscale.export.checkpoints.gguf.families import Family
+from blockscale.export.checkpoints.checkpoint import Stored
+from blockscale.export.checkpoints.gguf.families import FAMILIES, Family, of_metadata
 from blockscale.export.checkpoints.regrouped import Piece
 from blockscale.files.metadata import FileError
 
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
 _EXPERT = re.compile(r"(.+)\.experts\.(\d{1,6})\.(\w+)\.weight")
 _STACKS = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
+_COMPUTED = ("rope_freqs.weight",)  # of the rotary positions, which the model's config says
 _ROLES = {"gate": "ffn_gate_exps", "up": "ffn_up_exps", "down": "ffn_down_exps"}
 
 
@@ -169,3 +174,50 @@ def _stacked(found: dict[str, Piece], start: str, number: str, layer: str) -> No
         return
     both = tuple(f"blk.{number}.ffn_{each}_exps.weight" for each in ("gate", "up"))
     found[f"{start}mlp.experts.gate_up_proj"] = Piece(both)
+
+
+def pieces_in_model(
+    model: nn.Module, path: Path, metadata: Mapping[str, Any], stored: Mapping[str, Stored]
+) -> dict[str, Piece]:
+    """{name in a model of transformers: how it is made of the file's tensors}.
+
+    llama.cpp's converter permutes the rows of each head of `attn_q` and `attn_k` of some
+    architectures (conversion of rotary halves to pairs), stacks experts, and adds to Gemma's norms;
+    here whole rows of codes and scales are put back, which changes none of them.
+
+    Raises FileError for another architecture, and for a tensor that is not known there.
+    """
+    name = metadata.get("general.architecture")
+    try:
+        _, family = of_metadata(metadata)
+    except ValueError:
+        known = ", ".join(dict.fromkeys(each.arch for each in FAMILIES.values()))
+        raise FileError(
+            f"{path} holds the architecture {quoted(str(name))}; loaded into models "
+            f"are {known}. bs.checkpoint reads its tensors"
+        ) from None
+    shapes = {n: each.shape for n, each in stored.items() if n not in _COMPUTED}
+    heads = _numbers_of_heads(family, metadata, shapes) if family.permuted else {}
+    pieces, unknown = from_gguf(shapes, family, heads, modules=True)
+    if unknown:
+        raise FileError(f"{path}: {quoted(unknown[0])} is no tensor of a {family.arch}")
+    state = set(model.state_dict())
+    if not pieces.keys() & state:  # a base model, without its head
+        pieces = {n.removeprefix(family.prefix): piece for n, piece in pieces.items()}
+    return pieces
+
+
+def _numbers_of_heads(
+    family: Family, metadata: Mapping[str, Any], shapes: Mapping[str, Any]
+) -> dict[str, int]:
+    """The numbers of heads under the names of config.json."""
+    heads = metadata.get(f"{family.arch}.attention.head_count")
+    keys = metadata.get(f"{family.arch}.attention.head_count_kv", heads)
+    for each in (heads, keys):
+        if (type(each) is not int or each < 1) and _of_heads(shapes):
+            raise FileError(f"{family.arch}.attention.head_count is {each!r}: a number of heads")
+    return {"num_attention_heads": heads or 1, "num_key_value_heads": keys or 1}
+
+
+def _of_heads(names: Iterable[str]) -> bool:
+    return any(".attn_q." in name or ".attn_k." in name for name in names)

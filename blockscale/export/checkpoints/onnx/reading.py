@@ -183,4 +183,5 @@ def _plain(name: str, tensor: Tensor) -> Stored:
     unread = ""
     if tensor.type not in _PLAIN:
         unread = f"{quoted(tensor.type)} is no dtype of torch, and nothing says what it means"
-    return Stored(name, tensor.type, tensor.shape, tensor.place.nbytes, None, unread)
+    nbytes, dtype = tensor.place.nbytes, _PLAIN.get(tensor.type)
+    return Stored(name, tensor.type, tensor.shape, nbytes, None, unread, dtype=dtype)

@@ -187,4 +187,5 @@ def _names(constants: list[Constant]) -> dict[str, str]:
 
 def _stored(name: str, each: Constant) -> Stored:
     unread = "" if each.type in DTYPES else f"{each.type} is no dtype of torch"
-    return Stored(name, each.type, each.shape, each.place.nbytes, None, unread)
+    nbytes, dtype = each.place.nbytes, DTYPES.get(each.type)
+    return Stored(name, each.type, each.shape, nbytes, None, unread, dtype=dtype)

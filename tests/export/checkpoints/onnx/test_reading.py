@@ -214,7 +214,7 @@ def test_a_directory(tmp_path):
     matmul_nbits(tmp_path / "model.onnx", 4, 32, 32, 4)
     assert bs.checkpoint(tmp_path).evidence.startswith("it holds model.onnx")
     (tmp_path / "other.onnx").write_bytes(b"")
-    with pytest.raises(bs.FileError, match="no kind that is known"):
+    with pytest.raises(bs.FileError, match="unrecognised checkpoint format"):
         bs.checkpoint(tmp_path)
 
 

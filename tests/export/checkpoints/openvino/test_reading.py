@@ -137,6 +137,6 @@ def test_names_that_several_have(tmp_path):
 def test_tokenizers_beside_it(tmp_path):
     write(tmp_path / "openvino_model.xml", "i4")
     write(tmp_path / "openvino_tokenizer.xml", "i4")
-    with pytest.raises(bs.FileError, match="no kind that is known"):
+    with pytest.raises(bs.FileError, match="unrecognised checkpoint format"):
         bs.checkpoint(tmp_path)
     assert bs.checkpoint(tmp_path / "openvino_model.xml")["w"].shape == (4, 48)
