@@ -26,7 +26,7 @@ endif
 
 # The library lies in the tree. Where it is not, what was missing to build it may be there now.
 ifeq ($(wildcard blockscale/kernels/cpu/_native.*),)
-$(shell rm -f .venv/.native)
+$(shell rm -f .venv/.native .venv/.kernels)
 endif
 
 help: ## this list
@@ -35,10 +35,10 @@ help: ## this list
 demo: .venv/.native ## the tour: a real model, quantized and measured
 	@HF_HUB_OFFLINE=1 $(BIN)/blockscale demo $(ARGS)
 
-test: .venv/.test .venv/.native .venv/.triton .venv/.vulkan .venv/.models ## the fast tests (minutes)
+test: .venv/.test .venv/.kernels .venv/.triton .venv/.vulkan .venv/.models ## the fast tests (minutes)
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
 
-slow: .venv/.test .venv/.native .venv/.triton .venv/.vulkan .venv/.models ## the exhaustive tests
+slow: .venv/.test .venv/.kernels .venv/.triton .venv/.vulkan .venv/.models ## the exhaustive tests
 	@$(BIN)/python -m pytest -m slow -n 2 $(ARGS) || [ $$? -eq 5 ] # 5: there are none
 
 # Under 8 minutes on an H200 with ARGS="-n 12": kernels are compiled once each.
@@ -84,7 +84,7 @@ docs-site: .venv/.site .venv/.test .venv/.native ## these pages and every public
 	@$(BIN)/python -W ignore -m sphinx -q -W --keep-going -b html -c docs/site . build/site
 	@echo "build/site/index.html"
 
-native: .venv/.native ## compile the C++ kernels (the other targets do so when they need them)
+native: .venv/.kernels ## compile the C++ kernels for every instruction set (other targets compile what they need)
 
 wheel: .venv/.wheel ## a wheel that needs no compiler, and the sdist, into dist/ (PYTHON=python3.12: for all later ones)
 	@bash requirements/wheel.sh $(BIN)/python dist
@@ -133,12 +133,21 @@ clean: ## remove the environment, what was built and the caches
 	@touch $@
 
 # What builds blockscale is among the requirements, so installing blockscale itself fetches nothing.
-.venv/.native: .venv/.demo $(NATIVE)
+# .native is compiled for this processor alone, .kernels for every instruction set, which tests compare.
+define BUILD
 	@echo "installing blockscale into .venv; its C++ is compiled (minutes; later only what changed)"
-	@$(PIP) --no-deps --no-build-isolation --editable .
+	@$(PIP) --no-deps --no-build-isolation -C cmake.define.BLOCKSCALE_ISA=$(1) --editable .
 	@if [ -f blockscale/kernels/cpu/_unbuilt.txt ]; then \
 		echo "without native kernels: $$(cat blockscale/kernels/cpu/_unbuilt.txt)"; fi
-	@touch $@
+endef
+
+.venv/.native: .venv/.demo $(NATIVE)
+	$(call BUILD,$(if $(wildcard .venv/.kernels),all,native))
+	@touch $@ $(wildcard .venv/.kernels)
+
+.venv/.kernels: .venv/.demo $(NATIVE)
+	$(call BUILD,all)
+	@touch .venv/.native $@
 
 .venv/.test: requirements/test.txt .venv/.demo
 	@echo "installing requirements/test.txt into .venv (once)"

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import ninja
 import pytest
 from scikit_build_core import build as backend
 
+from blockscale.kernels.cpu import load
 from blockscale.kernels.registry import unavailable
 
 ROOT = Path(__file__).parents[2]
@@ -191,6 +193,28 @@ def test_a_build_without_openmp(tmp_path: Path) -> None:
     command = "import sys; sys.argv[1:] = ['hardware']; from blockscale.cli import main; main()"
     text = python(tmp_path / "installed", command)
     assert "compiled without OpenMP, so kernels have one thread" in text
+
+
+@needs_compiler
+def test_for_this_processor_alone(tmp_path: Path) -> None:
+    """Configured, not compiled: the last instruction set that runs here, and no other."""
+    options = (f"-DPython_EXECUTABLE={sys.executable}", f"-DCMAKE_MAKE_PROGRAM={NINJA}")
+    library = load()
+    present = None if isinstance(library, str) else set(library.isas()[-1:])
+    for wish in ("native", "all"):
+        command = (CMAKE, "-S", ROOT, "-B", tmp_path / wish, "-G", "Ninja", *options)
+        run(*command, f"-DBLOCKSCALE_ISA={wish}")
+        rules = (tmp_path / wish / "build.ninja").read_text()
+        sets = set(re.findall(r"^build libkernels_(\w+)\.a:", rules, re.MULTILINE))
+        if wish == "native":
+            assert len(sets) == 1 and present in (None, sets)
+        else:
+            assert len(sets) > 1
+    command = (CMAKE, "-S", ROOT, "-B", tmp_path / "other", "-G", "Ninja", *options)
+    wrong = subprocess.run(
+        [*map(str, command), "-DBLOCKSCALE_ISA=mine"], capture_output=True, text=True
+    )
+    assert "BLOCKSCALE_ISA is 'mine'; expected all or native" in wrong.stderr
 
 
 @needs_compiler

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from dataclasses import asdict
 from pathlib import Path
 
@@ -124,6 +125,16 @@ def test_an_instruction_set_by_name() -> None:
     assert python(script, BLOCKSCALE_CPU_ISA="avx9").endswith(
         f"there are {', '.join(cpu.load().isas())} None\n"
     )
+
+
+def test_a_library_for_another_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled for one instruction set alone, which is not here: a reason, and the reference."""
+    library = types.SimpleNamespace(isas=list, compiled_isas=lambda: ["amx"])
+    monkeypatch.setattr(cpu, "load", lambda: library)
+    reason = cpu.available()
+    assert reason is not None
+    assert reason.startswith("the native library was compiled for amx alone, which this processor")
+    assert "make native" in reason and "BLOCKSCALE_ISA=all" in reason
 
 
 @needs_library

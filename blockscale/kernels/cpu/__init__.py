@@ -36,6 +36,13 @@ def available() -> str | None:
     native = load()
     if isinstance(native, str):
         return native
+    if not native.isas():
+        names = ", ".join(native.compiled_isas())
+        return (
+            f"the native library was compiled for {names} alone, which this processor does not "
+            f"run: build it here (`make native`), or for every processor with "
+            f"`pip install -C cmake.define.BLOCKSCALE_ISA=all`"
+        )
     native.isa()
     import_all(__name__, __path__)
     tuned.apply(native)

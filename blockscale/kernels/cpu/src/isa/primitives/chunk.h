@@ -208,18 +208,6 @@ inline void dequantize_chunk(const Task& t, const Chunk& c, const BlockScales& s
 }
 
 #if defined(__AVX512F__)
-// Run f with what makes the elements of a codebook.
-template <class F>
-inline void with_places(const Spec& spec, bool finite, F f) {
-    const Codebook& book = *spec.element.book;
-    if (book.octaves.serve) return f([&] { return WideOctaves(book.octaves, finite); });
-    if (book.cells.serve && book.cells.mirrored) return f([&] { return WideCells<true>(book, finite); });
-    if (book.cells.serve) return f([&] { return WideCells<false>(book, finite); });
-    if (book.steps == 4) return f([&] { return WideCodebook<4>(book); });
-    if (book.steps == 6) return f([&] { return WideCodebook<6>(book); });
-    f([&] { return WideCodebook<8>(book); });
-}
-
 // The stages from x on, fused. False if this is for the plain loops.
 inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
     if (t.job != Job::codes && t.job != Job::values) return false;
@@ -233,48 +221,14 @@ inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
     WideChunk w{static_cast<const char*>(t.x) + c.first * bytes, t.dtype, c.column, c.n,
                 t.grid.block_columns, drawn ? u : nullptr, s.factors.multiply,
                 t.ahead * bytes, {s.factors.by, s.steps, s.zero_points, s.offsets}, direct, t.finite};
-    const Spec& spec = t.spec;
-    Family family = spec.element.family;
-    auto integers = [&]<Zeros Z>(auto run) { run([&] { return WideIntegers<Z>(spec); }); };
-    auto with_integers = [&](auto run) {
-        if (spec.zero != Stored::none) return integers.template operator()<Zeros::moved>(run);
-        spec.asym ? integers.template operator()<Zeros::added>(run)
-                  : integers.template operator()<Zeros::none>(run);
-    };
-    auto minifloats = [&] { return WideMinifloats(spec, t.finite); };
-    auto signs = [] { return WideSigns(); };
     if (t.job == Job::codes) {
         alignas(64) uint8_t codes[2 * kChunk + 64];
-        auto tabled = [&] { return WideTable(spec, *t.table, t.of_words); };
-        switch (family) {
-            case Family::binary: wide_codes<1>(signs, w, codes); break;
-            case Family::codebook:
-                with_places(spec, t.finite, [&](auto places) { wide_codes<1>(places, w, codes); });
-                break;
-            case Family::minifloat:
-                t.table && t.finite ? wide_codes<1>(tabled, w, codes)
-                                    : wide_codes<1>(minifloats, w, codes);
-                break;
-            case Family::integer:
-                with_integers([&](auto made) {
-                    spec.code_bytes() == 1 ? wide_codes<1>(made, w, codes) : wide_codes<2>(made, w, codes);
-                });
-                break;
-        }
+        wide_codes_of(t.spec, w, t.table, t.of_words, codes);
         store_patterns(t, c, codes);
         return true;
     }
     void* out = t.stream && !direct ? static_cast<void*>(values) : to;
-    switch (family) {
-        case Family::integer:
-            with_integers([&](auto made) { wide_values(made, w, out); });
-            break;
-        case Family::minifloat: wide_values(minifloats, w, out); break;
-        case Family::binary: wide_values(signs, w, out); break;
-        case Family::codebook:
-            with_places(spec, t.finite, [&](auto places) { wide_values(places, w, out); });
-            break;
-    }
+    wide_values_of(t.spec, w, out);
     if (out != to) stream_out(to, values, c.n * bytes);
     return true;
 }

@@ -9,7 +9,6 @@
 #if defined(__AVX512F__)
 
 namespace blockscale::BLOCKSCALE_ISA {
-namespace {
 
 // What belongs to 16 neighbouring elements: how to scale them, back and forth, their zero points, and
 // what is added to them.
@@ -44,6 +43,21 @@ struct LaneSource {
                 offsets ? load_floats(offsets + i, m) : _mm512_setzero_ps()};
     }
 };
+
+// A piece of a row, and how it is scaled.
+struct WideChunk {
+    const void* x;  // its first element
+    Dtype dtype;
+    int64_t column, n, size;
+    const float* u;  // null unless drawn
+    bool multiply;
+    int64_t ahead;  // bytes to where the next unit begins, which is fetched meanwhile
+    LaneSource source;
+    bool stream;    // values only: see stream16
+    bool finite;    // values only: none is NaN
+};
+
+namespace {
 
 // Call body(i, mask, lanes) for elements i ... i + 15 of a chunk whose blocks have `size` columns.
 template <class Body>
@@ -165,18 +179,6 @@ inline void with_constants(Dtype dtype, bool multiply, bool drawn, F f) {
                  : f.template operator()<D, false, false>();
     });
 }
-
-struct WideChunk {
-    const void* x;  // its first element
-    Dtype dtype;
-    int64_t column, n, size;
-    const float* u;  // null unless drawn
-    bool multiply;
-    int64_t ahead;  // bytes to where the next unit begins, which is fetched meanwhile
-    LaneSource source;
-    bool stream;    // values only: see stream16
-    bool finite;    // values only: none is NaN
-};
 
 // Whether a chunk's vectors begin on whole lines of the output, which then may go around the caches
 // from registers.

@@ -7,7 +7,6 @@
 #include "wide_elements.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
-namespace {
 
 // Where rounding to an element with m mantissa bits turns over, the magnitude has at most m + 1 of
 // them. Such magnitudes from half of the smallest number on are points; entry 2 k is the code of point
@@ -51,6 +50,16 @@ struct CodeTable {
     int shift;
     bool serves;
 };
+
+#if defined(__AVX512F__)
+// The loops of wide.h for the elements of any format, which take long to compile: each kind of loop in a
+// unit of its own. table: null, or what serves the format's codes.
+void wide_codes_of(const Spec& spec, const WideChunk& c, const CodeTable* table, bool of_words,
+                   uint8_t* codes);                                         // codes.cpp
+void wide_values_of(const Spec& spec, const WideChunk& c, void* to);        // values.cpp
+#endif
+
+namespace {
 
 #if defined(__AVX512BW__)
 struct WideTable : WideMinifloats {
@@ -339,6 +348,28 @@ struct WideOctaves {
     __m512i entries, mantissas, first, last, base, sign, last_byte, sign_byte;
     __m128i shift;
 };
+#endif
+
+#if defined(__AVX512F__)
+// Run f with what makes the elements of a codebook.
+template <class F>
+inline void with_places(const Spec& spec, bool finite, F f) {
+    const Codebook& book = *spec.element.book;
+    if (book.octaves.serve) return f([&] { return WideOctaves(book.octaves, finite); });
+    if (book.cells.serve && book.cells.mirrored) return f([&] { return WideCells<true>(book, finite); });
+    if (book.cells.serve) return f([&] { return WideCells<false>(book, finite); });
+    if (book.steps == 4) return f([&] { return WideCodebook<4>(book); });
+    if (book.steps == 6) return f([&] { return WideCodebook<6>(book); });
+    f([&] { return WideCodebook<8>(book); });
+}
+
+// Run f with what makes the elements of integers, by what their zero points are.
+template <class F>
+inline void with_integers(const Spec& spec, F f) {
+    if (spec.zero != Stored::none) return f([&] { return WideIntegers<Zeros::moved>(spec); });
+    if (spec.asym) return f([&] { return WideIntegers<Zeros::added>(spec); });
+    f([&] { return WideIntegers<Zeros::none>(spec); });
+}
 #endif
 
 }  // namespace
