@@ -17,7 +17,7 @@ from tests.test_layers import LAYERS
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [p for p in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))) if p.exists()]
 PROSE = [
-    *PAGES, *(ROOT / f"{n}.md" for n in ("CONTRIBUTING", "CHANGELOG", "SECURITY", "RELEASING")),
+    *PAGES, *(ROOT / f"{n}.md" for n in ("CONTRIBUTING", "CHANGELOG", "SECURITY", "RELEASING", "NOTICE")),
 ]  # fmt: skip
 
 BLOCK = re.compile(

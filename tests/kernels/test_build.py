@@ -223,7 +223,7 @@ def test_sources_that_do_not_compile(tmp_path: Path) -> None:
     """A user gets the Python alone; an editable install, which is for developers, fails."""
     tree = tmp_path / "tree"
     tree.mkdir()
-    for name in ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE", "NOTICE.md"):
         shutil.copy(ROOT / name, tree)
     shutil.copytree(
         ROOT / "blockscale", tree / "blockscale", ignore=shutil.ignore_patterns("src", "*.so")
