@@ -57,8 +57,9 @@ known = ByFormats(_supported)  # and every dtype, shape and layout
 def shader_of(fmt: Format | str) -> tuple[Choices, Constants]:
     """The choices and constants of a shader for a format, its name or its spelling.
 
-    choices: roles of parts, some of which depend on the device (`on_device`): element, rounding,
-        how, step, zero, offset, random, hardware and those of choosing scales, rule before all
+    choices: roles of parts, some of which depend on the device (choices.of_device): element,
+        rounding, how, step, zero, offset, random, hardware, arithmetic and those of choosing
+        scales, rule before all
     constants: BITS, SIGNED, LOW, HIGH and more, all of which any part may use
 
     Raises TypeError if no part knows its elements: `known` keeps those from here.
@@ -106,6 +107,7 @@ def _coding(numbers: FormatNumbers) -> dict[str, str]:
         "random": "philox" if rounds and numbers.rounding == "stochastic" else "none",
         "hardware": "plain",
         "wide": "words",
+        "arithmetic": "integers",
     }
 
 

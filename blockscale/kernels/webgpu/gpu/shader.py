@@ -104,21 +104,11 @@ def _collect(name: str, choices: Mapping[str, str], texts: dict[str, str]) -> No
     """Add a part and, before it, the parts that it needs."""
     if name in texts:
         return
-    text = part(_chosen(name, choices))
+    text = part(name)
     for line in _NEEDS.findall(text):
         for needed in line.split(","):
             _collect(_filled(needed.strip(), choices, name), choices, texts)
     texts[name] = f"//# {name}\n{_NEEDS.sub('', text)}"
-
-
-def _chosen(name: str, choices: Mapping[str, str]) -> str:
-    """The part that stands for another: with the choice (arithmetic, native), the device's floats
-    for integers, and no short cuts, which take the place of what is slow without it."""
-    if choices.get("arithmetic") != "native":
-        return name
-    if name.startswith("code/approximate/") and not name.endswith("/quick"):
-        return "code/approximate/none"
-    return name.replace("arithmetic/integers/", "arithmetic/native/")
 
 
 def _filled(needed: str, choices: Mapping[str, str], by: str) -> str:

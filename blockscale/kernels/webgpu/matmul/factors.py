@@ -105,7 +105,7 @@ def floats(memory: Memory, dtype: torch.dtype, outputs: int, places: Places) -> 
     limits = Limits(2.0**30, 1.0, left=2.0**30)
     return Right(
         outputs,
-        {"right": "floats"},
+        {"right": "floats", "arithmetic": "integers"},
         {
             "RIGHT_STORAGE": storage(dtype),
             "OUTPUTS_ADJOIN": places.row == 1 and places.column != 1,

@@ -46,8 +46,7 @@ def _wrong(fmt: str) -> bool:
 def rounded(x: Tensor, fmt: str) -> Tensor:
     """float32 [4 n] -> values of the format's elements, in steps of one"""
     choices, constants = shader_of(fmt)
-    own = dict(choices) | of_device()
-    family = own["approximate"]
+    own, family = dict(choices) | of_device(), dict(choices)["approximate"]
     own |= {"family": family, "scaled": "shift_drawn" if "stochastic" in family else "shift"}
     made = Shader("kernels/probe_fast_path", tuple(own.items()), constants)
     values = allocate(4 * len(x))

@@ -37,7 +37,7 @@ _COMPARE = {
     "ge": ("at_most", True),
 }
 
-HARDWARE = ("hardware", "plain")
+EXACT = (("hardware", "plain"), ("arithmetic", "integers"))  # what is not right by itself
 
 
 def bits(number: float) -> int:
@@ -51,7 +51,7 @@ def unary(part: str, x: WebGPUTensor, **numbers: float) -> Any:
         return NotImplemented
     made = fresh(tuple(x.shape), x.dtype)
     at = addresses(tuple(x.shape), [x])
-    choices = (("function", part), ("float", FLOATS[x.dtype]), at.choice)
+    choices = (("function", part), ("float", FLOATS[x.dtype]), at.choice, *EXACT)
     shader = Shader("kernels/torch_unary", choices, at.constants)
     sizes = {"count": x.numel()} | {name: bits(value) for name, value in numbers.items()}
     buffers = {"x": x.memory, "result": made.memory, **at.buffers}
@@ -74,7 +74,7 @@ def binary(part: str, a: Any, b: Any, *, compare: bool = False) -> Any:
     at = addresses(shape, operands)
     choices = (
         ("function", part), ("float", FLOATS[dtype]), at.choice,
-        ("second", "tensor" if number is None else "number"), HARDWARE,
+        ("second", "tensor" if number is None else "number"), *EXACT,
     )  # fmt: skip
     buffers = {"x": x.memory, "result": made.memory, **at.buffers}
     sizes = {"count": made.numel()}

@@ -167,19 +167,19 @@ fn multiply(a: u32, b: u32) -> u32 {
 }
 
 //# native/quick_multiply
-// needs: hardware/{hardware}, arithmetic/integers/multiply
+// needs: hardware/{hardware}, arithmetic/native/multiply
 fn quick_multiply(a: u32, b: u32) -> u32 {
     return multiply(a, b);
 }
 
 //# native/quotient
-// needs: hardware/{hardware}, arithmetic/integers/divide
+// needs: hardware/{hardware}, arithmetic/native/divide
 fn quotient(x: u32, step: u32, inverse: u32, ordinary: bool) -> u32 {
     return divide(x, step);
 }
 
 //# native/reciprocal
-// needs: hardware/{hardware}, arithmetic/integers/divide
+// needs: hardware/{hardware}, arithmetic/native/divide
 fn reciprocal(x: u32) -> u32 {
     return divide(ONE, x);
 }

@@ -26,7 +26,7 @@ fn block_of(element: u32) -> u32 {
 
 //# mean
 // The mean of magnitudes, as a sum of integers that no order changes (docs/numerics.md, 3.2).
-// needs: boxes/box, choose/{rule}, arithmetic/integers/multiply, bits/parts
+// needs: boxes/box, choose/{rule}, arithmetic/{arithmetic}/multiply, bits/parts
 
 // The sum of floor(|x| / 2^(power - 157)) over the finite numbers above `least`, and their count.
 // power: the exponent field of the largest, 1 for a subnormal

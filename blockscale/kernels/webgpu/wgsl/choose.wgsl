@@ -41,7 +41,7 @@ fn choose(r: Range, outer: u32) -> Chosen {
 }
 
 //# levels
-// needs: arithmetic/integers/quotient, step/step
+// needs: arithmetic/{arithmetic}/quotient, step/step
 // fl(a / L) of 3.3
 fn per_level(a: u32) -> u32 {
     return quotient(a, LEVELS, INVERSE_LEVELS, is_ordinary(LEVELS));
@@ -49,7 +49,7 @@ fn per_level(a: u32) -> u32 {
 
 //# mean
 // Means of magnitudes (docs/numerics.md, 3.2), from exact sums of whole numbers.
-// needs: arithmetic/integers/divide, arithmetic/integers/multiply, bits/integer, bits/wide
+// needs: arithmetic/{arithmetic}/divide, arithmetic/{arithmetic}/multiply, bits/integer, bits/wide
 // sum: of units 2^(power - 157), of `count` numbers; power: the exponent field of the largest of
 // them, 1 for a subnormal. The mean, 0 of none.
 fn mean_of(sum: vec2<u32>, count: u32, power: u32) -> u32 {
@@ -104,15 +104,15 @@ fn numerator(r: Range) -> u32 {
 }
 
 //# numerator/spread
-// needs: statistics/range, arithmetic/integers/add
+// needs: statistics/range, arithmetic/{arithmetic}/add
 fn numerator(r: Range) -> u32 {
     return min(subtract(r.high, r.low), LARGEST);
 }
 
 //# offset/added
 // fl(lo - fl(step * l)), l the smallest value of the element (docs/numerics.md, 3.8).
-// needs: statistics/range, step/{step}, arithmetic/integers/add
-// needs: arithmetic/integers/quick_multiply, bits/storable
+// needs: statistics/range, step/{step}, arithmetic/{arithmetic}/add
+// needs: arithmetic/{arithmetic}/quick_multiply, bits/storable
 fn choose_offset(r: Range, scale: u32, outer: u32) -> u32 {
     let s = step_of(scale, 0, outer, 0u);
     let found = add(subtract(r.low, quick_multiply(s.bits, LOWEST)), 0u); // -0 becomes 0
@@ -128,13 +128,13 @@ fn choose_offset(r: Range, scale: u32, outer: u32) -> u32 {
 
 //# outer/divided
 // The outer scale is stored as its reciprocal.
-// needs: arithmetic/integers/divide
+// needs: arithmetic/{arithmetic}/divide
 fn outer_ratio(largest: u32) -> u32 {
     return divide(OUTER_LEVELS, largest);
 }
 
 //# outer/multiplied
-// needs: arithmetic/integers/quotient, step/step
+// needs: arithmetic/{arithmetic}/quotient, step/step
 fn outer_ratio(largest: u32) -> u32 {
     return quotient(largest, OUTER_LEVELS, INVERSE_OUTER_LEVELS, is_ordinary(OUTER_LEVELS));
 }
@@ -184,7 +184,7 @@ fn ratio_of(r: Range) -> u32 {
 
 //# ratio/signed
 // The value of largest magnitude, with its sign, gets the lowest code (ggml's Q4_0).
-// needs: choose/chosen, arithmetic/integers/quotient, step/step
+// needs: choose/chosen, arithmetic/{arithmetic}/quotient, step/step
 fn ratio_of(r: Range) -> u32 {
     let value = select(r.low, r.high, (r.high & 0x7fffffffu) >= (r.low & 0x7fffffffu));
     return quotient(value, LOWEST, INVERSE_LOWEST, is_ordinary(LOWEST));
@@ -192,7 +192,7 @@ fn ratio_of(r: Range) -> u32 {
 
 //# ratio/two_sided
 // A divisor for each end of the range.
-// needs: choose/chosen, arithmetic/integers/quotient, step/step
+// needs: choose/chosen, arithmetic/{arithmetic}/quotient, step/step
 fn ratio_of(r: Range) -> u32 {
     let high = quotient(r.high, HIGHEST, INVERSE_HIGHEST, is_ordinary(HIGHEST));
     let low = quotient(r.low, LOWEST, INVERSE_LOWEST, is_ordinary(LOWEST));
@@ -201,8 +201,8 @@ fn ratio_of(r: Range) -> u32 {
 
 //# zero/float
 // fl(qmin - fl(lo / step)) with the step of the stored scale (docs/numerics.md, 3.6).
-// needs: statistics/range, step/{step}, arithmetic/integers/quotient
-// needs: arithmetic/integers/reciprocal, arithmetic/integers/add, bits/storable
+// needs: statistics/range, step/{step}, arithmetic/{arithmetic}/quotient
+// needs: arithmetic/{arithmetic}/reciprocal, arithmetic/{arithmetic}/add, bits/storable
 fn choose_zero(r: Range, scale: u32, outer: u32) -> i32 {
     let s = step_of(scale, 0, outer, 0u);
     let found = subtract(LOWEST, quotient(r.low, s.bits, reciprocal(s.bits), s.ordinary));
@@ -211,8 +211,8 @@ fn choose_zero(r: Range, scale: u32, outer: u32) -> i32 {
 
 //# zero/integer
 // clamp(qmin - R(fl(lo / step)), qmin, qmax) with the step of the stored scale (numerics.md, 3.6).
-// needs: statistics/range, step/{step}, arithmetic/integers/quotient
-// needs: arithmetic/integers/reciprocal, rounding/even
+// needs: statistics/range, step/{step}, arithmetic/{arithmetic}/quotient
+// needs: arithmetic/{arithmetic}/reciprocal, rounding/even
 fn choose_zero(r: Range, scale: u32, outer: u32) -> i32 {
     let s = step_of(scale, 0, outer, 0u);
     let steps = quotient(r.low, s.bits, reciprocal(s.bits), s.ordinary); // at most 0, or NaN

@@ -35,7 +35,7 @@ fn code_of_one(x: u32, s: Step, word: u32) -> u32 {
 
 //# product
 // Elements that are multiplied by the reciprocal of their step.
-// needs: arithmetic/integers/quick_multiply, zero_point/offset/{offset}, element/{element}
+// needs: arithmetic/{arithmetic}/quick_multiply, zero_point/offset/{offset}, element/{element}
 // needs: code/fours
 fn in_steps(x: u32, s: Step) -> u32 {
     let moved = without_offset(x, s);
@@ -51,7 +51,8 @@ fn near_products(x: vec4<u32>, s: Step) -> vec4<u32> {
 
 //# quotient
 // Elements that are divided by their step.
-// needs: arithmetic/integers/quotient, zero_point/offset/{offset}, element/{element}, code/fours
+// needs: arithmetic/{arithmetic}/quotient, zero_point/offset/{offset}, element/{element}
+// needs: code/fours
 fn in_steps(x: u32, s: Step) -> u32 {
     return quotient(without_offset(x, s), s.bits, s.inverse, s.ordinary);
 }
@@ -62,7 +63,7 @@ fn near_products(x: vec4<u32>, s: Step) -> vec4<u32> {
 
 //# shift
 // Elements whose step is a power of two: their exponent changes.
-// needs: arithmetic/integers/divide, zero_point/offset/{offset}, element/{element}, code/fours
+// needs: arithmetic/{arithmetic}/divide, zero_point/offset/{offset}, element/{element}, code/fours
 fn in_steps(x: u32, s: Step) -> u32 {
     return shifted(without_offset(x, s), s);
 }
@@ -83,7 +84,7 @@ fn near_products(x: vec4<u32>, s: Step) -> vec4<u32> {
 }
 
 //# value
-// needs: hardware/{hardware}, arithmetic/integers/quick_multiply, zero_point/offset/{offset}
+// needs: hardware/{hardware}, arithmetic/{arithmetic}/quick_multiply, zero_point/offset/{offset}
 // needs: element/{element}, element/values/{values}
 // What codes stand for. Values of most elements lie so that products with an ordinary step are
 // normal; not where FAR_VALUES says so.

@@ -208,7 +208,7 @@ fn keep_mean(sum: Sum, found: Keys, lane: u32) {}
 // Means of magnitudes (docs/numerics.md, 3.2), of blocks whose largest one is ordinary: floor(|x|
 // 2^(30 - e)) is a product and a conversion, and what is flushed on the way is below one. Of teams
 // beyond a subgroup's reach only the first neighbours compute the mean, and tell the others.
-// needs: hardware/{hardware}, statistics/sum, choose/{rule}, arithmetic/integers/multiply
+// needs: hardware/{hardware}, statistics/sum, choose/{rule}, arithmetic/{arithmetic}/multiply
 // needs: bits/parts
 var<private> mean: u32;
 var<private> least: u32; // fl(0.7f mean)
@@ -259,7 +259,7 @@ fn exact_range(block: u32) -> Range {
 //# range/means
 // What the scale of a block is chosen from, number by number: a mean.
 // needs: fast_path_memory/lanes, statistics/{statistic}, statistics/sum, choose/{rule}
-// needs: arithmetic/integers/multiply
+// needs: arithmetic/{arithmetic}/multiply
 fn exact_range(block: u32) -> Range {
     var found = NOTHING;
     for (var i = 0u; i < sizes.block; i++) {

@@ -238,7 +238,7 @@ fn near4(x: vec4<u32>, s: Step) -> vec4<u32> {
 
 //# tie_break/binary
 // Where a number of steps is 0, the sign says nothing of what was flushed to it.
-// needs: hardware/{hardware}, step/step, arithmetic/integers/divide
+// needs: hardware/{hardware}, step/step, arithmetic/{arithmetic}/divide
 fn is_near_a_tie(near: vec4<u32>, s: Step) -> bool {
     return smallest_of_four(near << vec4(1u)) == 0u;
 }
@@ -260,7 +260,7 @@ fn settles(step: u32) -> bool {
 //# tie_break/codebook
 // Thresholds of a codebook, of which a number is sure from seven units of its last place on: six of
 // them are as many as a product is off at most.
-// needs: fast_path_code/codebook, bits/corrected, arithmetic/integers/reciprocal
+// needs: fast_path_code/codebook, bits/corrected, arithmetic/{arithmetic}/reciprocal
 fn is_near_a_tie(near: vec4<u32>, s: Step) -> bool {
     return smallest_of_four(near - thresholds_at(cells_of(near)) + vec4(8u)) <= 16u;
 }

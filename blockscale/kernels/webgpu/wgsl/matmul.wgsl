@@ -68,7 +68,8 @@ fn weight_of(n: u32, k: u32) -> u32 {
 
 //# exact
 // The sum of products by integers alone: for subnormal, huge and missing numbers.
-// needs: arithmetic/integers/multiply, arithmetic/integers/add, matmul/left, matmul/right/{right}
+// needs: arithmetic/{arithmetic}/multiply, arithmetic/{arithmetic}/add, matmul/left
+// needs: matmul/right/{right}
 fn exact_sum(batch: u32, m: u32, n: u32, start: u32, stride: u32) -> u32 {
     var sum = 0u;
     for (var k = start; k < sizes.inner; k += stride) {
@@ -128,7 +129,7 @@ fn trusted(y: u32) -> bool {
 
 //# bias/added
 // A number is added to each output. BIAS_STORAGE: as in bits/storage.
-// needs: arithmetic/integers/add, bits/storage
+// needs: arithmetic/{arithmetic}/add, bits/storage
 @group(0) @binding(bias) var<storage, read> bias: array<u32>;
 
 fn with_bias(n: u32, y: u32) -> u32 {

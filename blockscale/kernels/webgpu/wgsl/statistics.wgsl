@@ -99,7 +99,7 @@ fn keys(first: u32, second: u32) -> Keys {
 
 //# least_above
 // Sums of the magnitudes above 0.7 of their mean, fl(0.7f mean) (TWN; docs/numerics.md, 3.2).
-// needs: choose/{rule}, arithmetic/integers/multiply
+// needs: choose/{rule}, arithmetic/{arithmetic}/multiply
 @group(0) @binding(largest) var<storage, read> largest: array<u32>;
 @group(0) @binding(first) var<storage, read> first: array<u32>;
 const STRICTLY = true;

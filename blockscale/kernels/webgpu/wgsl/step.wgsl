@@ -81,8 +81,8 @@ fn inner_code(wanted: u32) -> u32 {
 
 //# inner/joined/divided
 // The outer scale is stored as its reciprocal: scales are divided by it.
-// needs: arithmetic/integers/quick_multiply, arithmetic/integers/quotient
-// needs: arithmetic/integers/reciprocal, step/step, step/inner/finite
+// needs: arithmetic/{arithmetic}/quick_multiply, arithmetic/{arithmetic}/quotient
+// needs: arithmetic/{arithmetic}/reciprocal, step/step, step/inner/finite
 fn joined(value: u32, outer: u32) -> u32 {
     let step = quotient(value, outer, reciprocal(outer), is_ordinary(outer));
     return select(kept_finite(step), step, (value << 1u) == 0u);
@@ -95,8 +95,8 @@ fn in_outer(step: u32, outer: u32) -> u32 {
 
 //# inner/joined/multiplied
 // The step is the product of a scale and its outer scale.
-// needs: arithmetic/integers/quick_multiply, arithmetic/integers/quotient
-// needs: arithmetic/integers/reciprocal, step/step, step/inner/finite
+// needs: arithmetic/{arithmetic}/quick_multiply, arithmetic/{arithmetic}/quotient
+// needs: arithmetic/{arithmetic}/reciprocal, step/step, step/inner/finite
 fn joined(value: u32, outer: u32) -> u32 {
     let step = quick_multiply(value, outer);
     let is_zero = (value << 1u) == 0u || (outer << 1u) == 0u;
@@ -141,7 +141,7 @@ fn with_levels(s: Step, value: u32, outer: u32) -> Step {
 
 //# prepare/product
 // For products with a reciprocal, which is kept finite (docs/numerics.md, section 4: recip).
-// needs: step/step, arithmetic/integers/reciprocal, arithmetic/integers/divide
+// needs: step/step, arithmetic/{arithmetic}/reciprocal, arithmetic/{arithmetic}/divide
 fn prepared(step: u32, zero: i32, offset: u32) -> Step {
     let ordinary = is_ordinary(step);
     return Step(step, finite_reciprocal(step, ordinary), zero, offset, ordinary);
@@ -160,7 +160,7 @@ fn within_finite(x: u32) -> u32 {
 
 //# prepare/quotient
 // For division: the reciprocal of an ordinary step, correctly rounded.
-// needs: step/step, arithmetic/integers/reciprocal
+// needs: step/step, arithmetic/{arithmetic}/reciprocal
 fn prepared(step: u32, zero: i32, offset: u32) -> Step {
     return Step(step, reciprocal(step), zero, offset, is_ordinary(step));
 }

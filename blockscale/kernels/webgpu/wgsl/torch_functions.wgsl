@@ -2,7 +2,7 @@
 
 //# binary/add
 // fl(a + b): the device's where that is exact, else from integers.
-// needs: hardware/{hardware}, arithmetic/integers/add, torch/math/normal
+// needs: hardware/{hardware}, arithmetic/{arithmetic}/add, torch/math/normal
 fn of_two(a: u32, b: u32) -> u32 {
     let near = sum(a, b);
     if (normal(a) && normal(b) && normal(near)) {
@@ -13,7 +13,8 @@ fn of_two(a: u32, b: u32) -> u32 {
 
 //# binary/div
 // fl(a / b): a product with the reciprocal put right by integers, else a division of integers.
-// needs: arithmetic/integers/quotient, arithmetic/integers/reciprocal, arithmetic/integers/divide
+// needs: arithmetic/{arithmetic}/quotient, arithmetic/{arithmetic}/reciprocal
+// needs: arithmetic/{arithmetic}/divide
 fn of_two(a: u32, b: u32) -> u32 {
     let field = (b >> 23u) & 0xffu;
     if (field - 27u <= 200u) { // 2^-100 … 2^100
@@ -48,7 +49,7 @@ fn of_two(a: u32, b: u32) -> u32 {
 
 //# binary/mul
 // fl(a * b): the device's where that is exact, else from integers.
-// needs: hardware/{hardware}, arithmetic/integers/multiply, torch/math/normal
+// needs: hardware/{hardware}, arithmetic/{arithmetic}/multiply, torch/math/normal
 fn of_two(a: u32, b: u32) -> u32 {
     let near = product(a, b);
     if (normal(a) && normal(b) && normal(near)) {
@@ -59,7 +60,7 @@ fn of_two(a: u32, b: u32) -> u32 {
 
 //# binary/sub
 // fl(a - b): the device's where that is exact, else from integers.
-// needs: hardware/{hardware}, arithmetic/integers/add, torch/math/normal
+// needs: hardware/{hardware}, arithmetic/{arithmetic}/add, torch/math/normal
 fn of_two(a: u32, b: u32) -> u32 {
     let near = sum(a, b ^ 0x80000000u);
     if (normal(a) && normal(b) && normal(near)) {
@@ -246,7 +247,7 @@ fn of_one(x: u32) -> u32 {
 
 //# unary/reciprocal
 // fl(1 / x), exact as divisions are.
-// needs: arithmetic/integers/divide
+// needs: arithmetic/{arithmetic}/divide
 fn of_one(x: u32) -> u32 {
     return divide(ONE, x);
 }

@@ -2,7 +2,7 @@
 
 //# float
 // Zero points that are floats, which are added before rounding (docs/numerics.md, 4 and 5).
-// needs: step/step, arithmetic/integers/add, bits/integer
+// needs: step/step, arithmetic/{arithmetic}/add, bits/integer
 // Whether numbers of steps beyond the codes' range saturate, and them with a zero point that does.
 fn fits_zero(s: Step) -> bool {
     return false;
@@ -29,7 +29,7 @@ fn unplaced(code: i32, s: Step) -> u32 {
 
 //# integer
 // Integer zero points, which are added after rounding (docs/numerics.md, 4 and 5).
-// needs: step/step, arithmetic/integers/add, bits/integer
+// needs: step/step, arithmetic/{arithmetic}/add, bits/integer
 const LARGE_ZERO: u32 = 1u << 22u; // below it, nothing of a sum with a code is rounded
 
 // Whether numbers of steps beyond the codes' range saturate, and them with a zero point that does.
@@ -94,7 +94,7 @@ fn unplaced(code: i32, s: Step) -> u32 {
 
 //# offset/added
 // An offset of the block, which is subtracted first and added last: each is rounded by itself.
-// needs: step/step, arithmetic/integers/add
+// needs: step/step, arithmetic/{arithmetic}/add
 fn without_offset(x: u32, s: Step) -> u32 {
     return subtract(x, s.offset);
 }

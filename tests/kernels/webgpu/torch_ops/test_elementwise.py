@@ -40,7 +40,8 @@ NEAR: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
 @pytest.fixture(params=["plain", "flushing"])
 def hardware(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device as it is, and as one that flushes subnormals and divides badly."""
-    monkeypatch.setattr(elementwise, "HARDWARE", ("hardware", request.param))
+    exact = (("hardware", request.param), ("arithmetic", "integers"))
+    monkeypatch.setattr(elementwise, "EXACT", exact)
 
 
 @pytest.mark.usefixtures("hardware")

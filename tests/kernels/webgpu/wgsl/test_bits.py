@@ -22,7 +22,7 @@ def pairs() -> tuple[Tensor, Tensor]:
 
 def arithmetic(a: Tensor, b: Tensor, hardware: str) -> Tensor:
     return run(
-        Shader("kernels/probe_arithmetic", (("hardware", hardware),)),
+        Shader("kernels/probe_arithmetic", (("hardware", hardware), ("arithmetic", "integers"))),
         ("pairs", "results"),
         words(a, b),
         9,

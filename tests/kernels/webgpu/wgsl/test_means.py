@@ -25,7 +25,8 @@ def test_means_and_floats_of_16_bits(name: str) -> None:
     field = torch.randint(1, 255, (n,), generator=made)
     half = torch.arange(n) % COUNT
     asked = words(total & 0xFFFFFFFF, total >> 32, count, field, x, half)
-    shader = Shader("kernels/probe_means", (("float", name), ("hardware", "plain")))
+    choices = (("float", name), ("hardware", "plain"), ("arithmetic", "integers"))
+    shader = Shader("kernels/probe_means", choices)
     found = run(shader, ("given", "found"), asked, 3)
     assert bool(same_bits(found[:, 0], mean_of(total, count, field.to(torch.int32) - 127)).all())
     narrow = found[:, 1].to(torch.int16).view(dtype)

@@ -95,7 +95,7 @@ fn look(mine: Mine, lane: u32) -> Keys {
 //# means
 // Means of a workgroup's blocks, of all magnitudes or of those above 0.7 of their mean (numerics.md,
 // 3.2).
-// needs: kernels/one_pass/look, statistics/sum, choose/{rule}, arithmetic/integers/multiply
+// needs: kernels/one_pass/look, statistics/sum, choose/{rule}, arithmetic/{arithmetic}/multiply
 var<workgroup> sums_of_teams: array<Sum, TEAMS>;
 
 fn sum_of(mine: Mine, lane: u32, field: u32, least: u32, strictly: bool) -> Sum {

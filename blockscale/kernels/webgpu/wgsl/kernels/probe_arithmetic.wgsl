@@ -1,7 +1,7 @@
 // Every operation on each pair of numbers, for the probe of a device and for tests.
-// needs: memory/grid, arithmetic/integers/multiply, arithmetic/integers/divide
-// needs: arithmetic/integers/add, bits/integer, arithmetic/integers/quotient
-// needs: arithmetic/integers/reciprocal
+// needs: memory/grid, arithmetic/{arithmetic}/multiply, arithmetic/{arithmetic}/divide
+// needs: arithmetic/{arithmetic}/add, bits/integer, arithmetic/{arithmetic}/quotient
+// needs: arithmetic/{arithmetic}/reciprocal
 struct Results {
     product: u32,
     quotient: u32,
