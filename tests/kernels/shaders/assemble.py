@@ -1,29 +1,34 @@
 """Assembles the shaders of a table of calls, on a device that computes nothing.
 
-    python -m tests.kernels.shaders.assemble nvidia [--wide] [--texts FOLDER] [--record]
+    python -m tests.kernels.shaders.assemble nvidia intel … [--cases mxfp4 …] [--wide]
+        [--texts FOLDER] [--record]
 
-Writes {case: digest of the code of its shaders} as JSON. A case is a format with all ops, or
-torch's ops on the device. --wide: more formats, dtypes and shapes; --texts: every text as a file
+Writes {device: {case: digest of the code of its shaders}} as JSON. A case is a format with all ops,
+or torch's ops on the device. --wide: more formats, dtypes and shapes; --texts: every text as a file
 of its own, and the cases that it belongs to, for a diff with those of another commit; --record: the
-digests take the place of this device's in tests/recorded/shaders.json, whose changes are reviewed.
+digests take the place of these devices' in tests/recorded/shaders.json, whose changes are reviewed;
+with --cases those of these cases alone.
 """
 
 import argparse
+import functools
 import hashlib
+import itertools
 import json
+import multiprocessing
 import os
 import pathlib
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.kernels.shaders.device import KINDS, Device, install, trust
+from tests.kernels.shaders.device import KINDS, install, trust
 
 OTHERS = (
     "int8:group32:fp32:recip", "int8:group32:fp32:nearest_away", "uint4:group16:e4m3:asym",
@@ -217,10 +222,11 @@ def _on_a_page(formats: Iterable[str]) -> None:
     from blockscale.kernels.webgpu.gpu.shader import source
     from blockscale.report.browser.formats import refusal, shaders
 
+    sizes = ("rows", "columns", "block_rows", "block_columns", "across", "blocks")
     for fmt in map(parse, formats):
         if refusal(fmt) is None:
             for each in shaders(fmt):
-                pipeline_of(source(each, ("count", "blocks"), None).text)
+                pipeline_of(source(each, sizes, None).text)
 
 
 def probes() -> Cases:
@@ -237,40 +243,54 @@ def digest(texts: list[str]) -> str:
     return hashlib.sha256("\n----\n".join(texts).encode()).hexdigest()[:16]
 
 
-def assemble(device: Device, arithmetic: str, wide: bool) -> dict[str, list[str]]:
-    """{case: the texts of its shaders, each once, sorted}"""
+def assemble(kind: str, wide: bool, only: Sequence[str]) -> dict[str, list[str]]:
+    """{case: the texts of its shaders, each once, sorted} on a device of this kind.
+
+    In a process that knows no other device. only: these cases, if any
+    """
+    device = install(KINDS[kind])
+    os.environ["BLOCKSCALE_WEBGPU_ARITHMETIC"] = KINDS[kind].arithmetic
     import blockscale as bs
     from blockscale.kernels.webgpu import available
     from blockscale.kernels.webgpu.gpu.launch import pipeline_of
 
-    os.environ["BLOCKSCALE_WEBGPU_ARITHMETIC"] = arithmetic
     with warnings.catch_warnings(action="ignore"), bs.use("webgpu"):
         assert available() is None, available()
         found: dict[str, list[str]] = {}
-        for cases in (probes(), formats(wide), torch_ops()):
-            for name, call in cases:
-                pipeline_of.cache_clear()
-                device.texts.clear()
-                call()
-                found[name] = sorted({plain(text) for text in device.texts})
+        for name, call in itertools.chain(probes(), formats(wide), torch_ops()):
+            if only and name not in (*only, "probes"):
+                continue
+            pipeline_of.cache_clear()
+            device.texts.clear()
+            call()
+            found[name] = sorted({plain(text) for text in device.texts})
         return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("kinds", nargs="+", choices=KINDS)
+    parser.add_argument("--cases", nargs="*", default=[])
     parser.add_argument("--wide", action="store_true")
     parser.add_argument("--texts", type=pathlib.Path)
     parser.add_argument("--record", action="store_true")
     args = parser.parse_args()
-    device = install(KINDS[args.kind])
-    found = assemble(device, KINDS[args.kind].arithmetic, args.wide)
+    import blockscale  # noqa: F401  (once, for all that are forked)
+
+    run = functools.partial(assemble, wide=args.wide, only=args.cases)
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        made = dict(zip(args.kinds, pool.map(run, args.kinds, chunksize=1), strict=True))
     if args.texts is not None:
-        _write(args.texts, args.kind, found)
-    digests = {name: digest(texts) for name, texts in found.items()}
+        for kind, found in made.items():
+            _write(args.texts, kind, found)
+    digests = {
+        kind: {name: digest(texts) for name, texts in found.items()} for kind, found in made.items()
+    }
     if args.record:
-        recorded = json.loads(RECORDED.read_text()) if RECORDED.is_file() else {}
-        RECORDED.write_text(json.dumps(recorded | {args.kind: digests}, indent=1) + "\n")
+        before = json.loads(RECORDED.read_text()) if RECORDED.is_file() else {}
+        if args.cases:
+            digests = {kind: before[kind] | cases for kind, cases in digests.items()}
+        RECORDED.write_text(json.dumps(before | digests, indent=1) + "\n")
     json.dump(digests, sys.stdout, indent=1)
 
 

@@ -5,6 +5,9 @@ files below `wgsl/` are roles: `wgsl/rounding.wgsl` has the part `rounding/up` u
 `//# up`. A kernel's file may go on with parts of its own under such lines
 (`kernels/one_pass/means`).
 
+A shader has what `main` calls, directly or through others, of the parts that its kernel needs, and
+of its constants; the rest is left out.
+
 A part may begin with lines of these kinds:
 
     // needs: bits/wide, element/{element}         parts that it calls; {element} is filled in
@@ -20,12 +23,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import NamedTuple
+
+from blockscale.kernels.webgpu.gpu.declarations import declarations, reached
 
 _FOLDER = Path(__file__).parents[1] / "wgsl"
 _PART = re.compile(r"^//# ([a-z0-9_/]+)\n", re.MULTILINE)
 _NEEDS = re.compile(r"^// needs: (.*)$", re.MULTILINE)
 _ENABLE = re.compile(r"^(?:enable|requires) .*;\n", re.MULTILINE)
-_MAIN = re.compile(r"\bfn main\([^{]*\{")
 _BINDING = re.compile(r"@binding\(([a-z_]+)\)")
 
 
@@ -58,22 +63,51 @@ class Source:
     bindings: tuple[str, ...]
 
 
+class _Code(NamedTuple):
+    """A shader but for its sizes: what it enables, its constants, its body, and whether it reads
+    any of its sizes."""
+
+    enabled: str
+    constants: str
+    body: str
+    sized: bool
+
+
 @lru_cache(4096)  # sizes that are baked in may change at every call
 def source(shader: Shader, names: tuple[str, ...], sizes: tuple[int, ...] | None) -> Source:
     """A shader's text, with `sizes` of these names baked in, or as a uniform (None).
 
     Raises ValueError for a part that does not exist, or one whose choice is missing.
     """
-    whole = "\n".join(needed(shader).values())
-    enabled = "".join(dict.fromkeys(_ENABLE.findall(whole)))
-    head = [constant(name, value) for name, value in shader.constants if not is_table(name)]
-    body = "\n".join((*head, _sizes(names, sizes), _ENABLE.sub("", whole)))
-    bindings = tuple(dict.fromkeys(_BINDING.findall(body)))
-    # a layout that a device finds itself has only the bindings that main reaches
-    reached = "".join(f" _ = &{name};" for name in tables(shader) if name in bindings)
-    body = _MAIN.sub(lambda found: found[0] + reached, body)
-    text = _BINDING.sub(lambda found: f"@binding({bindings.index(found[1])})", body)
-    return Source(enabled + text, bindings)
+    code = _code(shader)
+    head = f"{code.constants}{_sizes(names, sizes) if code.sized else ''}"
+    bindings = tuple(dict.fromkeys(_BINDING.findall(head + code.body)))
+    text = _BINDING.sub(lambda found: f"@binding({bindings.index(found[1])})", head + code.body)
+    return Source(code.enabled + text, bindings)
+
+
+@lru_cache(1024)
+def _code(shader: Shader) -> _Code:
+    """What `main` reaches of the parts of a shader."""
+    texts = needed(shader)
+    there = {name: declarations(_ENABLE.sub("", text)) for name, text in texts.items()}
+    names = reached(each for part in there.values() for each in part)
+    if "main" not in names:
+        raise ValueError(f"expected a function main in the part {shader.kernel}; it has none")
+    every = [each for part in there.values() for each in part if each.name in names]
+    used = frozenset().union(*(each.uses for each in every))
+    enabled, body = dict[str, None](), []
+    for name, part in there.items():
+        kept = [each.text for each in part if each.name in names]
+        if kept:
+            body += [f"//# {name}", *kept]
+            enabled |= dict.fromkeys(_ENABLE.findall(texts[name]))
+    constants = "".join(
+        f"{constant(name, value)}\n"
+        for name, value in shader.constants
+        if name in used and not is_table(name)
+    )
+    return _Code("".join(enabled), constants, "\n".join(body) + "\n", "sizes" in used)
 
 
 def is_table(name: str) -> bool:
@@ -108,7 +142,7 @@ def _collect(name: str, choices: Mapping[str, str], texts: dict[str, str]) -> No
     for line in _NEEDS.findall(text):
         for needed in line.split(","):
             _collect(_filled(needed.strip(), choices, name), choices, texts)
-    texts[name] = f"//# {name}\n{_NEEDS.sub('', text)}"
+    texts[name] = _NEEDS.sub("", text)
 
 
 def _filled(needed: str, choices: Mapping[str, str], by: str) -> str:
@@ -169,4 +203,4 @@ def _sizes(names: tuple[str, ...], sizes: tuple[int, ...] | None) -> str:
         bound = "@group(0) @binding(sizes) var<uniform> sizes: Sizes;"
     else:
         bound = f"const sizes = Sizes({', '.join(f'{size}u' for size in sizes)});"
-    return f"struct Sizes {{ {members} }};\n{bound}"
+    return f"struct Sizes {{ {members} }};\n{bound}\n"

@@ -5,6 +5,8 @@ import pytest
 from blockscale.kernels.webgpu.gpu import shader
 from blockscale.kernels.webgpu.gpu.shader import Shader, Signed, constant, needed, source
 
+MAIN = "fn main() {{ _ = {}; }}\n"
+
 
 @pytest.fixture
 def parts(tmp_path, monkeypatch):
@@ -14,27 +16,35 @@ def parts(tmp_path, monkeypatch):
         for name, text in files.items():
             (tmp_path / f"{name}.wgsl").write_text(text)
 
-    for each in (shader.parts_of, shader.source):
+    cached = (shader.parts_of, shader.source, shader._code)
+    for each in cached:
         each.cache_clear()
     monkeypatch.setattr(shader, "_FOLDER", tmp_path)
     yield write
-    for each in (shader.parts_of, shader.source):
+    for each in cached:
         each.cache_clear()
 
 
 def test_each_part_comes_once_after_what_it_needs(parts):
-    parts(a="// needs: b, c\nA\n", b="// needs: c\nB\n", c="C\n")
+    parts(
+        a="// needs: b, c\n" + MAIN.format("B + C"),
+        b="// needs: c\nconst B = C;\n",
+        c="const C = 1;\n",
+    )
     assert list(needed(Shader("a"))) == ["c", "b", "a"]
-    assert source(Shader("a"), (), None).text.count("C\n") == 1
+    assert source(Shader("a"), (), None).text == (
+        "//# c\nconst C = 1;\n//# b\nconst B = C;\n//# a\nfn main() { _ = B + C; }\n"
+    )
 
 
 def test_a_choice_fills_a_name(parts):
     parts(
-        a="// needs: element/{element}\n", element="// Of a role.\n\n//# one\nONE\n\n//# two\nTWO\n"
+        a="// needs: element/{element}\n" + MAIN.format("ELEMENT"),
+        element="// Of a role.\n\n//# one\nconst ELEMENT = 1;\n\n//# two\nconst ELEMENT = 2;\n",
     )
     text = source(Shader("a", (("element", "two"),)), (), None).text
-    assert "TWO" in text
-    assert "ONE" not in text
+    assert "ELEMENT = 2" in text
+    assert "ELEMENT = 1" not in text
     assert "Of a role" not in text
 
 
@@ -43,10 +53,8 @@ def test_files_of_kernels_have_parts_of_their_own(parts, tmp_path):
     (tmp_path / "kernels/k.wgsl").write_text(
         "// needs: kernels/k/{how}\nMAIN\n\n//# deep/one\nONE\n//# two\nTWO\n"
     )
-    assert list(needed(Shader("kernels/k", (("how", "deep/one"),)))) == [
-        "kernels/k/deep/one",
-        "kernels/k",
-    ]
+    found = needed(Shader("kernels/k", (("how", "deep/one"),)))
+    assert list(found) == ["kernels/k/deep/one", "kernels/k"]
     assert shader.part("kernels/k/two") == "TWO\n"
 
 
@@ -59,37 +67,51 @@ def test_what_is_missing_is_named(parts):
     parts(c="// needs: d/wrong\n", d="//# one\n//# two\n")
     with pytest.raises(ValueError, match=r"the part d/wrong .*d.wgsl; it has one, two"):
         needed(Shader("c"))
+    parts(e="fn first() {}\n")
+    with pytest.raises(ValueError, match="function main in the part e; it has none"):
+        source(Shader("e"), (), None)
 
 
 def test_bindings_are_numbered_in_order(parts):
-    text = "".join(f"@group(0) @binding({name}) var {name};\n" for name in ("x", "scale", "y"))
-    parts(a=text + "// again @binding(scale)\n")
+    text = "".join(f"@group(0) @binding({name}) var {name}: T;\n" for name in ("x", "scale", "y"))
+    parts(a=text + MAIN.format("x + scale + y"))
     made = source(Shader("a"), (), None)
     assert made.bindings == ("x", "scale", "y")
     assert "@binding(1) var scale" in made.text
 
 
-def test_main_reaches_every_table_that_parts_bind(parts):
-    """Else the layout that a device finds leaves out its binding."""
+def test_what_main_does_not_reach_is_left_out(parts):
+    """Buffers too: a layout that a device finds itself has none of them. And the constants."""
     parts(
-        a="// needs: b\nfn main(\n  x: u32) {\n  return;\n}\n",
-        b="@group(0) @binding(inner_table) var<storage, read> inner_table: array<u32>;\n",
+        a="// needs: b\n// Of main.\n" + MAIN.format("used(TWICE)"),
+        b="enable f16;\n"
+        "@group(0) @binding(table) var<storage, read> table: array<u32>;\n"
+        "@group(0) @binding(x) var<storage, read> x: array<u32>;\n\n"
+        "// Of what is used.\nfn used(i: u32) -> u32 {\n    return x[i];\n}\n\n"
+        "// Of the rest.\nfn unused(i: u32) -> u32 {\n    return table[i + ONCE];\n}\n",
     )
-    made = source(Shader("a", (), (("TABLE", (1, 2)), ("INNER_TABLE", (3,)))), (), None)
-    assert made.bindings == ("inner_table",)
-    assert "fn main(\n  x: u32) { _ = &inner_table;\n  return;" in made.text
-    assert "&table" not in made.text
+    made = source(Shader("a", (), (("TWICE", 2), ("ONCE", 1), ("TABLE", (1, 2)))), ("n",), None)
+    assert made.bindings == ("x",)
+    assert made.text == (
+        "enable f16;\nconst TWICE: u32 = 2u;\n//# b\n"
+        "@group(0) @binding(0) var<storage, read> x: array<u32>;\n"
+        "// Of what is used.\nfn used(i: u32) -> u32 {\n    return x[i];\n}\n"
+        "//# a\n// Of main.\nfn main() { _ = used(TWICE); }\n"
+    )
 
 
 def test_enabled_features_come_first(parts):
-    parts(a="// needs: b\nenable f16;\nA\n", b="enable subgroups;\nenable f16;\nB\n")
+    parts(
+        a="// needs: b\nenable f16;\n" + MAIN.format("B"),
+        b="enable subgroups;\nenable f16;\nconst B = 1;\n",
+    )
     text = source(Shader("a"), (), None).text
     assert text.startswith("enable subgroups;\nenable f16;\n")
     assert text.count("enable f16;") == 1
 
 
 def test_sizes_are_a_constant_or_a_uniform(parts):
-    parts(a="fn main() {}\n")
+    parts(a=MAIN.format("sizes.rows"))
     baked = source(Shader("a"), ("rows", "columns"), (3, 4))
     free = source(Shader("a"), ("rows", "columns"), None)
     assert "const sizes = Sizes(3u, 4u);" in baked.text
