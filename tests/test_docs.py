@@ -16,9 +16,8 @@ from tests.test_layers import LAYERS
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [p for p in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))) if p.exists()]
-PROSE = [
-    *PAGES, *(ROOT / f"{n}.md" for n in ("CONTRIBUTING", "CHANGELOG", "SECURITY", "RELEASING", "NOTICE")),
-]  # fmt: skip
+OTHERS = ("CONTRIBUTING", "CHANGELOG", "SECURITY", "RELEASING", "NOTICE")
+PROSE = [*PAGES, *(ROOT / f"{each}.md" for each in OTHERS)]
 
 BLOCK = re.compile(
     r"(?P<skip><!-- not run: [^>]+-->\n+)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
