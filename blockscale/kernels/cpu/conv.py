@@ -111,11 +111,15 @@ def _as_integers(
 
 
 def window(
-    x: Sequence[int], shape: Sizes, settings: tuple[Sizes, Sizes, Sizes], fmt: str
+    x: Sequence[int],
+    shape: Sizes,
+    settings: tuple[Sizes, Sizes, Sizes],
+    fmt: str,
+    always: bool = False,
 ) -> Window | None:
     """How patches of codes x [batch, *size, channels] become rows of an integer linear layer.
 
-    None where that cannot be or does not pay.
+    None where that cannot be or, unless always, does not pay.
     """
     stride, padding, dilation = settings
     channels, kernel_size = shape[1], shape[2:]
@@ -125,7 +129,9 @@ def window(
         for n, p, span, s in zip(x[1:-1], padding, spans, stride, strict=True)
     ]
     block = row_block(fmt, len(x))
-    if min(x[0], *out) <= 0 or block is None or not _pays(shape[0], channels, block):
+    if min(x[0], *out) <= 0 or block is None:
+        return None
+    if not always and not _pays(shape[0], channels, block):
         return None
     if block and channels % min(block, channels):
         return None  # a last block that is partial at every place of the kernel

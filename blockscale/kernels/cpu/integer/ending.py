@@ -1,5 +1,7 @@
 """How kernels end sums that floats hold exactly: as blockscale.ops.integer.shifts has it.
 
+For products that `shifted` does not take: of two tensors, in groups, transposed.
+
 Below 2^24 an integer is a float32, its product with a power of two is exact, and quantizing that
 under the scale 1 rounds once, as a rounding shift does. So the kernels of float-scaled codes serve.
 Below 2^53 the same holds of float64. Where `largest` bounds the sum of all magnitudes, it bounds
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from blockscale.core.format import Format
 
 EXACT, EXACT_WIDE = 2**24, 2**53  # of float32 and of float64
-CODES = {torch.int8: "int8", torch.uint8: "uint8"}
 
 
 def unshifted(largest: int, shift: Tensor, fmt: str) -> int:

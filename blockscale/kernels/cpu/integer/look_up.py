@@ -1,5 +1,6 @@
 """Tables, and the door where floats come in."""
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -48,9 +49,15 @@ def _supports_quantize(formats: tuple[Format, ...], arguments: tuple[Any, ...]) 
 @kernel("integer_quantize", backend="cpu", supports=_supports_quantize)
 def quantize(x: Tensor, exponent: int, zero: int, fmt: str) -> Tensor:
     """As ops.integer.doors.quantize."""
-    ones = (1,) * x.ndim
+    return quantize_by(x, _quantizer(exponent, zero, fmt, x.ndim))
+
+
+@lru_cache(256)
+def _quantizer(exponent: int, zero: int, fmt: str, rank: int) -> Quantizer:
+    """Under the scale 2^exponent."""
+    ones = (1,) * rank
     point = torch.full(ones, zero, dtype=torch.int32) if parse(fmt).asym else None
-    return quantize_by(x, Quantizer(torch.full(ones, 2.0**exponent), point, None, under_one(fmt)))
+    return Quantizer(torch.full(ones, 2.0**exponent), point, None, under_one(fmt))
 
 
 def _supports_dequantize(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:

@@ -23,7 +23,7 @@ T* at(Address address) {
 }
 
 Output output(Address bias, Address y, int dtype) {
-    return {at<float>(bias), at(y), Dtype(dtype), Activation::none, nullptr};
+    return {at<float>(bias), at(y), Dtype(dtype), Activation::none, nullptr, nullptr};
 }
 
 // (kernel, size, out, stride, padding, dilation) of up to three dimensions each, then the channels.
@@ -80,6 +80,22 @@ void bind_linear(nb::module_& m) {
         }, nb::call_guard<nb::gil_scoped_release>(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
            nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
            nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
+        .def("shifts", [](LinearWeight& w, const NativeFormat& format, Address x, int64_t rows,
+                          int32_t zero_point, const std::vector<int64_t>& places, Address y,
+                          const std::array<Address, 2>& ends_before, bool wide, int before_left,
+                          const std::array<int64_t, 5>& end, int threads) {
+            static const float one = 1.0f;
+            Window patches{};
+            if (!places.empty()) patches = window(places);
+            IntegerInput in{at(x), Dtype::fp32, rows, nullptr, 0, &one, &zero_point, true,
+                            places.empty() ? nullptr : &patches, 1};
+            const auto& [type, rounding, zero, low, high] = end;
+            Shifts shifts{at(ends_before[0]), wide, at(ends_before[1]), before_left,
+                          Rounding(rounding), Whole(type), zero, low, high};
+            Output out = output(0, y, 0);
+            out.shifts = &shifts;
+            return w.integers(format, in, out, threads);
+        }, nb::call_guard<nb::gil_scoped_release>())
         .def("floats", [](LinearWeight& w, Address x, int dtype, int64_t rows, Address bias,
                           Address y, int y_dtype, int threads) {
             w.floats(at(x), Dtype(dtype), rows, output(bias, y, y_dtype), threads);

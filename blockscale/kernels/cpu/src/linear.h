@@ -5,6 +5,7 @@
 // that are decoded panel by panel (everything else).
 #pragma once
 
+#include "fused/integer.h"
 #include "primitives.h"
 
 namespace blockscale {
@@ -86,12 +87,27 @@ struct Codes {
     int32_t zero_point;
 };
 
+// Integer sums that end in integers, by rounding shifts (blockscale/ops/integer/shifts.py). W is int32, or
+// int64 where they are wide. Sums of products wrap at 2^32: whoever asks proves that they fit.
+struct Shifts {
+    // [5][panels * 32] of W, for each output: bias; bits to the right, 0 to 31 (wide: 62); half a step, 1 of no
+    // bits; what is shifted to the left at most in magnitude; bits to the left. One of the two shifts is 0.
+    const void* ends;
+    bool wide;
+    const void* before;   // [rows, n] of W, shifted by before_left and added; may be y; null: none
+    int32_t before_left;
+    Rounding rounding;    // not stochastic
+    Whole type;           // of y; i32: sums, of W
+    int64_t zero, low, high;  // after the shift: + zero, within low and high
+};
+
 struct Output {
     const float* bias;  // null without
     void* y;
     Dtype dtype;        // of the result, also where codes are made of it
     Activation activation;
-    const Codes* codes;  // null: y are numbers
+    const Codes* codes;    // null: y are numbers
+    const Shifts* shifts;  // null: y are numbers or codes; else nothing but y of the above counts
 };
 
 struct Linears {

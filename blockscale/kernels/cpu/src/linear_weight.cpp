@@ -257,6 +257,7 @@ bool LinearWeight::integers(const NativeFormat& x_format, IntegerInput x, const 
         if (!pack(threads)) return false;
         int64_t small = std::min(x_block, integer_.block);
         int64_t longest = longest_sum(integer_.reach * x_reach);
+        if (y.shifts) longest = k;  // proven
         if (longest == 0 || (small < k && small > longest)) return false;
         sums.block = std::min(small, longest);
         bool moved = !spec.element.is_signed && spec.element.bits == 8;  // isa/linear/rows.h

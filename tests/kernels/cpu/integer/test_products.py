@@ -1,11 +1,11 @@
-"""Products by kernels of float-scaled codes: the reference's integers, up to the largest sums."""
+"""Products of codes: the reference's integers, up to the largest sums."""
 
 import itertools
 
 import pytest
 import torch
 
-from blockscale.kernels.cpu.integer.products import _READY
+from blockscale.kernels.cpu.integer.shifted import _READY
 from blockscale.kernels.registry import supporting, unavailable
 from blockscale.ops.integer import INTEGER_OPS
 from tests.kernels.cpu.integer.equal import equal
@@ -79,10 +79,13 @@ def test_large_sums_of_eight_bits(largest):
           INT16)  # fmt: skip
 
 
-def test_beyond_2_53_the_reference_runs():
+def test_beyond_2_53_no_float_holds_a_product_of_tensors():
+    """The reference runs; a linear layer's sums are integers at any bound."""
     x, w = torch.zeros(1, 4, dtype=torch.int8), torch.zeros(2, 4, dtype=torch.int8)
-    args = (x, w, None, 0, 2**53 + 1, shifts(1), 0, -127, 127, INT8)
-    assert supporting("integer_linear", "cpu", (), args) is None
+    end = (shifts(1), 0, -127, 127, INT8)
+    assert supporting("integer_matmul", "cpu", (), (x, w.t(), 0, 0, 2**53, *end)) is not None
+    assert supporting("integer_matmul", "cpu", (), (x, w.t(), 0, 0, 2**53 + 1, *end)) is None
+    assert supporting("integer_linear", "cpu", (), (x, w, None, 0, 2**53 + 1, *end)) is not None
 
 
 @pytest.mark.parametrize("groups", [1, 2])

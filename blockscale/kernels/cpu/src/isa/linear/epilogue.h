@@ -12,7 +12,7 @@ namespace {
 
 // Whether tiles may be written to y as they are.
 inline bool is_plain(const Output& out) {
-    return out.activation == Activation::none && !out.codes && out.dtype == Dtype::fp32;
+    return out.activation == Activation::none && !out.codes && !out.shifts && out.dtype == Dtype::fp32;
 }
 
 // Whether all numbers are below a limit; NaN is not.

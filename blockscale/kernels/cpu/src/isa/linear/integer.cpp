@@ -4,6 +4,7 @@
 #include "epilogue.h"
 #include "rows.h"
 #include "scratch.h"
+#include "shifts.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {
@@ -44,11 +45,17 @@ struct Fetched {
     Ahead of(int64_t i) const { return i * part < size ? Ahead{from + i * part, lines} : Ahead{}; }
 };
 
+// A tile's results before they are what y holds: numbers, or sums that shifts end.
+union alignas(64) Buffer {
+    float numbers[kTileRows * kPanel];
+    int32_t integers[kTileRows * kPanel];
+};
+
 // Rows of x times a panel; y: `buffer` or, if `direct`, the results' own place.
 Tile tile_at(const Work& p, int64_t from, const Quantized& x, int64_t panel, Ahead ahead, bool direct,
-             float* buffer) {
+             Buffer& buffer) {
     int64_t scales = panel * p.w->blocks() * kPanel, column = panel * kPanel;
-    float* y = direct ? static_cast<float*>(p.out.y) + (p.first + from) * p.w->n + column : buffer;
+    float* y = direct ? static_cast<float*>(p.out.y) + (p.first + from) * p.w->n + column : buffer.numbers;
     return {.weight = p.w->codes + panel * p.w->chunks() * p.w->chunk_bytes(),
             .scales = p.w->scales + scales,
             .zeros = p.w->zeros ? p.w->zeros + scales : nullptr,
@@ -66,18 +73,24 @@ Tile tile_at(const Work& p, int64_t from, const Quantized& x, int64_t panel, Ahe
             .bias = p.bias + column,
             .y = y,
             .y_stride = direct ? p.w->n : kPanel,
+            .integers = p.out.shifts ? buffer.integers : nullptr,
             .ahead = static_cast<const char*>(ahead.at),
             .ahead_lines = ahead.lines};
 }
 
 bool is_direct(const Work& p, int64_t panel) { return is_plain(p.out) && (panel + 1) * kPanel <= p.w->n; }
 
+void store_buffer(const Work& p, Buffer& buffer, Place at) {
+    if (p.out.shifts) return end_tile(*p.out.shifts, p.w->n, buffer.integers, at, p.out.y);
+    store_tile(p.out, p.w->n, buffer.numbers, at);
+}
+
 void multiply(const Work& p, int64_t from, int64_t count, const Quantized& x, int64_t panel,
               Ahead ahead) {
     bool direct = is_direct(p, panel);
-    alignas(64) float buffer[kTileRows * kPanel];
+    Buffer buffer;
     tile_for(p.kind, p.w->nibbles, count)(tile_at(p, from, x, panel, ahead, direct, buffer));
-    if (!direct) store_tile(p.out, p.w->n, buffer, {p.first + from, count, panel * kPanel});
+    if (!direct) store_buffer(p, buffer, {p.first + from, count, panel * kPanel});
 }
 
 // The same of the tiles from `begin` to `end` by matrices. x: the first one's; tile t fetches part t + `part`.
@@ -95,7 +108,7 @@ void multiply_tiles(const Work& p, int64_t begin, int64_t end, const Quantized& 
     char* memory = linear_scratch<Use::own>().of(sums + kPanel * (most * unit + p.depth));
     auto* all = reinterpret_cast<TileSums*>(memory);
     auto* unpacked = reinterpret_cast<uint8_t*>(memory + sums);
-    alignas(64) float buffer[kTileRows * kPanel];
+    Buffer buffer;
     int64_t first_row = p.row_of_tile(begin);
     for (int64_t first = 0; first < units; first += most) {
         int64_t count = smaller(most, units - first), chunk = first * unit / kCodes;
@@ -112,7 +125,7 @@ void multiply_tiles(const Work& p, int64_t begin, int64_t end, const Quantized& 
             matrix_piece(tile, p.kind, rows, p.depth, p.centred(), piece, all[t - begin], tiles);
             piece.near = true;
             if (piece.ends && !direct)
-                store_tile(p.out, p.w->n, buffer, {p.first + from, rows, panel * kPanel});
+                store_buffer(p, buffer, {p.first + from, rows, panel * kPanel});
         }
     }
 }

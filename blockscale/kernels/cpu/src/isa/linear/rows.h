@@ -187,13 +187,13 @@ void prepare_rows(const Work& p, int64_t from, int64_t count, int64_t side, RowB
         to.shifts[i] = p.in.block == 0 ? p.x_shift
                                        : shift_of_zero(e, each ? buffers.zero_points[i] : 0);
     const int8_t* all = signed_codes(e, patterns, count * k, buffers.patterns);
-    int32_t factor = p.w->zeros ? -1 : -static_cast<int32_t>(p.w->offset());
+    uint32_t factor = p.w->zeros ? -1 : -static_cast<uint32_t>(p.w->offset());  // products may wrap
     for (int64_t row = 0; row < count; ++row) {
         const int8_t* codes = all + row * k;
         int32_t* starts = to.starts + row * p.blocks;
         for (int64_t block = 0; !p.centred() && block < p.blocks; ++block) {
             int64_t at = block * p.block, n = smaller(p.block, k - at);
-            starts[block] = sum_of(codes + at, n) * factor;
+            starts[block] = static_cast<int32_t>(static_cast<uint32_t>(sum_of(codes + at, n)) * factor);
         }
         if (p.depth) {
             place_deep(codes, k, side, p.depth, to.codes + row * p.depth);

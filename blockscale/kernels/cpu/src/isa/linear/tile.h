@@ -42,6 +42,7 @@ struct Tile {
     const float* bias;                     // [32]
     float* y;
     int64_t y_stride;
+    int32_t* integers;    // [row][32] for sums as they are, of one block; null: y
     const char* ahead;    // what later tiles read first: those by vpdpbusd fetch it into L2,
     int64_t ahead_lines;  // so many lines for each chunk
 };

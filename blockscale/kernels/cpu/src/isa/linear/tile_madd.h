@@ -92,11 +92,11 @@ inline void dot_chunk(Pairs (&sums)[R][kVectors], const uint8_t* w, const int16_
         }
 }
 
-// y += sum of a block * steps of the weight * step of x.
+// y += sum of a block * steps of the weight * step of x; or the sum itself into `integers`.
 template <int R>
 inline void add_block(const Tile& t, const Pairs (&sums)[R][kVectors], int64_t block,
                       const float* scales, const int32_t* zeros, const int32_t* of_weight,
-                      float (&y)[R][kWidth]) {
+                      int32_t* integers, float (&y)[R][kWidth]) {
     int64_t of_x = block / t.x_every;
     for (int r = 0; r < R; ++r) {
         uint32_t pairs[2 * kWidth];  // unsigned: sums may wrap on their way to one that fits
@@ -104,12 +104,16 @@ inline void add_block(const Tile& t, const Pairs (&sums)[R][kVectors], int64_t b
         uint32_t start = t.starts[r * t.blocks + block];
         uint32_t shift = t.shifts ? t.shifts[r * t.x_blocks + of_x] : 1;
         float scale = t.x_scales[r * t.x_blocks + of_x];
-        for (int i = 0; i < kWidth; ++i) {
+        auto sum_of = [&](int i) BLOCKSCALE_INLINE_LAMBDA {
             uint32_t first = zeros ? start * static_cast<uint32_t>(zeros[i]) : start;
             if (of_weight) first += shift * static_cast<uint32_t>(of_weight[i]);
-            int32_t sum = static_cast<int32_t>(pairs[2 * i] + pairs[2 * i + 1] + first);
-            y[r][i] += static_cast<float>(sum) * scales[i] * scale;
+            return static_cast<int32_t>(pairs[2 * i] + pairs[2 * i + 1] + first);
+        };
+        if (integers) {
+            for (int i = 0; i < kWidth; ++i) integers[r * kPanel + i] = sum_of(i);
+            continue;
         }
+        for (int i = 0; i < kWidth; ++i) y[r][i] += static_cast<float>(sum_of(i)) * scales[i] * scale;
     }
 }
 
@@ -128,8 +132,10 @@ void run_columns(const Tile& t, int64_t from) {
             dot_chunk<R, NIBBLES>(sums, w, x);
         int64_t of_weight = block / t.weight_every * kPanel + from;
         add_block<R>(t, sums, block, t.scales + of_weight, t.zeros ? t.zeros + of_weight : nullptr,
-                     t.sums ? t.sums + block * kPanel + from : nullptr, y);
+                     t.sums ? t.sums + block * kPanel + from : nullptr,
+                     t.integers ? t.integers + from : nullptr, y);
     }
+    if (t.integers) return;
     for (int r = 0; r < R; ++r)
         for (int i = 0; i < kWidth; ++i) t.y[r * t.y_stride + from + i] = y[r][i] + t.bias[from + i];
 }

@@ -142,6 +142,10 @@ inline void add_block(const Tile& t, const Sums<R>& sums, int64_t block, int64_t
                 const int32_t* at = t.sums + block * kPanel + from + 4 * v;
                 sum = vmlaq_n_u32(sum, vreinterpretq_u32_s32(vld1q_s32(at)), shift);
             }
+            if (t.integers) {
+                vst1q_s32(t.integers + r * kPanel + from + 4 * v, vreinterpretq_s32_u32(sum));
+                continue;
+            }
             float32x4_t value = vcvtq_f32_s32(vreinterpretq_s32_u32(sum));
             value = vmulq_f32(vmulq_f32(value, vld1q_f32(t.scales + of_scales + 4 * v)), scale);
             y[r][v] = vaddq_f32(y[r][v], value);
@@ -169,6 +173,7 @@ void run_columns(const Tile& t, int64_t from) {
 #endif
         add_block<R, NIBBLES>(t, sums, block, from, y);
     }
+    if (t.integers) return;
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < kVectors; ++v)
             vst1q_f32(t.y + r * t.y_stride + from + 4 * v,

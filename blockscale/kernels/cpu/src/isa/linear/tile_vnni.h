@@ -144,6 +144,13 @@ void run_whole(const Tile& t) {
     __m512 y[R][2];
     start_block<R, U>(t, 0, t.zeros, t.shifts, sums);
     dot_block<R, U, NIBBLES>(t, w, x, ahead, t.chunks, sums);
+    if (t.integers) {
+#pragma GCC unroll 12
+        for (int r = 0; r < R; ++r)
+            for (int half = 0; half < 2; ++half)
+                _mm512_storeu_si512(t.integers + r * kPanel + 16 * half, sums.of[0][r][half]);
+        return;
+    }
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
         for (int half = 0; half < 2; ++half)

@@ -101,6 +101,10 @@ inline void scale_whole(const Tile& t, const int32_t* sums, int64_t rows) {
             __m512i sum = _mm512_loadu_si512(sums + r * kPanel + 16 * half);
             if (starts)
                 sum = _mm512_add_epi32(sum, start_of(t, r, 0, t.zeros, t.shifts, half));
+            if (t.integers) {
+                _mm512_storeu_si512(t.integers + r * kPanel + 16 * half, sum);
+                continue;
+            }
             __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), step);
             y = _mm512_fmadd_ps(y, _mm512_set1_ps(t.x_scales[r]), bias);
             _mm512_storeu_ps(t.y + r * t.y_stride + 16 * half, y);
