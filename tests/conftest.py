@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tests.durations import FILE, Durations
-from tests.schedule import Clock, changed_first, left_out
-from tests.some import mark_slow
+from tests.support.schedule import Clock, changed_first, left_out
+from tests.support.some import beyond_pairs, mark_slow
 
 if not torch.cuda.is_available():  # before anything imports Triton, as torchao does: it decorates
     os.environ["TRITON_INTERPRET"] = "1"  # its own functions when it is imported
@@ -30,7 +30,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every-case", action="store_true", help="of tests marked `some`, too")
+    parser.addoption(
+        "--every-case", action="store_true", help="of tests marked `some` or `pairs`, too"
+    )
     parser.addoption("--first", metavar="COMMIT", help="tests of what changed since come first")
     parser.addoption("--seconds", type=float, help="skip what has not begun by then")
 
@@ -52,6 +54,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--every-case"):
+        dropped = set(beyond_pairs(items))
+        if dropped:
+            config.hook.pytest_deselected(items=sorted(dropped, key=lambda item: item.nodeid))
+            items[:] = [item for item in items if item not in dropped]
         mark_slow(items)
     commit = config.getoption("--first")
     if commit:

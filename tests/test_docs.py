@@ -12,7 +12,7 @@ import pytest
 
 import blockscale
 from docs.pages.house import design, house
-from tests.test_layers import LAYERS
+from tests.support.layer_order import LAYERS
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [p for p in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))) if p.exists()]

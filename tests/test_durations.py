@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.durations import by_folder, folder, read, table
-from tests.schedule import ROOT
+from tests.support.schedule import ROOT
 
 
 def test_what_a_test_its_children_and_its_fixtures_cost(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.test_layers import absolute
+from tests.support.layer_order import absolute
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "blockscale"
 Imports = dict[str, set[str]]  # module -> the modules that it imports, at any depth of its file

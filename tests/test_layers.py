@@ -6,16 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.layer_order import BESIDE, LAYERS, USERS, absolute
+
 PACKAGE = pathlib.Path(__file__).parents[1] / "blockscale"
-LAYERS = (
-    "core", "kernels", "ops", "layers", "calibrate", "qat", "graph", "search", "files", "export",
-    "report", "demo", "bench", "cli",
-)  # fmt: skip
-USERS = ("demo", "bench", "cli")  # they use the package as anybody does: `import blockscale as bs`
-BESIDE = {  # only USERS import them
-    "compat": ("core", "kernels", "ops", "layers", "calibrate", "qat"),
-    "integrations": tuple(each for each in LAYERS if each not in USERS),
-}
 ROOT = "the package itself"  # its __init__ imports every layer
 
 
@@ -25,15 +18,6 @@ def allowed(layer: str) -> set[str]:
     place = LAYERS.index(layer) if layer in LAYERS else -1  # test_every_folder_is_a_layer says so
     left = {*LAYERS[: place + 1]}
     return left | {ROOT, *BESIDE} if layer in USERS else left
-
-
-def absolute(node: ast.ImportFrom, path: pathlib.PurePath) -> str:
-    """The module that `from … import` names, in the file blockscale/`path`."""
-    if not node.level:
-        return node.module or ""
-    parents = ("blockscale", *path.parts[:-1])
-    kept = parents[: len(parents) - node.level + 1]
-    return ".".join((*kept, *filter(None, [node.module])))
 
 
 def modules(tree: ast.AST, path: pathlib.PurePath) -> Iterator[str]:

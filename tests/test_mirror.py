@@ -1,5 +1,7 @@
-"""The tests of blockscale/A/b.py lie in tests/A/test_b.py, so that a stranger finds them."""
+"""The tests of blockscale/A/b.py lie in tests/A/test_b.py, so that a stranger finds them, and what
+several files of tests share lies in tests/support."""
 
+import ast
 import pathlib
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -51,3 +53,21 @@ def test_most_modules_have_a_test() -> None:
 def test_a_test_holds_tests() -> None:
     files = [mirrored(m) for m in modules() if mirrored(m).is_file()]
     assert not [f for f in files if "def test_" not in f.read_text()]
+
+
+def test_tests_take_nothing_from_other_tests() -> None:
+    """What they share is in tests/support: a test file can be moved, merged and deleted alone."""
+    wrong = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                parts = node.module.split(".")
+                if parts[0] == "tests" and parts[-1].startswith("test_"):
+                    wrong.append(f"{path.relative_to(ROOT)}: {node.module}")
+    assert not wrong, wrong
+
+
+def test_support_holds_no_tests() -> None:
+    files = sorted((ROOT / "tests/support").rglob("*.py"))
+    assert len(files) > 50
+    assert not [f for f in files if f.name.startswith("test_") or "def test_" in f.read_text()]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.schedule import ROOT, changed_since, rank, room
+from tests.support.schedule import ROOT, changed_since, rank, room
 
 CHANGED = {"blockscale/export/onnx/write.py", "tests/kernels/cpu/test_linear.py", "README.md"}
 
@@ -51,7 +51,7 @@ def test_what_has_no_time_is_skipped_and_named(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         "import sys\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"
-        "from tests.schedule import Clock, left_out\n"
+        "from tests.support.schedule import Clock, left_out\n"
         "def pytest_configure(config):\n    config.pluginmanager.register(Clock(0.0))\n"
         "def pytest_terminal_summary(terminalreporter):\n"
         "    print(left_out(terminalreporter.stats.get('skipped', [])))\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import blockscale as bs
 from docs.pages import DOCS
-from tests.test_layers import BESIDE, LAYERS
+from tests.support.layer_order import BESIDE, LAYERS
 
 PACKAGE = Path(bs.__file__).parent
 

@@ -2,7 +2,7 @@
 
 # Goes to:   blockscale/core/profiles/producers/acme.py
 # Its test:  tests/core/profiles/producers/test_acme.py: 0 differing scales and codes against the
-#            library itself, or its recorded output, on tests/core/profiles/inputs.py.
+#            library itself, or its recorded output, on tests/support/profile_inputs.py.
 # By itself: bs.profile("acme.int8"), bs.quantize with it, errors with its name, and the tests of
 #            all profiles.
 

@@ -6,7 +6,7 @@ import pytest
 
 from blockscale.bench.case import Contestant, best
 from blockscale.bench.timing import Racer, Timing, race
-from tests.bench.runs import ticking
+from tests.support.bench_runs import ticking
 
 
 def test_warnings_of_peers_stay_inside():

@@ -8,8 +8,8 @@ import pytest
 
 from blockscale.bench import results, run
 from blockscale.bench.settings import Settings
-from tests.bench.runs import FEW, Heard
-from tests.report.speed.invented import invented
+from tests.support.bench_runs import FEW, Heard
+from tests.support.invented_speed import invented
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 from blockscale.bench import rivals
 from blockscale.bench.case import Peer
 from blockscale.bench.peers import onnxruntime, torch_own, torchao
-from tests.bench.runs import SETTINGS, measured
+from tests.support.bench_runs import SETTINGS, measured
 
 
 def test_a_peer_that_fails_is_told_of(monkeypatch):

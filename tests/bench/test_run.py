@@ -8,7 +8,7 @@ import pytest
 import blockscale as bs
 from blockscale.bench import run
 from blockscale.bench.settings import FULL, Settings
-from tests.bench.runs import FEW, SETTINGS, Heard, measured
+from tests.support.bench_runs import FEW, SETTINGS, Heard, measured
 
 AHEAD = Settings()  # what a full run would be
 

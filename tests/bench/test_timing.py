@@ -5,7 +5,7 @@ import torch
 
 from blockscale.bench.case import Contestant
 from blockscale.bench.timing import Racer, clock, race
-from tests.bench.runs import ticking
+from tests.support.bench_runs import ticking
 
 
 def contestant(name, log, kind="ours"):

@@ -7,7 +7,7 @@ import pytest
 from blockscale.bench.groups import linear
 from blockscale.bench.settings import GPU, Settings
 from blockscale.bench.tune import tune
-from tests.bench.runs import SETTINGS
+from tests.support.bench_runs import SETTINGS
 
 
 def test_tuning_asks_for_every_shape_of_the_run():

@@ -10,7 +10,7 @@ import blockscale as bs
 from blockscale.calibrate.algorithms import weights
 from blockscale.calibrate.observers import make
 from blockscale.core.parse import parse
-from tests.layers.formats import REFERENCE
+from tests.support.layer_formats import REFERENCE
 
 pytestmark = pytest.mark.filterwarnings(REFERENCE)
 OFFSET = "uint8:tensor:fp32:offset"

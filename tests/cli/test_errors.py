@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from blockscale.cli.app import app
 from blockscale.cli.errors import tidy
-from tests.files.models import tiny_tensors, write_model
+from tests.support.file_models import tiny_tensors, write_model
 
 ROOT = Path(__file__).parents[2]
 

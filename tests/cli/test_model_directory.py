@@ -11,20 +11,9 @@ from blockscale.cli.model_directory import (
     tokenized,
     without_place,
 )
+from tests.support.cli_model_directory import tiny, tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def tiny(path, **settings):
-    """A causal model of two small layers, as transformers writes it, without a tokenizer."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = LlamaConfig(vocab_size=64, max_position_embeddings=64, **sizes, **heads, **settings)
-    LlamaForCausalLM(config).save_pretrained(path)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -73,18 +62,6 @@ def test_layers_that_compressed_tensors_leaves(folder):
     assert without_place(model) == ["model.embed_tokens", "lm_head"]
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
     assert without_place(model) == ["model.embed_tokens"]
-
-
-def tokenizer(path, **settings):
-    """A tokenizer of words without a token for padding, written beside a model."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {word: i for i, word in enumerate(("<s>", "</s>", "?", "the", "a", "on", "for", "in"))}
-    made = Tokenizer(models.WordLevel(words, unk_token="?"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=made, **settings).save_pretrained(path)
-    return path
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import blockscale as bs
-from tests.clients import llama_cpp, tiny
+from tests.clients import llama_cpp
+from tests.support import tiny
 
 pytestmark = pytest.mark.clients
 NEAR = 1e-5

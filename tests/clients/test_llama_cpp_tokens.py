@@ -19,7 +19,7 @@ from blockscale.export.writers.gguf_files.head import encoded, lay_out
 from blockscale.export.writers.gguf_files.tokenizer import tokenizer_keys
 from blockscale.files.directory.quantize_directory import quantize_directory
 from tests.clients.llama_cpp import greedy, special_tokens, tokenize
-from tests.export.writers.gguf_files.tokenizers_here import corpus, pieces, spaced_bpe
+from tests.support.tokenizers_here import corpus, pieces, spaced_bpe
 
 pytestmark = pytest.mark.clients
 HARD = [

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams, choose_qparams, dequantize, quantize
-from tests.core.profiles.inputs import KINDS
+from tests.support.profile_inputs import KINDS
 
 RECORDED = load_file(pathlib.Path(__file__).parents[1] / "recorded" / "bitsandbytes.safetensors")
 

@@ -5,15 +5,15 @@ import math
 import pytest
 import torch
 from hypothesis import HealthCheck, event, given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from blockscale.core import reference as R
 from blockscale.core.parse import parse
-from tests.exact import FLT_MAX, layout
-from tests.oracle import Oracle
-from tests.oracle import QParams as Expected
-from tests.strategies import DTYPES, SHAPES, spellings, tensors
+from tests.support.exact import FLT_MAX, layout
+from tests.support.oracle import Oracle
+from tests.support.oracle import QParams as Expected
+from tests.support.rational_cases import cases
+from tests.support.strategies import DTYPES
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 QUICK = settings(
@@ -23,15 +23,6 @@ QUICK = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 LONG = settings(QUICK, max_examples=20_000)
-
-
-@st.composite
-def cases(draw) -> tuple[str, Tensor, int, int]:
-    """A spelling, a tensor that it fits, a seed and the index of the tensor's first element."""
-    shape = draw(SHAPES)
-    spelling = draw(spellings(len(shape)))
-    seed = draw(st.sampled_from([0, 1, -1, 2**32, 2**63 - 1, -(2**63), 0x243F6A8885A308D3]))
-    return spelling, draw(tensors(spelling, shape)), seed, draw(st.sampled_from([0, 3, 2**34 - 2]))
 
 
 def listed(x: Tensor) -> list[float]:

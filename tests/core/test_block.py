@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from blockscale.core.block import LARGEST, read_block
 from blockscale.core.blocks import Blocks
-from tests.exact import block_of, layout, mean_magnitude
-from tests.strategies import ODD, SHAPES, blocks
+from tests.support.exact import block_of, layout, mean_magnitude
+from tests.support.strategies import ODD, SHAPES, blocks
 
 QUICK = settings(max_examples=300, derandomize=True, deadline=None)
 

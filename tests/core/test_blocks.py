@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from blockscale.core.block import read_block
 from blockscale.core.blocks import Blocks
-from tests.exact import block_of, layout
-from tests.strategies import SHAPES, blocks
+from tests.support.exact import block_of, layout
+from tests.support.strategies import SHAPES, blocks
 
 
 @st.composite

@@ -14,8 +14,8 @@ from tests.core.elements.points import (
     encode,
     every_bfloat16,
 )
-from tests.oracle_elements import element_of
-from tests.some import crossed
+from tests.support.oracle_elements import element_of
+from tests.support.some import crossed
 
 
 def codes_of(name: str) -> list[int]:

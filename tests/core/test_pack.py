@@ -8,24 +8,12 @@ from torch import Tensor
 
 from blockscale.core.elements import read_element
 from blockscale.core.pack import pack, packed_dtype, packed_size, unpack
-from tests.exact import pack_row
+from tests.support.core_pack import NAMES, SHAPES, random_codes
+from tests.support.exact import pack_row
 
-# Every width from 1 to 16, signed, unsigned and as bit patterns.
-NAMES = [f"int{b}" for b in range(2, 17)] + [f"uint{b}" for b in range(1, 17)]
 NAMES += ["binary", "ternary", "e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "e3m0", "e3m3"]
 NAMES += [f"log{b}" for b in range(2, 9)]
-SHAPES = [(), (0,), (1,), (2,), (7,), (8,), (33,), (3, 5), (2, 0), (0, 4), (2, 3, 11)]
 NATIVE = {"int8": torch.int8, "uint8": torch.uint8, "int16": torch.int16, "uint16": torch.uint16}
-
-
-def random_codes(name: str, shape: tuple[int, ...]) -> Tensor:
-    """Codes of the whole two's complement or pattern range."""
-    element = read_element(name)
-    if name == "binary":
-        return (torch.randint(0, 2, shape) * 2 - 1).to(torch.int8)
-    low = -(2 ** (element.bits - 1)) if name.startswith("int") else 0
-    low, high = (-1, 2) if name == "ternary" else (low, low + 2**element.bits)
-    return torch.randint(low, high, shape).to(element.code_dtype)
 
 
 def rows(codes: Tensor) -> list[list[int]]:

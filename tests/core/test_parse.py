@@ -11,9 +11,9 @@ from blockscale.core import parse as parsing
 from blockscale.core.catalog import CATALOG
 from blockscale.core.parse import formats, parse
 from blockscale.core.recipe import Recipe
-from tests.exact import ROUNDINGS, RULES
-from tests.oracle import split
-from tests.strategies import spellings
+from tests.support.exact import ROUNDINGS, RULES
+from tests.support.oracle import split
+from tests.support.strategies import spellings
 
 QUICK = settings(max_examples=300, derandomize=True, deadline=None)
 

@@ -16,7 +16,7 @@ from blockscale.calibrate import observers
 from blockscale.core import reference
 from blockscale.core.power_of_two import round_to_power_of_2, with_power_of_2_scale
 from blockscale.core.scale import PowerOfTwo
-from tests.some import crossed
+from tests.support.some import crossed
 
 FREE = torch.export.Dim.DYNAMIC
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

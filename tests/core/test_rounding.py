@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from blockscale.core.rounding import DETERMINISTIC, ROUNDINGS, finite, rounding, stochastic
-from tests import exact
+from tests.support import exact
 
 TIES = [k / 2 for k in range(-19, 20)]
 # Halves exist below 2^23; 2^24 + 1 is no float32. Subnormals must not be flushed to zero.

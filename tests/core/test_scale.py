@@ -9,8 +9,8 @@ import torch
 from blockscale.core import reference as R
 from blockscale.core.arithmetic.bits import exponent, mantissa, pow2
 from blockscale.core.parse import parse
-from tests import exact
-from tests.oracle import Oracle
+from tests.support import exact
+from tests.support.oracle import Oracle
 
 ORDER = ("floor", "rceil", "ceil", "even", "tosa")
 ELEMENTS = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "int8", "int4", "log4", "uint8", "ternary")

@@ -8,7 +8,7 @@ import torch
 
 from blockscale.core import zero_point
 from blockscale.core.parse import parse
-from tests.exact import FLT_MAX
+from tests.support.exact import FLT_MAX
 
 FORMATS = ["uint8:token:fp32:asym", "int8:token:fp32:asym", "uint1:token:fp32:asym",
            "uint16:token:fp32:asym", "int2:token:fp32:asym"]  # fmt: skip

@@ -6,8 +6,8 @@ import torch
 import blockscale as bs
 from blockscale.demo import c_files
 from blockscale.demo.c_files import compiled, compiler, with_occurring_words
-from tests.export.to_c.handmade import handmade
-from tests.ops.integer.oracle import INT8, shifts, whole
+from tests.support.c_handmade import handmade
+from tests.support.integer_oracle import INT8, shifts, whole
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason=c_files.NO_COMPILER)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.some import crossed
+from tests.support.some import crossed
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "extending"
@@ -219,7 +219,7 @@ TESTS = {
             import torch
 
             from blockscale.core.elements import read_element
-            from tests.oracle_elements import Integer
+            from tests.support.oracle_elements import Integer
 
 
             @dataclass(frozen=True)

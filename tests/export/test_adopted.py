@@ -9,7 +9,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.graph.adopt.program import adopted
 from tests.export.onnx.running import session
-from tests.graph.adopt import producers
+from tests.support import adopt_producers as producers
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from tests.export.to_c.handmade import handmade
-from tests.export.to_c.running import (
+from tests.support.c_handmade import handmade
+from tests.support.c_running import (
     ARM,
     SANITIZED,
     STRICT,
@@ -21,30 +21,12 @@ from tests.export.to_c.running import (
     needs_gcc,
     run,
 )
-from tests.graph.lower.integers.test_models import ViT, cnn, digits, resnet, trained
-from tests.ops.integer.oracle import INT8, shifts, whole
+from tests.support.digit_models import ViT, cnn, digits, resnet, trained
+from tests.support.export_c import small
 
 ON_ARM = {"gcc": ARM, "emulator": ("qemu-arm", "-L", "/usr/arm-linux-gnueabihf")}
 # of gcc's own library for 32-bit Arm: what floats of software would call
 SOFT = re.compile(r"__aeabi_([fd]\w+|\w+2[fd]\b)|__\w+[sd]f\d?\b")
-
-
-def small(groups=1):
-    """A graph of a convolution, a pool and a linear layer, by hand, and its input."""
-    x = whole(-128, 127, 1, 5, 5, 2, dtype=torch.int8)
-    cells = whole(-128, 127, 4, 18 // groups, dtype=torch.int8)
-    each = torch.tensor([5, 6, 0, 9], dtype=torch.int32)
-    end = [0, -100, 127, INT8]
-    calls = [
-        ("conv", ["x", cells, whole(-99, 99, 4), [4, 2 // groups, 3, 3], [1, 1], [1, 1], [1, 1],
-                  groups, False, [], 3, 2**24, each, *end]),
-        (torch.ops.aten.permute.default, ["@0", [0, 3, 1, 2]]),
-        ("max_pool", ["@1", [2, 2], [2, 2], [0, 0], [1, 1], False]),
-        (torch.ops.aten.reshape.default, ["@2", [1, 16]]),
-        ("linear", ["@3", whole(-128, 127, 3, 16, dtype=torch.int8), None, 0, 2**40,
-                    shifts(0), 0, 0, 0, ""]),
-    ]  # fmt: skip
-    return handmade({"x": x}, calls), x
 
 
 def objects(path, gcc="gcc", *flags):

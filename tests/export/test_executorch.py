@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import cosine_similarity
 
 import blockscale as bs
-from tests.export.test_program import gpt2
+from tests.support.programs import gpt2
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
 X = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))

@@ -18,9 +18,9 @@ from torch import nn
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
 from tests.export.onnx.running import array, exported, initializers, kinds
-from tests.export.test_program import bert, gpt2
-from tests.graph.integer.models import INT8, PER_CHANNEL, quantized
-from tests.layers.formats import REFERENCE
+from tests.support.integer_models import INT8, PER_CHANNEL, quantized
+from tests.support.layer_formats import REFERENCE
+from tests.support.programs import bert, gpt2
 
 ROOT = Path(__file__).parents[2]
 UINT8 = "uint8:tensor:fp32:asym"

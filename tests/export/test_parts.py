@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import blockscale as bs
-from tests.layers.formats import FORMATS, REFERENCE
-from tests.layers.models import IDS, small
+from tests.support.layer_formats import FORMATS, REFERENCE
+from tests.support.layer_models import IDS, small
 
 pytestmark = pytest.mark.filterwarnings(REFERENCE)
 

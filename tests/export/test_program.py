@@ -6,9 +6,10 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import blockscale as bs
-from tests.export.another import read_by_another
-from tests.export.another import reader as reader
-from tests.layers.test_bias import IMAGES, network
+from tests.support.another import read_by_another
+from tests.support.another import reader as reader
+from tests.support.layers_bias import IMAGES, network
+from tests.support.programs import bert, gpt2
 
 
 def small(recipe="mxfp4", **formats):
@@ -53,21 +54,6 @@ def test_the_file_holds_codes(tmp_path):
     assert state.keys() == expected.keys()
     assert all(torch.equal(state[name], expected[name]) for name in expected)
     assert state["0.weight.codes"].dtype == torch.uint8
-
-
-def gpt2():
-    from transformers import GPT2Config, GPT2Model
-
-    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": 50}
-    config = GPT2Config(**sizes, bos_token_id=0, eos_token_id=1, use_cache=False)
-    return GPT2Model(config).eval()
-
-
-def bert():
-    from transformers import BertConfig, BertModel
-
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return BertModel(BertConfig(**sizes, intermediate_size=64, vocab_size=50)).eval()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import blockscale as bs
-from tests.files.saved import quantized
+from tests.support.saved import quantized
 
 
 @pytest.fixture

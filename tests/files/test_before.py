@@ -11,7 +11,7 @@ from blockscale.cli.app import app
 from blockscale.export.checkpoints.comparing import compare
 from blockscale.files.inspect import inspect
 from blockscale.layers.before import Rotate, Scale, random_signs
-from tests.files.saved import GONE, put, rewrite
+from tests.support.saved import GONE, put, rewrite
 
 K = 32
 EXACT = "int16:tensor:pow2/ceil"  # of the whole numbers that these models hold

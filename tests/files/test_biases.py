@@ -15,8 +15,8 @@ from blockscale.export.checkpoints.comparing import compare
 from blockscale.files.inspect import inspect
 from blockscale.files.metadata import TensorInfo
 from blockscale.layers.store import QBias, QWeight
-from tests.files.saved import bits, put, refused, rewrite
-from tests.layers.test_bias import IMAGES, ROWS, STATIC, calibrated, mlp, network
+from tests.support.layers_bias import IMAGES, ROWS, STATIC, calibrated, mlp, network
+from tests.support.saved import bits, put, refused, rewrite
 
 HEAD = ("tensors", "0.bias")
 

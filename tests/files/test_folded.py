@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.files.metadata import Metadata
-from tests.files.saved import GONE, bits, put, rewrite
-from tests.qat.models import Mixed, batch, train
+from tests.support.qat_models import Mixed, batch, train
+from tests.support.saved import GONE, bits, put, rewrite
 
 LEARNED = {"weight": "steps", "input": "thresholds"}
 RECIPES = (

@@ -11,8 +11,8 @@ from safetensors import SafetensorError, deserialize
 from blockscale.files.header import LARGEST, LENGTH, lay_out, parse_header, sized
 from blockscale.files.metadata import FileError
 from blockscale.files.stream import Reader
-from tests.files.models import tiny_tensors
 from tests.files.pieces import write
+from tests.support.file_models import tiny_tensors
 
 
 def test_tensors_are_aligned(tmp_path):

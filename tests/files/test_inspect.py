@@ -13,7 +13,7 @@ from blockscale.files.directory.quantize_directory import quantize_directory
 from blockscale.files.inspect import inspect
 from blockscale.files.metadata import KEY, FileError
 from blockscale.files.stream import Reader
-from tests.files.models import tiny_tensors, write_model
+from tests.support.file_models import tiny_tensors, write_model
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
-from tests.files.saved import IDS, Net, bits, quantized
+from tests.support.saved import IDS, Net, bits, quantized
 
 
 @pytest.mark.some(4)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from tests.files.saved import GONE, Net, bits, quantized, refused, rewrite
+from tests.support.saved import GONE, Net, bits, quantized, refused, rewrite
 
 OTHER_TENSORS = {
     "head.weight.scale is missing": {"head.weight.scale": GONE},

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import blockscale as bs
-from tests.files.saved import GONE, IDS, Net, bits, put, quantized, refused, rewrite
+from tests.support.saved import GONE, IDS, Net, bits, put, quantized, refused, rewrite
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 import blockscale as bs
 from blockscale.export.checkpoints.comparing import compare
 from blockscale.files.inspect import inspect
-from tests.layers.formats import FORMATS, REFERENCE
-from tests.layers.models import IDS, bits, small
+from tests.support.layer_formats import FORMATS, REFERENCE
+from tests.support.layer_models import IDS, bits, small
 
 pytestmark = pytest.mark.filterwarnings(REFERENCE)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.files import save as save_module
-from tests.files.saved import Net, bits, quantized
+from tests.support.saved import Net, bits, quantized
 
 
 def test_a_layer_by_itself_is_saved_whole_or_refused(tmp_path) -> None:

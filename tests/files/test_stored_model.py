@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import blockscale as bs
-from tests.files.saved import Net, bits, quantized, refused
+from tests.support.saved import Net, bits, quantized, refused
 
 
 def test_truncated(path) -> None:

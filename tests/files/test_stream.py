@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from blockscale.files.header import DTYPES, lay_out, sized
 from blockscale.files.metadata import FileError
 from blockscale.files.stream import Reader, Writer
-from tests.files.models import tiny_tensors
 from tests.files.pieces import specs, write
+from tests.support.file_models import tiny_tensors
 
 
 def flat(tensor):

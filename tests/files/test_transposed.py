@@ -17,8 +17,8 @@ from blockscale.files.directory.eligibility import _convolution, known_of
 from blockscale.files.directory.model_files import find_files
 from blockscale.files.directory.quantize_directory import quantize_directory
 from blockscale.files.inspect import inspect
-from tests.files.models import write_model
-from tests.files.saved import bits
+from tests.support.file_models import write_model
+from tests.support.saved import bits
 
 
 class Net(nn.Module):

@@ -16,7 +16,7 @@ from blockscale.files.directory.quantize_directory import quantize_directory
 from blockscale.files.metadata import FileError
 from blockscale.files.verify import reproduce, verify
 from blockscale.kernels import cpu
-from tests.files.models import tiny_tensors, write_model
+from tests.support.file_models import tiny_tensors, write_model
 
 LEDGER = "blockscale_ledger.json"
 SHARD = "model-00001-of-00002.safetensors"

@@ -11,10 +11,10 @@ from torch import Tensor
 import blockscale as bs
 from blockscale.core.operand import Quantizer
 from blockscale.ops import primitives as P
-from tests.gpu.test_cuda_reference import hard_inputs
-from tests.kernels.cuda.boxes import boxes
-from tests.kernels.cuda.equal import DTYPES, wrong
-from tests.kernels.same import same
+from tests.support.cuda_boxes import boxes
+from tests.support.cuda_equal import DTYPES, wrong
+from tests.support.gpu_cuda_reference import hard_inputs
+from tests.support.same import same
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 

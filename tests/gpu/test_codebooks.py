@@ -13,14 +13,14 @@ from blockscale.core.reference import QParams
 from blockscale.kernels.cuda.matmul.composed import rounded
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear
-from tests.gpu.test_cuda_reference import hard_inputs
-from tests.gpu.test_linear import ROUNDS
-from tests.gpu.test_primitives import graded
-from tests.kernels.cuda.device.inputs import midpoints
-from tests.kernels.cuda.equal import DTYPES, wrong
-from tests.kernels.cuda.formats import CODEBOOKS, FLOAT_ZEROS, OFFSETS
-from tests.kernels.cuda.matmul.exact import ulps_of
-from tests.kernels.same import same
+from tests.support.cuda_device_inputs import midpoints
+from tests.support.cuda_equal import DTYPES, wrong
+from tests.support.cuda_formats import CODEBOOKS, FLOAT_ZEROS, OFFSETS
+from tests.support.cuda_matmul_exact import ulps_of
+from tests.support.gpu_cuda_reference import hard_inputs
+from tests.support.gpu_linear import ROUNDS
+from tests.support.gpu_primitives import graded
+from tests.support.same import same
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 FORMATS = [*CODEBOOKS, *OFFSETS, *FLOAT_ZEROS]

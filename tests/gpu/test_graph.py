@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import blockscale as bs
-from tests.graph import flows, models
-from tests.graph.models import run
-from tests.graph.test_convert import converted
+from tests.graph import flows
+from tests.support import graph_models as models
+from tests.support.graph_convert import converted
+from tests.support.graph_models import run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 

@@ -11,12 +11,11 @@ from blockscale.core.catalog import CATALOG
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.ops import primitives as P
-from blockscale.ops.linear import linear, quantized_input
-from tests.kernels.cuda.matmul.exact import ulps_of
+from blockscale.ops.linear import linear
+from tests.support.gpu_linear import NOTHING, excess, stored
 
 pytestmark = pytest.mark.gpu
 
-ROUNDS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 INPUTS = (
     "",
     "int8:token:fp32",
@@ -27,26 +26,7 @@ INPUTS = (
     "nvfp4",
 )
 BOXES = ("int8:block8x*:fp32", "int4:block*x32:fp32", "e2m1:block*x32:e8m0/floor")
-NOTHING = (None, None, None)
 FLOAT8_ULPS = 2**15  # of 2^-24: what sums of float8 products keep (docs/cuda_linear.md)
-
-
-def stored(n, k, fmt):
-    w = torch.randn(n, k, generator=torch.Generator().manual_seed(0)).cuda()
-    codes, *rest = P.choose_quantize.reference(w, fmt, None)
-    scale, outer, zero_point = P.from_list(rest, parse(fmt))[:3]
-    return codes, scale, zero_point, outer
-
-
-def excess(y, x, weight, fmt, input_fmt, bias, ulps=None):
-    ulps = ulps_of(x, fmt) if ulps is None else ulps
-    values = quantized_input(x, Quantizer(*NOTHING, input_fmt)).double()
-    dense = P.dequantize.reference(Operand(*weight, fmt, x.shape[-1]), torch.float32).double()
-    exact = values @ dense.T + bias.double()
-    size = values.abs() @ dense.abs().T + bias.double().abs()
-    bound = ulps * 2.0**-24 * size
-    bound += ROUNDS[x.dtype] * (exact.abs() + bound) + 1e-30
-    return ((y.double() - exact).abs() / bound).max().item()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from blockscale.kernels.cuda.matmul.input import Values
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.kernels.cuda.matmul.weight import Weight
 from blockscale.ops import primitives as P
-from tests.gpu.test_linear import excess, stored
+from tests.support.gpu_linear import excess, stored
 
 pytestmark = [
     pytest.mark.gpu,

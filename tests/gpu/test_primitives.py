@@ -11,10 +11,11 @@ from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.ops import primitives as P
-from tests.core.test_against_rationals import cases
-from tests.gpu.test_cuda_reference import SPELLINGS, hard_inputs
-from tests.kernels.cuda.equal import DTYPES, has_kernels, wrong
-from tests.kernels.same import same
+from tests.support.cuda_equal import DTYPES, has_kernels, wrong
+from tests.support.gpu_cuda_reference import SPELLINGS, hard_inputs
+from tests.support.gpu_primitives import graded
+from tests.support.rational_cases import cases
+from tests.support.same import same
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
@@ -49,16 +50,6 @@ def test_rows_that_fill_vectors(fmt: str) -> None:
     for dtype in DTYPES:
         x = hard_inputs(dtype).repeat(3, 2)[:, :384].contiguous()
         assert wrong(x, fmt) == [], dtype
-
-
-def graded(dtype: torch.dtype) -> Tensor:
-    """Each number of 8 significant bits within 2^-14 of its block's largest, of both signs."""
-    fractions = torch.arange(128) / 128 + 1
-    values = (fractions * 2.0 ** -torch.arange(15.0)[:, None]).flatten()
-    values = torch.cat([values, -values, torch.zeros(4)]).reshape(-1, 31)
-    blocks = torch.cat([torch.full((len(values), 1), 1.9921875), values], 1)
-    powers = (0, 13) if dtype == torch.float16 else (-110, 0, 1, 120)
-    return torch.cat([blocks * 2.0**power for power in powers]).to(dtype).repeat(1, 2)
 
 
 PAIRED = [

@@ -5,7 +5,7 @@ import torch
 
 import blockscale as bs
 from blockscale.core import profiles
-from tests.core.profiles.inputs import KINDS
+from tests.support.profile_inputs import KINDS
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,7 +11,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.kernels import registry
-from tests.kernels.same import same
+from tests.support.same import same
 
 pytestmark = pytest.mark.gpu
 

@@ -9,18 +9,11 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.graph.program import exported
-from tests.graph import models
-from tests.graph.models import run
+from tests.support import graph_models as models
+from tests.support.graph_convert import converted
+from tests.support.graph_models import run
 
 CATALOG = sorted(bs.formats())
-
-
-def converted(made, recipe, **options):
-    _, program, batches = made
-    prepared = bs.graph.prepare(program, recipe, **options)
-    for batch in batches:
-        run(prepared, batch)
-    return bs.graph.convert(prepared)
 
 
 def by_modules(made, recipe, **options):

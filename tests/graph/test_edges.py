@@ -7,7 +7,7 @@ import blockscale as bs
 from blockscale.calibrate.observers import make
 from blockscale.graph.edges import Edge, places
 from blockscale.graph.program import imported
-from tests.graph import models
+from tests.support import graph_models as models
 
 INT8 = bs.parse("int8:tensor:fp32")
 

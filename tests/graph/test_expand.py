@@ -10,7 +10,7 @@ from torch.export import Dim
 import blockscale as bs
 from blockscale.graph.expand import expand
 from blockscale.graph.program import exported, imported
-from tests.graph import models
+from tests.support import graph_models as models
 
 FORMATS = ["int8:tensor:fp32", "uint8:tensor:fp32:asym", "int8_token", "mxfp8", "nvfp4",
            "uint4:group4:fp16:asym(fp16)", "int4:group4:(uint6:tensor:fp32)",

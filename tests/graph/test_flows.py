@@ -6,7 +6,7 @@ import pytest
 
 import blockscale as bs
 from tests.graph import flows
-from tests.some import crossed
+from tests.support.some import crossed
 
 RECORDED = json.loads(flows.TABLE.read_text())
 

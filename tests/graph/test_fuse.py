@@ -7,12 +7,12 @@ import torch
 
 import blockscale as bs
 from blockscale.graph.state import state
-from tests.export.another import read_by_another
-from tests.export.another import reader as reader
-from tests.graph import models
-from tests.graph.models import run
-from tests.graph.test_convert import converted
-from tests.some import crossed
+from tests.support import graph_models as models
+from tests.support.another import read_by_another
+from tests.support.another import reader as reader
+from tests.support.graph_convert import converted
+from tests.support.graph_models import run
+from tests.support.some import crossed
 
 FORMATS = ["int8:tensor:fp32", "uint8:tensor:fp32:asym", "int8_token", "mxfp8", "nvfp4", "bfp8",
            "int8:channel-1:fp32", "uint4:group16:fp16:offset", "nf4:group16:fp32"]  # fmt: skip

@@ -8,8 +8,8 @@ from blockscale.graph.layers import restore_containers, with_layers
 from blockscale.graph.names import scope
 from blockscale.graph.program import imported
 from blockscale.layers.linear import Conv1D
-from tests.graph import models
-from tests.graph.models import run
+from tests.support import graph_models as models
+from tests.support.graph_models import run
 
 
 def layered(model, *args, training=False, **options):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from tests.graph import models
+from tests.support import graph_models as models
 
 
 def test_every_layer_and_parameter_is_there():

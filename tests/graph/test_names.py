@@ -5,7 +5,7 @@ from torch import nn
 
 from blockscale.graph.names import described, op_name, scope, source_line
 from blockscale.graph.program import imported
-from tests.graph import models
+from tests.support import graph_models as models
 
 
 def nodes_of(program, word):

@@ -11,8 +11,8 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.graph.prepare import edges_of
-from tests.graph import models
-from tests.graph.models import run
+from tests.support import graph_models as models
+from tests.support.graph_models import run
 
 STATIC = bs.Recipe("int8_channel", "int8:tensor:fp32")
 

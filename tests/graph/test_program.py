@@ -8,8 +8,8 @@ from torch.export import Dim
 import blockscale as bs
 from blockscale.graph.program import example_of, exported, imported, same
 from blockscale.graph.state import state
-from tests.graph import models
-from tests.graph.models import run
+from tests.support import graph_models as models
+from tests.support.graph_models import run
 
 
 def test_a_program_becomes_a_graph_over_the_same_tensors():

@@ -9,7 +9,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.graph.program import imported
 from blockscale.graph.state import note, state
-from tests.graph import models
+from tests.support import graph_models as models
 
 
 def test_it_stays_with_copies():

@@ -13,7 +13,7 @@ from blockscale.core.parse import parse
 from blockscale.kernels import registry
 from blockscale.kernels.registry import ByFormats, find, kernel, use
 from blockscale.ops.op import OPS
-from tests.ops.samples import bits, samples
+from tests.support.op_samples import bits, samples
 
 FMT = "int8:token:fp32"
 

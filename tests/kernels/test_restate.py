@@ -19,7 +19,7 @@ from blockscale.kernels.restate import (
     restated_parts,
 )
 from tests.kernels.restated import FORMATS, UNCHOSEN, given
-from tests.kernels.same import same
+from tests.support.same import same
 
 
 @pytest.mark.parametrize(

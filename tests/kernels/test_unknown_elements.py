@@ -16,7 +16,7 @@ from blockscale.ops.conv import conv
 from blockscale.ops.embedding import embedding
 from blockscale.ops.linear import linear
 from tests.kernels.codebook import registered
-from tests.kernels.same import same
+from tests.support.same import same
 
 # an own family, a subclass of a known one, and one whose scales' own codes are unknown, too: known
 # codes under such scales are restated (tests/kernels/test_restate.py)

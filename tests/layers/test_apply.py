@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
-from tests.layers.models import (
+from tests.support.layer_models import (
     CHANNELS,
     IDS,
     bits,

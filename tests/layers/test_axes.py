@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from tests.layers.models import unchanged
+from tests.support.layer_models import unchanged
 
 
 def net() -> nn.Sequential:

@@ -10,7 +10,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.layers.buffers import Buffers
-from tests.layers.models import (
+from tests.support.layer_models import (
     quantized,
 )
 

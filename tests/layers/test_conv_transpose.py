@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.layers.conv_transpose import QConvTranspose, added_sizes
-from tests.ops.test_conv import pair, whole
+from tests.support.ops_conv import pair, whole
 
 CONVS = [
     nn.ConvTranspose1d(4, 6, 3),

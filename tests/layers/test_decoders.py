@@ -14,7 +14,7 @@ from blockscale.core.layout import from_stored, to_stored
 from blockscale.layers.layer import QLayer
 from blockscale.layers.plan import Plan, plan_layers
 from tests.layers.decoders import MODELS, UNet, Volumes, hifi_gan, images, made, video_mae, volumes
-from tests.some import crossed
+from tests.support.some import crossed
 
 RECIPE = bs.Recipe("int8_channel", "int8", bias="int32")
 WEIGHTS = ("absmax", "mse", "hqq", "gptq")

@@ -13,7 +13,7 @@ from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.linear import QLinear, QTransposedLinear
 from blockscale.layers.tables.embedding_bag import QEmbeddingBag
-from tests.qat.models import Conv1D
+from tests.support.qat_models import Conv1D
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.layers.linear import QLinear, QTransposedLinear
-from tests.qat.models import Conv1D
+from tests.support.qat_models import Conv1D
 
 
 def quantized(layer: nn.Module, recipe: object = "int8_channel") -> nn.Module:

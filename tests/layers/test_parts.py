@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 import blockscale as bs
 from blockscale.core.layout import to_stored
-from tests.layers.formats import FORMATS, REFERENCE
-from tests.layers.models import IDS, bits, small
+from tests.support.layer_formats import FORMATS, REFERENCE
+from tests.support.layer_models import IDS, bits, small
 
 LAYERS = ("0", "1", "5", "8")
 pytestmark = pytest.mark.filterwarnings(REFERENCE)

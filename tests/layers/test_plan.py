@@ -8,11 +8,12 @@ import blockscale as bs
 from blockscale.layers.parameters.planned import plan_others
 from blockscale.layers.plan import Left, Plan, plan_layers
 from blockscale.layers.store import QWeight
-from tests.layers.models import (
+from tests.support.layer_models import (
     quantized,
     small,
     unchanged,
 )
+from tests.support.layers_plan import Tied
 
 
 def test_formats_that_are_not_applied_are_named() -> None:
@@ -35,16 +36,6 @@ def test_a_model_that_is_a_layer_or_quantized_already() -> None:
     stores = [m for m in model.modules() if isinstance(m, QWeight)]
     held = [*model.parameters(), *(t for store in stores for t in store.buffers())]
     assert again.bytes_after == again.bytes_before == sum(t.nbytes for t in held)
-
-
-class Tied(nn.Module):
-    """A table and a layer with one weight, and a layer of their own shape."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.head = nn.Embedding(8, 4), nn.Linear(4, 8)
-        self.head.weight = self.table.weight
-        self.alone = nn.Linear(4, 8, bias=False)
 
 
 def test_a_plan_is_complete() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.layers.store import QInput
-from tests.layers.models import (
+from tests.support.layer_models import (
     IDS,
     bits,
     quantized,

@@ -6,7 +6,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.layers.plan import plan_layers
 from blockscale.layers.ties import shared_weights
-from tests.layers.test_plan import Tied
+from tests.support.layers_plan import Tied
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from tests.models import table
 from tests.models.cells import CELLS, row
 from tests.models.registry import models
-from tests.some import crossed
+from tests.support.some import crossed
 
 RECORDED = table.read()
 WITHOUT_COMPILE = tuple(name for name in CELLS if name != "compile")

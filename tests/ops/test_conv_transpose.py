@@ -7,9 +7,9 @@ from torch import nn
 import blockscale as bs
 from blockscale.core.operand import UNQUANTIZED
 from blockscale.ops.conv_transpose import row_size
-from tests.ops.samples import Made
-from tests.ops.test_conv import CHANNELS, INPUTS, WEIGHTS, check, define, pair, same, whole
-from tests.some import crossed
+from tests.support.op_samples import Made
+from tests.support.ops_conv import CHANNELS, INPUTS, WEIGHTS, check, define, pair, same, whole
+from tests.support.some import crossed
 
 KINDS = {
     nn.ConvTranspose1d: (11,),

@@ -8,16 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
+from blockscale.core.operand import UNQUANTIZED, Value
 from blockscale.ops import op as module
 from blockscale.ops.fused import FUSED
 from blockscale.ops.primitives import fake_quantize
-
-X = torch.linspace(-3, 3, 64).reshape(4, 16)
-
-
-def call(x: Tensor) -> Tensor:
-    return fake_quantize(x, Quantizer(None, None, None, "mxfp8", None))
+from tests.support.ops_dispatch import X, call
 
 
 @pytest.fixture

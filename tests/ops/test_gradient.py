@@ -9,7 +9,7 @@ from blockscale.core.operand import Operand, Quantizer
 from blockscale.kernels.registry import Choice, choice, use
 from blockscale.ops import gradient, op
 from blockscale.ops.gradient import differentiable, not_differentiable
-from tests.ops.test_dispatch import X, call
+from tests.support.ops_dispatch import X, call
 
 
 @pytest.fixture

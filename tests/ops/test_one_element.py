@@ -16,8 +16,8 @@ from blockscale.ops.conv import conv
 from blockscale.ops.embedding import embedding
 from blockscale.ops.fused import FUSED
 from blockscale.ops.linear import linear
-from tests.ops.samples import bits
-from tests.some import crossed
+from tests.support.op_samples import bits
+from tests.support.some import crossed
 
 pytestmark = pytest.mark.filterwarnings("ignore:no cpu kernel runs:UserWarning")
 

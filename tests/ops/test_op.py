@@ -1,4 +1,4 @@
-"""Every op as torch sees it: opcheck, compile, export; arguments come from tests/ops/samples.py."""
+"""Every op as torch sees it: opcheck, compile, export; calls are in tests/support/op_samples.py."""
 
 import io
 
@@ -13,8 +13,8 @@ from blockscale.core.parse import parse
 from blockscale.ops import linear
 from blockscale.ops import primitives as P
 from blockscale.ops.op import OPS
-from tests.ops.samples import FORMATS, K, bits, samples
-from tests.some import crossed
+from tests.support.op_samples import FORMATS, K, bits, samples
+from tests.support.some import crossed
 
 # A new op has no kernel yet, and says so: here it is the op that is tested.
 pytestmark = pytest.mark.filterwarnings("ignore:no cpu kernel runs:UserWarning")

@@ -12,7 +12,7 @@ from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, Value
 from blockscale.ops import op as ops
 from blockscale.ops.op import OPS
 from blockscale.ops.operand import signature
-from tests.ops.samples import FORMATS, bits, samples
+from tests.support.op_samples import FORMATS, bits, samples
 
 
 def linear(x: Tensor, weight: Operand, bias: Tensor | None, input: Quantizer) -> Tensor: ...

@@ -11,8 +11,8 @@ import blockscale as bs
 from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
 from blockscale.ops import primitives as P
-from tests.ops.samples import FORMATS, K, Made, bits
-from tests.oracle import Oracle, QParams
+from tests.support.op_samples import FORMATS, K, Made, bits
+from tests.support.oracle import Oracle, QParams
 
 
 def samples(made: Made) -> dict[str, list[tuple]]:

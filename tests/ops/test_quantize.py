@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from tests.some import crossed
+from tests.support.some import crossed
 
 FORMATS = (
     "int8:group32:fp32",

@@ -6,7 +6,7 @@ import torch
 
 import blockscale as bs
 from blockscale.ops.seed import seed_tensor
-from tests.ops.test_tensor import STOCHASTIC, bits, parts
+from tests.support.ops_tensor import STOCHASTIC, bits, parts
 
 
 def test_seeds() -> None:

@@ -14,27 +14,15 @@ from torch.utils import _pytree as pytree
 
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
-from tests.exact import layout, pack_row
-from tests.oracle import Oracle
-from tests.strategies import DTYPES, SHAPES, spellings, tensors
+from tests.support.exact import layout, pack_row
+from tests.support.ops_tensor import bits, parts
+from tests.support.oracle import Oracle
+from tests.support.strategies import DTYPES, SHAPES, spellings, tensors
 
-STOCHASTIC = "int8:token:fp32:stochastic"
 NATIVE = {"int8": torch.int8, "uint8": torch.uint8, "int16": torch.int16, "uint16": torch.uint16}
 
 CODES = {("int", 0): torch.int8, ("int", 1): torch.int16, ("uint", 1): torch.int32}
 CODES |= {("binary", 0): torch.int8, ("ternary", 0): torch.int8}  # all others uint8
-
-
-def bits(*parts: Tensor | None) -> list:
-    """What tensors are made of: equality that knows NaN and -0, also of uint16."""
-    present = [t for t in parts if t is not None]
-    plain = [t.flatten().clone(memory_format=torch.contiguous_format) for t in present]
-    data = [t.view(torch.uint8).tolist() for t in plain]
-    return [(t.dtype, tuple(t.shape), d) for t, d in zip(present, data, strict=True)]
-
-
-def parts(q: bs.QTensor) -> list:
-    return [*bits(q.packed, *q.qparams), str(q.format), q.size]
 
 
 FLOATS = {"fp32": 4, "fp16": 2, "bf16": 2}

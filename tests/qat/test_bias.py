@@ -14,9 +14,9 @@ from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.layers.plan import Plan, plan_layers
 from blockscale.layers.store import QBias, QWeight
 from blockscale.qat.bias import BiasQuantizer, settled
-from tests.layers.test_bias import expected
-from tests.qat.models import Mixed, batch, cnn, train
-from tests.some import crossed
+from tests.support.layers_bias import expected
+from tests.support.qat_models import Mixed, batch, cnn, train
+from tests.support.some import crossed
 
 INT8, CHANNEL = "int8:tensor:fp32", "int8:channel0:fp32"
 STATIC = bs.Recipe(CHANNEL, INT8, bias="int32")

@@ -8,7 +8,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.calibrate.comparison import Comparison
-from tests.qat.models import cnn
+from tests.support.qat_models import cnn
 
 RECIPE = bs.Recipe("int4:channel0:pow2/ceil", "uint8:tensor:pow2/ceil:asym", bias="int32")
 BATCHES = [torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(i)) for i in range(2)]

@@ -10,8 +10,8 @@ from torch import nn
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
 from blockscale.qat.layers import QATLayer
-from tests.qat.models import Mixed, batch, train
-from tests.some import crossed
+from tests.support.qat_models import Mixed, batch, train
+from tests.support.some import crossed
 
 SPELLED = (
     "int8:tensor:pow2/ceil",

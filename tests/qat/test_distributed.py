@@ -10,7 +10,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 import blockscale as bs
-from tests.qat.models import train
+from tests.support.qat_models import train
 
 WORLD = 2
 RECIPE = bs.Recipe("int4:group16:fp32", "int8", "mxfp8")

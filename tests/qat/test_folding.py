@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.qat.folding import NORMS
-from tests.qat.models import Mixed, cnn
+from tests.support.qat_models import Mixed, cnn
 
 FINE = "int16:channel0:fp32"  # so fine that what remains is the arithmetic of folding
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from tests.layers.formats import FORMATS, REFERENCE
+from tests.support.layer_formats import FORMATS, REFERENCE
 
 pytestmark = pytest.mark.filterwarnings(REFERENCE)
 

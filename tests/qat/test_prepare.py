@@ -8,7 +8,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.qat.layers import QATLayer
-from tests.qat.models import Mixed, batch, cnn
+from tests.support.qat_models import Mixed, batch, cnn
 
 
 def test_nothing_of_the_model_but_its_class_changes():

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import blockscale as bs
-from tests.qat.models import cnn, train
+from tests.support.qat_models import cnn, train
 
 RECIPES = {
     "integers, dynamic": (bs.Recipe("int4:group16:fp32", "int8:token:fp32"), None),

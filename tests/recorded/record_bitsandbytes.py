@@ -13,7 +13,7 @@ import pathlib
 import torch
 from safetensors.torch import save_file
 
-from tests.core.profiles.inputs import KINDS
+from tests.support.profile_inputs import KINDS
 
 HERE = pathlib.Path(__file__).parent
 

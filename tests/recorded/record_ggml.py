@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from blockscale.export.checkpoints.gguf.blocks import TYPES
-from tests.core.profiles.inputs import KINDS, some_rows
+from tests.support.profile_inputs import KINDS, some_rows
 
 HERE = pathlib.Path(__file__).parent
 STUBS = """

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from safetensors.numpy import save_file
 
-from tests.core.profiles.inputs import KINDS
+from tests.support.profile_inputs import KINDS
 
 HERE = pathlib.Path(__file__).parent
 # where the fp16 scales of a block of each type lie

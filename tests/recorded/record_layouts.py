@@ -8,7 +8,7 @@
 Writes layouts_PRODUCER.safetensors beside this file. A case has CASE|stored|NAME, the tensors of
 its file, and CASE|values|NAME, what the producer's dequantizer gives; the metadata have CASE, its
 configuration as JSON. Some hold what the producer quantized (the five kinds of numbers of
-tests/core/profiles/inputs.py), others random bytes as codes and random scales.
+tests/support/profile_inputs.py), others random bytes as codes and random scales.
 """
 
 import importlib
@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.core.profiles.inputs import KINDS
+from tests.support.profile_inputs import KINDS
 
 HERE = pathlib.Path(__file__).parent
 FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

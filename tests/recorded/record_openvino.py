@@ -5,7 +5,7 @@
 
 Writes openvino/MODE.xml and .bin, and openvino/values.safetensors beside this file: what a model of
 nothing but the weight's nodes computes. openvino/any.safetensors has the values of IRs of any bytes
-that tests/export/checkpoints/openvino/ir.py writes.
+that tests/support/openvino_ir.py writes.
 """
 
 import pathlib
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from tests.export.checkpoints.openvino.ir import every
+from tests.support.openvino_ir import every
 
 HERE = pathlib.Path(__file__).parent / "openvino"
 OUT, IN = 6, 128

@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from blockscale.core.parse import parse
-from tests.core.profiles.inputs import KINDS, some_rows
+from tests.support.profile_inputs import KINDS, some_rows
 
 HERE = pathlib.Path(__file__).parent
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -22,6 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
+import hypothesis
 import pytest
 
 from tests.support.planted import TooLateError, functions, plant, swap
@@ -187,7 +188,18 @@ def _ended(child: int, end: float) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-class Imported:
+class FirstFailure:
+    """Hypothesis ends with the first example that fails, and looks for no smaller one."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """Before tests take over the settings; tests/conftest.py has chosen its profile."""
+        phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+        hypothesis.settings.register_profile("first failure", hypothesis.settings(), phases=phases)
+        hypothesis.settings.load_profile("first failure")
+
+
+class Imported(FirstFailure):
     """The pytest session that collects tests when they are first asked for."""
 
     def __init__(self, ask: IO[str], answer: IO[str]):
@@ -196,8 +208,9 @@ class Imported:
         self._alive: Any = {}
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_collection(self) -> bool:
+    def pytest_collection(self) -> bool:  # type: ignore[override]
         """Nothing at the start."""
+        super().pytest_collection()
         return True
 
     @pytest.hookimpl(tryfirst=True)
@@ -273,7 +286,7 @@ class Bare:
         if request["path"]:
             plant(Path(request["path"]), request["text"])
         arguments = [*COMMON, "-x", *(["-m", "slow"] if request["slow"] else []), *request["tests"]]
-        code = int(pytest.main(arguments))
+        code = int(pytest.main(arguments, [FirstFailure()]))
         places = {name: getattr(module, "__file__", None) or str(ROOT)
                   for name, module in list(sys.modules.items()) if name not in before}  # fmt: skip
         others = [name for name, file in places.items()

@@ -7,7 +7,7 @@ import pytest
 from blockscale.bench.beside import race as racing
 from blockscale.bench.beside.race import ROUNDS, Pair, Worker, check_checkout, race, table
 from blockscale.bench.machine import CHECKOUT
-from tests.bench.runs import SETTINGS, Heard
+from tests.support.bench_runs import SETTINGS, Heard
 
 ONE = replace(SETTINGS, only="overhead/quantize/int8/*", seconds=0.1)
 

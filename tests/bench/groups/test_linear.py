@@ -9,7 +9,7 @@ import blockscale as bs
 from blockscale.bench.groups import linear
 from blockscale.bench.requests import Layer
 from blockscale.bench.settings import Settings
-from tests.bench.runs import SETTINGS, measured
+from tests.support.bench_runs import SETTINGS, measured
 
 
 def test_figures():

@@ -8,7 +8,7 @@ import blockscale as bs
 from blockscale.bench import traffic
 from blockscale.bench.groups import memory
 from blockscale.report.speed.tables import tables
-from tests.bench.runs import SETTINGS, measured
+from tests.support.bench_runs import SETTINGS, measured
 
 MINE = replace(SETTINGS, only="memory/*", formats=("mxfp4", "int8_channel"))
 

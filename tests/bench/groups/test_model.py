@@ -6,7 +6,7 @@ import pytest
 
 from blockscale.bench.groups import model
 from blockscale.demo import minilm
-from tests.bench.runs import SETTINGS, measured
+from tests.support.bench_runs import SETTINGS, measured
 
 
 def test_the_model():

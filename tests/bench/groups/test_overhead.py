@@ -8,7 +8,7 @@ import torch
 import blockscale as bs
 from blockscale.bench.groups import overhead
 from blockscale.bench.settings import Settings
-from tests.bench.runs import SETTINGS, measured
+from tests.support.bench_runs import SETTINGS, measured
 
 
 def test_figures():

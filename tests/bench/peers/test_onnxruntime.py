@@ -8,7 +8,7 @@ import pytest
 from blockscale.bench.peers import onnxruntime
 from blockscale.bench.requests import Layer
 from tests.bench.products import errors
-from tests.bench.runs import SETTINGS, measured
+from tests.support.bench_runs import SETTINGS, measured
 
 HERE = all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxruntime"))
 NAMES = [

@@ -8,7 +8,7 @@ import torch
 from blockscale.bench.peers import torchao
 from blockscale.bench.requests import Primitive
 from tests.bench.products import errors
-from tests.bench.runs import SETTINGS, measured
+from tests.support.bench_runs import SETTINGS, measured
 
 
 def test_it_computes_the_layer():

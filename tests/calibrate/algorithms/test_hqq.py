@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import blockscale as bs
 from blockscale.calibrate.algorithms.hqq import HQQ, shrink
-from tests import strategies
-from tests.calibrate.algorithms.test_mse import FORMATS
+from tests.support import strategies
+from tests.support.algorithms_mse import FORMATS
 
 STUCK = "e2m1:group8:(e4m3:group4@0:fp32)"  # coarse scales, like powers of two, seldom move
 

@@ -15,7 +15,7 @@ from blockscale.core.block import read_block
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams
 from blockscale.core.scales.two_level import TwoLevel
-from tests import strategies
+from tests.support import strategies
 
 FORMATS = [
     "nvfp4", "uint4:group8:e4m3:asym", "int4:group8:(uint8:token:fp32)", "int4:group8:e5m2:full",

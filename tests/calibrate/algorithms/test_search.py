@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 import blockscale as bs
 from blockscale.calibrate.algorithms.mse import MSE
 from blockscale.calibrate.algorithms.search import Search
-from tests import strategies
 from tests.calibrate.algorithms.grams import gram_of
-from tests.calibrate.algorithms.test_gptq import FORMATS, objective
+from tests.support import strategies
+from tests.support.algorithms_gptq import FORMATS, objective
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -5,7 +5,7 @@ import torch
 
 import blockscale as bs
 from blockscale.calibrate.algorithms.spinquant import SpinQuant
-from tests.calibrate.rotations.models import batches, decoder
+from tests.support.rotation_models import batches, decoder
 
 RECIPE = bs.Recipe("int4:group16:fp32", input="int4:token:fp32", skip=["*head", "*embed*"])
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from blockscale.calibrate.blocks.kept import Kept
 from blockscale.calibrate.blocks.record import record
 from blockscale.calibrate.blocks.stubs import NotWalkableError
-from tests.calibrate.blocks.test_lane import lane_of, walk
 from tests.calibrate.walk.networks import Block, Decoder, decoder
+from tests.support.blocks_lane import lane_of, walk
 
 
 class Between(Decoder):

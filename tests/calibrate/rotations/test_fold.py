@@ -7,7 +7,7 @@ from blockscale.calibrate.rotations.fold import turned
 from blockscale.calibrate.rotations.matrices import orthogonal
 from blockscale.calibrate.rotations.rotated import put
 from blockscale.calibrate.rotations.stream import UnrotatableError, stream_of
-from tests.calibrate.rotations.models import batches, decoder
+from tests.support.rotation_models import batches, decoder
 
 
 def test_the_inverse_undoes_it() -> None:

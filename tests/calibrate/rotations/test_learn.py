@@ -8,7 +8,7 @@ from blockscale.calibrate.rotations.matrices import orthogonal
 from blockscale.calibrate.rotations.rotated import logits
 from blockscale.calibrate.rotations.stream import stream_of
 from blockscale.core.recipe import Recipe
-from tests.calibrate.rotations.models import batches, decoder
+from tests.support.rotation_models import batches, decoder
 
 RECIPE = Recipe("int4:group16:fp32", input="int4:token:fp32", skip=["*head", "*embed*", "*wte"])
 

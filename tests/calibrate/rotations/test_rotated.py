@@ -11,7 +11,7 @@ from blockscale.calibrate.algorithms.quarot import QuaRot
 from blockscale.calibrate.rotations import rotated as under_test
 from blockscale.calibrate.rotations.rotated import rotated
 from blockscale.calibrate.rotations.stream import UnrotatableError, stream_of
-from tests.calibrate.rotations.models import DECODERS, REFUSED, batches, decoder
+from tests.support.rotation_models import DECODERS, REFUSED, batches, decoder
 
 RECIPE = bs.Recipe("int8_channel", input="int8_token", skip=["*head", "*embed*"])
 

@@ -3,7 +3,7 @@
 import pytest
 
 from blockscale.calibrate.rotations.stream import UnrotatableError, stream_of
-from tests.calibrate.rotations.models import batches, decoder
+from tests.support.rotation_models import batches, decoder
 
 
 def test_a_llama() -> None:

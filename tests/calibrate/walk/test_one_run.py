@@ -4,7 +4,7 @@ import pytest
 
 import blockscale as bs
 from tests.calibrate.walk.networks import CALLS, GROUPS, decoder, ids
-from tests.calibrate.walk.test_walk import quietly
+from tests.support.walk import quietly
 
 SKIP = ["head", "table"]
 

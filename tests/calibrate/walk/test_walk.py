@@ -1,12 +1,11 @@
 """The walk: how often blocks run, that nothing else is chosen than in whole passes."""
 
 import copy
-import warnings
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import blockscale as bs
 from blockscale.calibrate.calibrate import calibrate
@@ -21,12 +20,7 @@ from tests.calibrate.walk.networks import (
     ids,
     same_state,
 )
-
-
-def quietly(model: nn.Module, batches: Any, recipe: Any, **options: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return calibrate(model, batches, recipe, **{"progress": False} | options)
+from tests.support.walk import quietly
 
 
 @pytest.mark.some(3)

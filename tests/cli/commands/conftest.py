@@ -6,7 +6,7 @@ import pytest
 
 from blockscale.core.recipe import Recipe
 from blockscale.files.directory.quantize_directory import quantize_directory
-from tests.files.models import tiny_tensors, write_model
+from tests.support.file_models import tiny_tensors, write_model
 
 
 @pytest.fixture

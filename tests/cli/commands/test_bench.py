@@ -10,7 +10,7 @@ from blockscale.bench import run as measuring
 from blockscale.bench.settings import TINY
 from blockscale.cli.app import app
 from blockscale.cli.commands import bench
-from tests.bench.runs import Heard
+from tests.support.bench_runs import Heard
 
 
 @pytest.fixture(autouse=True)

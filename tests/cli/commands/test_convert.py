@@ -6,7 +6,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from blockscale.cli.app import app
-from tests.export.conversion.models import tensors, write
+from tests.support.conversion_models import tensors, write
 
 ASYM = "uint4:group128:fp16:asym"
 

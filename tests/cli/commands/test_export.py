@@ -12,8 +12,8 @@ import blockscale as bs
 from blockscale.cli.app import app
 from blockscale.cli.model_directory import read_model
 from blockscale.demo.c_files import NO_COMPILER, compiled, compiler
-from tests.cli.test_model_directory import tiny, tokenizer
 from tests.cli.words import words
+from tests.support.cli_model_directory import tiny, tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 IDS = torch.arange(20).reshape(2, 10)

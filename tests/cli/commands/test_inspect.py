@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from blockscale.cli.app import app
 from blockscale.export.checkpoints.gguf import grids
 from tests.cli.words import words
-from tests.files.models import tiny_tensors
+from tests.support.file_models import tiny_tensors
 
 RECORDED = Path(__file__).parents[2] / "recorded"
 

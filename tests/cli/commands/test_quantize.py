@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from blockscale.cli.app import app
-from tests.files.models import contents, tiny_tensors, write_model
+from tests.support.file_models import contents, tiny_tensors, write_model
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}

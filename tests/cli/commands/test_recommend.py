@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 import blockscale as bs
 from blockscale.cli.app import app
-from tests.cli.test_model_directory import tiny
+from tests.support.cli_model_directory import tiny
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 

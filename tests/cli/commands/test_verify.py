@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from blockscale.cli.app import app
-from tests.files.models import tiny_tensors, write_model
+from tests.support.file_models import tiny_tensors, write_model
 
 
 def run(*args: object) -> Result:

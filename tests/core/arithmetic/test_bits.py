@@ -16,7 +16,7 @@ from blockscale.core.arithmetic.bits import (
     mantissa,
     pow2,
 )
-from tests import exact
+from tests.support import exact
 
 
 def awkward() -> torch.Tensor:

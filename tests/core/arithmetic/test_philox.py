@@ -6,7 +6,7 @@ import torch
 from blockscale.core import reference as R
 from blockscale.core.arithmetic.philox import named_seed, philox, uniform
 from blockscale.core.parse import parse
-from tests import exact
+from tests.support import exact
 
 CPU = torch.device("cpu")
 # Random123 1.14 (Salmon et al., SC 2011), tests/kat_vectors, "philox4x32 10": counter, key, words.

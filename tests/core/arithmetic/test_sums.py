@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from blockscale.core.arithmetic.sums import SumInteger, live_steps, sum_steps
-from tests.exact import FLT_MAX, multiply, nearest
+from tests.support.arithmetic_sums import code_of
+from tests.support.exact import FLT_MAX, multiply, nearest
 
 RECORDED = Path(__file__).parent / "data" / "onnxruntime_bias.json"
 BITS = [2, 5, 8, 9, 16, 17, 24, 31, 32]
@@ -24,16 +25,6 @@ steps = st.floats(width=32, min_value=2.0**-149, max_value=FLT_MAX, exclude_min=
 
 def tensor(values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float32)
-
-
-def code_of(bias: float, step: float, largest: int) -> int:
-    """The page's rule in rationals: a quotient in binary64, half to even, then the clamp."""
-    if math.isnan(bias):
-        return 0
-    if math.isinf(bias):
-        return int(math.copysign(largest, bias))
-    quotient = Fraction(float(Fraction(bias) / Fraction(step)))  # float() of a Fraction is nearest
-    return max(min(round(quotient), largest), -largest)
 
 
 @settings(max_examples=500)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from blockscale.core.elements import FAMILIES, read_element
 from blockscale.core.rounding import DETERMINISTIC
-from tests.exact import FLT_MAX
-from tests.oracle_elements import element_of
+from tests.support.exact import FLT_MAX
+from tests.support.oracle_elements import element_of
 
 EVERY = [name for family in FAMILIES for name in family.EXAMPLES]
 

@@ -8,7 +8,7 @@ from blockscale.core.block import read_block
 from blockscale.core.blocks import Blocks
 from blockscale.core.elements import read_element
 from tests.core.elements.points import encode
-from tests.oracle_elements import Binary
+from tests.support.oracle_elements import Binary
 
 
 def exact(name: str, options: frozenset[str]) -> Binary | None:

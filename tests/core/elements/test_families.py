@@ -17,8 +17,8 @@ from blockscale.core.element import Element
 from blockscale.core.elements import FAMILIES, read_element
 from blockscale.core.pack import pack, unpack
 from blockscale.core.rounding import Round
-from tests.oracle_elements import FAMILIES as TESTS
-from tests.oracle_elements import element_of
+from tests.support.oracle_elements import FAMILIES as TESTS
+from tests.support.oracle_elements import element_of
 
 VALUES = (
     -1.0, -0.7, -0.53, -0.39, -0.28, -0.18, -0.09, 0.0,

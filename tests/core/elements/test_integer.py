@@ -10,7 +10,7 @@ import torch
 from blockscale.core.elements import read_element
 from blockscale.core.rounding import DETERMINISTIC
 from tests.core.elements.points import encode
-from tests.oracle_elements import Integer
+from tests.support.oracle_elements import Integer
 
 
 def exact(name: str, options: frozenset[str]) -> Integer | None:

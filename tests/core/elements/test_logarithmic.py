@@ -9,7 +9,7 @@ import blockscale as bs
 from blockscale.core.elements import read_element
 from blockscale.core.elements.logarithmic import EXAMPLES
 from tests.core.elements.points import encode
-from tests.oracle_elements import Minifloat
+from tests.support.oracle_elements import Minifloat
 
 
 def exact(name: str, options: frozenset[str]) -> Minifloat | None:

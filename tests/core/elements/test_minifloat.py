@@ -16,8 +16,8 @@ from tests.core.elements.points import (
     encode,
     every_bfloat16,
 )
-from tests.exact import FLT_MAX
-from tests.oracle_elements import Minifloat, element_of
+from tests.support.exact import FLT_MAX
+from tests.support.oracle_elements import Minifloat, element_of
 
 # ml_dtypes' plain float8_e4m3 and float8_e3m4 keep an infinity and NaN as IEEE 754 does.
 PEERS = {

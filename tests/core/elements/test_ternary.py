@@ -11,7 +11,7 @@ from blockscale.core.blocks import Blocks
 from blockscale.core.elements import read_element
 from blockscale.core.parse import parse
 from tests.core.elements.points import encode
-from tests.oracle_elements import Integer
+from tests.support.oracle_elements import Integer
 
 
 def exact(name: str, options: frozenset[str]) -> Integer | None:

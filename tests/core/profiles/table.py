@@ -9,9 +9,9 @@ import pathlib
 
 import blockscale as bs
 from blockscale.core.profiles.producers.gguf import PROFILES as GGUF
-from tests.core.profiles.inputs import KINDS
-from tests.core.profiles.producers.test_gguf import RECORDED, in_blocks
 from tests.core.profiles.recorded import DTYPES, differing, profiles, recorded
+from tests.support.ggml_recorded import RECORDED, in_blocks
+from tests.support.profile_inputs import KINDS
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "profiles.md"
 BEGIN, END = "<!-- compared: python -m tests.core.profiles.table -->\n", "<!-- end -->\n"

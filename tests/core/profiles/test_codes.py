@@ -16,8 +16,8 @@ from blockscale.core.profiles.codes import first_of_equals
 from blockscale.core.profiles.knobs import Profile
 from blockscale.core.profiles.quantize import quantize
 from blockscale.core.reference import QParams
-from tests.core.profiles.inputs import KINDS
-from tests.core.test_against_gguf import RECORDED, halves, q4_0, q5_0, q8_0
+from tests.support.gguf_codes import RECORDED, halves, q4_0, q5_0, q8_0
+from tests.support.profile_inputs import KINDS
 
 
 def gguf(name: str, spelling: str, **rules: object) -> Profile:

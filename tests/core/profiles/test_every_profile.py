@@ -10,7 +10,7 @@ import blockscale as bs
 from blockscale.core import profiles
 from blockscale.core.reference import FLOATS
 from blockscale.ops import primitives
-from tests.core.profiles.inputs import KINDS
+from tests.support.profile_inputs import KINDS
 
 TESTS = pathlib.Path(__file__).parent / "producers"
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.core.work.progress import Progress
-from tests.files.models import tiny_tensors, write_model
+from tests.support.file_models import tiny_tensors, write_model
 
 
 class Heard(Progress):

@@ -4,7 +4,7 @@ import pytest
 
 import blockscale as bs
 from blockscale.files.metadata import FileError
-from tests.export.test_c import small
+from tests.support.export_c import small
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from blockscale.core.ledger import Entry, Ledger
 from blockscale.export.onnx.weight import rows, weight
 from blockscale.files.metadata import FileError
 from tests.export.onnx.running import made
-from tests.export.onnx.test_weight import stored
+from tests.support.onnx_weight import stored
 
 onnx = pytest.importorskip("onnx")
 helper, TensorProto = pytest.importorskip("onnx.helper"), onnx.TensorProto

@@ -15,8 +15,8 @@ from blockscale.core.weights.stack import of_stack
 from blockscale.export.checkpoints.comparing import compare
 from blockscale.files.directory.quantize_directory import quantize_directory
 from blockscale.files.metadata import FileError, Metadata, TensorInfo
-from tests.files.models import tiny_tensors, write_model
-from tests.some import crossed
+from tests.support.file_models import tiny_tensors, write_model
+from tests.support.some import crossed
 
 MORE = [
     "int8:channel1:fp32",

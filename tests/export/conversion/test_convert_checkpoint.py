@@ -13,7 +13,7 @@ from blockscale.export.conversion.plan import NotLosslessError
 from blockscale.export.writers.gguf_files.file import GGUFFile
 from blockscale.export.writers.producers import gptq
 from blockscale.export.writers.writer import Planned
-from tests.export.conversion.models import CONFIG, tensors, value, write
+from tests.support.conversion_models import CONFIG, tensors, value, write
 
 RECORDED = Path(__file__).parents[2] / "recorded"
 ASYM = "uint4:group128:fp16:asym"

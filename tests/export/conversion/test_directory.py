@@ -9,7 +9,7 @@ import torch
 import blockscale as bs
 from blockscale.export.conversion import directory
 from blockscale.export.writers.writer import Planned, writer_of
-from tests.export.conversion.models import tensors, write
+from tests.support.conversion_models import tensors, write
 
 
 def test_shards_and_their_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from blockscale.core.parse import parse
 from blockscale.export.conversion import in_slabs
 from blockscale.export.conversion.in_slabs import dequantized, requantized, rows_of_slab
 from blockscale.ops.tensor import QTensor
-from tests.kernels.same import same
+from tests.support.same import same
 
 SOURCES = ("nf4:group64:fp32", "int8:tile128x128:fp32", "uint4:flat100:fp16:asym")
 CUT = ("int8:group32:fp16:full", "int8:token:fp32", "e4m3:tile128x128:fp32",

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 import blockscale as bs
 from blockscale.core.weights.fused import told_disagreement
-from tests.files.models import write_model
+from tests.support.file_models import write_model
 
 INV = "e2m1:group16:e4m3/inv"
 NAMES = [f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkvo"]

@@ -11,7 +11,7 @@ from blockscale.export.conversion.plan import NotLosslessError, make_plan
 from blockscale.export.conversion.source import source_of
 from blockscale.export.writers.writer import writer_of
 from tests.export.checkpoints.layouts.recorded import cases, directory
-from tests.export.conversion.models import tensors, write
+from tests.support.conversion_models import tensors, write
 
 
 def test_the_smallest_type_that_is_exact(tmp_path: Path) -> None:

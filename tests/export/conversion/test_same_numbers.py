@@ -10,7 +10,7 @@ from blockscale.core.parse import parse
 from blockscale.export.conversion.exact import InexactError, carried
 from blockscale.export.conversion.same_numbers import same_numbers
 from blockscale.ops.tensor import QTensor
-from tests.kernels.same import same
+from tests.support.same import same
 
 SEEN = [
     ("uint4:group32:fp16:asym", "int8:group32:fp16:full"),

@@ -7,7 +7,7 @@ import torch
 
 import blockscale as bs
 from blockscale.export.conversion.source import source_of
-from tests.export.conversion.models import CONFIG, tensors, write
+from tests.support.conversion_models import CONFIG, tensors, write
 
 FMT = "int8:group32:fp16:full"
 

@@ -11,7 +11,7 @@ from blockscale.graph import passes
 from blockscale.graph.expand import expand
 from blockscale.graph.passes import clean, constants, duplicates
 from blockscale.graph.program import imported
-from tests.layers.formats import REFERENCE
+from tests.support.layer_formats import REFERENCE
 
 pytestmark = pytest.mark.filterwarnings(REFERENCE)
 

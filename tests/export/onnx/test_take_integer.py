@@ -5,7 +5,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.export.onnx.take_integer import take_integer, without_dead
-from tests.graph.integer.models import INT8, PER_CHANNEL, quantized
+from tests.support.integer_models import INT8, PER_CHANNEL, quantized
 
 
 def integer():

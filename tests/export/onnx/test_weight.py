@@ -3,12 +3,10 @@
 import pytest
 import torch
 
-import blockscale as bs
 from blockscale.core.catalog import CATALOG
-from blockscale.core.operand import operand
-from blockscale.core.parse import parse
 from blockscale.export.onnx.weight import TURNED, as_products_read_it, moved, rows, weight
 from tests.export.onnx.running import made, run, same
+from tests.support.onnx_weight import stored
 
 SPELLINGS = [
     *CATALOG.values(),
@@ -27,15 +25,6 @@ MOVES = {
     "turned": (("permute", (1, 0)),),
     "a convolution's": (("view", (12, 2, 2, 10)), ("permute", (0, 3, 1, 2))),
 }
-
-
-def stored(spelling, shape=(12, 40)):
-    torch.manual_seed(0)
-    fmt = parse(spelling)
-    x = torch.randn(shape) * 2.0 ** torch.randint(-3, 3, (shape[0], *[1] * (len(shape) - 1)))
-    with bs.use("reference"):
-        q = bs.quantize(x, fmt)
-        return operand(q.packed, q.qparams, fmt, shape[-1]), q.dequantize()
 
 
 @pytest.mark.some(4)

@@ -10,7 +10,7 @@ from blockscale.core.parse import parse
 from blockscale.export.onnx.pieces import Activation, Rows, Step, Weight
 from blockscale.export.onnx.widen import pieces_widened, widened
 from tests.export.onnx.running import session
-from tests.export.onnx.test_weight import stored
+from tests.support.onnx_weight import stored
 
 
 def model(kind):

@@ -8,7 +8,7 @@ from torch import nn
 from blockscale.export.onnx import write
 from blockscale.export.onnx.pieces import Weight, placed
 from tests.export.onnx.running import array
-from tests.export.onnx.test_weight import stored
+from tests.support.onnx_weight import stored
 
 
 class Marked(nn.Module):

@@ -4,8 +4,8 @@ import torch
 
 from blockscale.export.to_c.file import identifier, written
 from blockscale.export.to_c.walk import walk
-from tests.export.to_c.handmade import handmade
-from tests.ops.integer.oracle import UINT8, shifts, whole
+from tests.support.c_handmade import handmade
+from tests.support.integer_oracle import UINT8, shifts, whole
 
 
 def test_head():

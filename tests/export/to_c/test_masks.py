@@ -7,8 +7,8 @@ import torch
 
 import blockscale as bs
 from blockscale.export.to_c.walk import walk
-from tests.export.to_c.handmade import handmade
-from tests.export.to_c.running import check, needs_gcc
+from tests.support.c_handmade import handmade
+from tests.support.c_running import check, needs_gcc
 
 aten = torch.ops.aten
 

@@ -5,8 +5,8 @@ import torch
 
 import blockscale as bs
 from blockscale.export.to_c.walk import walk
-from tests.export.to_c.handmade import handmade
-from tests.ops.integer.oracle import INT8, shifts, whole
+from tests.support.c_handmade import handmade
+from tests.support.integer_oracle import INT8, shifts, whole
 
 aten = torch.ops.aten
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from blockscale.export.to_c.writer import kind_of, less
-from tests.export.to_c.handmade import handmade
-from tests.export.to_c.running import check, needs_gcc
-from tests.ops.integer.oracle import INT8, whole
+from tests.support.c_handmade import handmade
+from tests.support.c_running import check, needs_gcc
+from tests.support.integer_oracle import INT8, whole
 
 aten = torch.ops.aten
 WIDE = [*range(-70, 71), 2**45 + 2**21, -(2**45), 2**62 - 1, 3 * 2**40 + 2**17, -(2**62)]

@@ -5,7 +5,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.export.to_compressed_tensors.stacks import matrices
 from blockscale.files.renaming.apart import Back
-from tests.files.renaming.hub import build
+from tests.support.renaming_hub import build
 
 
 def found(model):

@@ -6,7 +6,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.export.to_executorch.copies import drop_copies, integer, per_tensor
-from tests.export.to_executorch.test_integers import converted
+from tests.support.to_executorch_integers import converted
 
 
 def test_copies_are_dropped_where_a_quantizer_sees_no_order():

@@ -8,7 +8,7 @@ import pytest
 from blockscale.files.directory.quantize_directory import quantize_directory
 from blockscale.files.slabs import cutting
 from tests.files.directory.places import Untouched
-from tests.files.models import contents, tiny_tensors, write_model
+from tests.support.file_models import contents, tiny_tensors, write_model
 
 
 @pytest.fixture(autouse=True)

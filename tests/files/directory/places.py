@@ -4,7 +4,7 @@ import pytest
 
 from blockscale.files.directory.quantize_directory import quantize_directory
 from blockscale.files.metadata import FileError
-from tests.files.models import contents
+from tests.support.file_models import contents
 
 
 class Untouched:

@@ -12,9 +12,9 @@ from blockscale.core.ledger import SkippedError
 from blockscale.files.directory.eligibility import why_not_vector
 from blockscale.files.directory.quantize_directory import quantize_directory
 from blockscale.files.header import StoredTensor
-from tests.files.models import tiny_tensors, write_model
-from tests.files.saved import bits
-from tests.layers.test_bias import IMAGES
+from tests.support.file_models import tiny_tensors, write_model
+from tests.support.layers_bias import IMAGES
+from tests.support.saved import bits
 
 
 def network() -> nn.Sequential:

@@ -1,7 +1,6 @@
 """Weights that layers compute: a directory folds them to the bits that a model in memory has."""
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,23 +11,10 @@ from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 import blockscale as bs
 from blockscale.files.directory import quantize_directory as runs
 from blockscale.files.slabs import cutting
-from tests.files.models import contents, write_model
+from tests.support.directory_models import Build, new, several, trained
+from tests.support.file_models import contents, write_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
-Build = Callable[[], nn.Module]
-new = parametrizations.weight_norm
-
-
-def several() -> nn.Module:
-    """Every way to norm, every dimension, several layouts, one that is as wide as high."""
-    return nn.Sequential(
-        new(nn.Linear(32, 48)), new(nn.Linear(48, 32), dim=None), new(nn.Linear(32, 32), dim=1),
-        new(nn.Conv1d(8, 32, 40, groups=1)), new(nn.Conv1d(32, 32, 3), dim=2),
-        new(nn.ConvTranspose1d(32, 16, 4)), new(nn.Conv2d(16, 32, 3), dim=1),
-        parametrizations.spectral_norm(nn.Linear(32, 64)),
-        parametrizations.spectral_norm(nn.Conv2d(32, 32, 3)),
-        parametrizations.spectral_norm(nn.ConvTranspose2d(32, 16, 3)),
-    )  # fmt: skip
 
 
 def hooked() -> nn.Module:
@@ -44,15 +30,6 @@ def recurrent() -> nn.Module:
     """Two of the weights of a layer that has four."""
     lstm = nn.LSTM(32, 32)
     return nn.Sequential(new(new(lstm, "weight_hh_l0"), "weight_ih_l0", dim=1))
-
-
-def trained(build: Build, dtype: torch.dtype) -> nn.Module:
-    torch.manual_seed(0)
-    model = build().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():  # lengths that are not the norm of v
-            parameter.mul_(torch.rand_like(parameter) + (0.5 if "0" in name else 0.75))
-    return model.to(dtype)
 
 
 def same(a: nn.Module, b: nn.Module) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 
 import blockscale as bs
-from tests.files.directory.test_computed import several, trained
-from tests.files.models import write_model
+from tests.support.directory_models import several, trained
+from tests.support.file_models import write_model
 
 
 def test_a_rule_and_a_skip(tmp_path: Path) -> None:

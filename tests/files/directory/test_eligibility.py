@@ -9,7 +9,7 @@ from blockscale.core.recipe import Recipe
 from blockscale.files.directory.eligibility import has_conv1d
 from blockscale.files.directory.quantize_directory import quantize_directory
 from tests.files.directory.reference_bits import check_bits, load_all
-from tests.files.models import tiny_tensors, write_model
+from tests.support.file_models import tiny_tensors, write_model
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "vision-encoder-decoder"])

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from blockscale.files.directory.quantize_directory import quantize_directory
 from blockscale.files.metadata import FileError
 from tests.files.directory.places import changed
-from tests.files.models import contents, tiny_tensors, write_model
+from tests.support.file_models import contents, tiny_tensors, write_model
 
 
 def test_other_files(tmp_path):

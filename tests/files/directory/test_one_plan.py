@@ -6,10 +6,10 @@ import pytest
 from torch import nn
 
 import blockscale as bs
-from tests.files.models import write_model
-from tests.files.renaming.hub import build, save
 from tests.files.renaming.oracle import differing
-from tests.files.renaming.test_renamed import CASES
+from tests.support.file_models import write_model
+from tests.support.renaming_cases import CASES
+from tests.support.renaming_hub import build, save
 
 
 @pytest.mark.some(4)

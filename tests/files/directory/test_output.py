@@ -14,7 +14,7 @@ from blockscale.files.directory.output import check_output
 from blockscale.files.directory.quantize_directory import plan_directory, quantize_directory
 from blockscale.files.metadata import FileError
 from tests.files.directory.places import Listener, changed
-from tests.files.models import contents
+from tests.support.file_models import contents
 
 
 def test_directories_that_lie_in_one_another(place):

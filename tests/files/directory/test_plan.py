@@ -6,7 +6,7 @@ from blockscale.core.parse import formats
 from blockscale.core.recipe import Recipe
 from blockscale.files.directory.quantize_directory import plan_directory, quantize_directory
 from tests.files.directory.places import Untouched
-from tests.files.models import contents, write_model
+from tests.support.file_models import contents, write_model
 
 
 def test_names_that_collide(tmp_path):

@@ -13,7 +13,7 @@ from blockscale.files.metadata import Metadata
 from blockscale.files.stream import Reader
 from tests.files.directory.places import Listener
 from tests.files.directory.reference_bits import check_bits, load_all
-from tests.files.models import CONFIG, tiny_tensors, write_model
+from tests.support.file_models import CONFIG, tiny_tensors, write_model
 
 MATRICES = {
     "embed.weight": "plain",

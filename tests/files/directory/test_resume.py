@@ -16,8 +16,8 @@ from blockscale.files.directory.quantize_directory import plan_directory, quanti
 from blockscale.files.metadata import FileError
 from blockscale.files.slabs import cutting
 from tests.files.directory.places import Listener
-from tests.files.models import contents, tiny_tensors, write_model
-from tests.some import crossed
+from tests.support.file_models import contents, tiny_tensors, write_model
+from tests.support.some import crossed
 
 ROOT = Path(__file__).parents[3]
 

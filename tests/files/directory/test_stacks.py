@@ -13,7 +13,7 @@ from blockscale.core.layout import to_stored
 from blockscale.files.directory.stacks import CUT, Stacked, Types, stacked, types_of
 from blockscale.files.load import _read_qtensor
 from blockscale.files.stored_model import open_stored_model
-from tests.files.models import write_model
+from tests.support.file_models import write_model
 
 
 @pytest.mark.parametrize("kind", ["gpt_oss", "llama4_text", "aria_text", "openai_privacy_filter"])

@@ -10,7 +10,7 @@ import torch
 
 import blockscale as bs
 from blockscale.files.directory.quantize_directory import quantize_directory
-from tests.files.models import contents, write_model
+from tests.support.file_models import contents, write_model
 
 ROOT = Path(__file__).parents[3]
 DRIVER = """

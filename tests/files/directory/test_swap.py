@@ -21,7 +21,7 @@ from blockscale.files.directory.swap import (
 )
 from blockscale.files.metadata import FileError
 from tests.files.directory.places import Listener
-from tests.files.models import contents
+from tests.support.file_models import contents
 
 DIGEST = "0123abcd"
 

@@ -16,8 +16,8 @@ import blockscale as bs
 from blockscale.core.ledger import Ledger
 from blockscale.files.directory.tied import is_table, ties_of
 from blockscale.files.header import sized
-from tests.files.models import write_model
-from tests.integrations.transformers.models import (
+from tests.support.file_models import write_model
+from tests.support.transformers_models import (
     SIZES,
     bert,
     gemma3,

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 import blockscale as bs
 from blockscale.files.slabs.quantize_tensor import TensorQuantizer
-from tests.files.models import write_model
+from tests.support.file_models import write_model
 
 SIZES = {"q_proj": (24, 1.0), "k_proj": (8, 7.0), "v_proj": (8, 0.1)}
 

@@ -10,7 +10,7 @@ from blockscale.files.directory.quantize_directory import plan_directory, quanti
 from blockscale.files.directory.workspace import Workspace
 from blockscale.files.metadata import FileError
 from tests.files.directory.places import Listener
-from tests.files.models import contents
+from tests.support.file_models import contents
 
 
 def test_an_output_that_appears_meanwhile(place):

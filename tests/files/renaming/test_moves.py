@@ -5,7 +5,7 @@ import transformers
 from torch import nn
 
 from blockscale.files.renaming.moves import left_to_model, moves_of, of_transformers
-from tests.files.renaming.hub import build
+from tests.support.renaming_hub import build
 
 HUB = "model.layers.0.block_sparse_moe"
 

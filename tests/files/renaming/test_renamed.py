@@ -11,20 +11,9 @@ import blockscale as bs
 from blockscale.files.metadata import FileError
 from blockscale.files.renaming.renamed import renamed
 from blockscale.files.stored_model import open_stored_model
-from tests.files.renaming.hub import MODELS, build, save
 from tests.files.renaming.oracle import dequantized, differing
-
-FORMATS = ["mxfp4", "nvfp4", "int8_channel", "int4:group32:fp32"]
-
-
-# a format for each model in the fast tests, all of them in the slow ones
-FAST = [(name, FORMATS[i % len(FORMATS)]) for i, name in enumerate(MODELS)]
-CASES = [pytest.param(*case) for case in FAST] + [
-    pytest.param(name, fmt, marks=pytest.mark.slow)
-    for name in MODELS
-    for fmt in FORMATS
-    if (name, fmt) not in FAST
-]
+from tests.support.renaming_cases import CASES
+from tests.support.renaming_hub import MODELS, build, save
 
 
 @pytest.mark.some(4)

@@ -11,8 +11,8 @@ import blockscale as bs
 from blockscale.files.metadata import DIGEST, KEY, FileError, Metadata, TensorInfo, _digest
 from blockscale.files.renaming.renamed import renamed
 from blockscale.files.stored_model import open_stored_model
-from tests.files.renaming.hub import build, save
 from tests.files.renaming.oracle import differing
+from tests.support.renaming_hub import build, save
 
 OLD = "language_model.model"
 

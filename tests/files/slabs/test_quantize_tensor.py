@@ -14,8 +14,8 @@ from blockscale.core.parse import formats, parse
 from blockscale.files.metadata import TensorInfo
 from blockscale.files.slabs.pool import Pool
 from blockscale.files.slabs.quantize_tensor import TensorQuantizer
-from tests.some import crossed
-from tests.strategies import SHAPES, spellings, tensors
+from tests.support.some import crossed
+from tests.support.strategies import SHAPES, spellings, tensors
 
 MORE = [
     "int8:channel1:fp32",

@@ -16,7 +16,7 @@ from blockscale.files.load import _read_qtensor
 from blockscale.files.slabs.cutting import cut
 from blockscale.files.slabs.rows import OpenStoredModel, Rows
 from blockscale.files.stored_model import open_stored_model
-from tests.files.models import write_model
+from tests.support.file_models import write_model
 
 TENSORS = {
     "c_fc.weight": torch.randn(20, 12, generator=torch.Generator().manual_seed(0)),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.graph.adopt.cases import A, adopted, graph_of, inputs, left, notes
-from tests.ops.samples import bits
+from tests.support.op_samples import bits
 
 BLOCKS = [(6, 64), (1, 64), (6, 1), (1, 16), (2, 32), (1, 1)]
 RANGES = [

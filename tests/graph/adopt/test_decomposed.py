@@ -5,7 +5,7 @@ import torch
 
 from blockscale.core.parse import parse
 from tests.graph.adopt.cases import D, adopted, graph_of, inputs, left, notes
-from tests.ops.samples import bits
+from tests.support.op_samples import bits
 
 # zero points that are floats have no kernel yet
 pytestmark = pytest.mark.filterwarnings("ignore:no cpu kernel runs .*asym.fp32")

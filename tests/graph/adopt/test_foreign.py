@@ -11,7 +11,7 @@ from blockscale.graph.adopt.foreign import schema_name
 from blockscale.graph.qparams import QuantParams
 from tests.graph.adopt.cases import adopted, graph_of, left
 from tests.graph.pt2e.flow import exported
-from tests.ops.samples import bits
+from tests.support.op_samples import bits
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),

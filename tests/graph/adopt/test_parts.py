@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.graph.adopt.cases import A, D, adopted, graph_of, left, notes
-from tests.ops.samples import bits
+from tests.support.op_samples import bits
 
 
 def values(shape, scale, zeros, axis=None):

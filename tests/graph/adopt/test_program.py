@@ -7,9 +7,9 @@ from torch import nn
 import blockscale as bs
 from blockscale.graph.adopt.program import adopted, is_graph_of_ops, quantized_elsewhere
 from blockscale.graph.program import imported
-from tests.graph.adopt import producers
 from tests.graph.adopt.cases import A, Calls, left
-from tests.ops.samples import bits
+from tests.support import adopt_producers as producers
+from tests.support.op_samples import bits
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),

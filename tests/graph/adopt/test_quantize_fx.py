@@ -15,7 +15,7 @@ from blockscale.compat.torch_ao import prepare as prepare_modules
 from blockscale.graph.adopt.quantize_fx import from_quantize_fx
 from blockscale.graph.program import imported
 from tests.graph.adopt.cases import adopted, left
-from tests.ops.samples import bits
+from tests.support.op_samples import bits
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),

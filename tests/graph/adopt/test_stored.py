@@ -6,9 +6,9 @@ import torch.nn.functional as F
 
 import blockscale as bs
 from blockscale.core.layout import from_stored
-from tests.graph.adopt import producers
 from tests.graph.adopt.cases import A, D, adopted, graph_of, left
-from tests.ops.samples import bits
+from tests.support import adopt_producers as producers
+from tests.support.op_samples import bits
 
 torch.manual_seed(0)
 CASES = {

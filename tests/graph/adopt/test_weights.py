@@ -7,7 +7,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.graph.adopt.weights import fold, reader_of
 from blockscale.graph.program import imported
-from tests.ops.samples import bits
+from tests.support.op_samples import bits
 
 ops = torch.ops.blockscale
 

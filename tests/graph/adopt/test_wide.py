@@ -10,7 +10,7 @@ import blockscale as bs
 from blockscale.graph.adopt.wide import LAYER, widen
 from tests.graph.adopt.cases import graph_of
 from tests.graph.pt2e.flow import adopted, through_modules, through_pt2e
-from tests.ops.samples import bits
+from tests.support.op_samples import bits
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.graph.adopt.cases import A, D, adopted, graph_of
-from tests.ops.samples import bits
+from tests.support.op_samples import bits
 
 
 def nodes(graph) -> list:

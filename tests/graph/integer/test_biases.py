@@ -11,7 +11,7 @@ import blockscale as bs
 from blockscale.graph.integer.convert import to_integer, with_integer_bias
 from blockscale.graph.integer.layers import NotIntegerError, sums
 from blockscale.layers.layer import QLayer
-from tests.graph.integer.models import INT8, PER_CHANNEL, Between, check
+from tests.support.integer_models import INT8, PER_CHANNEL, Between, check
 
 WEIGHTS = [PER_CHANNEL, INT8, "int4:channel0:e8m0/ceil", "ternary:channel0:pow2/nearest"]
 X = torch.randn(6, 2, 4, 4, generator=torch.Generator().manual_seed(3))

@@ -15,7 +15,7 @@ import blockscale as bs
 from blockscale import qat
 from blockscale.graph.integer.convert import to_integer, with_integer_bias
 from blockscale.graph.integer.steps import Dequantize, Quantize
-from tests.graph.integer.models import (
+from tests.support.integer_models import (
     INT8,
     PER_CHANNEL,
     check,

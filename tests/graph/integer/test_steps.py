@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import blockscale as bs
 from blockscale.graph.integer import steps
 from blockscale.graph.integer.convert import to_integer
-from tests.graph.integer.models import (
+from tests.support.integer_models import (
     INT8,
 )
 

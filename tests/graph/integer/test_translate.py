@@ -11,7 +11,7 @@ import blockscale as bs
 from blockscale.graph.integer.convert import to_integer, with_integer_bias
 from blockscale.graph.integer.layers import NotIntegerError
 from blockscale.graph.integer.translate import translate
-from tests.graph.integer.models import (
+from tests.support.integer_models import (
     INT8,
     PER_CHANNEL,
     before,

@@ -14,7 +14,7 @@ from blockscale.graph.lower.decompose import Decomposer, attribute, bodies
 from blockscale.graph.lower.way import of_ours
 from blockscale.ops.primitives import choose_quantize, dequantize, from_list
 from tests.graph.lower.programs import layers
-from tests.some import crossed
+from tests.support.some import crossed
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 

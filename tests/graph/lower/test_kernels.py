@@ -10,7 +10,7 @@ from blockscale.graph.lower.way import of_ours
 from blockscale.kernels.registry import unavailable
 from blockscale.ops.fused import FUSED
 from tests.graph.lower.programs import layers
-from tests.graph.lower.test_lowering import learned
+from tests.support.lowering import learned
 
 pytestmark = pytest.mark.skipif(unavailable("cpu") is not None, reason="no native kernels")
 

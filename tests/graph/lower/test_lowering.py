@@ -9,6 +9,7 @@ from blockscale.graph.lower.targets import cpu, cuda, inductor, reference, x86
 from blockscale.graph.program import exported
 from blockscale.graph.state import State, set_state, state
 from tests.graph.lower.programs import FORMATS, layers, network
+from tests.support.lowering import learned
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch itself
 # "integer" refuses what has no integer form: tests/graph/lower/targets/test_integer.py
@@ -96,13 +97,6 @@ def test_the_ledger_of_a_program():
     assert ledger["up"].weight == "int8:channel0:fp32"
     assert ledger["up"].details == "as the program has it; on reference: linear: reference"
     assert not ledger["up"].notes
-
-
-def learned():
-    model = torch.nn.Sequential(torch.nn.Linear(64, 8)).eval()
-    with bs.use("reference"):
-        bs.quantize_(model, bs.Recipe("book4:tensor:fp32"))
-    return torch.export.export(model, (torch.randn(3, 64),))
 
 
 @pytest.mark.parametrize("target", [t for t in ("cpu", "x86", "inductor") if t in HERE])

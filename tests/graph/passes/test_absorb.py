@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from blockscale.graph.nodes import ours
 from blockscale.graph.passes import FUSE, absorb, constants, fuse, moving
 from tests.graph.passes.nets import Coded, graph_of, names, round_trip, same_after
-from tests.graph.passes.test_fuse import fused
+from tests.support.passes_fuse import fused
 
 X = torch.randn(3, 6, 64)
 STATIC = "uint8:tensor:fp32:asym"

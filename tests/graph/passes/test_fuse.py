@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from blockscale.graph.passes import clean, fuse
-from blockscale.graph.passes.fused import read
 from tests.graph.passes.nets import Coded, graph_of, names, round_trip, same_after
+from tests.support.passes_fuse import fused
 
 X = torch.randn(3, 5, 64)
 FORMATS = (
@@ -33,11 +33,6 @@ OPS = {
     "add a number": lambda a, b: a + 1.5,
     "sdpa": lambda a, b: F.scaled_dot_product_attention(a, b, a),
 }
-
-
-def fused(graph) -> list:
-    """The calls of fused ops in a graph."""
-    return [found for node in graph.graph.nodes if (found := read(node)) is not None]
 
 
 FEW = ("uint8:tensor:fp32:asym", "mxfp8")

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 from blockscale.graph.passes import clean, fuse, fuse_activation
 from tests.graph.passes.nets import Coded, graph_of, round_trip, same_after
-from tests.graph.passes.test_fuse import fused
-from tests.some import crossed
+from tests.support.passes_fuse import fused
+from tests.support.some import crossed
 
 X = torch.randn(3, 5, 64)
 KINDS = {

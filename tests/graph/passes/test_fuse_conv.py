@@ -10,8 +10,8 @@ import blockscale as bs
 from blockscale.graph.expand import expand
 from blockscale.graph.passes import FUSE, clean, fuse_conv
 from tests.graph.passes.nets import Coded, Function, exported, graph_of, names, same_after
-from tests.graph.passes.test_fuse import fused
-from tests.some import crossed
+from tests.support.passes_fuse import fused
+from tests.support.some import crossed
 
 LAYERS = {
     "conv1d": (nn.Conv1d(8, 16, 3, padding=1, stride=2), (8, 9)),

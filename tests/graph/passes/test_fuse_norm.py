@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from blockscale.graph.passes import fuse_norm
 from tests.graph.passes.nets import graph_of, names, round_trip, same_after
-from tests.graph.passes.test_fuse import fused
+from tests.support.passes_fuse import fused
 
 X = torch.randn(3, 5, 64)
 

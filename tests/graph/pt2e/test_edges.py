@@ -8,7 +8,7 @@ import torch
 
 import blockscale as bs
 from blockscale.calibrate.observers import make
-from tests.ops.samples import bits
+from tests.support.op_samples import bits
 
 pytest.importorskip("torchao")
 

@@ -22,8 +22,8 @@ from tests.graph.pt2e.flow import (
     through_modules,
     through_pt2e,
 )
-from tests.ops.samples import bits
-from tests.some import crossed
+from tests.support.op_samples import bits
+from tests.support.some import crossed
 
 pytest.importorskip("torchao")
 pytestmark = [

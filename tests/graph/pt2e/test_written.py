@@ -10,7 +10,7 @@ from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
 from blockscale.graph.pt2e import written
 from tests.graph.adopt.cases import graph_of
-from tests.ops.samples import bits
+from tests.support.op_samples import bits
 
 
 def write(x: Tensor, how) -> tuple[torch.fx.GraphModule, Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.integrations.transformers.models import same_bits as same_bits
+from tests.support.transformers_models import same_bits as same_bits
 
 DIFFUSERS = pytest.mark.skipif(
     importlib.util.find_spec("diffusers") is None, reason="needs diffusers"

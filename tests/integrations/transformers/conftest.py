@@ -7,7 +7,7 @@ import pytest
 import transformers
 from torch import nn  # noqa: TC002 - beside it all others are needed
 
-from tests.integrations.transformers.models import MODELS, saved
+from tests.support.transformers_models import MODELS, saved
 
 Checkpoint = tuple[type, Path]
 

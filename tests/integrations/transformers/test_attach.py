@@ -11,7 +11,7 @@ import pytest
 
 import blockscale as bs
 from blockscale.integrations.transformers.attach import attach
-from tests.integrations.transformers.models import gpt2, llama, same_bits
+from tests.support.transformers_models import gpt2, llama, same_bits
 
 
 def loaded(path: Path) -> Any:

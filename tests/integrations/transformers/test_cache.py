@@ -6,7 +6,7 @@ import torch
 import blockscale as bs
 from blockscale.integrations.transformers import QuantizedCache
 from blockscale.integrations.transformers.cache import QuantizedLayer
-from tests.calibrate.rotations.models import decoder
+from tests.support.rotation_models import decoder
 
 G = "int4:group4:fp32"
 

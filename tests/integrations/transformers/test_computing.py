@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 import blockscale as bs
 from blockscale.integrations.transformers import BlockscaleConfig
-from tests.integrations.transformers.models import same_bits
-from tests.integrations.transformers.test_models import quantized, quietly
+from tests.support.quantized_models import quantized, quietly
+from tests.support.transformers_models import same_bits
 
 Checkpoints = Callable[[str], tuple[type, Path]]
 CONV = "hubert.encoder.pos_conv_embed.conv"

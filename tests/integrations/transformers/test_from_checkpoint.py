@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaForCa
 import blockscale as bs
 from blockscale.integrations.transformers import from_checkpoint
 from blockscale.layers.layer import QLayer
-from tests.export.checkpoints.test_loading import GPTQ, llama, stored_llama
-from tests.export.conversion.models import CONFIG, tensors, value, write
+from tests.support.checkpoints_loading import GPTQ, llama, stored_llama
+from tests.support.conversion_models import CONFIG, tensors, value, write
 
 RECORDED = Path(__file__).parents[2] / "recorded"
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 import blockscale as bs
 from blockscale.integrations.transformers import from_checkpoint
 from blockscale.integrations.transformers.gguf_config import config_of_gguf
-from tests.clients import tiny
+from tests.support import tiny
 
 SIZES = {
     "context_length": 64, "embedding_length": 64, "block_count": 2, "feed_forward_length": 128,

@@ -1,6 +1,5 @@
 """Every tiny model: quantized while it loads, saved, and loaded again, in the bits of quantize_."""
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,24 +10,11 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.integrations.transformers import BlockscaleConfig
-from tests.integrations.transformers.models import MODELS, same_bits
+from tests.support.quantized_models import quantized, quietly
+from tests.support.transformers_models import MODELS, same_bits
 
 Checkpoints = Callable[[str], tuple[type, Path]]
 NAMES = [make.__name__ for make in MODELS]
-
-
-def quietly(call: Callable[[], Any]) -> Any:
-    """What a call gives; what it skips is said by warnings."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return call()
-
-
-def quantized(kind: Any, path: Path, recipe: str = "mxfp4") -> nn.Module:
-    """The float model, loaded and then quantized by blockscale itself."""
-    model: nn.Module = kind.from_pretrained(path)
-    quietly(lambda: bs.quantize_(model, recipe))
-    return model
 
 
 @pytest.mark.some(4)

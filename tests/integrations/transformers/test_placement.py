@@ -12,8 +12,8 @@ import transformers as hf
 import blockscale as bs
 from blockscale.integrations.transformers import BlockscaleConfig
 from blockscale.integrations.transformers.placement import check_one_process, loading_places
-from tests.integrations.transformers.models import same_bits
-from tests.layers.test_offload import X, held_bytes, llama
+from tests.support.layers_offload import X, held_bytes, llama
+from tests.support.transformers_models import same_bits
 
 
 @pytest.mark.parametrize("places", [{"": "cpu"}, {"": "meta"}, {"a": 0, "b": 1}, {"a": "cuda:0"}])

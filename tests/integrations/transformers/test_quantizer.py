@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 
 from blockscale.integrations.transformers import BlockscaleConfig, BlockscaleQuantizer
-from tests.integrations.transformers.models import same_bits
+from tests.support.transformers_models import same_bits
 
 Checkpoints = Callable[[str], tuple[type, Path]]
 

@@ -15,7 +15,7 @@ from transformers import core_model_loading
 import blockscale as bs
 from blockscale.integrations.transformers import BlockscaleConfig
 from blockscale.integrations.transformers.quantizing import nothing_told
-from tests.integrations.transformers.models import same_bits, saved, tied_llama
+from tests.support.transformers_models import same_bits, saved, tied_llama
 
 Checkpoints = Callable[[str], tuple[type, Path]]
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import blockscale as bs
 from blockscale.integrations.transformers import BlockscaleConfig
-from tests.integrations.transformers.models import llama, same_bits, tied_llama
+from tests.support.transformers_models import llama, same_bits, tied_llama
 
 Checkpoints = Callable[[str], tuple[type, Path]]
 

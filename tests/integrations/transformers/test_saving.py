@@ -12,7 +12,7 @@ from blockscale.core.recipe import Recipe
 from blockscale.files.metadata import Metadata, TensorInfo
 from blockscale.files.stored_model import open_stored_model
 from blockscale.integrations.transformers.saving import renamed, state_and_metadata, stored_names
-from tests.integrations.transformers.models import llama, llava, mixtral, same_bits
+from tests.support.transformers_models import llama, llava, mixtral, same_bits
 
 Checkpoints = Callable[[str], tuple[type, Path]]
 

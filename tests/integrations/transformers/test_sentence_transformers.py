@@ -9,7 +9,7 @@ import transformers as hf
 
 import blockscale as bs
 from blockscale.integrations.transformers import BlockscaleConfig
-from tests.integrations.transformers.models import SIZES, same_bits
+from tests.support.transformers_models import SIZES, same_bits
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]
 

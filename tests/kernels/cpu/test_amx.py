@@ -18,8 +18,8 @@ from torch import Tensor
 
 from blockscale.kernels.cpu import _native
 from tests.kernels.cpu.equal import settings
-from tests.kernels.cpu.test_linear import excess, run, stored
-from tests.kernels.same import same
+from tests.support.cpu_linear import excess, run, stored
+from tests.support.same import same
 
 ROOT = Path(__file__).parents[3]
 REASON = _native.lacking().get("amx", "this library was not compiled for it")

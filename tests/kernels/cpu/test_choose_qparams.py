@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels.cpu.equal import wrong
-from tests.kernels.cpu.test_primitives import RULES
+from tests.support.cpu_primitives import RULES
 
 
 def around_powers() -> Tensor:

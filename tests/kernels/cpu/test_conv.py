@@ -14,7 +14,7 @@ from blockscale.kernels.cpu import conv as kernel
 from blockscale.ops import primitives as P
 from blockscale.ops.conv import conv
 from blockscale.ops.op import OPS
-from tests.some import crossed
+from tests.support.some import crossed
 
 # channels, outputs, kernel, stride, padding, dilation, groups, size
 SHAPES = (

@@ -10,8 +10,8 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.ops import primitives as P
 from tests.kernels.cpu.equal import wrong
-from tests.kernels.cpu.test_primitives import ROUNDINGS
-from tests.kernels.cpu.test_quantize import FLT_MAX, ODD, edges
+from tests.support.cpu_primitives import ROUNDINGS
+from tests.support.cpu_quantize import FLT_MAX, ODD, edges
 
 
 @pytest.mark.parametrize("byte", [0, 1, 2, 126, 127, 128, 252, 253, 254, 255])

@@ -12,9 +12,9 @@ from blockscale.kernels.cpu import _native
 from blockscale.ops import primitives as P
 from blockscale.ops.embedding import embedding
 from tests.kernels.cpu.equal import settings
-from tests.kernels.cpu.test_primitives import BLOCKS, ELEMENTS, rough, spelling
-from tests.kernels.same import same
-from tests.ops.test_embedding import EXTRA
+from tests.support.cpu_primitives import BLOCKS, ELEMENTS, rough, spelling
+from tests.support.ops_embedding import EXTRA
+from tests.support.same import same
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

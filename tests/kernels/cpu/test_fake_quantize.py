@@ -7,9 +7,9 @@ from torch import Tensor
 import blockscale as bs
 from blockscale.kernels.cpu import _native
 from tests.kernels.cpu.equal import settings, wrong
-from tests.kernels.cpu.test_primitives import rough
-from tests.kernels.cpu.test_primitives_memory import FORMATS
-from tests.kernels.same import same
+from tests.support.cpu_primitives import rough
+from tests.support.cpu_primitives_memory import FORMATS
+from tests.support.same import same
 
 
 def layouts() -> dict[str, Tensor]:

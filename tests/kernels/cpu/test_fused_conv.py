@@ -14,8 +14,8 @@ from blockscale.kernels.cpu import conv as of_patches
 from blockscale.kernels.registry import supporting
 from blockscale.ops import primitives as P
 from blockscale.ops.fused import FUSED
-from tests.kernels.cpu.test_activate import EXACT
-from tests.kernels.cpu.test_fused_linear import ENDS, coded, results
+from tests.support.cpu_activate import EXACT
+from tests.support.cpu_fused_linear import ENDS, coded, results
 
 CONV = FUSED["conv"]
 # channels, outputs, kernel, stride, padding, dilation, size

@@ -7,14 +7,15 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.core.operand import UNQUANTIZED, Quantizer, Value, operand, quantizer
+from blockscale.core.operand import UNQUANTIZED, Quantizer, Value, quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import fused_linear as module
 from blockscale.kernels.registry import supporting
 from blockscale.ops import primitives as P
 from blockscale.ops.fused import FUSED
-from tests.kernels.cpu.test_activate import EXACT, NEAR
+from tests.support.cpu_activate import EXACT, NEAR
+from tests.support.cpu_fused_linear import ENDS, coded, results
 
 LINEAR = FUSED["linear"]
 ACTIVATIONS = ("", *EXACT, *NEAR)
@@ -38,35 +39,11 @@ INPUTS = (
 )
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-# Formats that the kernel ends in, and others, which the primitives give.
-ENDS = (
-    *("uint8:tensor:fp32:asym", "int8:tensor:fp32", "int8:tensor:fp32:asym", "uint4:tensor:fp32"),
-    *(
-        "int3:tensor:fp32:full",
-        "uint8:tensor:e8m0/ceil",
-        "int8:tensor:pow2/floor",
-        "uint1:tensor:fp32",
-    ),
-    *(
-        "int8:tensor:fp32:recip",
-        "uint8:tensor:bf16:asym",
-        "ternary:tensor:fp32",
-        "int7:tensor:fp16",
-    ),
-)
 OTHERS = (
     *("int8:tensor:fp32:nearest_away", "e4m3:tensor:fp32", "int8:token:fp32", "int16:tensor:fp32"),
     *("int8:group16:e8m0/floor", "int8:tensor:fp32:offset", "binary:tensor:fp32"),
     *("uint8:tensor:fp32:asym(fp32)", "uint8:token:bf16:asym(bf16)"),
 )
-
-
-def coded(x: Tensor, fmt: str, qparams: QParams | None = None) -> Value:
-    """x as codes, by the given scale or one chosen from it."""
-    with bs.use("reference"):
-        parts = qparams or P.from_list(P.choose_qparams(x, fmt), parse(fmt))
-        codes = P.quantize(x, quantizer(parts, fmt))
-    return Value(*operand(codes, parts, fmt, x.shape[-1]))
 
 
 def run(x: Value, weight: Value, **more) -> list[Tensor]:
@@ -116,16 +93,6 @@ def test_floats_times_codes(isa: str) -> None:
         with bs.use("reference"):
             expected = LINEAR(Value(x), weight, dtype=dtype, activation="relu")[0]
         torch.testing.assert_close(y, expected, rtol=4 * ROUNDS[dtype], atol=1e-4)
-
-
-def results(y: Tensor, fmt: str) -> tuple[Quantizer, ...]:
-    """A scale for results y, and with zero points some that lie elsewhere."""
-    parts = P.from_list(P.choose_qparams(y * 0.7, fmt), parse(fmt))
-    if parts.zero_point is None:
-        return (quantizer(parts, fmt),)
-    moved = (0, -40, 300, 2**19, -(2**22))
-    each = [parts._replace(zero_point=torch.full_like(parts.zero_point, z)) for z in moved]
-    return tuple(quantizer(p, fmt) for p in (parts, *each))
 
 
 @pytest.mark.some(4)

@@ -13,8 +13,8 @@ from blockscale.core.parse import parse
 from blockscale.kernels.cpu.linear import as_integers, row_block
 from blockscale.kernels.cpu.prepack import prepared
 from blockscale.ops.linear import linear
-from tests.kernels.cpu.test_linear import NOTHING, check, packed, run, stored
-from tests.kernels.cpu.test_linear_integers import NEVER_WRONG, exact, near, weight_of
+from tests.support.cpu_linear import NOTHING, check, packed, run, stored
+from tests.support.cpu_linear_integers import NEVER_WRONG, exact, near, weight_of
 
 WEIGHTS = (
     "int8:channel0:fp32",

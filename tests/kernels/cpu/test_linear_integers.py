@@ -1,33 +1,18 @@
 """Integer arithmetic is exact: sums against numpy's int64, where every bit can be told."""
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from blockscale.core import reference
 from blockscale.core.operand import Quantizer
-from blockscale.core.pack import pack
 from blockscale.core.parse import parse
 from blockscale.kernels.cpu.linear import as_integers, row_block
 from blockscale.kernels.cpu.prepack import prepared
-from tests.kernels.cpu.test_linear import NOTHING, packed, run, stored
+from tests.support.cpu_linear import NOTHING, packed, run, stored
+from tests.support.cpu_linear_integers import NEVER_WRONG, exact, near, weight_of
 
 POWERS = "int8:group32:e8m0/floor"
-NEVER_WRONG = 4 * 2.0**-24  # one rounding to float32, two scales, the sum with the bias
-
-
-def weight_of(codes: Tensor, fmt: str, scale: Tensor, zero_point: Tensor | None = None) -> tuple:
-    return pack(codes, parse(fmt).element), scale, zero_point, None
-
-
-def exact(x: Tensor, w: Tensor) -> Tensor:
-    """Codes [m, k] and [n, k] -> their products' sums as int64, but float64 to scale them."""
-    return torch.from_numpy(x.numpy().astype(np.int64) @ w.numpy().astype(np.int64).T).double()
-
-
-def near(y: Tensor, expected: Tensor) -> None:
-    assert ((y.double() - expected).abs() <= NEVER_WRONG * expected.abs()).all()
 
 
 def whole(*shape: int, most: int = 127) -> Tensor:

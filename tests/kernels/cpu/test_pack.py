@@ -7,9 +7,9 @@ from torch import Tensor
 import blockscale as bs
 from blockscale.kernels.cpu import _native
 from blockscale.ops import primitives as P
-from tests.core.test_pack import NAMES, SHAPES, random_codes
-from tests.exact import pack_row
-from tests.kernels.same import same
+from tests.support.core_pack import NAMES, SHAPES, random_codes
+from tests.support.exact import pack_row
+from tests.support.same import same
 
 MORE = [(1, 2047), (1, 2048), (3, 2049), (2, 4099), (65, 300), (20000,), (5, 1), (2, 3, 4, 5)]
 WIDTHS = [b for b in range(1, 16) if b != 8]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.kernels.cpu.equal import wrong
-from tests.kernels.cpu.test_primitives import rough
+from tests.support.cpu_primitives import rough
 
 # 2048: a chunk, and a piece of a unit; 16384: threads pay; 65536: a unit; 524288: the largest block
 # that one unit holds.

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from blockscale.core.parse import parse
 from tests.kernels.cpu.equal import wrong
-from tests.kernels.cpu.test_primitives import DTYPES, rough
-from tests.kernels.cpu.test_quantize import SMALL, edges
-from tests.some import crossed
+from tests.support.cpu_primitives import DTYPES, rough
+from tests.support.cpu_quantize import SMALL, edges
+from tests.support.some import crossed
 
 
 def turning_points(element: str) -> Tensor:

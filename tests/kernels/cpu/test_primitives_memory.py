@@ -9,16 +9,8 @@ from blockscale.core.parse import parse
 from blockscale.kernels.cpu import _native
 from blockscale.ops import primitives as P
 from tests.kernels.cpu.equal import differing, everything, settings, wrong
-from tests.kernels.cpu.test_primitives import rough, sample
-
-FORMATS = (
-    "int4:group16:fp32:asym",
-    "e4m3:tile3x32:e8m0/floor",
-    "e2m1:group16:e4m3",
-    "int12:channel0:fp16:stochastic",
-    "binary:token:fp32",
-    "uint3:channel1:bf16:asym",
-)
+from tests.support.cpu_primitives import rough, sample
+from tests.support.cpu_primitives_memory import FORMATS
 
 
 def moved(x: Tensor, offset: int = 1) -> Tensor:

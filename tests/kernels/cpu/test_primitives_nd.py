@@ -11,8 +11,8 @@ from blockscale.kernels.cpu import _native
 from blockscale.ops import primitives as P
 from tests.kernels.cpu.equal import settings as running
 from tests.kernels.cpu.equal import wrong
-from tests.kernels.cpu.test_primitives import rough
-from tests.some import crossed
+from tests.support.cpu_primitives import rough
+from tests.support.some import crossed
 
 FORMATS = [  # each has `{}` for its block
     "int8:{}:fp32",

@@ -9,31 +9,12 @@ from torch import Tensor
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from tests.kernels.cpu.equal import wrong
-from tests.kernels.cpu.test_primitives import DTYPES as BY_NAME
-from tests.kernels.cpu.test_primitives import ELEMENTS, ROUNDINGS
+from tests.support.cpu_primitives import DTYPES as BY_NAME
+from tests.support.cpu_primitives import ROUNDINGS
+from tests.support.cpu_quantize import FLT_MAX, ODD, SMALL, edges
 
 DTYPES = list(BY_NAME.values())
-FLT_MAX = torch.finfo(torch.float32).max
-ODD = [0.0, -0.0, 2.0**-149, -(2.0**-149), 2.0**-126, FLT_MAX, -FLT_MAX]
 ODD += [math.inf, -math.inf, math.nan, 3e38, -1e-40, 2.0**22, 2.0**23 + 1, 2.0**24, -(2.0**31)]
-WIDE = [f"{sign}int{b}" for sign in ("", "u") for b in range(7, 17)]
-SMALL = [element for element in ELEMENTS if element not in WIDE]
-
-
-def edges(element: str) -> Tensor:
-    """Values of the element, midpoints between them, one float32 beside each, and odd ones."""
-    of = parse(f"{element}:tensor:fp32").element
-    patterns = torch.arange(2**of.bits, dtype=torch.int32)
-    patterns = patterns.to(torch.uint8) if of.bits <= 8 else patterns
-    values = of.decode(of.from_bits(patterns)).double()
-    values = values[values.isfinite()].unique()
-    top = values[-1]
-    middle = (values[1:] + values[:-1]) / 2
-    beyond = torch.tensor([top * 1.03125, top + 0.5, top + 1, top * 1.5, top * 2]).double()
-    x = torch.cat([values, middle, beyond, -beyond]).float()
-    up = x.nextafter(torch.tensor(math.inf))
-    down = x.nextafter(torch.tensor(-math.inf))
-    return torch.cat([x, up, down, torch.tensor(ODD)])
 
 
 def check_rounding(element: str, scale: float, rounding: str) -> None:

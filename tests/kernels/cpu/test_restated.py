@@ -14,7 +14,7 @@ from blockscale.kernels.cpu.restated import OPS
 from blockscale.ops import primitives as P
 from tests.kernels.cpu.equal import decoding, differing, encoding, settings, wrong
 from tests.kernels.restated import FORMATS, UNCHOSEN, awkward, given, runs, shapes
-from tests.some import crossed
+from tests.support.some import crossed
 
 WITHOUT = ("int8:group8:(nf4:group4:fp32):recip", "int4:group8:(uint6:group4:fp16):recip")
 

@@ -9,7 +9,7 @@ from blockscale.kernels.cpu.round_columns import round_columns as kernel
 from blockscale.kernels.registry import supporting
 from blockscale.ops.round_columns import round_columns
 from tests.kernels.cpu.equal import settings
-from tests.ops.test_round_columns import FORMATS, scales_for
+from tests.support.ops_round_columns import FORMATS, scales_for
 
 KNOWN = [fmt for fmt in FORMATS if not fmt.startswith("book3")]  # the reference runs that one
 

@@ -13,7 +13,7 @@ import torch
 import blockscale as bs
 from blockscale.kernels.cpu import _native, tuned
 from tests.kernels.cpu.equal import settings
-from tests.kernels.same import same
+from tests.support.same import same
 
 BOUNDS = _native.tuning_bounds()
 LEAST = {name: least for name, (_, least, _) in BOUNDS.items()}

@@ -6,8 +6,8 @@ import torch
 import blockscale as bs
 from blockscale.kernels.cuda.spec import known
 from blockscale.ops import primitives as P
-from tests.kernels.cuda.equal import DEVICE
-from tests.kernels.same import same
+from tests.support.cuda_equal import DEVICE
+from tests.support.same import same
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

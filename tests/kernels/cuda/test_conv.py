@@ -7,8 +7,8 @@ from blockscale.core.layout import to_stored
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.kernels.registry import use
 from blockscale.ops.conv import conv
-from tests.kernels.cuda.equal import DEVICE
-from tests.kernels.cuda.matmul.exact import NOTHING, stored
+from tests.support.cuda_equal import DEVICE
+from tests.support.cuda_matmul_exact import NOTHING, stored
 
 FORMATS = (
     *("int8:channel0:fp32", "int4:group32:fp32", "uint4:group16:fp16:asym", "e2m1:group16:e4m3"),

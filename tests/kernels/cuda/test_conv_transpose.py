@@ -9,7 +9,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.kernels import registry
 from blockscale.kernels.registry import KERNELS, use
-from tests.kernels.cuda.equal import DEVICE
+from tests.support.cuda_equal import DEVICE
 
 
 @pytest.fixture(autouse=True)

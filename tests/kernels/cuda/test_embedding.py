@@ -6,8 +6,8 @@ import torch
 from blockscale.core.operand import Operand
 from blockscale.kernels.registry import use
 from blockscale.ops.embedding import embedding
-from tests.kernels.cuda.equal import DEVICE
-from tests.kernels.cuda.matmul.exact import stored
+from tests.support.cuda_equal import DEVICE
+from tests.support.cuda_matmul_exact import stored
 
 FORMATS = (
     *("int8:channel0:fp32", "int4:group32:fp32", "uint4:group16:fp16:asym", "e2m1:group16:e4m3"),

@@ -12,8 +12,8 @@ from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear
-from tests.kernels.cuda.matmul.exact import NOTHING, excess, stored
-from tests.some import crossed
+from tests.support.cuda_matmul_exact import NOTHING, excess, stored
+from tests.support.some import crossed
 
 WEIGHTS = (
     *CATALOG.values(),

@@ -11,7 +11,7 @@ from blockscale.core.parse import parse
 from blockscale.kernels.cuda import pack as kernels
 from blockscale.kernels.cuda.primitives.form import form
 from blockscale.ops import primitives as P
-from tests.kernels.cuda.equal import DEVICE
+from tests.support.cuda_equal import DEVICE
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

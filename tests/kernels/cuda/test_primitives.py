@@ -10,12 +10,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch import Tensor
 
-from tests.core.test_against_rationals import cases
-from tests.gpu.test_cuda_reference import SPELLINGS, hard_inputs
-from tests.kernels.cuda.boxes import boxes
-from tests.kernels.cuda.equal import DTYPES, has_kernels, wrong
-from tests.kernels.cuda.formats import CODEBOOKS, FLOAT_ZEROS, OFFSETS
-from tests.some import crossed
+from tests.support.cuda_boxes import boxes
+from tests.support.cuda_equal import DTYPES, has_kernels, wrong
+from tests.support.cuda_formats import CODEBOOKS, FLOAT_ZEROS, OFFSETS
+from tests.support.gpu_cuda_reference import SPELLINGS, hard_inputs
+from tests.support.rational_cases import cases
+from tests.support.some import crossed
 
 # numpy, in which the interpreter computes, tells of infinities and NaN
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

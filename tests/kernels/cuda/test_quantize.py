@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from blockscale.kernels.cuda import quantize as kernels
-from tests.kernels.cuda.equal import wrong
+from tests.support.cuda_equal import wrong
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

@@ -8,9 +8,9 @@ import blockscale as bs
 from blockscale.core.operand import operand, quantizer
 from blockscale.kernels.registry import use
 from blockscale.ops import primitives as P
-from tests.kernels.cuda.equal import DEVICE, wrong
 from tests.kernels.restated import FORMATS, UNCHOSEN, awkward, given, runs
-from tests.some import crossed
+from tests.support.cuda_equal import DEVICE, wrong
+from tests.support.some import crossed
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinities
 SHAPES = ((4, 64), (2, 40))

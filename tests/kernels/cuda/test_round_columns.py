@@ -10,9 +10,9 @@ from blockscale.core.operand import Quantizer
 from blockscale.kernels import registry
 from blockscale.kernels.cuda.round_columns import round_columns as kernel
 from blockscale.ops.round_columns import Rounded, round_columns
-from tests.kernels.cuda.equal import DEVICE
-from tests.kernels.same import same
-from tests.ops.test_round_columns import FORMATS, scales_for
+from tests.support.cuda_equal import DEVICE
+from tests.support.ops_round_columns import FORMATS, scales_for
+from tests.support.same import same
 
 KNOWN = [each for each in FORMATS if not each.startswith("book")]  # tables are learned: no kernel
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinities

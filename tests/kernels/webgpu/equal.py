@@ -10,7 +10,7 @@ from blockscale.core.operand import Quantizer, operand, quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.ops import primitives as P
-from tests.kernels.same import same
+from tests.support.same import same
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Results = dict[str, Tensor]

@@ -5,8 +5,8 @@ import torch
 
 import blockscale as bs
 from blockscale.ops import primitives as P
-from tests.kernels.same import same
 from tests.kernels.webgpu.equal import hard
+from tests.support.same import same
 
 
 def differing(x: torch.Tensor, fmt: str) -> list[int]:

@@ -10,7 +10,7 @@ from blockscale.core.reference import QParams
 from blockscale.kernels.webgpu import webgpu
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 from blockscale.ops import primitives as P
-from tests.kernels.same import same
+from tests.support.same import same
 
 SCALES = torch.tensor([0.0, -0.0, 1e-45, -2.5, 3e38, torch.inf, torch.nan, 1.0])
 

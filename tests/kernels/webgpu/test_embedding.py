@@ -6,8 +6,8 @@ import torch
 import blockscale as bs
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.ops.embedding import embedding
-from tests.kernels.same import same
 from tests.kernels.webgpu.matmul.exact import stored
+from tests.support.same import same
 
 QUICK = ("int8_channel", "nvfp4", "uint4:group32:fp16:offset", "int4:flat32:fp32")
 MORE = (

@@ -6,8 +6,8 @@ import torch
 import blockscale as bs
 from blockscale.core.operand import Quantizer
 from blockscale.ops import primitives as P
-from tests.kernels.same import same
 from tests.kernels.webgpu.equal import hard, slope
+from tests.support.same import same
 
 
 @pytest.mark.parametrize("fmt", ["mxfp4", "int8:group32:fp32"])

@@ -16,10 +16,10 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.webgpu import textures
 from blockscale.ops import primitives as P
-from tests.kernels.same import same
 from tests.kernels.webgpu import founding
 from tests.kernels.webgpu.founding import CHOSEN, DTYPES, GIVEN, KINDS, Chosen, Given
 from tests.kernels.webgpu.here import here
+from tests.support.same import same
 
 STORAGES = ("buffer", "texture")
 BY = {"division": "", "reciprocal": ":recip"}

@@ -14,7 +14,7 @@ from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear
 from tests.kernels.webgpu.matmul.exact import by, check, on_webgpu, stored
-from tests.some import crossed
+from tests.support.some import crossed
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 QUICK = ("int8_channel", "nvfp4", "fp8", "uint4", "nf4")

@@ -9,7 +9,7 @@ from blockscale.kernels.webgpu.gpu import probe
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.primitives.choices import shader
 from blockscale.kernels.webgpu.primitives.form import form
-from tests.kernels.webgpu.textures.test_primitives import differing, hard
+from tests.support.webgpu_textures import differing, hard
 
 FORMATS = [
     "int8:group6:fp32", "mxfp4", "e5m2:group8:e8m0/ceil", "nvfp4", "ternary", "nf4",

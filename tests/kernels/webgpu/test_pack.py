@@ -6,7 +6,7 @@ import torch
 import blockscale as bs
 from blockscale.core.parse import parse
 from blockscale.ops import primitives as P
-from tests.kernels.same import same
+from tests.support.same import same
 
 ELEMENTS = (
     "binary", "ternary", "int2", "uint1", "uint3", "e2m1", "int5", "int6", "e3m2", "int7", "int8",

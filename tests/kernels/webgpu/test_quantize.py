@@ -10,9 +10,9 @@ from blockscale.core.parse import parse
 from blockscale.kernels.webgpu.gpu.shader import Signed
 from blockscale.kernels.webgpu.primitives import choices
 from blockscale.kernels.webgpu.spec import Choices, Constants
-from tests.kernels.cuda.formats import CODEBOOKS, FLOAT_ZEROS, OFFSETS
 from tests.kernels.webgpu.equal import DTYPES, hard, wrong
-from tests.some import crossed
+from tests.support.cuda_formats import CODEBOOKS, FLOAT_ZEROS, OFFSETS
+from tests.support.some import crossed
 
 SHAPES = ((4, 96), (3, 5, 64), (4, 37), (2, 256, 128), (1,), (5, 0))
 OTHERS = (

@@ -12,7 +12,7 @@ import blockscale as bs
 from blockscale.layers.computed import folded
 from blockscale.layers.conv import QConv
 from blockscale.layers.linear import QLinear
-from tests.layers.computed.test_plain import LAYERS, Noisy, old, parametrized
+from tests.support.computed_models import LAYERS, Noisy, old, parametrized
 
 X = torch.randn(3, 8)
 

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import blockscale as bs
 from blockscale.layers.parameters import hold
 from blockscale.layers.parameters.hold import all_held
-from tests.files.saved import bits
+from tests.support.saved import bits
 
 X = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
 RECIPE = bs.Recipe("mxfp4", "int8_token", bias="int8")

@@ -18,8 +18,8 @@ from blockscale.core.operand import UNQUANTIZED, Quantizer, Value, quantizer
 from blockscale.core.parse import parse
 from blockscale.kernels.registry import KERNELS
 from blockscale.ops.fused import FUSED, Fused
-from tests.ops.samples import bits
-from tests.some import crossed
+from tests.support.op_samples import bits
+from tests.support.some import crossed
 
 FORMATS = (
     "",

@@ -12,7 +12,7 @@ from blockscale.ops import fused as package
 from blockscale.ops.fused import FUSED, Fused
 from blockscale.ops.op import OPS
 from tests.ops.fused.cases import FORMATS, cases_of, coded
-from tests.ops.samples import bits
+from tests.support.op_samples import bits
 
 # graph.md, section 4; conv1d … conv_transpose3d are one op
 PRODUCTS = "linear matmul bmm baddbmm addmm conv embedding embedding_bag sdpa"

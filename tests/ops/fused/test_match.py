@@ -15,7 +15,7 @@ from blockscale.core.operand import UNQUANTIZED, Value
 from blockscale.ops.fused import FUSED, match
 from blockscale.ops.fused.match import Match, dtype_of
 from tests.ops.fused.cases import Case, cases_of
-from tests.ops.samples import bits
+from tests.support.op_samples import bits
 
 CASES = [
     pytest.param(name, case, id=f"{name}-{i}")

@@ -7,6 +7,7 @@ import io
 
 import pytest
 import torch
+from tests.support.some import crossed
 from torch import Tensor, nn
 
 import blockscale as bs
@@ -17,8 +18,7 @@ from blockscale.ops import primitives as P
 from blockscale.ops.fused import FUSED, Fused
 from blockscale.ops.fused.plan import activated
 from tests.ops.fused.cases import Case, cases_of, coded, quantizer_of
-from tests.ops.samples import bits
-from tests.some import crossed
+from tests.support.op_samples import bits
 
 CHOSEN = Quantizer(None, None, None, "bfp8")
 FORMATS = ("mxfp8", "", "uint8:tensor:fp32:asym", "nvfp4")

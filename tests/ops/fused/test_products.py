@@ -15,7 +15,7 @@ from blockscale.core.operand import UNQUANTIZED, Value
 from blockscale.kernels.activations import ACTIVATIONS
 from blockscale.ops.fused import FUSED, products
 from tests.ops.fused.cases import Case, check, coded, decoded, every
-from tests.ops.samples import bits
+from tests.support.op_samples import bits
 
 
 def stored(shape: list[int], transposed: bool, groups: int) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import blockscale as bs
 from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
 from blockscale.ops.fused.residual import KEPT, RESIDUAL_LAYER_NORM, RESIDUAL_RMS_NORM
 from tests.ops.fused.cases import FORMATS, RESULTS, coded, decoded, encoded, quantizer_of
-from tests.ops.samples import bits
+from tests.support.op_samples import bits
 
 SHAPE = (3, 4, 32)
 WEIGHT, BIAS = torch.linspace(0.5, 2, 32), torch.linspace(-1, 1, 32)

@@ -5,7 +5,7 @@ import torch
 
 import blockscale as bs
 from blockscale.ops.integer import INTEGER_OPS
-from tests.ops.integer.oracle import INT8, shifts
+from tests.support.integer_oracle import INT8, shifts
 
 NAMES = {
     *("quantize", "dequantize", "rescale", "linear", "conv", "matmul", "attention", "embedding"),

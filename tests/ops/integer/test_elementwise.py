@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from blockscale.ops.integer.elementwise import add, embedding, look_up, mul
-from tests.ops.integer.oracle import INT8, INT16, LIMITS, shifts, whole
-from tests.ops.integer.oracle import ended as exactly
+from tests.support.integer_oracle import INT8, INT16, LIMITS, shifts, whole
+from tests.support.integer_oracle import ended as exactly
 
 
 @pytest.mark.parametrize("sign", [1, -1])

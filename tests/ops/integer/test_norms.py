@@ -13,7 +13,7 @@ from blockscale.ops.integer.norms import (
     normalized,
     square_root,
 )
-from tests.ops.integer.oracle import shifts, whole
+from tests.support.integer_oracle import shifts, whole
 
 WIDE = "int16:tensor:pow2/nearest"
 

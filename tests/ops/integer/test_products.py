@@ -6,8 +6,9 @@ import torch.nn.functional as F
 
 from blockscale.core.layout import grouped_layout, to_stored
 from blockscale.ops.integer.products import conv, linear, matmul
-from tests.ops.integer.oracle import INT8, LIMITS, UINT8, shifts, whole
-from tests.ops.integer.oracle import ended as exactly
+from tests.support.integer_oracle import INT8, LIMITS, UINT8, shifts, whole
+from tests.support.integer_oracle import ended as exactly
+from tests.support.integer_products import SETTINGS
 
 BIG = 2**40  # as if nothing were proven: int64
 
@@ -29,14 +30,6 @@ def test_linear(fmt, largest):
     assert torch.equal(found.long(), expected(acc, 9, zero, fmt))
     sums = linear(x, w, None, 7, largest, shifts(0), 0, 0, 0, "")
     assert torch.equal(sums.double(), (x.double() - 7) @ w.double().t())
-
-
-SETTINGS = [  # dims, groups, stride, padding, dilation
-    (1, 1, [2], [1], [1]),
-    (2, 2, [1, 2], [1, 0], [2, 1]),
-    (2, 4, [1, 1], [1, 1], [1, 1]),  # depthwise
-    (3, 1, [1, 1, 1], [0, 1, 0], [1, 1, 2]),
-]
 
 
 @pytest.mark.parametrize("largest", [2**24, BIG])

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from blockscale.ops.integer.reductions import max_pool, sum_over, sum_pool
-from tests.ops.integer.oracle import INT8, LIMITS, rounded, shifts, whole
+from tests.support.integer_oracle import INT8, LIMITS, rounded, shifts, whole
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16])

@@ -6,8 +6,8 @@ import torch
 import blockscale as bs
 from blockscale.core.arithmetic.sums import accumulator
 from blockscale.ops.integer.shifts import SHIFT_ROUNDINGS, divided, ended, rescale
-from tests.ops.integer.oracle import ended as exactly
-from tests.ops.integer.oracle import rounded, whole
+from tests.support.integer_oracle import ended as exactly
+from tests.support.integer_oracle import rounded, whole
 
 ENDS = [2**31 - 1, -(2**31) + 1, 2**30, -(2**30), 3 * 2**29, -3 * 2**29]
 SMALL = [*range(-70, 71), *ENDS]

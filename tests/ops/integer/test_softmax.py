@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from blockscale.graph.lower.integers.rules.products import exponential
 from blockscale.ops.integer.softmax import POWER, attention, powers, shares, softmax
-from tests.ops.integer.oracle import INT8, shifts, whole
+from tests.support.integer_oracle import INT8, shifts, whole
 
 PROBABILITY = "uint8:tensor:pow2/nearest"
 

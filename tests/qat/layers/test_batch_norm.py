@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 import blockscale as bs
-from tests.qat.models import cnn, train
+from tests.support.qat_models import cnn, train
 
 FINE = "int16:channel0:fp32"  # so fine that what remains is the arithmetic of folding
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from tests.qat.models import cnn, train
+from tests.support.qat_models import cnn, train
 
 
 def skipping(message: str = "blockscale"):

@@ -7,7 +7,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.qat.layers.layer import Features
 from blockscale.qat.layers.linear import QATLinear, QATTransposedLinear
-from tests.qat.models import Conv1D
+from tests.support.qat_models import Conv1D
 
 
 def test_conv1d_of_transformers_is_what_the_test_model_stands_for():

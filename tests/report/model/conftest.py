@@ -7,7 +7,7 @@ import pytest
 
 from blockscale.core.recipe import Recipe
 from blockscale.files.directory.quantize_directory import quantize_directory
-from tests.files.models import tiny_tensors, write_model
+from tests.support.file_models import tiny_tensors, write_model
 
 RULES = {"layers.0.*": {"weight": "int8_channel"}, "head": {"weight": "nf4"}}
 SEARCH = {

@@ -3,7 +3,7 @@
 import pytest
 
 from blockscale.report.speed import floors, tables
-from tests.report.speed.invented import invented
+from tests.support.invented_speed import invented
 
 
 def test_floors_follow_bytes_or_operations():

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from blockscale.report.speed.page import PLACES, pages
-from tests.report.speed.invented import invented
+from tests.support.invented_speed import invented
 
 NOTES = "<!-- source -->\n# Performance\n\n" + "\n\n".join(PLACES) + "\n\nTried: nothing.\n"
 

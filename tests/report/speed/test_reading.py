@@ -1,7 +1,7 @@
 """What a run's file says is read from plain data alone."""
 
 from blockscale.report.speed import reading
-from tests.report.speed.invented import invented
+from tests.support.invented_speed import invented
 
 
 def test_the_device_and_its_float_layer():

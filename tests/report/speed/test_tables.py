@@ -3,7 +3,7 @@
 import pytest
 
 from blockscale.report.speed import tables
-from tests.report.speed.invented import invented, line
+from tests.support.invented_speed import invented, line
 
 
 def test_the_tables_that_have_rows():

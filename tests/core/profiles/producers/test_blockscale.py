@@ -5,7 +5,7 @@ import torch
 
 import blockscale as bs
 from blockscale.core.profiles.quantize import quantize
-from tests.core.profiles.inputs import KINDS
+from tests.support.profile_inputs import KINDS
 
 
 @pytest.mark.parametrize("name", bs.formats())

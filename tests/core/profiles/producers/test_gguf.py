@@ -1,31 +1,16 @@
 """ggml's own bytes (tests/recorded/record_ggml.py): 0 of them differ."""
 
-import pathlib
 from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
 
 import blockscale as bs
 from blockscale.core.profiles.knobs import Profile
 from blockscale.core.profiles.producers.gguf import PROFILES
 from blockscale.export.checkpoints.gguf.blocks import TYPES
-from tests.core.profiles.inputs import KINDS
-
-RECORDED = load_file(pathlib.Path(__file__).parents[3] / "recorded" / "ggml.safetensors")
-
-
-def in_blocks(name: str, q: bs.QTensor) -> Tensor:
-    """A tensor as the bytes of its type in a file [blocks, bytes]."""
-    of = TYPES[name]
-    assert str(q.format) == of.format  # what a file of this type is read as
-    parts = {"codes": q.codes.reshape(-1, of.elements)}
-    for part in q.format.parts:
-        if not (part == "outer" and name == "NVFP4"):  # a tensor beside the blocks, and 1
-            parts[part] = getattr(q.qparams, part).reshape(len(parts["codes"]), -1)
-    return of.together(parts)
+from tests.support.ggml_recorded import RECORDED, in_blocks
+from tests.support.profile_inputs import KINDS
 
 
 def differing(name: str, kind: str, profile: Profile) -> int:

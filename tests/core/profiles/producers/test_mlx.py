@@ -5,8 +5,8 @@ import torch
 
 import blockscale as bs
 from blockscale.core.profiles.producers.mlx import PROFILES
-from tests.core.profiles.inputs import KINDS
 from tests.core.profiles.recorded import differing, profiles
+from tests.support.profile_inputs import KINDS
 
 
 def test_every_profile_was_recorded() -> None:

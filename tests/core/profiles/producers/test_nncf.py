@@ -5,9 +5,9 @@ import torch
 
 import blockscale as bs
 from blockscale.core.profiles.producers.nncf import PROFILES
-from tests.core.profiles.inputs import KINDS
 from tests.core.profiles.recorded import FOLDER, differing, profiles
 from tests.core.profiles.table import block_of
+from tests.support.profile_inputs import KINDS
 
 
 def test_every_profile_was_recorded() -> None:

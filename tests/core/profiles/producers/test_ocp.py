@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from tests.core.profiles.inputs import KINDS
+from tests.support.profile_inputs import KINDS
 
 # table 1 of the specification: emax of each element type
 EMAX = {"mxfp8": 8, "mxfp8_e5m2": 15, "mxfp6": 4, "mxfp6_e2m3": 2, "mxfp4": 2, "mxint8": 0}

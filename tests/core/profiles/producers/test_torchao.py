@@ -21,7 +21,7 @@ import blockscale as bs
 from blockscale.core.pack import pack
 from blockscale.core.profiles.producers.torchao import PROFILES
 from blockscale.core.profiles.quantize import quantize
-from tests.core.profiles.inputs import KINDS
+from tests.support.profile_inputs import KINDS
 
 TWO = (torch.float32, torch.bfloat16)
 MX = {

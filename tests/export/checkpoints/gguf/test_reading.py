@@ -10,9 +10,8 @@ from safetensors.torch import load_file
 import blockscale as bs
 from blockscale.export.checkpoints.gguf import grids, reading
 from blockscale.export.checkpoints.gguf.blocks import TYPES
+from tests.support.gguf_reading import RECORDED, SMALL, SPLIT
 
-RECORDED = Path(__file__).parents[3] / "recorded"
-SMALL, SPLIT = RECORDED / "small.gguf", RECORDED / "split-00001-of-00002.gguf"
 VALUES = load_file(RECORDED / "gguf_values.safetensors")
 
 

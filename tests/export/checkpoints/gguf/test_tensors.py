@@ -12,8 +12,8 @@ from blockscale.export.checkpoints.gguf.families import FAMILIES
 from blockscale.export.checkpoints.gguf.tensors import from_gguf, pieces_in_model, to_gguf
 from blockscale.export.checkpoints.regrouped import Regrouped
 from blockscale.files.metadata import FileError
-from tests.export.checkpoints.test_loading import RECORDED
 from tests.recorded.record_gguf_llama import permuted
+from tests.support.checkpoints_loading import RECORDED
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 METADATA = {"llama.attention.head_count": 4, "llama.attention.head_count_kv": 2}

@@ -7,7 +7,7 @@ import blockscale as bs
 from blockscale.export.checkpoints.gguf import records
 from blockscale.export.checkpoints.gguf.blocks import TYPES
 from blockscale.export.checkpoints.gguf.together import blocks_of
-from tests.export.checkpoints.gguf.test_reading import SMALL
+from tests.support.gguf_reading import SMALL
 
 
 @pytest.mark.parametrize("kernel", [True, False])

@@ -5,7 +5,7 @@ import pytest
 from blockscale.export.checkpoints.openvino import graph as graphs
 from blockscale.export.checkpoints.openvino.graph import number, read_graph, sizes
 from blockscale.files.metadata import FileError
-from tests.export.checkpoints.openvino.ir import write
+from tests.support.openvino_ir import write
 
 
 def test_layers_and_edges(tmp_path):

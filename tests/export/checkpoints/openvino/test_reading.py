@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 import blockscale as bs
-from tests.export.checkpoints.openvino.ir import every, same, write
+from tests.support.openvino_ir import every, same, write
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "openvino"
 MODES, ANY = load_file(RECORDED / "values.safetensors"), load_file(RECORDED / "any.safetensors")

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tests.export.to_c.handmade import handmade
-from tests.export.to_c.running import check, needs_gcc, run
-from tests.ops.integer.oracle import INT8, UINT8, shifts, whole
+from tests.support.c_handmade import handmade
+from tests.support.c_running import check, needs_gcc, run
+from tests.support.integer_oracle import INT8, UINT8, shifts, whole
 
 pytestmark = [needs_gcc, pytest.mark.slow]
 

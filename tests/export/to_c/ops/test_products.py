@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from blockscale.core.layout import grouped_layout, to_stored
-from tests.export.to_c.handmade import handmade
-from tests.export.to_c.running import SANITIZED, check, needs_gcc
-from tests.ops.integer.oracle import INT8, shifts, whole
-from tests.ops.integer.test_products import SETTINGS
+from tests.support.c_handmade import handmade
+from tests.support.c_running import SANITIZED, check, needs_gcc
+from tests.support.integer_oracle import INT8, shifts, whole
+from tests.support.integer_products import SETTINGS
 
 pytestmark = [needs_gcc, pytest.mark.slow]
 

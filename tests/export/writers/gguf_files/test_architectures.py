@@ -4,8 +4,8 @@ import pytest
 
 from blockscale.export.checkpoints.gguf.families import FAMILIES, of_metadata
 from blockscale.export.writers.gguf_files import architectures
-from tests.clients.tiny import KINDS
-from tests.export.conversion.models import CONFIG
+from tests.support.conversion_models import CONFIG
+from tests.support.tiny import KINDS
 
 
 def test_keys_there_and_back() -> None:

@@ -4,7 +4,7 @@ from blockscale.core.parse import parse
 from blockscale.export.writers.gguf_files.head import Value, encoded
 from blockscale.export.writers.gguf_files.model import metadata_for
 from blockscale.export.writers.writer import Planned
-from tests.export.conversion.models import CONFIG
+from tests.support.conversion_models import CONFIG
 
 
 def planned(*formats: str) -> list[Planned]:

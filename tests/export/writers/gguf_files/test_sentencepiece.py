@@ -10,7 +10,7 @@ import sentencepiece
 from blockscale.core.untrusted.files import FileError
 from blockscale.export.writers.gguf_files.sentencepiece import read_pieces
 from blockscale.export.writers.gguf_files.tokenizer import tokenizer_keys
-from tests.export.writers.gguf_files.tokenizers_here import pieces
+from tests.support.tokenizers_here import pieces
 
 SPACE = "\u2581"
 PREPEND = {"type": "Prepend", "prepend": SPACE}

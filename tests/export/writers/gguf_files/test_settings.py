@@ -6,7 +6,7 @@ import pytest
 
 from blockscale.export.checkpoints.gguf.families import FAMILIES
 from blockscale.export.writers.gguf_files.settings import check_settings, window_keys, window_of
-from tests.clients.tiny import KINDS
+from tests.support.tiny import KINDS
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

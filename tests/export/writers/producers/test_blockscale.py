@@ -6,7 +6,7 @@ import torch
 
 import blockscale as bs
 from blockscale.export.writers.writer import writer_of
-from tests.export.conversion.models import write
+from tests.support.conversion_models import write
 
 
 def test_every_kind_of_part(tmp_path: Path) -> None:

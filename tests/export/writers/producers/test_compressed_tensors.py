@@ -9,7 +9,7 @@ import torch
 import blockscale as bs
 from blockscale.core.parse import parse
 from blockscale.export.writers.writer import Planned, writer_of
-from tests.export.conversion.models import tensors, write
+from tests.support.conversion_models import tensors, write
 
 FORMATS = (
     "int8:channel0:bf16:full", "int4:group32:fp16:full", "uint4:group32:fp16:asym",

@@ -7,7 +7,7 @@ import torch
 import blockscale as bs
 from blockscale.core.parse import parse
 from blockscale.export.writers.writer import writer_of
-from tests.export.conversion.models import write
+from tests.support.conversion_models import write
 
 VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 

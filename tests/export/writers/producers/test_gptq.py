@@ -12,8 +12,8 @@ import blockscale as bs
 from blockscale.core.parse import parse
 from blockscale.export.writers.writer import Planned, writer_of
 from tests.export.checkpoints.layouts.recorded import cases
-from tests.export.conversion.models import tensors, value, write
 from tests.export.writers.producers.again import same_bytes, written_again
+from tests.support.conversion_models import tensors, value, write
 
 
 @pytest.mark.parametrize("case", ["2", "3", "4", "8"])

@@ -10,8 +10,8 @@ from blockscale.core.parse import parse
 from blockscale.export.conversion.plan import NotLosslessError
 from blockscale.export.writers.writer import Planned, writer_of
 from tests.export.checkpoints.layouts.recorded import cases
-from tests.export.conversion.models import tensors, value, write
 from tests.export.writers.producers.again import same_bytes, written_again
+from tests.support.conversion_models import tensors, value, write
 
 
 @pytest.mark.parametrize("case", cases("mlx"))

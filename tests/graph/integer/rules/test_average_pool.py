@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.graph.integer.models import (
+from tests.support.integer_models import (
     INT8,
     PER_CHANNEL,
     check,

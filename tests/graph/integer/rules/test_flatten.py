@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from blockscale.graph.integer.convert import to_integer
 from blockscale.graph.integer.layers import NotIntegerError
-from tests.graph.integer.models import INT8, PER_CHANNEL, check, quantized
+from tests.support.integer_models import INT8, PER_CHANNEL, check, quantized
 
 
 class Flat(nn.Module):

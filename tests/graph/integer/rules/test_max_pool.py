@@ -6,7 +6,7 @@ from torch import nn
 
 from blockscale.graph.integer.convert import to_integer
 from blockscale.graph.integer.layers import NotIntegerError
-from tests.graph.integer.models import INT8, between, check
+from tests.support.integer_models import INT8, between, check
 
 POOLS = [
     nn.MaxPool2d(2),

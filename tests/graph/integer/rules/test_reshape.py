@@ -5,7 +5,7 @@ import torch
 
 from blockscale.graph.integer.convert import to_integer, with_integer_bias
 from blockscale.graph.integer.layers import NotIntegerError
-from tests.graph.integer.models import INT8, between, check
+from tests.support.integer_models import INT8, between, check
 
 SHAPES = [lambda x: x.view(2, 4, 16, 1), lambda x: x.reshape(2, 4, 1, 16)]
 

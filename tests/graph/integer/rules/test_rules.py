@@ -10,7 +10,7 @@ from blockscale.graph.integer import rules
 from blockscale.graph.integer.convert import to_integer
 from blockscale.graph.integer.layers import NotIntegerError
 from blockscale.graph.integer.rules import as_module, rule_for
-from tests.graph.integer.models import between
+from tests.support.integer_models import between
 
 FILES = {path.stem for path in pathlib.Path(rules.__file__).parent.glob("*.py")} - {"__init__"}
 

@@ -5,7 +5,7 @@ import torch
 
 from blockscale.graph.integer.convert import to_integer, with_integer_bias
 from blockscale.graph.integer.layers import NotIntegerError
-from tests.graph.integer.models import INT8, between
+from tests.support.integer_models import INT8, between
 
 SHAPES = [
     lambda x: x.reshape(x.size(0), x.size(1), -1, 1),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from tests.graph.lower.integers.test_models import accuracy, cnn, digits, fit, resnet, trained
+from tests.support.digit_models import accuracy, cnn, digits, fit, resnet, trained
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 INT8, LOG4 = "int8:channel0:pow2/nearest", "log4:channel0:pow2/nearest"

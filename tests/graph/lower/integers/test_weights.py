@@ -11,9 +11,9 @@ import blockscale as bs
 from blockscale.graph.lower.integers.fixed import NotIntegerError
 from blockscale.graph.lower.integers.weights import narrowest, whole
 from blockscale.ops.integer.powers import sums_by_shifts
-from tests.export.to_c.running import check as check_c
-from tests.export.to_c.running import needs_gcc
 from tests.graph.lower.integers.flows import INT8, INT16, UINT8, check, compared, fused
+from tests.support.c_running import check as check_c
+from tests.support.c_running import needs_gcc
 
 # format, dtype of its integers, the most powers of two that one is the sum of
 POWERS = [("log2", "int8", 1), ("log4", "int8", 1), ("log5", "int16", 1), ("apot3", "int8", 1),

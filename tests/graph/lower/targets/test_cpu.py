@@ -79,7 +79,7 @@ def test_the_fastest_way_runs(way, kind, monkeypatch):
 @pytest.mark.parametrize("kind", ["int8_token", "uint8:tensor:fp32:asym"])
 def test_quantized_inside(kind, result, activation, monkeypatch):
     """Floats go in, the product's kernel quantizes them: the same bits as under the reference."""
-    from tests.graph.lower.products.test_ways import one
+    from tests.support.products_ways import one
 
     graph, x = one(kind, result, activation)
     fixed(monkeypatch, {"kernel": 2.0, "inside": 1.0})

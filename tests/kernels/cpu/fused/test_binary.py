@@ -11,7 +11,7 @@ from blockscale.core.parse import parse
 from blockscale.kernels.cpu.fused import binary
 from blockscale.ops.fused import FUSED
 from tests.kernels.cpu.fused.given import UINT8, coded, fixed, rough
-from tests.kernels.same import same
+from tests.support.same import same
 
 FORMATS = ("", "int8:tensor:fp32", UINT8, "int8:token:fp32", "mxfp8", "bfp8", "int4:group8:fp16")
 SHAPES = ((1,), (3, 32), (2, 5, 96), (1, 4128), (40, 480))

@@ -7,8 +7,8 @@ import blockscale as bs
 from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
 from blockscale.kernels.cpu.fused.max_pool import pooled
 from blockscale.ops.fused import FUSED
-from tests.kernels.same import same
-from tests.some import crossed
+from tests.support.same import same
+from tests.support.some import crossed
 
 FORMATS = (
     *("int8:tensor:fp32", "uint8:tensor:fp32:asym"),

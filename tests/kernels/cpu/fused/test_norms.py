@@ -17,7 +17,7 @@ from blockscale.ops.fused.residual import RESIDUAL_LAYER_NORM, RESIDUAL_RMS_NORM
 from blockscale.ops.fused.values import quantized
 from tests.kernels.cpu.equal import settings
 from tests.kernels.cpu.fused.given import UINT8, coded, fixed, rough
-from tests.kernels.same import same
+from tests.support.same import same
 
 SHAPES = ((1, 1), (3, 7), (2, 5, 64), (2, 65), (4, 384), (1, 5003), (70, 300))
 RESULTS = (

@@ -16,7 +16,7 @@ from blockscale.ops import primitives as P
 from blockscale.ops.fused import FUSED
 from blockscale.ops.fused.values import quantized
 from tests.kernels.cpu.fused.given import UINT8, coded, fixed
-from tests.kernels.same import same
+from tests.support.same import same
 
 SIZES = (  # batch, heads, rows, keys, depth, width
     (2, 3, 64, 64, 32, 32), (1, 2, 7, 9, 5, 16), (2, 2, 100, 130, 64, 48), (1, 1, 1, 300, 128, 128),

@@ -12,8 +12,8 @@ from blockscale.core.parse import parse
 from blockscale.kernels.cpu.fused import tables
 from blockscale.ops.fused import FUSED
 from tests.kernels.cpu.fused.given import UINT8, coded, every_code, fixed
-from tests.kernels.same import same
-from tests.some import crossed
+from tests.support.same import same
+from tests.support.some import crossed
 
 FORMATS = (
     *("int8", "uint8", "e4m3", "e5m2", "log8", "int4", "uint4", "e2m1", "e3m2", "nf4", "ternary"),

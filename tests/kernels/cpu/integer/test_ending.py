@@ -13,7 +13,7 @@ from blockscale.kernels.cpu.integer.ending import (
     under_one,
     unshifted,
 )
-from tests.ops.integer.oracle import INT8, UINT8, shifts
+from tests.support.integer_oracle import INT8, UINT8, shifts
 
 
 def test_formats_keep_their_codes():

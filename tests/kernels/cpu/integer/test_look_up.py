@@ -7,7 +7,7 @@ import torch
 
 from blockscale.kernels.registry import supporting, unavailable
 from tests.kernels.cpu.integer.equal import equal
-from tests.ops.integer.oracle import INT8, INT16, UINT8, whole
+from tests.support.integer_oracle import INT8, INT16, UINT8, whole
 
 pytestmark = pytest.mark.skipif(unavailable("cpu") is not None, reason=str(unavailable("cpu")))
 

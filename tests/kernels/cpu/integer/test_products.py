@@ -9,7 +9,7 @@ from blockscale.kernels.cpu.integer.shifted import _READY
 from blockscale.kernels.registry import supporting, unavailable
 from blockscale.ops.integer import INTEGER_OPS
 from tests.kernels.cpu.integer.equal import equal
-from tests.ops.integer.oracle import INT8, INT16, LIMITS, UINT8, shifts, whole
+from tests.support.integer_oracle import INT8, INT16, LIMITS, UINT8, shifts, whole
 
 pytestmark = pytest.mark.skipif(unavailable("cpu") is not None, reason=str(unavailable("cpu")))
 TOP = 2**24

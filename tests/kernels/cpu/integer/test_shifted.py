@@ -15,7 +15,7 @@ from blockscale.kernels.cpu.integer import shifted
 from blockscale.kernels.registry import supporting, unavailable
 from blockscale.ops.integer import INTEGER_OPS
 from tests.kernels.cpu.integer.equal import equal
-from tests.ops.integer.oracle import INT8, INT16, LIMITS, UINT8, ended, shifts, whole
+from tests.support.integer_oracle import INT8, INT16, LIMITS, UINT8, ended, shifts, whole
 
 pytestmark = pytest.mark.skipif(unavailable("cpu") is not None, reason=str(unavailable("cpu")))
 LINEAR = INTEGER_OPS["integer_linear"]

@@ -8,7 +8,7 @@ import torch
 from blockscale.graph.lower.integers.rules.products import exponential
 from blockscale.kernels.registry import supporting, unavailable
 from tests.kernels.cpu.integer.equal import equal
-from tests.ops.integer.oracle import INT8, INT16, LIMITS, UINT8, shifts, whole
+from tests.support.integer_oracle import INT8, INT16, LIMITS, UINT8, shifts, whole
 
 pytestmark = pytest.mark.skipif(unavailable("cpu") is not None, reason=str(unavailable("cpu")))
 DTYPES = (torch.int8, torch.uint8, torch.int16, torch.int32)

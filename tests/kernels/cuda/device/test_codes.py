@@ -7,8 +7,8 @@ import torch
 
 from blockscale.kernels.cuda.device.codes import makes_nibbles, stored_bits
 from blockscale.kernels.cuda.spec import spec
-from tests.kernels.cuda.device.inputs import midpoints
-from tests.kernels.cuda.equal import wrong
+from tests.support.cuda_device_inputs import midpoints
+from tests.support.cuda_equal import wrong
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from blockscale.core.reference import QParams
-from tests.kernels.cuda.device.inputs import midpoints
-from tests.kernels.cuda.equal import DTYPES, wrong
-from tests.some import crossed
+from tests.support.cuda_device_inputs import midpoints
+from tests.support.cuda_equal import DTYPES, wrong
+from tests.support.some import crossed
 
 # numpy, in which the interpreter computes, tells of infinities and NaN
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -14,9 +14,9 @@ from blockscale.core.reference import QParams
 from blockscale.kernels.cuda.device.element import decode, encode, inside, round_trip
 from blockscale.kernels.cuda.device.numerics import bits_of
 from blockscale.kernels.cuda.spec import FAMILIES, spec
-from tests.kernels.cuda.device.inputs import midpoints
-from tests.kernels.cuda.equal import DEVICE, wrong
-from tests.kernels.same import same
+from tests.support.cuda_device_inputs import midpoints
+from tests.support.cuda_equal import DEVICE, wrong
+from tests.support.same import same
 
 # numpy, in which the interpreter computes, tells of infinities and NaN
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -14,8 +14,8 @@ from blockscale.kernels.cuda.device.lanes import (
     split_pairs,
 )
 from blockscale.ops import primitives as P
-from tests.kernels.cuda.equal import DEVICE
-from tests.kernels.same import same
+from tests.support.cuda_equal import DEVICE
+from tests.support.same import same
 
 # numpy, in which the interpreter computes, tells of infinities and NaN
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

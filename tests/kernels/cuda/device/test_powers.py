@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.kernels.cuda.device.inputs import turning
-from tests.kernels.cuda.equal import DTYPES, wrong
+from tests.support.cuda_device_inputs import turning
+from tests.support.cuda_equal import DTYPES, wrong
 
 # numpy, in which the interpreter computes, tells of infinities and NaN
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from blockscale.kernels.cuda.device.random_numbers import random_words
-from tests.kernels.cuda.equal import DEVICE, wrong
+from tests.support.cuda_equal import DEVICE, wrong
 
 # numpy, in which the interpreter computes, tells of infinities and NaN
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

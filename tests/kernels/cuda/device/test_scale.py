@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from blockscale.core.reference import QParams
-from tests.kernels.cuda.equal import wrong
+from tests.support.cuda_equal import wrong
 
 # numpy, in which the interpreter computes, tells of infinities and NaN
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

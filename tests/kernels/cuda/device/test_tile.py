@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.kernels.cuda.equal import wrong
+from tests.support.cuda_equal import wrong
 
 # numpy, in which the interpreter computes, tells of infinities and NaN
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

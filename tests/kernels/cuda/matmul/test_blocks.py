@@ -11,8 +11,8 @@ from blockscale.kernels.cuda.matmul.call import Call
 from blockscale.kernels.cuda.matmul.finish import Ends
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.kernels.cuda.matmul.weight import Weight
-from tests.kernels.cuda.equal import DEVICE, DTYPES
-from tests.kernels.cuda.matmul.exact import excess, stored
+from tests.support.cuda_equal import DEVICE, DTYPES
+from tests.support.cuda_matmul_exact import excess, stored
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from blockscale.kernels.cuda.matmul.codes import CodesSettings, LibrarySettings,
 from blockscale.kernels.cuda.matmul.finish import Ends
 from blockscale.kernels.cuda.matmul.input import Codes
 from blockscale.kernels.cuda.matmul.weight import Weight
-from tests.kernels.cuda.equal import DEVICE
+from tests.support.cuda_equal import DEVICE
 
 
 @pytest.mark.parametrize("k", [64, 200])

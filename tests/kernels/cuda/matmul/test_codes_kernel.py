@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from blockscale.kernels.cuda.matmul.codes_kernel import multiply_codes
-from tests.kernels.cuda.equal import DEVICE
+from tests.support.cuda_equal import DEVICE
 
 
 @pytest.mark.parametrize(("block", "inner"), [(0, 1), (32, 1), (32, 2), (64, 2)])

@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from blockscale.kernels.cuda.matmul.finish import Ends, add_up, result
 from blockscale.kernels.cuda.matmul.weight import OutputFactors
-from tests.kernels.cuda.equal import DEVICE, DTYPES
+from tests.support.cuda_equal import DEVICE, DTYPES
 
 
 def whole(*shape: int) -> torch.Tensor:

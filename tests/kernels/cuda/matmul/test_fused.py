@@ -10,7 +10,7 @@ from blockscale.kernels.cuda.matmul.call import Call
 from blockscale.kernels.cuda.matmul.fused import add_tail, fits, to_measure, usual
 from blockscale.kernels.cuda.matmul.fused_work import FusedSettings
 from blockscale.kernels.cuda.matmul.reading import reading
-from tests.kernels.cuda.equal import DEVICE
+from tests.support.cuda_equal import DEVICE
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -9,7 +9,7 @@ from blockscale.core.operand import UNQUANTIZED, Quantizer
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.matmul.input import Codes, Values, kind, read
 from blockscale.ops import primitives as P
-from tests.kernels.cuda.equal import DEVICE
+from tests.support.cuda_equal import DEVICE
 
 
 def test_kinds() -> None:

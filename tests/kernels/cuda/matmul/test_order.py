@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.matmul.order import by_planes, for_few, for_fused, in_parts
 from blockscale.kernels.cuda.matmul.reading import Reading, reading
-from tests.kernels.cuda.equal import DEVICE
+from tests.support.cuda_equal import DEVICE
 
 FORMATS = (
     *("mxfp4", "int8_channel", "fp8", "int2:group64:e8m0/floor", "binary:token:fp32"),

@@ -11,9 +11,9 @@ from blockscale.kernels.cuda.matmul.finish import Ends
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.kernels.cuda.matmul.tile import TileSettings, fits, in_registers, tile, usual
 from blockscale.kernels.cuda.matmul.weight import Weight
-from tests.kernels.cuda.equal import DEVICE, DTYPES
-from tests.kernels.cuda.matmul.exact import excess, stored
-from tests.some import crossed
+from tests.support.cuda_equal import DEVICE, DTYPES
+from tests.support.cuda_matmul_exact import excess, stored
+from tests.support.some import crossed
 
 
 @pytest.mark.some(3)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from blockscale.kernels.cuda.matmul.tile_kernel import GROUP, place
-from tests.kernels.cuda.equal import DEVICE
+from tests.support.cuda_equal import DEVICE
 
 
 @triton.jit

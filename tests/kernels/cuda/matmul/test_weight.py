@@ -8,8 +8,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.kernels.cuda.matmul.weight import Weight, as_words, output_factors, scale_stride
-from tests.kernels.cuda.equal import DEVICE
-from tests.kernels.cuda.matmul.exact import stored
+from tests.support.cuda_equal import DEVICE
+from tests.support.cuda_matmul_exact import stored
 
 
 def test_words() -> None:

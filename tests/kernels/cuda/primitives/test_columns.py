@@ -5,7 +5,7 @@ import torch
 
 from blockscale.kernels.cuda.primitives.columns import round_strip
 from blockscale.kernels.cuda.primitives.form import form
-from tests.kernels.cuda.equal import DEVICE
+from tests.support.cuda_equal import DEVICE
 
 
 @pytest.mark.parametrize("columns", [8, 16])

@@ -7,7 +7,7 @@ from torch import Tensor
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.pack import pack_patterns, unpack
 from blockscale.kernels.cuda.primitives.form import form
-from tests.kernels.cuda.equal import DEVICE
+from tests.support.cuda_equal import DEVICE
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

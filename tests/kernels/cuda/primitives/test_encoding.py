@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.kernels.cuda.equal import DTYPES, wrong
+from tests.support.cuda_equal import DTYPES, wrong
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

@@ -6,7 +6,7 @@ import torch
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.primitives import launch
 from blockscale.kernels.cuda.primitives.form import form
-from tests.kernels.cuda.equal import DEVICE, DTYPES
+from tests.support.cuda_equal import DEVICE, DTYPES
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 INFINITY = 0x7F800000

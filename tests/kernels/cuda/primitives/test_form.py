@@ -6,7 +6,7 @@ import torch
 import blockscale as bs
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.ops import primitives as P
-from tests.kernels.cuda.equal import DEVICE
+from tests.support.cuda_equal import DEVICE
 
 # numpy, in which the interpreter computes, tells of infinities and NaN
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -10,8 +10,8 @@ import triton.language as tl
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.device.tile import locate, spread
 from blockscale.kernels.cuda.primitives.tiling import Blocks, blocks_of, groups, tiling
-from tests.kernels.cuda.equal import DEVICE
-from tests.some import crossed
+from tests.support.cuda_equal import DEVICE
+from tests.support.some import crossed
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.kernels.cuda.equal import DTYPES, wrong
-from tests.some import crossed
+from tests.support.cuda_equal import DTYPES, wrong
+from tests.support.some import crossed
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

@@ -12,7 +12,7 @@ from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.ops import primitives as P
-from tests.kernels.same import same
+from tests.support.same import same
 
 
 class Compiled:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from blockscale.core.operand import UNQUANTIZED
-from tests.kernels.cuda.equal import DEVICE
 from tests.kernels.cuda.replay.stand_in import (
     Counting,
     check,
@@ -20,7 +19,8 @@ from tests.kernels.cuda.replay.stand_in import (
     rounded,
     stored,
 )
-from tests.kernels.same import same
+from tests.support.cuda_equal import DEVICE
+from tests.support.same import same
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),

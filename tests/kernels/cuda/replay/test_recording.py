@@ -11,8 +11,8 @@ from torch import Tensor
 
 from blockscale.core.operand import UNQUANTIZED
 from blockscale.kernels.cuda.replay.recording import Alias, Memory
-from tests.kernels.cuda.equal import DEVICE
 from tests.kernels.cuda.replay.stand_in import check, operand, outcomes, stored
+from tests.support.cuda_equal import DEVICE
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),

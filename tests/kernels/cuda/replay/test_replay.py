@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from blockscale.core.operand import Quantizer, quantizer
 from blockscale.core.parse import parse
 from blockscale.ops import primitives as P
-from tests.kernels.cuda.equal import DEVICE
 from tests.kernels.cuda.replay.stand_in import (
     Counting,
     Passing,
@@ -21,7 +20,8 @@ from tests.kernels.cuda.replay.stand_in import (
     rounded,
     stored,
 )
-from tests.kernels.same import same
+from tests.support.cuda_equal import DEVICE
+from tests.support.same import same
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),

@@ -8,12 +8,7 @@ from blockscale.kernels.webgpu.gpu.device import GpuError, gpu
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import allocate, download, upload, zeros
 from blockscale.kernels.webgpu.gpu.shader import Shader
-
-COPY = Shader("kernels/copy")
-
-
-def copy(source, result, words=64):
-    launch(COPY, {"source": source, "result": result}, {"count": words // 4}, 1)
+from tests.support.webgpu_device import copy
 
 
 def test_launches_and_copies_keep_their_order():

@@ -48,7 +48,7 @@ def test_zeros_are_zeros_in_used_memory():
 
 def test_an_upload_into_used_memory_waits_for_what_reads_it():
     """Recorded work still reads the old bytes, though its buffer went back to the pool."""
-    from tests.kernels.webgpu.gpu.test_device import copy
+    from tests.support.webgpu_device import copy
 
     x, y = torch.arange(64, dtype=torch.int32), torch.ones(64, dtype=torch.int32)
     result = allocate(256)

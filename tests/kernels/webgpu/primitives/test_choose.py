@@ -8,7 +8,7 @@ from blockscale.core.parse import parse
 from blockscale.kernels.webgpu.gpu.memory import download, upload
 from blockscale.kernels.webgpu.primitives.choose import choose_outer, stored, stored_bits
 from blockscale.kernels.webgpu.primitives.form import form
-from tests.kernels.same import same
+from tests.support.same import same
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from blockscale.kernels.webgpu.primitives import pieces, swift_columns, swift_pl
 from blockscale.kernels.webgpu.primitives.form import form
 from blockscale.kernels.webgpu.primitives.pieces import STEP
 from blockscale.kernels.webgpu.primitives.swift_columns import Plan
-from tests.kernels.webgpu.primitives.test_swift import right, unruly
+from tests.support.webgpu_swift import right, unruly
 
 FULL, HALF, OTHER = torch.float32, torch.bfloat16, torch.float16
 FORMATS = ("int8:group32@0:fp32", "int8:group32@0:e8m0/floor", "e4m3:group32@0:fp32",

@@ -12,8 +12,8 @@ from blockscale.kernels.webgpu.primitives.form import form
 from blockscale.kernels.webgpu.primitives.geometry import geometry
 from blockscale.kernels.webgpu.primitives.pieces import STEP
 from blockscale.ops import primitives as P
-from tests.kernels.same import same
 from tests.kernels.webgpu.equal import hard
+from tests.support.same import same
 
 FULL, HALF, OTHER = torch.float32, torch.bfloat16, torch.float16
 MEASURED = [

@@ -11,16 +11,7 @@ from blockscale.kernels.webgpu.primitives import swift_plan, swift_sums
 from blockscale.kernels.webgpu.primitives.form import form
 from blockscale.kernels.webgpu.primitives.swift_plan import Settings
 from tests.kernels.webgpu.equal import hard
-from tests.kernels.webgpu.primitives.test_swift import (
-    FULL,
-    HALF,
-    OTHER,
-    ROWS,
-    TILES,
-    planned,
-    reach_of,
-    right,
-)
+from tests.support.webgpu_swift import FULL, HALF, OTHER, ROWS, TILES, planned, reach_of, right
 
 
 @pytest.fixture(autouse=True)

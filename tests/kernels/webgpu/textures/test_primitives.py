@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.core import pack as packing
 from blockscale.core import reference
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
@@ -13,12 +12,12 @@ from blockscale.kernels.webgpu import textures
 from blockscale.kernels.webgpu.gpu.memory import upload
 from blockscale.kernels.webgpu.spec import known
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
-from tests.kernels.same import same
 from tests.kernels.webgpu.here import here
-from tests.some import crossed
+from tests.support.same import same
+from tests.support.some import crossed
+from tests.support.webgpu_textures import DTYPES, differing
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MORE = [
     "int8:block2x3x2x3:fp32:asym", "int4:tile2x3:fp16", "e4m3:tile3x2:bf16",
     "uint8:group5:fp32:asym", "int8:block2x2x2x2x2x2:fp32", "e2m1:block2x2x4:e8m0/even",
@@ -31,51 +30,12 @@ FAST = ["mxfp6", "nvfp4", "ternary", MORE[0], MORE[1], MORE[3], MORE[8]]
 SHAPES = [(6,), (5, 18), (4, 3, 10), (2, 3, 4, 5), (2, 4, 2, 2, 2, 6)]
 
 
-def hard(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Numbers of every size, ties, zeros, subnormals, and what is not finite."""
-    made = torch.Generator().manual_seed(sum(shape))
-    x = torch.randn(shape, generator=made)
-    kind = torch.rand(shape, generator=made)
-    x = torch.where(kind < 0.25, torch.round(x * 8) / 2, x)
-    x = torch.where(kind > 0.9, x * 2.0**-140, x)
-    special = torch.tensor([0.0, -0.0, torch.nan, torch.inf, -torch.inf, 3e38, 2.0**-149, 448.0])
-    rare = special[torch.randint(0, 8, shape, generator=made)]
-    return torch.where(kind > 0.97, rare, x).to(dtype)
-
-
 def fits(fmt: str, shape: tuple[int, ...]) -> bool:
     try:
         parse(fmt).block.scale_shape(shape)
     except ValueError:
         return False
     return True
-
-
-def differing(fmt: str, shape: tuple[int, ...], dtype: torch.dtype) -> list[str]:
-    """Names of the results whose bits are not the reference's."""
-    form, x = parse(fmt), hard(shape, dtype)
-    seed = torch.tensor([2**40 + 7, 3]) if form.rounding == "stochastic" else None
-    parts = reference.choose_qparams(x, form)
-    codes = reference.quantize(x, parts, form, seed)
-    packed = packing.pack(codes, form.element)
-    values = {d: reference.dequantize(codes, parts, form, d) for d in DTYPES}
-    source = textures.texture(x)
-    q = textures.quantize(source, fmt, parts, seed)
-    own = textures.quantize(source, fmt, seed=seed)
-    found = {
-        "codes": (q.codes.tensor(), packed),
-        "codes, scale chosen": (own.codes.tensor(), packed),
-        "round trip": (textures.fake_quantize(source, fmt, parts, seed).tensor(), values[dtype]),
-        "round trip, scale chosen": (
-            textures.fake_quantize(source, fmt, seed=seed).tensor(), values[dtype]
-        ),
-    }  # fmt: skip
-    for name, part in parts._asdict().items():
-        if part is not None:
-            found[name] = here(getattr(own.qparams, name)), part
-    for to, value in values.items():
-        found[f"values {to}"] = textures.dequantize(q, to).tensor(), value
-    return [name for name, (a, b) in found.items() if not same(a, b)]
 
 
 @pytest.mark.parametrize("fmt", crossed(2, FAST))

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.kernels.webgpu.torch_ops.numbers import FLOATS
-from tests.some import crossed
+from tests.support.some import crossed
 
 SHAPES = [(1, 1, 1), (3, 5, 2), (64, 64, 64), (65, 17, 130), (1, 200, 70), (130, 3, 1)]
 

@@ -10,7 +10,7 @@ from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import allocate, download, upload
 from blockscale.kernels.webgpu.gpu.shader import Shader
 from blockscale.kernels.webgpu.spec import shader_of
-from tests.kernels.same import bits
+from tests.support.same import bits
 
 
 def words(*columns: Tensor) -> Tensor:

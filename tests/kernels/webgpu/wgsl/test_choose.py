@@ -6,10 +6,10 @@ from torch import Tensor
 
 from blockscale.core import reference
 from blockscale.core.parse import parse
-from tests.kernels.same import bits
 from tests.kernels.webgpu.wgsl.inputs import FEW, any_bits, beside
 from tests.kernels.webgpu.wgsl.running import run, shader, words
-from tests.kernels.webgpu.wgsl.test_code import LEVELS, OTHERS
+from tests.support.same import bits
+from tests.support.webgpu_tables import LEVELS, OTHERS
 
 COUNT = 1 << 14
 RULES = ("floor", "ceil", "rceil", "even", "tosa", "nearest")

@@ -5,9 +5,9 @@ import torch
 
 from blockscale.core.arithmetic.means import mean_of
 from blockscale.kernels.webgpu.gpu.shader import Shader
-from tests.kernels.same import bits
 from tests.kernels.webgpu.wgsl.inputs import FEW, any_bits, beside
 from tests.kernels.webgpu.wgsl.running import run, same_bits, words
+from tests.support.same import bits
 
 COUNT = 1 << 16
 

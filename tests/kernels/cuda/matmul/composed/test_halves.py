@@ -11,7 +11,7 @@ from blockscale.kernels.cuda.dequantize import decoded, dequantize
 from blockscale.kernels.cuda.matmul.composed.halves import LEAST, halves, takes
 from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends
 from blockscale.ops import primitives as P
-from tests.kernels.cuda.equal import DEVICE
+from tests.support.cuda_equal import DEVICE
 
 FORMATS = ["nf4:group64:fp32", "nf4:group16:e4m3", "nf4:group64:fp32:offset"]
 

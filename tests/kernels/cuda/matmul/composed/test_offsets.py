@@ -17,9 +17,9 @@ from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends
 from blockscale.kernels.registry import use
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear
-from tests.kernels.cuda.equal import DEVICE, DTYPES
-from tests.kernels.cuda.matmul.exact import ROUNDS, ulps_of
-from tests.some import crossed
+from tests.support.cuda_equal import DEVICE, DTYPES
+from tests.support.cuda_matmul_exact import ROUNDS, ulps_of
+from tests.support.some import crossed
 
 FORMATS = [
     "uint4:group32:fp16:offset", "int4:group64:fp32:offset", "uint8:token:fp16:offset",

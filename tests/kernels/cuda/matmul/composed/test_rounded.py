@@ -9,7 +9,7 @@ from blockscale.kernels.cuda.matmul.composed.rounded import least_rows
 from blockscale.kernels.registry import use
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear
-from tests.kernels.cuda.equal import DEVICE
+from tests.support.cuda_equal import DEVICE
 
 BLOCKS_OF_FLOATS = [
     "int4:group32:fp32",

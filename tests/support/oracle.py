@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
-from tests.exact import (
+from tests.support.exact import (
     FLT_MAX,
     ROUNDINGS,
     SCALE_RANGE,
@@ -28,7 +28,7 @@ from tests.exact import (
     rounded,
     uniform,
 )
-from tests.oracle_elements import Integer, element_of
+from tests.support.oracle_elements import Integer, element_of
 
 
 @dataclass(frozen=True)

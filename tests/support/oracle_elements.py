@@ -14,9 +14,9 @@ from fractions import Fraction
 from functools import cache
 from typing import Any
 
-from tests.exact import clamp, exponent, pow2, rounded
+from tests.support.exact import clamp, exponent, pow2, rounded
 
-FAMILIES = pathlib.Path(__file__).parent / "core" / "elements"
+FAMILIES = pathlib.Path(__file__).parents[1] / "core" / "elements"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from blockscale.core.operand import Quantizer, operand, quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.ops import primitives as P
-from tests.kernels.same import same
+from tests.support.same import same
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from blockscale.core.block import read_block
 from blockscale.core.elements import FAMILIES, read_element
-from tests.exact import FLT_MAX, RULES, SCALE_RANGE
-from tests.oracle import Oracle
-from tests.oracle_elements import Minifloat, element_of
+from tests.support.exact import FLT_MAX, RULES, SCALE_RANGE
+from tests.support.oracle import Oracle
+from tests.support.oracle_elements import Minifloat, element_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ROUNDINGS = ("", "nearest_away", "toward_zero", "down", "up", "stochastic")

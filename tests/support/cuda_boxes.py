@@ -6,7 +6,7 @@ from torch import Tensor
 
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.spec import known
-from tests.strategies import spellings, tensors
+from tests.support.strategies import spellings, tensors
 
 SHAPES = st.one_of(
     st.lists(st.integers(1, 9), min_size=2, max_size=2),

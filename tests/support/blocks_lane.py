@@ -1,0 +1,28 @@
+"""What the tests of several files share with
+tests/calibrate/blocks/test_lane.py: `lane_of`, `walk`.
+"""
+
+from typing import Any
+
+import blockscale as bs
+from blockscale.calibrate.blocks.find import find_blocks
+from blockscale.calibrate.blocks.kept import Kept
+from blockscale.calibrate.blocks.lane import Lane
+from blockscale.calibrate.blocks.record import record
+from blockscale.layers.plan import Plan, plan_layers
+from tests.calibrate.walk.networks import ids
+
+
+def lane_of(model: Any, kept: Kept, batches: Any = None) -> Lane:
+    plans = [p for p in plan_layers(model, bs.Recipe("int8")) if isinstance(p, Plan)]
+    return Lane(model, find_blocks(model, plans), batches or ids(), kept)
+
+
+def walk(lane: Lane) -> list[list[int]]:
+    found = []
+    while len(lane.done) < len(lane.blocks):
+        found.append(record(lane, verify=True))
+        for i in found[-1]:
+            lane.run(i, keep=True)
+            lane.finish(i)
+    return found

@@ -1,0 +1,10 @@
+"""What the tests of several files share with tests/kernels/webgpu/gpu/test_device.py: `copy`."""
+
+from blockscale.kernels.webgpu.gpu.launch import launch
+from blockscale.kernels.webgpu.gpu.shader import Shader
+
+COPY = Shader("kernels/copy")
+
+
+def copy(source, result, words=64):
+    launch(COPY, {"source": source, "result": result}, {"count": words // 4}, 1)

@@ -1,0 +1,85 @@
+"""Each two values of two lists meet in a case, and each value is in a fast one."""
+
+from dataclasses import dataclass
+from itertools import combinations, product
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.some import beyond_pairs, covering, crossed
+
+
+def grid(*sizes: int) -> list[tuple[int, ...]]:
+    return list(product(*map(range, sizes)))
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (5, 3, 2, 7), (10, 12, 6, 3), (1, 1, 9), (4, 0, 2)])
+def test_each_two_meet(sizes: tuple[int, ...]) -> None:
+    cases = covering(grid(*sizes))
+    assert cases == [case for case in grid(*sizes) if case in set(cases)]
+    for a, b in combinations(range(len(sizes)), 2):
+        if 0 not in sizes:
+            assert len({(case[a], case[b]) for case in cases}) == sizes[a] * sizes[b]
+    largest, second = sorted(sizes)[:-3:-1]
+    assert len(cases) <= 2 * largest * second
+    assert cases == covering(grid(*sizes))
+
+
+def test_others_are_drawn_beside_them() -> None:
+    cases = grid(6, 5, 4, 3)
+    assert len(covering(cases, more=1)) == 2 * len(covering(cases, more=0))
+    assert covering(grid(2, 2, 2), more=99) == grid(2, 2, 2)
+
+
+def test_what_never_meets_is_not_missed() -> None:
+    cases = [(i, i, j, k) for i in range(6) for j in range(4) for k in range(3)]
+    found = covering(cases, more=0)
+    assert {(a, c) for a, _, c, _ in found} == {(i, j) for i in range(6) for j in range(4)}
+    assert 24 <= len(found) <= 36
+
+
+def test_one_and_two_lists_are_whole() -> None:
+    assert [case.values for case in crossed(2, "abc")] == [("a",), ("b",), ("c",)]
+    pairs = crossed(2, "abc", (1, 2))
+    assert [case.values for case in pairs] == [(x, n) for x in "abc" for n in (1, 2)]
+    assert [not case.marks for case in pairs] == [True, False, False, True, True, False]
+
+
+def test_each_value_is_in_a_fast_case() -> None:
+    lists = range(12), "abcd", "xyz", (False, True)
+    fast = [case.values for case in crossed(3, *lists) if not case.marks]
+    for place, values in enumerate(lists):
+        assert {case[place] for case in fast} == set(values)
+
+
+@dataclass
+class Item:
+    """As much of a pytest item as is asked."""
+
+    place: tuple[int, ...]
+    marked: bool = True
+    test: str = "test_a"
+
+    @property
+    def nodeid(self) -> str:
+        return f"{self.test}[{self.place}]"
+
+    @property
+    def callspec(self) -> SimpleNamespace:
+        return SimpleNamespace(indices=dict(zip("abcd", self.place, strict=False)))
+
+    def get_closest_marker(self, name: str) -> bool:
+        return self.marked and name == "pairs"
+
+
+def test_pairs_of_decorators_and_fixtures() -> None:
+    """Of each test by itself, among the cases that there are; the others stay whole."""
+    items = [Item((i, j, j, k)) for i, j, k in grid(6, 3, 3)]
+    others = [Item(place, False, "test_b") for place in grid(4, 4, 4)]
+    few = [Item((3, 2, 1), test="test_c")]
+    dropped = [item.place for item in beyond_pairs([*items, *others, *few])]
+    kept = {item.place for item in items} - set(dropped)
+    assert len(kept) + len(dropped) == len(items)
+    assert 18 <= len(kept) <= 32
+    for a, b in ((0, 1), (0, 3)):
+        assert len({(place[a], place[b]) for place in kept}) == 18
