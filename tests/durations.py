@@ -19,6 +19,8 @@ from typing import Any, TextIO
 
 import pytest
 
+from tests import fresh
+
 FILE = Path(".pytest_cache") / "durations.jsonl"
 COLLECTION = "(collection)"
 
@@ -26,7 +28,7 @@ COLLECTION = "(collection)"
 def processor() -> float:
     """Seconds of processor time that this process and its ended children have taken."""
     ended = os.times()
-    return time.process_time() + ended.children_user + ended.children_system
+    return time.process_time() + ended.children_user + ended.children_system + fresh.spent()
 
 
 class Durations:
@@ -34,16 +36,17 @@ class Durations:
 
     def __init__(self, file: Path):
         self._path = file
+        self._own = file.with_name(f"{file.stem}-{os.getpid()}{file.suffix}")  # until the run ends
         self._file: TextIO | None = None
         self._sums: dict[str, dict[str, Any]] = {}
         self._last = (processor(), time.monotonic())
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """The file of the last run is overwritten by the first process, not by xdist's workers."""
+        """The first process writes, not xdist's workers; runs at the same time do not mix."""
         self._worker = getattr(config, "workerinput", {}).get("workerid", "main")
         if self._worker == "main" and not config.option.collectonly:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("w", encoding="utf-8")
+            self._file = self._own.open("w", encoding="utf-8")
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Collecting is a cost of each process."""
@@ -86,9 +89,10 @@ class Durations:
             self._write(self._sums.pop(report.nodeid))
 
     def pytest_unconfigure(self) -> None:
-        """Close the file."""
+        """The file takes its name; that of a run which is cut off keeps the process's number."""
         if self._file is not None:
             self._file.close()
+            self._own.replace(self._path)
 
     def _since(self) -> tuple[float, float]:
         now = (processor(), time.monotonic())

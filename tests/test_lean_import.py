@@ -1,9 +1,8 @@
 """`import blockscale` loads no compiler, no peer and no command line, and starts no device."""
 
-import subprocess
-import sys
-
 import pytest
+
+from tests import fresh
 
 HEAVY = (
     "triton",
@@ -31,9 +30,7 @@ print(*[name for name in {} if name in after], "cuda" if torch.cuda.is_initializ
 
 def loaded(statement: str) -> list[str]:
     """What of HEAVY a fresh Python loads for `statement`."""
-    command = [sys.executable, "-c", SCRIPT.format(statement, HEAVY)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return done.stdout.split()
+    return fresh.run(SCRIPT.format(statement, HEAVY), check=True).stdout.split()
 
 
 @pytest.mark.parametrize(
@@ -52,7 +49,7 @@ def test_lean_import(statement: str, heavy: list[str]) -> None:
 def test_command_line_without_its_extra(missing: str) -> None:
     """One line that says what to install, not a traceback."""
     script = f"import sys; sys.modules[{missing!r}] = None; from blockscale.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = fresh.run(script)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "pip install 'blockscale[cli]'" in done.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import fresh
 from tests.support.some import crossed
 
 ROOT = Path(__file__).parents[2]
@@ -322,8 +323,7 @@ def test_every_example_is_used_and_says_where_it_goes() -> None:
 def test_an_example_works_in_its_place(name: str, tree: Path) -> None:
     put(name, tree)
     script = START + textwrap.dedent(USES[name])
-    done = subprocess.run([sys.executable, "-c", script], cwd=tree, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    fresh.run(script, cwd=tree, check=True)
 
 
 @pytest.mark.parametrize("name", USES)

@@ -5,7 +5,6 @@ within 1e-5 of the largest number; codes of activations made of such sums may di
 """
 
 import copy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
+from tests import fresh
 from tests.export.onnx.running import array, exported, initializers, kinds
 from tests.support.integer_models import INT8, PER_CHANNEL, quantized
 from tests.support.layer_formats import REFERENCE
@@ -407,5 +407,5 @@ def test_a_missing_package(tmp_path, monkeypatch):
 
 def test_importing_it_imports_no_onnx():
     script = "import sys, blockscale as bs; bs.export.onnx; print('onnx' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    done = fresh.run(script, cwd=ROOT)
     assert done.stdout == "False\n", done.stderr

@@ -2,13 +2,13 @@
 
 import inspect
 import pkgutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import blockscale as bs
+from tests import fresh
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,4 +74,4 @@ def test_a_target_without_its_package(monkeypatch):
 )
 def test_importing_the_file_hides_no_function(statement):
     script = f"{statement}\nimport blockscale as bs\nassert callable(bs.export.program)"
-    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+    fresh.run(script, cwd=ROOT, check=True)

@@ -3,8 +3,6 @@
 import copy
 import io
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import blockscale as bs
 from blockscale.graph.pickled import Graph
 from blockscale.graph.program import exported
 from blockscale.graph.state import state
+from tests import fresh
 
 X = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
 
@@ -119,7 +118,7 @@ def test_another_process_reads_it(tmp_path: Path) -> None:
     torch.save((graph, X, graph({"x": X})["logits"]), tmp_path / "graph.pt")
     code = "graph, x, y = torch.load(sys.argv[1], weights_only=False)\n"
     code = f"import sys, torch\n{code}assert torch.equal(graph({{'x': x}})['logits'], y)"
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "graph.pt")], check=True)
+    fresh.run(code, tmp_path / "graph.pt", check=True)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -4,7 +4,6 @@ import _ctypes
 import json
 import os
 import re
-import subprocess
 import sys
 import types
 from dataclasses import asdict
@@ -17,6 +16,7 @@ import blockscale as bs
 from blockscale.kernels import cpu
 from blockscale.kernels import hardware as probes
 from blockscale.kernels.registry import backends, unavailable
+from tests import fresh
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = "" if isinstance(cpu.load(), str) else str(cpu.load().__file__)
@@ -25,9 +25,7 @@ needs_library = pytest.mark.skipif(isinstance(cpu.load(), str), reason=str(cpu.l
 
 def python(script: str, **env: str) -> str:
     """What a fresh Python prints, its last error's text if it fails."""
-    command = [sys.executable, "-c", script]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **env}
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
+    done = fresh.run(script, env={**os.environ, **env}, cwd=ROOT)
     return done.stdout if done.returncode == 0 else done.stderr.splitlines()[-1]
 
 

@@ -1,8 +1,5 @@
 """An op called from Python skips the dispatcher only where nothing listens there."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +9,7 @@ from blockscale.core.operand import UNQUANTIZED, Value
 from blockscale.ops import op as module
 from blockscale.ops.fused import FUSED
 from blockscale.ops.primitives import fake_quantize
+from tests import fresh
 from tests.support.ops_dispatch import X, call
 
 
@@ -131,5 +129,5 @@ with mode, torch.no_grad():
     made = torch.ops.blockscale.choose_quantize.default(x, "int8", None)
 print(type(made[0]).__name__, tuple(made[0].shape))
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ran = fresh.run(code)
     assert ran.stdout.strip() == "FakeTensor (8, 27)", ran.stderr

@@ -6,10 +6,10 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 import blockscale as bs
+from tests import fresh
 from tests.support.qat_models import train
 
 WORLD = 2
@@ -129,7 +129,7 @@ def finished(whole: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.mark.slow
 def test_two_processes_train_what_one_does(tmp_path):
-    mp.spawn(work, (str(tmp_path),), nprocs=WORLD)
+    fresh.ranks(work, tmp_path, WORLD)
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(WORLD)]
     alone = model(batches())
     train(alone, batches())

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 import blockscale as bs
+from tests import fresh
 from tests.calibrate.observers.ranks import CASES, RANKS, shards, work
 from tests.calibrate.observers.seen import merges_exactly, seeing
 
@@ -13,7 +13,7 @@ from tests.calibrate.observers.seen import merges_exactly, seeing
 def results(tmp_path_factory):
     """What each process ended with, from one spawn."""
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(work, args=(str(folder),), nprocs=RANKS)
+    fresh.ranks(work, folder, RANKS)
     return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
 
 

@@ -1,8 +1,6 @@
 """Float32 stays float32 inside, whatever autocast and torch's switches say."""
 
 import contextlib
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from blockscale.core.arithmetic.precision import float32_inside, flushes, subnor
 from blockscale.core.operand import Operand, quantizer
 from blockscale.core.parse import parse
 from blockscale.ops import primitives
+from tests import fresh
 from tests.support.op_samples import bits
 
 ROOT = Path(__file__).parents[3]
@@ -141,6 +140,4 @@ with bs.use("reference"):
 
 
 def test_threads_that_flush_are_not_used() -> None:
-    command = [sys.executable, "-W", "error", "-c", OTHERS]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
+    fresh.run(OTHERS, cwd=ROOT, warn="error", check=True)

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from blockscale.files.directory.beside import work_path
 from blockscale.files.directory.quantize_directory import plan_directory, quantize_directory
 from blockscale.files.metadata import FileError
 from blockscale.files.slabs import cutting
+from tests import fresh
 from tests.files.directory.places import Listener
 from tests.support.file_models import contents, tiny_tensors, write_model
 from tests.support.some import crossed
@@ -55,9 +54,8 @@ def _quick(monkeypatch):
 
 
 def drive(model, out, steps, sig=signal.SIGKILL, force=""):
-    command = [sys.executable, "-c", DRIVER, str(model), str(out), str(steps), str(int(sig)), force]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    how = {"cwd": ROOT, "ready": fresh.WITH_OURS}
+    done = fresh.run(DRIVER, model, out, steps, int(sig), force, **how)
     assert done.returncode == -sig, done.stderr
     return done
 

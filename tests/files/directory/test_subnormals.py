@@ -1,7 +1,5 @@
 """A directory gives the same bytes where a library has told threads to take subnormals for 0."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import torch
 
 import blockscale as bs
 from blockscale.files.directory.quantize_directory import quantize_directory
+from tests import fresh
 from tests.support.file_models import contents, write_model
 
 ROOT = Path(__file__).parents[3]
@@ -33,9 +32,7 @@ assert (torch.ones(1) * 2.0**-140).any().item() == (flush != "flush")
 
 
 def run(model: Path, out: Path, flush: str) -> dict[str, bytes]:
-    command = [sys.executable, "-c", DRIVER, str(model), str(out), flush]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
+    fresh.run(DRIVER, model, out, flush, cwd=ROOT, ready=fresh.WITH_OURS, check=True)
     names = (out, Path(f"{out}-two"), Path(f"{out}-large"))
     return {f"{i}/{n}": b for i, path in enumerate(names) for n, b in contents(path).items()}
 

@@ -1,8 +1,6 @@
 """pt2e_quantizer through torchao's flow gives the bits of the module flow, for every format."""
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ from blockscale.calibrate.observers import make
 from blockscale.core.catalog import CATALOG
 from blockscale.core.parse import parse
 from blockscale.graph.pt2e import pt2e_quantizer
+from tests import fresh
 from tests.graph.pt2e.flow import (
     Net,
     adopted,
@@ -307,5 +306,5 @@ try:
 except ImportError as error:
     print(error)
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ran = fresh.run(code)
     assert "torchao is not installed: pip install torchao, or blockscale[test]" in ran.stdout

@@ -1,7 +1,5 @@
 """Models of transformers that blockscale itself quantized or loaded."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -11,6 +9,7 @@ import pytest
 
 import blockscale as bs
 from blockscale.integrations.transformers.attach import attach
+from tests import fresh
 from tests.support.transformers_models import gpt2, llama, same_bits
 
 
@@ -59,4 +58,4 @@ assert not [name for name in sys.modules if name.partition(".")[0] == "transform
 
 @pytest.mark.slow
 def test_nothing_is_imported_for_other_models() -> None:
-    subprocess.run([sys.executable, "-c", QUANTIZE], check=True)
+    fresh.run(QUANTIZE, check=True)

@@ -1,8 +1,5 @@
 """What does not fit is refused with words, never read past its end."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ import blockscale as bs
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.ops import primitives as P
 from blockscale.ops.embedding import embedding
+from tests import fresh
 
 ROOT = Path(__file__).parents[3]
 FMT, ASYM, TWO = "int4:group16:fp32", "int4:group16:fp32:asym", "e2m1:group16:e4m3"
@@ -193,6 +191,5 @@ for name, code in {STRANGE!r}.items():
 
 def test_tensors_without_memory() -> None:
     """Each in a process of its own, which a wrong address would end (-11)."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True)
+    done = fresh.run(SCRIPT, cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr[-2000:]

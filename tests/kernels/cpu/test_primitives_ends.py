@@ -1,9 +1,8 @@
 """Inputs that end where memory does: a kernel that reads on does not come back."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests import fresh
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
@@ -58,6 +57,5 @@ print("done")
 
 
 def test_nothing_is_read_beyond_inputs() -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True)
+    done = fresh.run(SCRIPT, cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]

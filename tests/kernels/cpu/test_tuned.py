@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import torch
 
 import blockscale as bs
 from blockscale.kernels.cpu import _native, tuned
+from tests import fresh
 from tests.kernels.cpu.equal import settings
 from tests.support.same import same
 
@@ -150,13 +149,12 @@ def test_a_hostile_table_is_refused_by_name(mine: Path, text: str) -> None:
 def test_the_library_reads_the_table_when_it_is_loaded(mine: Path) -> None:
     tuned.record(_native, {"weight_bytes": 12345})
     code = (
-        "import sys; from blockscale.kernels import cpu; cpu.available();"
+        "import sys, torch; torch.set_num_threads(1);"
+        "from blockscale.kernels import cpu; cpu.available();"
         "print(cpu._native.tuning()['weight_bytes'], flush=True);"
         "open(sys.argv[1], 'w').write('{'); cpu.available()"
     )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "BLOCKSCALE_CPU_ISA": _native.isa()}
-    command = [sys.executable, "-c", code, str(mine)]
-    done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
+    done = fresh.run(code, mine, env=os.environ | {"BLOCKSCALE_CPU_ISA": _native.isa()})
     assert done.stdout.split() == ["12345"] and done.returncode == 1
     assert "tune.json is no table of launch choices" in done.stderr.splitlines()[-1]
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import blockscale as bs
 from blockscale.layers.guards import processes as guard
 from blockscale.layers.guards.processes import agreeing, check_group, processes, sent_by_no_forward
+from tests import fresh
 
 WORLD = 2
 RECIPE = bs.Recipe("int8", "int8:tensor:fp32")
@@ -112,7 +112,7 @@ def work(rank: int, folder: str) -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each process found, from one spawn."""
     folder = tmp_path_factory.mktemp("processes")
-    mp.spawn(work, (str(folder),), nprocs=WORLD)
+    fresh.ranks(work, folder, WORLD)
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 

@@ -2,8 +2,6 @@
 
 import copy
 import io
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import blockscale as bs
 from blockscale.layers.linear import QLinear
 from blockscale.layers.parameters.hold import Holder, all_held, held, hold, release
 from blockscale.layers.store import QWeight
+from tests import fresh
 
 
 class Own(nn.Module):
@@ -73,8 +72,7 @@ def test_another_process_reads_the_pickle(tmp_path: Path) -> None:
         "import sys, torch; m = torch.load(sys.argv[1], weights_only=False); "
         "print(m[0].in_proj_weight.double().sum().item())"
     )
-    run = [sys.executable, "-c", code, str(tmp_path / "m.pt")]
-    found = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    found = fresh.run(code, tmp_path / "m.pt", check=True).stdout
     assert float(found) == model[0].in_proj_weight.double().sum().item()
 
 

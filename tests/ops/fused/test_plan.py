@@ -7,7 +7,6 @@ import io
 
 import pytest
 import torch
-from tests.support.some import crossed
 from torch import Tensor, nn
 
 import blockscale as bs
@@ -19,6 +18,7 @@ from blockscale.ops.fused import FUSED, Fused
 from blockscale.ops.fused.plan import activated
 from tests.ops.fused.cases import Case, cases_of, coded, quantizer_of
 from tests.support.op_samples import bits
+from tests.support.some import crossed
 
 CHOSEN = Quantizer(None, None, None, "bfp8")
 FORMATS = ("mxfp8", "", "uint8:tensor:fp32:asym", "nvfp4")

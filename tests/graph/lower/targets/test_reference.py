@@ -1,8 +1,6 @@
 """The target `reference`: the reference's bits, whatever is around."""
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -10,6 +8,7 @@ import torch
 import blockscale as bs
 from blockscale.graph.lower import lower
 from blockscale.graph.program import exported
+from tests import fresh
 from tests.graph.lower.programs import FORMATS, layers, network
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
@@ -53,5 +52,4 @@ def test_saved_and_loaded_by_another_process(tmp_path):
         "x, y = torch.load(sys.argv[2])\n"
         "assert torch.equal(torch.export.load(sys.argv[1]).module()(x), y)"
     )
-    command = [sys.executable, "-W", "ignore", "-c", code, str(path), str(tmp_path / "x.pt")]
-    subprocess.run(command, check=True)
+    fresh.run(code, path, tmp_path / "x.pt", warn="ignore", ready=fresh.WITH_OURS, check=True)

@@ -1,0 +1,183 @@
+"""A fresh Python for each test that needs one, without the second that importing torch takes.
+
+One process, started when the first test asks, imports torch and nothing else; another one torch and
+blockscale, for programs that want those and are about something else (`ready=WITH_OURS`). Each
+program runs in a fork: what it prints and how it ends is its own, and neither it nor the tests'
+process sees what the other imported. Settings that are read before torch is (OMP_NUM_THREADS,
+LD_PRELOAD, what the allocator takes) need a Python of their own:
+`subprocess.run([sys.executable, ...])`.
+"""
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+TORCH, WITH_OURS = "import torch", "import torch, blockscale"  # what a server has done
+
+# Each job is a line of JSON; the fork that waits for it answers with "ID EXITCODE SECONDS".
+_SERVER = """
+import atexit, json, os, signal, sys, time, traceback, types, warnings
+os.setsid()  # a group of its own, which ends with it
+exec(sys.argv[1], {})
+os.write(1, f"0 0 {time.process_time()}\\n".encode())
+
+def begin(job):
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(job[name], os.O_WRONLY | os.O_CREAT), number)
+    os.environ.clear()
+    os.environ.update(job["env"])
+    os.chdir(job["cwd"])
+    sys.argv[:] = ["-c", *job["args"]]
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    if job["warn"]:
+        warnings.resetwarnings()
+        warnings.simplefilter(job["warn"])
+    code = 0
+    try:
+        exec(compile(job["code"], "<string>", "exec"), main.__dict__)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if code and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
+    except BaseException as error:
+        traceback.print_exc()
+        code = 1
+        if isinstance(error, KeyboardInterrupt):  # as Python ends itself then
+            sys.stdout.flush()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+for line in sys.stdin:
+    job = json.loads(line)
+    if os.fork():
+        os.wait()  # the fork below ends as soon as it has one of its own
+        continue
+    if os.fork():
+        os._exit(0)
+    child = os.fork()
+    if not child:
+        begin(job)
+    status = os.waitpid(child, 0)[1]
+    used = os.times()
+    seconds = used.children_user + used.children_system
+    answer = f"{job['id']} {os.waitstatus_to_exitcode(status)} {seconds}\\n"
+    os.write(1, answer.encode())
+    os._exit(0)
+os.killpg(0, signal.SIGKILL)  # what still runs when the tests have ended, however they did
+"""
+
+_servers: dict[str, subprocess.Popen[str]] = {}
+_ended: dict[int, int] = {}
+_seconds = 0.0
+_count = 0
+
+
+def spent() -> float:
+    """Processor seconds of all programs that have ended, and of the servers' imports."""
+    return _seconds
+
+
+@dataclass
+class Job:
+    """A program that runs; `end` waits for it."""
+
+    number: int
+    server: subprocess.Popen[str]
+    command: Sequence[str]
+    folder: tempfile.TemporaryDirectory[str]
+
+    def end(self, check: bool = False) -> subprocess.CompletedProcess[str]:
+        """Its exit code (minus the signal that ended it), stdout and stderr, as of subprocess."""
+        while self.number not in _ended:
+            _hear(self.server)
+        texts = [(Path(self.folder.name) / name).read_text() for name in ("out", "err")]
+        self.folder.cleanup()
+        done = subprocess.CompletedProcess(self.command, _ended.pop(self.number), *texts)
+        if check and done.returncode:
+            raise AssertionError(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return done
+
+
+def begin(
+    code: str,
+    *args: object,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | str | None = None,
+    warn: str = "",
+    ready: str = TORCH,
+) -> Job:
+    """Run code as `python -c code args` would, torch imported; env replaces the environment, and
+    `warn` is what -W says ("ignore", "error"); ready: what is imported already."""
+    global _count
+    server = _started(ready)
+    _count += 1
+    folder: Any = tempfile.TemporaryDirectory()
+    job = {
+        "id": _count, "code": code, "args": [str(each) for each in args],
+        "env": dict(os.environ if env is None else env), "cwd": str(cwd or Path.cwd()),
+        "warn": warn, "out": f"{folder.name}/out", "err": f"{folder.name}/err",
+    }  # fmt: skip
+    assert server.stdin is not None
+    server.stdin.write(json.dumps(job) + "\n")
+    server.stdin.flush()
+    return Job(_count, server, ("python", "-c", code, *job["args"]), folder)
+
+
+def ranks(work: Callable[[int, str], None], folder: Path, count: int) -> None:
+    """Run work(rank, folder), a function of a test module, in so many processes at once."""
+    code = f"""
+import sys
+from {work.__module__} import {work.__name__} as work
+work(int(sys.argv[1]), sys.argv[2])
+"""
+    how: dict[str, Any] = {"cwd": ROOT, "ready": WITH_OURS}
+    for job in [begin(code, rank, folder, **how) for rank in range(count)]:
+        job.end(check=True)
+
+
+def run(code: str, *args: object, check: bool = False, **how: Any) -> subprocess.CompletedProcess:
+    """`begin` and `end`."""
+    return begin(code, *args, **how).end(check)
+
+
+def _started(ready: str) -> subprocess.Popen[str]:
+    server = _servers.get(ready)
+    if server is None or server.poll() is not None:
+        pipe = subprocess.PIPE
+        server = _servers[ready] = subprocess.Popen(
+            [sys.executable, "-c", _SERVER, ready], stdin=pipe, stdout=pipe, text=True
+        )
+        atexit.register(_stop, server)
+    return server
+
+
+def _stop(server: subprocess.Popen[str]) -> None:
+    assert server.stdin is not None and server.stdout is not None
+    server.stdin.close()
+    server.wait()
+    server.stdout.close()
+
+
+def _hear(server: subprocess.Popen[str]) -> None:
+    global _seconds
+    assert server.stdout is not None
+    line = server.stdout.readline()
+    if not line:
+        raise RuntimeError("the process that tests fork has ended: it says why on stderr")
+    number, code, seconds = line.split()
+    _ended[int(number)] = int(code)
+    _seconds += float(seconds)
