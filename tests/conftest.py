@@ -1,11 +1,15 @@
 """Every test run draws the same numbers, and nothing asks the network."""
 
+import gc
 import importlib
 import os
 import random
+from collections.abc import Iterator
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is first imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Inductor otherwise starts a process that imports torch again, and compiles no faster for it.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import hypothesis
 import numpy as np
@@ -18,6 +22,9 @@ from tests.support.some import beyond_pairs, mark_slow
 
 if not torch.cuda.is_available():  # before anything imports Triton, as torchao does: it decorates
     os.environ["TRITON_INTERPRET"] = "1"  # its own functions when it is imported
+    # `torch.manual_seed` keeps its caller's whole stack for a device that may come later: half a
+    # millisecond of each test, and memory that grows.
+    torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = lambda seed: None
 
 # A first call may compile or page in: time says nothing about a property.
 hypothesis.settings.register_profile(
@@ -64,6 +71,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         changed_first(items, commit)
 
 
+def pytest_collection_finish() -> None:
+    """What is there by now, tests and libraries, stays: the collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _same_numbers() -> None:
     random.seed(0)
@@ -71,13 +84,15 @@ def _same_numbers() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def _data_parallel_on_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _data_parallel_on_no_device() -> Iterator[None]:
     """Once `bs.webgpu()` has made a device, torch's DataParallel takes it, and cannot scatter to
     it: tests of wrapped models must not depend on which ran before in their process."""
-    if not torch.cuda.is_available():
-        module = importlib.import_module("torch.nn.parallel.data_parallel")
-        monkeypatch.setattr(module, "_get_available_device_type", none)
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.cuda.is_available():
+            module = importlib.import_module("torch.nn.parallel.data_parallel")
+            patch.setattr(module, "_get_available_device_type", none)
+        yield
 
 
 def none() -> None:
