@@ -122,7 +122,7 @@ def test_blocks_whose_scales_have_one_shape() -> None:
 @pytest.mark.parametrize("fmt", ["int8:tensor:fp32", "uint4:channel-1:fp32:asym"])
 def test_merged_it_is_as_if_one_had_seen_everything(fmt: str) -> None:
     """Where its observers merge exactly, as its usual ones do."""
-    x = draw(CAPACITY // 8 + 64, 8) ** 3
+    x = draw(CAPACITY // 2 + 64, 2) ** 3
     for rows in (len(x), 512):  # more than is kept as it is, and less
         a, b = seeing("adaptive", fmt, x[: rows // 3]), seeing("adaptive", fmt, x[rows // 3 : rows])
         whole = seeing("adaptive", fmt, x[:rows])

@@ -1,6 +1,8 @@
 """Whole programs that torchao's own quantizers made, taken over to the bit."""
 
+import copy
 import warnings
+from functools import cache
 
 import pytest
 import torch
@@ -29,6 +31,11 @@ def model() -> nn.Module:
     return net.eval()
 
 
+@cache
+def program() -> torch.fx.GraphModule:
+    return exported(model(), (torch.zeros(4, 3, 6, 6),))
+
+
 def converted(dynamic: bool, fold: bool = True):
     """What torchao's X86InductorQuantizer makes of it."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
@@ -38,7 +45,7 @@ def converted(dynamic: bool, fold: bool = True):
         x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic)
     )
     batch = torch.randn(4, 3, 6, 6)
-    prepared = prepare_pt2e(exported(model(), (batch,)), quantizer)
+    prepared = prepare_pt2e(copy.deepcopy(program()), quantizer)
     prepared(batch)
     return convert_pt2e(prepared, fold_quantize=fold), batch
 

@@ -2,6 +2,7 @@
 
 import warnings
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -35,10 +36,20 @@ def fused(
         return bs.graph.fuse(bs.graph.convert(prepared))
 
 
+_integers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def integers(graph: Any) -> Any:
+    """The graph lowered to integers, once however often a test looks at it."""
+    if graph not in _integers:
+        _integers[graph] = bs.graph.lower(graph, "integer")
+    return _integers[graph]
+
+
 @torch.no_grad()
 def compared(graph: Any, *x: Tensor) -> tuple[Tensor, Tensor]:
     """What integers give, by kernels as by the reference; and what the fused graph gives."""
-    lowered = bs.graph.lower(graph, "integer")
+    lowered = integers(graph)
     with bs.use("reference"):
         found, expected = lowered(*x), graph(*x)
     assert torch.equal(lowered(*x), found)
@@ -50,7 +61,7 @@ def check(graph: Any, *x: Tensor) -> None:
     """Equal bits where float32 holds every sum, which is proven; else nearly equal."""
     found, expected = compared(graph, *x)
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-    if bs.graph.audit_integer(bs.graph.lower(graph, "integer")).exact:
+    if bs.graph.audit_integer(integers(graph)).exact:
         assert torch.equal(found, expected)
     else:
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)

@@ -9,7 +9,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.graph.lower.integers.builder import Builder, Sum, _in_steps, _within
 from blockscale.graph.lower.integers.fixed import Fixed, NotIntegerError
-from tests.graph.lower.integers.flows import INT8, compared, fused
+from tests.graph.lower.integers.flows import INT8, compared, fused, integers
 
 
 def test_accumulators():
@@ -47,7 +47,7 @@ def test_steps_of_sums():
 
 def test_buffers_are_named_by_node_and_argument():
     graph = fused(nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4))
-    names = [name for name, _ in bs.graph.lower(graph, "integer").named_buffers()]
+    names = [name for name, _ in integers(graph).named_buffers()]
     assert {name.rpartition(".")[2] for name in names} == {"weight", "bias", "shift"}
     assert all(name.startswith("integers.") for name in names)
 

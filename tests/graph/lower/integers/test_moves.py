@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import blockscale as bs
-from tests.graph.lower.integers.flows import BOTH, UINT8, check, fused
+from tests.graph.lower.integers.flows import BOTH, UINT8, check, fused, integers
 
 
 class Heads(nn.Module):
@@ -29,7 +29,7 @@ def test_pieces_end_in_codes(fmt):
     x = torch.randn(2, 5, 8)
     graph = fused(Heads(), x, {"op:matmul": {"input": fmt, "output": fmt}})
     check(graph, x)
-    audit = bs.graph.audit_integer(bs.graph.lower(graph, "integer"))
+    audit = bs.graph.audit_integer(integers(graph))
     assert audit.ops["integer_linear"] == 4
     assert audit.edges["int32"] == 1  # the result's
 

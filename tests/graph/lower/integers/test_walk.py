@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import blockscale as bs
-from tests.graph.lower.integers.flows import UINT8, fused
+from tests.graph.lower.integers.flows import UINT8, fused, integers
 
 
 class Moves(nn.Module):
@@ -24,7 +24,7 @@ class Moves(nn.Module):
 def test_moves(fmt):
     x = torch.randn(7, 5)
     graph = fused(Moves(), x, fmt=fmt)
-    lowered = bs.graph.lower(graph, "integer")
+    lowered = integers(graph)
     with bs.use("reference"):
         for found, expected in zip(lowered(x), graph(x), strict=True):
             assert torch.equal(found, expected)
@@ -64,7 +64,7 @@ class Twice(nn.Module):
 def test_what_is_no_float_stays():
     x, mask = torch.randn(2, 8), torch.ones(2, dtype=torch.bool)
     graph = fused(Twice(), (x, mask))
-    lowered = bs.graph.lower(graph, "integer")
+    lowered = integers(graph)
     with bs.use("reference"):
         y, seen, _ = lowered(x, mask)
         assert torch.equal(y, graph(x, mask)[0]) and torch.equal(seen, mask)

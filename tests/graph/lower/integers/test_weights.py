@@ -11,7 +11,7 @@ import blockscale as bs
 from blockscale.graph.lower.integers.fixed import NotIntegerError
 from blockscale.graph.lower.integers.weights import narrowest, whole
 from blockscale.ops.integer.powers import sums_by_shifts
-from tests.graph.lower.integers.flows import INT8, INT16, UINT8, check, compared, fused
+from tests.graph.lower.integers.flows import INT8, INT16, UINT8, check, compared, fused, integers
 from tests.support.c_running import check as check_c
 from tests.support.c_running import needs_gcc
 
@@ -33,7 +33,7 @@ def test_layers(element, dtype, most):
         graph = fused(model, x, weight=f"{element}:channel0:pow2/ceil", fmt=fmt)
         check(graph, x)
         check(graph, 100 * x)
-    audit = bs.graph.audit_integer(bs.graph.lower(graph, "integer"))
+    audit = bs.graph.audit_integer(integers(graph))
     assert audit.integer and len(audit.weights) == 2
     for each in audit.weights:
         assert each.terms <= most and each.shifts == (each.terms <= 1)
@@ -102,7 +102,7 @@ def test_wide_weights_run_on_the_reference(weight):
     graph = fused(model, x, weight=weight, fmt=INT16)
     found, expected = compared(graph, x)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    kinds = {w.dtype for w in bs.graph.audit_integer(bs.graph.lower(graph, "integer")).weights}
+    kinds = {w.dtype for w in bs.graph.audit_integer(integers(graph)).weights}
     assert kinds & {"int32", "int64"}
 
 
@@ -112,7 +112,7 @@ def test_wide_weights_run_on_the_reference(weight):
 def test_c_files(element, tmp_path):
     model, x = small()
     graph = fused(model, x, weight=f"{element}:channel0:pow2/nearest")
-    check_c(bs.graph.lower(graph, "integer"), tmp_path, (x[:1],), (x[1:2],))
+    check_c(integers(graph), tmp_path, (x[:1],), (x[1:2],))
 
 
 def test_what_is_refused():

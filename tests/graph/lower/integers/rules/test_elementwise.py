@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from tests.graph.lower.integers.flows import BOTH, INT8, INT16, UINT8, check, fused
+from tests.graph.lower.integers.flows import BOTH, INT8, INT16, UINT8, check, fused, integers
 
 
 class Two(nn.Module):
@@ -85,7 +85,7 @@ def test_every_code_of_a_table(name, fmt):
     low, high = (int(end) for end in form.element.limits(form.wide))
     x = torch.linspace(-4, 4, high - low + 1)
     graph = fused(model, x, {f"op:{name}": {"input": fmt, "output": INT8}})
-    lowered = bs.graph.lower(graph, "integer")
+    lowered = integers(graph)
     quantize = next(n for n in lowered.graph.nodes if "integer_quantize" in str(n.target))
     step, zero = 2.0 ** quantize.args[1], quantize.args[2]
     codes = (torch.arange(low, high + 1) - zero) * step
@@ -126,7 +126,7 @@ def test_division_by_a_number_that_the_model_holds():
 def test_division_by_several_numbers():
     x, by = torch.randn(4, 6) * 4, torch.tensor([0.5, 3.0, -7.0, 1.5, 2.0, 11.0])
     graph = fused(Divided(by), x, {"op:div": BOTH})
-    lowered = bs.graph.lower(graph, "integer")
+    lowered = integers(graph)
     out = next(n for n in lowered.graph.nodes if "integer_dequantize" in str(n.target))
     # reciprocals have 16 bits: a step apart where the quotient lies next to a tie
     assert (lowered(x) - graph(x)).abs().max() <= 2.0 ** out.args[2]

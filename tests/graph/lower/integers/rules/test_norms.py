@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from tests.graph.lower.integers.flows import BOTH, INT8, INT16, UINT8, compared, fused
+from tests.graph.lower.integers.flows import BOTH, INT8, INT16, UINT8, compared, fused, integers
 
 
 def step_of(graph, *x):
-    lowered = bs.graph.lower(graph, "integer")
+    lowered = integers(graph)
     return 2.0 ** next(n for n in lowered.graph.nodes if "dequantize" in str(n.target)).args[2]
 
 

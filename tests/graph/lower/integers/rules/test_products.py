@@ -18,6 +18,7 @@ from tests.graph.lower.integers.flows import (
     check,
     compared,
     fused,
+    integers,
 )
 
 
@@ -139,7 +140,7 @@ def test_wide_sums_are_right_and_said():
     layer = nn.Linear(4096, 2, bias=False)
     nn.init.ones_(layer.weight)
     graph = fused(nn.Sequential(layer), torch.ones(1, 4096), fmt=INT16)
-    lowered = bs.graph.lower(graph, "integer")
+    lowered = integers(graph)
     (entry,) = [each for each in bs.graph.ledger(lowered) if each.name == "0"]
     assert "int64" in str(entry.notes)
     assert lowered(torch.ones(1, 4096)).tolist() == [[4096 * 127 / 128] * 2]
@@ -159,7 +160,7 @@ def test_sums_of_scales_far_apart_are_held(power):
     """Without a format sums of all outputs get the smallest step: some 2^20, times 2^power, leave
     int32 at 12 and 31."""
     graph, x = _apart(power)
-    lowered = bs.graph.lower(graph, "integer")
+    lowered = integers(graph)
     with torch.no_grad(), bs.use("reference"):
         expected, found = graph(x), lowered(x)
     with torch.no_grad():
