@@ -36,7 +36,7 @@ demo: .venv/.native ## the tour: a real model, quantized and measured
 	@HF_HUB_OFFLINE=1 $(BIN)/blockscale demo $(ARGS)
 
 test: .venv/.test .venv/.kernels .venv/.triton .venv/.vulkan .venv/.models ## the fast tests (minutes)
-	@$(BIN)/python -m pytest -n 2 $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 slow: .venv/.test .venv/.kernels .venv/.triton .venv/.vulkan .venv/.models ## the exhaustive tests
 	@$(BIN)/python -m pytest -m slow -n 2 $(ARGS) || [ $$? -eq 5 ] # 5: there are none
