@@ -272,9 +272,10 @@ class Bare:
         """Until nobody asks any more."""
         importlib.import_module("torch")
         for line in self._ask:
-            with tempfile.NamedTemporaryFile("r") as names:
-                result = forked(self._work, json.loads(line) | {"names": names.name})
-                for name in names.read().split():
+            with tempfile.TemporaryDirectory() as folder:
+                result = forked(self._work, json.loads(line) | {"folder": folder})
+                names = Path(folder, "names")
+                for name in names.read_text().split() if names.exists() else ():
                     with contextlib.suppress(Exception):
                         importlib.import_module(name)
             self._answer.write(json.dumps(result) + "\n")
@@ -285,14 +286,27 @@ class Bare:
         os.environ.update(request.get("environment", {}))
         if request["path"]:
             plant(Path(request["path"]), request["text"])
+            self._plant_below(request)
         arguments = [*COMMON, "-x", *(["-m", "slow"] if request["slow"] else []), *request["tests"]]
         code = int(pytest.main(arguments, [FirstFailure()]))
         places = {name: getattr(module, "__file__", None) or str(ROOT)
                   for name, module in list(sys.modules.items()) if name not in before}  # fmt: skip
         others = [name for name, file in places.items()
                   if f"{sys.prefix}/" in file or not file.startswith(str(ROOT))]  # fmt: skip
-        Path(request["names"]).write_text("\n".join(others))
+        Path(request["folder"], "names").write_text("\n".join(others))
         return code
+
+    def _plant_below(self, request: dict[str, Any]) -> None:
+        """In the Pythons that tests start, too: each begins with this."""
+        text = f"""import sys
+sys.path.append({str(ROOT)!r})
+from pathlib import Path
+from tests.support.planted import plant
+plant(Path({request["path"]!r}), {request["text"]!r})
+"""
+        Path(request["folder"], "sitecustomize.py").write_text(text)
+        paths = [request["folder"], *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
 def main(kind: str, ask: int, answer: int) -> None:
