@@ -1,14 +1,65 @@
 """The application: every command that is found in blockscale/cli/commands/, by its name."""
 
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
 from types import FunctionType
-from typing import Annotated
+from typing import Annotated, NoReturn, ParamSpec
 
 import typer
 
 import blockscale
 from blockscale.cli import commands
-from blockscale.cli.errors import tidy
 from blockscale.core.discover import import_all
+from blockscale.core.untrusted.names import shown_lines
+
+# How a command ends badly: one message without a traceback, and an exit code.
+
+
+P = ParamSpec("P")
+_INTERRUPTED = 130  # as shells have it: 128 + SIGINT
+
+
+def tidy(command: Callable[P, None]) -> Callable[P, None]:
+    """`command`, whose errors about what a user gave it become a message and exit code 1.
+
+    Every other exception is a bug of ours, and stays a traceback.
+    """
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            _leave("interrupted", _INTERRUPTED)
+        except BrokenPipeError:  # `blockscale inspect … | head` has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from None
+        except OSError as error:
+            place = f"{error.filename}: " if error.filename is not None else ""
+            _leave(f"{place}{error.strerror or error}", 1)
+        except ValueError as error:
+            _leave(str(error), 1)
+        except (MemoryError, RuntimeError) as error:
+            if not _lacks_memory(error):
+                raise
+            _leave(f"not enough memory: {str(error).removeprefix('blockscale: ')}", 1)
+
+    return run
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Whether it is Python's, our kernels' or torch's (a RuntimeError) word for that."""
+    said = ("can't allocate memory", "std::bad_alloc", "can't start new thread")
+    return isinstance(error, MemoryError) or any(words in str(error) for words in said)
+
+
+def _leave(message: str, code: int) -> NoReturn:
+    print(f"blockscale: {shown_lines(message)}", file=sys.stderr)
+    raise typer.Exit(code) from None
+
 
 app = typer.Typer(
     name="blockscale",

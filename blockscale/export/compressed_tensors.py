@@ -8,8 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.export.to_compressed_tensors.directory import check_directory, write
-from blockscale.export.to_compressed_tensors.joined import disagreements, sharing
+from blockscale.export.to_compressed_tensors.directory import (
+    check_directory,
+    disagreements,
+    matrices,
+    sharing,
+    write,
+)
 from blockscale.export.to_compressed_tensors.schemes import (
     Scheme,
     UnsupportedError,
@@ -18,7 +23,6 @@ from blockscale.export.to_compressed_tensors.schemes import (
     scheme,
     told_of_inputs,
 )
-from blockscale.export.to_compressed_tensors.stacks import matrices
 from blockscale.export.to_compressed_tensors.tensors import layer_tensors, tensors_of
 from blockscale.files.directory.swap import whole_folder
 from blockscale.files.renaming.apart import Back

@@ -7,10 +7,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from blockscale.files.metadata import Metadata, TensorInfo
-from blockscale.files.unfinished import refuse_unfinished
 from blockscale.files.whole import check_place, written_whole
+from blockscale.graph.prepare import Prepared
+from blockscale.graph.state import State
 from blockscale.layers.guards.entry import check_model
 from blockscale.layers.guards.processes import check_unsharded
 from blockscale.layers.layer import QLayer
@@ -18,6 +20,7 @@ from blockscale.layers.model.folded import folded_norms
 from blockscale.layers.model.wrapped import unwrapped
 from blockscale.layers.parameters.hold import all_held
 from blockscale.layers.store import QBias, QWeight
+from blockscale.qat.layers import QATLayer
 
 
 def save(model: nn.Module, path: str | Path) -> None:
@@ -132,3 +135,37 @@ def _apart(tensor: Tensor) -> Tensor:
     if tensor.untyped_storage().nbytes() == tensor.nbytes:
         return tensor.contiguous()
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+# Models that are on their way to a quantized one, and are not one yet: a file would not say so.
+
+
+_OBSERVED = "_observed"  # where compat.torch_ao's prepare keeps what its convert needs
+
+
+def refuse_unfinished(model: nn.Module) -> None:
+    """Raise ValueError for a model that is prepared, for training or calibration, not converted;
+    and for a graph that is converted, which no float model stands for."""
+    for name, module in model.named_modules():
+        where = f"{name} of this model" if name else "this model"
+        if isinstance(module, Prepared):
+            raise ValueError(
+                f"{where} is a graph that is prepared and not converted: bs.graph.convert it first"
+            )
+        known = module.meta.get("blockscale") if isinstance(module, GraphModule) else None
+        if isinstance(known, State) and known.stage != "imported":
+            raise ValueError(
+                f"{where} is a {known.stage} graph, whose codes mean something in its program "
+                f"only: torch.export.save(torch.export.export(graph, example), path)"
+            )
+        if isinstance(module, QATLayer):
+            raise ValueError(
+                f"{where} is prepared for training and not converted: bs.convert(model) first, or "
+                f"a copy of it (copy.deepcopy). To train on later, keep a checkpoint: "
+                f"torch.save(model.state_dict(), path)"
+            )
+        if _OBSERVED in vars(module):
+            raise ValueError(
+                f"{where} is prepared for calibration and not converted: "
+                f"blockscale.compat.torch_ao.convert it first"
+            )

@@ -1,6 +1,6 @@
 """quantize_: put quantized layers into a model, by a recipe, and say what became of every part."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from blockscale.layers.before import Before
 from blockscale.layers.bias import without_dynamic
 from blockscale.layers.computed import folded
 from blockscale.layers.guards.entry import ordinary_tensors
-from blockscale.layers.guards.finite import broken
 from blockscale.layers.guards.optimizers import replacing
 from blockscale.layers.guards.processes import check_whole, sent_by_no_forward
 from blockscale.layers.guards.sample import tried
@@ -39,6 +38,7 @@ from blockscale.layers.parameters.planned import (
 )
 from blockscale.layers.plan import Decision, Plan, plan_layers
 from blockscale.layers.reading.announce import announce
+from blockscale.layers.saturation import told_of_odd
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Scales, Supplied, supplied
 from blockscale.ops.tensor import QTensor
@@ -212,3 +212,28 @@ def check(
         odd = {entry.name: entry for entry in broken(plans, planned, given)}
         others = [odd.get(entry.name, entry) for entry in entries_of(planned)]
         ledger_of(plans, others, recipe, odd).raise_if_skipped()
+
+
+# Weights that are NaN or infinite: formats hide most of them, so `strict` refuses them.
+
+
+def broken(
+    decisions: Sequence[Decision],
+    planned: Sequence[ParameterPlan | Entry] = (),
+    supplied: Container[str] = (),
+) -> Iterator[Entry]:
+    """An entry, skipped, for each layer and parameter whose weight is not finite.
+
+    supplied: names of layers whose codes are given, so that the float weight says nothing
+    """
+    plans: list[Plan | ParameterPlan] = [
+        each for each in decisions if isinstance(each, Plan) and each.owns_weight
+    ]
+    plans += [each for each in planned if isinstance(each, ParameterPlan)]
+    for plan in plans:
+        told = "" if plan.name in supplied else told_of_odd(plan.parameter.detach())
+        bias = plan.module._parameters.get("bias") if isinstance(plan, Plan) else None
+        if bias is not None and (of_bias := told_of_odd(bias.detach())):
+            told = "; ".join(filter(None, [told, of_bias.replace("weights", "biases")]))
+        if told:
+            yield replace(plan.entry, status="skipped", reason=told)

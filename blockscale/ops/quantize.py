@@ -10,7 +10,7 @@ from blockscale.core.operand import quantizer
 from blockscale.core.pack import pack
 from blockscale.core.parse import parse
 from blockscale.core.profiles import Profile
-from blockscale.core.profiles import quantize as profiles
+from blockscale.core.profiles import codes as profiles
 from blockscale.core.reference import QParams
 from blockscale.ops import primitives
 from blockscale.ops.given import given, laid_out, settled

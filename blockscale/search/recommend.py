@@ -1,5 +1,8 @@
 """bs.recommend: formats for this model on this machine, each claim with its measurement."""
 
+import math
+import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +10,8 @@ from typing import Any
 from torch import nn
 
 from blockscale.calibrate.batches import Batches
+from blockscale.calibrate.errors import Sums
+from blockscale.core.recipe import Recipe
 from blockscale.core.work.progress import Progress
 from blockscale.kernels.hardware import Hardware
 from blockscale.kernels.hardware import hardware as this_machine
@@ -14,17 +19,18 @@ from blockscale.layers.guards.entry import ordinary_tensors
 from blockscale.layers.guards.processes import check_whole
 from blockscale.layers.model.wrapped import unwrapped
 from blockscale.search.advice import Advised, advised
-from blockscale.search.alone import by_weights
 from blockscale.search.budget import Budget
 from blockscale.search.candidates import Candidate, read
-from blockscale.search.choices import choices
+from blockscale.search.choices import Choice, choices
+from blockscale.search.choose import LayerChoice, LayerError
 from blockscale.search.claims import claims_of
 from blockscale.search.errors import Laboratory
 from blockscale.search.estimate import float_bytes
 from blockscale.search.objective import Output, TaskLoss
 from blockscale.search.objective import objective as named_objective
 from blockscale.search.recommendation import Recommendation
-from blockscale.search.search import POINTS, search
+from blockscale.search.result import Point, Search
+from blockscale.search.search import POINTS, plain_hardware, search, versions
 
 # Where time counts: weights alone, and integers times integers, which processors are fastest at.
 TIMED = ("int8_channel x int8_token", "int8_channel", "nf4:group64:fp16", "mxfp4")
@@ -123,4 +129,34 @@ def _told(advice: Advised, machine: Hardware, objective: Any) -> Recommendation:
     return Recommendation(
         advice.budget, advice.recipe, advice.foretold, claims_of(advice, machine), advice.formats,
         advice.blocks, advice.rows, advice.search, objective,
+    )  # fmt: skip
+
+
+# Weights by themselves, where there are no batches: the error of rounding is all there is.
+
+
+def by_weights(model: nn.Module, candidates: Sequence[Candidate], skip: Sequence[str]) -> Search:
+    """A search without points, whose layers have the SQNR of their weights, in dB."""
+    began = time.monotonic()
+    found, left = choices(model, candidates, skip)
+    layers = tuple(_layer(choice, candidates) for choice in found)
+    nothing = Point(0.0, math.nan, math.nan, math.nan, Recipe())
+    return Search(
+        layers, left, (), (), nothing, tuple(candidates), "sqnr", "weights", "none",
+        plain_hardware(), " ".join(sys.argv), versions(), time.monotonic() - began,
+    )  # fmt: skip
+
+
+def _layer(choice: Choice, candidates: Sequence[Candidate]) -> LayerChoice:
+    own = []
+    for candidate in candidates:
+        if candidate.name in choice.plans:
+            layer = next(iter(choice.layers(candidate).values()))
+            sums = Sums()
+            sums.add(choice.parameter, layer.dequantize_weight())
+            bits = choice.bits(candidate) / choice.elements
+            own.append(LayerError(candidate.name, bits, sums.result().sqnr))
+    return LayerChoice(
+        choice.names, choice.kind, choice.shape, choice.elements, 8 * choice.float_bytes,
+        tuple(own), dict(choice.refused),
     )  # fmt: skip

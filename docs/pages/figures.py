@@ -4,9 +4,9 @@ import json
 import re
 
 from blockscale.bench.results import newest_full
+from blockscale.cli.comparing import pages
 from blockscale.report import accuracy as accuracy_page
 from blockscale.report.searched import searched_tables
-from blockscale.report.speed.page import pages
 from docs.pages import DOCS
 
 ACCURACY = DOCS / "accuracy.json"  # python -m benchmarks.language_model.gather

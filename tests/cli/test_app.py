@@ -1,14 +1,19 @@
 """The command line as a whole: every command is found, and has help and JSON."""
 
+import os
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+import typer
 from typer.testing import CliRunner
 
 import blockscale
 from blockscale.cli import commands
-from blockscale.cli.app import app
+from blockscale.cli.app import app, tidy
+from tests.support.file_models import tiny_tensors, write_model
 
 
 def run(*args):
@@ -45,3 +50,92 @@ def test_a_module_that_runs():
         check=True,
     )
     assert found.stdout == f"blockscale {blockscale.__version__}\n"
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def ending(error, capsys):
+    """The exit code of a command that raises `error`, and what it says."""
+
+    @tidy
+    def command():
+        raise error
+
+    with pytest.raises(typer.Exit) as ended:
+        command()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return ended.value.exit_code, captured.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (ValueError("no format"), 1, "blockscale: no format\n"),
+        (FileNotFoundError(2, "No such file", "a/b"), 1, "blockscale: a/b: No such file\n"),
+        (OSError("the disk is full"), 1, "blockscale: the disk is full\n"),
+        (KeyboardInterrupt(), 130, "blockscale: interrupted\n"),
+        (ValueError("a:\n  \x1b[2J\u202e"), 1, "blockscale: a:\n  \\x1b[2J\\u202e\n"),
+    ],
+)
+def test_messages(error, code, text, capsys):
+    assert ending(error, capsys) == (code, text)
+
+
+def test_a_command_keeps_its_signature():
+    """Options and help are read from it."""
+
+    @tidy
+    def command(one: int, two: str = "") -> None:
+        """About."""
+
+    assert command.__doc__ == "About."
+    assert command.__wrapped__.__annotations__ == {"one": int, "two": str, "return": None}
+
+
+def test_a_reader_that_stops_reading():
+    command = f"{sys.executable} -m blockscale formats --json | head -n 1"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, env=environment, cwd=ROOT
+    )
+    assert done.stdout == "[\n"
+    assert done.stderr == ""
+
+
+def test_bugs_stay_tracebacks(tmp_path, monkeypatch):
+    from blockscale.cli.commands import quantize
+
+    def fail(*args, **kwargs):
+        raise KeyError("bug")
+
+    model = write_model(tmp_path / "model", tiny_tensors(), 2)
+    args = ["quantize", str(model), str(tmp_path / "out"), "-r", "int8"]
+    monkeypatch.setattr(quantize, "quantize_directory", fail)
+    assert isinstance(CliRunner().invoke(app, args).exception, KeyError)
+
+
+@pytest.mark.parametrize("kind", [MemoryError, RuntimeError])
+def test_a_lack_of_memory_is_one_message(kind, capsys):
+    """Of our kernels, and of torch, whose error is a RuntimeError."""
+    text = (
+        "blockscale: no memory for 4 MB" if kind is MemoryError else "x: can't allocate memory: 4"
+    )
+
+    def command() -> None:
+        raise kind(text)
+
+    with pytest.raises(typer.Exit) as caught:
+        tidy(command)()
+    assert caught.value.exit_code == 1
+    said = capsys.readouterr().err
+    assert said == f"blockscale: not enough memory: {text.removeprefix('blockscale: ')}\n"
+
+
+def test_other_runtime_errors_stay_tracebacks():
+    def command() -> None:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        tidy(command)()

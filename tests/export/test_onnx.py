@@ -380,7 +380,7 @@ def test_a_file_that_is_there(tmp_path):
 
 
 def test_tensors_of_a_large_model_that_are_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["blockscale.export.onnx.file"], "LARGEST", 1000)
+    monkeypatch.setattr(sys.modules["blockscale.export.onnx.write"], "LARGEST", 1000)
     graph = converted(mlp(), X, bs.Recipe("int8_channel"))
     (tmp_path / "model.onnx.data").write_text("mine")
     with pytest.raises(FileExistsError, match=r"model\.onnx\.data exists"):

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from blockscale.search.advice import _made_up, _of_layers, _rows
-from blockscale.search.alone import by_weights
 from blockscale.search.candidates import read
 from blockscale.search.choices import choices
+from blockscale.search.recommend import by_weights
 from tests.search.models import CANDIDATES, mlp
 
 

@@ -7,6 +7,7 @@ that of bitsandbytes' eight-bit dynamic quantization, which stores the scales of
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache, cached_property
@@ -16,11 +17,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blockscale.core.arithmetic.tables import table
 from blockscale.core.element import Element, ElementNumbers
 from blockscale.core.rounding import Round
 from blockscale.core.scale import Levels
 from blockscale.core.untrusted.names import quoted
+
+# Tables of Python numbers as tensors, also where a graph is being traced.
+
+
+def table(values: Sequence[float], dtype: torch.dtype, like: Tensor) -> Tensor:
+    """The values as a tensor [len(values)] of `dtype` on the device of `like`.
+
+    A graph that is traced below autograd takes no constant tensors (torch 2.13: "expected to have
+    an entirely functional graph"). There it holds the numbers themselves, one by one.
+    """
+    if torch._C._len_torch_dispatch_stack():
+        return torch.stack([like.new_full((), value, dtype=dtype) for value in values])
+    return torch.tensor(values, dtype=dtype, device=like.device)
+
 
 SPELLINGS = (
     "nf4, fp4 and dynamic8 (of bitsandbytes), iq4_nl, book(VALUE,VALUE,…) of 2 to 256 values"

@@ -8,6 +8,7 @@ look-ahead and look-behind. Four things no set of positions can tell, and they a
 references to a group, conditions on one, atomic groups and possessive repeats.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
@@ -17,7 +18,6 @@ from typing import Any, NamedTuple
 
 from blockscale.core.untrusted.names import LONGEST as NAME
 from blockscale.core.untrusted.names import quoted
-from blockscale.core.untrusted.ways import SHORT, ways
 
 LONGEST = 10_000  # characters of a pattern
 STEPS = 200_000  # of one match: a tenth of a second; usual patterns take less than a hundred
@@ -243,3 +243,28 @@ def _look(value: tuple[int, Any], wanted: bool, flags: int) -> Move:
         return after if wanted else after | (at & before_any)
 
     return move
+
+
+# How many ways Python's matcher may try: where they are few, it is taken as it is.
+
+
+SHORT = 128  # characters of a name
+
+
+def ways(parts: Iterable[tuple[Any, Any]]) -> float:
+    """How many ways `re` may try, one after another, against a short name, at most."""
+    count = 1.0
+    for kind, value in parts:
+        if kind is kinds.SUBPATTERN:
+            count *= ways(value[3])
+        elif kind is kinds.BRANCH:
+            count *= sum(map(ways, value[1]))
+        elif kind in (kinds.ASSERT, kinds.ASSERT_NOT):
+            count *= ways(value[1])
+        elif kind in (kinds.MAX_REPEAT, kinds.MIN_REPEAT):
+            least, most, inside = value
+            inner = ways(inside)
+            if inner > 1 and most > 1:
+                return math.inf
+            count *= inner + min(int(most) - int(least), SHORT)
+    return count

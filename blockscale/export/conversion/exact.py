@@ -15,15 +15,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from blockscale.core.block import Block
+from blockscale.core.block import WHOLE, Block
 from blockscale.core.elements.integer import Integer
 from blockscale.core.format import Format
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.reference import QParams
 from blockscale.core.scale import FloatScale, PowerOfTwo
-from blockscale.export.conversion.finer import finer, nested
+from blockscale.core.scales.two_level import TwoLevel
 from blockscale.export.conversion.meaning import meaning
-from blockscale.export.conversion.turned import other_direction, turned
+from blockscale.export.to_compressed_tensors.tensors import reciprocal
 from blockscale.ops import primitives
 from blockscale.ops.tensor import QTensor
 
@@ -265,3 +265,95 @@ def _cast(numbers: Tensor, dtype: torch.dtype, what: str) -> Tensor:
 
 def _plain_scales(fmt: Format) -> bool:
     return isinstance(fmt.scale, FloatScale) and not fmt.asym and fmt.offset is None
+
+
+# Blocks in smaller blocks: whether they are, and a number of each for each of the smaller ones.
+
+
+def nested(outer: Block, inner: Block, shape: Sequence[int]) -> bool:
+    """Whether each block of a tensor of `shape` is made of whole blocks `inner`."""
+    if outer == inner or _flat_rows(outer, inner, shape):
+        return True
+    if outer.flat or inner.flat:
+        return False
+    try:
+        pairs = zip(outer.sizes_for(len(shape)), inner.sizes_for(len(shape)), shape, strict=True)
+    except ValueError:
+        return False
+    return all(_fits(large, small, n) for large, small, n in pairs)
+
+
+def _flat_rows(one: Block, other: Block, shape: Sequence[int]) -> bool:
+    """Whether one is of the flattened tensor, and the other of the same elements, within rows."""
+    flat, rows = (one, other) if one.flat else (other, one)
+    name = f"group{flat.flat}"
+    return bool(flat.flat) and not flat.strided and str(rows) == name and shape[-1] % flat.flat == 0
+
+
+def _fits(large: int, small: int, n: int) -> bool:
+    large, small = large or n, small or n
+    return min(large, n) == min(small, n) or large % small == 0 or large >= n
+
+
+def finer(numbers: Tensor, outer: Block, inner: Block, shape: Sequence[int]) -> Tensor:
+    """A number of each block -> of each of the smaller blocks in it."""
+    if outer == inner:
+        return numbers
+    if outer.flat or inner.flat:
+        return numbers.reshape(inner.scale_shape(shape))
+    sizes = zip(outer.sizes_for(len(shape)), inner.sizes_for(len(shape)), shape, strict=True)
+    for dim, (large, small, n) in enumerate(sizes):
+        count = 1 if small == WHOLE else -(-n // small)
+        if numbers.shape[dim] != count:
+            numbers = _repeated(numbers, dim, count, small, large or n)
+    return numbers
+
+
+def _repeated(numbers: Tensor, dim: int, count: int, small: int, large: int) -> Tensor:
+    times = large // small
+    if large % small == 0 and count == numbers.shape[dim] * times:
+        sizes = [-1] * (numbers.ndim + 1)
+        sizes[dim + 1] = times
+        return numbers.unsqueeze(dim + 1).expand(sizes).flatten(dim, dim + 1)
+    place = torch.arange(count) * small // large
+    return numbers.index_select(dim, place)
+
+
+# NVFP4's scale of scales: multiplied by, or stored as its reciprocal and divided by.
+
+
+def other_direction(found: Format, wanted: Format) -> bool:
+    """Whether they differ only in how a scale of scales is stored, as it is or its reciprocal."""
+    one, other = found.scale, wanted.scale
+    if not isinstance(one, TwoLevel) or not isinstance(other, TwoLevel):
+        return False
+    alone = meaning(one.inner) == meaning(other.inner) and str(one.inner.block) == "tensor"
+    same = meaning(found)[:2] == meaning(wanted)[:2] and one.inner.element.name == "e4m3"
+    return alone and same and one.reciprocal != other.reciprocal
+
+
+def turned(q: QTensor, wanted: Format) -> QTensor | None:
+    """With the reciprocal of the scale of scales, or the other way round; None if none is exact."""
+    outer = q.qparams.outer
+    assert outer is not None and isinstance(q.format.scale, TwoLevel)
+    if q.format.scale.reciprocal:
+        found, exact = multiplier(q.qparams.scale, outer)
+    else:
+        found, exact = reciprocal(q.qparams.scale, outer)
+    if not exact:
+        return None
+    parts = q.qparams._replace(outer=found.reshape(outer.shape))
+    return QTensor(q.packed, parts, wanted, q.size)
+
+
+def multiplier(codes: Tensor, outer: Tensor) -> tuple[Tensor, bool]:
+    """The float32 t with fl(s * t) = fl(s / outer) for every scale s, and whether there is one."""
+    values = torch.unique(codes.reshape(-1)).view(torch.float8_e4m3fn).to(torch.float32)
+    values = values[values.isfinite()]
+    wanted = values / outer.reshape(())
+    nearest = (1 / outer.to(torch.float64)).reshape(()).to(torch.float32)
+    for step in sorted(range(-8, 9), key=abs):
+        tried = (nearest.view(torch.int32) + step).view(torch.float32)
+        if torch.equal(values * tried, wanted):
+            return tried, True
+    return nearest, False

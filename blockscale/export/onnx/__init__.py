@@ -8,7 +8,6 @@ from typing import Any
 from torch import fx, nn
 from torch.export import ExportedProgram
 
-from blockscale.export.onnx import file as files
 from blockscale.export.onnx import take, write
 from blockscale.export.onnx.pieces import Piece
 from blockscale.export.onnx.scope import HIGHEST, LOWEST, Needs
@@ -74,9 +73,9 @@ def onnx(
         warnings.warn(_WIDE.format(" and ".join(halves), path.name), stacklevel=2)
     pieces = pieces_widened(pieces)
     write.stamp(model, _enough(opset, write.filled(model, pieces).needs))
-    if files.is_large(model):
-        check_new(files.beside(path), overwrite)
-    files.save(model, path)
+    if write.is_large(model):
+        check_new(write.beside(path), overwrite)
+    write.save(model, path)
 
 
 def _check(path: Path, opset: int | None, overwrite: bool) -> None:

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from blockscale.export.onnx import integer, weight
 from blockscale.export.onnx.activation import activation
 from blockscale.export.onnx.pieces import MARK, Activation, Piece, Rows, Weight
 from blockscale.export.onnx.scope import LOWEST, File, Scope
-from blockscale.export.onnx.sums import keep_sums
+from blockscale.files.whole import written_whole
 
 _OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -248,3 +249,79 @@ def stamp(model: Any, opset: int) -> None:
     model.ir_version = helper.find_min_ir_version_for(
         [each for each in model.opset_import if each.domain in ("", "ai.onnx")]
     )
+
+
+# A model on disk: one file, or beside it one with the tensors where it would be too large.
+#
+# A protobuf message, which an ONNX file is, holds less than 2 GB. Larger models keep their
+# tensors in `<name>.data`, as ONNX defines (external data); both files have to be moved together.
+
+
+LARGEST = 2**31 - 2**24  # bytes of one file: what protobuf takes, less some for names and nodes
+_OUTSIDE = 1024  # bytes: smaller tensors stay in the model
+_PAGE = 4096  # tensors begin at pages, so that runtimes can map them
+
+
+def beside(path: Path) -> Path:
+    """Where the tensors of a large model lie."""
+    return path.with_name(f"{path.name}.data")
+
+
+def is_large(model: Any) -> bool:
+    """Whether a model does not fit into one file."""
+    size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+    return size > LARGEST
+
+
+def save(model: Any, path: Path) -> None:
+    """Write a model (ModelProto), whole or not at all. Raises OSError if it cannot be written."""
+    if not is_large(model):
+        with written_whole(path) as temporary:
+            temporary.write_bytes(model.SerializeToString())
+        return
+    # the data has its name before the model does
+    with written_whole(path) as temporary, written_whole(beside(path)) as data:
+        with data.open("wb") as file:
+            for tensor in model.graph.initializer:
+                if len(tensor.raw_data) >= _OUTSIDE:
+                    _move_out(tensor, file, beside(path).name)
+        temporary.write_bytes(model.SerializeToString())
+
+
+def _move_out(tensor: Any, file: Any, name: str) -> None:
+    """A tensor's bytes into a file of tensors, and into the tensor where they are."""
+    from onnx import TensorProto
+
+    file.write(bytes(-file.tell() % _PAGE))
+    told = {"location": name, "offset": file.tell(), "length": len(tensor.raw_data)}
+    file.write(tensor.raw_data)
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in told.items():
+        tensor.external_data.add(key=key, value=str(value))
+
+
+# Sums that onnxruntime leaves as they are: `Sum` of two in the place of `Add`.
+#
+# Add - LayerNormalization becomes SkipLayerNormalization there, and Add - Gelu BiasGelu, whose
+# CPU kernels take longer than the two ops (onnxruntime 1.31.1, one thread of an EPYC, MiniLM with
+# 32 x 64 tokens: 12 SkipLayerNormalization 81 ms, 12 Sum and 12 LayerNormalization 10 ms). Sum is
+# the same number, and no fusion asks for it.
+
+
+_SLOWER_TOGETHER = ("LayerNormalization", "Gelu")
+
+
+def keep_sums(nodes: list[Any]) -> int:
+    """Let `Sum` take the place of each `Add` (NodeProto) that is read by such an op, in place.
+
+    Returns how many there were.
+    """
+    made = {name: node for node in nodes for name in node.output}
+    count = 0
+    for node in nodes:
+        source = made.get(node.input[0]) if node.op_type in _SLOWER_TOGETHER else None
+        if source is not None and source.op_type == "Add" and not source.domain:
+            source.op_type = "Sum"
+            count += 1
+    return count

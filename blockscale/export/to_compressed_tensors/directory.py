@@ -3,12 +3,20 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from blockscale.core.weights.fused import groups, told_disagreement
 from blockscale.files.directory.output import absolute, check_names, check_target
+from blockscale.files.metadata import TensorInfo
+from blockscale.files.renaming.apart import Back
+from blockscale.layers.layer import QLayer
+from blockscale.layers.parameters.hold import all_held
+from blockscale.layers.store import QWeight
+from blockscale.ops.tensor import QTensor
 
 SHARD = 5_000_000_000  # bytes, as transformers splits
 _INDEX = "model.safetensors.index.json"
@@ -61,3 +69,92 @@ def _shards(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         shards[-1][name] = tensor.detach().cpu().contiguous()
         filled += tensor.nbytes
     return shards
+
+
+# Layers that servers join (core.weights.fused): what they must agree in to be written.
+
+
+class Numbers(NamedTuple):
+    """What one layer that was joined keeps once: its outer scale, and that of a static input."""
+
+    outer: Tensor | None
+    input: Tensor | None
+    zero: Tensor | None
+
+
+def disagreements(layers: Mapping[str, QLayer]) -> list[str]:
+    """Why layers cannot be written for servers that join them, a sentence for each group."""
+    told = []
+    for group in groups(layers):
+        numbers = {name: _numbers(layers[name]) for name in group}
+        outers = {name: each.outer for name, each in numbers.items() if each.outer is not None}
+        if _differ(list(outers.values())):
+            told.append(told_disagreement(outers))
+        for what, part in (("static input scales", "input"), ("zero points of inputs", "zero")):
+            some = {n: of for n, e in numbers.items() if (of := getattr(e, part)) is not None}
+            if _differ(list(some.values())):
+                last = ", ".join(name.rpartition(".")[2] for name in some)
+                parent = group[0].rpartition(".")[0] or "the model"
+                told.append(
+                    f"{last} of {parent} have different {what}, and servers that join these layers "
+                    f"keep one: calibrate them on the same input, without transforms of their own"
+                )
+    return told
+
+
+def sharing(layers: Mapping[str, QLayer]) -> dict[str, list[QTensor]]:
+    """{layer: the weights that share its outer scale}, of layers that agree."""
+    found: dict[str, list[QTensor]] = {}
+    for group in groups(layers):
+        some = [name for name in group if _numbers(layers[name]).outer is not None]
+        weights = [layers[name].qweight.tensor for name in some]
+        for name in some:
+            found[name] = weights
+    return found
+
+
+def _numbers(layer: QLayer) -> Numbers:
+    qparams, given = layer.qweight.qparams, layer.input
+    outer = None if qparams is None or qparams.outer is None else qparams.outer
+    outer = None if outer is None or outer.numel() != 1 else outer
+    if given is None:
+        return Numbers(outer, None, None)
+    parts = given._buffers
+    scale = parts["outer"] if parts["scale"] is None else parts["scale"]
+    return Numbers(outer, scale, parts["zero_point"])
+
+
+def _differ(numbers: list[Tensor]) -> bool:
+    return any(not torch.equal(numbers[0].cpu(), each.cpu()) for each in numbers[1:])
+
+
+# Quantized parameters that are no layer's weight: experts' stacks become a matrix for each
+# expert, under the names that checkpoints of the model have; all else has no place.
+
+
+def matrices(model: nn.Module, back: Back) -> tuple[dict[str, QTensor], dict[str, str]]:
+    """{layer of a checkpoint: its weight [out, in]}, and {parameter: why it has no place}."""
+    found: dict[str, QTensor] = {}
+    refused: dict[str, str] = {}
+    for name, weight in all_held(model):
+        pieces = back.quantized(name, _info(weight), _parts(weight))
+        if not pieces or not all(stored.endswith(".weight") for stored in pieces):
+            owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
+            apart = f", and in {weight.fmt} it does not come apart into matrices"
+            refused[name] = f"it is a parameter of {owner}, not the weight of an nn.Linear" + (
+                apart * (len(weight.shape) > 2)
+            )
+            continue
+        found |= {stored.removesuffix(".weight"): piece for stored, piece in pieces.items()}
+    return found, refused
+
+
+def _info(weight: QWeight) -> TensorInfo:
+    dtype = str(weight.dtype).removeprefix("torch.")
+    return TensorInfo(weight.fmt, tuple(weight.shape), dtype, weight.layout)
+
+
+def _parts(weight: QWeight) -> dict[str, Tensor]:
+    q = weight.tensor
+    held = {part: each for part, each in q.qparams._asdict().items() if each is not None}
+    return {"codes": q.packed} | held

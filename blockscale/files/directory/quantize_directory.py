@@ -6,21 +6,25 @@ goes on from there.
 """
 
 import errno
+import json
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.format import Format
 from blockscale.core.recipe import Recipe
 from blockscale.core.work.progress import Progress
 from blockscale.files.directory.beside import beside, known, work_path
-from blockscale.files.directory.digests import Digests
+from blockscale.files.directory.digests import Digests, file_digest
 from blockscale.files.directory.folder import is_own, sync_folder
-from blockscale.files.directory.model_files import LEDGER
+from blockscale.files.directory.model_files import CONFIG, LEDGER
 from blockscale.files.directory.output import absolute, check_apart, check_names, check_output
 from blockscale.files.directory.plan import DirectoryLedger, DirectoryPlan, make_plan
 from blockscale.files.directory.shard import (
@@ -30,11 +34,11 @@ from blockscale.files.directory.shard import (
     write_shard,
 )
 from blockscale.files.directory.swap import is_done, restore
-from blockscale.files.directory.texts import about, as_json, texts_of
 from blockscale.files.directory.tops import Tops
 from blockscale.files.directory.workspace import PARTIAL, Workspace
-from blockscale.files.metadata import FileError
+from blockscale.files.metadata import KEY, VERSION, FileError
 from blockscale.files.slabs.pool import Pool
+from blockscale.files.stored_model import INDEX
 
 
 def quantize_directory(  # noqa: PLR0913 - the first three are the call, the rest are options
@@ -160,3 +164,55 @@ def _copy(source: Path, target: Path) -> None:
     with partial.open("rb") as file:
         os.fsync(file.fileno())
     partial.rename(target)
+
+
+# What a run writes besides weights: config, index, and what the ledger says of the run itself.
+
+
+def texts_of(plan: DirectoryPlan) -> dict[str, bytes]:
+    """{file: its text} of what is written anew, but for the ledger."""
+    texts: dict[str, bytes] = {}
+    files = plan.files
+    if files.config is not None:
+        # No "quant_method": transformers refuses a model without it, but fills the weights of one
+        # whose method it does not know with random numbers, after a warning (measured with 5.23).
+        method = {"method": KEY, "version": VERSION, "recipe": plan.recipe.to_dict()}
+        texts[CONFIG] = as_json(files.config | {"quantization_config": method})
+    if files.index is not None:
+        where = {name: shard.name for shard in plan.shards for name in shard.placed}
+        size = sum(tensor.nbytes for shard in plan.shards for tensor in shard.placed.values())
+        metadata = (files.index.get("metadata") or {}) | {"total_size": size}
+        weight_map = dict(sorted(where.items()))
+        texts[INDEX] = as_json(files.index | {"metadata": metadata, "weight_map": weight_map})
+    return texts
+
+
+def about(plan: DirectoryPlan, work: Workspace, texts: list[str]) -> dict[str, Any]:
+    """What the ledger says besides: what is needed to quantize again, and to prove the files."""
+    files = {
+        name: {"bytes": (work.out / name).stat().st_size, "sha256": digest}
+        for name, digest in sorted(_digests(plan, work, texts).items())
+    }
+    sources = {
+        shard.name: {"bytes": shard.stamp[0], "mtime_ns": shard.stamp[1]} for shard in plan.shards
+    }
+    return {
+        "version": VERSION, "source": str(plan.files.root), "recipe": plan.recipe.to_dict(),
+        "seed": plan.seed, "blockscale": sys.modules["blockscale"].__version__,
+        "torch": torch.__version__,
+        "sources": sources, "files": files,
+    }  # fmt: skip
+
+
+def _digests(plan: DirectoryPlan, work: Workspace, texts: list[str]) -> dict[str, str]:
+    """{file: SHA-256} of all but the ledger: of shards as they were finished, of others now."""
+    shards = {shard.name: work.journal.digest(shard.name) for shard in plan.shards}
+    assert all(shards.values())
+    return {name: str(known) for name, known in shards.items()} | {
+        name: file_digest(work.out / name) for name in (*plan.files.others, *texts)
+    }
+
+
+def as_json(data: Mapping[str, Any]) -> bytes:
+    """JSON as people read it, of a whole file."""
+    return (json.dumps(data, indent=2) + "\n").encode()

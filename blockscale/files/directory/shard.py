@@ -1,11 +1,15 @@
 """Write one safetensors file of a run, tensor by tensor."""
 
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
+from torch import Tensor
+
 from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.parse import parse
+from blockscale.core.profiles.knobs import Profile
 from blockscale.core.work.progress import Progress
 from blockscale.files.directory.computed import computed_reader
 from blockscale.files.directory.digests import Digests, file_digest
@@ -16,11 +20,15 @@ from blockscale.files.directory.tops import Tops
 from blockscale.files.directory.workspace import Workspace
 from blockscale.files.header import sized
 from blockscale.files.metadata import FileError
-from blockscale.files.slabs.by_profile import ByProfile
+from blockscale.files.slabs.cutting import Cuts, Slab
 from blockscale.files.slabs.pool import Map
-from blockscale.files.slabs.quantize_tensor import TensorQuantizer
-from blockscale.files.slabs.rows import FloatRows
+from blockscale.files.slabs.quantize_tensor import Piece, TensorQuantizer
+from blockscale.files.slabs.rows import FloatRows, Rows
 from blockscale.files.stream import Reader, Tensors, Writer
+from blockscale.layers.model.build import beside_rows
+from blockscale.layers.saturation import told_of_odd
+from blockscale.layers.signs import lost_signs
+from blockscale.ops.quantize import quantize
 
 
 class Quantize(NamedTuple):
@@ -140,3 +148,36 @@ def _write_tensor(
             share = [tensor.source.nbytes * end // whole for end in (before, done)]
             progress.advance(name, share[1] - share[0])
     return quantizer.notes
+
+
+# Quantize one tensor as a producer does: whole, since its rules may look at all of it.
+
+
+class ByProfile:
+    """In the place of a TensorQuantizer. `notes` is complete when `pieces` is exhausted."""
+
+    def __init__(self, rows: Rows, name: str, profile: Profile):
+        self._rows, self._name, self._profile = rows, name, profile
+        self._top: Tensor | None = None
+        self.notes: tuple[str, ...] = ()
+
+    def share(self, top: Tensor) -> None:
+        """Take the outer scale of all whose largest numerator this is."""
+        self._top = top
+
+    def pieces(self) -> Iterator[Piece]:
+        """All that is stored. Raises ValueError, with the tensor's name, where the producer does
+        not take it."""
+        count = self._rows.shape[0]
+        x = self._rows.read(Cuts(self._rows.shape, 0, count), Slab(0, count))
+        try:
+            q = beside_rows(
+                x, self._profile.format, self._top, lambda x: quantize(x, self._profile)
+            )
+        except ValueError as error:
+            raise ValueError(f"{self._name}: {error}") from None
+        odd = told_of_odd(x)
+        self.notes = (*([odd] if odd else []), *lost_signs("weight", x, q.format))
+        for part in q.format.parts:
+            yield Piece(part, 0, getattr(q.qparams, part))
+        yield Piece("codes", 0, q.packed)

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.block import WHOLE
+from blockscale.core.arithmetic.means import in_units, mean_of, unit_exponent
+from blockscale.core.block import WHOLE, Block
 from blockscale.core.blocks import Blocks
 from blockscale.core.format import Format
 from blockscale.core.operand import quantizer
@@ -30,7 +31,6 @@ from blockscale.core.weights.fused import outer_of
 from blockscale.files.slabs import cutting
 from blockscale.files.slabs.cutting import Cuts, Region, Sizes, Slab
 from blockscale.files.slabs.pool import Map
-from blockscale.files.slabs.streamed_blocks import StreamedBlocks
 from blockscale.layers.saturation import not_finite, saturates
 from blockscale.layers.signs import lost_signs
 from blockscale.ops import primitives
@@ -255,3 +255,58 @@ class TensorQuantizer:
     def _flat(self, part: Tensor) -> Tensor:
         """Part of what is stored, with the dimensions up to the cut one as one."""
         return part.flatten(0, 1) if self._cuts.dim else part
+
+
+# Blocks that span slabs: the means that `Blocks.mean_magnitude` gives, summed slab by slab.
+#
+# The sums are of integers (docs/numerics.md, 3.2), so how a block is cut changes no bit of them.
+
+
+class PartialSums(NamedTuple):
+    """Of one slab, one entry for each block that it has a part of: int64."""
+
+    total: Tensor  # magnitudes in units (core.means)
+    number: Tensor  # how many they are
+
+
+OfSlab = Callable[[Tensor, Region], PartialSums]
+Each = Callable[[OfSlab], Iterator[tuple[Region, PartialSums]]]
+
+
+class StreamedBlocks(Blocks):
+    """Stands in for the Blocks of a whole tensor, to an element that asks for means."""
+
+    def __init__(self, largest: Tensor, block: Block, each: Each):
+        """largest: the largest finite magnitude of each block [scale's shape].
+
+        each: calls a function with every slab and the region of its scales, gives both back.
+        """
+        self.shape = tuple(largest.shape)
+        self._each = each
+        self._power = unit_exponent(largest)
+        sizes = block.sizes_for(largest.ndim)
+        self._spanned = tuple(dim for dim, size in enumerate(sizes) if size == WHOLE)
+
+    def mean_magnitude(self, above: Tensor | None = None) -> Tensor:
+        """The mean of |x| in each block, over |x| > `above` if given: one per block."""
+        total = torch.zeros(self.shape, dtype=torch.int64)
+        count = torch.zeros_like(total)
+
+        def sums(x: Tensor, region: Region) -> PartialSums:
+            return self._sums(x, region, None if above is None else above[region])
+
+        for region, (more, number) in self._each(sums):
+            total[region] += more
+            count[region] += number
+        return mean_of(total, count, self._power)
+
+    def _sums(self, x: Tensor, region: Region, above: Tensor | None) -> PartialSums:
+        """The magnitudes of one slab that count, in whole units, and how many there are."""
+        chosen = x.isfinite()
+        size = torch.where(chosen, x, 0.0).abs()
+        if above is not None:
+            chosen = chosen & (size > above)
+        units = torch.where(chosen, in_units(size, self._power[region]), 0)
+        return PartialSums(
+            units.sum(self._spanned, keepdim=True), chosen.sum(self._spanned, keepdim=True)
+        )

@@ -5,6 +5,6 @@ Importing this is all that diffusers needs to read what blockscale wrote.
 
 from blockscale.integrations.diffusers.config import BlockscaleConfig as BlockscaleConfig
 from blockscale.integrations.diffusers.quantizer import BlockscaleQuantizer as BlockscaleQuantizer
-from blockscale.integrations.diffusers.registration import register as register
+from blockscale.integrations.diffusers.quantizer import register as register
 
 register()

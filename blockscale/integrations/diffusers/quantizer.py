@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from diffusers.quantizers import auto
 from diffusers.quantizers.base import DiffusersQuantizer
 from torch import Tensor, nn
 
@@ -14,6 +15,7 @@ from blockscale.files.match import match_quantized, shared_names
 from blockscale.files.metadata import FileError
 from blockscale.files.save import described_state
 from blockscale.files.stored_model import StoredModel, read_headers
+from blockscale.integrations.config import METHOD, with_method
 from blockscale.integrations.diffusers.config import BlockscaleConfig
 from blockscale.integrations.stand_in import stand_in
 from blockscale.layers.apply import quantize_
@@ -113,3 +115,23 @@ class BlockscaleQuantizer(DiffusersQuantizer):
 
 def _names(found: Sequence[dict[str, list[str]]]) -> list[str]:
     return [name for matches in found for names in matches.values() for name in names]
+
+
+# diffusers learns the method "blockscale", as transformers does (integrations.transformers).
+#
+# It finds methods in two tables as well. Its config.json says `method`, too, so that a diffusers
+# that knows no blockscale refuses the directory.
+
+
+def register() -> None:
+    """Put the config and the quantizer into diffusers' tables; again, nothing happens."""
+    if METHOD in auto.AUTO_QUANTIZER_MAPPING:
+        return
+    auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = BlockscaleConfig
+    auto.AUTO_QUANTIZER_MAPPING[METHOD] = BlockscaleQuantizer
+    _read_method(auto.DiffusersAutoQuantizer)
+
+
+def _read_method(kind: Any) -> None:
+    from_dict = kind.from_dict
+    kind.from_dict = staticmethod(lambda config: from_dict(with_method(config)))

@@ -5,8 +5,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from peft import PEFT_TYPE_TO_TUNER_MAPPING, PeftType, TaskType
+from peft.tuners import tuners_utils
+from peft.tuners.lora import layer as peft_layers
 from peft.tuners.lora.model import LoraModel
 from peft.utils import ModulesToSaveWrapper
+from peft.utils.constants import INCLUDE_LINEAR_LAYERS_SHORTHAND, SEQ_CLS_HEAD_NAMES
 from torch import nn
 
 from blockscale.integrations.peft.float_layer import float_layer
@@ -16,10 +20,12 @@ from blockscale.integrations.peft.merging import (
     check_mergeable,
     merge_losses,
     summary,
+    unchanged,
 )
-from blockscale.integrations.peft.targets import check_targets, include_quantized
-from blockscale.integrations.peft.wrapping import adopt, wrap
 from blockscale.layers.layer import QLayer
+from blockscale.layers.linear import QLinear
+from blockscale.layers.model.swap import PLACED
+from blockscale.layers.parameters.hold import all_held
 
 
 class QuantizedLoraModel(LoraModel):
@@ -146,3 +152,144 @@ def train_in_float(wrapper: ModulesToSaveWrapper, adapter_name: str) -> None:
         if isinstance(module, QLayer):
             parent, _, child = name.rpartition(".")
             setattr(copy.get_submodule(parent), child, float_layer(module).requires_grad_(wants))
+
+
+# Which quantized layers a LoraConfig names.
+
+
+def include_quantized(config: Any, model: nn.Module) -> None:
+    """Let "all-linear" name quantized linear layers, where it would name the float ones."""
+    wanted = config.target_modules
+    if not isinstance(wanted, str) or wanted.lower() != INCLUDE_LINEAR_LAYERS_SHORTHAND:
+        return
+    names = {name for name, module in model.named_modules() if isinstance(module, QLinear)}
+    if not names:
+        return
+    tuners_utils._maybe_include_all_linear_layers(config, model)  # names those in float
+    for name, module in model.named_modules():
+        if module is head_of(model, config) and name in names:
+            names.remove(name)
+        if isinstance(module, tuners_utils.BaseTunerLayer):
+            names = {each for each in names if not each.startswith(f"{name}.")}
+    config.target_modules = {*config.target_modules, *names}
+
+
+def head_of(model: nn.Module, config: Any) -> nn.Module | None:
+    """The layer that "all-linear" leaves out: what gives the logits. As peft finds it."""
+    if not isinstance(model, tuners_utils.PreTrainedModel):
+        return None
+    head: nn.Module | None = model.get_output_embeddings()
+    if head is not None or config.task_type != TaskType.SEQ_CLS:
+        return head
+    heads = (getattr(model, name, None) for name in SEQ_CLS_HEAD_NAMES)
+    return next((head for head in heads if head is not None), None)
+
+
+def check_targets(config: Any, model: nn.Module) -> None:
+    """Raise ValueError for what a config wants to train inside of codes."""
+    for name in config.target_parameters or ():
+        for held in _codes(model):
+            if held == name or held.endswith(f".{name}"):
+                layer = held.removesuffix(".weight")
+                raise ValueError(
+                    f"target_parameters names {held}, which is quantized: peft adds to such a "
+                    f"parameter in place. Name layers in target_modules, or leave this one in "
+                    f"float with skip=[{layer!r}] in the recipe"
+                )
+    for name in _trained_tables(config, model):
+        if isinstance(model.get_submodule(name), QLayer):
+            raise ValueError(
+                f"trainable_token_indices trains rows of {name}, which is quantized: leave it in "
+                f"float with skip=[{name!r}] in the recipe, or name it in modules_to_save"
+            )
+
+
+def _codes(model: nn.Module) -> Iterator[str]:
+    """Names under which parameters were that are codes now."""
+    layers = ((name, module) for name, module in model.named_modules())
+    yield from (f"{name}.weight" for name, module in layers if isinstance(module, QLayer))
+    yield from (name for name, _ in all_held(model))
+
+
+def _trained_tables(config: Any, model: nn.Module) -> list[str]:
+    """Names of the layers of which rows are to be trained."""
+    wanted = getattr(config, "trainable_token_indices", None)
+    if wanted is None:
+        return []
+    names = [name for name, _ in model.named_modules()]
+    if isinstance(wanted, dict):
+        return [name for name in names if any(name.endswith(each) for each in wanted)]
+    table: Any = getattr(model, "get_input_embeddings", lambda: None)()
+    return [name for name, module in model.named_modules() if module is table]
+
+
+# Make peft's LoRA know quantized layers.
+
+
+def register() -> None:
+    """Let `get_peft_model`, `PeftModel.from_pretrained`, transformers' `add_adapter` and diffusers
+    build LoRA on quantized layers. Harmless where it was done before."""
+    PEFT_TYPE_TO_TUNER_MAPPING[PeftType.LORA] = QuantizedLoraModel
+    if adopt not in PLACED:
+        PLACED.append(adopt)
+
+
+# LoRA layers around quantized layers: peft's own, which merge into codes.
+
+
+class LoraLinear(MergesIntoCodes, peft_layers.Linear):
+    """Around QLinear and QTransposedLinear."""
+
+
+class LoraEmbedding(MergesIntoCodes, peft_layers.Embedding):
+    """Around QEmbedding."""
+
+
+class LoraConv1d(MergesIntoCodes, peft_layers.Conv1d):
+    """Around QConv of one dimension."""
+
+
+class LoraConv2d(MergesIntoCodes, peft_layers.Conv2d):
+    """Around QConv of two dimensions."""
+
+
+class LoraConv3d(MergesIntoCodes, peft_layers.Conv3d):
+    """Around QConv of three dimensions."""
+
+
+_OURS: dict[type[nn.Module], type[nn.Module]] = {
+    peft_layers.Linear: LoraLinear,
+    peft_layers.Embedding: LoraEmbedding,
+    peft_layers.Conv1d: LoraConv1d,
+    peft_layers.Conv2d: LoraConv2d,
+    peft_layers.Conv3d: LoraConv3d,
+}
+
+
+def wrap(target: QLayer, adapter_name: str, config: Any, **kwargs: Any) -> nn.Module:
+    """The LoRA layer that peft makes for the float layer, around `target` instead.
+
+    Raises ValueError for layers that LoRA does not know, and for settings that would change the
+    base weight.
+    """
+    if kwargs.get("parameter_name") is not None:
+        raise ValueError(
+            f"target_parameters names the codes of a {type(target).__name__}: name the layer "
+            f"itself in target_modules"
+        )
+    stand_in = float_layer(target)
+    with unchanged(stand_in):
+        made: Any = peft_layers.dispatch_default(stand_in, adapter_name, config, **kwargs)
+    if type(made) not in _OURS:
+        raise ValueError(f"peft has no LoRA for the float layer of {type(target).__name__}")
+    made.base_layer = target
+    adopt(made)
+    wrapped: nn.Module = made
+    return wrapped
+
+
+def adopt(layer: nn.Module) -> None:
+    """Give a LoRA layer of peft, whose base layer is quantized now, the class that knows it."""
+    ours = _OURS.get(type(layer))
+    if ours is not None and isinstance(layer.base_layer, QLayer):
+        layer.__class__ = ours

@@ -9,6 +9,6 @@ from blockscale.integrations.transformers.from_checkpoint import from_checkpoint
 from blockscale.integrations.transformers.quantizer import (
     BlockscaleQuantizer as BlockscaleQuantizer,
 )
-from blockscale.integrations.transformers.registration import register as register
+from blockscale.integrations.transformers.quantizer import register as register
 
 register()

@@ -5,15 +5,20 @@ model is quantized as by `bs.quantize_`, with these codes as its weights. What n
 need before (say, the layers of a checkpoint that lacks them) is quantized then.
 """
 
+import ctypes
+import mmap
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.core_model_loading import ConversionOps, WeightTransform
+from torch.nn.utils import parametrize
+from transformers.core_model_loading import ConversionOps, WeightConverter, WeightTransform
 
 from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.ledger import Ledger
@@ -21,12 +26,12 @@ from blockscale.core.recipe import Recipe
 from blockscale.files.metadata import KEY, FileError
 from blockscale.files.stored_model import opened
 from blockscale.integrations.stand_in import TieMarks, stand_in, standing_in
-from blockscale.integrations.transformers.computing import computes_of_parts, converters
 from blockscale.integrations.transformers.config import BlockscaleConfig
-from blockscale.integrations.transformers.mapped import give_back, let_go, real_paths
 from blockscale.layers.apply import apply, check, plans_for
 from blockscale.layers.bias import without_dynamic
 from blockscale.layers.computed import folded
+from blockscale.layers.computed.folding import Folding
+from blockscale.layers.computed.plain import Computed, evaluating
 from blockscale.layers.joined import largest, top_of
 from blockscale.layers.model.build import weight_in_codes
 from blockscale.layers.parameters.planned import (
@@ -247,3 +252,125 @@ def _check_all_used(arrived: dict[str, tuple[QWeight, list[str]]], used: list[QW
 
 def _same(a: QWeight, b: QWeight) -> bool:
     return a.fmt == b.fmt and a.codes.shape == b.codes.shape and torch.equal(a.codes, b.codes)
+
+
+# Layers that compute their weight (weight_norm, spectral_norm) while a model is read.
+#
+# They are folded before: the model has the weight as a parameter, and what the checkpoint holds
+# are parts of it. When they have arrived, the layer's own parametrization computes the weight of
+# them.
+
+
+_KNOWN = ("_WeightNorm", "_SpectralNorm")  # of torch.nn.utils.parametrizations
+
+
+def computes_of_parts(module: nn.Module) -> bool:
+    """Whether a layer's computed tensors can be computed of what a checkpoint holds, and on "meta"
+    of nothing: each by one known parametrization."""
+    lists: Any = getattr(module, "parametrizations", {})
+    return parametrize.is_parametrized(module) and all(
+        len(steps) == 1 and type(steps[0]).__name__ in _KNOWN for steps in lists.values()
+    )
+
+
+def converters(folding: Folding, prefix: str) -> list[WeightConverter]:
+    """What computes the tensors of folded layers while they are read.
+
+    prefix: of the model's base model, which names in a checkpoint have or have not
+    """
+    return [
+        _converter(fold.names[0].removeprefix(f"{prefix}."), fold.module, tensor)
+        for fold in folding.folds
+        for tensor in fold.tensors
+    ]
+
+
+def _converter(layer: str, module: Any, tensor: Computed) -> WeightConverter:
+    steps = module.parametrizations[tensor.name]
+    prefix = f"{layer}.parametrizations.{tensor.name}."
+    names = {rf"(?<![^.]){re.escape(prefix + part)}$": part for part in steps.state_dict()}
+    return WeightConverter([*names], f"{layer}.{tensor.name}", [Compute(steps, names)])
+
+
+class Compute(ConversionOps):
+    """The step that computes a tensor when its parts are there.
+
+    names: {source pattern: what it is in `steps`, e.g. `original0`}
+    """
+
+    def __init__(self, steps: nn.Module, names: Mapping[str, str]):
+        self._steps, self._names = steps, names
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Compute":
+        return Compute(self._steps, self._names)
+
+    def convert(  # type: ignore[override]
+        self, input_dict: dict[str, list[Tensor]], full_layer_name: str, **_: Any
+    ) -> dict[str, Tensor]:
+        """{pattern: [part]} -> {name: its value}; nothing where a part is missing, of which
+        transformers tells."""
+        parts = {self._names[pattern]: tensors[0] for pattern, tensors in input_dict.items()}
+        if parts.keys() != {*self._names.values()}:
+            return {}
+        with torch.no_grad(), evaluating(self._steps):
+            value: Tensor = torch.func.functional_call(self._steps, parts, ())
+        return {full_layer_name: value.detach()}
+
+
+# Memory of files that are mapped: pages that were read count as the process's until they are let
+# go. transformers maps a checkpoint and keeps it open until its last tensor is read.
+
+
+_MAPS = Path("/proc/self/maps")
+_ENOUGH = 1 << 23  # bytes of floats, beside whose codes several times as many were used
+
+
+def real_paths(files: Iterable[str]) -> frozenset[str]:
+    """The paths of files as the system calls them: links are followed."""
+    return frozenset(str(Path(file).resolve()) for file in files)
+
+
+def let_go(tensor: Tensor, files: frozenset[str]) -> None:
+    """Tell the system that the pages of a tensor that lies in one of these files are not needed for
+    now: who reads them again gets them from the file.
+
+    files: of `real_paths`; their mappings have to be as they were made, unwritten.
+    Anywhere but on Linux nothing is done.
+    """
+    if tensor.device.type != "cpu" or not _MAPS.exists() or not tensor.nbytes:
+        return
+    start = tensor.untyped_storage().data_ptr()
+    end = start + tensor.untyped_storage().nbytes()
+    if not _in_file(start, end, files):
+        return
+    first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first:
+        _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
+
+
+def give_back(freed: int) -> int:
+    """Return memory that was freed to the system, now and then; what is freed since then.
+
+    glibc keeps freed memory below what is still used, and codes lie between floats that are gone.
+    Returning it takes milliseconds.
+    """
+    if freed < _ENOUGH:
+        return freed
+    if trim := getattr(_libc(), "malloc_trim", None):
+        trim(0)
+    return 0
+
+
+def _in_file(start: int, end: int, files: frozenset[str]) -> bool:
+    """Whether these addresses lie in a mapping of one of these files."""
+    for line in _MAPS.read_text().splitlines():
+        place, _, _, _, _, *path = line.split(maxsplit=5)
+        low, high = (int(each, 16) for each in place.split("-"))
+        if low <= start and end <= high:
+            return bool(path) and path[0] in files
+    return False
+
+
+@cache
+def _libc() -> Any:
+    return ctypes.CDLL(None)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.layers.parameters.containers import going_through
 from blockscale.layers.parameters.recurrent import Recurrent, parameters_again, parameters_gone
 from blockscale.layers.reading.source import shared
 from blockscale.layers.store import QWeight
@@ -109,3 +108,66 @@ def _restored(of: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
     """A module of that class without state, for pickle and copies."""
     made: nn.Module = of.__new__(_class_of(of, names))
     return made
+
+
+# Containers that have a quantized parameter of their own: it is no child to be called.
+#
+# Codes are a submodule under the parameter's name, and nn.Sequential, nn.ModuleList and
+# nn.ModuleDict go through all of their submodules. These go through those that are children.
+
+
+class _Children:
+    """`held_names` are the names of what is no child (parameters.hold.Holder)."""
+
+    held_names: tuple[str, ...]
+    _modules: dict[str, nn.Module]
+
+    def _children(self) -> dict[str, nn.Module]:
+        return {name: each for name, each in self._modules.items() if name not in self.held_names}
+
+    def __len__(self) -> int:
+        return len(self._children())
+
+
+class Listed(_Children):
+    """Of nn.Sequential and nn.ModuleList."""
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(self._children().values())
+
+    def __getitem__(self, index: Any) -> Any:
+        """One child, or some in a container of torch's."""
+        children = list(self._children().values())
+        if not isinstance(index, slice):
+            return children[index]
+        some = children[index]
+        return nn.Sequential(*some) if isinstance(self, nn.Sequential) else nn.ModuleList(some)
+
+
+class Named(_Children):
+    """Of nn.ModuleDict."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._children())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._children()
+
+    def keys(self) -> Any:
+        """Of the children."""
+        return self._children().keys()
+
+    def values(self) -> Any:
+        """The children."""
+        return self._children().values()
+
+    def items(self) -> Any:
+        """(name, child)."""
+        return self._children().items()
+
+
+def going_through(kind: type[nn.Module]) -> tuple[type, ...]:
+    """What a class of this kind is besides, when it holds a parameter."""
+    if issubclass(kind, nn.Sequential | nn.ModuleList):
+        return (Listed,)
+    return (Named,) if issubclass(kind, nn.ModuleDict) else ()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from blockscale.cli.app import app
-from blockscale.export.checkpoints.gguf import grids
+from blockscale.export.checkpoints.gguf import reading
 from tests.cli.words import words
 from tests.support.file_models import tiny_tensors
 
@@ -40,7 +40,7 @@ def test_inspect_json(folders):
 
 
 def test_other_producers(tmp_path, monkeypatch):
-    monkeypatch.setattr(grids, "find_spec", lambda name: None)  # the package gguf reads IQ2_XXS
+    monkeypatch.setattr(reading, "find_spec", lambda name: None)  # the package gguf reads IQ2_XXS
     lines = words(run("inspect", RECORDED / "modelopt.safetensors").stdout)
     assert lines[0] == "NVIDIA ModelOpt: it has nvfp4.weight_scale_2"
     assert lines[1] == "warning: the input of awq is multiplied by its pre_quant_scale"

@@ -1,12 +1,14 @@
 """Patterns of strangers: what they match is what `re.fullmatch` says, and no match takes long."""
 
+import math
 import random
 import re
 import warnings
+from re import _parser as parser
 
 import pytest
 
-from blockscale.core.untrusted.patterns import LONGEST, _Name, compiled, full_match
+from blockscale.core.untrusted.patterns import LONGEST, SHORT, _Name, compiled, full_match, ways
 
 ENDS = ("*", "+", "?", "*?", "+?", "{2}", "{1,3}", "{0,2}?", "{2,}")
 
@@ -105,3 +107,24 @@ def test_what_is_refused(pattern, words):
 def test_names_have_an_end():
     with pytest.raises(ValueError, match="too long for patterns"):
         full_match(".*", "a" * 5000)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [
+        ("abc[d-f].", 1),
+        (".*", SHORT + 1),
+        ("(a|bb|c)d(ee|f)", 6),
+        (r".*\.(qq|k|v)", 3 * (SHORT + 1)),
+        ("(q|k|v)", 1),  # Python makes a set of them,
+        ("a?b?", 4),
+        ("a{3}(bc){2,4}", 3),
+        ("(?=.*a).*", (SHORT + 1) ** 2),
+        ("((aa|b)c)?", 3),
+        ("(a+)+", math.inf),
+        ("(?:(?:aa|b)c)*", math.inf),
+        ("(?:.*){2}", math.inf),
+    ],
+)
+def test_choices_multiply(pattern, count):
+    assert ways(parser.parse(pattern)) == count

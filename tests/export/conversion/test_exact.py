@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import blockscale as bs
+from blockscale.core.block import read_block
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.export.conversion.exact import (
@@ -11,7 +12,12 @@ from blockscale.export.conversion.exact import (
     InexactError,
     carried,
     certain,
+    finer,
+    multiplier,
+    nested,
     obstacle,
+    other_direction,
+    turned,
 )
 
 RANDOM = torch.Generator().manual_seed(11)
@@ -173,3 +179,69 @@ def test_offsets_under_scales_of_24_bits(fmt: str) -> None:
     scale = q.qparams.scale
     scale.view(torch.int32).bitwise_and_(-16)  # 20 bits: products with codes of 4 are exact
     assert torch.equal(carried(q, wanted).dequantize(), q.dequantize())
+
+
+SHAPE = (6, 96)
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        ("tensor", "channel0"), ("tensor", "group32"), ("channel0", "group48"),
+        ("token", "group32"), ("tensor", "tensor"),
+        ("tile2x64", "group32"), ("tile4x96", "tile2x32"), ("group64", "group32"),
+    ],
+)  # fmt: skip
+def test_numbers_of_smaller_blocks(outer: str, inner: str) -> None:
+    large, small = read_block(outer), read_block(inner)
+    assert nested(large, small, SHAPE)
+    count = large.scale_shape(SHAPE)
+    numbers = torch.arange(torch.Size(count).numel()).reshape(count)
+    found = finer(numbers, large, small, SHAPE)
+    assert tuple(found.shape) == small.scale_shape(SHAPE)
+    assert torch.equal(
+        small.expand(found, SHAPE).expand(SHAPE), large.expand(numbers, SHAPE).expand(SHAPE)
+    )
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [("group32", "group64"), ("group32", "tensor"), ("flat64", "group32"), ("group48", "group32"),
+     ("channel0", "channel1"), ("group32@0", "group32")],
+)  # fmt: skip
+def test_others(outer: str, inner: str) -> None:
+    assert not nested(read_block(outer), read_block(inner), SHAPE)
+
+
+def test_a_dimension_that_is_not_there() -> None:
+    assert not nested(read_block("tensor"), read_block("tile2x2"), (8,))
+
+
+MUL, DIV = parse("e2m1:group16:e4m3"), parse("e2m1:group16:e4m3/inv")
+
+
+def test_there_and_back() -> None:
+    found = 0
+    for seed in range(40):
+        x = torch.randn(4, 64, generator=torch.Generator().manual_seed(seed))
+        q = bs.quantize(x, MUL)
+        made = turned(q, DIV)
+        if made is None:
+            continue
+        found += 1
+        assert torch.equal(made.dequantize(), q.dequantize())
+        back = turned(made, MUL)
+        assert back is not None and torch.equal(back.dequantize(), q.dequantize())
+    assert 0 < found < 40  # some have no reciprocal
+
+
+def test_which_formats() -> None:
+    assert other_direction(MUL, DIV) and other_direction(DIV, MUL)
+    assert not other_direction(MUL, MUL) and not other_direction(parse("mxfp4"), DIV)
+    assert not other_direction(parse("e2m1:group32:e4m3"), DIV)
+
+
+def test_no_multiplier_is_said() -> None:
+    codes = torch.arange(1, 127, dtype=torch.uint8)
+    exact = [multiplier(codes, torch.tensor(float(g)))[1] for g in (2.0, 3.0, 10.0, 448.0)]
+    assert exact[0] and not all(exact)

@@ -1,5 +1,6 @@
 """A directory in, a quantized one out: the reference's bits, and the rest as it was."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 
 from blockscale.core.parse import formats, parse
 from blockscale.core.recipe import Recipe
-from blockscale.files.directory.quantize_directory import quantize_directory
+from blockscale.files.directory.quantize_directory import as_json, quantize_directory
 from blockscale.files.metadata import Metadata
 from blockscale.files.stream import Reader
 from tests.files.directory.places import Listener
@@ -159,3 +160,26 @@ def test_the_result_loads(tmp_path):
 def test_paths_may_be_text(place):
     quantize_directory(str(place.model), str(place.out), parse("int8"))
     assert Path(place.out, "config.json").exists()
+
+
+def test_what_the_ledger_says_of_the_run(model, tmp_path):
+    out = tmp_path / "out"
+    quantize_directory(model, out, "nvfp4", seed=3)
+    told = json.loads((out / "blockscale_ledger.json").read_text())
+    assert told["seed"] == 3 and told["source"] == str(model)
+    files = {each.relative_to(out).as_posix(): each for each in out.rglob("*") if each.is_file()}
+    del files["blockscale_ledger.json"]
+    assert told["files"] == {
+        name: {
+            "bytes": each.stat().st_size,
+            "sha256": hashlib.sha256(each.read_bytes()).hexdigest(),
+        }
+        for name, each in files.items()
+    }
+    assert {name: each["bytes"] for name, each in told["sources"].items()} == {
+        each.name: each.stat().st_size for each in model.glob("*.safetensors")
+    }
+
+
+def test_json_ends_with_a_line():
+    assert as_json({"a": 1}) == b'{\n  "a": 1\n}\n'

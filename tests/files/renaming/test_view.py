@@ -8,8 +8,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import blockscale as bs
+from blockscale.files.load import renamed
 from blockscale.files.metadata import DIGEST, KEY, FileError, Metadata, TensorInfo, _digest
-from blockscale.files.renaming.renamed import renamed
 from blockscale.files.stored_model import open_stored_model
 from tests.files.renaming.oracle import differing
 from tests.support.renaming_hub import build, save

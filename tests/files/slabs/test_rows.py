@@ -13,9 +13,10 @@ from blockscale.core.recipe import Recipe
 from blockscale.core.weights.stack import of_stack
 from blockscale.files.directory.quantize_directory import quantize_directory
 from blockscale.files.load import _read_qtensor
-from blockscale.files.slabs.cutting import cut
-from blockscale.files.slabs.rows import OpenStoredModel, Rows
+from blockscale.files.slabs.cutting import Cuts, cut
+from blockscale.files.slabs.rows import OpenStoredModel, Rows, TransposedStack
 from blockscale.files.stored_model import open_stored_model
+from blockscale.files.stream import Reader
 from tests.support.file_models import write_model
 
 TENSORS = {
@@ -91,3 +92,25 @@ def test_a_layout_that_it_is_not_stored_in(tmp_path) -> None:
         plain = whole(tensors.rows("c_fc.weight", "plain"), 1)
     assert plain.shape == (20, 12)
     assert torch.equal(plain, there.t())
+
+
+STACK = torch.arange(3 * 4 * 5, dtype=torch.float32).reshape(3, 4, 5)  # [E, k, n]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 15, 100])
+def test_slabs(rows, dtype, tmp_path):
+    save_file({"w": STACK.to(dtype)}, tmp_path / "file")
+    expected = STACK.to(dtype).mT
+    with Reader(tmp_path / "file") as reader:
+        stack = TransposedStack(reader, "w")
+        for shape, dim in (((15, 4), 0), ((3, 5, 4), 0), ((3, 5, 4), 1)):
+            cuts = Cuts(shape, dim, rows)
+            for slab in reversed(cuts.slabs):
+                found = stack.read(cuts, slab)
+                whole = expected.reshape(shape) if not dim else expected[slab.matrix][None]
+                want = (
+                    whole[slab.start : slab.stop] if not dim else whole[:, slab.start : slab.stop]
+                )
+                assert torch.equal(found, want)
+                assert found.is_contiguous()

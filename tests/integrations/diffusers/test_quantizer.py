@@ -75,3 +75,19 @@ def test_refusals(tmp_path: Path) -> None:
         kind.from_pretrained(tmp_path / "out", quantization_config=config("mxfp4"))
     assert any(name.endswith(".codes") for name in load_file(
         tmp_path / "out" / "diffusion_pytorch_model.safetensors"))  # fmt: skip
+
+
+def test_both_spellings_of_the_method() -> None:
+    from diffusers.quantizers.auto import AUTO_QUANTIZER_MAPPING, DiffusersAutoQuantizer
+
+    from blockscale.integrations.diffusers import BlockscaleConfig, BlockscaleQuantizer, register
+
+    register()
+    assert AUTO_QUANTIZER_MAPPING["blockscale"] is BlockscaleQuantizer
+    told = BlockscaleConfig("mxfp4").to_dict()
+    for config in (told, {"quant_method": "blockscale", "recipe": told["recipe"]}):
+        found = DiffusersAutoQuantizer.from_config(config, pre_quantized=False)
+        assert found.quantization_config == BlockscaleConfig("mxfp4")
+    assert BlockscaleConfig("mxfp4").quant_method.value == "blockscale"
+    with pytest.raises(ValueError, match="no `quant_method`"):
+        DiffusersAutoQuantizer.from_dict({"recipe": "mxfp4"})

@@ -1,5 +1,6 @@
 """Quantizing while loading: refusals come before anything is read, and memory is bounded."""
 
+import re
 import subprocess
 import sys
 import warnings
@@ -10,11 +11,14 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import core_model_loading
 
 import blockscale as bs
-from blockscale.integrations.transformers import BlockscaleConfig
+from blockscale.integrations.transformers import BlockscaleConfig, quantizing
 from blockscale.integrations.transformers.quantizing import nothing_told
+from tests.support.quantized_models import quantized, quietly
 from tests.support.transformers_models import same_bits, saved, tied_llama
 
 Checkpoints = Callable[[str], tuple[type, Path]]
@@ -216,3 +220,118 @@ def test_a_partner_that_the_checkpoint_lacks(tmp_path: Path) -> None:
     layer = found.model.layers[0].self_attn
     outers = [each.qweight.outer for each in (layer.q_proj, layer.k_proj, layer.v_proj)]
     assert all(torch.equal(outers[0], each) for each in outers)
+
+
+CONV = "hubert.encoder.pos_conv_embed.conv"
+PARTS = f"{CONV}.parametrizations.weight.original"
+
+
+def changed(path: Path, to: Path, name: Callable[[str], str | None]) -> Path:
+    """A checkpoint with other names; None leaves a tensor out."""
+    to.mkdir()
+    tensors = load_file(path / "model.safetensors")
+    kept = {new: tensor for old, tensor in tensors.items() if (new := name(old)) is not None}
+    save_file(kept, to / "model.safetensors", {"format": "pt"})
+    (to / "config.json").write_bytes((path / "config.json").read_bytes())
+    return to
+
+
+def older(name: str) -> str:
+    return name.replace("parametrizations.weight.original0", "weight_g").replace(
+        "parametrizations.weight.original1", "weight_v"
+    )
+
+
+@pytest.mark.parametrize("name", [older, lambda name: name.removeprefix("hubert.")], ids=["g", ""])
+def test_other_names(name: Any, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    """As older checkpoints have them, and as the base model's."""
+    _, path = checkpoints("hubert")
+    path = changed(path, tmp_path / "other", name)
+    expected = quantized(hf.HubertForCTC, path)
+    config = BlockscaleConfig("mxfp4")
+    found = hf.HubertForCTC.from_pretrained(path, quantization_config=config)
+    assert found.get_submodule(CONV).weight.fmt is not None
+    same_bits(expected, found)
+    assert str(found.hf_quantizer.ledger[CONV]) == str(bs.quantize_(
+        hf.HubertForCTC.from_pretrained(path), "mxfp4")[CONV])  # fmt: skip
+    found.save_pretrained(tmp_path / "out")
+    same_bits(expected, hf.HubertForCTC.from_pretrained(tmp_path / "out"))
+    quietly(lambda: bs.quantize_directory(path, tmp_path / "directory", "mxfp4"))
+    same_bits(expected, hf.HubertForCTC.from_pretrained(tmp_path / "directory"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_dtypes_of_computing(dtype: torch.dtype, checkpoints: Checkpoints) -> None:
+    kind, path = checkpoints("encodec")
+    loader: Any = kind
+    expected = loader.from_pretrained(path, dtype=dtype)
+    bs.quantize_(expected, "int8")
+    config = BlockscaleConfig("int8")
+    found = loader.from_pretrained(path, dtype=dtype, quantization_config=config)
+    same_bits(expected, found)
+
+
+def test_what_is_skipped_goes_on_computing(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    kind, path = checkpoints("hubert")
+    loader: Any = kind
+    recipe = bs.Recipe("mxfp4", skip=["*.pos_conv_embed"])
+    found = loader.from_pretrained(path, quantization_config=BlockscaleConfig(recipe))
+    expected = loader.from_pretrained(path)
+    assert f"{PARTS}1" in found.state_dict()
+    assert torch.equal(found.get_submodule(CONV).weight, expected.get_submodule(CONV).weight)
+    found.save_pretrained(tmp_path / "out")
+    same_bits(found, loader.from_pretrained(tmp_path / "out"))
+
+
+def test_a_part_that_is_missing(
+    checkpoints: Checkpoints, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """transformers tells of it, as of any weight, and initializes it."""
+    kind, path = checkpoints("hubert")
+    loader: Any = kind
+    path = changed(path, tmp_path / "less", lambda name: None if name == f"{PARTS}0" else name)
+    config = BlockscaleConfig("mxfp4")
+    options = {"quantization_config": config, "output_loading_info": True}
+    found, told = loader.from_pretrained(path, **options)
+    assert set(told["missing_keys"]) == {f"{CONV}.weight"}
+    assert found.get_submodule(CONV).weight.isfinite().all()
+    assert not re.search("Traceback", capfd.readouterr().err)
+
+
+MAPPED_MARK = pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/maps is Linux's")
+
+
+def resident() -> int:
+    """kB of files that are this process's now."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("RssFile")).split()[1])
+
+
+@MAPPED_MARK
+def test_pages_go_and_come_again(tmp_path: Path) -> None:
+    link, path = tmp_path / "link", tmp_path / "a b.safetensors"
+    save_file({"x": torch.arange(1 << 23, dtype=torch.int32)}, path)
+    link.symlink_to(path)
+    with safe_open(str(link), "pt") as file:
+        x = file.get_slice("x")[...]
+        total, before = int(x.sum()), resident()
+        quantizing.let_go(x, frozenset())
+        assert resident() > before - 1000
+        quantizing.let_go(x, quantizing.real_paths([str(link)]))
+        assert resident() < before - 30_000
+        assert int(x.sum()) == total
+
+
+@MAPPED_MARK
+def test_other_memory_stays(tmp_path: Path) -> None:
+    x = torch.arange(1 << 20)
+    quantizing.let_go(x, quantizing.real_paths([str(tmp_path / "x")]))
+    quantizing.let_go(torch.empty(0), frozenset())
+    quantizing.let_go(torch.empty(3, device="meta"), frozenset())
+    assert torch.equal(x, torch.arange(1 << 20))
+
+
+@MAPPED_MARK
+def test_memory_is_given_back_now_and_then() -> None:
+    assert quantizing.give_back(100) == 100
+    assert quantizing.give_back(1 << 26) == 0

@@ -1,5 +1,6 @@
 """The page in headless Chromium: what it computes, what a visitor can do, and what it says."""
 
+import base64
 import json
 import re
 import struct
@@ -12,7 +13,7 @@ import blockscale as bs
 from blockscale.core.parse import formats as catalogue
 from blockscale.core.parse import parse
 from blockscale.report.browser.formats import refusal
-from blockscale.report.browser.page import page
+from blockscale.report.browser.page import COLUMNS, ROWS, check, numbers, page
 from tests.report.browser.chromium import CHROMIUM, WITHOUT_GPU, opened
 
 MORE = (
@@ -207,3 +208,21 @@ def _npy_header(shape: tuple[int, ...]) -> bytes:
     text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {tuple(shape)}, }}".encode()
     text += b" " * (-(len(text) + 11) % 64) + b"\n"
     return struct.pack("<H", len(text)) + text
+
+
+@pytest.mark.parametrize("name", catalogue())
+def test_they_ask_something(name):
+    """Several codes are in use, and subnormals, zeros of both signs and ties are there."""
+    found = check(name, parse(name))
+    codes = torch.frombuffer(bytearray(base64.b64decode(found["codes"])), dtype=torch.int32)
+    assert codes.shape == (ROWS * COLUMNS,)
+    assert len(codes.unique()) >= 2
+    x = numbers(parse(name))
+    assert (x[4].abs() < 2**-126).all()
+    assert x[3].signbit().any()
+    assert (x == 0).any()
+
+
+def test_numbers_that_are_not_finite_come_where_they_do_not_poison():
+    assert not numbers(parse("int8")).isfinite().all()
+    assert numbers(parse("mxfp8")).isfinite().all()

@@ -77,3 +77,22 @@ def test_conditions():
     assert {"processor", "kernels", "versions", "commit", "allocator"} <= told.keys()
     stopped = dict(tables.conditions(invented() | {"complete": False}))
     assert stopped["when"] == "2026-01-01, 3 s, stopped after 3 cases"
+
+
+def test_floors_follow_bytes_or_operations():
+    run = invented()
+    case = run["cases"][2]
+    assert tables.floors(run) == {"bfp8 x bfp8": {1: pytest.approx(1e7 / 50e9 / 0.01)}}
+    case["contestants"][2]["bytes"] = 1  # then onnxruntime's rate counts, in integers four times
+    assert tables.floors(run) == {"bfp8 x bfp8": {1: pytest.approx(0.01 / 4)}}
+    case["contestants"][2]["name"] = "mxfp4 weights"
+    assert tables.floors(run) == {"mxfp4 weights": {1: pytest.approx(0.01)}}
+    assert tables.floors(run | {"cases": run["cases"][1:]}) == {}
+    assert tables.predicted(run | {"cases": []}).rows == []
+
+
+def test_rates_are_those_of_the_best():
+    run = invented()
+    assert tables.bandwidth(run) == 50e9
+    assert tables.float_rate(run) == 2 * 4096**2 / 1e-4  # onnxruntime's
+    assert tables.float_rate(run | {"cases": []}) == tables.bandwidth(run | {"cases": []}) == 0.0

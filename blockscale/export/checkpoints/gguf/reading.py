@@ -2,8 +2,9 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -16,7 +17,7 @@ from blockscale.core.parse import parse
 from blockscale.core.untrusted.files import FileError, open_regular
 from blockscale.core.untrusted.names import quoted
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
-from blockscale.export.checkpoints.gguf import grids, records
+from blockscale.export.checkpoints.gguf import records
 from blockscale.export.checkpoints.gguf.blocks import (
     FILE_TYPES,
     GRIDS,
@@ -133,7 +134,7 @@ class GGUF(Checkpoint):
             return values
         if entry.kind in GRIDS:
             kind, _, size = GRIDS[entry.kind]
-            return grids.dequantized(kind, self.blocks(stored.name), size, entry.shape)
+            return dequantized(kind, self.blocks(stored.name), size, entry.shape)
         return self._quantized(file, entry, _BLOCKS[entry.kind][1])
 
     def _first(self, file: Path, entry: Entry) -> float:
@@ -232,7 +233,7 @@ def _stored(file: Path, entry: Entry) -> Stored:
         elements, size, fmt, unread = of.elements, of.size, of.format, ""
     elif entry.kind in GRIDS:
         kind, elements, size = GRIDS[entry.kind]
-        fmt, unread = None, grids.unread(kind)
+        fmt, unread = None, unread(kind)
     else:
         kind, reason = f"type {entry.kind}", "a type that is not known here: it may be a newer one"
         return Stored(name, kind, shape, 0, None, reason)
@@ -274,3 +275,37 @@ def _check_codes(entry: Entry, parts: Parts) -> None:
 def _twos(packed: Tensor) -> Tensor:
     """Where two bits are 10: -2 as a code, of which ternary has none."""
     return (packed >> 1) & ~packed & 0x55 != 0
+
+
+# Tensors of IQ1, IQ2 and IQ3: vectors of grids that ggml found by search, read as float32.
+#
+# A grid is a table of 256 to 2048 vectors of ggml's own, which no rule gives; it is no part of
+# this program. The package gguf (the extra `gguf`), which is ggml's own for Python, has them.
+
+
+PACKAGE = "gguf"
+_ROWS = 1 << 22  # bytes of blocks that are decoded at a time
+
+
+def unread(kind: str) -> str:
+    """Why a tensor of this kind cannot be read here; empty where it can."""
+    if find_spec(PACKAGE) is not None:
+        return ""
+    return (
+        f"{kind} holds vectors of a grid of ggml's own, which are no elements of a format: with "
+        f"the package gguf it is read as float32 (pip install 'blockscale[gguf]')"
+    )
+
+
+def dequantized(kind: str, blocks: Tensor, size: int, shape: Sequence[int]) -> Tensor:
+    """float32 values, as the package gguf decodes them. blocks: uint8, each of `size` bytes."""
+    import gguf
+
+    of = gguf.GGMLQuantizationType[kind]
+    whole, done = torch.empty(*shape, dtype=torch.float32), 0
+    flat, rows = whole.view(-1), blocks.reshape(-1, size)
+    for part in rows.split(max(1, _ROWS // size)):
+        found = torch.from_numpy(gguf.quants.dequantize(part.numpy(), of)).reshape(-1)
+        flat[done : done + found.numel()] = found
+        done += found.numel()
+    return whole

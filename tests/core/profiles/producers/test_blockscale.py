@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.core.profiles.quantize import quantize
+from blockscale.core.profiles.codes import quantize
 from tests.support.profile_inputs import KINDS
 
 

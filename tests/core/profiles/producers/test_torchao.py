@@ -19,8 +19,8 @@ from torchao.quantization.quantize_.workflows import (
 
 import blockscale as bs
 from blockscale.core.pack import pack
+from blockscale.core.profiles.codes import quantize
 from blockscale.core.profiles.producers.torchao import PROFILES
-from blockscale.core.profiles.quantize import quantize
 from tests.support.profile_inputs import KINDS
 
 TWO = (torch.float32, torch.bfloat16)

@@ -9,7 +9,16 @@ import torch
 from onnx import TensorProto, helper
 
 import blockscale as bs
-from tests.export.checkpoints.onnx.files import TYPES, floats, random_bytes, run, same, save
+from tests.export.checkpoints.onnx.files import (
+    TYPES,
+    floats,
+    random_bytes,
+    run,
+    same,
+    save,
+    scales,
+    tensor,
+)
 from tests.export.checkpoints.onnx.files import scales as any_scales
 from tests.export.checkpoints.onnx.files import tensor as stored
 
@@ -246,3 +255,23 @@ def test_external_data_and_what_is_wrong_with_it(tmp_path):
             found["b"]
     with pytest.raises(bs.FileError, match="ends behind the end"):
         bs.checkpoint(path)
+
+
+@pytest.mark.parametrize(("opset", "warned"), [(21, 0), (19, 2)])
+def test_blocks_and_int4_came_with_21(opset, warned, tmp_path):
+    tensors = [tensor("w", "int4", (4, 16), random_bytes(32)), floats("s", scales((4, 2)))]
+    node = helper.make_node("DequantizeLinear", ["w", "s"], ["y"], axis=1, block_size=8)
+    with bs.checkpoint(save(tmp_path / "m.onnx", [node], tensors, (), 1, opset)) as model:
+        assert len(model.warnings) == warned
+        told = "it says that it is of opset 19, and has int4, which came with 21"
+        assert not warned or told in model.warnings
+        assert model["w"].shape == (4, 16)  # read all the same: types and blocks are told
+
+
+def test_other_domains_have_versions_of_their_own(tmp_path):
+    tensors = [tensor("w", "int4", (4, 16), random_bytes(32)), floats("s", scales((4, 1)))]
+    node = helper.make_node(
+        "GatherBlockQuantized", ["w", "i", "s"], ["y"], domain="com.microsoft", block_size=16
+    )
+    with bs.checkpoint(save(tmp_path / "m.onnx", [node], tensors, (), 1, 19)) as model:
+        assert model.warnings == []

@@ -1,5 +1,5 @@
 """torchao's safetensors files (0.14 to 0.18: prototype/safetensors, quantization/quantize_)."""
 
-from blockscale.export.checkpoints.layouts.torchao import finding
+from blockscale.export.checkpoints.layouts.torchao import classes
 
-PRODUCER, METHODS, find = finding.PRODUCER, finding.METHODS, finding.find
+PRODUCER, METHODS, find = classes.PRODUCER, classes.METHODS, classes.find

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from blockscale.core.pack import pack
 from blockscale.core.parse import parse
+from blockscale.core.untrusted.json_text import json_object, parse_json
+from blockscale.core.untrusted.names import quoted
 from blockscale.export.checkpoints.assembling import FLOATS, assembled, block_of
-from blockscale.export.checkpoints.layout import Kinds, Parts, Weight
-from blockscale.export.checkpoints.layouts.torchao import swizzled
+from blockscale.export.checkpoints.layout import Found, Kinds, Parts, Read, Weight
+from blockscale.files.metadata import FileError
 from blockscale.ops.tensor import QTensor
 
 Data = Mapping[str, Any]
@@ -81,7 +83,7 @@ def _blocks(kind: str, data: Data, places: Places, kinds: Kinds) -> Weight:
     whole = (*shape[:-1], shape[-1] * 2) if packed else shape
     tiled = data.get("is_swizzled_scales") is True
     rows, columns = prod(whole[:-1]), -(-whole[-1] // size)
-    if prod(scale) != (swizzled.count(rows, columns) if tiled else rows * columns):
+    if prod(scale) != (count(rows, columns) if tiled else rows * columns):
         told = f"its scales are {list(scale)}" + " in tiles" * tiled
         return _unread(kind, whole, places, f"{told}, for {rows} rows of {columns} blocks")
     spelling = f"{element}:group{size}:" + ("e4m3" if kind == "NVFP4Tensor" else "e8m0/given")
@@ -92,7 +94,7 @@ def _blocks(kind: str, data: Data, places: Places, kinds: Kinds) -> Weight:
 def _decode_blocks(
     spelling: str, shape: Shape, tiled: tuple[int, int] | None, parts: Parts
 ) -> QTensor:
-    scale = parts["scale"] if tiled is None else swizzled.matrix(parts["scale"], *tiled)
+    scale = parts["scale"] if tiled is None else matrix(parts["scale"], *tiled)
     held = {"codes": parts["qdata"], "scale": scale}
     held["outer"] = parts.get("per_tensor_scale", torch.ones(1))
     return assembled(spelling, shape, held)
@@ -127,3 +129,80 @@ CLASSES: dict[str, Take] = {
     "Int8Tensor": _plain, "Float8Tensor": _plain, "IntxUnpackedToInt8Tensor": _plain,
     "MXTensor": _blocks, "NVFP4Tensor": _blocks, "Int4Tensor": _int4,
 }  # fmt: skip
+
+
+# Scales in the order of cuBLAS' block scaling, and as matrices again.
+#
+# Rows are padded to 128 and columns to 4; of each such tile row 32i + j, column k lies at (16j +
+# 4i + k) (docs.nvidia.com/cuda/cublas, "1D Block Scaling Factors Layout").
+
+
+_ROWS, _COLUMNS = 128, 4
+
+
+def count(rows: int, columns: int) -> int:
+    """How many scales are stored for a matrix of so many."""
+    return -(-rows // _ROWS) * _ROWS * -(-columns // _COLUMNS) * _COLUMNS
+
+
+def matrix(stored: Tensor, rows: int, columns: int) -> Tensor:
+    """Stored scales of any shape -> [rows, columns]. Raises ValueError for another number."""
+    if stored.numel() != count(rows, columns):
+        raise ValueError(
+            f"it has {stored.numel()} scales in tiles, and {rows} x {columns} take "
+            f"{count(rows, columns)}"
+        )
+    high, wide = -(-rows // _ROWS), -(-columns // _COLUMNS)
+    tiles = stored.contiguous().view(torch.uint8).reshape(high, wide, 32, 4, 4)
+    whole = tiles.permute(0, 3, 2, 1, 4).reshape(high * _ROWS, wide * _COLUMNS)
+    return whole[:rows, :columns].contiguous().view(stored.dtype)
+
+
+# Which tensors of a file are torchao's: the file's metadata says it, tensor by tensor.
+#
+# `tensor_names` lists names, and each has JSON with its class (`_type`), what the class knows
+# (`_data`) and the names of its tensors. Weight `a.weight` has `a._weight_qdata`,
+# `a._weight_scale`.
+
+
+PRODUCER = "torchao"
+METHODS = ("torchao",)
+_KEY = "tensor_names"
+_MOST = 1_000_000  # characters of what is said of one tensor
+
+
+def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
+    """Weights whose class the metadata name. Raises FileError for metadata that are no JSON."""
+    del read
+    found, metadata = Found(), config.get("safetensors_metadata", {})
+    if _KEY not in metadata:
+        return found
+    for name, text in sorted(metadata.items()):
+        if not text.startswith('{"_type"') or "." not in name:
+            continue
+        told = json_object(parse_json(text, f"what is said of {quoted(name)}", most=_MOST), name)
+        if told.get("_type") != "torch.Tensor":
+            _add(found, name, told, kinds)
+    if found.weights:
+        found.evidence = f"its metadata have {_KEY} and the class of each"
+    return found
+
+
+def _add(found: Found, name: str, told: Mapping[str, Any], kinds: Kinds) -> None:
+    owner, _, last = name.rpartition(".")
+    roles = told.get("_tensor_data_names")
+    data = told.get("_data")
+    if not isinstance(roles, list) or not isinstance(data, dict):
+        raise FileError(f"what is said of {quoted(name)} has no _data or _tensor_data_names")
+    places = {str(role): f"{owner}._{last}_{role}" for role in roles}
+    missing = [place for place in places.values() if place not in kinds]
+    if missing:
+        raise FileError(f"{missing[0]} is missing, though the metadata of {quoted(name)} name it")
+    kind = str(told.get("_type"))
+    take = CLASSES.get(kind)
+    if take is None or "qdata" not in places or "scale" not in places:
+        shape = kinds[places["qdata"]][1] if "qdata" in places else ()
+        reason = f"{kind} holds codes rearranged for one kernel, or is a newer class: torchao "
+        found.add(name, Weight(kind, shape, places, None, reason + "dequantizes it"))
+    else:
+        found.add(name, take(kind, data, places, kinds))

@@ -1,12 +1,27 @@
 """What is taken for compressed-tensors', and what is left to others."""
 
+import json
+import warnings
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 import blockscale as bs
 from blockscale.export.checkpoints.contents import inspect
-from tests.export.checkpoints.layouts.compressed_tensors.oracle import configuration, directory
+from blockscale.export.checkpoints.layout import Found, Weight
+from blockscale.export.checkpoints.layouts.compressed_tensors.finding import find_inputs
+from tests.export.checkpoints.layouts.compressed_tensors.oracle import (
+    E4M3,
+    any_bytes,
+    any_scales,
+    configuration,
+    decompressed,
+    directory,
+    same,
+)
 
 PACKED = {"weight_packed": torch.zeros(4, 4, dtype=torch.int32), "weight_scale": torch.ones(4, 1),
           "weight_shape": torch.tensor([4, 32])}  # fmt: skip
@@ -45,3 +60,211 @@ def test_a_part_that_is_huge_is_not_read_to_look(tmp_path):
     stored = PACKED | {"weight_g_idx": torch.zeros((1 << 20) + 1, dtype=torch.int8)}
     with bs.checkpoint(directory(tmp_path, stored, None)) as model:
         assert model.order("m.weight") is None
+
+
+POWERS = any_bytes(16, 2, seed=3) % 255
+FOUR = {"num_bits": 4, "type": "float", "symmetric": True}
+MX = {"type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+PACKED_of_floats = {
+    "nvfp4-pack-quantized": (
+        FOUR | {"strategy": "tensor_group", "group_size": 16},
+        {"weight_packed": any_bytes(16, 32), "weight_scale": any_bytes(16, 4, seed=3).view(E4M3),
+         "weight_global_scale": torch.tensor([123.456])},
+    ),
+    "mxfp4-pack-quantized": (
+        MX | {"num_bits": 4}, {"weight_packed": any_bytes(16, 32), "weight_scale": POWERS},
+    ),
+    "mxfp6-pack-quantized": (
+        MX | {"num_bits": 6}, {"weight_packed": any_bytes(16, 48), "weight_scale": POWERS},
+    ),
+    "mxfp8-quantized": (
+        MX | {"num_bits": 8}, {"weight": any_bytes(16, 64).view(E4M3), "weight_scale": POWERS},
+    ),
+}  # fmt: skip
+FORMATS = {
+    "nvfp4-pack-quantized": "e2m1:group16:e4m3/inv",
+    "mxfp4-pack-quantized": "e2m1:group32:e8m0/given",
+    "mxfp6-pack-quantized": "e2m3:group32:e8m0/given",
+    "mxfp8-quantized": "e4m3:group32:e8m0/given",
+}
+BLOCKS = [
+    ("tensor", (1,), {}), ("channel", (8, 1), {}), ("group", (8, 4), {"group_size": 16}),
+    ("block", (2, 2), {"block_structure": [4, 32]}),
+]  # fmt: skip
+
+
+def read(path, layout=None):
+    with bs.checkpoint(path) as model:
+        assert layout is None or model.stored["m.weight"].kind == layout
+        return model["m.weight"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", PACKED_of_floats)
+def test_blocks(layout, tmp_path):
+    arguments, stored = PACKED_of_floats[layout]
+    expected = decompressed(layout, arguments, stored)
+    path = directory(tmp_path / "d", stored, configuration(layout, arguments))
+    q = read(path, layout)
+    assert str(q.format) == FORMATS[layout]
+    assert same(q.dequantize(expected.dtype), expected)
+    if layout.endswith("pack-quantized"):  # told by names and shapes alone
+        q = read(directory(tmp_path / "d", stored, None), layout)
+        assert same(q.dequantize(expected.dtype), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["int", "float"])
+def test_one_code_an_element(kind, tmp_path):
+    for dtype in (torch.float32, torch.bfloat16):
+        for strategy, shape, more in BLOCKS:
+            codes = any_bytes(8, 64).view(torch.int8 if kind == "int" else E4M3)
+            stored = {"weight": codes, "weight_scale": any_scales(*shape, dtype=dtype)}
+            arguments = {"num_bits": 8, "type": kind, "symmetric": True, "strategy": strategy}
+            for zeros in (None, any_bytes(*shape, seed=4).view(torch.int8)):
+                if zeros is not None and kind == "int":
+                    stored["weight_zero_point"] = zeros
+                    arguments["symmetric"] = False
+                layout = f"{kind}-quantized"
+                expected = decompressed(layout, arguments | more, stored)
+                config = configuration(layout, arguments | more)
+                q = read(directory(tmp_path / "d", stored, config), layout)
+                assert same(q.dequantize(dtype), expected), (strategy, dtype)
+
+
+def test_nvfp4_divides_by_its_global_scale(tmp_path):
+    _, stored = PACKED_of_floats["nvfp4-pack-quantized"]
+    q = read(directory(tmp_path / "d", stored, None))
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    table = torch.cat([table, -table])
+    codes = stored["weight_packed"]
+    values = table[torch.stack([codes & 15, codes >> 4], -1).flatten(-2).long()]
+    step = stored["weight_scale"].float() / stored["weight_global_scale"]
+    assert same(q.dequantize(), values * step.repeat_interleave(16, 1))
+    assert q.qparams.outer.item() == stored["weight_global_scale"].item()
+
+
+@pytest.mark.parametrize(
+    ("layout", "change", "reason"),
+    [
+        ("nvfp4-pack-quantized", {"weight_global_scale": None}, "of no known format"),
+        ("nvfp4-pack-quantized", {"weight_scale": torch.ones(15, 4).to(E4M3)}, "fit no block"),
+        ("mxfp4-pack-quantized", {"weight_scale": None}, "fit no block"),
+        ("mxfp4-pack-quantized", {"weight_scale": POWERS[:, :0]}, "fit no block"),
+        ("mxfp8-quantized", {"weight_scale": torch.ones(16, 2).double()}, "fit no block"),
+    ],
+)
+def test_what_is_no_such_weight(layout, change, reason, tmp_path):
+    arguments, stored = PACKED_of_floats[layout]
+    stored = {name: each for name, each in (stored | change).items() if each is not None}
+    path = directory(tmp_path / "d", stored, configuration(layout, arguments))
+    with bs.checkpoint(path) as model, pytest.raises(bs.FileError, match=reason):
+        model["m.weight"]
+
+
+INPUTS_MARK = pytest.mark.filterwarnings("ignore:.*(transformers|reciprocal|vLLM)")
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q_proj, self.k_proj = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.k_proj.weight.data *= 5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.q_proj(x) * self.k_proj(x)
+
+
+def model() -> nn.Module:
+    return nn.Sequential(Attention(), nn.Linear(64, 8)).eval()
+
+
+BATCHES = [torch.randn(6, 64, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+
+
+@INPUTS_MARK
+@pytest.mark.parametrize(
+    ("weight", "given", "read"),
+    [
+        ("e2m1:group16:e4m3/inv", "e2m1:group16:e4m3/inv/given", "e2m1:group16:e4m3/inv/given"),
+        ("nvfp4", "e2m1:group16:e4m3/given", "e2m1:group16:e4m3/inv/given"),
+        ("mxfp4", "mxfp4", "e2m1:group32:e8m0/floor"),
+        ("mxfp8", "mxfp8", "e4m3:group32:e8m0/floor"),
+    ],
+)
+def test_there_and_back(weight: str, given: str, read: str, tmp_path: Path) -> None:
+    ours = model()
+    ledger = bs.calibrate(ours, BATCHES, bs.Recipe(weight, given, skip=["1"]), progress=False)
+    bs.export.compressed_tensors(ours, tmp_path / "out")
+    back = bs.load(model(), tmp_path / "out")
+    assert str(back[0].q_proj.input.format) == read
+    x = torch.randn(5, 64)
+    if weight != "nvfp4":  # whose outer scales are written as reciprocals
+        assert torch.equal(back(x), ours(x))
+    torch.testing.assert_close(back(x), ours(x), rtol=0.1, atol=0.1)
+    if "given" in given:
+        outer = float(ours[0].q_proj.input.outer)
+        largest = max(float(batch.abs().max()) for batch in BATCHES)
+        expected = 2688 / largest if "inv" in given else largest / 2688
+        assert outer == pytest.approx(expected, rel=1e-6)
+        assert outer == float(ours[0].k_proj.input.outer)
+        assert "static outer scale of its input by min_max" in ledger["0.q_proj"].details
+
+
+@INPUTS_MARK
+def test_what_the_directory_says(tmp_path: Path) -> None:
+    ours = model()
+    recipe = bs.Recipe("nvfp4", input="e2m1:group16:e4m3/given", skip=["1"])
+    bs.calibrate(ours, BATCHES, recipe, "percentile", progress=False)
+    bs.export.compressed_tensors(ours, tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    told = config["config_groups"]["group_0"]["input_activations"]
+    assert (told["dynamic"], told["strategy"], told["group_size"]) == ("local", "tensor_group", 16)
+    from safetensors.torch import load_file
+
+    divisor = load_file(tmp_path / "out" / "model.safetensors")["0.q_proj.input_global_scale"]
+    largest = max(float(batch.abs().max()) for batch in BATCHES)
+    assert tuple(divisor.shape) == (1,) and float(divisor) == pytest.approx(448 * 6 / largest)
+
+
+@INPUTS_MARK
+def test_other_inputs_stay_in_float_and_a_warning_says_so(tmp_path: Path) -> None:
+    """Static scales are no tensors of the model: such directories could not be loaded at all."""
+    ours = model()
+    recipe = bs.Recipe("int8_channel", input="int8:tensor:fp32", skip=["1"])
+    bs.calibrate(ours, BATCHES, recipe, progress=False)
+    bs.export.compressed_tensors(ours, tmp_path / "out")
+    with pytest.warns(
+        UserWarning, match=r"inputs of 0.k_proj and 1 more are quantized by its read"
+    ):
+        back = bs.load(model(), tmp_path / "out")
+    assert back[0].q_proj.input is None
+
+
+@INPUTS_MARK
+def test_weights_alone_have_no_warning(tmp_path: Path) -> None:
+    ours = model()
+    bs.quantize_(ours, bs.Recipe("int4:group32:fp32", skip=["1"]))
+    bs.export.compressed_tensors(ours, tmp_path / "out")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bs.load(model(), tmp_path / "out")
+
+
+@INPUTS_MARK
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},  # no scale
+        {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "dynamic": True},
+        {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32, "dynamic": True},
+        {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "dynamic": False},
+        {},
+    ],
+)
+def test_what_is_not_read(told: dict[str, object]) -> None:
+    found = Found({"a.weight": Weight("any", (2, 32), {})})
+    config = {"config_groups": {"g": {"targets": ["Linear"], "input_activations": told or None}}}
+    find_inputs(found, {}, config)
+    assert not found.inputs and len(found.warnings) == bool(told)

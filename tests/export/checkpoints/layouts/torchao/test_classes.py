@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 import blockscale as bs
+from blockscale.export.checkpoints.layouts.torchao.classes import count, matrix
 
 BF16 = torch.bfloat16
 
@@ -154,3 +155,57 @@ def test_what_is_not_read(kind, data, parts, reason, tmp_path):
     model = files(tmp_path, kind, data, **parts)
     with pytest.raises(bs.FileError, match=reason):
         model["0.weight"]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(128, 4), (64, 4), (130, 9), (300, 5)])
+def test_each_place(rows, columns):
+    wide = -(-columns // 4)
+    stored = torch.zeros(count(rows, columns), dtype=torch.int32)
+    for r in range(rows):
+        for c in range(columns):
+            tile = r // 128 * wide + c // 4
+            at = tile * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
+            stored[at] = r * 1000 + c
+    expected = (torch.arange(rows)[:, None] * 1000 + torch.arange(columns)) % 251
+    found = matrix((stored % 251).to(torch.uint8).reshape(-1, 16), rows, columns)
+    assert torch.equal(found.int(), expected.int())
+
+
+def test_another_number():
+    with pytest.raises(ValueError, match="it has 100 scales in tiles, and 5 x 4 take 512"):
+        matrix(torch.zeros(100, dtype=torch.uint8), 5, 4)
+
+
+STORED = {"0._weight_qdata": torch.zeros(4, 8, dtype=torch.int8), "0._weight_scale": torch.ones(4)}
+TOLD = {"_type": "Int8Tensor", "_data": {}, "_tensor_data_names": ["qdata", "scale"]}
+
+
+def files_of_finding(path, text, stored=STORED):
+    metadata = {"0.weight": text, "tensor_names": '["0.weight"]'}
+    save_file(stored, path / "m.safetensors", metadata)
+    return path / "m.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"_type": "Int8Tensor"', "is not JSON"),
+        ('{"_type": "Int8Tensor", "_data": ' + "[" * 200 + "]" * 200 + "}", "is too deep"),
+        (json.dumps(TOLD | {"_data": None}), "has no _data"),
+        (json.dumps(TOLD | {"_tensor_data_names": "qdata"}), "has no _data"),
+        (json.dumps(TOLD | {"_tensor_data_names": ["qdata", "scale", "zero_point"]}),
+         "0._weight_zero_point is missing, though the metadata"),
+    ],
+)  # fmt: skip
+def test_damaged(text, reason, tmp_path):
+    with pytest.raises(bs.FileError, match=reason):
+        bs.checkpoint(files_of_finding(tmp_path, text))
+
+
+def test_plain_tensors_and_files_without_metadata(tmp_path):
+    path = files_of_finding(tmp_path, '{"_type": "torch.Tensor"}', {"0.weight": torch.ones(3)})
+    assert bs.checkpoint(path).producer == "safetensors"
+    save_file(STORED, tmp_path / "m.safetensors")
+    with bs.checkpoint(tmp_path / "m.safetensors") as model:  # as before there were layouts
+        assert model.producer == "scaled codes"
+        assert str(model["0.weight"].format) == "int8:channel0:fp32:full"
