@@ -233,7 +233,7 @@ def _stored(file: Path, entry: Entry) -> Stored:
         elements, size, fmt, unread = of.elements, of.size, of.format, ""
     elif entry.kind in GRIDS:
         kind, elements, size = GRIDS[entry.kind]
-        fmt, unread = None, unread(kind)
+        fmt, unread = None, unread_grid(kind)
     else:
         kind, reason = f"type {entry.kind}", "a type that is not known here: it may be a newer one"
         return Stored(name, kind, shape, 0, None, reason)
@@ -242,8 +242,8 @@ def _stored(file: Path, entry: Entry) -> Stored:
             f"{file}: tensor {quoted(name)} of {kind} has the shape {list(shape)}, whose rows are "
             f"no whole blocks of {elements}"
         )
-    nbytes, dtype = prod(shape) // elements * size, None if fmt else torch.float32
-    return Stored(name, kind, shape, nbytes, fmt, unread, dtype=dtype)
+    nbytes = prod(shape) // elements * size
+    return Stored(name, kind, shape, nbytes, fmt, unread, dtype=None if fmt else torch.float32)
 
 
 def _check_apart(file: Path, taken: list[tuple[int, int, str]]) -> None:
@@ -287,7 +287,7 @@ PACKAGE = "gguf"
 _ROWS = 1 << 22  # bytes of blocks that are decoded at a time
 
 
-def unread(kind: str) -> str:
+def unread_grid(kind: str) -> str:
     """Why a tensor of this kind cannot be read here; empty where it can."""
     if find_spec(PACKAGE) is not None:
         return ""
