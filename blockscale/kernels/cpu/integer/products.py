@@ -1,6 +1,7 @@
 """Products of codes: linear layers and convolutions in integer instructions (`shifted`); what they
 do not take, by floats that hold the sums."""
 
+from math import prod
 from typing import Any
 
 import torch
@@ -41,11 +42,15 @@ def linear(
 def _supports_conv(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
     del formats
     x, weight, _, shape, *_, groups, transposed, _, x_zero, largest, shift, _, _, _, fmt = arguments
-    if not transposed and groups == 1:
-        channels = x.shape[-1] == shape[1]
-        if channels and x.ndim == len(shape) and shifted.takes(x, weight, x_zero, fmt):
-            return True
+    if not transposed and groups == 1 and _by_shifts(x, weight, shape, x_zero, fmt):
+        return True
     return _sixteen_bits(x, weight) and supports_sums(largest, shift, fmt)
+
+
+def _by_shifts(x: Tensor, weight: Tensor, shape: list[int], x_zero: int, fmt: str) -> bool:
+    """Whether patches of x are rows of a product in integer instructions."""
+    fits = x.ndim == len(shape) and x.shape[-1] == shape[1] and weight.shape[1] == prod(shape[1:])
+    return fits and shifted.takes(x, weight, x_zero, fmt)
 
 
 @kernel("integer_conv", backend="cpu", supports=_supports_conv)
@@ -57,7 +62,7 @@ def conv(
 ) -> Tensor:  # fmt: skip
     """As ops.integer.products.conv."""
     end = (shift, zero, low, high, fmt)
-    if not transposed and groups == 1 and shifted.takes(x, weight, x_zero, fmt):
+    if not transposed and groups == 1 and _by_shifts(x, weight, shape, x_zero, fmt):
         settings = (stride, padding, dilation)
         made = shifted.conv(x, weight, bias, shape, settings, x_zero, largest, end)
         if made is not None:

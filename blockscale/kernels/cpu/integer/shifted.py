@@ -183,7 +183,8 @@ def _make(given: Operand) -> _Kept:
     says as fmt; channels of a cell as size."""
     weight, shift, bias, channels = given.codes, given.scale, given.zero_point, given.size
     n, one = weight.shape[0], torch.ones(weight.shape[0], 1)
-    wide, sums = "wide" in given.fmt, "sums" in given.fmt
+    sums = "sums" in given.fmt
+    wide = "wide" in given.fmt or (not sums and int(shift.max()) > FARTHEST_LEFT)
     codes = in_order(weight)
     guard, memory = _weight(codes.view(torch.int8), one)
     memory += (one, codes) if codes is not weight else (one,)
@@ -207,7 +208,6 @@ def _make(given: Operand) -> _Kept:
             order, [levels[0], *levels], levels, strict=False
         )
     )
-    wide |= not sums and int(shift.max()) > FARTHEST_LEFT
     none = torch.zeros(1, dtype=torch.int32)
     return _Kept(
         steps, wide, _ends(n, None, none, wide, True), _ends(n, bias, shift, wide, sums), guard,

@@ -55,24 +55,43 @@ def rescale(
     return y
 
 
-def _supports_add(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
+def _supports_two(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
     del formats
     a, b, *_, shift, _zero, _low, _high, fmt = arguments
     known = a.dtype in TYPES and b.dtype in TYPES and a.numel() > 0 and b.numel() > 0
     return known and ends(fmt, shift)
 
 
-@kernel("integer_add", backend="cpu", supports=_supports_add)
+@kernel("integer_add", backend="cpu", supports=_supports_two)
 def add(
     a: Tensor, b: Tensor, a_zero: int, b_zero: int, a_shift: int, b_shift: int, b_sign: int,
     largest: int, shift: Tensor, zero: int, low: int, high: int, fmt: str,
 ) -> Tensor:  # fmt: skip
     """As ops.integer.elementwise.add."""
+    end = (shift, zero, low, high, fmt)
+    return _two(a, b, (a_zero, b_zero), (a_shift, b_shift, b_sign), largest, end)
+
+
+@kernel("integer_mul", backend="cpu", supports=_supports_two)
+def mul(
+    a: Tensor, b: Tensor, a_zero: int, b_zero: int, largest: int, shift: Tensor, zero: int,
+    low: int, high: int, fmt: str,
+) -> Tensor:  # fmt: skip
+    """As ops.integer.elementwise.mul."""
+    return _two(a, b, (a_zero, b_zero), (0, 0, 0), largest, (shift, zero, low, high, fmt))
+
+
+def _two(
+    a: Tensor, b: Tensor, zeros: tuple[int, int], shifts: tuple[int, int, int], largest: int,
+    end: tuple[Tensor, int, int, int, str],
+) -> Tensor:  # fmt: skip
+    """shifts: to the left, of a and of b, and the sign of b; 0: the product."""
     whole = torch.broadcast_tensors(a, b) if a.shape != b.shape else (a, b)
     left, right = in_order(whole[0]), in_order(whole[1])
+    shift, zero, low, high, fmt = end
     y = new(tuple(left.shape), parse(fmt).element.code_dtype)
     _native.integer_sum(
-        _given(left, a_zero), _given(right, b_zero), a_shift, b_shift, b_sign, largest, y.numel(),
+        _given(left, zeros[0]), _given(right, zeros[1]), *shifts, largest, y.numel(),
         _ending(y, shift, zero, low, high), threads(),
     )  # fmt: skip
     return y

@@ -199,6 +199,20 @@ def test_a_weight_that_torch_did_not_see_change(dtype):
     assert len(shifted._READY) == count - 1
 
 
+def test_far_shifts_of_long_halves():
+    """Sums below 2^31 whose low halves alone pass it: shifts of 32 and more add them in int64."""
+    k = 2**17
+    x = torch.tensor([[255, -1]]).repeat(2, k // 2).to(torch.int16)
+    w = torch.tensor([[127, 126]]).repeat(2, k // 2).to(torch.int8)
+    w[1] = -w[1]
+    assert int((x & 255).long()[0] @ w.long()[0]) > 2**31
+    sums = sums_of(x, w, None, 0)
+    assert sums == [[2**16 * (255 * 127 - 126), -(2**16) * (255 * 127 - 126)]] * 2
+    args = (x, w, None, 0, 2**31 - 1)
+    for places in ([31, 32], [32, 40], [30, 29]):
+        check(sums, args, shifts(*places), 0, INT16, *LIMITS[INT16])
+
+
 def test_what_it_leaves_to_others():
     """Weights of 32 bits, zero points that are no codes, roundings by chance, packed codes."""
     x, w = whole(0, 9, 2, 8, dtype=torch.uint8), whole(-9, 9, 3, 8, dtype=torch.int8)

@@ -46,6 +46,22 @@ def test_add(types):
             equal("integer_add", *args)
 
 
+@pytest.mark.parametrize("types", [*itertools.product(DTYPES[:3], DTYPES[:3])])
+def test_mul(types):
+    """Codes at all distances from their zero points, the extreme ones among them; and broadcast."""
+    x, y = (every(dtype)[torch.randperm(len(every(dtype)))][:2500] for dtype in types)
+    n = min(len(x), len(y))
+    x[0], y[0] = (torch.iinfo(dtype).min for dtype in types)
+    x[1], y[1] = (torch.iinfo(dtype).max for dtype in types)
+    for shift, largest in itertools.product((0, 3, 17, -2, 31, 40), (2**29, 2**31 - 1, 2**34)):
+        if int(((x[:n].long() - 3) * (y[:n].long() + 5)).abs().max()) > largest:
+            continue
+        for fmt, zero in ((UINT8, 7), (INT16, 0)):
+            end = (shifts(shift), zero, *LIMITS[fmt], fmt)
+            equal("integer_mul", x[:n], y[:n], 3, -5, largest, *end)
+            equal("integer_mul", x[:8, None], y[:1], 3, -5, largest, *end)
+
+
 @pytest.mark.parametrize("columns", [1, 3, 64, 384, 1000])
 @pytest.mark.parametrize("dtype", DTYPES[:3])
 def test_norm(dtype, columns):

@@ -22,7 +22,8 @@ struct Ending {
     int32_t shift, zero, low, high;
 };
 
-// (a << left) + sign * (b << left), ended; b null: a alone. |sum| <= largest.
+// (a << left) + sign * (b << left), ended; b null: a alone; sign 0: a * b, both as they are.
+// |result| <= largest.
 struct IntegerSum {
     Integers a, b;
     int32_t a_left, b_left, sign;

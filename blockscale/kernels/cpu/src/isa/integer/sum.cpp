@@ -1,4 +1,4 @@
-// Codes and sums under another exponent, and sums of two of them.
+// Codes and sums under another exponent, and sums and products of two of them.
 #include "../simd/array.h"
 #include "ending.h"
 
@@ -28,6 +28,15 @@ inline void add(const Integers& x, int64_t first, int64_t n, int32_t left, int32
 }
 
 template <class W>
+inline void multiply(const Integers& x, int64_t first, int64_t n, W* __restrict to) {
+    with_type(x.type, [&](auto* type) {
+        auto* from = static_cast<decltype(type)>(x.data) + first;
+        W zero = x.zero;
+        for (int64_t i = 0; i < n; ++i) to[i] *= static_cast<W>(from[i]) - zero;
+    });
+}
+
+template <class W>
 void run(const IntegerSum& s, int64_t n, const Ending& to, int threads) {
     for_units(ceil_div(n, 8 * kEach), threads, n >= chosen(Choice::threaded_elements), [&](int64_t unit) {
         alignas(64) W sums[kEach];
@@ -35,7 +44,8 @@ void run(const IntegerSum& s, int64_t n, const Ending& to, int threads) {
         for (int64_t i = unit * 8 * kEach; i < last; i += kEach) {
             int64_t count = smaller(kEach, last - i);
             read(s.a, i, count, s.a_left, sums);
-            if (s.b.data) add(s.b, i, count, s.b_left, s.sign, sums);
+            if (s.b.data && s.sign) add(s.b, i, count, s.b_left, s.sign, sums);
+            if (s.b.data && !s.sign) multiply(s.b, i, count, sums);
             end(to, sums, i, count);
         }
     });
