@@ -1,8 +1,9 @@
-"""What an invocation of the swift kernels takes, measured: python -m benchmarks.webgpu_sweep
+"""What an invocation of the fast path takes, measured: python -m benchmarks.webgpu_sweep
 
 Every setting that a format, a dtype and an op can have takes turns with a WGSL copy that moves as
 many bytes; figures are shares of that copy's speed. A setting whose bits differ from those of the
-slower kernels is named and left out. primitives/swift_plan.py and swift_decode.py hold what won.
+slower kernels is named and left out. primitives/fast_path_plan.py and fast_path_decode.py hold
+what won.
 """
 
 import argparse
@@ -26,9 +27,9 @@ from blockscale.core.scales.two_level import TwoLevel
 from blockscale.kernels.registry import supporting, unavailable
 from blockscale.kernels.webgpu.gpu.device import GpuError, gpu
 from blockscale.kernels.webgpu.gpu.memory import download, release
-from blockscale.kernels.webgpu.primitives import swift, swift_columns, swift_decode
+from blockscale.kernels.webgpu.primitives import fast_path, fast_path_columns, fast_path_decode
+from blockscale.kernels.webgpu.primitives.fast_path_plan import Settings, plan
 from blockscale.kernels.webgpu.primitives.form import form
-from blockscale.kernels.webgpu.primitives.swift_plan import Settings, plan
 
 SMALL, LARGE = (1024, 4096), (8192, 8192)
 FORMATS = (
@@ -116,11 +117,11 @@ def encoding(
         own = arguments[3] == what
         return plan(*arguments[:4], given) if given or not own else None
 
-    ways: dict[str, Any] = {"before": mock.patch.multiple(swift, plan=lambda *_: None)}
-    columns = mock.patch.multiple(swift_columns, plan=lambda *_: None)
+    ways: dict[str, Any] = {"before": mock.patch.multiple(fast_path, plan=lambda *_: None)}
+    columns = mock.patch.multiple(fast_path_columns, plan=lambda *_: None)
     for given in settings(form(fmt), dtype, what):
         key = f"{given.units}/{given.blocks}/{given.group}{'t' if given.together else ''}"
-        ways[key] = mock.patch.multiple(swift, plan=partial(planned, given))
+        ways[key] = mock.patch.multiple(fast_path, plan=partial(planned, given))
 
     def run(way: str) -> Any:
         if way == "now":
@@ -153,10 +154,10 @@ def decoding(name: str, dtype: torch.dtype, clock: OnWebGPU, rounds: int) -> dic
     large_call, nbytes = back(fmt, there(large)), moved(name, large, "dequantize")
 
     def run(each: int | None, one: Call) -> Any:
-        with mock.patch.object(swift_decode, "units", lambda *_: each):
+        with mock.patch.object(fast_path_decode, "units", lambda *_: each):
             return one()
 
-    ways = [1, 2, 4, 8] if swift_decode.fits(form(fmt), LARGE, dtype) else []
+    ways = [1, 2, 4, 8] if fast_path_decode.fits(form(fmt), LARGE, dtype) else []
     right = bits(run(None, small_call))
     found: dict[str, Any] = {}
     calls = {"now": large_call, "before": partial(run, None, large_call)}

@@ -7,7 +7,7 @@ from blockscale.core.operand import Quantizer
 from blockscale.core.reference import FLOATS
 from blockscale.kernels.operand import strided_like
 from blockscale.kernels.registry import kernel
-from blockscale.kernels.webgpu.primitives import once, swift, swift_columns
+from blockscale.kernels.webgpu.primitives import fast_path, fast_path_columns, one_pass
 from blockscale.kernels.webgpu.primitives.choose import choose
 from blockscale.kernels.webgpu.primitives.encode import begins_four, passing, seed_memory, values
 from blockscale.kernels.webgpu.primitives.form import Form, back, floats, form, memory_of, moved
@@ -24,11 +24,11 @@ def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
     if x.numel() == 0:
         return strided_like(x, moved(torch.empty(shape, dtype=x.dtype), x))
     quick = not given and begins_four(by.seed)
-    made = swift.values(f, memory, x.dtype, shape, seed) if quick else None
+    made = fast_path.values(f, memory, x.dtype, shape, seed) if quick else None
     if made is None and not given:
-        made = swift_columns.values(f, memory, x.dtype, shape)
+        made = fast_path_columns.values(f, memory, x.dtype, shape)
     if made is None and not given:
-        made = once.values(f, memory, x.dtype, shape, seed)
+        made = one_pass.values(f, memory, x.dtype, shape, seed)
     if made is None:
         parts = given or choose(f, memory, x.dtype, shape)
         made = values(f, memory, x.dtype, shape, parts, seed)

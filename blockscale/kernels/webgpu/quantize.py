@@ -6,7 +6,7 @@ from blockscale.core import pack as packing
 from blockscale.core import reference
 from blockscale.core.operand import Quantizer
 from blockscale.kernels.registry import kernel
-from blockscale.kernels.webgpu.primitives import once, swift, swift_columns
+from blockscale.kernels.webgpu.primitives import fast_path, fast_path_columns, one_pass
 from blockscale.kernels.webgpu.primitives.choose import choose
 from blockscale.kernels.webgpu.primitives.encode import begins_four, codes, seed_memory
 from blockscale.kernels.webgpu.primitives.form import back, floats, form, moved
@@ -39,9 +39,9 @@ def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
         none = reference.quantize(x.cpu(), parts, f.format, seed)
         return [moved(packing.pack(none, f.format.element), x), *listed(parts, x)]
     memory = floats(x)
-    made = swift.codes(f, memory, x.dtype, shape, drawn) if begins_four(seed) else None
-    made = made or swift_columns.codes(f, memory, x.dtype, shape)
-    made = made or once.codes(f, memory, x.dtype, shape, drawn)
+    made = fast_path.codes(f, memory, x.dtype, shape, drawn) if begins_four(seed) else None
+    made = made or fast_path_columns.codes(f, memory, x.dtype, shape)
+    made = made or one_pass.codes(f, memory, x.dtype, shape, drawn)
     if made is None:
         chosen = choose(f, memory, x.dtype, shape)
         made = codes(f, memory, x.dtype, shape, chosen, drawn), chosen

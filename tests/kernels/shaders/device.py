@@ -113,13 +113,13 @@ def trust() -> None:
     """
     from blockscale.kernels.webgpu.gpu import probe
     from blockscale.kernels.webgpu.matmul import halves, weight
-    from blockscale.kernels.webgpu.primitives import swift_sums
+    from blockscale.kernels.webgpu.primitives import fast_path_sums
 
     probe.wrongly_computed("integers")
     probe.wrongly_computed("native")
     halves.widened_exactly()
-    swift_sums.refusal()
-    replaced: Any = (probe, swift_sums, weight)
+    fast_path_sums.refusal()
+    replaced: Any = (probe, fast_path_sums, weight)
     replaced[0].wrongly_computed = lambda arithmetic="integers": ()
     replaced[1].refusal = lambda: None
     replaced[2].widened_exactly = lambda: True

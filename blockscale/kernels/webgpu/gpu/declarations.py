@@ -69,7 +69,8 @@ def _of_others(code: str) -> set[str]:
 def _of_function(code: str) -> set[str]:
     """Names in a function that are not its parameters or variables where they stand."""
     head, _, body = code.partition("{")
-    used, parameters = set(), set()
+    used: set[str] = set()
+    parameters: set[str] = set()
     for name, colon in _TOKEN.findall(head):
         (parameters if colon else used).add(name)
     scopes, declared, before = [parameters], "", ""

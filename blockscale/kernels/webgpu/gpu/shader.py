@@ -95,8 +95,9 @@ def _code(shader: Shader) -> _Code:
     if "main" not in names:
         raise ValueError(f"expected a function main in the part {shader.kernel}; it has none")
     every = [each for part in there.values() for each in part if each.name in names]
-    used = frozenset().union(*(each.uses for each in every))
-    enabled, body = dict[str, None](), []
+    used = frozenset[str]().union(*(each.uses for each in every))
+    enabled: dict[str, None] = {}
+    body: list[str] = []
     for name, part in there.items():
         kept = [each.text for each in part if each.name in names]
         if kept:

@@ -112,7 +112,7 @@ def _codes(f: Form, packed: Memory, shape: tuple[int, int], parts: Parts) -> Rig
         shape[0],
         dict(own)
         | choices
-        | {"right": "codes", "decode": decode, "chunk": chunk, "quick_step": step},
+        | {"right": "codes", "decode": decode, "chunk": chunk, "fast_step": step},
         dict(constants)
         | _constants(fmt, shape[1])
         | {"PIECE": piece, "VALUE_FACTOR": bits_of(factor)}

@@ -4,7 +4,7 @@ import torch
 
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory
-from blockscale.kernels.webgpu.primitives import swift_decode
+from blockscale.kernels.webgpu.primitives import fast_path_decode
 from blockscale.kernels.webgpu.primitives.choices import Constants, numbers, shader
 from blockscale.kernels.webgpu.primitives.form import Form, result, whole
 from blockscale.kernels.webgpu.primitives.geometry import geometry
@@ -17,9 +17,9 @@ def decode(
 ) -> Memory:
     """Packed codes of a tensor of `shape`, which is not empty -> values of `dtype`."""
     shape = tuple(shape)
-    each = swift_decode.units(f, shape, dtype)
+    each = fast_path_decode.units(f, shape, dtype)
     if each is not None:
-        return swift_decode.decode(f, codes, shape, parts, dtype, each)
+        return fast_path_decode.decode(f, codes, shape, parts, dtype, each)
     at = geometry(shape, f.format.block)
     row = shape[-1] if shape else 1
     streams = f.streams(row)

@@ -139,23 +139,23 @@ fn reciprocal(x: u32) -> u32 {
 //# native/add
 // needs: arithmetic/native/float
 fn add(a: u32, b: u32) -> u32 {
-    return told(bitcast<f32>(a) + bitcast<f32>(b));
+    return canonical(bitcast<f32>(a) + bitcast<f32>(b));
 }
 
 fn subtract(a: u32, b: u32) -> u32 {
-    return told(bitcast<f32>(a) - bitcast<f32>(b));
+    return canonical(bitcast<f32>(a) - bitcast<f32>(b));
 }
 
 //# native/divide
 // needs: arithmetic/native/float
 fn divide(a: u32, b: u32) -> u32 {
-    return told(bitcast<f32>(a) / bitcast<f32>(b));
+    return canonical(bitcast<f32>(a) / bitcast<f32>(b));
 }
 
 //# native/float
 // The device's own floats, where it rounds them as IEEE 754 says (gpu/probe.py).
 // needs: bits/parts
-fn told(x: f32) -> u32 {
+fn canonical(x: f32) -> u32 {
     let bits = bitcast<u32>(x);
     return select(bits, NAN, is_nan(bits)); // devices differ in which NaN
 }
@@ -163,7 +163,7 @@ fn told(x: f32) -> u32 {
 //# native/multiply
 // needs: arithmetic/native/float
 fn multiply(a: u32, b: u32) -> u32 {
-    return told(bitcast<f32>(a) * bitcast<f32>(b));
+    return canonical(bitcast<f32>(a) * bitcast<f32>(b));
 }
 
 //# native/quick_multiply

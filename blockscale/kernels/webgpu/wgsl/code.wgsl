@@ -6,7 +6,7 @@
 // and `code_of_one` are those of code/{how}.
 // needs: zero_point/offset/{offset}, code/approximate/{approximate}, code/value
 fn four_codes(x: vec4<u32>, s: Step, words: vec4<u32>) -> vec4<u32> {
-    let quick = quick_codes(near_products(without_offsets(x, s), s), s, words);
+    let quick = approximate_codes(near_products(without_offsets(x, s), s), s, words);
     if (quick.sure) {
         return quick.codes;
     }
@@ -22,7 +22,7 @@ fn four_codes(x: vec4<u32>, s: Step, words: vec4<u32>) -> vec4<u32> {
 }
 
 fn code_of(x: u32, s: Step, word: u32) -> u32 {
-    let quick = quick_codes(near_products(vec4(without_offset(x, s)), s), s, vec4(word));
+    let quick = approximate_codes(near_products(vec4(without_offset(x, s)), s), s, vec4(word));
     if (quick.sure) {
         return quick.codes.x;
     }
@@ -111,15 +111,15 @@ fn value_of(code: u32, s: Step) -> u32 {
 //# approximate/binary
 // Signs. Not of zeros, which may be flushed numbers.
 // needs: code/approximate/quick
-fn quick_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Quick {
+fn approximate_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Approximate {
     let sure = s.ordinary && finite_together(near) && smallest_of_four(near << vec4(1u)) > 0u;
-    return Quick(vec4(1u) - (near >> vec4(31u)), sure);
+    return Approximate(vec4(1u) - (near >> vec4(31u)), sure);
 }
 
 //# approximate/codebook
 // Tables of at most 16 values: the search of element/codebook, and how near a threshold comes.
 // needs: code/approximate/quick, element/codebook
-fn quick_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Quick {
+fn approximate_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Approximate {
     let y = select(near | vec4(SIGN), ~near, near >= vec4(SIGN)); // in_order
     let first = vec4(THRESHOLDS[7]);
     let a = y > first;
@@ -140,7 +140,7 @@ fn quick_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Quick {
     let order = select(vec4(ORDER[0]), vec4(ORDER[1]), a);
     let codes = (order >> ((place & vec4(7u)) << vec4(2u))) & vec4(15u);
     let sure = s.ordinary && finite_together(near) && smallest_of_four(nearest) > 6u;
-    return Quick(codes, sure);
+    return Approximate(codes, sure);
 }
 
 //# approximate/integer
@@ -151,7 +151,7 @@ const QUICK_CENTER: u32 = ((150u - QUICK_FRACTION) << 23u) + 0x400000u; // 1.5 *
 // What lies within two such units below and above a tie has a fraction of at most four there.
 const QUICK_TIE: u32 = QUICK_CENTER + (1u << (QUICK_FRACTION - 1u)) + 2u;
 
-fn quick_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Quick {
+fn approximate_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Approximate {
     let low = bitcast<u32>(f32(LOW - zero_of(s)));
     let high = bitcast<u32>(f32(HIGH - zero_of(s)));
     let bounded = four_least(four_most(near, vec4(low)), vec4(high));
@@ -161,7 +161,7 @@ fn quick_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Quick {
         let rest = four_sums(bounded, vec4(QUICK_TIE)) & vec4((1u << QUICK_FRACTION) - 1u);
         sure = sure && smallest_of_four(rest) > 4u;
     }
-    return Quick(codes, sure);
+    return Approximate(codes, sure);
 }
 
 //# approximate/minifloat
@@ -172,7 +172,7 @@ const QUICK_FRACTION: u32 = 22u - MBITS; // bits beside twice the binade
 // 2, half a code, and two units: what lies within two units of a tie has a fraction of at most four.
 const QUICK_TIE: u32 = 0x40000000u + (1u << (QUICK_FRACTION - 1u)) + 2u;
 
-fn quick_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Quick {
+fn approximate_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Approximate {
     let bounded = four_least(near & vec4(MAGNITUDE), vec4(LARGEST_VALUE));
     let binade = max(bounded & vec4(INFINITY), vec4(LEAST << 23u));
     let magic = binade + vec4((23u - MBITS) << 23u);
@@ -185,21 +185,21 @@ fn quick_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Quick {
         let rest = beside & vec4((1u << QUICK_FRACTION) - 1u);
         sure = sure && smallest_of_four(rest) > 4u;
     }
-    return Quick(codes, sure);
+    return Approximate(codes, sure);
 }
 
 //# approximate/none
 // Codes that are never found quickly.
 // needs: code/approximate/quick
-fn quick_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Quick {
-    return Quick(vec4(0u), false);
+fn approximate_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Approximate {
+    return Approximate(vec4(0u), false);
 }
 
 //# approximate/quick
 // Codes that are found from products which are at most an ulp off, and whether correct quotients
 // would have the same: then nothing else need be computed.
 // needs: hardware/{hardware}, step/step, bits/parts
-struct Quick {
+struct Approximate {
     codes: vec4<u32>,
     sure: bool,
 }
@@ -212,7 +212,7 @@ const QUICK_FRACTION: u32 = 22u - BITS;
 const QUICK_CENTER: u32 = (128u + BITS) << 23u; // 2^(BITS + 1)
 const QUICK_START: u32 = QUICK_CENTER + (2u << QUICK_FRACTION) + 4u;
 
-fn quick_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Quick {
+fn approximate_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Approximate {
     let low = bitcast<u32>(f32(LOW - zero_of(s)));
     let high = bitcast<u32>(f32(HIGH - zero_of(s)));
     let bounded = four_least(four_most(near, vec4(low)), vec4(high));
@@ -223,7 +223,7 @@ fn quick_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Quick {
     let codes = (steps + vec4(u32(zero_of(s)))) & vec4(MASK);
     let rest = moved & vec4((1u << QUICK_FRACTION) - 1u);
     let sure = s.ordinary && finite_together(near) && fits_zero(s);
-    return Quick(codes, sure && smallest_of_four(rest) > 8u);
+    return Approximate(codes, sure && smallest_of_four(rest) > 8u);
 }
 
 //# approximate/stochastic_minifloat
@@ -232,7 +232,7 @@ fn quick_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Quick {
 // needs: code/approximate/quick
 const QUICK_FRACTION: u32 = 22u - MBITS; // bits beside twice the binade
 
-fn quick_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Quick {
+fn approximate_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Approximate {
     let bounded = four_least(near & vec4(MAGNITUDE), vec4(LARGEST_VALUE));
     let binade = max(bounded & vec4(INFINITY), vec4(LEAST << 23u));
     let rest_of_one = four_sums(vec4(0x40000000u), vec4(SIGN | ONE) | (words >> vec4(1u))); // 1 - u
@@ -244,5 +244,5 @@ fn quick_codes(near: vec4<u32>, s: Step, words: vec4<u32>) -> Quick {
     let codes = size | ((near >> vec4(32u - BITS)) & vec4(1u << (BITS - 1u)));
     let rest = moved & vec4((1u << QUICK_FRACTION) - 1u);
     let sure = s.ordinary && finite_together(near) && smallest_of_four(rest) > 8u;
-    return Quick(codes, sure);
+    return Approximate(codes, sure);
 }

@@ -5,7 +5,7 @@
 // By every rule: as choose/{rule} has it.
 // needs: fast_path_choose/types, choose/{rule}, step/{step}, stored_params/outer_{given_outer}
 // needs: zero_point/{zero}
-fn swift_step(found: Keys, block: u32) -> Swift {
+fn fast_choice(found: Keys, block: u32) -> FastChoice {
     let range = range_of(found);
     let outer = given_outer(block);
     let chosen = choose(range, outer);
@@ -14,7 +14,7 @@ fn swift_step(found: Keys, block: u32) -> Swift {
         s = for_zeros(s);
     }
     let sure = s.ordinary && !range.poisoned && fits_zero(s);
-    return Swift(s, chosen.scale, chosen.zero, sure);
+    return FastChoice(s, chosen.scale, chosen.zero, sure);
 }
 
 //# float
@@ -23,7 +23,7 @@ fn swift_step(found: Keys, block: u32) -> Swift {
 // off: fast_path_code/scaled/quotient knows.
 // needs: fast_path_choose/types, fast_path_choose/spread_{numerator}, fast_path_choose/zero_{zero}
 // needs: choose/{rule}, hardware/{hardware}, bits/corrected, fast_path_code/tie_break/{tie_break}
-fn swift_step(found: Keys, block: u32) -> Swift {
+fn fast_choice(found: Keys, block: u32) -> FastChoice {
     let spread = spread_of(found);
     let near = product(spread, INVERSE_LEVELS);
     let scale = select(corrected(spread, near, LEVELS), SMALLEST_NORMAL, is_zero(found));
@@ -34,32 +34,32 @@ fn swift_step(found: Keys, block: u32) -> Swift {
         s = for_zeros(s);
     }
     let ordinary = ends_are_ordinary(found) && is_ordinary(spread) && is_ordinary(scale);
-    return Swift(s, scale, zero, is_zero(found) || (ordinary && settles(scale)));
+    return FastChoice(s, scale, zero, is_zero(found) || (ordinary && settles(scale)));
 }
 
 //# means
 // Scales that are chosen from means; of teams beyond a subgroup's reach by the first neighbours.
 // needs: fast_path_choose/types, fast_path_choose/mean/sums, choose/{rule}, step/{step}
 // needs: fast_path_code/tie_break/{tie_break}
-var<workgroup> chosen_of_teams: array<Swift, GROUP / TEAM>;
+var<workgroup> chosen_of_teams: array<FastChoice, GROUP / TEAM>;
 
-fn swift_step(found: u32, block: u32) -> Swift {
-    var told: Swift;
+fn fast_choice(found: u32, block: u32) -> FastChoice {
+    var choice: FastChoice;
     if (own % TEAM < REACH) {
-        told = from_mean(found);
+        choice = from_mean(found);
     }
     if (TEAM > REACH) {
         workgroupBarrier();
         if (own % TEAM == 0u) {
-            chosen_of_teams[own / TEAM] = told;
+            chosen_of_teams[own / TEAM] = choice;
         }
         workgroupBarrier();
-        told = chosen_of_teams[own / TEAM];
+        choice = chosen_of_teams[own / TEAM];
     }
-    return told;
+    return choice;
 }
 
-fn from_mean(found: u32) -> Swift {
+fn from_mean(found: u32) -> FastChoice {
     let chosen = choose(Range(mean | SIGN, mean, false), 0u);
     var s = step_of(chosen.scale, chosen.zero, 0u, chosen.offset);
     let sure = s.ordinary && is_ordinary(found) && found >= 0x12800000u; // 2^-90
@@ -67,7 +67,7 @@ fn from_mean(found: u32) -> Swift {
     if (zeros) {
         s = for_zeros(s);
     }
-    return Swift(s, chosen.scale, chosen.zero, sure || zeros);
+    return FastChoice(s, chosen.scale, chosen.zero, sure || zeros);
 }
 
 //# spread_magnitude
@@ -102,7 +102,7 @@ fn ends_are_ordinary(found: Keys) -> bool {
 // needs: step/inner/minifloat, fast_path_code/tie_break/{tie_break}
 const INNER_FRACTION: u32 = 23u - INNER_MBITS; // bits of a float32 that codes leave out
 
-fn swift_step(found: Keys, block: u32) -> Swift {
+fn fast_choice(found: Keys, block: u32) -> FastChoice {
     let outer = given_outer(block);
     let largest = spread_of(found);
     let wanted = corrected(largest, product(largest, INVERSE_LEVELS), LEVELS);
@@ -122,14 +122,14 @@ fn swift_step(found: Keys, block: u32) -> Swift {
         s = for_zeros(s);
     }
     let right = sure && is_ordinary(scale) && settles(scale);
-    return Swift(s, code, 0, is_ordinary(outer) && (is_zero(found) || right));
+    return FastChoice(s, code, 0, is_ordinary(outer) && (is_zero(found) || right));
 }
 
 //# types
 // What is prepared for a block. sure: its codes and values are what products and sums of normal
 // numbers give, and its scale is right.
 // needs: step/step
-struct Swift {
+struct FastChoice {
     step: Step,
     scale: u32,
     zero: i32,
@@ -239,9 +239,9 @@ fn keep_mean(sum: Sum, found: u32, lane: u32) {
             means_of_teams[lane / TEAM] = vec2(mean, least);
         }
         workgroupBarrier();
-        let told = means_of_teams[lane / TEAM];
-        mean = told.x;
-        least = told.y;
+        let of_team = means_of_teams[lane / TEAM];
+        mean = of_team.x;
+        least = of_team.y;
     }
 }
 

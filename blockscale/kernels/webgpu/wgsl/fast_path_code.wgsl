@@ -216,14 +216,14 @@ fn values_of_coded(c: Coded, s: Step) -> vec4<u32> {
 //# scaled/quotient
 // Numbers in steps that are floats: products with an inverse that is at most 2.5 ulps off.
 // needs: hardware/{hardware}, step/step, fast_path_code/tie_break/{tie_break}
-fn near4(x: vec4<u32>, s: Step) -> vec4<u32> {
+fn scaled4(x: vec4<u32>, s: Step) -> vec4<u32> {
     return four_products(x, vec4(s.inverse));
 }
 
 //# scaled/shift
 // Numbers in steps that are powers of two: exact, or so small that they round to 0.
 // needs: hardware/{hardware}, step/step, fast_path_code/tie_break/none
-fn near4(x: vec4<u32>, s: Step) -> vec4<u32> {
+fn scaled4(x: vec4<u32>, s: Step) -> vec4<u32> {
     return four_products(x, vec4(0x7f000000u - s.bits));
 }
 
@@ -231,7 +231,7 @@ fn near4(x: vec4<u32>, s: Step) -> vec4<u32> {
 // As scaled/shift, of numbers that are rounded up or down at random: what is too small for the
 // device is the least there is above 0.
 // needs: hardware/{hardware}, step/step, fast_path_code/tie_break/none
-fn near4(x: vec4<u32>, s: Step) -> vec4<u32> {
+fn scaled4(x: vec4<u32>, s: Step) -> vec4<u32> {
     let near = four_products(x, vec4(0x7f000000u - s.bits)) & vec4(0x7fffffffu);
     return max(near, min(x << vec4(1u), vec4(1u))) | (x & vec4(0x80000000u));
 }

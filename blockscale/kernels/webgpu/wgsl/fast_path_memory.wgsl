@@ -42,7 +42,7 @@ fn element_of(block: u32, i: u32) -> u32 {
 const SCALES_A_WORD: u32 = 32u / SCALE_BITS;
 var<private> scale_word: u32;
 
-fn keep(s: Swift, block: u32, member: u32, b: u32, there: bool) {
+fn keep(s: FastChoice, block: u32, member: u32, b: u32, there: bool) {
     if (SCALE_BITS == 32u) {
         if (there && s.sure && member == 0u) {
             put_scales(sizes.first / sizes.block + block, s.scale);
@@ -186,7 +186,7 @@ fn place_of(block: u32, unit: u32) -> u32 {
 // needs: fast_path_memory/scales, fast_path_memory/words/{words}
 const UNIT_BITS: u32 = 4u * FOURS * BITS;
 
-fn put(block: u32, member: u32, near: ptr<function, Near>, s: Swift, wanted: bool) {
+fn put(block: u32, member: u32, near: ptr<function, Near>, s: FastChoice, wanted: bool) {
     for (var u = 0u; u < UNITS; u++) {
         let place = place_of(block, unit_of(u, member));
         let low = codes_of(coded((*near)[u * FOURS], words_at(place, 0u), s.step), s.step);
@@ -247,7 +247,7 @@ fn put_unit(place: u32, member: u32, low: u32, high: u32, wanted: bool) {
 // needs: fast_path_memory/scales, fast_path_memory/words/{words}
 const LANE_WORDS: u32 = LANE_FOURS * 4u * BITS / 32u;
 
-fn put(block: u32, member: u32, near: ptr<function, Near>, s: Swift, wanted: bool) {
+fn put(block: u32, member: u32, near: ptr<function, Near>, s: FastChoice, wanted: bool) {
     let place = place_of(block, unit_of(0u, member));
     var words: array<u32, LANE_WORDS>;
     for (var i = 0u; i < LANE_FOURS; i++) {
@@ -285,9 +285,9 @@ fn put(block: u32, member: u32, near: ptr<function, Near>, s: Swift, wanted: boo
 // needs: fast_path_memory/narrow/{narrow}
 @group(0) @binding(values) var<storage, read_write> values: array<vec4<u32>>;
 
-fn keep(s: Swift, block: u32, member: u32, b: u32, there: bool) {}
+fn keep(s: FastChoice, block: u32, member: u32, b: u32, there: bool) {}
 
-fn put(block: u32, member: u32, near: ptr<function, Near>, s: Swift, wanted: bool) {
+fn put(block: u32, member: u32, near: ptr<function, Near>, s: FastChoice, wanted: bool) {
     for (var u = 0u; u < UNITS; u++) {
         let place = place_of(block, unit_of(u, member));
         let low = coded((*near)[u * FOURS], words_at(place, 0u), s.step);

@@ -2,11 +2,11 @@
 
 //# block
 // What the quick way takes of a block, as floats; doubt: one is too large for it, or no number.
-// needs: matmul/codes, matmul/step/{quick_step}
+// needs: matmul/codes, matmul/step/{fast_step}
 struct Block { step: f32, zero: f32, offset: f32, doubt: bool }
 
 fn prepared_block(block: u32) -> Block {
-    let step = quick_step(block);
+    let step = fast_step(block);
     var zero = f32(step.zero);
     var doubt = u32(step.zero + i32(ZERO_LIMIT)) > 2u * ZERO_LIMIT;
     if (FLOAT_ZERO) {
@@ -300,7 +300,7 @@ fn right_quad(batch: u32, n: u32, quad: u32) -> Quad {
 //# step/exact
 // A block's step as it is defined.
 // needs: stored_params/step
-fn quick_step(block: u32) -> Step {
+fn fast_step(block: u32) -> Step {
     return step_at(block);
 }
 
@@ -308,7 +308,7 @@ fn quick_step(block: u32) -> Step {
 // A step of two levels, the inner one a minifloat that float16 has at another exponent
 // (matmul/halves.py): as it is defined, unless it is subnormal.
 // needs: stored_params/step
-fn quick_step(block: u32) -> Step {
+fn fast_step(block: u32) -> Step {
     let code = given_scale(block);
     let half = (code & 0x80u) << 8u | (code & 0x7fu) << (10u - INNER_MBITS);
     let inner = unpack2x16float(half).x * bitcast<f32>(INNER_FACTOR);

@@ -38,13 +38,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         }
         let block = first + b;
         let there = block < sizes.blocks;
-        let s = swift_step(keys_found(found), sizes.first / sizes.block + block);
+        let s = fast_choice(keys_found(found), sizes.first / sizes.block + block);
         keep(s, block, member, b, there);
         rare |= select(0u, 1u << b, there && !s.sure);
         var near: Near;
         var ties = 0u; // of which fours
         for (var i = 0u; i < LANE_FOURS; i++) {
-            near[i] = near4(four_of(held[b * UNITS + i / FOURS], i % FOURS), s.step);
+            near[i] = scaled4(four_of(held[b * UNITS + i / FOURS], i % FOURS), s.step);
             ties |= select(0u, 1u << i, is_near_a_tie(near[i], s.step));
         }
         while (ties != 0u) { // arrays that are indexed at run time would lie in slow memory

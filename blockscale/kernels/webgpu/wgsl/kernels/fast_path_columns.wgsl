@@ -63,8 +63,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             found = max(found, subgroupShuffleXor(found, side));
         }
         for (var c = part; c < 4u; c += PARTS) {
-            let s = swift_step(keys_found(found[c]), 0u);
-            factors[own][4u * j + c] = near4(vec4(0x3f800000u), s.step).x;
+            let s = fast_choice(keys_found(found[c]), 0u);
+            factors[own][4u * j + c] = scaled4(vec4(0x3f800000u), s.step).x;
             steps[own][4u * j + c] = s.step.bits;
             scales_chosen[own][4u * j + c] = s.scale;
             sure[own][4u * j + c] = u32(s.sure);

@@ -12,8 +12,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let start = (first + lane / TEAM) * sizes.block;
     let there = first + lane / TEAM < sizes.blocks;
     let length = select(0u, min(sizes.block, sizes.bound - start), there);
-    let mine = Mine(start, length, lane % TEAM);
-    tell(mine, lane);
+    let share = Share(start, length, lane % TEAM);
+    publish_stats(share, lane);
     workgroupBarrier();
     if (lane < TEAMS && first + lane < sizes.blocks) {
         let block = sizes.first / sizes.block + first + lane;
@@ -26,18 +26,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if (first < sizes.blocks) {
         keep_words(lane, sizes.first / sizes.block + first, min(TEAMS, sizes.blocks - first));
     }
-    write(mine, steps[lane / TEAM]);
+    write(share, steps[lane / TEAM]);
 }
 
-fn write(mine: Mine, s: Step) {
+fn write(share: Share, s: Step) {
     for (var chunk = 0u; chunk < QUADS / (CHUNK / 4u); chunk++) {
-        let place = place_of(mine, chunk * (CHUNK / 4u));
-        if (place >= mine.length) {
+        let place = place_of(share, chunk * (CHUNK / 4u));
+        if (place >= share.length) {
             return;
         }
-        var written = written_from(mine.start + place);
+        var written = written_from(share.start + place);
         for (var j = 0u; j < CHUNK / 4u; j++) {
-            let i = mine.start + place + 4u * j;
+            let i = share.start + place + 4u * j;
             let x = read_again(chunk * (CHUNK / 4u) + j, i / 4u);
             written = put4(written, i, made4(x, s, i));
         }
@@ -47,9 +47,9 @@ fn write(mine: Mine, s: Step) {
 //# extremes
 // Ranges of a workgroup's blocks, from their extremes.
 // needs: kernels/one_pass/look
-fn tell(mine: Mine, lane: u32) {
-    let found = look(mine, lane);
-    if (mine.member == 0u) {
+fn publish_stats(share: Share, lane: u32) {
+    let found = look(share, lane);
+    if (share.member == 0u) {
         found_of_teams[lane / TEAM] = found;
     }
 }
@@ -73,16 +73,16 @@ fn read_again(quad: u32, at: u32) -> vec4<u32> {
 
 //# look
 // The extremes of an invocation's block, found by its team.
-// needs: statistics/{statistic}, statistics/sum, statistics/team/{team}, kernels/one_pass/mine
+// needs: statistics/{statistic}, statistics/sum, statistics/team/{team}, kernels/one_pass/share
 var<workgroup> found_of_teams: array<Keys, TEAMS>;
 
-fn look(mine: Mine, lane: u32) -> Keys {
+fn look(share: Share, lane: u32) -> Keys {
     var found = NOTHING;
     for (var quad = 0u; quad < QUADS; quad++) {
-        let place = place_of(mine, quad);
-        if (place < mine.length) {
-            let four = read_first(quad, quad_at(mine, place));
-            let last = mine.length - place;
+        let place = place_of(share, quad);
+        if (place < share.length) {
+            let four = read_first(quad, quad_at(share, place));
+            let last = share.length - place;
             let y = select(four.x, four.y, last > 1u);
             let z = select(four.x, four.z, last > 2u);
             let w = select(four.x, four.w, last > 3u);
@@ -98,13 +98,13 @@ fn look(mine: Mine, lane: u32) -> Keys {
 // needs: kernels/one_pass/look, statistics/sum, choose/{rule}, arithmetic/{arithmetic}/multiply
 var<workgroup> sums_of_teams: array<Sum, TEAMS>;
 
-fn sum_of(mine: Mine, lane: u32, field: u32, least: u32, strictly: bool) -> Sum {
+fn sum_of(share: Share, lane: u32, field: u32, least: u32, strictly: bool) -> Sum {
     var sum = Sum(0u, 0u, 0u);
     for (var quad = 0u; quad < QUADS; quad++) {
-        let place = place_of(mine, quad);
-        if (place < mine.length) {
-            let four = read_again(quad, quad_at(mine, place));
-            for (var i = 0u; i < min(mine.length - place, 4u); i++) {
+        let place = place_of(share, quad);
+        if (place < share.length) {
+            let four = read_again(quad, quad_at(share, place));
+            for (var i = 0u; i < min(share.length - place, 4u); i++) {
                 sum = both(sum, counted(four[i], field, least, strictly));
             }
         }
@@ -116,14 +116,14 @@ fn mean_of_sum(sum: Sum, field: u32) -> u32 {
     return mean_of(vec2(sum.low, sum.high), sum.count, field);
 }
 
-fn tell(mine: Mine, lane: u32) {
-    let found = look(mine, lane);
+fn publish_stats(share: Share, lane: u32) {
+    let found = look(share, lane);
     let field = field_of(found);
-    var sum = sum_of(mine, lane, field, 0u, false);
+    var sum = sum_of(share, lane, field, 0u, false);
     if (ABOVE) {
-        sum = sum_of(mine, lane, field, multiply(0x3f333333u, mean_of_sum(sum, field)), true);
+        sum = sum_of(share, lane, field, multiply(0x3f333333u, mean_of_sum(sum, field)), true);
     }
-    if (mine.member == 0u) {
+    if (share.member == 0u) {
         found_of_teams[lane / TEAM] = found;
         sums_of_teams[lane / TEAM] = sum;
     }
@@ -135,22 +135,22 @@ fn range_of_team(team: u32) -> Range {
     return Range(mean | 0x80000000u, mean, largest >= 0x7f800000u);
 }
 
-//# mine
+//# share
 // What an invocation has of a block: QUADS fours, which lie in chunks of CHUNK elements, TEAM
 // chunks apart.
 // needs: memory/load/{load}, kernels/one_pass/{keeping}
-struct Mine {
+struct Share {
     start: u32,  // of the block, in what is bound
     length: u32, // of the block; 0 where there is none
     member: u32, // of its team
 }
 
-fn place_of(mine: Mine, quad: u32) -> u32 {
-    return (quad / (CHUNK / 4u) * TEAM + mine.member) * CHUNK + quad % (CHUNK / 4u) * 4u;
+fn place_of(share: Share, quad: u32) -> u32 {
+    return (quad / (CHUNK / 4u) * TEAM + share.member) * CHUNK + quad % (CHUNK / 4u) * 4u;
 }
 
-fn quad_at(mine: Mine, place: u32) -> u32 {
-    return (mine.start + place) / 4u;
+fn quad_at(share: Share, place: u32) -> u32 {
+    return (share.start + place) / 4u;
 }
 
 //# reread

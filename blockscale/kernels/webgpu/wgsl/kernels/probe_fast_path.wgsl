@@ -11,6 +11,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let i = group_number(group, groups) * 64u + lane;
     if (i < sizes.count) {
         let s = Step(steps[i], 0u, 0, 0u, true);
-        values[i] = values_of_coded(coded(near4(numbers[i], s), vec4(0u), s), s);
+        values[i] = values_of_coded(coded(scaled4(numbers[i], s), vec4(0u), s), s);
     }
 }

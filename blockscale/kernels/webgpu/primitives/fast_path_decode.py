@@ -10,11 +10,11 @@ from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
 from blockscale.kernels.webgpu.gpu.probe import arithmetic
 from blockscale.kernels.webgpu.primitives.choices import Constants, numbers, shader
+from blockscale.kernels.webgpu.primitives.fast_path_plan import narrowing
 from blockscale.kernels.webgpu.primitives.form import Form, whole
 from blockscale.kernels.webgpu.primitives.geometry import geometry
 from blockscale.kernels.webgpu.primitives.parts import Parts, reading
 from blockscale.kernels.webgpu.primitives.pieces import pieces
-from blockscale.kernels.webgpu.primitives.swift_plan import narrowing
 from blockscale.kernels.webgpu.spec import bits_of
 
 _GROUP = 256  # invocations of a workgroup

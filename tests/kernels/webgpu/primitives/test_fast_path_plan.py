@@ -1,4 +1,4 @@
-"""Which tensors the swift kernels take, and how much an invocation takes of them."""
+"""Which tensors the kernels of the fast path take, and how much an invocation takes of them."""
 
 from functools import partial
 
@@ -7,11 +7,11 @@ import torch
 
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.probe import ARITHMETIC
-from blockscale.kernels.webgpu.primitives import swift_plan, swift_sums
+from blockscale.kernels.webgpu.primitives import fast_path_plan, fast_path_sums
+from blockscale.kernels.webgpu.primitives.fast_path_plan import Settings
 from blockscale.kernels.webgpu.primitives.form import form
-from blockscale.kernels.webgpu.primitives.swift_plan import Settings
 from tests.kernels.webgpu.equal import hard
-from tests.support.webgpu_swift import FULL, HALF, OTHER, ROWS, TILES, planned, reach_of, right
+from tests.support.webgpu_fast_path import FULL, HALF, OTHER, ROWS, TILES, planned, reach_of, right
 
 
 @pytest.fixture(autouse=True)
@@ -22,16 +22,16 @@ def _lavapipe_tells_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_an_invocation_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     reach_of(monkeypatch, 32)
     f = form("int8:group32:fp32")
-    found = swift_plan.plan(f, FULL, (64, 64), "codes")
+    found = fast_path_plan.plan(f, FULL, (64, 64), "codes")
     assert found is not None and found.given == Settings(4, together=True) and found.team == 2
     assert found.blocks_a_group == 128
-    found = swift_plan.plan(f, HALF, (64, 64), "values")
+    found = fast_path_plan.plan(f, HALF, (64, 64), "values")
     assert found is not None and found.given == Settings(2) and found.team == 2
-    found = swift_plan.plan(form(ROWS), FULL, (64, 16384), "codes")
+    found = fast_path_plan.plan(form(ROWS), FULL, (64, 16384), "codes")
     assert found is not None and found.given == Settings(8) and found.group == found.team == 512
-    found = swift_plan.plan(form(TILES), HALF, (64, 64), "codes")
+    found = fast_path_plan.plan(form(TILES), HALF, (64, 64), "codes")
     assert found is not None and found.tile == 4 and found.step % (32 * 64) == 0
-    found = swift_plan.plan(form("nvfp4"), FULL, (64, 64), "outer")
+    found = fast_path_plan.plan(form("nvfp4"), FULL, (64, 64), "outer")
     assert found is not None and found.given == Settings(1, 8)
 
 
@@ -92,10 +92,10 @@ def test_a_device_has_to_have_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> 
         assert planned(ROWS, rows, "values") is None
         assert planned("mxfp8", x, "values") is not None  # neighbours do not meet there
     with monkeypatch.context() as without:
-        without.setattr(swift_sums, "refusal", lambda: "left out")
+        without.setattr(fast_path_sums, "refusal", lambda: "left out")
         assert planned("mxfp8", x, "values") is None
     with monkeypatch.context() as without:
-        without.setattr(swift_plan, "largest", lambda bits, step: 0)
+        without.setattr(fast_path_plan, "largest", lambda bits, step: 0)
         assert planned("mxfp8", x, "values") is None
     monkeypatch.setenv(ARITHMETIC, "native")
     assert planned("mxfp8", x, "values") is None
@@ -103,4 +103,4 @@ def test_a_device_has_to_have_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_neighbours_of_a_subgroup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert 4 <= swift_plan.reach() <= 32
+    assert 4 <= fast_path_plan.reach() <= 32

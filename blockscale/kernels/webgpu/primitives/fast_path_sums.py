@@ -1,4 +1,4 @@
-"""Whether a device's sums round where the swift kernels of encoding want them to, asked of it once.
+"""Whether a device's sums round where the kernels of the fast path want them to, asked of it once.
 
 Beside 1.5 * 2^23 the neighbours of a float32 are whole: those kernels round numbers by adding that
 and subtracting it again, which a compiler that takes liberties with floats may leave out.

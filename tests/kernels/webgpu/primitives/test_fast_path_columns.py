@@ -7,11 +7,16 @@ import torch
 
 from blockscale.core.parse import parse
 from blockscale.kernels.webgpu.gpu.device import gpu
-from blockscale.kernels.webgpu.primitives import pieces, swift_columns, swift_plan, swift_sums
+from blockscale.kernels.webgpu.primitives import (
+    fast_path_columns,
+    fast_path_plan,
+    fast_path_sums,
+    pieces,
+)
+from blockscale.kernels.webgpu.primitives.fast_path_columns import Plan
 from blockscale.kernels.webgpu.primitives.form import form
 from blockscale.kernels.webgpu.primitives.pieces import STEP
-from blockscale.kernels.webgpu.primitives.swift_columns import Plan
-from tests.support.webgpu_swift import right, unruly
+from tests.support.webgpu_fast_path import right, unruly
 
 FULL, HALF, OTHER = torch.float32, torch.bfloat16, torch.float16
 FORMATS = ("int8:group32@0:fp32", "int8:group32@0:e8m0/floor", "e4m3:group32@0:fp32",
@@ -19,7 +24,7 @@ FORMATS = ("int8:group32@0:fp32", "int8:group32@0:e8m0/floor", "e4m3:group32@0:f
 
 
 def planned(fmt: str, x: torch.Tensor, what: str) -> Plan | None:
-    return swift_columns.plan(form(str(parse(fmt))), x.dtype, tuple(x.shape), what)
+    return fast_path_columns.plan(form(str(parse(fmt))), x.dtype, tuple(x.shape), what)
 
 
 def columns(rows: int, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -29,7 +34,7 @@ def columns(rows: int, count: int, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def _lavapipe_tells_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swift_plan, "reach", lambda: 8)
+    monkeypatch.setattr(fast_path_plan, "reach", lambda: 8)
 
 
 @pytest.mark.some(3)
@@ -80,5 +85,5 @@ def test_a_device_has_to_have_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as without:
         without.setitem(gpu().limits, "max-compute-workgroup-storage-size", 4096)
         assert planned(FORMATS[0], x, "codes") is None
-    monkeypatch.setattr(swift_sums, "refusal", lambda: "left out")
+    monkeypatch.setattr(fast_path_sums, "refusal", lambda: "left out")
     assert planned(FORMATS[0], x, "codes") is None

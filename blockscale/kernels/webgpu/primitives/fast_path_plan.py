@@ -1,4 +1,4 @@
-"""What the swift kernels (primitives/swift.py) can do, and how much an invocation takes of it."""
+"""What the fast path (primitives/fast_path.py) can do, and how much an invocation takes of it."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -12,12 +12,12 @@ from blockscale.core.format import Format
 from blockscale.kernels.numbers import FormatNumbers, lowered
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.probe import arithmetic
-from blockscale.kernels.webgpu.primitives import swift_sums
+from blockscale.kernels.webgpu.primitives import fast_path_sums
 from blockscale.kernels.webgpu.primitives.choices import Choices
+from blockscale.kernels.webgpu.primitives.fast_path_tables import cells
 from blockscale.kernels.webgpu.primitives.form import Form
 from blockscale.kernels.webgpu.primitives.geometry import Geometry, geometry
 from blockscale.kernels.webgpu.primitives.pieces import STEP, largest
-from blockscale.kernels.webgpu.primitives.swift_tables import cells
 from blockscale.kernels.webgpu.spec import bits_of, shader_of
 
 Shape = tuple[int, ...]
@@ -143,7 +143,7 @@ def plan(
     if not trusted(dtype):
         return None
     own = parts(f.format)
-    if own is None or swift_sums.refusal() is not None:
+    if own is None or fast_path_sums.refusal() is not None:
         return None
     at, bits = geometry(tuple(shape), f.format.block), 8 * dtype.itemsize
     tile = _tile(at, bits, f.bits)

@@ -8,9 +8,9 @@ import torch
 import blockscale as bs
 from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
-from blockscale.kernels.webgpu.primitives import swift, swift_plan
+from blockscale.kernels.webgpu.primitives import fast_path, fast_path_plan
+from blockscale.kernels.webgpu.primitives.fast_path_plan import Plan, Settings
 from blockscale.kernels.webgpu.primitives.form import form
-from blockscale.kernels.webgpu.primitives.swift_plan import Plan, Settings
 from blockscale.ops import primitives as P
 from tests.kernels.webgpu.equal import hard
 from tests.support.same import same
@@ -58,9 +58,9 @@ def unruly(blocks: int, block: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def planned(fmt: str, x: torch.Tensor, what: str, wanted: Settings | None = None) -> Plan | None:
-    return swift_plan.plan(form(str(parse(fmt))), x.dtype, tuple(x.shape), what, wanted)
+    return fast_path_plan.plan(form(str(parse(fmt))), x.dtype, tuple(x.shape), what, wanted)
 
 
 def reach_of(monkeypatch: pytest.MonkeyPatch, neighbours: int) -> None:
-    for module in (swift, swift_plan):
+    for module in (fast_path, fast_path_plan):
         monkeypatch.setattr(module, "reach", lambda: neighbours)

@@ -1,5 +1,5 @@
 """Full blocks: scales, codes and values in one pass that keeps more of memory under way than
-primitives/once.py, for formats and dtypes that primitives/swift_plan.py knows."""
+primitives/one_pass.py, for formats and dtypes that primitives/fast_path_plan.py knows."""
 
 from math import prod
 
@@ -10,12 +10,12 @@ from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, zeros
 from blockscale.kernels.webgpu.primitives.choices import Choices, Constants, numbers, shader
 from blockscale.kernels.webgpu.primitives.choose import choose_outer, outer_of, scale_writing
+from blockscale.kernels.webgpu.primitives.fast_path_plan import Plan, narrowing, parts, plan, reach
+from blockscale.kernels.webgpu.primitives.fast_path_tables import cells
 from blockscale.kernels.webgpu.primitives.find import statistic
 from blockscale.kernels.webgpu.primitives.form import Form, whole
 from blockscale.kernels.webgpu.primitives.parts import Parts, new_parts, outer_of_blocks
 from blockscale.kernels.webgpu.primitives.pieces import pieces
-from blockscale.kernels.webgpu.primitives.swift_plan import Plan, narrowing, parts, plan, reach
-from blockscale.kernels.webgpu.primitives.swift_tables import cells
 
 Shape = tuple[int, ...]
 _TURNS = {"mean": 1, "mean_above": 2}  # of sums of magnitudes, that a mean takes

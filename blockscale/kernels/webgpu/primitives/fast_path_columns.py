@@ -1,5 +1,5 @@
 """Blocks along the columns of a matrix: scales, codes and values in one pass, as
-primitives/swift.py does for blocks whose numbers are neighbours."""
+primitives/fast_path.py does for blocks whose numbers are neighbours."""
 
 from math import lcm, prod
 from typing import NamedTuple
@@ -10,15 +10,15 @@ from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
-from blockscale.kernels.webgpu.primitives import swift_plan, swift_sums
+from blockscale.kernels.webgpu.primitives import fast_path_plan, fast_path_sums
 from blockscale.kernels.webgpu.primitives.choices import Choices, Constants, numbers, shader
 from blockscale.kernels.webgpu.primitives.choose import scale_writing
+from blockscale.kernels.webgpu.primitives.fast_path_tables import cells
 from blockscale.kernels.webgpu.primitives.find import GROUP, statistic
 from blockscale.kernels.webgpu.primitives.form import Form, whole
 from blockscale.kernels.webgpu.primitives.geometry import Geometry, geometry
 from blockscale.kernels.webgpu.primitives.parts import Parts, new_parts
 from blockscale.kernels.webgpu.primitives.pieces import STEP, largest, pieces
-from blockscale.kernels.webgpu.primitives.swift_tables import cells
 
 Shape = tuple[int, ...]
 _TABLES = 1024  # bytes of a workgroup's memory that codebooks may take
@@ -41,9 +41,9 @@ def plan(f: Form, dtype: torch.dtype, shape: Shape, what: str) -> Plan | None:
     at, bits = geometry(tuple(shape), f.format.block), 8 * dtype.itemsize
     if len(at.shape) != 2 or at.sizes[1] != 1 or at.shape[0] % at.sizes[0]:
         return None
-    if not swift_plan.trusted(dtype) or swift_sums.refusal() is not None:
+    if not fast_path_plan.trusted(dtype) or fast_path_sums.refusal() is not None:
         return None
-    own = swift_plan.parts(f.format)
+    own = fast_path_plan.parts(f.format)
     if own is None or own["fast_choose"] not in ("any", "float") or f.asym:
         return None
     if own["scaled"] == "shift_drawn":
@@ -51,7 +51,7 @@ def plan(f: Form, dtype: torch.dtype, shape: Shape, what: str) -> Plan | None:
     units, left = divmod(at.shape[1] * bits, 128)
     block, unit_bits = at.sizes[0], 128 // bits * f.bits
     parts = 1 << max((block // _ROWS).bit_length() - 1, 0)
-    parts = min(parts, swift_plan.reach() // 2)
+    parts = min(parts, fast_path_plan.reach() // 2)
     rows, step = block // parts, lcm(block * at.shape[1], STEP)
     if left or block % parts or rows > _MOST or largest(bits, step) == 0:
         return None
@@ -88,12 +88,12 @@ def _run(
     out: Memory,
 ) -> None:  # fmt: skip
     """made: where scales are written; None drops them"""
-    at, own, reach = planned.at, 8 * dtype.itemsize, swift_plan.reach()
-    known = swift_plan.parts(f.format)
+    at, own, reach = planned.at, 8 * dtype.itemsize, fast_path_plan.reach()
+    known = fast_path_plan.parts(f.format)
     assert known is not None
     choices: Choices = {
         **numbers(dtype), **known, "statistic": statistic(f), "find": statistic(f),
-        "team": "subgroup", "narrow": swift_plan.narrowing(f, dtype), "result": what,
+        "team": "subgroup", "narrow": fast_path_plan.narrowing(f, dtype), "result": what,
         "given_outer": "none",
     }  # fmt: skip
     constants: Constants = {

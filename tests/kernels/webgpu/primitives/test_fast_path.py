@@ -9,14 +9,14 @@ import torch
 import blockscale as bs
 from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
-from blockscale.kernels.webgpu.primitives import choices, pieces, swift, swift_plan
+from blockscale.kernels.webgpu.primitives import choices, fast_path, fast_path_plan, pieces
+from blockscale.kernels.webgpu.primitives.fast_path_plan import Plan, Settings
 from blockscale.kernels.webgpu.primitives.geometry import geometry
 from blockscale.kernels.webgpu.primitives.pieces import STEP
-from blockscale.kernels.webgpu.primitives.swift_plan import Plan, Settings
 from blockscale.ops import primitives as P
 from tests.kernels.webgpu.equal import hard
 from tests.support.same import same
-from tests.support.webgpu_swift import (
+from tests.support.webgpu_fast_path import (
     FULL,
     HALF,
     ROWS,
@@ -75,7 +75,7 @@ def test_every_setting(
     x, tried = numbers(fmt, dtype), 0
     with bs.use("reference"):
         expected = made(x, fmt, what)
-    plan = swift_plan.plan
+    plan = fast_path_plan.plan
     for given in SETTINGS:
         if (what == "values" and given.together) or planned(fmt, x, what, given) is None:
             continue
@@ -83,7 +83,7 @@ def test_every_setting(
         def forced(*arguments: Any, given: Settings = given) -> Plan | None:
             return plan(*arguments, given if arguments[3] == what else None)
 
-        monkeypatch.setattr(swift, "plan", forced)
+        monkeypatch.setattr(fast_path, "plan", forced)
         with bs.use("webgpu"):
             found = made(x, fmt, what)
         assert all(same(a, b) for a, b in zip(found, expected, strict=True)), given

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from blockscale.kernels.webgpu.primitives import once
+from blockscale.kernels.webgpu.primitives import one_pass
 from blockscale.kernels.webgpu.primitives.form import form
 from tests.kernels.webgpu.equal import hard, wrong
 
 
 @pytest.fixture
 def _as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(once, "_ALONE", 0)
-    monkeypatch.setattr(once, "chunks_of_one", lambda *_: 1)
+    monkeypatch.setattr(one_pass, "_ALONE", 0)
+    monkeypatch.setattr(one_pass, "chunks_of_one", lambda *_: 1)
 
 
 @pytest.mark.some(3)
@@ -31,7 +31,7 @@ def _as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_team_takes_a_block(fmt: str, shape: tuple[int, ...], team: int, quads: int) -> None:
     f = form(fmt)
-    planned = once.plan(f, torch.float32, shape, f.bits, True)
+    planned = one_pass.plan(f, torch.float32, shape, f.bits, True)
     assert planned is not None
     assert (planned.team, planned.quads) == (team, quads)
     assert not wrong(hard(shape, torch.float32), fmt)
@@ -51,10 +51,10 @@ def test_a_team_takes_a_block(fmt: str, shape: tuple[int, ...], team: int, quads
 def test_invocations_of_a_gpu_take_several_fours(
     fmt: str, shape: tuple[int, ...], team: int, quads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(once, "_ALONE", 0)
-    monkeypatch.setattr(once.gpu(), "software", False)
+    monkeypatch.setattr(one_pass, "_ALONE", 0)
+    monkeypatch.setattr(one_pass.gpu(), "software", False)
     f = form(fmt)
-    planned = once.plan(f, torch.float32, shape, f.bits, True)
+    planned = one_pass.plan(f, torch.float32, shape, f.bits, True)
     assert planned is not None
     assert (planned.team, planned.quads) == (team, quads)
     assert not wrong(hard(shape, torch.float32), fmt)
@@ -66,16 +66,16 @@ def test_invocations_of_a_gpu_take_several_fours(
 def test_how_many_chunks(
     fmt: str, chunk: int, chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(once.gpu(), "software", False)
-    assert once.chunks_of_one(form(fmt), chunk) == chunks
-    monkeypatch.setattr(once.gpu(), "software", True)
-    assert once.chunks_of_one(form(fmt), chunk) == 1
+    monkeypatch.setattr(one_pass.gpu(), "software", False)
+    assert one_pass.chunks_of_one(form(fmt), chunk) == chunks
+    monkeypatch.setattr(one_pass.gpu(), "software", True)
+    assert one_pass.chunks_of_one(form(fmt), chunk) == 1
 
 
 def test_where_a_cpu_computes_nobody_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(once.gpu(), "software", True)
+    monkeypatch.setattr(one_pass.gpu(), "software", True)
     f = form("int8:group32:fp32")
-    planned = once.plan(f, torch.float32, (8, 64), f.bits, True)
+    planned = one_pass.plan(f, torch.float32, (8, 64), f.bits, True)
     assert planned is not None
     assert (planned.team, planned.chunk, planned.quads) == (1, 32, 8)
     assert not wrong(hard((8, 64), torch.float32), "int8:group32:fp32")
@@ -92,4 +92,4 @@ def test_where_a_cpu_computes_nobody_waits_for_others(monkeypatch: pytest.Monkey
 )
 def test_other_tensors_take_several(fmt: str, shape: tuple[int, ...]) -> None:
     f = form(fmt)
-    assert once.plan(f, torch.float32, shape, f.bits, True) is None
+    assert one_pass.plan(f, torch.float32, shape, f.bits, True) is None
