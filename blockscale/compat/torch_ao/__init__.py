@@ -6,7 +6,6 @@ docs/torch_ao.md. Not to be confused with blockscale.compat.torchao, which is ab
 
 from typing import Any
 
-from torch.ao.quantization import QConfig as QConfig
 from torch.ao.quantization import QConfigMapping as QConfigMapping
 from torch.ao.quantization import disable_fake_quant as disable_fake_quant
 from torch.ao.quantization import disable_observer as disable_observer
@@ -33,6 +32,7 @@ from blockscale.compat.torch_ao.observers import (
 )
 from blockscale.compat.torch_ao.observers import PlaceholderObserver as PlaceholderObserver
 from blockscale.compat.torch_ao.qconfig import DEFAULTS, default
+from blockscale.compat.torch_ao.qconfig import QConfig as QConfig
 from blockscale.compat.torch_ao.qconfig import get_default_qat_qconfig as get_default_qat_qconfig
 from blockscale.compat.torch_ao.qconfig import (
     get_default_qat_qconfig_mapping as get_default_qat_qconfig_mapping,

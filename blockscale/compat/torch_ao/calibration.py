@@ -11,6 +11,7 @@ from blockscale import qat
 from blockscale.calibrate import observers
 from blockscale.calibrate.layer_rows import features_last
 from blockscale.calibrate.session import static_parts
+from blockscale.compat.torch_ao import eager
 from blockscale.compat.torch_ao.recipe import decided, mapping_of, to_recipe
 from blockscale.compat.torch_ao.scheme import instance
 from blockscale.compat.torch_ao.training import to_observer
@@ -70,7 +71,9 @@ def prepare(  # noqa: PLR0913 - the first three are the call, the rest are optio
 def convert(model: nn.Module, *, inplace: bool = True) -> nn.Module:
     """A model after `prepare` and data, or after `prepare_qat` and training -> quantized.
 
-    Returns it, or with inplace=False a quantized copy. Of one that was trained it is bs.convert.
+    Returns it, or with inplace=False a quantized copy. Of one that was trained it is bs.convert. It
+    also takes what torch.ao's own prepare and prepare_qat gave with formats in `model.qconfig`:
+    results of modules are quantized then as they were, and not the inputs of layers.
     What could not be quantized is named in one warning; `bs.qat.ledger(model)` says what became of
     every layer.
 
@@ -79,6 +82,9 @@ def convert(model: nn.Module, *, inplace: bool = True) -> nn.Module:
     """
     model = model if inplace else copy.deepcopy(model)
     observed: _Observed | None = vars(model).get(_KEPT)
+    if observed is None and eager.is_prepared(model):
+        model._qat_ledger = eager.quantize_prepared(model)  # type: ignore[assignment]
+        return model
     if observed is None:
         if not any(isinstance(module, QATLayer) for module in model.modules()):
             raise ValueError("the model is not prepared: prepare or prepare_qat it first")

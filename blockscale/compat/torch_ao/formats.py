@@ -30,7 +30,8 @@ def to_format(observer: nn.Module) -> Format | None:
     The format quantizes with torch.ao's bits: under float scales by its 127.5 rule (`half`) and
     its multiplication by a reciprocal (`recip`), except that scales may be smaller than torch.ao's
     `eps`, 2^-23. With power_of_2_scale it is the same rule and the same range that is rounded to a
-    power of two, by the format as by our observers.
+    power of two, by the format as by our observers. One that was made with a format as its dtype
+    gives that.
 
     Raises ValueError for what no Format says: ranges that are not those of an integer type, float
     zero points, fixed scales, float16.
@@ -38,6 +39,8 @@ def to_format(observer: nn.Module) -> Format | None:
     if isinstance(observer, nn.Identity):
         return None
     fake = getattr(observer, "activation_post_process", observer)
+    if isinstance(own := getattr(fake, "format", None), Format):
+        return own
     dtype, qscheme = getattr(fake, "dtype", None), getattr(fake, "qscheme", None)
     if dtype is torch.float32:
         return None

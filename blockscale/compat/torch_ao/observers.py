@@ -13,7 +13,12 @@ from torch import Tensor
 from torch.ao import quantization as ao
 from torch.ao.quantization.observer import UniformQuantizationObserverBase
 
-from blockscale.core.format import Format
+from blockscale.compat.torch_ao.blocks import (
+    FormatObserver,
+    asked_format,
+    observer_arguments,
+    spec_of,
+)
 from blockscale.core.power_of_two import nearest_power
 
 
@@ -27,23 +32,13 @@ def method(function: Any, name: str) -> Any:
     )
 
 
-def _refuse_format(value: Any, observer: str) -> None:
-    """Refuse "bfp8" and the like with what takes them; torch.ao says only which dtypes it has."""
-    if not isinstance(value, str | Format):
-        return
-    raise TypeError(
-        f"{observer}: expected a torch.dtype, found {str(value)!r}: torch.ao's observers and fake "
-        f"quantizers choose one scale for integers; give a format to a QConfig, as "
-        f'QConfig(activation="bfp8", weight="bfp8") for prepare, prepare_qat and to_recipe of '
-        f"blockscale.compat.torch_ao, or call bs.fake_quantize(x, format)"
-    )
-
-
 class PowerOfTwoScale:
     """What the observers below add to torch.ao's.
 
     A subclass that chooses scales in a `calculate_qparams` or `_calculate_qparams` of its own
     chooses them as before, and has them rounded by `rounded`.
+
+    With a format as `dtype` ("bfp8", a spelling, a Format) there comes a FormatObserver instead.
     """
 
     if TYPE_CHECKING:  # at run time torch.jit.script would take them for the module's attributes
@@ -53,15 +48,21 @@ class PowerOfTwoScale:
         eps: Tensor
         _float_qparams: Any
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """An observer of the class; of a format, what stands for it."""
+        named = observer_arguments(cls, args, kwargs)
+        if asked_format(named) is None:
+            return super().__new__(cls)
+        options = {k: v for k, v in named.items() if k not in ("averaging_constant", "bins")}
+        return FormatObserver(spec=spec_of(cls, named), **options)
+
     def __init__(self, *args: Any, power_of_2_scale: bool = False, **kwargs: Any):
         """power_of_2_scale: choose the nearest power of two for a scale (bs.round_to_power_of_2),
         and zero points from that one. Other arguments as torch.ao's class.
 
         Raises ValueError with the qscheme per_channel_affine_float_qparams, whose zero points are
-        floats; TypeError for a format in the place of torch's dtype.
+        floats.
         """
-        for value in (*args, kwargs.get("dtype")):
-            _refuse_format(value, type(self).__name__)
         super().__init__(*args, **kwargs)
         self.power_of_2_scale = power_of_2_scale
         missing = [n for n in ("qscheme", "quant_min", "quant_max") if not hasattr(self, n)]

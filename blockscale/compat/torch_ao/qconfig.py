@@ -6,6 +6,7 @@ from typing import Any
 from torch.ao import quantization as ao
 
 from blockscale.compat.torch_ao import fake_quantize, observers
+from blockscale.compat.torch_ao.blocks import asked_format
 from blockscale.compat.torch_ao.option import (
     chooses_nothing,
     of_torchao,
@@ -21,6 +22,45 @@ _FAKES: dict[Any, Any] = {
     ao.FakeQuantize: fake_quantize.FakeQuantize,
     ao.FusedMovingAvgObsFakeQuantize: fake_quantize.FusedMovingAvgObsFakeQuantize,
 }
+
+
+class QConfig(ao.QConfig):
+    """torch.ao's, whose parts may be formats, too: QConfig(activation="bfp8", weight="mxfp4").
+
+    A format, its name or its spelling becomes a FakeQuantize of it, made for its part, that
+    torch.ao's own prepare, prepare_fx, prepare_qat and prepare_qat_fx call; so do observers and
+    fake quantizers with a format as dtype. Other parts stay as they are.
+
+    ch_axis: the dimension of activations that blocks of a format alone lie along, as torch.ao's
+        flows do not say what reads them: 1 for the channels of images. `prepare`, `prepare_qat`
+        and `to_recipe` here know each layer, and need none.
+
+    A spelling that does not parse is a ValueError where the part is called.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, activation: Any, weight: Any, *, ch_axis: int = -1) -> "QConfig":
+        if isinstance(activation, str | Format):
+            activation = fake_quantize.FakeQuantize.with_args(
+                dtype=activation, part="input", ch_axis=ch_axis
+            )
+        return super().__new__(cls, _of_part(activation, "input"), _of_part(weight, "weight"))
+
+
+def _of_part(part: Any, name: str) -> Any:
+    """A constructor that knows what part of a layer it is for, where it is of a format."""
+    if isinstance(part, str | Format):
+        return fake_quantize.FakeQuantize.with_args(dtype=part, part=name)
+    kind, arguments, calls = unwrap(part)
+    found = {**unwrap(arguments.get("observer"))[1], **arguments}
+    if (
+        not isinstance(found.get("dtype"), str | Format)
+        or found.get("part") == name
+        or not _is_ours(kind)
+    ):
+        return part
+    return wrap(kind, {**arguments, "part": name}, calls)
 
 
 def power_of_2(config: Any, enabled: bool = True) -> Any:
@@ -39,7 +79,7 @@ def power_of_2(config: Any, enabled: bool = True) -> Any:
     if isinstance(config, ao.QConfigMapping):
         return _mapping(config, enabled)
     if isinstance(config, ao.QConfig):
-        return ao.QConfig(*(power_of_2(part, enabled) for part in config))
+        return QConfig(*(power_of_2(part, enabled) for part in config))
     if isinstance(config, str | Format):
         return with_power_of_2_scale(parse(config)) if enabled else config
     if is_dataclass(config) and not isinstance(config, type):
@@ -54,14 +94,21 @@ def power_of_2(config: Any, enabled: bool = True) -> Any:
                 f"blockscale's can round their scales"
             )
         return config
+    own = asked_format(arguments)
+    if own is None:
+        return wrap(kind, _with_option(arguments, enabled), calls)
+    rounded = arguments | {"dtype": with_power_of_2_scale(own)}
+    return wrap(kind, rounded, calls) if enabled else config
+
+
+def _with_option(arguments: dict[str, Any], enabled: bool) -> dict[str, Any]:
+    """The arguments of one of our classes, with the option."""
     if "observer" in arguments:
         arguments["observer"] = power_of_2(arguments["observer"], enabled=False)
         inner = unwrap(arguments["observer"])[0]
         if enabled and not _is_ours(inner):
             raise ValueError(f"{inner}: only torch.ao's observers can round their scales")
-    if enabled:
-        arguments["power_of_2_scale"] = True
-    return wrap(kind, arguments, calls)
+    return arguments | {"power_of_2_scale": True} if enabled else arguments
 
 
 def _ours(kind: Any) -> Any:

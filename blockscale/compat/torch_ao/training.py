@@ -9,17 +9,11 @@ from torch.ao import quantization as ao
 
 from blockscale import qat
 from blockscale.calibrate import observers
+from blockscale.compat.torch_ao.blocks import FormatObserver, asked_format, spec_of
+from blockscale.compat.torch_ao.option import unwrap
 from blockscale.compat.torch_ao.recipe import is_layer, mapping_of, to_recipe
 from blockscale.compat.torch_ao.scheme import instance
 from blockscale.core.format import Format
-
-_NAMES = {  # the first that fits: moving averages are kinds of MinMaxObserver
-    ao.MovingAverageMinMaxObserver: "moving_average",
-    ao.MovingAveragePerChannelMinMaxObserver: "moving_average",
-    ao.HistogramObserver: "mse",
-    ao.MinMaxObserver: "min_max",
-    ao.PerChannelMinMaxObserver: "min_max",
-}
 
 
 def prepare_qat(
@@ -81,12 +75,18 @@ def _qconfigs(config: Any) -> Iterator[Any]:
 def _spec(qconfig: Any) -> str | None:
     if qconfig is None or isinstance(qconfig.activation, str | Format | None):
         return None
+    _, arguments, _ = unwrap(qconfig.activation)
+    if asked_format(arguments) is not None and "observer" not in arguments:
+        return None  # a format alone
     made = instance(qconfig.activation)
     made = getattr(made, "activation_post_process", made)
+    if isinstance(made, FormatObserver):
+        return made.spec if made.statistics is not None else None
     if isinstance(made, nn.Identity | ao.PlaceholderObserver) or getattr(made, "is_dynamic", False):
         return None
-    for kind, name in _NAMES.items():
-        if isinstance(made, kind):
-            constant = getattr(made, "averaging_constant", None)
-            return name if constant is None else f"{name}:{constant}"
-    raise ValueError(f"{type(made).__name__} has no counterpart: choose one, observer=...")
+    try:
+        return spec_of(type(made), vars(made), users=True)
+    except TypeError:
+        raise ValueError(
+            f"{type(made).__name__} has no counterpart: choose one, observer=..."
+        ) from None

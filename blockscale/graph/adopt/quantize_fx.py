@@ -13,22 +13,27 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 
+from blockscale.graph.adopt.observed import observed_layers, quantize_weights
+
 _CODES = {torch.quint8: (0, 255, torch.uint8), torch.qint8: (-128, 127, torch.int8)}
 
 
 def from_quantize_fx(
-    model: fx.GraphModule, example: Any, *, dynamic_shapes: Any = None
+    model: fx.GraphModule, example: Any, *, dynamic_shapes: Any = None, backend_config: Any = None
 ) -> ExportedProgram:
     """A graph module of torch.ao's quantize_fx -> the program that `bs.graph.fuse` takes.
 
     model: what prepare_fx or prepare_qat_fx gave, after it has seen data, in evaluation mode; or
         what convert_to_reference_fx gave. It stays as it is.
     example, dynamic_shapes: of torch.export.export: the arguments as a tuple, and free sizes
+    backend_config: what prepare_fx was given; None: that of torch.ao's own (native, onednn) which
+        has the model's fused layers, such as onednn's ConvAdd2d
 
     The program computes what torch.ao's decomposed reference does, to the bit; `bs.graph.adopt`,
     which fuse calls, then makes its nodes ours. Raises TypeError for what is no graph module,
     ValueError for what convert_fx gave, whose modules hold weights packed for a backend, for
-    dynamic quantization after convert_to_reference_fx, and for a model in training mode.
+    dynamic quantization after convert_to_reference_fx, for a model in training mode, and for
+    observed layers of a backend that is not torch.ao's own.
     """
     if not isinstance(model, fx.GraphModule):
         raise TypeError(
@@ -43,7 +48,7 @@ def from_quantize_fx(
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", message="Please use quant_min and quant_max")
-        made = _decomposed(copy.deepcopy(model))
+        made = _decomposed(copy.deepcopy(model), backend_config)
         args = example if isinstance(example, tuple) else (example,)
         with torch.no_grad():
             return torch.export.export(made.eval(), args, dynamic_shapes=dynamic_shapes)
@@ -74,15 +79,50 @@ def _check(model: fx.GraphModule) -> None:
             )
 
 
-def _decomposed(model: fx.GraphModule) -> fx.GraphModule:
+def _decomposed(model: fx.GraphModule, backend_config: Any = None) -> fx.GraphModule:
     """The model in ops of quantized_decomposed."""
     if "_observed_graph_module_attrs" in model.meta:  # what prepare_fx leaves
         from torch.ao.quantization.quantize_fx import _convert_to_reference_decomposed_fx
 
-        made: fx.GraphModule = _convert_to_reference_decomposed_fx(model)
+        quantize_weights(model)
+        backend_config = backend_config or _backend_config(model)
+        made: fx.GraphModule = _convert_to_reference_decomposed_fx(
+            model, backend_config=backend_config
+        )
         return made
     _reference(model)
     return model
+
+
+def _backend_config(model: fx.GraphModule) -> Any:
+    """The one of torch.ao's own that has the observed layers: its converter leaves others in float.
+
+    Raises ValueError that names the layers that none has."""
+    from torch.ao.quantization import backend_config as theirs
+
+    layers = observed_layers(model)
+    left: dict[str, str] = {}
+    for made in (theirs.get_native_backend_config(), theirs.get_onednn_backend_config()):
+        known = _layer_kinds(made)
+        left = {name: kind.__name__ for name, kind in layers.items() if kind not in known}
+        if not left:
+            return made
+    told = ", ".join(f"{name} ({kind})" for name, kind in left.items())
+    raise ValueError(
+        f"no backend of torch.ao's own has {told}, whose weight would stay in float: give the "
+        f"backend_config that prepare_fx was given"
+    )
+
+
+def _layer_kinds(backend_config: Any) -> set[Any]:
+    """The classes of layers whose weights torch.ao quantizes for a backend."""
+    from torch.ao.quantization.backend_config import utils
+
+    return {
+        *utils.get_root_module_to_quantized_reference_module(backend_config),
+        *utils.get_qat_module_classes(backend_config),
+        *utils.get_fused_module_classes(backend_config),
+    }
 
 
 def _reference(model: fx.GraphModule) -> None:

@@ -59,6 +59,30 @@ def group_norm(
     return F.group_norm(x, num_groups, weight, bias, eps)
 
 
+@fused(
+    ulps=64,
+    aten=(
+        "instance_norm.default x weight bias ! ! * * eps *",
+        "instance_norm.default x weight bias running_mean running_var ! * eps *",
+    ),
+)
+def instance_norm(
+    x: Tensor,
+    *,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Each channel of each example with mean 0 and variance 1, its own or stored ones.
+
+    x [batch, n, ...], floats [n] -> the same shape.
+    """
+    own = running_mean is None
+    return F.instance_norm(x, running_mean, running_var, weight, bias, own, eps=eps)
+
+
 _Chained = tuple[tuple[fx.Node, ...], dict[str, Any]]
 
 

@@ -170,14 +170,12 @@ def test_a_range_beyond_float32() -> None:
     same(observer.calculate_qparams(), (scale, zero_point))
 
 
-@pytest.mark.parametrize("make", [MinMaxObserver, PlaceholderObserver, FakeQuantize])
 @pytest.mark.parametrize("form", ["bfp8", bs.parse("mxfp8")])
-def test_a_format_is_no_dtype(make: type, form: object) -> None:
-    with pytest.raises(TypeError, match=r"expected a torch.dtype, .* QConfig\(activation="):
-        make(dtype=form)
-    if make is MinMaxObserver:
-        with pytest.raises(TypeError, match=r"MinMaxObserver: expected a torch\.dtype"):
-            make(form)
+def test_a_format_as_dtype(form: object) -> None:
+    """test_blocks.py is about what comes then."""
+    for made in (MinMaxObserver(dtype=form), MinMaxObserver(form), FakeQuantize(dtype=form)):
+        assert made.format == bs.parse(form)
+    assert not hasattr(MinMaxObserver(), "format")
 
 
 def test_the_rounding_is_beside_the_observers() -> None:

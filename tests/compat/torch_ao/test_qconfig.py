@@ -1,10 +1,14 @@
 """torch.ao's ready-made configurations of classes that take `power_of_2_scale`."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
 from torch.ao import quantization as ao
 
+import blockscale as bs
 from blockscale.compat import torch_ao
 from blockscale.compat.torch_ao import (
     MinMaxObserver,
@@ -40,7 +44,7 @@ def test_every_entry_of_a_mapping_gets_powers_of_two() -> None:
 def test_ready_made_ones() -> None:
     for name in torch_ao.qconfig.DEFAULTS:
         ours, theirs = getattr(torch_ao, name), getattr(ao, name)
-        if isinstance(theirs, QConfig):
+        if isinstance(theirs, ao.QConfig):
             pairs = list(zip(ours, theirs, strict=True))
         else:
             pairs = [(ours, theirs)]
@@ -97,3 +101,29 @@ def test_what_cannot_round_is_an_error_and_no_silence() -> None:
         ao.NoopObserver, ao.FixedQParamsFakeQuantize, ao.ReuseInputObserver, ao.RecordingObserver,
     ):  # fmt: skip
         assert power_of_2(chooses_nothing) is chooses_nothing
+
+
+def test_formats_in_a_qconfig() -> None:
+    """Constructors that know their part; copies and pickles of them."""
+    fake = torch_ao.FakeQuantize.with_args(dtype="int4:group32:fp16", observer=MinMaxObserver)
+    for config in (
+        QConfig("bfp8", "mxfp4"),
+        QConfig(torch_ao.FakeQuantize.with_args(dtype="bfp8"), fake),
+        QConfig(MinMaxObserver.with_args(dtype="bfp8"), MinMaxObserver.with_args(dtype="mxfp4")),
+        QConfig(
+            torch_ao.FakeQuantize.with_args(observer=MinMaxObserver.with_args(dtype="bfp8")), fake
+        ),
+    ):
+        assert isinstance(config, ao.QConfig)
+        for each in (config, copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+            x, w = each.activation(), each.weight()
+            assert x.format == bs.parse("bfp8")
+            assert (x.part, w.part) == ("input", "weight")
+            assert (x.dtype, w.dtype) == (torch.quint8, torch.qint8)
+    assert QConfig("bfp8", "bfp8", ch_axis=1).activation().ch_axis == 1
+    plain = QConfig(None, MinMaxObserver)
+    assert plain.activation is None
+    assert plain.weight is MinMaxObserver
+    rounded = power_of_2(QConfig("int8", "nvfp4"))
+    assert str(rounded.activation().format) == "int8:tensor:pow2/nearest"
+    assert str(rounded.weight().format) == "e2m1:group16:pow2/nearest"

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.ao.quantization import QConfigMapping, get_default_qconfig_mapping, quantize_fx
 from torch.ao.quantization import get_default_qat_qconfig_mapping as qat_mapping
+from torch.ao.quantization.backend_config import get_onednn_backend_config
 
 import blockscale as bs
 from blockscale.compat.torch_ao import QConfig, to_recipe
@@ -14,6 +15,7 @@ from blockscale.compat.torch_ao import convert as convert_modules
 from blockscale.compat.torch_ao import prepare as prepare_modules
 from blockscale.graph.adopt.quantize_fx import from_quantize_fx
 from blockscale.graph.program import imported
+from tests.compat.torch_ao.prepared import with_quantized_weights
 from tests.graph.adopt.cases import adopted, left
 from tests.support.op_samples import bits
 
@@ -100,6 +102,93 @@ def test_reference_models() -> None:
         same_codes = mapping.global_qconfig.activation().quant_max == 255
         assert same_codes
         assert bits(graph(*X)) == bits(decomposed(*X))
+
+
+class Residual(nn.Module):
+    """What torch.ao fuses for onednn into ConvAdd2d, and with relu into ConvAddReLU2d."""
+
+    def __init__(self, relu: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 1)
+        self.relu, self.rectifies = nn.ReLU(), relu
+
+    def forward(self, input):
+        y = self.second(self.first(input)) + input
+        return self.relu(y) if self.rectifies else y
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_residual_convolutions_of_onednn(relu: bool) -> None:
+    """Weights as codes, from the observed and from the reference model, with torch.ao's bits."""
+    onednn = get_onednn_backend_config()
+    mapping = get_default_qconfig_mapping("onednn")
+    observed = quantize_fx.prepare_fx(Residual(relu).eval(), mapping, X, backend_config=onednn)
+    observed(*X)
+    name = "ConvAddReLU2d" if relu else "ConvAdd2d"
+    assert type(observed.second).__name__ == name
+    theirs, reference = (
+        convert(copy.deepcopy(observed), backend_config=onednn)
+        for convert in (
+            quantize_fx._convert_to_reference_decomposed_fx, quantize_fx.convert_to_reference_fx,
+        )
+    )  # fmt: skip
+    with bs.use("reference"), torch.no_grad():
+        expected = bits(theirs(*X))
+        for model in (observed, reference):
+            graph = bs.graph.fuse(from_quantize_fx(model, X))
+            assert bits(graph(*X)) == expected
+            names = [n for n, _ in graph.named_buffers() if n.endswith("weight.codes")]
+            assert names == ["first.weight.codes", "second.0.weight.codes"]
+            ops = [str(node.target) for node in graph.graph.nodes]
+            assert not any("aten.conv" in op for op in ops)
+        given = from_quantize_fx(observed, X, backend_config=onednn)
+        assert bits(bs.graph.fuse(given)(*X)) == expected
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_residual_convolutions_in_formats(relu: bool) -> None:
+    mapping = QConfigMapping().set_global(QConfig("bfp8", "mxfp4", ch_axis=1))
+    observed = quantize_fx.prepare_fx(
+        Residual(relu).eval(), mapping, X, backend_config=get_onednn_backend_config()
+    )
+    observed(*X)
+    program = from_quantize_fx(observed, X)
+    with bs.use("reference"), torch.no_grad():
+        expected = bits(with_quantized_weights(observed, mapping.global_qconfig)(*X))
+        assert bits(program.module()(*X)) == expected
+
+
+def test_a_backend_of_somebody_s_own() -> None:
+    class Theirs(nn.Linear):
+        pass
+
+    observed = prepared(MAPPINGS["x86"])
+    observed.fc.__class__ = Theirs
+    with pytest.raises(
+        ValueError, match=r"own has fc \(.*Theirs\), whose weight .* give the backend"
+    ):
+        from_quantize_fx(observed, X)
+
+
+NORMS = {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}
+
+
+@pytest.mark.parametrize("dims", NORMS)
+def test_instance_norms(dims: int) -> None:
+    """Of torch.ao's static map: one op from codes to codes."""
+    convs = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+    torch.manual_seed(0)
+    layers = convs[dims](3, 4, 1), NORMS[dims](4, affine=True), convs[dims](4, 2, 1)
+    x = (torch.randn(2, 3, *(4,) * dims),)
+    mapping = get_default_qconfig_mapping("onednn")
+    observed = quantize_fx.prepare_fx(nn.Sequential(*layers).eval(), mapping, x)
+    observed(*x)
+    theirs = quantize_fx._convert_to_reference_decomposed_fx(copy.deepcopy(observed))
+    with bs.use("reference"), torch.no_grad():
+        graph = bs.graph.fuse(from_quantize_fx(observed, x))
+        assert bits(graph(*x)) == bits(theirs(*x))
+    assert any("fused_instance_norm" in str(node.target) for node in graph.graph.nodes)
 
 
 def test_what_is_refused() -> None:

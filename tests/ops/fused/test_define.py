@@ -25,7 +25,10 @@ ACTIVATIONS = (
     "softplus"
 )
 FUNCTIONS = "exp sqrt rsqrt neg abs clamp reciprocal requantize"
-NORMS = "softmax log_softmax layer_norm add_layer_norm rms_norm batch_norm group_norm l2_normalize"
+NORMS = (
+    "softmax log_softmax layer_norm add_layer_norm rms_norm batch_norm group_norm instance_norm "
+    "l2_normalize"
+)
 REDUCTIONS = (
     "mean sum amax amin max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d "
     "adaptive_avg_pool1d adaptive_avg_pool2d argmax"

@@ -2,10 +2,15 @@
 
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
+import blockscale as bs
+from blockscale.ops.fused.match import match
 from tests.ops.fused.cases import Case, check, every
+from tests.support.op_samples import bits
 
 
 def affine(dtype: torch.dtype) -> dict[str, Any]:
@@ -36,6 +41,15 @@ def weighted_norm(dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
+def with_channels(dtype: torch.dtype) -> dict[str, Any]:
+    weight, bias = torch.linspace(0.5, 2, 6, dtype=dtype), torch.linspace(-1, 1, 6, dtype=dtype)
+    return {"weight": weight, "bias": bias, "eps": 1e-3}
+
+
+def instance_norm(x: Tensor, **settings: Any) -> Tensor:
+    return F.instance_norm(x, use_input_stats="running_mean" not in settings, **settings)
+
+
 CASES: dict[str, list[Case]] = {
     "add_layer_norm": [
         Case(((4, 36), (4, 36)), lambda a, b, **more: F.layer_norm(a + b, **more), affine),
@@ -56,6 +70,11 @@ CASES: dict[str, list[Case]] = {
     "group_norm": [
         Case(((4, 6, 10),), F.group_norm, grouped),
         Case(((4, 6, 2, 5),), F.group_norm, {"num_groups": 2}),
+    ],
+    "instance_norm": [
+        Case(((4, 6, 10),), instance_norm, with_channels),
+        Case(((4, 6, 2, 5),), instance_norm),
+        Case(((4, 6, 2, 3, 4),), instance_norm, trained),
     ],
     "l2_normalize": [
         Case(((4, 36),), F.normalize),
@@ -83,3 +102,38 @@ CASES: dict[str, list[Case]] = {
 @every(CASES)
 def test_the_composition(name: str, case: Case, dtype: torch.dtype) -> None:
     check(name, case, dtype)
+
+
+INSTANCE_NORMS = {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}
+OPTIONS = ({}, {"affine": True}, {"affine": True, "track_running_stats": True})
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("dims", INSTANCE_NORMS)
+def test_instance_norms_in_a_graph(dims: int, options: dict[str, Any]) -> None:
+    """One op that takes codes and gives codes, with the bits of the graph before it was fused."""
+    torch.manual_seed(dims)
+    convs = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+    layers = convs[dims](3, 6, 1), INSTANCE_NORMS[dims](6, **options), convs[dims](6, 4, 1)
+    model, x = nn.Sequential(*layers).eval(), (torch.randn(2, 3, *(4,) * dims),)
+    rules: Any = {"op:instance_norm": {"input": "int8", "output": "uint8:tensor:fp32:asym"}}
+    graph = bs.graph.prepare(
+        torch.export.export(model, x), bs.Recipe("int8_channel", "int8", rules=rules),
+        observer="min_max",
+    )  # fmt: skip
+    with torch.no_grad(), bs.use("reference"):
+        graph(*x)
+        converted = bs.graph.convert(graph)
+        fused = bs.graph.fuse(converted)
+        assert bits(fused(*x)) == bits(converted(*x))
+    ops = [str(node.target) for node in fused.graph.nodes]
+    assert "blockscale.fused_instance_norm.default" in ops
+    assert not any("aten.instance_norm" in op for op in ops)
+
+
+def test_statistics_that_change_are_no_fused_op() -> None:
+    """In training torch updates the stored ones."""
+    model, x = nn.InstanceNorm1d(3, track_running_stats=True).train(), (torch.randn(2, 3, 5),)
+    program = torch.export.export(model, x)
+    node = next(n for n in program.graph.nodes if "instance_norm" in str(n.target))
+    assert match(node) is None

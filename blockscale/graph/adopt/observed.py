@@ -1,0 +1,89 @@
+"""Layers that torch.ao's prepare_fx or prepare_qat_fx prepared with formats of ours.
+
+torch.ao's converter asks a weight's observer for one scale a tensor or a channel. So what has a
+format as its dtype is taken out of its hands first: the layer becomes a float layer whose weight
+goes through the format at each call, as torch.export then sees it.
+"""
+
+import functools
+import warnings
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
+
+from blockscale.qat import observed
+
+_STATE = "_observed_graph_module_attrs"  # where prepare_fx keeps what its converter needs
+
+
+def quantize_weights(model: fx.GraphModule) -> None:
+    """Let weights whose observer has a format go through it, in place.
+
+    Raises ValueError, with the layer's name, for layers with several weights. What torch.ao left in
+    float though its QConfig has a format is named in one warning.
+    """
+    known = model.meta[_STATE]
+    left: list[str] = []
+    done: set[str] = set()
+    for node in model.graph.find_nodes(op="call_module"):
+        name = str(node.target)
+        layer = model.get_submodule(name)
+        made = observed.weight_quantizer(layer) if name not in done else None
+        if made is None:
+            continue
+        if not observed.is_trained(layer) and node.name not in known.observed_node_names:
+            left.append(f"{name} ({type(layer).__name__})")
+            continue
+        done.add(name)
+        observed.replace_layer(model, name, _with_values(name, layer, made))
+    if left:
+        warnings.warn(
+            f"blockscale: torch.ao's prepare_fx observes nothing of {', '.join(left)}, whose "
+            f"QConfig has a format: it has no static scheme for such layers, and they stay in "
+            f"float: bs.quantize_ of the model before, or bs.graph.prepare with a recipe, "
+            f"quantizes them",
+            stacklevel=4,
+        )
+
+
+def observed_layers(model: fx.GraphModule) -> dict[str, type]:
+    """{layer: its class} of those with a matrix for a weight that torch.ao observes, by a QConfig
+    of its own."""
+    known = model.meta[_STATE].observed_node_names
+    found = {}
+    for node in model.graph.find_nodes(op="call_module"):
+        layer: Any = model.get_submodule(str(node.target))
+        weight = getattr(observed.weighted(layer), "weight", None)
+        matrix = isinstance(weight, Tensor) and weight.ndim > 1
+        if matrix and node.name in known and getattr(layer, "qconfig", None) is not None:
+            found[str(node.target)] = type_before_parametrizations(layer)
+    return found
+
+
+def _with_values(name: str, layer: nn.Module, made: Any) -> nn.Module:
+    """The float layer whose weight goes through the format."""
+    layer = observed.float_layer(layer)
+    own = observed.weighted(layer)
+    if not hasattr(own, "weight"):
+        raise ValueError(
+            f"{name}: a {type(own).__name__} has several weights, which torch.ao's flow quantizes "
+            f"by classes of its own: quantize it with bs.quantize_, and leave it out of the "
+            f"mapping, set_module_name({name!r}, None)"
+        )
+    own.weight_values = made.values(observed.layout_of(own))
+    own.__class__ = _reading(type(own))
+    for each in (layer, own):
+        each.qconfig = None  # so that torch.ao's converter leaves the layer as it is
+    return layer
+
+
+@functools.cache
+def _reading(kind: Any) -> Any:
+    """The class of layers whose weight goes through `weight_values` where it is read. torch's
+    parametrizations would do the same under other names, which codes are to keep."""
+
+    def weight(self: Any) -> Tensor:
+        return self.weight_values(self._parameters["weight"])  # type: ignore[no-any-return]
+
+    return type(kind.__name__, (kind,), {"weight": property(weight)})
