@@ -20,7 +20,7 @@ def weight_quantizer(layer: nn.Module) -> Any:
     """
     if is_trained(layer):
         made: Any = layer.weight_fake_quant
-        if getattr(made, "part", "weight") != "weight" and layer.weight.ndim > 2:  # type: ignore[operator, union-attr]
+        if getattr(made, "part", "weight") != "weight" and layer.weight.ndim > 2:  # type: ignore[operator]
             raise ValueError(
                 f"a {type(layer).__name__} has trained with its weight in {made.format} along the "
                 f"last dimension, as activations are, and layers store input channels last: give "
