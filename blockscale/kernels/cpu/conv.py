@@ -1,4 +1,5 @@
-"""Convolutions: patches of x as the rows of an integer linear layer, else torch's in float32."""
+"""Convolutions: patches of x as the rows of an integer linear layer, lines of x where they lie, or
+torch's in float32 (`blockscale.kernels.cpu.conv_way` says which)."""
 
 from collections.abc import Sequence
 from math import prod
@@ -11,23 +12,23 @@ from torch import Tensor
 from blockscale.core.arithmetic.precision import float32_inside
 from blockscale.core.layout import from_stored
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, Value
+from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
+from blockscale.kernels.cpu.conv_way import Way, by_patches, shares_a_scale, way
 from blockscale.kernels.cpu.dequantize import dequantize
+from blockscale.kernels.cpu.direct_conv import Image, channels_last, direct
 from blockscale.kernels.cpu.fake_quantize import fake_quantize
 from blockscale.kernels.cpu.fused_linear import Result, from_codes, given_parts
 from blockscale.kernels.cpu.linear import float_bias, row_block
-from blockscale.kernels.cpu.native import floats, known, native, threads
+from blockscale.kernels.cpu.native import DTYPES, floats, known, native, threads
 from blockscale.kernels.cpu.prepack import prepared
-from blockscale.kernels.cpu.quantize import choose_quantize, quantize
+from blockscale.kernels.cpu.quantize import patterns
 from blockscale.kernels.registry import kernel
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-# With fewer, copying the patches costs more than their products save (measured). Without vpdpbusd
-# that is so earlier where pixels have scales of their own, which end sums.
-_OUTPUTS, _CHANNELS = 32, 32
-_OUTPUTS_OF_BLOCKS = 128
 
 Sizes = list[int]
+Settings = tuple[Sizes, Sizes, Sizes]  # stride, padding, dilation
 
 
 class Window(NamedTuple):
@@ -35,11 +36,21 @@ class Window(NamedTuple):
 
     numbers: as `window` of src/bind_linear.cpp takes them; shape: of the result, channels last
     block:   codes of a pixel that share a scale; 0: one for all of x
+    own:     patches are the pixels of x as they are
     """
 
     numbers: list[int]
     block: int
     shape: tuple[int, ...]
+    own: bool = False
+
+
+class Codes(NamedTuple):
+    """x [batch, *size, channels] as codes, one a byte, and the parts beside them."""
+
+    data: Tensor
+    parts: QParams
+    fmt: str
 
 
 @kernel("conv", backend="cpu", supports=known)
@@ -56,20 +67,41 @@ def conv(
 ) -> Tensor:
     """As ops.conv.conv."""
     check_weight(weight, shape)
-    if input.fmt and groups == 1:
-        y = _as_integers(x, weight, bias, shape, (stride, padding, dilation), input)
-        if y is not None:
-            return y
+    settings, y = (stride, padding, dilation), None
+    if x.ndim == len(shape) and x.shape[1] == shape[1] * groups and x.dtype in DTYPES:
+        last = _lies_last(x)
+        chosen = way(shape, groups, input.fmt, _native.isa(), channels_last=last)
+        offset = None if bias is None else float_bias(bias, shape[0])
+        plain = Result(offset, "", x.dtype, UNQUANTIZED, channels_first=True)
+        if chosen is Way.PATCHES:
+            y = _as_integers(x, weight, shape, settings, input, plain)
+        elif chosen is Way.DIRECT:
+            given = _image(x, input)
+            y = directly(given, weight, shape, settings, groups, plain)
+    if y is not None:
+        return y[0]
+    return _by_torch(x, weight, bias, shape, settings, groups, input)
+
+
+def _by_torch(
+    x: Tensor,
+    weight: Operand,
+    bias: Tensor | None,
+    shape: Sizes,
+    settings: Settings,
+    groups: int,
+    by: Quantizer,
+) -> Tensor:
+    """The weight lies as x does: torch copies x otherwise."""
     dense = from_stored(dequantize(weight, torch.float32), "channels_last", shape)
-    values = x.to(torch.float32)
-    if input.fmt:
-        quantized = fake_quantize(values.movedim(1, -1), input)
-        values = quantized.movedim(-1, 1)
+    if by.fmt:
+        values = fake_quantize(channels_last(x.to(torch.float32)), by).movedim(-1, 1)
     else:
-        floats(x)  # refuses what the reference refuses
+        values = floats(x)[0].to(torch.float32)  # refuses what the reference refuses
+        dense = dense.flatten().view(shape)  # also the strides of dimensions of 1
     offset = None if bias is None else bias.to(torch.float32)
     with float32_inside(x):
-        y = CONV[len(shape) - 2](values, dense, offset, stride, padding, dilation, groups)
+        y = CONV[len(shape) - 2](values, dense, offset, *settings, groups)
     return y.to(x.dtype).contiguous()
 
 
@@ -83,84 +115,112 @@ def check_weight(weight: Operand, shape: Sizes) -> None:
 
 
 def _as_integers(
-    x: Tensor,
-    weight: Operand,
-    bias: Tensor | None,
-    shape: Sizes,
-    settings: tuple[Sizes, Sizes, Sizes],
-    by: Quantizer,
-) -> Tensor | None:
-    """The convolution by integer arithmetic, or None where that cannot give it or does not pay."""
-    if x.ndim != len(shape) or x.shape[1] != shape[1] or by.format.rounding == "stochastic":
+    x: Tensor, weight: Operand, shape: Sizes, settings: Settings, by: Quantizer, result: Result
+) -> list[Tensor] | None:
+    """The convolution by integer arithmetic, or None where that cannot give it."""
+    shared = row_block(by.fmt, x.ndim) == 0
+    if by.scale is not None and not shared:
         return None
-    if by.scale is not None and row_block(by.fmt, x.ndim) != 0:
+    places = window((x.shape[0], *x.shape[2:], x.shape[1]), shape, settings, by.fmt)
+    if places is None:
         return None
-    last = x.movedim(1, -1)
-    if window(last.shape, shape, settings, by.fmt) is None:
-        return None
-    if by.scale is None:
-        codes, *parts = choose_quantize(last, by.fmt, None)
-        scale, zero_point = parts[0], parts[1] if len(parts) > 1 else None
+    if shared and not x.movedim(1, -1).is_contiguous():  # bytes are sooner turned than floats
+        codes, parts = patterns(x, by)
+        codes = channels_last(codes)
     else:
-        codes, scale, zero_point = quantize(last, by), by.scale, by.zero_point
-    value = Value(codes, scale, zero_point, None, by.fmt, shape[1])
-    offset = None if bias is None else float_bias(bias, shape[0])
-    plain = Result(offset, "", x.dtype, UNQUANTIZED)
-    made = of_codes(value, weight, shape, settings, plain)
-    return None if made is None else made[0].movedim(-1, 1).contiguous()
+        codes, parts = patterns(channels_last(x), by)
+    return _of_patches(Codes(codes, parts, by.fmt), weight, places, result)
+
+
+def _image(x: Tensor, by: Quantizer) -> Image:
+    """x as the direct kernel takes it."""
+    if by.fmt and not shares_a_scale(by.fmt, x.ndim):
+        return Image(fake_quantize(channels_last(x.to(torch.float32)), by), True)
+    last = _lies_last(x)
+    x = x.movedim(1, -1) if last else x
+    if not by.fmt:
+        return Image(floats(x)[0], last)
+    codes, parts = patterns(x, by)
+    return Image(codes, last, by.fmt, parts)
+
+
+def _lies_last(x: Tensor) -> bool:
+    """Whether the channels of x [batch, channels, *size] lie last in memory."""
+    return not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
+
+
+def directly(
+    x: Image, weight: Operand, shape: Sizes, settings: Settings, groups: int, result: Result
+) -> list[Tensor] | None:
+    """The convolution by vectors of float32, or None where these cannot give it."""
+    batch, *size = x.data.shape
+    size = [*size[-1:], *size[:-1]] if x.channels_last else size
+    channels, *size = size
+    out = sizes_after(size, shape, settings)
+    if min(batch, *out) <= 0:
+        return None
+    numbers = _numbers(size, out, shape, settings, channels)
+    return direct(x, prepared(weight), numbers, groups, (batch, *out, shape[0]), result)
+
+
+def sizes_after(size: Sequence[int], shape: Sizes, settings: Settings) -> list[int]:
+    """The sizes of the result."""
+    stride, padding, dilation = settings
+    spans = [d * (k - 1) + 1 for d, k in zip(dilation, shape[2:], strict=True)]
+    return [
+        (n + 2 * p - span) // s + 1
+        for n, p, span, s in zip(size, padding, spans, stride, strict=True)
+    ]
+
+
+def _numbers(
+    size: Sequence[int], out: Sequence[int], shape: Sizes, settings: Settings, channels: int
+) -> list[int]:
+    stride, padding, dilation = settings
+    return [*shape[2:], *size, *out, *stride, *padding, *dilation, channels]
 
 
 def window(
-    x: Sequence[int],
-    shape: Sizes,
-    settings: tuple[Sizes, Sizes, Sizes],
-    fmt: str,
-    always: bool = False,
+    x: Sequence[int], shape: Sizes, settings: Settings, fmt: str, *, always: bool = False
 ) -> Window | None:
     """How patches of codes x [batch, *size, channels] become rows of an integer linear layer.
 
     None where that cannot be or, unless always, does not pay.
     """
-    stride, padding, dilation = settings
-    channels, kernel_size = shape[1], shape[2:]
-    spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel_size, strict=True)]
-    out = [
-        (n + 2 * p - span) // s + 1
-        for n, p, span, s in zip(x[1:-1], padding, spans, stride, strict=True)
-    ]
-    block = row_block(fmt, len(x))
-    if min(x[0], *out) <= 0 or block is None:
+    out = sizes_after(x[1:-1], shape, settings)
+    if min(x[0], *out) <= 0 or not (always or by_patches(shape, fmt, _native.isa())):
         return None
-    if not always and not _pays(shape[0], channels, block):
-        return None
-    if block and channels % min(block, channels):
-        return None  # a last block that is partial at every place of the kernel
-    numbers = [*kernel_size, *x[1:-1], *out, *stride, *padding, *dilation, channels]
-    return Window(numbers, min(block, channels), (x[0], *out, shape[0]))
+    stride, padding, _ = settings
+    own = (prod(shape[2:]), max(stride), max(padding)) == (1, 1, 0) and native(fmt).bits == 8
+    numbers = _numbers(x[1:-1], out, shape, settings, shape[1])
+    block = min(row_block(fmt, len(x)) or 0, shape[1])
+    return Window(numbers, block, (x[0], *out, shape[0]), own)
 
 
-def _pays(outputs: int, channels: int, block: int) -> bool:
-    slow = block and _native.isa() not in ("avx512vnni", "amx")
-    return channels >= _CHANNELS and outputs >= (_OUTPUTS_OF_BLOCKS if slow else _OUTPUTS)
+def _of_patches(x: Codes, weight: Operand, places: Window, result: Result) -> list[Tensor] | None:
+    form, numbers = native(x.fmt), () if places.own else places.numbers
+    return from_codes(
+        prepared(weight), x.data, x.parts, form, places.block, numbers, places.shape, result
+    )
+
+
+def codes_of(x: Value) -> Codes:
+    """Codes x [batch, *size, channels] a byte each, so that patches and pixels begin on one."""
+    form, size = native(x.fmt), (*x.data.shape[:-1], x.size)
+    codes, parts = form.checked_codes(x.data, size), given_parts(form, size, x)
+    if form.bits < 8:
+        packed, codes = codes, form.new_patterns(size)
+        rows = codes.numel() // x.size
+        _native.unpack(form.bits, packed.data_ptr(), rows, x.size, codes.data_ptr(), threads())
+    return Codes(codes, parts, x.fmt)
 
 
 def of_codes(
-    x: Value, weight: Operand, shape: Sizes, settings: tuple[Sizes, Sizes, Sizes], result: Result
+    x: Value, weight: Operand, shape: Sizes, settings: Settings, result: Result
 ) -> list[Tensor] | None:
     """The product of patches of codes x [batch, *size, channels] and the weight, channels last.
 
     None where integer arithmetic cannot give it or does not pay.
     """
-    size = (*x.data.shape[:-1], x.size)
-    places = window(size, shape, settings, x.fmt)
-    if places is None:
-        return None
-    form = native(x.fmt)
-    codes, parts = form.checked_codes(x.data, size), given_parts(form, size, x)
-    if form.bits < 8:  # a byte each, so that patches begin on one
-        packed, codes = codes, form.new_patterns(size)
-        rows = codes.numel() // x.size
-        _native.unpack(form.bits, packed.data_ptr(), rows, x.size, codes.data_ptr(), threads())
-    return from_codes(
-        prepared(weight), codes, parts, form, places.block, places.numbers, places.shape, result
-    )
+    places = window((*x.data.shape[:-1], x.size), shape, settings, x.fmt)
+    return None if places is None else _of_patches(codes_of(x), weight, places, result)

@@ -10,25 +10,39 @@ from blockscale.core.arithmetic.precision import float32_inside
 from blockscale.core.format import Format
 from blockscale.core.layout import from_stored
 from blockscale.core.operand import Operand, Quantizer, Value
-from blockscale.kernels.cpu.conv import CONV, Sizes, check_weight, of_codes, window
+from blockscale.kernels.cpu import _native
+from blockscale.kernels.cpu.conv import (
+    CONV,
+    Settings,
+    Sizes,
+    check_weight,
+    codes_of,
+    directly,
+    of_codes,
+    sizes_after,
+)
+from blockscale.kernels.cpu.conv_way import Way, shares_a_scale, way
 from blockscale.kernels.cpu.dequantize import dequantize
+from blockscale.kernels.cpu.direct_conv import Image
 from blockscale.kernels.cpu.fused_linear import Result, finished, takes
 from blockscale.kernels.cpu.linear import float_bias
-from blockscale.kernels.cpu.native import known
+from blockscale.kernels.cpu.native import floats, known
 from blockscale.kernels.registry import kernel
 
 
 def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
-    """Patches of codes, where they pay; what the op is composed of does the others as well."""
+    """What does not run by torch; what the op is composed of does that as well."""
     x, weight, _, shape, stride, padding, dilation, groups, transposed, _, activation, dtype, _ = (
         arguments
     )
-    if transposed or groups != 1 or not x.fmt or not takes(x, weight, activation, dtype):
+    if transposed or not takes(x, weight, activation, dtype) or not known(formats, arguments):
         return False
-    size = (*x.data.shape[:-1], x.size)
-    if len(size) != len(shape) or x.size != shape[1] or not known(formats, arguments):
+    size = (*x.data.shape[:-1], x.size) if x.fmt else x.data.shape
+    if len(size) != len(shape) or size[-1] != shape[1] * groups:
         return False
-    return window(size, shape, (stride, padding, dilation), x.fmt) is not None
+    out = sizes_after(size[1:-1], shape, (stride, padding, dilation))
+    chosen = way(shape, groups, x.fmt, _native.isa(), channels_last=True)
+    return min(size[0], *out) > 0 and chosen is not Way.TORCH
 
 
 @kernel("fused_conv", backend="cpu", supports=_supports)
@@ -48,25 +62,35 @@ def fused_conv(
     y: Quantizer,
 ) -> list[Tensor]:
     """As ops.fused.products.conv."""
-    del groups, transposed, output_padding  # `_supports` has said what they are
+    del transposed, output_padding  # `_supports` has said what they are
     whole, settings = weight.operand, (stride, padding, dilation)
     check_weight(whole, shape)
     offset = None if bias is None else float_bias(bias, shape[0])
     result = Result(offset, activation, dtype, y)
-    made = of_codes(x, whole, shape, settings, result)
-    return _by_torch(x.operand, whole, shape, settings, result) if made is None else made
+    if way(shape, groups, x.fmt, _native.isa(), channels_last=True) is Way.PATCHES:
+        made = of_codes(x, whole, shape, settings, result)
+    else:
+        made = directly(_image(x), whole, shape, settings, groups, result)
+    return _by_torch(x, whole, shape, settings, groups, result) if made is None else made
+
+
+def _image(x: Value) -> Image:
+    """x as the direct kernel takes it."""
+    if not x.fmt:
+        return Image(floats(x.data)[0], True)
+    if not shares_a_scale(x.fmt, x.data.ndim):
+        return Image(dequantize(x.operand, torch.float32), True)
+    codes = codes_of(x)
+    return Image(codes.data, True, x.fmt, codes.parts)
 
 
 def _by_torch(
-    x: Operand,
-    weight: Operand,
-    shape: Sizes,
-    settings: tuple[Sizes, Sizes, Sizes],
-    result: Result,
+    x: Value, weight: Operand, shape: Sizes, settings: Settings, groups: int, result: Result
 ) -> list[Tensor]:
-    """In float32, where a scale or a zero point is out of the range of integer arithmetic."""
-    values = dequantize(x, torch.float32).movedim(-1, 1)
+    """In float32, where a scale or a zero point is out of range, or the weight is not finite."""
+    values = dequantize(x.operand, torch.float32) if x.fmt else x.data.to(torch.float32)
+    values = values.movedim(-1, 1)
     dense = from_stored(dequantize(weight, torch.float32), "channels_last", shape)
     with float32_inside(values):
-        y = CONV[len(shape) - 2](values, dense, result.bias, *settings)
+        y = CONV[len(shape) - 2](values, dense, result.bias, *settings, groups)
     return finished(y.movedim(1, -1).contiguous().to(result.dtype), result)

@@ -4,7 +4,7 @@ Integers times integers as `linear`. Where the formats do not allow that, x is d
 in formats that the kernel does not end in are quantized by the primitives.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core.format import Format
-from blockscale.core.operand import Quantizer, Value
+from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
@@ -48,12 +48,27 @@ class Result(NamedTuple):
 
     bias: float32 [n]; activation: a key of ACTIVATIONS; dtype: of the result, also where codes are
     made of it; y: how they are made
+    channels_first: floats of a convolution are [batch, n, *size], not [batch, *size, n]
     """
 
     bias: Tensor | None
     activation: str
     dtype: torch.dtype
     y: Quantizer
+    channels_first: bool = False
+
+
+class End(NamedTuple):
+    """Memory for a product [*shape] or its codes, and how the kernels write it.
+
+    arguments: of `_native.LinearWeight`, from the bias to the zero point of y
+    coded: whether it is codes; parts: kept alive for `arguments`
+    """
+
+    y: Tensor
+    arguments: tuple[Any, ...]
+    coded: bool
+    parts: QParams | None
 
 
 def takes(x: Value, weight: Value, activation: str, dtype: torch.dtype) -> bool:
@@ -134,24 +149,46 @@ def from_codes(
     codes, parts: of x, in order; block: elements of a row that share a scale, 0: one for all of x
     places: of a convolution: numbers as `window` of src/bind_linear.cpp takes them; () without
     """
-    end, rows = _end(result.y, shape), prod(shape[:-1])
-    if end is None:
-        y, handle, into = new(shape, result.dtype), None, NO_PARTS
-    else:
-        y, handle, into = end[0].new_packed(shape), end[0].handle, addresses(end[1])
     scale, _, zero_point, _ = addresses(parts)
-    done = ready.codes(
-        form.handle, codes.data_ptr(), rows, block, scale, zero_point, parts.scale.numel(), places,
-        0 if result.bias is None else result.bias.data_ptr(), ACTIVATIONS[result.activation],
-        y.data_ptr(), DTYPES[result.dtype], handle, into[0], into[2], threads(),
+    return ended(
+        lambda end: ready.codes(
+            form.handle, codes.data_ptr(), prod(shape[:-1]), block, scale, zero_point,
+            parts.scale.numel(), places, *end.arguments, threads(),
+        ),
+        shape, result,
     )  # fmt: skip
-    if not done and end is not None:  # perhaps without codes of results
-        plain = result._replace(y=Quantizer(None, None, None, ""))
-        made = from_codes(ready, codes, parts, form, block, places, shape, plain)
+
+
+def ended(
+    run: Callable[[End], bool], shape: tuple[int, ...], result: Result
+) -> list[Tensor] | None:
+    """The result [*shape] of a kernel, `run`, and what follows; None where that gives nothing."""
+    end = _end_of(result, shape)
+    if not run(end):
+        if not end.coded:
+            return None
+        plain = result._replace(y=UNQUANTIZED)  # perhaps without codes of results
+        made = ended(run, shape, plain)
         return None if made is None else _quantized(made[0], result.y)
-    if not done:
-        return None
-    return [y] if end is not None else _quantized(y, result.y)
+    return [end.y] if end.coded else _quantized(end.y, result.y)
+
+
+def _end_of(result: Result, shape: tuple[int, ...]) -> End:
+    end = _end(result.y, shape)
+    handle, parts, into, image = None, None, NO_PARTS, 0
+    if end is not None:
+        form, parts = end
+        y, handle, into = form.new_packed(shape), form.handle, addresses(parts)
+    elif result.channels_first:
+        image = prod(shape[1:-1])
+        y = new((shape[0], shape[-1], *shape[1:-1]), result.dtype)
+    else:
+        y = new(shape, result.dtype)
+    bias = 0 if result.bias is None else result.bias.data_ptr()
+    dtype = DTYPES[result.dtype]
+    activation = ACTIVATIONS[result.activation]
+    arguments = bias, activation, y.data_ptr(), dtype, image, handle, into[0], into[2]
+    return End(y, arguments, end is not None, parts)
 
 
 def _end(y: Quantizer, shape: tuple[int, ...]) -> tuple[Native, QParams] | None:

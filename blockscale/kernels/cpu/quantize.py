@@ -46,6 +46,23 @@ def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
     return [_run(n, x, dtype, parts, seed, given=False), *listed(parts)]
 
 
+def patterns(x: Tensor, by: Quantizer) -> tuple[Tensor, QParams]:
+    """Codes of x that are not packed, one an entry in x's order, and the parts beside them."""
+    n = native(by.fmt)
+    x, dtype = floats(x)
+    given = by.scale is not None
+    if by.scale is None:
+        parts = n.new_parts(x.shape)
+    else:
+        parts = n.checked_parts(x.shape, by.scale, by.zero_point, by.outer, more=by.more)
+    codes, run = n.new_patterns(x.shape), _native.quantize if given else _native.choose_quantize
+    run(
+        n.handle, x.shape, x.data_ptr(), dtype, addresses(parts), codes.data_ptr(), False,
+        *seed_words(n, by.seed), threads(),
+    )  # fmt: skip
+    return codes, parts
+
+
 def _run(
     n: Native, x: Tensor, dtype: int, parts: QParams, seed: Tensor | None, *, given: bool
 ) -> Tensor:

@@ -1,4 +1,4 @@
-"""Convolutions keep to the op's tolerance, through patches and through torch's own."""
+"""Convolutions keep to the op's tolerance, whichever way they run."""
 
 import itertools
 
@@ -10,10 +10,11 @@ from torch import nn
 import blockscale as bs
 from blockscale.core.operand import Quantizer, operand
 from blockscale.core.parse import parse
-from blockscale.kernels.cpu import conv as kernel
+from blockscale.kernels.cpu.conv_way import Way
 from blockscale.ops import primitives as P
 from blockscale.ops.conv import conv
 from blockscale.ops.op import OPS
+from tests.support.cpu_conv import always
 from tests.support.some import crossed
 
 # channels, outputs, kernel, stride, padding, dilation, groups, size
@@ -26,6 +27,8 @@ SHAPES = (
         (7, 5, 2, 3, 1, 1, 1, (20,)),
     ),
     (32, 8, 9, 1, 4, 1, 1, (5,)),
+    *((3, 40, 7, 2, 3, 1, 1, (17, 40)), (36, 36, 3, 1, 1, 1, 36, (5, 33))),
+    *((20, 40, 5, (2, 1), 2, (1, 2), 20, (9, 8)), (36, 24, 3, 2, 0, 1, 12, (31,))),
     *((16, 24, (3, 1, 2), (1, 2, 1), (1, 0, 2), 1, 1, (4, 5, 6)), (8, 6, 2, 1, 0, 2, 2, (4, 5, 3))),
 )
 WEIGHTS = (
@@ -43,13 +46,6 @@ INPUTS = (
         "uint8:token:fp32",
     ),
 )
-
-
-def always(monkeypatch: pytest.MonkeyPatch, outputs: int = 1) -> None:
-    """Patches of codes from so many outputs on, however few channels there are."""
-    monkeypatch.setattr(kernel, "_OUTPUTS", outputs)
-    monkeypatch.setattr(kernel, "_OUTPUTS_OF_BLOCKS", outputs)
-    monkeypatch.setattr(kernel, "_CHANNELS", 1)
 
 
 def layer(shape: tuple, weight: str, given: str | None) -> nn.Module:
@@ -79,27 +75,16 @@ def check(model: nn.Module, x: torch.Tensor) -> None:
 
 
 @pytest.mark.some(3)
-@pytest.mark.parametrize(("shape", "outputs"), crossed(2, SHAPES, [1, 1000]), ids=str)
-def test_every_setting(shape: tuple, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    always(monkeypatch, outputs)
+@pytest.mark.parametrize(("shape", "chosen"), crossed(3, SHAPES, [*Way]), ids=str)
+def test_every_setting(shape: tuple, chosen: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    always(monkeypatch, chosen)
     for i, (weight, given) in enumerate(itertools.product((*WEIGHTS, *MORE), INPUTS)):
         model = layer(shape, weight, given)
         dtype = (torch.float32, torch.bfloat16, torch.float16)[i % 3]
-        check(model.to(dtype), torch.randn(3, shape[0], *shape[-1]).to(dtype))
-
-
-@pytest.mark.parametrize("outputs", [31, 32, 64, 127, 128])
-def test_which_are_patches(isa: str, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    run = kernel._as_integers
-    monkeypatch.setattr(kernel, "_as_integers", lambda *a: found.append(run(*a)) or found[-1])
-    blocks = 32 if isa in ("avx512vnni", "amx") else 128
-    for given, least in (("int8_token", blocks), ("uint8", 32), ("int8", 32), ("mxfp8", 999)):
-        for channels in (16, 32):
-            layer((channels, outputs, 3, 1, 1, 1, 1, (8, 8)), "int8_channel", given)(
-                torch.randn(2, channels, 8, 8)
-            )
-            assert (found.pop() is not None) == (outputs >= least and channels == 32)
+        x = torch.randn(3, shape[0], *shape[-1]).to(dtype)
+        check(model.to(dtype), x)
+        if i % 4 == 0:
+            check(model, x.movedim(1, -1).contiguous().movedim(-1, 1))
 
 
 def test_given_scales(monkeypatch: pytest.MonkeyPatch) -> None:

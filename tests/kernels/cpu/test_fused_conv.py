@@ -10,11 +10,12 @@ import blockscale as bs
 from blockscale.core.layout import to_stored
 from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
 from blockscale.core.reference import QParams
-from blockscale.kernels.cpu import conv as of_patches
+from blockscale.kernels.cpu import conv_way
 from blockscale.kernels.registry import supporting
 from blockscale.ops import primitives as P
 from blockscale.ops.fused import FUSED
 from tests.support.cpu_activate import EXACT
+from tests.support.cpu_conv import always
 from tests.support.cpu_fused_linear import ENDS, coded, results
 
 CONV = FUSED["conv"]
@@ -46,10 +47,8 @@ INPUTS = (
 
 @pytest.fixture(autouse=True)
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few outputs and channels there are."""
-    monkeypatch.setattr(of_patches, "_OUTPUTS", 1)
-    monkeypatch.setattr(of_patches, "_OUTPUTS_OF_BLOCKS", 1)
-    monkeypatch.setattr(of_patches, "_CHANNELS", 1)
+    """Patches, however few outputs and channels there are, and nothing without them."""
+    always(monkeypatch)
 
 
 def made(shape: tuple, fmt: str, weight_fmt: str, batch: int = 2) -> tuple[Value, Value, dict]:
@@ -160,11 +159,11 @@ def test_what_is_composed() -> None:
 
 def test_few_outputs_and_channels_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, settings = made(SHAPES[0], "uint8:tensor:fp32:asym", "int8:channel0:fp32")
-    monkeypatch.setattr(of_patches, "_CHANNELS", 17)
+    monkeypatch.setattr(conv_way, "CHANNELS", 17)
     assert not asked(x, weight, settings)
-    monkeypatch.setattr(of_patches, "_CHANNELS", 16)
+    monkeypatch.setattr(conv_way, "CHANNELS", 16)
     assert asked(x, weight, settings)
-    monkeypatch.setattr(of_patches, "_OUTPUTS", 25)
+    monkeypatch.setattr(conv_way, "OUTPUTS", 25)
     assert not asked(x, weight, settings)
 
 

@@ -23,7 +23,7 @@ T* at(Address address) {
 }
 
 Output output(Address bias, Address y, int dtype) {
-    return {at<float>(bias), at(y), Dtype(dtype), Activation::none, nullptr, nullptr};
+    return {at<float>(bias), at(y), Dtype(dtype), Activation::none, nullptr, nullptr, 0};
 }
 
 // (kernel, size, out, stride, padding, dilation) of up to three dimensions each, then the channels.
@@ -62,15 +62,15 @@ void bind_linear(nb::module_& m) {
         .def("codes", [](LinearWeight& w, const NativeFormat& format, Address x, int64_t rows,
                          int64_t block, Address scale, Address zero_point, int64_t scales,
                          const std::vector<int64_t>& places, Address bias, int activation,
-                         Address y, int y_dtype, const NativeFormat* y_format, Address y_scale,
-                         Address y_zero_point, int threads) {
+                         Address y, int y_dtype, int64_t image, const NativeFormat* y_format,
+                         Address y_scale, Address y_zero_point, int threads) {
             Window patches{};
             if (!places.empty()) patches = window(places);
             IntegerInput in{at(x), Dtype::fp32, rows, nullptr, block, at(scale),
                             at<int32_t>(zero_point), true, places.empty() ? nullptr : &patches,
                             scales};
             Output out = output(bias, y, y_dtype);
-            out.activation = Activation(activation);
+            out.activation = Activation(activation), out.image = image;
             Codes codes;
             if (y_format) {
                 if (!codes_of(*y_format, at(y_scale), at<int32_t>(y_zero_point), &codes)) return false;
@@ -79,7 +79,7 @@ void bind_linear(nb::module_& m) {
             return w.integers(format, in, out, threads);
         }, nb::call_guard<nb::gil_scoped_release>(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
            nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-           nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
+           nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
         .def("shifts", [](LinearWeight& w, const NativeFormat& format, Address x, int64_t rows,
                           int32_t zero_point, const std::vector<int64_t>& places, Address y,
                           const std::array<Address, 2>& ends_before, bool wide, int before_left,
@@ -96,12 +96,35 @@ void bind_linear(nb::module_& m) {
             out.shifts = &shifts;
             return w.integers(format, in, out, threads);
         }, nb::call_guard<nb::gil_scoped_release>())
+        .def("direct", [](LinearWeight& w, const NativeFormat* format, Address x, int dtype,
+                          Address scale, int32_t zero_point, int64_t batch, int64_t groups,
+                          bool channels_last, const std::vector<int64_t>& places, Address bias,
+                          int activation, Address y, int y_dtype, int64_t image,
+                          const NativeFormat* y_format, Address y_scale, Address y_zero_point,
+                          int threads) {
+            Image in{at(x), Dtype(dtype), format ? &format->spec() : nullptr, 1.0f, zero_point, batch,
+                     groups, channels_last, window(places)};
+            Output out = output(bias, y, y_dtype);
+            out.activation = Activation(activation), out.image = image;
+            Codes codes;
+            if (y_format) {
+                if (!codes_of(*y_format, at(y_scale), at<int32_t>(y_zero_point), &codes)) return false;
+                out.codes = &codes;
+            }
+            return w.direct(in, at(scale), out, threads);
+        }, nb::call_guard<nb::gil_scoped_release>(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
+           nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+           nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
         .def("floats", [](LinearWeight& w, Address x, int dtype, int64_t rows, Address bias,
                           Address y, int y_dtype, int threads) {
             w.floats(at(x), Dtype(dtype), rows, output(bias, y, y_dtype), threads);
         }, nb::call_guard<nb::gil_scoped_release>());
     m.def("activate", [](int activation, Address y, int64_t n, int threads) {
         isa().linears->activate(Activation(activation), at<float>(y), n, threads);
+    }, nb::call_guard<nb::gil_scoped_release>());
+    m.def("transpose", [](int bytes, Address x, int64_t planes, int64_t rows, int64_t columns, Address y,
+                          int threads) {
+        isa().linears->transpose(bytes, at(x), planes, rows, columns, at(y), threads);
     }, nb::call_guard<nb::gil_scoped_release>());
     m.def("fingerprint", [](Address data, int64_t bytes, int threads) {
         return fingerprint(at(data), bytes, threads);

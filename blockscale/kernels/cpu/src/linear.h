@@ -56,6 +56,19 @@ struct IntegerInput {
     int64_t scales;        // how many there are: of x, not of the rows that a window makes
 };
 
+// x of a convolution by vectors, without patches: numbers [batch, channels, size], or integer codes of
+// up to 8 bits, one a byte, that share a scale.
+struct Image {
+    const void* x;
+    Dtype dtype;        // of numbers
+    const Spec* codes;  // null: numbers
+    float step;         // of codes, else 1
+    int32_t zero_point;
+    int64_t batch, groups;
+    bool channels_last;
+    Window window;
+};
+
 // What LinearWeight adds to both for the dot products.
 struct IntegerSums {
     int64_t block;        // codes along k whose products are summed in int32
@@ -108,6 +121,7 @@ struct Output {
     Activation activation;
     const Codes* codes;    // null: y are numbers
     const Shifts* shifts;  // null: y are numbers or codes; else nothing but y of the above counts
+    int64_t image = 0;   // rows of one image whose numbers lie channels first; 0: rows lie as they are
 };
 
 struct Linears {
@@ -128,6 +142,11 @@ struct Linears {
     bool (*few_rows)(const FloatWeight&, const void* x, Dtype, int64_t rows, const Output&,
                      int threads);
     void (*activate)(Activation, float* y, int64_t n, int threads);  // in place
+    // A convolution. False, and nothing written, if the weight is not finite.
+    bool (*direct)(const FloatWeight&, const Image&, const Output&, int threads);
+    // `planes` matrices [rows, columns] of numbers of 1, 2 or 4 bytes -> [columns, rows].
+    void (*transpose)(int bytes, const void* x, int64_t planes, int64_t rows, int64_t columns, void* y,
+                      int threads);
 };
 
 }  // namespace blockscale

@@ -280,4 +280,15 @@ void LinearWeight::floats(const void* x, Dtype dtype, int64_t rows, const Output
     linears->floats(float_, x, dtype, rows, y, threads);
 }
 
+bool LinearWeight::direct(Image x, const void* scale, const Output& y, int threads) {
+    constexpr int32_t kFar = 1 << 23;
+    x.step = 1.0f;
+    if (x.codes) {
+        QParams given{const_cast<void*>(scale), nullptr, nullptr, nullptr};
+        isa().primitives->steps(*x.codes, {one_block(1), kNoBlocks}, given, &x.step);
+        if (!(std::abs(x.step) <= 0x1p90f) || x.zero_point < -kFar || x.zero_point > kFar) return false;
+    }
+    return isa().linears->direct(float_, x, y, threads);
+}
+
 }  // namespace blockscale

@@ -6,13 +6,15 @@
 #include "../simd/floats.h"
 #include "activations.h"
 #include "tile.h"
+#include "turn.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {
 
 // Whether tiles may be written to y as they are.
 inline bool is_plain(const Output& out) {
-    return out.activation == Activation::none && !out.codes && !out.shifts && out.dtype == Dtype::fp32;
+    return out.activation == Activation::none && !out.codes && !out.shifts && out.dtype == Dtype::fp32 &&
+           !out.image;
 }
 
 // Whether all numbers are below a limit; NaN is not.
@@ -104,15 +106,39 @@ void round_to(Dtype dtype, float* x, int64_t n) {
     widen(narrowed, dtype, 0, n, x);
 }
 
-// The panel's rows of a tile where they do not lie in y as they are. The activation takes and gives
-// numbers of the result's dtype, as an op of its own would.
-void store_tile(const Output& out, int64_t n, float* tile, Place at) {
-    if (out.codes || out.activation != Activation::none)
-        round_to(out.dtype, tile, at.count * kPanel);
-    if (out.activation != Activation::none) {
-        activate_whole(out.activation, tile, at.count * kPanel);
-        if (out.codes) round_to(out.dtype, tile, at.count * kPanel);
+// The same with the rows of an image beside one another, for each output.
+void store_channels_first(const Output& out, int64_t n, const float* tile, Place at) {
+    constexpr int64_t kMost = 64;
+    alignas(64) float columns[kPanel * kMost];
+    const float* rows[kMost];
+    int64_t size = smaller(kPanel, n - at.column);
+    for (int64_t i = 0, count; i < at.count; i += count) {
+        int64_t image = (at.row + i) / out.image, pixel = (at.row + i) % out.image;
+        count = smaller(kMost, smaller(at.count - i, out.image - pixel));
+        for (int64_t j = 0; j < count; ++j) rows[j] = tile + (i + j) * kPanel;
+        int64_t to = (image * n + at.column) * out.image + pixel;
+        if (out.dtype == Dtype::fp32) {
+            turn(rows, count, size, static_cast<float*>(out.y) + to, out.image);
+            continue;
+        }
+        turn(rows, count, size, columns, kMost);
+        for (int64_t c = 0; c < size; ++c)
+            narrow(columns + c * kMost, out.dtype, count,
+                   static_cast<uint16_t*>(out.y) + to + c * out.image);
     }
+}
+
+// What follows the sums of up to kTileRows rows. The activation takes and gives numbers of the result's
+// dtype, as an op of its own would.
+void finish_tile(const Output& out, float* tile, int64_t count) {
+    if (out.codes || out.activation != Activation::none) round_to(out.dtype, tile, count * kPanel);
+    if (out.activation == Activation::none) return;
+    activate_whole(out.activation, tile, count * kPanel);
+    if (out.codes) round_to(out.dtype, tile, count * kPanel);
+}
+
+void store_finished(const Output& out, int64_t n, const float* tile, Place at) {
+    if (out.image) return store_channels_first(out, n, tile, at);
     if (out.codes) return store_codes(*out.codes, n, tile, at, static_cast<uint8_t*>(out.y));
     int64_t bytes = dtype_bytes(out.dtype), size = smaller(kPanel, n - at.column);
     for (int64_t r = 0; r < at.count; ++r) {
@@ -124,6 +150,12 @@ void store_tile(const Output& out, int64_t n, float* tile, Place at) {
             narrow(from, out.dtype, size, reinterpret_cast<uint16_t*>(y));
         }
     }
+}
+
+// The panel's rows of a tile where they do not lie in y as they are.
+void store_tile(const Output& out, int64_t n, float* tile, Place at) {
+    finish_tile(out, tile, at.count);
+    store_finished(out, n, tile, at);
 }
 
 }  // namespace

@@ -10,10 +10,12 @@ void floats(const FloatWeight&, const void*, Dtype, int64_t, const Output&, int)
 int64_t few(const FloatWeight&, int);
 bool few_rows(const FloatWeight&, const void*, Dtype, int64_t, const Output&, int);
 void activate(Activation, float*, int64_t, int);
+bool direct(const FloatWeight&, const Image&, const Output&, int);
+void transpose(int, const void*, int64_t, int64_t, int64_t, void*, int);
 
 const Linears& linears() {
     static const Linears table{pack_integers, sum_blocks, integers, floats,
-                               few,           few_rows,   activate};
+                               few,           few_rows,   activate, direct, transpose};
     return table;
 }
 

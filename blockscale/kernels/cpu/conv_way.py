@@ -1,0 +1,71 @@
+"""How a convolution runs on the CPU, by its sizes and formats: one rule for layers and graphs.
+
+The figures behind it are those of benchmarks/convolutions.py, in docs/performance.md.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+
+from blockscale.core.elements.integer import Integer
+from blockscale.core.parse import parse
+from blockscale.kernels.cpu.linear import row_block
+
+# Patches: with fewer outputs or channels, copying them costs more than their products save. Without
+# vpdpbusd that is so earlier where pixels have scales of their own, which end sums.
+OUTPUTS, CHANNELS = 32, 32
+OUTPUTS_OF_BLOCKS = 128
+# Direct: vectors of 32 outputs, of which few may be missing, for fewer channels than patches take.
+# In groups each output has channels of its own, which are laid out once for each.
+DIRECT_OUTPUTS, DIRECT_CHANNELS = 16, 31
+DIRECT_GROUPED, DIRECT_GROUPED_LAST = 8, 1
+
+
+class Way(Enum):
+    """How a convolution is computed.
+
+    PATCHES: integers times integers, of patches of x as the rows of a linear layer
+    DIRECT: vectors of float32, of lines of x where they lie, by the decoded weight
+    TORCH: torch's convolution in float32, by the decoded weight
+    """
+
+    PATCHES = "integer products of patches"
+    DIRECT = "vectors of float32"
+    TORCH = "torch's float32 convolution"
+
+
+def way(shape: Sequence[int], groups: int, input_fmt: str, isa: str, *, channels_last: bool) -> Way:
+    """How a convolution runs.
+
+    shape: of its float weight, [n, channels / groups, *kernel]
+    input_fmt: of codes of x, or that quantizes x; empty for floats
+    isa: the instruction set of the kernels
+    channels_last: how x lies in memory
+    """
+    if groups == 1 and input_fmt and by_patches(shape, input_fmt, isa):
+        return Way.PATCHES
+    if groups == 1:
+        most = DIRECT_CHANNELS
+    else:  # channels of pixels would be picked one by one for lanes that see several
+        lines = not channels_last and (not input_fmt or shares_a_scale(input_fmt, len(shape)))
+        most = DIRECT_GROUPED if lines else DIRECT_GROUPED_LAST
+    return Way.DIRECT if shape[0] >= DIRECT_OUTPUTS and shape[1] <= most else Way.TORCH
+
+
+def by_patches(shape: Sequence[int], input_fmt: str, isa: str) -> bool:
+    """Whether patches of codes pay, and blocks of their scales are those of pixels."""
+    outputs, channels = shape[:2]
+    block = row_block(input_fmt, len(shape))
+    if block is None or parse(input_fmt).rounding == "stochastic":
+        return False
+    slow = block and isa not in ("avx512vnni", "amx")
+    if channels < CHANNELS or outputs < (OUTPUTS_OF_BLOCKS if slow else OUTPUTS):
+        return False
+    return block == 0 or channels % min(block, channels) == 0  # else a last one at every place
+
+
+def shares_a_scale(input_fmt: str, rank: int) -> bool:
+    """Whether codes are integers of up to 8 bits under one scale, so that they need not become
+    numbers before they are multiplied."""
+    form = parse(input_fmt)
+    whole = isinstance(form.element, Integer) and form.bits <= 8
+    return whole and form.rounding != "stochastic" and row_block(input_fmt, rank) == 0

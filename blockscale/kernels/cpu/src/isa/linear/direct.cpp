@@ -1,0 +1,369 @@
+// Convolutions without patches, in float32: lines of x lie in a slab, whose numbers are multiplied where
+// they are. For few channels to an output, where patches cost more than their products. Of codes the
+// sums are those of integers, exact below 2^24.
+//
+// Vectors run along the outputs. Where each output sees channels of its own, so does each lane of the
+// slab; else a number of the slab is one broadcast.
+#include "../simd/array.h"
+#include "../simd/environment.h"
+#include "epilogue.h"
+#include "scratch.h"
+
+namespace blockscale::BLOCKSCALE_ISA {
+
+const Primitives& primitives();
+
+namespace {
+
+constexpr int64_t kSlab = 48 << 10;  // numbers: of the second-level cache
+constexpr int64_t kLanes = 2 * kFloats;
+constexpr int kPixels = kTileOutputs;  // with two vectors of outputs: as many sums as registers hold
+
+struct Work {
+    const Image* x;
+    const FloatWeight* w;
+    Output out;
+    const float* weight;  // [panels][k][32]
+    const float* steps;   // [panels * 32], or null
+    const float* bias;    // [panels * 32]
+    bool spread;          // lanes of the slab are those of a panel
+    int64_t inner;        // channels that an output sees
+    int64_t each;         // outputs of a group
+    int64_t cell;         // numbers of a pixel in the slab
+    int64_t columns, lines, band;  // of the slab; of the result: lines at a time
+    const int64_t* offsets;        // [k] of the numbers under the kernel, in the slab
+
+    const Window& at() const { return x->window; }
+    int64_t k() const { return w->grid.columns; }
+    int64_t n() const { return w->grid.rows; }
+    int64_t panels() const { return ceil_div(n(), kPanel); }
+    int64_t pixels_in() const { return at().size[0] * at().size[1] * at().size[2]; }
+    int64_t pixels() const { return at().out[0] * at().out[1] * at().out[2]; }
+    int64_t channel(int64_t output, int64_t i) const { return output / each * inner + i; }
+};
+
+// Lines `first` to `first + count` of the result in one image and place of the first dimension.
+struct Band {
+    int64_t image, place, first, count;
+
+    int64_t pixel(const Work& p) const { return (place * p.at().out[1] + first) * p.at().out[2]; }
+    int64_t pixels(const Work& p) const { return count * p.at().out[2]; }
+};
+
+struct Buffers {
+    explicit Buffers(const Work& p)
+        : memory(p.at().kernel[0] * p.lines * p.columns * p.cell + 64),
+          line(line_size(p)), sums(p.band * p.at().out[2] * kPanel + 64) {
+        slab = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.get()) + 63) & ~uintptr_t{63});
+    }
+
+    // The channels of a panel, a line each; channels last those of one pixel, or all of a line.
+    static int64_t line_size(const Work& p) {
+        int64_t channels = p.spread ? (kPanel / p.each + 2) * p.inner : p.at().channels;
+        return larger(channels, kPanel) * (p.at().size[2] + 16) + 64;
+    }
+
+    Array<float> memory, line, sums;
+    float* slab;  // in `memory`, where vectors cross no lines of the cache
+};
+
+typedef uint8_t Bytes __attribute__((vector_size(kFloats)));
+
+inline Ints widened(Bytes bytes) {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_cvtepu8_epi32((__m128i)bytes);
+#else
+    return __builtin_convertvector(bytes, Ints);
+#endif
+}
+
+// n neighbours of x from index `first` on: numbers, or codes less the zero point.
+const float* numbers(const Image& x, int64_t first, int64_t n, float* buffer) {
+    if (!x.codes) return widen(x.x, x.dtype, first, n, buffer);
+    const uint8_t* codes = static_cast<const uint8_t*>(x.x) + first;
+    const Element& e = x.codes->element;
+    int shift = e.is_signed ? 32 - e.bits : 0;
+    int64_t i = 0;
+    for (; i + kFloats <= n; i += kFloats) {
+        Bytes bytes;
+        copy<kFloats>(&bytes, codes + i);
+        Ints wide = (widened(bytes) << shift) >> shift;
+        store(buffer + i, __builtin_convertvector(wide - x.zero_point, Vector));
+    }
+    for (; i < n; ++i) {
+        int32_t wide = static_cast<int32_t>(static_cast<uint32_t>(codes[i]) << shift) >> shift;
+        buffer[i] = static_cast<float>(wide - x.zero_point);
+    }
+    return buffer;
+}
+
+// A line of x whose pixel 0 has that index, channels first, into the slab at `to`. first: output.
+void read_planes(const Work& p, int64_t image, int64_t pixel, int64_t first, Buffers& b, float* to) {
+    int64_t size = p.at().size[2], stride = size + 16, channels = p.at().channels;
+    int64_t outputs = smaller(kPanel, p.n() - first);
+    int64_t low = p.spread ? p.channel(first, 0) : 0;
+    int64_t high = p.spread ? p.channel(first + outputs - 1, p.inner - 1) + 1 : channels;
+    for (int64_t c = low; c < high; ++c) {
+        float* line = b.line + (c - low) * stride;
+        const float* from = numbers(*p.x, (image * channels + c) * p.pixels_in() + pixel, size, line);
+        if (from != line) memcpy(line, from, size * 4);
+    }
+    const float* rows[kPanel];
+    if (!p.spread) {
+        for (int64_t c = low; c < high; c += kPanel) {
+            int64_t count = smaller(kPanel, high - c);
+            for (int64_t i = 0; i < count; ++i) rows[i] = b.line + (c + i) * stride;
+            turn(rows, count, size, to + c, p.cell);
+        }
+        return;
+    }
+    for (int64_t i = 0; i < p.inner; ++i) {
+        for (int64_t lane = 0; lane < kPanel; ++lane)  // lanes that are no outputs see the last one's
+            rows[lane] = b.line + (p.channel(first + smaller(lane, outputs - 1), i) - low) * stride;
+        turn(rows, kPanel, size, to + i * kPanel, p.cell);
+    }
+}
+
+// The same of x whose channels lie last.
+void read_pixels(const Work& p, int64_t image, int64_t pixel, int64_t first, Buffers& b, float* to) {
+    int64_t size = p.at().size[2], channels = p.at().channels;
+    int64_t from = (image * p.pixels_in() + pixel) * channels;
+    if (!p.spread) {
+        const float* line = numbers(*p.x, from, size * channels, to);
+        if (line != to) memcpy(to, line, size * channels * 4);
+        return;
+    }
+    int64_t outputs = smaller(kPanel, p.n() - first), low = p.channel(first, 0);
+    int64_t count = p.channel(first + outputs - 1, p.inner - 1) + 1 - low;
+    bool same = p.inner == 1 && p.each == 1;
+    for (int64_t i = 0; i < size; ++i, to += p.cell) {
+        float* buffer = same ? to : b.line.get();
+        const float* line = numbers(*p.x, from + i * channels + low, count, buffer);
+        if (same) {
+            if (line != to) memcpy(to, line, count * 4);
+            continue;
+        }
+        for (int64_t j = 0; j < p.inner; ++j)
+            for (int64_t lane = 0; lane < outputs; ++lane)
+                to[j * kPanel + lane] = line[p.channel(first + lane, j) - low];
+    }
+}
+
+// The lines under the kernel, with zeros around them.
+void fill_slab(const Work& p, const Band& band, int64_t first, Buffers& b) {
+    const Window& w = p.at();
+    int64_t bytes = p.cell * 4, size = w.size[2], left = smaller(w.padding[2], p.columns);
+    int64_t right = larger(0, p.columns - left - size);
+    int64_t lines = (band.count - 1) * w.stride[1] + (w.kernel[1] - 1) * w.dilation[1] + 1;
+    for (int64_t a = 0; a < w.kernel[0]; ++a) {
+        int64_t plane = band.place * w.stride[0] - w.padding[0] + a * w.dilation[0];
+        float* to = b.slab + a * p.lines * p.columns * p.cell;
+        for (int64_t i = 0; i < lines; ++i, to += p.columns * p.cell) {
+            int64_t line = band.first * w.stride[1] - w.padding[1] + i;
+            if (plane < 0 || plane >= w.size[0] || line < 0 || line >= w.size[1]) {
+                memset(to, 0, p.columns * bytes);
+                continue;
+            }
+            memset(to, 0, left * bytes);
+            memset(to + (p.columns - right) * p.cell, 0, right * bytes);
+            int64_t pixel = (plane * w.size[1] + line) * size;
+            auto read = p.x->channels_last ? read_pixels : read_planes;
+            read(p, band.image, pixel, first, b, to + left * p.cell);
+        }
+    }
+}
+
+// P pixels beside one another times as many outputs as two vectors have.
+template <int P, bool SPREAD>
+void sum_pixels(const Work& p, const float* x, int64_t step, const float* weight, float* sums) {
+    Vector sum[P][2] = {};
+    int64_t k = p.k();
+    for (int64_t i = 0; i < k; ++i, weight += kPanel) {
+        Vector first = load(weight), second = load(weight + kFloats);
+        const float* at = x + p.offsets[i];
+#pragma GCC unroll 12
+        for (int r = 0; r < P; ++r) {
+            if constexpr (SPREAD) {
+                sum[r][0] = multiply_add(load(at + r * step), first, sum[r][0]);
+                sum[r][1] = multiply_add(load(at + r * step + kFloats), second, sum[r][1]);
+            } else {
+                Vector number = all(at[r * step]);
+                sum[r][0] = multiply_add(number, first, sum[r][0]);
+                sum[r][1] = multiply_add(number, second, sum[r][1]);
+            }
+        }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < P; ++r) {
+        store(sums + r * kPanel, sum[r][0]);
+        store(sums + r * kPanel + kFloats, sum[r][1]);
+    }
+}
+
+using SumPixels = void (*)(const Work&, const float*, int64_t, const float*, float*);
+
+template <bool SPREAD>
+SumPixels sum_of(int64_t pixels) {
+    static constexpr SumPixels some[] = {
+        sum_pixels<1, SPREAD>, sum_pixels<2, SPREAD>, sum_pixels<3, SPREAD>, sum_pixels<4, SPREAD>,
+        sum_pixels<5, SPREAD>, sum_pixels<6, SPREAD>, sum_pixels<7, SPREAD>, sum_pixels<8, SPREAD>,
+        sum_pixels<9, SPREAD>, sum_pixels<10, SPREAD>, sum_pixels<11, SPREAD>, sum_pixels<12, SPREAD>};
+    return some[pixels - 1];
+}
+
+// The band's sums [pixels][32] of one panel.
+void sum_band(const Work& p, const Band& band, int64_t panel, Buffers& b) {
+    const Window& w = p.at();
+    const float* weight = p.weight + panel * p.k() * kPanel;
+    int64_t width = w.out[2], parts = ceil_div(width, kPixels), step = w.stride[2] * p.cell;
+    for (int64_t line = 0; line < band.count; ++line) {
+        const float* x = b.slab + line * w.stride[1] * p.columns * p.cell;
+        for (int64_t part = 0; part < parts; ++part) {
+            int64_t from = part * width / parts, count = (part + 1) * width / parts - from;
+            auto run = p.spread ? sum_of<true>(count) : sum_of<false>(count);
+            float* sums = b.sums + (line * width + from) * kPanel;
+            for (int64_t lane = 0; lane < kPanel; lane += kLanes)
+                run(p, x + from * step + (p.spread ? lane : 0), step, weight + lane, sums + lane);
+        }
+    }
+}
+
+// sums * step of the weight * step of x + bias, in the order of the integer tiles.
+void scale_band(const Work& p, int64_t panel, int64_t pixels, float* sums) {
+    const float *steps = p.steps ? p.steps + panel * kPanel : nullptr, *bias = p.bias + panel * kPanel;
+    Vector by = all(p.x->step);
+    for (int64_t i = 0; i < pixels; ++i, sums += kPanel)
+        for (int64_t lane = 0; lane < kPanel; lane += kFloats) {
+            Vector y = load(sums + lane);
+            if (steps) y = y * load(steps + lane);
+            store(sums + lane, multiply_add(y, by, load(bias + lane)));
+        }
+}
+
+void store_band(const Work& p, const Band& band, int64_t panel, Buffers& b) {
+    int64_t pixels = band.pixels(p), from = band.image * p.pixels() + band.pixel(p);
+    for (int64_t i = 0; i < pixels; i += kTileRows) {
+        int64_t count = smaller(kTileRows, pixels - i);
+        finish_tile(p.out, b.sums + i * kPanel, count);
+        if (p.out.image == 0)
+            store_finished(p.out, p.n(), b.sums + i * kPanel, {from + i, count, panel * kPanel});
+    }
+    if (p.out.image) store_finished(p.out, p.n(), b.sums, {from, pixels, panel * kPanel});
+}
+
+// [inputs that a kernel's place has][output] -> panels.
+void lay_out(const Work& p, float* to, float* line) {
+    const FloatWeight& w = *p.w;
+    int64_t k = p.k(), stride = k + 16;
+    const float* rows[kPanel];
+    for (int64_t panel = 0; panel < p.panels(); ++panel, to += k * kPanel) {
+        int64_t first = panel * kPanel, count = smaller(kPanel, p.n() - first);
+        memset(line, 0, stride * kPanel * 4);
+        const float* steps = p.steps ? p.weight : w.steps;  // ones
+        primitives().decode(*w.spec, w.grid, w.codes, steps, w.zero_points, w.offsets, first, count, 0, k,
+                            line, stride);
+        for (int64_t i = 0; i < kPanel; ++i) rows[i] = line + i * stride;
+        turn(rows, kPanel, k, to, kPanel);
+    }
+}
+
+bool finite(const float* numbers, int64_t n) {
+    bool all_of_them = true;
+    for (int64_t i = 0; i < n; ++i) all_of_them &= (to_bits(numbers[i]) & kInfinity) != kInfinity;
+    return all_of_them;
+}
+
+// Whether sums of codes may be scaled late: one step to an output, none far from 1.
+bool scales_late(const Work& p) {
+    const FloatWeight& w = *p.w;
+    if (!p.x->codes || w.spec->element.family != Family::integer) return false;
+    if (w.offsets || w.spec->zero != Stored::none) return false;
+    if (w.grid.block_columns < p.k() || w.grid.blocks() == 0) return false;
+    for (int64_t i = 0; i < w.grid.blocks(); ++i)
+        if (!(from_bits(to_bits(w.steps[i]) & INT32_MAX) <= 0x1p90f)) return false;
+    return true;
+}
+
+void find_sizes(Work& p) {
+    const Window& w = p.at();
+    int64_t span = (w.kernel[1] - 1) * w.dilation[1] + 1;
+    p.columns = larger((w.out[2] - 1) * w.stride[2] + (w.kernel[2] - 1) * w.dilation[2] + 1,
+                       w.padding[2] + w.size[2]);
+    int64_t line = p.columns * p.cell;
+    int64_t fit = (kSlab / (line * w.kernel[0]) - span) / w.stride[1] + 1;
+    fit = smaller(fit, 2 * kSlab / (w.out[2] * kPanel));
+    p.band = smaller(w.out[1], larger(1, fit));
+    p.lines = (p.band - 1) * w.stride[1] + span;
+}
+
+void find_offsets(const Work& p, int64_t* offsets) {
+    const Window& w = p.at();
+    int64_t inside = p.spread ? kPanel : 1;
+    for (int64_t a = 0; a < w.kernel[0]; ++a)
+        for (int64_t b = 0; b < w.kernel[1]; ++b)
+            for (int64_t c = 0; c < w.kernel[2]; ++c)
+                for (int64_t i = 0; i < p.inner; ++i)
+                    *offsets++ = ((a * p.lines + b * w.dilation[1]) * p.columns + c * w.dilation[2]) * p.cell +
+                                 i * inside;
+}
+
+void run_band(const Work& p, const Band& band, int64_t begin, int64_t end, Buffers& b) {
+    for (int64_t panel = begin; panel < end; ++panel) {
+        if (p.spread || panel == begin) fill_slab(p, band, panel * kPanel, b);
+        sum_band(p, band, panel, b);
+        scale_band(p, panel, band.pixels(p), b.sums);
+        store_band(p, band, panel, b);
+    }
+}
+
+void run_all(const Work& p, int threads) {
+    const Window& w = p.at();
+    int64_t bands = ceil_div(w.out[1], p.band), panels = p.spread ? p.panels() : 1;
+    int64_t items = p.x->batch * w.out[0] * bands * panels;
+    Lack lack;
+#pragma omp parallel num_threads(startable(threads)) if (threads > 1)
+    {
+        FullPrecision guard;
+        Later<Buffers> buffers;
+        lack.carry([&] { buffers.make(p); });
+#pragma omp for schedule(dynamic)
+        for (int64_t item = 0; item < items; ++item) lack.carry([&] {
+            int64_t panel = item % panels, left = item / panels, first = left % bands * p.band;
+            left /= bands;
+            Band band{left / w.out[0], left % w.out[0], first, smaller(p.band, w.out[1] - first)};
+            run_band(p, band, panel, p.spread ? panel + 1 : p.panels(), *buffers);
+        });
+    }
+    lack.raise();
+}
+
+}  // namespace
+
+bool direct(const FloatWeight& w, const Image& x, const Output& out, int threads) {
+    Work p{};
+    p.x = &x, p.w = &w, p.out = out;
+    p.inner = x.window.channels / x.groups, p.each = w.grid.rows / x.groups;
+    p.spread = x.groups > 1;
+    p.cell = p.spread ? p.inner * kPanel : p.inner;
+    find_sizes(p);
+    int64_t k = p.k(), outputs = p.panels() * kPanel, blocks = w.grid.blocks();
+    bool late = scales_late(p);
+    Array<float> weight(outputs * k), line((k + 16) * kPanel), bias(outputs), steps(outputs);
+    Array<float> ones(late ? blocks + 16 : 1);
+    Array<int64_t> offsets(k);
+    memset(bias, 0, outputs * 4);
+    if (out.bias) memcpy(bias, out.bias, w.grid.rows * 4);
+    for (int64_t i = 0; late && i < outputs; ++i)
+        steps[i] = w.steps[smaller(i, w.grid.rows - 1) / w.grid.block_rows];
+    for (int64_t i = 0; late && i < blocks + 16; ++i) ones[i] = 1.0f;
+    find_offsets(p, offsets);
+    p.offsets = offsets, p.bias = bias, p.steps = late ? steps.get() : nullptr, p.weight = ones;
+    FullPrecision guard;
+    lay_out(p, weight, line);
+    if (!finite(weight, outputs * k)) return false;  // times zeros beyond the edges
+    p.weight = weight;
+    run_all(p, threads);
+    return true;
+}
+
+}  // namespace blockscale::BLOCKSCALE_ISA

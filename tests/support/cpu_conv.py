@@ -1,0 +1,17 @@
+"""Ways of the CPU's convolutions, whatever their sizes."""
+
+import pytest
+
+from blockscale.kernels.cpu import conv_way
+from blockscale.kernels.cpu.conv_way import Way
+
+
+def always(monkeypatch: pytest.MonkeyPatch, chosen: Way = Way.PATCHES) -> None:
+    """That way wherever it can give the result, however many outputs and channels there are."""
+    patches, direct = (1 if chosen is each else 10**6 for each in (Way.PATCHES, Way.DIRECT))
+    most = 10**6 if chosen is Way.DIRECT else 0
+    for name in ("OUTPUTS", "OUTPUTS_OF_BLOCKS", "CHANNELS"):
+        monkeypatch.setattr(conv_way, name, patches)
+    monkeypatch.setattr(conv_way, "DIRECT_OUTPUTS", direct)
+    for name in ("DIRECT_CHANNELS", "DIRECT_GROUPED", "DIRECT_GROUPED_LAST"):
+        monkeypatch.setattr(conv_way, name, most)
