@@ -1,11 +1,14 @@
 """fuse: fused graphs give the bits of converted ones, whatever made them."""
 
 import copy
+from operator import getitem
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import blockscale as bs
+from blockscale.graph.passes.fused import read
 from blockscale.graph.state import state
 from tests.support import graph_models as models
 from tests.support.another import read_by_another
@@ -96,3 +99,122 @@ def test_another_process_reads_a_program_and_computes_the_same(step, reader, tmp
 def test_what_is_no_graph():
     with pytest.raises(TypeError, match="expected a program, found a Net"):
         bs.graph.fuse(models.net()[0])
+
+
+def conv(c: int = 8) -> nn.Conv2d:
+    return nn.Conv2d(c, 8, 3, padding=1)
+
+
+class Joined(nn.Module):
+    """Two convolutions whose results are added, or put one behind the other."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.a, self.b = how, conv(), conv()
+        self.c = conv(16 if how == "cat" else 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.a(x))
+        z = self.b(y)
+        if self.how == "cat":
+            return self.c(torch.cat([y, torch.relu(z)], 1))
+        return self.c(z + y if self.how == "sum" else torch.relu(z + y))
+
+
+BETWEEN = {
+    "gelu": nn.Sequential(conv(), nn.GELU(), conv()),
+    "relu, flatten": nn.Sequential(conv(), nn.ReLU(), nn.Flatten(), nn.Linear(392, 3)),
+    "relu, max pool": nn.Sequential(conv(), nn.ReLU(), nn.MaxPool2d(2), conv()),
+    "max pool, relu": nn.Sequential(conv(), nn.MaxPool2d(2), nn.ReLU(), conv()),
+    "silu, max pool, flatten": nn.Sequential(
+        conv(), nn.SiLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 3)
+    ),
+    "sum": Joined("sum"),
+    "sum, relu": Joined("sum, relu"),
+    "cat": Joined("cat"),
+}
+# a sum's float side, and what it reads in float where nobody gave that a format
+FLOATS = {"sum": ["conv"], "sum, relu": ["conv"]}
+OURS = {"sum": ["conv", "conv"], "sum, relu": ["conv", "conv"]}
+
+
+def from_us(net: nn.Module, x: Tensor):
+    recipe = bs.Recipe("int8_channel", "uint8:tensor:fp32:asym")
+    prepared = bs.graph.prepare(torch.export.export(net, (x,)), recipe, observer="min_max")
+    prepared(x)
+    return bs.graph.convert(prepared)
+
+
+def from_others(kind: str):
+    def made(net: nn.Module, x: Tensor):
+        from tests.support.adopt_producers import MADE, program
+
+        more = ("onednn",) if kind == "quantize_fx" else ()
+        return program(MADE[kind](net, (x,), *more), (x,))
+
+    return made
+
+
+SOURCES = {"ours": from_us, "pt2e": from_others("pt2e"), "fx": from_others("quantize_fx")}
+
+
+@pytest.mark.parametrize(("source", "between"), crossed(4, SOURCES, BETWEEN))
+def test_what_lies_between_stays_in_codes(source: str, between: str) -> None:
+    """Whoever quantized it: floats are read by what had no format alone, which the ledger says."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 7, 7)
+    graph = SOURCES[source](BETWEEN[between].eval(), x)
+    fused = bs.graph.fuse(graph)
+    whole = graph.module() if isinstance(graph, torch.export.ExportedProgram) else graph
+    with torch.no_grad(), bs.use("reference"):
+        for batch in (x, x * 3, torch.randn(2, 8, 7, 7)):
+            assert torch.equal(fused(batch), whole(batch))
+    floats = []
+    for node in fused.graph.nodes:
+        made = read(node)
+        if made is None:
+            continue
+        ends = [u for each in node.users if each.target is getitem for u in after_moves(each)]
+        reads = [
+            each for each in ends if each.op != "output" and "quantize" not in str(each.target)
+        ]
+        if not made.y.fmt and reads:
+            floats.append(made.fused.name)
+    assert floats == {"ours": OURS, "pt2e": FLOATS, "fx": {}}[source].get(between, [])
+    said = [e.name for e in bs.graph.ledger(fused) if "goes on in float to add" in e.details]
+    assert said == ["a", "b"][2 - len(floats) :]
+    assert not [e for e in bs.graph.ledger(fused) if "scale" in e.name]
+
+
+def after_moves(node):
+    for user in node.users:
+        moves = str(user.target) in ("aten.permute.default", "aten.contiguous.default")
+        yield from after_moves(user) if moves else [user]
+
+
+class Shared(nn.Module):
+    """Two layers that read one tensor, which become one; a layer behind them, and a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.out = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.out(self.q(x) * self.k(x)) + x))
+
+
+def test_the_ledger_names_layers_whose_results_go_on_in_float():
+    graph = from_us(Shared().eval(), torch.randn(3, 8))
+    assert not [e for e in bs.graph.ledger(graph) if "in float" in e.details]
+    once = bs.graph.fuse(graph)
+    assert state(once).changes["merge_products"]
+    for fused in (once, bs.graph.fuse(once)):
+        told = {e.name: e.details.partition("goes on in ")[2] for e in bs.graph.ledger(fused)}
+        why = ", for which it has no format"
+        assert told == {
+            "q": f"float to mul{why}",
+            "k": f"float to mul{why}",
+            "out": f"float to add{why}",
+            "last": "",
+        }

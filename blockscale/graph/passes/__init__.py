@@ -1,7 +1,7 @@
 """Passes: what changes a graph into one that computes the same, one a file.
 
 A pass is a module with `run(graph) -> number of changes`. Those of FLOAT work on float graphs,
-before they are quantized; those of FUSE on converted ones; those of LOWERING for targets that ask.
+before they are quantized; those of FUSE on converted ones.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,6 @@ from blockscale.graph.passes import (
     cancel,
     channels_last,
     clean,
-    compact,
     constants,
     duplicates,
     fold_batch_norm,
@@ -26,8 +25,8 @@ from blockscale.graph.passes import (
     fuse_norm,
     linear,
     merge_products,
+    monotone,
     moving,
-    pool_codes,
 )
 
 _ROUNDS = 50  # more than the longest chain of changes that let one another happen
@@ -54,11 +53,10 @@ FUSE: Sequence[Pass] = (
         moving,
         duplicates,
         cancel,
-        pool_codes,
+        monotone,
     ),
     *(merge_products, fuse_norm, fuse, fuse_activation, absorb),
 )
-LOWERING: Sequence[Pass] = (compact,)
 
 
 def apply(graph: fx.GraphModule, passes: Sequence[Pass]) -> dict[str, int]:

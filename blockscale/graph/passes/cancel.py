@@ -79,9 +79,13 @@ def stable(graph: fx.GraphModule, coded: Operand, dtype: torch.dtype) -> bool:
     scale, outer, zero = (None if p is None else get(graph, p) for p in parts)  # type: ignore[arg-type]
     if outer is not None or scale is None or scale.numel() * 2**fmt.bits > _MOST:
         return False
+    return all_stable(*one_row(scale, zero, fmt), dtype)
+
+
+def one_row(scale: Tensor, zero: Tensor | None, fmt: Format) -> tuple[QParams, Format]:
+    """Scales and zero points of a row each, and the format that means these rows."""
     rows = QParams(scale.reshape(-1, 1), None, None if zero is None else zero.reshape(-1, 1))
-    by_row = replace_fields(fmt, block=read_block("channel0"))
-    return all_stable(rows, by_row, dtype)
+    return rows, replace_fields(fmt, block=read_block("channel0"))
 
 
 def all_stable(rows: QParams, fmt: Format, dtype: torch.dtype) -> bool:

@@ -4,6 +4,11 @@
 
 Blocks run along channels, which are last in codes. The permutes cancel with their neighbours'
 (blockscale.graph.passes.channels_last).
+
+    gelu(conv(...))  ->  permute(fused_conv(..., activation="gelu"))
+
+An activation whose last bits depend on an element's place in memory does not pass a permute, and so
+goes into its convolution here, whose reference computes it of channels first.
 """
 
 from math import prod
@@ -22,12 +27,21 @@ from blockscale.graph.nodes import (
     calls,
     dequantize_of,
     each_call,
-    replace,
     shape,
     value,
 )
-from blockscale.graph.passes.fused import Call, as_value, dtype_of, narrowed, result, widened
+from blockscale.graph.passes.fuse_activation import activation_of
+from blockscale.graph.passes.fused import (
+    Call,
+    as_value,
+    dtype_of,
+    narrowed,
+    only_user,
+    result,
+    widened,
+)
 from blockscale.ops.fused import FUSED
+from blockscale.ops.fused.plan import BY_PLACE
 
 _CONVS = (aten.conv1d, aten.conv2d, aten.conv3d)
 _TRANSPOSED = (aten.conv_transpose1d, aten.conv_transpose2d, aten.conv_transpose3d)
@@ -115,13 +129,28 @@ def _write(
     if not values.fmt:
         values = Value(widened(values.data))  # type: ignore[arg-type]
     end, dtype = narrowed(node)
+    last, settings["activation"] = _activated(end)
     made = Call(FUSED["conv"], [values, weight], settings, dtype or torch.float32)
     y = result(graph, made.write(graph, node), node)
     permuted = call(graph, aten.permute.default, (y, first), like=node)
-    replace(end, permuted)
-    if end is not node:
-        graph.graph.erase_node(node)
+    last.replace_all_uses_with(permuted)
+    graph.graph.eliminate_dead_code()  # what lies between the convolution and its last node
     views_to_reshapes(permuted)
+
+
+def _activated(end: fx.Node) -> tuple[fx.Node, str]:
+    """The node of the activation that a convolution ends in, and its name; the convolution's own
+    end, and "", where there is none, or none that depends on places in memory."""
+    before = only_user(end)
+    before = before if calls(before, aten.contiguous) else end
+    assert before is not None
+    behind, in_order = only_user(before), value(before)
+    if behind is None or not isinstance(in_order, Tensor) or not in_order.is_contiguous():
+        return end, ""
+    name = activation_of(behind, before)
+    if name not in BY_PLACE or dtype_of(behind) != dtype_of(before):
+        return end, ""
+    return behind, name
 
 
 def _before(

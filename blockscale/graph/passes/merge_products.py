@@ -34,6 +34,7 @@ from blockscale.graph.passes.fuse_activation import activation_of
 from blockscale.graph.passes.fuse_conv import views_to_reshapes
 from blockscale.ops import primitives
 
+MERGED = "blockscale_merged"  # in a graph's meta: {codes of a joined layer: names of the layers}
 _PARTS = ("codes", "scale", "zero_point", "outer")
 
 
@@ -117,11 +118,13 @@ def _coded(node: fx.Node) -> Operand:
 
 def _write(graph: fx.GraphModule, nodes: Sequence[fx.Node], joined: dict[str, Tensor]) -> None:
     first, given = nodes[0], arguments(nodes[0])
-    coded, name = _coded(first), _name([str(_coded(n).codes.target) for n in nodes])  # type: ignore[attr-defined]
+    layers = [layer_of(str(_coded(n).codes.target)) for n in nodes]  # type: ignore[attr-defined]
+    coded, name = _coded(first), _name(layers)
     parts: Any = {
         part: put(graph, f"{name}.weight.{part}", tensor, like=first)
         for part, tensor in joined.items()
     }
+    graph.meta.setdefault(MERGED, {})[str(parts["codes"].target)] = layers
     dtype = dequantize_of(given["weight"]).dtype  # type: ignore[union-attr]
     args = primitives.dequantize.flatten(coded._replace(**parts), dtype)
     dense = call(graph, ours.dequantize.default, args, like=first)
@@ -139,9 +142,13 @@ def _write(graph: fx.GraphModule, nodes: Sequence[fx.Node], joined: dict[str, Te
         views_to_reshapes(piece)
 
 
-def _name(codes: Sequence[str]) -> str:
-    """`attention.query_key_value` of `attention.query.weight.codes` and its likes."""
-    layers = [each.removesuffix(".codes").removesuffix(".weight") for each in codes]
+def layer_of(codes: str) -> str:
+    """`attention.query` of `attention.query.weight.codes`."""
+    return codes.removesuffix(".codes").removesuffix(".weight")
+
+
+def _name(layers: Sequence[str]) -> str:
+    """`attention.query_key_value` of `attention.query` and its likes."""
     folders = [layer.split(".")[:-1] for layer in layers]
     same = [names[0] for names in zip(*folders, strict=False) if len({*names}) == 1]
     inside = same if all(each[: len(same)] == same for each in folders) else folders[0]

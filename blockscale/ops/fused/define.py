@@ -22,7 +22,7 @@ from torch import Tensor, fx
 
 from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
 from blockscale.kernels.registry import find
-from blockscale.ops.fused.plan import Plan
+from blockscale.ops.fused.plan import Order, Plan
 from blockscale.ops.gradient import not_differentiable
 from blockscale.ops.one_element import fitting
 from blockscale.ops.op import Op, register
@@ -133,7 +133,7 @@ def fused(
     aten: tuple[str, ...] = (),
     wide: bool = False,
     indices: bool = False,
-    activation: bool = False,
+    activation: bool | Order = False,
     shape: Callable[..., Sequence[int]] | None = None,
     floats: Callable[..., Tensor] | None = None,
     chain: tuple[str, Chain] | None = None,
@@ -145,13 +145,13 @@ def fused(
 
     ulps: as in blockscale.ops.op
     aten, wide, indices, chain: as in Fused
-    activation: it has a last setting of that name; the activation computes in `dtype`
+    activation: it has a last setting of that name, computed in `dtype`; an Order: as there
     shape: gives the result's shape where the body would ask symbolic sizes questions
     floats: takes Values, the dtype to compute in and settings in the place of the body
     """
 
     def define(body: Callable[..., Tensor]) -> Fused:
-        own = _parameters(body, activation)
+        own = _parameters(body, bool(activation))
         operands = [p for p in own if p.annotation in (Value, list[Value])]
         settings = own[len(operands) : -2]
         taken = [p.name for p in settings if not (activation and p.name == "activation")]

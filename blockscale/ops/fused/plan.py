@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,15 @@ from torch import Tensor
 from blockscale.core.operand import Quantizer, Value
 from blockscale.kernels.activations import ACTIVATIONS
 from blockscale.ops.fused import values
+
+# torch's last bits of these depend on where in memory an element lies: vectors of numbers go
+# through other code than what is left over, and tensors in order through oneDNN's
+# (docs/numerics.md, section 7).
+BY_PLACE = frozenset(("gelu", "gelu_tanh", "silu", "sigmoid", "tanh"))
+
+# computes an activation of a body's result, put in memory as the float op leaves it: for those
+# whose last bits depend on that
+Order = Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -23,7 +33,7 @@ class Plan:
     many: bool
     wide: bool
     indices: bool
-    activation: bool
+    activation: bool | Order
     shape: Callable[..., Sequence[int]] | None
     floats: Callable[..., Tensor] | None
 
@@ -42,8 +52,10 @@ class Plan:
         if y.dtype is not dtype:
             y = y.to(dtype)
         if self.activation and args[-3]:
+            order, activate = self.activation, partial(activated, name=args[-3])
             with values.precise(dtype, first):
-                y = activated(y, args[-3])
+                plain = order is True or args[-3] not in BY_PLACE
+                y = activate(y) if plain else order(y, activate)  # type: ignore[operator]
         return values.quantized(y, by)
 
     def empty(self, *args: Any) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """Sums of products, in float32: matrices, convolutions, attention, rows of tables."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,7 +39,12 @@ _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
-@fused(ulps=64, wide=True, activation=True)
+def _channels_first(y: Tensor, activate: Callable[[Tensor], Tensor]) -> Tensor:
+    """The activation of y [batch, *size, n], in memory as a convolution of images leaves it."""
+    return activate(y.movedim(-1, 1).contiguous()).movedim(1, -1)
+
+
+@fused(ulps=64, wide=True, activation=_channels_first)
 def conv(
     x: Tensor,
     weight: Tensor,

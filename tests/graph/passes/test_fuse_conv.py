@@ -48,6 +48,45 @@ def test_each(case: str, inputs: str | None) -> None:
     torch.export.export(graph, (x,), dynamic_shapes=({0: torch.export.Dim("b", max=64)},))
 
 
+BY_PLACE = {
+    "gelu": nn.GELU(),
+    "gelu_tanh": nn.GELU("tanh"),
+    "silu": nn.SiLU(),
+    "sigmoid": nn.Sigmoid(),
+    "tanh": nn.Tanh(),
+}
+
+
+@pytest.mark.parametrize("kind", BY_PLACE)
+def test_what_depends_on_places_in_memory_is_inside(kind: str) -> None:
+    """To the bit: of 441 numbers the last ones go through other code than vectors."""
+    x = torch.randn(3, 8, 7, 7)
+    layer = nn.Sequential(nn.Conv2d(8, 3, 3, padding=1), BY_PLACE[kind])
+    graph = converted(layer, x, "int8_channel", "mxfp8")
+    batches = [torch.randn(3, 8, 7, 7) * 3 for _ in range(8)]
+    assert same_after(graph, (clean, fuse_conv), *batches)["fuse_conv"] == 1
+    (call,) = fused(graph)
+    assert call.settings["activation"] == kind
+    assert not [n for n in names(graph) if n.startswith("aten.") and kind[:4] in n]
+
+
+@pytest.mark.parametrize("case", ["others read it", "channels last"])
+def test_what_must_stay_behind(case: str) -> None:
+    conv = nn.Conv2d(8, 3, 3, padding=1)
+
+    def net(self, x):
+        y = self.conv(x)
+        if case == "others read it":
+            return y + nn.functional.silu(y)
+        return nn.functional.gelu(y.to(memory_format=torch.channels_last))
+
+    x = torch.randn(3, 8, 7, 7)
+    graph = converted(Function(net, conv=conv), x, "int8_channel", "mxfp8")
+    assert same_after(graph, (clean, fuse_conv), x, x * 3)["fuse_conv"] == 1
+    (call,) = fused(graph)
+    assert call.settings["activation"] == ""
+
+
 class Branches(nn.Module):
     """Convolutions with what lies between them, a residual sum and a view behind them."""
 

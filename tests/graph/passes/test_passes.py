@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from blockscale.graph.nodes import aten, call
-from blockscale.graph.passes import FLOAT, FUSE, LOWERING, apply
+from blockscale.graph.passes import FLOAT, FUSE, apply
 from tests.graph.passes.nets import graph_of, names, round_trip, run
 
 X = torch.randn(3, 4)
 
 
 def test_every_pass_says_what_it_does() -> None:
-    for each in (*FLOAT, *FUSE, *LOWERING):
+    for each in (*FLOAT, *FUSE):
         assert each.__doc__ and each.run.__doc__
     assert [each.__name__.rpartition(".")[2] for each in FLOAT] == ["clean", "fold_batch_norm"]
 
