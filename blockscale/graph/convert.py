@@ -21,6 +21,7 @@ from blockscale.graph.state import set_state, state
 from blockscale.layers.apply import apply
 from blockscale.layers.layer import QLayer
 from blockscale.qat.convert import convert as convert_trained
+from blockscale.qat.layers import QATLayer
 from blockscale.qat.prepare import ledger as trained_ledger
 
 if TYPE_CHECKING:
@@ -145,7 +146,8 @@ def _trained(prepared: Prepared) -> tuple[fx.GraphModule, Ledger]:
         name = str(node.target)
         model.set_submodule(name, copy.deepcopy(model.get_submodule(name), memo))
     model._qat_ledger = trained_ledger(prepared)  # type: ignore[assignment]
-    convert_trained(model)
+    if any(isinstance(module, QATLayer) for module in model.modules()):  # not ops alone
+        convert_trained(model)
     return model, trained_ledger(model)
 
 

@@ -1,5 +1,6 @@
 """Edges of ops without weights that a recipe's rules give a format: `op:softmax`."""
 
+import operator
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -87,10 +88,13 @@ def places(graph: fx.GraphModule, recipe: Recipe) -> tuple[list[Place], list[str
     used: set[str | None] = set()
     names: Counter[str] = Counter()
     for node in graph.graph.nodes:
-        if node.op != "call_function" or not _is_float(node.meta.get("val")):
+        if not _is_op(node):
             continue
         op, inside = op_name(node), scope(node)
         scheme, pattern = recipe.decide_op(op, inside)
+        given = scheme.input is not None and any(True for _ in _float_inputs(node))
+        if not given and not _float_outputs(node):
+            continue  # an op on integers alone
         used.add(pattern)
         if scheme:
             base = f"{inside}.{op}".lstrip(".")
@@ -116,18 +120,22 @@ def put_edges(
             name = f"{place.name}.{'inputs' if scheme.shared else key}"
             edge = _put(graph, name, shared, source, node)
             _replace(node, key, edge)
-        if scheme.output is not None:
+        results = [] if scheme.output is None else _float_outputs(node)
+        for key, nodes in results:
+            assert scheme.output is not None
             edge_of = _edge(scheme.output, observer, f"the result of {described(node)}", fake)
-            users = list(node.users)
-            after = _put(graph, f"{place.name}.output", edge_of, node, None)
-            for user in users:
-                user.replace_input_with(node, after)
+            readers = [(each, user) for each in nodes for user in each.users]
+            after = _put(graph, f"{place.name}.{key}", edge_of, min(nodes), None)
+            for each, user in readers:
+                user.replace_input_with(each, after)
+        none = not inputs and not results
         yield Entry(
             place.name,
             f"op {op_name(node)}",
-            "quantized",
+            "kept" if none else "quantized",
+            reason="its rule gives inputs a format, and it is given no float" if none else "",
             input=str(scheme.input or "") if inputs else "",
-            output=str(scheme.output or ""),
+            output=str(scheme.output or "") if results else "",
             details="inputs share one scale" if scheme.shared else "",
         )
     graph.graph.lint()
@@ -157,6 +165,28 @@ def _put(
         "val": source.meta.get("val")
     }
     return call
+
+
+def _is_op(node: fx.Node) -> bool:
+    """Whether it computes tensors, one or several. What takes one out of several is no op of its
+    own, and sizes and assertions are none either."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    made = node.meta.get("val")
+    whole = made if isinstance(made, list | tuple) else [made]
+    return any(isinstance(each, Tensor) for each in whole)
+
+
+def _float_outputs(node: fx.Node) -> list[tuple[str, list[fx.Node]]]:
+    """Its float results by name, the nodes of each: `output`; of several, those that are taken out,
+    once or more often, by their places: `output_0`."""
+    if _is_float(node.meta.get("val")):
+        return [("output", [node])]
+    taken: dict[Any, list[fx.Node]] = {}
+    for user in node.users:
+        if user.target is operator.getitem and _is_float(user.meta.get("val")):
+            taken.setdefault(user.args[1], []).append(user)
+    return [(f"output_{i}", taken[i]) for i in sorted(taken)]
 
 
 def _float_inputs(node: fx.Node) -> Iterator[tuple[str, fx.Node]]:

@@ -12,6 +12,8 @@ from blockscale.graph.names import described
 from blockscale.graph.program import imported
 from blockscale.graph.state import State, state
 
+_PARTS = ("scale", "zero_point", "outer")
+
 
 def ledger(graph: fx.GraphModule | ExportedProgram) -> Ledger:
     """What became of every layer, parameter and op of a graph of ours, or of a program.
@@ -32,11 +34,13 @@ def of_nodes(graph: fx.GraphModule) -> Ledger:
         if node.op == "call_function" and str(node.target).startswith("blockscale."):
             for name, entry in _codes(graph, node):
                 entries.setdefault(name, entry)
-    codes = set(entries)
+    codes, beside = set(entries), _scales(graph)
     for node in graph.graph.find_nodes(op="get_attr"):
         name, tensor = str(node.target), _tensor(graph, node)
         layer = name.rpartition(".")[0].removesuffix(".weight")
         if tensor is None or not tensor.is_floating_point() or {name, layer} & codes:
+            continue
+        if name in beside:
             continue
         if tensor.ndim < 2:
             continue
@@ -46,6 +50,23 @@ def of_nodes(graph: fx.GraphModule) -> Ledger:
                   bytes_before=tensor.nbytes, bytes_after=tensor.nbytes),
         )  # fmt: skip
     return Ledger(list(entries.values()))
+
+
+def _scales(graph: fx.GraphModule) -> set[str]:
+    """The names of what stands beside codes, of activations too: scales and zero points."""
+    found = set()
+    for node in graph.graph.nodes:
+        if node.op != "call_function" or not str(node.target).startswith("blockscale."):
+            continue
+        schema: Any = node.target._schema
+        given = dict(zip([a.name for a in schema.arguments], node.args, strict=False)) | node.kwargs
+        for key, part in given.items():
+            while key.endswith(_PARTS) and isinstance(part, fx.Node) and part.op != "get_attr":
+                inputs = part.all_input_nodes  # what made it of another shape
+                part = inputs[0] if len(inputs) == 1 else None  # noqa: PLW2901
+            if key.endswith(_PARTS) and isinstance(part, fx.Node):
+                found.add(str(part.target))
+    return found
 
 
 def _codes(graph: fx.GraphModule, node: fx.Node) -> list[tuple[str, Entry]]:
@@ -72,7 +93,7 @@ def _codes(graph: fx.GraphModule, node: fx.Node) -> list[tuple[str, Entry]]:
 
 def _beside(prefix: str) -> set[str]:
     before = f"{prefix}_" if prefix and prefix not in ("weight", "packed") else ""
-    return {f"{before}{part}" for part in ("scale", "zero_point", "outer")}
+    return {f"{before}{part}" for part in _PARTS}
 
 
 def _tensor(graph: fx.GraphModule, node: fx.Node) -> Tensor | None:

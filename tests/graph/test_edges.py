@@ -129,3 +129,62 @@ def test_without_rows_there_is_nothing_to_scale():
     x = torch.randn(4, 8)
     assert torch.equal(edge(x), bs.fake_quantize(x, INT8))
     assert edge(torch.zeros(0, 8)).shape == (0, 8)
+
+
+class Several(torch.nn.Module):
+    """Ops that give several tensors, integers, or nothing that was given a float."""
+
+    def forward(self, x):
+        y = torch.softmax(x, -1)
+        values, places = y.topk(3, -1)
+        a, b = x.split(4, -1)
+        pooled, where = torch.nn.functional.max_pool1d(x[None], 2, return_indices=True)
+        more = values * 2, y.topk(3, -1)[0]
+        return values, places, a * b, x.argmax(-1), pooled, where, torch.zeros(3), *more
+
+
+@pytest.mark.parametrize("qat", [False, True])
+def test_ops_of_several_tensors_and_of_indices(qat):
+    x = torch.randn(4, 8)
+    program = torch.export.export(Several(), (x,))
+    recipe = bs.Recipe(rules={"op:*": {"input": INT8}})
+    prepared = bs.graph.prepare(program, recipe, observer="min_max", qat=qat)  # ops alone
+    prepared.train(qat)(x)
+    graph = bs.graph.convert(prepared.eval())
+    given = {e.name: e.input for e in bs.graph.ledger(graph).quantized}
+    ops = ("topk", "split", "argmax", "max_pool1d_with_indices", "topk_2")
+    assert [given[op] for op in ops] == ["int8:tensor:fp32"] * 5 and "getitem" not in given
+    assert {f"{op}.input.scale" for op in ops} <= set(graph.state_dict())
+    kept = [(e.name, e.reason) for e in bs.graph.ledger(graph).kept]
+    assert ("zeros", "its rule gives inputs a format, and it is given no float") in kept
+    q = lambda t: bs.fake_quantize(t, INT8)  # noqa: E731
+    y = torch.softmax(q(x), -1)
+    y = bs.fake_quantize(y, INT8, scale=graph.get_buffer("topk.input.scale"))
+    with torch.no_grad():
+        found = graph(x)
+    assert torch.equal(found[0], y.topk(3, -1)[0]) and torch.equal(found[1], y.topk(3, -1)[1])
+    assert torch.equal(found[3], q(x).argmax(-1))
+    pooled, where = torch.nn.functional.max_pool1d(q(x[None]), 2, return_indices=True)
+    assert torch.equal(found[4], pooled) and torch.equal(found[5], where)
+    if qat:
+        assert all(torch.equal(a, b) for a, b in zip(found, prepared(x), strict=True))
+
+
+def test_several_results_get_a_format_each():
+    x = torch.randn(4, 8)
+    recipe = bs.Recipe(rules={"op:split": {"output": INT8}, "op:topk": {"output": INT8}})
+    prepared = bs.graph.prepare(torch.export.export(Several(), (x,)), recipe, observer="min_max")
+    prepared(x)
+    graph = bs.graph.convert(prepared)
+    scales = {"split.output_0", "split.output_1", "topk.output_0", "topk_2.output_0"}
+    assert {f"{name}.scale" for name in scales} == set(graph.state_dict())
+    a, b = (bs.fake_quantize(t, INT8) for t in x.split(4, -1))
+    values = bs.fake_quantize(torch.softmax(x, -1).topk(3, -1)[0], INT8)
+    with torch.no_grad():
+        found = graph(x)
+    assert torch.equal(found[2], a * b) and torch.equal(found[0], values)
+    assert torch.equal(found[-2], values * 2)  # every reader
+    with pytest.warns(UserWarning, match="'op:argmax' of the recipe matches nothing"):
+        bs.graph.prepare(
+            torch.export.export(Several(), (x,)), bs.Recipe(rules={"op:argmax": {"output": INT8}})
+        )

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
+from tests.support import adopt_producers as producers
 from tests.support import graph_models as models
 
 
@@ -29,6 +30,25 @@ def test_of_a_program_that_came_quantized():
     codes = model.c1.weight
     assert ledger["c1"].weight == codes.fmt and ledger["c1"].bytes_after == codes.nbytes
     assert ledger["fc.weight"].status == "kept"
+
+
+def test_scales_of_activations_are_no_parameters():
+    """Of whatever rank: in adopted graphs they have the activation's, in ours they are reshaped."""
+    x = producers.example()
+    for program in (
+        producers.pt2e(producers.Small(), x),
+        bs.graph.fuse(producers.pt2e(producers.Small(), x)),
+        torch.export.export(calibrated(x), x),
+    ):
+        ledger = bs.graph.ledger(program)
+        assert [e.name for e in ledger if e.name.endswith(("scale", "zero_point"))] == []
+    assert {e.name for e in bs.graph.ledger(bs.graph.fuse(program))} == {"one", "two", "last"}
+
+
+def calibrated(x):
+    model = producers.Small().eval()
+    bs.calibrate(model, [x[0]], bs.Recipe("int8_channel", "int8:tensor:fp32"), progress=False)
+    return model
 
 
 def test_of_a_float_program_and_of_none():
