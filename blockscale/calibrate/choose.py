@@ -166,9 +166,11 @@ def choose_weight(
         stored = place.before.to_weight(stored)
     settle_top(plan, session.layers, session.places)
     notes: list[str] = []
+    drift = session.drifts.pop(plan.name, None)
+    more = {"drift": drift} if getattr(algorithm, "needs_drift", False) else {}
 
     def choose(weight: Tensor) -> QTensor:
-        q, told = algorithm.quantize(weight, plan.format, gram, plan.name)
+        q, told = algorithm.quantize(weight, plan.format, gram, plan.name, **more)
         notes.extend(told)
         return q
 

@@ -132,6 +132,8 @@ def _blocks(
 ) -> list[Block]:
     """The blocks to be walked; none where one pass will do."""
     by_block = callable(getattr(methods.algorithm, "quantize_block", None))
+    if data.sequential and getattr(methods.algorithm, "needs_drift", False):
+        by_block = True  # only a walk runs the float model beside the quantized one
     needed = by_block or steps.passes[0] > 1 or data.resume is not None or data.settler is not None
     if by_block or (needed and data.blocks is not False):
         return blocks_of(model, layers, data.blocks, by_block=by_block)

@@ -60,6 +60,7 @@ class Session:
         self.coverage: Coverage | None = None
         self.details: dict[str, list[str]] = {plan.name: list(plan.told) for plan in self.layers}
         self.notes: dict[str, list[str]] = {plan.name: [] for plan in self.layers}
+        self.drifts: dict[str, Tensor] = {}  # of layers whose weights are chosen next
         self.built: dict[str, tuple[QLayer, Entry]] = {}  # layers whose floats are gone again
         self.made: dict[str, QWeight] = {}  # the same for parameters of no layer
 

@@ -27,6 +27,10 @@ from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
 
 _HALF = 0.5
+_NO_DRIFT = (
+    "asymmetric: its inputs in the float model were not collected (bs.calibrate does, unless "
+    "sequential=False), and are taken for the same"
+)
 _COARSE = 4  # of the factors tried for a scale, where sweeps fit it again: a third of the time
 
 
@@ -47,7 +51,8 @@ class GPTQ:
         scales stay as they are.
     asymmetric: make up for what the quantized layers before changed in this layer's input, too: the
         output is to be that of the float model's input (GPTAQ, Li et al. 2025, arXiv 2504.02692,
-        eq. 3). It needs the drift Xq^T (Xf - Xq) / rows. The paper corrects each column's residual
+        eq. 3). `bs.calibrate` runs the float model beside the one that is quantized so far for it.
+        It needs the drift Xq^T (Xf - Xq) / rows. The paper corrects each column's residual
         on the way; here the weight is moved first towards where that output is nearest, half the
         way for True, or by the part that is given: all of it fits the calibration data too well.
     batch: columns whose errors are handed on together (section 3.3, step 2); only speed depends on
@@ -149,7 +154,7 @@ class GPTQ:
         if not self.asymmetric:
             return target, []
         if drift is None:
-            return target, ["nothing known of its inputs in the float model: taken for the same"]
+            return target, [_NO_DRIFT]
         drift = self.asymmetric * grams.checked_drift(drift, h, layer)
         return shifted(target, h, drift, self.damping, layer), []
 

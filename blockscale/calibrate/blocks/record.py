@@ -17,9 +17,10 @@ from blockscale.calibrate.blocks.stubs import NotWalkableError, Stop, stubbed
 from blockscale.layers.guards.sample import call
 
 
-def run_around(lane: Lane) -> None:
-    """The model around the blocks over all batches, up to the first block that is not done."""
-    for b in range(len(lane.batches)):
+def run_around(lane: Lane, only: int | None = None) -> None:
+    """The model around the blocks over all batches, or only one of them, up to the first block that
+    is not done."""
+    for b in range(len(lane.batches)) if only is None else (only,):
         _Recorder(lane, b, records=False).run()
 
 

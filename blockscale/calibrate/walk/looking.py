@@ -11,6 +11,7 @@ from blockscale.calibrate.hooks import Callback, watch
 from blockscale.calibrate.input_stats import InputStats
 from blockscale.calibrate.observers import Spec
 from blockscale.calibrate.session import Session, each_of, nbytes_of, static_parts
+from blockscale.calibrate.walk.drift import FloatInputs
 from blockscale.layers.plan import Plan
 
 Run = Callable[[], None]  # all batches, once
@@ -24,13 +25,21 @@ class Looker:
         self.counted = session.coverage = Coverage()
         self.first: dict[str, int] = {}  # layers in the order of their first call
 
-    def look(self, plans: Sequence[Plan], callbacks: Mapping[str, Callback], run: Run) -> None:
-        """One run. plans: all that are called in it."""
+    def look(
+        self,
+        plans: Sequence[Plan],
+        callbacks: Mapping[str, Callback],
+        run: Run,
+        floats: FloatInputs | None = None,
+    ) -> None:
+        """One run. plans: all that are called in it; floats: that gathers in it, too."""
         watched = {}
         for plan in plans:
             told = callbacks.get(plan.name)
             if plan.name not in self.counted.layers:
                 told = each_of(self.counter(plan), told)
+            if floats is not None:
+                told = floats.beside(plan, told)
             if told is not None:
                 watched[plan.module] = self.session.without_padding(plan, told)
         with watch(watched):
@@ -58,13 +67,18 @@ class Looker:
             yield group, self.session.gathered(collectors)
 
     def observe(
-        self, plans: Sequence[Plan], weighed: Iterable[Plan], run: Run
+        self,
+        plans: Sequence[Plan],
+        weighed: Iterable[Plan],
+        run: Run,
+        floats: FloatInputs | None = None,
     ) -> dict[str, Tensor]:
-        """Static scales of all `plans` and the grams of `weighed`, in one run if that fits."""
+        """Static scales of all `plans` and the grams of `weighed`, in one run if that fits; with
+        `floats` the session has the drifts of `weighed` then."""
         items: list[tuple[Plan, str]] = [(p, part) for p in plans for part in static_parts(p)]
         items += [(plan, "gram") for plan in weighed]
         grams: dict[str, Tensor] = {}
-        for group in groups(items, self._nbytes, self.budget):
+        for group in groups(items, self._nbytes, self.budget / (1 if floats is None else 2)):
             wanted = [(plan, part) for plan, part in group if part != "gram"]
             learning, observers = self.session.observing(wanted, self.observer)
             some = [plan for plan, part in group if part == "gram"]
@@ -72,9 +86,13 @@ class Looker:
             both = dict(learning)
             for name, callback in weighing.items():
                 both[name] = each_of(callback, learning.get(name))
-            self.look(plans, both, run)
+            if floats is not None:
+                floats.begin(some)
+            self.look(plans, both, run, floats)
             self.session.observed(observers)
             grams |= self.session.weighed(collectors)
+            if floats is not None:
+                self.session.drifts |= floats.result()
         return grams
 
     def tell_unseen(self, plans: Sequence[Plan], batches: int) -> None:

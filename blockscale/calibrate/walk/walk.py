@@ -7,6 +7,7 @@ leave, for static scales and grams; and quantized, for the blocks after it.
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -22,11 +23,13 @@ from blockscale.calibrate.choose import groups, side_by_side, statistics_bytes, 
 from blockscale.calibrate.hooks import watch
 from blockscale.calibrate.observers import Spec
 from blockscale.calibrate.session import Session, has_rows, static_parts
+from blockscale.calibrate.walk.drift import FloatInputs
 from blockscale.calibrate.walk.layers import standing_in
 from blockscale.calibrate.walk.looking import Looker
 from blockscale.calibrate.walk.one_run import in_one_run
 from blockscale.calibrate.walk.options import Options
 from blockscale.calibrate.walk.weights import Weights
+from blockscale.layers.apply import swap
 from blockscale.layers.plan import Plan
 
 if TYPE_CHECKING:
@@ -49,6 +52,9 @@ class Walk:
         self.weights = Weights(session, algorithm, self.transform, options)
         self.looker = Looker(session, observer, options.budget)
         self.sequential = options.sequential if self.weights.looks else False
+        self.floats = FloatInputs(session) if self._compares() else None
+        if self.floats is not None and (self.sequential == "once" or self._is_one_block()):
+            self.sequential = "layers"  # its layers stop for the float model, group by group
         self.budget, self.progress = options.budget, options.progress
         self.settler, self.finished = options.settler, options.finished
         inside = {plan.name for block in blocks for plan in block.plans}
@@ -76,6 +82,13 @@ class Walk:
             for name, note in lane.notes:
                 self.session.details[first[name]].append(note)
 
+    def _compares(self) -> bool:
+        """Whether inputs are compared with those of the float model, which differ here."""
+        return bool(self.sequential) and self.weights.needs_drift
+
+    def _is_one_block(self) -> bool:
+        return len(self.blocks) == 1 and self.blocks[0].module is self.session.model
+
     def _start(self, runs: int) -> None:
         count, every = len(self.blocks), len(self.batches)
         done = 0
@@ -90,7 +103,7 @@ class Walk:
     def _open_lanes(self, kept: Kept) -> None:
         """The main lane is the one whose grams count; the float one may be another, or the same."""
         model = self.session.model
-        float_too = not self.sequential or self.transform is not None or self.weights.by_block
+        float_too = not self.sequential or self._knows_float()
         self.main = Lane(model, self.blocks, self.batches, kept, self._around)
         self.float = self.main
         if self.sequential and float_too:
@@ -112,7 +125,11 @@ class Walk:
         looks = self.weights.needs_gram or static
         if not self.sequential:
             return (self.transform is not None) + looks or 1
-        return (self.transform is not None or self.weights.by_block) + looks + 1
+        return self._knows_float() + looks + 1
+
+    def _knows_float(self) -> bool:
+        """Whether the float model is run beside the one that is quantized so far."""
+        return self.transform is not None or self.weights.by_block or self.floats is not None
 
     def _next(self, *, verify: bool) -> list[int]:
         """The blocks that can be run next, once the layers before them are chosen."""
@@ -157,7 +174,8 @@ class Walk:
         ):
             self.weights.transform_layers(group, known)
         for part in self._parts(plans, one_by_one=bool(self.sequential)):
-            grams = self.looker.observe(part, self._weighed(part), lambda: run_around(self.main))
+            run = self._run_around_both
+            grams = self.looker.observe(part, self._weighed(part), run, self.floats)
             self.looker.look_once(part, lambda: run_around(self.main))
             self.looker.tell_unseen(part, len(self.batches))
             self.weights.choose(part, grams)
@@ -208,7 +226,7 @@ class Walk:
         for part in self._parts(plans, one_by_one=self.sequential == "layers"):
             with standing_in(model, layers):
                 grams = self.looker.observe(
-                    part, self._weighed(part), lambda: self._run(self.main, i)
+                    part, self._weighed(part), partial(self._run_both, i, layers), self.floats
                 )
                 self.looker.look_once(part, lambda: self._run(self.main, i))
             if self.weights.by_block:
@@ -227,6 +245,34 @@ class Walk:
         targets = Sequenced(count, lambda b: blank(self.float.target(i, b), self.batches[b]))
         order = self.looker.in_order(block.plans)
         self.weights.choose_block(block, order, grams, calls, targets)
+
+    def _run_both(self, i: int, layers: "Mapping[str, QLayer]") -> None:
+        """Block i in the main lane; with `floats`, each batch in the float model before. layers:
+        that stand in it."""
+        if self.floats is None:
+            self._run(self.main, i)
+            return
+        model, keep = self.session.model, self.float_kept and not self.float.keeps(i)
+        own = {n: p.module for p in self.blocks[i].plans for n in p.names if n in layers}
+        for b in range(len(self.batches)):
+            with self.floats.of_the_float_model():
+                quantized = swap(model, own)
+                try:
+                    self.float.run_one(i, b, keep=keep)
+                finally:
+                    swap(model, quantized)
+            self.main.run_one(i, b, keep=False)
+            self.progress.advance()
+
+    def _run_around_both(self) -> None:
+        """The same of the model around the blocks."""
+        if self.floats is None:
+            run_around(self.main)
+            return
+        for b in range(len(self.batches)):
+            with self.floats.of_the_float_model():
+                run_around(self.float, b)
+            run_around(self.main, b)
 
     def _run(self, lane: Lane, i: int, *, keep: bool | None = None) -> None:
         if keep is None:

@@ -26,6 +26,7 @@ class Weights:
 
     by_block: whether it chooses for a whole block
     needs_gram: whether it must know the layers' inputs; looks: whether it must know any data
+    needs_drift: whether it must know the layers' inputs in the float model, too
     steps: what progress is told of for each block that it chooses for
     """
 
@@ -35,6 +36,7 @@ class Weights:
         self.session, self.algorithm, self.transform = session, algorithm, transform
         self.by_block = callable(getattr(algorithm, "quantize_block", None))
         self.needs_gram = algorithm is not None and algorithm.needs_gram
+        self.needs_drift = bool(getattr(algorithm, "needs_drift", False))
         self.looks = self.by_block or self.needs_gram
         self.steps: int = getattr(algorithm, "steps", 0) if self.by_block else 0
         self._progress, self._seed = options.progress, options.seed

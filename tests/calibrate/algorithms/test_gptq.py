@@ -238,7 +238,7 @@ def test_the_float_models_inputs() -> None:
     assert torch.equal(same.packed, plain.packed)  # looked at only if it is asked for
     none, notes = GPTQ(asymmetric=True).quantize(weight, fmt, gram, "layer")
     assert torch.equal(none.packed, plain.packed)
-    assert notes == ["nothing known of its inputs in the float model: taken for the same"]
+    assert len(notes) == 1 and "in the float model were not collected" in notes[0]
     zero = torch.zeros_like(drift)
     still, notes = GPTQ(asymmetric=True).quantize(weight, fmt, gram, "layer", drift=zero)
     assert torch.equal(still.packed, plain.packed) and notes == []
