@@ -43,17 +43,3 @@ def _counted(weight: Tensor) -> Tensor:
     for digit, _ in digits(weight):
         count += digit.abs()
     return count
-
-
-def sums_by_shifts(x: Tensor, weight: Tensor) -> Tensor:
-    """x [..., k] and weight [n, k] integers -> x @ weight.T [..., n] int64, without a product.
-
-    Each x is shifted by each power of a weight, and added or subtracted.
-    """
-    wide = x.to(torch.int64)
-    acc = torch.zeros((*x.shape[:-1], weight.shape[0]), dtype=torch.int64)
-    for digit, shift in digits(weight):
-        moved = (wide << shift)[..., None, :]
-        acc = acc + torch.where(digit == 1, moved, 0).sum(-1)
-        acc = acc - torch.where(digit == -1, moved, 0).sum(-1)
-    return acc

@@ -10,7 +10,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.graph.lower.integers.fixed import NotIntegerError
 from blockscale.graph.lower.integers.weights import narrowest, whole
-from blockscale.ops.integer.powers import sums_by_shifts
+from blockscale.ops.integer.powers import digits
 from tests.graph.lower.integers.flows import INT8, INT16, UINT8, check, compared, fused, integers
 from tests.support.c_running import check as check_c
 from tests.support.c_running import needs_gcc
@@ -67,7 +67,11 @@ def test_sums_of_products_are_shifts_and_additions():
     codes = torch.randint(-128, 128, (5, 40)).to(torch.int8)
     end = (2**24, torch.zeros(1, dtype=torch.int32), 0, 0, 0, "")
     expected = torch.ops.blockscale.integer_linear(codes, weight, bias, zero, *end)
-    found = sums_by_shifts(codes.to(torch.int64) - zero, weight) + bias
+    centered = codes.to(torch.int64)[..., None, :] - zero
+    found = bias.to(torch.int64).expand(5, -1).clone()
+    for digit, shift in digits(weight):
+        found += torch.where(digit == 1, centered << shift, 0).sum(-1)
+        found -= torch.where(digit == -1, centered << shift, 0).sum(-1)
     assert torch.equal(found, expected.to(torch.int64))
 
 
