@@ -52,6 +52,9 @@ def test_each_value_is_in_a_fast_case() -> None:
         assert {case[place] for case in fast} == set(values)
 
 
+VALUES = [object() for _ in range(9)]
+
+
 @dataclass
 class Item:
     """As much of a pytest item as is asked."""
@@ -66,7 +69,8 @@ class Item:
 
     @property
     def callspec(self) -> SimpleNamespace:
-        return SimpleNamespace(indices=dict(zip("abcd", self.place, strict=False)))
+        values = [VALUES[i] for i in self.place]
+        return SimpleNamespace(params=dict(zip("abcd", values, strict=False)))
 
     def get_closest_marker(self, name: str) -> bool:
         return self.marked and name == "pairs"

@@ -158,6 +158,7 @@ INNER = ["e4m3", "e5m2", "(uint5:tensor:fp32)", "(uint7:tensor:fp32)", "(e3m4r16
 INNER += ["(e6m1r1:tensor:fp32)", "(e7m0r1:tensor:fp32)"]
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("inner", INNER)
 @pytest.mark.parametrize("element", ["e4m3", "ternary", "log4", "int2", "int8"])
 @pytest.mark.parametrize("x", [torch.zeros(4), -torch.zeros(4), FULL_RANGE], ids=["0", "-0", "max"])

@@ -80,6 +80,7 @@ def log2_is_wrong(x: Tensor, top: float) -> Tensor:
     return (above > 0) & (above < 32)
 
 
+@pytest.mark.pairs
 @pytest.mark.some(4)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("element", DTYPES)

@@ -14,6 +14,7 @@ CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 TURNED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 
 
+@pytest.mark.pairs
 @pytest.mark.some(4)
 @pytest.mark.parametrize("decomposed", [False, True])
 @pytest.mark.parametrize("dims", [1, 2, 3])

@@ -71,10 +71,12 @@ def covering(cases: Sequence[tuple[int, ...]], more: float = MORE) -> list[tuple
 def beyond_pairs(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """Of each test that is marked `pairs`, the cases that bring no new pair of parameters."""
     tests: dict[str, dict[tuple[int, ...], pytest.Item]] = defaultdict(dict)
+    numbers: dict[tuple[str, int], int] = {}  # of the values: one object in all its cases
     for item in items:
         if item.get_closest_marker("pairs"):
-            indices: dict[str, int] = item.callspec.indices  # type: ignore[attr-defined]
-            place = tuple(indices[name] for name in sorted(indices))
+            values: dict[str, Any] = item.callspec.params  # type: ignore[attr-defined]
+            keys = [(name, id(values[name])) for name in sorted(values)]
+            place = tuple(numbers.setdefault(key, len(numbers)) for key in keys)
             tests[item.nodeid.partition("[")[0]][place] = item
     kept = {test: set(covering(list(cases))) for test, cases in tests.items()}
     return [item for test, cases in tests.items() for place, item in cases.items()

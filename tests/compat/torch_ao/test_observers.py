@@ -135,6 +135,7 @@ def scripted(module: nn.Module, data: list[Tensor]) -> torch.jit.ScriptModule:
         return torch.jit.load(file)
 
 
+@pytest.mark.pairs
 @pytest.mark.some(4)
 @pytest.mark.parametrize("enabled", [False, True])
 @pytest.mark.parametrize("kind", [*PER_TENSOR, *PER_CHANNEL])

@@ -47,6 +47,7 @@ def test_given_scales(block) -> None:
         assert all(full or list(p.shape) == counts for p in made.buffers() if p.is_floating_point())
 
 
+@pytest.mark.pairs
 @pytest.mark.some(4)
 @pytest.mark.parametrize("mapping", ["SYMMETRIC", "SYMMETRIC_NO_CLIPPING_ERR", "ASYMMETRIC"])
 @pytest.mark.parametrize("keepdim", [True, False])

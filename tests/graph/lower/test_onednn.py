@@ -41,6 +41,7 @@ def bound(x, weight, bias):
     return FUSED["linear"].ulps * 2.0**-24 * size
 
 
+@pytest.mark.pairs
 @needs
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("given", INPUTS)
@@ -62,6 +63,7 @@ def test_activations(activation):
     assert ((found - expected).abs() <= 2 * bound(x, w, bias) + slack).all()
 
 
+@pytest.mark.pairs
 @needs
 @pytest.mark.parametrize("activation", ["", "relu", "gelu"])
 @pytest.mark.parametrize("result", INPUTS[:3])

@@ -32,6 +32,7 @@ def folded(function, fmt: str, c: Tensor, bias: Tensor | None = None, x: Tensor 
     return count, graph
 
 
+@pytest.mark.pairs
 @pytest.mark.some(4)
 @pytest.mark.parametrize("bias", [None, torch.randn(N)])
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def a_weight(fmt: str, n: int, k: int) -> tuple[tuple, Tensor]:
     return weight_of(codes, fmt, scale, zero), (codes.long() - offset) * (scale[:, :1] * 4).long()
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("bits", INPUTS)
 @pytest.mark.parametrize("weight_fmt", WEIGHTS)
 def test_given_zero_points(isa: str, weight_fmt: str, bits: str) -> None:
@@ -91,6 +92,7 @@ def test_chosen_zero_points(isa: str, weight_fmt: str, fmt: str) -> None:
     assert ((y.double() - exact(found, values) * units).abs() <= NEVER_WRONG * sizes).all()
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("m", [1, 2, 6, 19])
 @pytest.mark.parametrize(
     "fmt", ["uint8:group32:fp32:asym", "uint8:group16:pow2/ceil", "uint4:group48:fp32:asym"]
@@ -105,6 +107,7 @@ def test_blocks_of_x(isa: str, weight_fmt: str, fmt: str, m: int) -> None:
     check(torch.randn(m, 100) + 1, weight, weight_fmt, fmt, bias=torch.randn(37))
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("k", [64, 32768, 33025, 65536, 70000])
 @pytest.mark.parametrize("weight_fmt", ["uint8:channel0:fp32:asym", "int8:channel0:fp32:full"])
 @pytest.mark.parametrize("zero", [0, 255, 300])
@@ -173,6 +176,7 @@ def test_a_scale_that_is_none() -> None:
         check(torch.randn(4, 32), weight, weight_fmt, fmt, given=given)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("weight_fmt", WEIGHTS)
 @pytest.mark.parametrize("block", ["tensor", "token", "group32"])
 def test_chosen_zero_points_are_integers(isa: str, weight_fmt: str, block: str) -> None:

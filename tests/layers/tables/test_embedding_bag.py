@@ -34,6 +34,7 @@ def both(
     return model[0], bag
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("padding", [None, 3])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("call", CALLS)

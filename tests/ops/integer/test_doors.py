@@ -12,6 +12,7 @@ FORMATS = ("int8:tensor:pow2/nearest", "uint8:tensor:pow2/nearest:asym", "int16:
            "int8:tensor:pow2/nearest:full:nearest_away", "int4:tensor:pow2/floor")  # fmt: skip
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("exponent", [-126, -7, 0, 5, 127])

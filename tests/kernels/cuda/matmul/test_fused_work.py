@@ -11,6 +11,7 @@ from blockscale.kernels.cuda.matmul.fused_work import FusedSettings, cut, takes,
 from blockscale.kernels.cuda.matmul.reading import reading
 
 
+@pytest.mark.pairs
 @pytest.mark.some(4)
 @pytest.mark.parametrize("tiles", [1, 64, 131, 132, 133, 448])
 @pytest.mark.parametrize(("total", "unit"), [(64, 1), (64, 2), (9, 2), (37, 4), (3, 8)])

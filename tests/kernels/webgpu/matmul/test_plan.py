@@ -7,6 +7,7 @@ from blockscale.kernels.webgpu.matmul.plan import FEW, plan
 _WORKGROUP_BYTES = 16384 * 2  # of the least device that WebGPU has, and lavapipe
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("quads", [4, 8])
 @pytest.mark.parametrize("outputs", [1, 33, 4096, 100000])
 @pytest.mark.parametrize("inner", [3, 1024, 16384])

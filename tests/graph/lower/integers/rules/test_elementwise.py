@@ -55,6 +55,7 @@ def test_a_residual_from_the_models_input():
 CLAMPS = [nn.ReLU(), nn.ReLU6(), nn.Hardtanh(-2.0, 1.0)]
 
 
+@pytest.mark.pairs
 @pytest.mark.slow
 @pytest.mark.parametrize("fmt", [INT8, UINT8])
 @pytest.mark.parametrize("rule", [False, True])

@@ -16,6 +16,7 @@ POOLS = [
 ]  # fmt: skip
 
 
+@pytest.mark.pairs
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [False, True])
 @pytest.mark.parametrize("fmt", [INT8, UINT8])
