@@ -78,7 +78,7 @@ def observer_arguments(kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return {**dict(zip(named, args, strict=False)), **kwargs}
 
 
-class FormatObserver(ao.ObserverBase):  # type: ignore[misc]
+class FormatObserver(ao.ObserverBase):
     """What an observer of torch.ao's kind becomes with a format as its `dtype`.
 
     It lets tensors pass, and sees them where the format's scale is static (one for a tensor, one
@@ -224,7 +224,7 @@ class Values(nn.Module):
             return y if last else y.movedim(-1, self.ch_axis)
         layout = self.layout or _layout(x)
         if not of_convolution(layout):
-            return self.by(x)  # type: ignore[no-any-return]
+            return self.by(x)
         return from_stored(self.by(to_stored(x, layout).contiguous()), layout, x.shape)
 
     def extra_repr(self) -> str:

@@ -70,7 +70,7 @@ def _of_weight(module: nn.Module) -> Any:
 def _fixed(name: str, module: nn.Module) -> nn.Module:
     """What a module's results go through from now on."""
     try:
-        return _held(module, _RESULT).values()  # type: ignore[no-any-return]
+        return _held(module, _RESULT).values()
     except ValueError as error:
         raise ValueError(f"what {name or 'the model'} gives: {error}") from None
 

@@ -83,7 +83,11 @@ class FormatFakeQuantize(FakeQuantize):
             )
         arguments = {**arguments, **{k: make() for k, make in calls.items()}, **observer_kwargs}
         spec = spec_of(kind, arguments)
-        said = {"quant_min": quant_min, "quant_max": quant_max, "is_dynamic": is_dynamic}
+        said: dict[str, Any] = {
+            "quant_min": quant_min,
+            "quant_max": quant_max,
+            "is_dynamic": is_dynamic,
+        }
         of_statistics = ("averaging_constant", "bins")
         rest = {name: value for name, value in arguments.items() if name not in of_statistics}
         self.activation_post_process = FormatObserver(spec=spec, **rest, **said)
@@ -102,7 +106,7 @@ class FormatFakeQuantize(FakeQuantize):
         if self.observer_enabled[0] == 1:
             observer(X)
         if self.fake_quant_enabled[0] == 1 and not observer.missing:
-            return observer.values()(X)  # type: ignore[no-any-return]
+            return observer.values()(X)
         return X
 
     def qparams(self) -> QParams:

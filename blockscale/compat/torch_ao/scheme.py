@@ -40,8 +40,8 @@ def _read(constructor: Any, place: str, by_channel: str) -> tuple[Format | None,
             return parse(constructor), False
         made = instance(constructor)
         fmt = to_format(made)
-        theirs = fmt is not None and not hasattr(made, "format")
-        if theirs and fmt.block.name not in ("tensor", by_channel):
+        theirs = not hasattr(made, "format")
+        if fmt is not None and theirs and fmt.block.name not in ("tensor", by_channel):
             raise ValueError(f"its channels are {fmt.block}, here they have to be {by_channel}")
         return fmt, bool(getattr(made, "is_dynamic", False))
     except (ValueError, AssertionError, NotImplementedError, TypeError) as error:

@@ -72,7 +72,8 @@ def _with_values(name: str, layer: nn.Module, made: Any) -> nn.Module:
             f"mapping, set_module_name({name!r}, None)"
         )
     own.weight_values = made.values(observed.layout_of(own))
-    own.__class__ = _reading(type(own))
+    kind: Any = type(own)
+    own.__class__ = _reading(kind)
     for each in (layer, own):
         each.qconfig = None  # so that torch.ao's converter leaves the layer as it is
     return layer
@@ -84,6 +85,6 @@ def _reading(kind: Any) -> Any:
     parametrizations would do the same under other names, which codes are to keep."""
 
     def weight(self: Any) -> Tensor:
-        return self.weight_values(self._parameters["weight"])  # type: ignore[no-any-return]
+        return self.weight_values(self._parameters["weight"])
 
     return type(kind.__name__, (kind,), {"weight": property(weight)})

@@ -122,10 +122,10 @@ def _write(
     graph: fx.GraphModule, node: fx.Node, x: fx.Node, weight: Value, settings: dict[str, Any]
 ) -> None:
     rank = len(settings["shape"])
-    last, first = [0, *range(2, rank), 1], [0, rank - 1, *range(1, rank - 1)]
-    values: Any = as_value(_before(graph, x, first, last, node), torch.float32)
+    channels_last, first = [0, *range(2, rank), 1], [0, rank - 1, *range(1, rank - 1)]
+    values: Any = as_value(_before(graph, x, first, channels_last, node), torch.float32)
     if values is None:
-        values = Value(_before(graph, x, first, last, node))  # type: ignore[arg-type]
+        values = Value(_before(graph, x, first, channels_last, node))  # type: ignore[arg-type]
     if not values.fmt:
         values = Value(widened(values.data))  # type: ignore[arg-type]
     end, dtype = narrowed(node)
