@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.durations import FILE, Durations
+from tests.support.durations import FILE, Durations
 from tests.support.schedule import Clock, changed_first, left_out
 from tests.support.some import beyond_pairs, mark_slow
 

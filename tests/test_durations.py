@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.durations import by_folder, folder, read, table
+from tests.support.durations import by_folder, folder, read, table
 from tests.support.schedule import ROOT
 
 
@@ -13,7 +13,7 @@ def test_what_a_test_its_children_and_its_fixtures_cost(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         "import sys\nfrom pathlib import Path\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"
-        "from tests.durations import Durations\n"
+        "from tests.support.durations import Durations\n"
         "def pytest_configure(config):\n"
         "    config.pluginmanager.register(Durations(Path('cache') / 'durations.jsonl'))\n"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import fresh
+from tests.support import fresh
 
 
 def test_what_it_prints_and_how_it_ends(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_nothing_is_left_for_the_next() -> None:
 
 
 def test_one_that_has_imported_ours() -> None:
-    code = "import sys; print('blockscale' in sys.modules, 'tests.fresh' in sys.modules)"
+    code = "import sys; print('blockscale' in sys.modules, 'tests.support.fresh' in sys.modules)"
     assert fresh.run(code, ready=fresh.WITH_OURS).stdout == "True False\n"
 
 

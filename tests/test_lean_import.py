@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests import fresh
+from tests.support import fresh
 
 HEAVY = (
     "triton",

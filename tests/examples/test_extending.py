@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import fresh
+from tests.support import fresh
 from tests.support.some import crossed
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,8 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
-from tests import fresh
 from tests.export.onnx.running import array, exported, initializers, kinds
+from tests.support import fresh
 from tests.support.integer_models import INT8, PER_CHANNEL, quantized
 from tests.support.layer_formats import REFERENCE
 from tests.support.programs import bert, gpt2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import blockscale as bs
-from tests import fresh
+from tests.support import fresh
 
 ROOT = Path(__file__).parents[2]
 

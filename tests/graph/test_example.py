@@ -2,7 +2,7 @@
 
 import pathlib
 
-from tests import fresh
+from tests.support import fresh
 
 
 def test_the_example():

@@ -16,7 +16,7 @@ import blockscale as bs
 from blockscale.graph.pickled import Graph
 from blockscale.graph.program import exported
 from blockscale.graph.state import state
-from tests import fresh
+from tests.support import fresh
 
 X = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
 

@@ -10,7 +10,7 @@ import pytest
 
 from blockscale.integrations import on_import
 from blockscale.integrations.on_import import bring_along
-from tests import fresh
+from tests.support import fresh
 
 Write = Callable[..., None]
 LIBRARY, OURS = "a_library_of_tests", "ours_about_a_library"

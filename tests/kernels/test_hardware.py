@@ -16,7 +16,7 @@ import blockscale as bs
 from blockscale.kernels import cpu
 from blockscale.kernels import hardware as probes
 from blockscale.kernels.registry import backends, unavailable
-from tests import fresh
+from tests.support import fresh
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = "" if isinstance(cpu.load(), str) else str(cpu.load().__file__)

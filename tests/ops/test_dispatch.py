@@ -9,7 +9,7 @@ from blockscale.core.operand import UNQUANTIZED, Value
 from blockscale.ops import op as module
 from blockscale.ops.fused import FUSED
 from blockscale.ops.primitives import fake_quantize
-from tests import fresh
+from tests.support import fresh
 from tests.support.ops_dispatch import X, call
 
 

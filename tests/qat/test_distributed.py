@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import blockscale as bs
-from tests import fresh
+from tests.support import fresh
 from tests.support.qat_models import train
 
 WORLD = 2

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import blockscale as bs
-from tests import fresh
 from tests.calibrate.observers.ranks import CASES, RANKS, shards, work
 from tests.calibrate.observers.seen import merges_exactly, seeing
+from tests.support import fresh
 
 
 @pytest.fixture(scope="module")

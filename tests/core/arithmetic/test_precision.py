@@ -14,7 +14,7 @@ from blockscale.core.arithmetic.precision import float32_inside, flushes, subnor
 from blockscale.core.operand import Operand, quantizer
 from blockscale.core.parse import parse
 from blockscale.ops import primitives
-from tests import fresh
+from tests.support import fresh
 from tests.support.op_samples import bits
 
 ROOT = Path(__file__).parents[3]

@@ -13,8 +13,8 @@ from blockscale.files.directory.beside import work_path
 from blockscale.files.directory.quantize_directory import plan_directory, quantize_directory
 from blockscale.files.metadata import FileError
 from blockscale.files.slabs import cutting
-from tests import fresh
 from tests.files.directory.places import Listener
+from tests.support import fresh
 from tests.support.file_models import contents, tiny_tensors, write_model
 from tests.support.some import crossed
 

@@ -8,7 +8,7 @@ import torch
 
 import blockscale as bs
 from blockscale.files.directory.quantize_directory import quantize_directory
-from tests import fresh
+from tests.support import fresh
 from tests.support.file_models import contents, write_model
 
 ROOT = Path(__file__).parents[3]

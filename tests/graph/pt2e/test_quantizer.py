@@ -11,7 +11,6 @@ from blockscale.calibrate.observers import make
 from blockscale.core.catalog import CATALOG
 from blockscale.core.parse import parse
 from blockscale.graph.pt2e import pt2e_quantizer
-from tests import fresh
 from tests.graph.pt2e.flow import (
     Net,
     adopted,
@@ -21,6 +20,7 @@ from tests.graph.pt2e.flow import (
     through_modules,
     through_pt2e,
 )
+from tests.support import fresh
 from tests.support.op_samples import bits
 from tests.support.some import crossed
 

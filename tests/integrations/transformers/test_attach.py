@@ -9,7 +9,7 @@ import pytest
 
 import blockscale as bs
 from blockscale.integrations.transformers.attach import attach
-from tests import fresh
+from tests.support import fresh
 from tests.support.transformers_models import gpt2, llama, same_bits
 
 

@@ -10,7 +10,7 @@ import blockscale as bs
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.ops import primitives as P
 from blockscale.ops.embedding import embedding
-from tests import fresh
+from tests.support import fresh
 
 ROOT = Path(__file__).parents[3]
 FMT, ASYM, TWO = "int4:group16:fp32", "int4:group16:fp32:asym", "e2m1:group16:e4m3"

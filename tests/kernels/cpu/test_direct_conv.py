@@ -14,10 +14,10 @@ from blockscale.kernels.cpu.conv_way import Way
 from blockscale.kernels.cpu.direct_conv import channels_last
 from blockscale.ops import primitives as P
 from blockscale.ops.fused import FUSED
-from tests.kernels.cpu.test_activate import EXACT
-from tests.kernels.cpu.test_fused_conv import asked, close
-from tests.kernels.cpu.test_fused_linear import ENDS, coded, results
+from tests.support.cpu_activate import EXACT
 from tests.support.cpu_conv import always
+from tests.support.cpu_fused_conv import asked, close
+from tests.support.cpu_fused_linear import ENDS, coded, results
 
 CONV = FUSED["conv"]
 # channels, outputs, groups, kernel, stride, padding, dilation, size

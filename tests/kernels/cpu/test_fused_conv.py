@@ -4,21 +4,18 @@ import itertools
 
 import pytest
 import torch
-from torch import Tensor
 
 import blockscale as bs
 from blockscale.core.layout import to_stored
-from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
+from blockscale.core.operand import Quantizer, Value
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import conv_way
-from blockscale.kernels.registry import supporting
 from blockscale.ops import primitives as P
-from blockscale.ops.fused import FUSED
 from tests.support.cpu_activate import EXACT
 from tests.support.cpu_conv import always
+from tests.support.cpu_fused_conv import CONV, asked, close
 from tests.support.cpu_fused_linear import ENDS, coded, results
 
-CONV = FUSED["conv"]
 # channels, outputs, kernel, stride, padding, dilation, size
 SHAPES = (
     (16, 24, (3, 3), (1, 1), (1, 1), (1, 1), (9, 8)),
@@ -62,25 +59,6 @@ def made(shape: tuple, fmt: str, weight_fmt: str, batch: int = 2) -> tuple[Value
         "padding": [*padding], "dilation": [*dilation], "groups": 1,
     }  # fmt: skip
     return x, weight, settings
-
-
-def asked(x: Value, weight: Value, settings: dict) -> bool:
-    """Whether the kernel takes this call."""
-    values = (*settings.values(), False, (), "", torch.float32, UNQUANTIZED)
-    with bs.use("cpu"):  # loads the kernels
-        kernel = supporting("fused_conv", "cpu", (x.fmt, weight.fmt), (x, weight, *values))
-    return kernel is not None
-
-
-def close(x: Value, weight: Value, y: Tensor, settings: dict) -> None:
-    """Within the tolerance; what the op makes of magnitudes says how large it is."""
-    with bs.use("reference"):
-        values, dense = (P.dequantize(v.operand, torch.float32) for v in (x, weight))
-        exact = CONV(Value(values), Value(dense), **settings)[0]
-        sizes = settings | {"bias": settings["bias"].abs()}
-        size = CONV(Value(values.abs()), Value(dense.abs()), **sizes)[0]
-    assert (y.shape, y.dtype, y.is_contiguous()) == (exact.shape, torch.float32, True)
-    assert ((y - exact).abs() <= 2 * CONV.ulps * 2.0**-24 * size).all()
 
 
 @pytest.mark.some(4)

@@ -13,7 +13,7 @@ from blockscale.kernels.cpu import fused_conv_transpose as kernel
 from blockscale.kernels.registry import supporting
 from blockscale.ops import primitives as P
 from blockscale.ops.fused import FUSED
-from tests.ops.fused.cases import coded, quantizer_of
+from tests.support.fused_cases import coded, quantizer_of
 
 CONV = FUSED["conv"]
 # channels, outputs, kernel, stride, padding, output padding, dilation; size

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests import fresh
+from tests.support import fresh
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
@@ -15,7 +15,7 @@ from blockscale.kernels.cpu import _native
 from blockscale.ops import primitives as P
 from blockscale.ops.embedding import embedding
 from tests.kernels.cpu.equal import differing, everything, settings
-from tests.kernels.cpu.test_primitives import ELEMENTS, rough
+from tests.support.cpu_primitives import ELEMENTS, rough
 
 torch.set_num_threads(1)
 libc, PAGE, kept = ctypes.CDLL(None, use_errno=True), mmap.PAGESIZE, []

@@ -10,8 +10,8 @@ import torch
 
 import blockscale as bs
 from blockscale.kernels.cpu import _native, tuned
-from tests import fresh
 from tests.kernels.cpu.equal import settings
+from tests.support import fresh
 from tests.support.same import same
 
 BOUNDS = _native.tuning_bounds()

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import blockscale as bs
 from blockscale.layers.guards import processes as guard
 from blockscale.layers.guards.processes import agreeing, check_group, processes, sent_by_no_forward
-from tests import fresh
+from tests.support import fresh
 
 WORLD = 2
 RECIPE = bs.Recipe("int8", "int8:tensor:fp32")

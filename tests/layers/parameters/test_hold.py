@@ -13,7 +13,7 @@ import blockscale as bs
 from blockscale.layers.linear import QLinear
 from blockscale.layers.parameters.hold import Holder, all_held, held, hold, release
 from blockscale.layers.store import QWeight
-from tests import fresh
+from tests.support import fresh
 
 
 class Own(nn.Module):

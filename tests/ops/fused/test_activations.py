@@ -6,7 +6,7 @@ from torch import Tensor
 
 from blockscale.core.operand import Value
 from blockscale.ops.fused import FUSED
-from tests.ops.fused.cases import Case, check, every
+from tests.support.fused_cases import Case, check, every
 
 SELU = {"alpha": 1.6732632423543772848170429916717, "scale": 1.0507009873554804934193349852946}
 

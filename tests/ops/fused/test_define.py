@@ -11,7 +11,7 @@ from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
 from blockscale.ops import fused as package
 from blockscale.ops.fused import FUSED, Fused
 from blockscale.ops.op import OPS
-from tests.ops.fused.cases import FORMATS, cases_of, coded
+from tests.support.fused_cases import FORMATS, cases_of, coded
 from tests.support.op_samples import bits
 
 # graph.md, section 4; conv1d … conv_transpose3d are one op

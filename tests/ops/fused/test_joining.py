@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.ops.fused.cases import Case, check, every
+from tests.support.fused_cases import Case, check, every
 
 CASES: dict[str, list[Case]] = {
     "cat": [

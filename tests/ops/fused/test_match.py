@@ -14,7 +14,7 @@ import blockscale as bs
 from blockscale.core.operand import UNQUANTIZED, Value
 from blockscale.ops.fused import FUSED, match
 from blockscale.ops.fused.match import Match, dtype_of
-from tests.ops.fused.cases import Case, cases_of
+from tests.support.fused_cases import Case, cases_of
 from tests.support.op_samples import bits
 
 CASES = [

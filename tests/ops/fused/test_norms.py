@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.ops.fused.match import match
-from tests.ops.fused.cases import Case, check, every
+from tests.support.fused_cases import Case, check, every
 from tests.support.op_samples import bits
 
 

@@ -16,7 +16,7 @@ from blockscale.kernels.activations import ACTIVATIONS
 from blockscale.ops import primitives as P
 from blockscale.ops.fused import FUSED, Fused
 from blockscale.ops.fused.plan import activated
-from tests.ops.fused.cases import Case, cases_of, coded, quantizer_of
+from tests.support.fused_cases import Case, cases_of, coded, quantizer_of
 from tests.support.op_samples import bits
 from tests.support.some import crossed
 

@@ -14,7 +14,7 @@ from blockscale.core.layout import grouped_layout, to_stored
 from blockscale.core.operand import UNQUANTIZED, Value
 from blockscale.kernels.activations import ACTIVATIONS
 from blockscale.ops.fused import FUSED, products
-from tests.ops.fused.cases import Case, check, coded, decoded, every
+from tests.support.fused_cases import Case, check, coded, decoded, every
 from tests.support.op_samples import bits
 
 

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from tests.ops.fused.cases import Case, check, every
+from tests.support.fused_cases import Case, check, every
 
 FLOAT32 = (torch.float32,)  # torch has no such pool in bfloat16 on a CPU
 

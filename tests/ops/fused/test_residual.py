@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import blockscale as bs
 from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
 from blockscale.ops.fused.residual import KEPT, RESIDUAL_LAYER_NORM, RESIDUAL_RMS_NORM
-from tests.ops.fused.cases import FORMATS, RESULTS, coded, decoded, encoded, quantizer_of
+from tests.support.fused_cases import FORMATS, RESULTS, coded, decoded, encoded, quantizer_of
 from tests.support.op_samples import bits
 
 SHAPE = (3, 4, 32)

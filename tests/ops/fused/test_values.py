@@ -8,7 +8,7 @@ import torch
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, Value
 from blockscale.ops.fused import FUSED, values
 from blockscale.ops.fused.values import needs
-from tests.ops.fused.cases import cases_of, check, coded, quantizer_of
+from tests.support.fused_cases import cases_of, check, coded, quantizer_of
 
 X = torch.randn(4, 36)
 ASYM, TWO = coded(X, "uint8:tensor:fp32:asym"), coded(X, "nvfp4")
@@ -101,7 +101,7 @@ def test_wrong_operands_are_refused_in_graphs_too() -> None:
         FUSED["relu"](Value(torch.empty(4, 36), fmt="int8:tensor:fp32", size=36))
 
 
-# Planted bugs: each turns the comparison of tests/ops/fused/cases.py red.
+# Planted bugs: each turns the comparison of tests/support/fused_cases.py red.
 
 
 @pytest.mark.parametrize("part", ["zero_point", "outer", "scale"])

@@ -8,8 +8,8 @@ import torch
 import blockscale as bs
 from blockscale.graph.lower import lower
 from blockscale.graph.program import exported
-from tests import fresh
 from tests.graph.lower.programs import FORMATS, layers, network
+from tests.support import fresh
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TORCH, WITH_OURS = "import torch", "import torch, blockscale"  # what a server has done
 
 # Each job is a line of JSON; the fork that waits for it answers with "ID EXITCODE SECONDS".

@@ -5,7 +5,7 @@ with the making and unmaking of its fixtures) says what a test costs on a busy m
 line for each test, `{"test", "processor", "wall", "outcome", "worker"}` in seconds, and one for the
 collection of each process, whose "test" is "(collection)". As a program it sums them:
 
-    python -m tests.durations [FILE] [--top 50] [--depth 1] [--before FILE]
+    python -m tests.support.durations [FILE] [--top 50] [--depth 1] [--before FILE]
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from tests import fresh
+from tests.support import fresh
 
 FILE = Path(".pytest_cache") / "durations.jsonl"
 COLLECTION = "(collection)"
