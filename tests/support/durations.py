@@ -11,10 +11,10 @@ collection of each process, whose "test" is "(collection)". As a program it sums
 import argparse
 import json
 import os
-import time
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from time import monotonic, process_time  # tests put other clocks into the module
 from typing import Any, TextIO
 
 import pytest
@@ -28,7 +28,7 @@ COLLECTION = "(collection)"
 def processor() -> float:
     """Seconds of processor time that this process and its ended children have taken."""
     ended = os.times()
-    return time.process_time() + ended.children_user + ended.children_system + fresh.spent()
+    return process_time() + ended.children_user + ended.children_system + fresh.spent()
 
 
 class Durations:
@@ -39,7 +39,7 @@ class Durations:
         self._own = file.with_name(f"{file.stem}-{os.getpid()}{file.suffix}")  # until the run ends
         self._file: TextIO | None = None
         self._sums: dict[str, dict[str, Any]] = {}
-        self._last = (processor(), time.monotonic())
+        self._last = (processor(), monotonic())
 
     def pytest_configure(self, config: pytest.Config) -> None:
         """The first process writes, not xdist's workers; runs at the same time do not mix."""
@@ -95,7 +95,7 @@ class Durations:
             self._own.replace(self._path)
 
     def _since(self) -> tuple[float, float]:
-        now = (processor(), time.monotonic())
+        now = (processor(), monotonic())
         last, self._last = self._last, now
         return now[0] - last[0], now[1] - last[1]
 

@@ -50,7 +50,7 @@ def test_a_spelling_and_its_format_are_one() -> None:
         ("iq4_nl:group32:e8m0", "ratio", "divided"),
         ("int8_pow2", "power", "nearest"),
         ("nvfp4", "joined", "multiplied"),
-        ("e2m1:group16:e4m3:recip", "levels", "apart"),
+        ("e2m1:group16:e4m3:recip", "levels", "separate"),
         ("binary:token:fp32", "random", "none"),
         ("int8:token:fp32:stochastic", "random", "philox"),
         ("log8f3:channel0:fp32", "element", "large_codebook"),
