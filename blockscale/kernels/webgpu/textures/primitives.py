@@ -230,10 +230,10 @@ def _qparams(f: Form, parts: Parts, shape: tuple[int, ...]) -> QParams:
 
     outer = None
     if parts.outer is not None and f.outer_shape is not None:
-        outer = WebGPUTensor(parts.outer, f.outer_shape(blocks), torch.float32)
+        outer = WebGPUTensor(parts.outer, f.outer_shape(blocks), f.outer_dtype)
     scale = WebGPUTensor(parts.scale, blocks, f.scale_dtype)
     offset = tensor(parts.offset, f.offset_dtype)
-    return QParams(scale, outer, tensor(parts.zero, torch.int32), offset)
+    return QParams(scale, outer, tensor(parts.zero, f.zero_dtype), offset)
 
 
 def _there(x: Tensor) -> Tensor:

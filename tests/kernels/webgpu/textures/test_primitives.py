@@ -25,6 +25,7 @@ MORE = [
     "int8:channel1:fp32:full", "int5:group8@0:pow2/ceil", "int8:group32:fp32:recip",
     "int8:group4:fp32:offset", "int4:group8:e8m0/rceil:stochastic", "e4m3:group6:fp32:stochastic",
     "int8:tensor:fp32:nearest_away", "int8:token:fp32:toward_zero",
+    "uint4:group5:fp32:asym(fp16)",
 ]  # fmt: skip
 FAST = ["mxfp6", "nvfp4", "ternary", MORE[0], MORE[1], MORE[3], MORE[8]]
 SHAPES = [(6,), (5, 18), (4, 3, 10), (2, 3, 4, 5), (2, 4, 2, 2, 2, 6)]
