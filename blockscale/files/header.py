@@ -47,6 +47,12 @@ class StoredTensor(NamedTuple):
         return DTYPES.get(self.dtype)
 
 
+def begins(start: bytes, size: int) -> bool:
+    """Whether a file of `size` bytes begins as these do: a length that fits, and a first brace."""
+    fits = int.from_bytes(start[:LENGTH], "little") <= size - LENGTH
+    return fits and start[LENGTH : LENGTH + 1] == b"{"
+
+
 def sized(dtype: torch.dtype, shape: tuple[int, ...]) -> StoredTensor:
     """What a tensor of `dtype` and `shape` takes."""
     return StoredTensor(_NAMES[dtype], tuple(shape), prod(shape) * dtype.itemsize)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from blockscale.core.untrusted.files import FileError
+from blockscale.files.header import begins
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _WHY = (
@@ -39,6 +40,8 @@ def recognize(path: Path) -> str | None:
         return None
     with path.open("rb") as file:
         start = file.read(_LONGEST)
+    if begins(start, path.stat().st_size):  # the length of a header may read as a pickle's protocol
+        return None
     for place, magic, what in _MAGICS:
         if start[place : place + len(magic)] == magic:
             return what

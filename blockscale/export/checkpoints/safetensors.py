@@ -15,6 +15,7 @@ from blockscale.core.recipe import read_bias
 from blockscale.core.untrusted.json_text import json_object, read_json
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.export.checkpoints.layout import Weight, find_weights
+from blockscale.files.header import begins
 from blockscale.files.metadata import FileError, Metadata
 from blockscale.files.stored_model import INDEX, StoredModel, open_stored_model
 from blockscale.files.stream import Reader
@@ -32,10 +33,9 @@ def recognize(path: Path) -> str | None:
         return "its name ends in .safetensors"
     if not path.is_file():
         return None
-    with path.open("rb") as file:  # the length of a header, and its first brace
-        start, size = file.read(9), path.stat().st_size
-    fits = start[8:] == b"{" and int.from_bytes(start[:8], "little") <= size - 8
-    return "it begins as safetensors files do" if fits else None
+    with path.open("rb") as file:
+        start = file.read(9)
+    return "it begins as safetensors files do" if begins(start, path.stat().st_size) else None
 
 
 def saved(path: Path) -> StoredModel | None:

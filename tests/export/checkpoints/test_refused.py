@@ -62,3 +62,17 @@ def test_an_archive_that_is_damaged(tmp_path):
     (tmp_path / "m.zip").write_bytes(b"PK\3\4" + bytes(40))
     with pytest.raises(bs.FileError, match="unrecognised checkpoint format"):
         bs.checkpoint(tmp_path / "m.zip")
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_the_length_of_a_header_is_no_protocol(protocol, tmp_path):
+    """0x80, 2 and so on begin a pickle, and a safetensors file whose header has so many bytes."""
+    path, length = tmp_path / "m.safetensors", 0x80 + 256 * protocol
+    header = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'.ljust(length)
+    data = length.to_bytes(8, "little") + header + torch.tensor([1.0, 2.0]).numpy().tobytes()
+    for name in ("m.safetensors", "m.bin"):
+        path = tmp_path / name
+        path.write_bytes(data)
+        assert data[:2] == bytes([0x80, protocol])
+        with bs.checkpoint(path) as found:
+            assert torch.equal(found["a"], torch.tensor([1.0, 2.0]))
