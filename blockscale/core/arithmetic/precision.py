@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 
 _SMALLEST, _ONE = 5e-324, 1.0  # a subnormal number, and what a constant would not be folded with
 _GRAIN = 32768  # elements that torch gives to a thread at least (ATen/TensorIterator.h)
@@ -52,10 +53,12 @@ def flushes() -> bool:
 def _others_flush(threads: int) -> bool:
     """The same of the threads that torch computes on here: of a norm, each has one of the rows.
 
-    They keep the switch that they were started with, whatever this thread's is now.
+    They keep the switch that they were started with, whatever this thread's is now. Asked for real,
+    whatever is being traced around it.
     """
-    tiny = torch.full((threads, 1), 2.0**-140, dtype=torch.float32, device="cpu")
-    return not F.layer_norm(torch.cat([tiny, -tiny], 1), (2,), eps=1.0).all()
+    with _disable_current_modes():
+        tiny = torch.full((threads, 1), 2.0**-140, dtype=torch.float32, device="cpu")
+        return not F.layer_norm(torch.cat([tiny, -tiny], 1), (2,), eps=1.0).all()
 
 
 @contextmanager

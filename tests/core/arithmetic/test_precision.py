@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import blockscale as bs
 from blockscale.core.arithmetic.precision import float32_inside, flushes, subnormals_kept
@@ -141,3 +142,20 @@ with bs.use("reference"):
 
 def test_threads_that_flush_are_not_used() -> None:
     fresh.run(OTHERS, cwd=ROOT, warn="error", check=True)
+
+
+def test_what_is_traced_around_it_stays_clean() -> None:
+    """Other threads are asked for real: of a model of many elements nothing could be traced."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            with subnormals_kept():
+                return x + 1
+
+        traced = make_fx(run)(torch.ones(2))
+    finally:
+        torch.set_num_threads(threads)
+    called = [str(n.target) for n in traced.graph.nodes if n.op == "call_function"]
+    assert called == ["aten.add.Tensor"]
