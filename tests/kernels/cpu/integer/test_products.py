@@ -66,6 +66,12 @@ def test_sums_at_every_bound(largest):
     sums = op(*args, shifts(0), 0, 0, 0, "")
     assert sums.dtype == (torch.int32 if largest < 2**31 else torch.int64)
     assert torch.equal(sums.long(), x.long() @ w.t() + bias)
+    most = torch.tensor([[2**15 - 1, 1]]).expand(len(x), 2)  # the bias as two products more
+    a = torch.cat([x, most], 1).to(torch.int16)
+    b = torch.cat([w.t(), (bias // (2**15 - 1))[None], (bias % (2**15 - 1))[None]]).to(torch.int16)
+    for shift in (0, 1, 9, 16):
+        equal("integer_matmul", a, b, 0, 0, largest, shifts(shift), 0, *LIMITS[INT16], INT16)
+    equal("integer_matmul", a, b, 0, 0, largest, shifts(0), 0, 0, 0, "")
 
 
 @pytest.mark.parametrize("largest", [TOP + 1, 2**31 - 1, 2**31, 2**53])
