@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import traceback
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,6 +26,7 @@ from typing import IO, Any
 import hypothesis
 import pytest
 
+from tests.support.marks import current_tests
 from tests.support.planted import TooLateError, functions, plant, swap
 
 ROOT = Path(__file__).parents[2]
@@ -199,6 +201,14 @@ class FirstFailure:
         hypothesis.settings.load_profile("first failure")
 
 
+def files_of_bugs() -> set[str]:
+    """The files of all tests that find the planted bugs."""
+    lists = (tomllib.loads(path.read_text()) for path in (ROOT / "tests/mutate").glob("*.toml"))
+    bugs = [bug for each in lists for bug in each["sabotage"]]
+    tests = current_tests(sorted({test for bug in bugs for test in bug["tests"]}))
+    return {test.partition("::")[0] for test in tests}
+
+
 class Imported(FirstFailure):
     """The pytest session that collects tests when they are first asked for."""
 
@@ -218,18 +228,20 @@ class Imported(FirstFailure):
         """Serve until nobody asks any more."""
         for line in self._ask:
             request = json.loads(line)
-            new = {test.partition("::")[0] for test in request["tests"]} - set(self._items)
-            if new:
-                self._collect(session, sorted(new))
+            asked = {test.partition("::")[0] for test in request["tests"]}
+            if not asked <= set(self._items):
+                self._collect(session, sorted({*asked, *self._items, *files_of_bugs()}))
             result = forked(lambda asked: self._work(session, asked), request)
             self._answer.write(json.dumps(result) + "\n")
             self._answer.flush()
         return True
 
     def _collect(self, session: pytest.Session, files: list[str]) -> None:
+        """At once: pytest gives fixtures of a conftest to the tests of one collection alone."""
         gc.unfreeze()
-        for file in files:
-            self._items[file] = list(session.perform_collect([file]))
+        self._items = {file: [] for file in files}
+        for item in session.perform_collect(files):
+            self._items[item.nodeid.partition("::")[0]].append(item)
         self._alive = functions(ROOT)
         gc.collect()
         gc.freeze()  # forks share what they do not write to
@@ -249,6 +261,9 @@ class Imported(FirstFailure):
         for item, following in pairwise([*dict.fromkeys(items), None]):
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if session.testsfailed:
+                reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+                failures = [*reporter.stats.get("failed", ()), *reporter.stats.get("error", ())]
+                print("", *(each.longreprtext for each in failures), sep="\n")
                 return FAILED
         return PASSED if items else int(pytest.ExitCode.NO_TESTS_COLLECTED)
 
