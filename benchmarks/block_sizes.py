@@ -22,7 +22,7 @@ from blockscale.bench.environment import every_core, start_again
 from blockscale.bench.machine import commit, hardware, versions
 from blockscale.bench.timing import Racer, clock, race
 from blockscale.files.whole import check_place, written_whole
-from blockscale.report.model.measure import measure
+from blockscale.reporting.model.measure import measure
 
 SIZES = (32, 64, 128, 256, 512, 1024, 2048)
 ELEMENTS = ("int8", "int4", "e4m3", "e2m1")
@@ -84,7 +84,7 @@ def _timed(op: str, made: dict[str, Any], seconds: float, nbytes: int) -> dict[s
 
 def plot(data: dict[str, Any], folder: Path) -> list[Path]:
     """Error by bits, and the time of each op by block size, as figures (the extra `report`)."""
-    from blockscale.report.model.figures import COLORS, check_folder, save
+    from blockscale.reporting.model.figures import COLORS, check_folder, save
 
     check_folder(folder).mkdir(exist_ok=True)
     kinds = dict.fromkeys((row["element"], row["scale"]) for row in data["rows"])

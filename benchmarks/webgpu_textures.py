@@ -21,8 +21,8 @@ from blockscale.kernels.webgpu.primitives.form import form
 from blockscale.kernels.webgpu.primitives.parts import given_parts
 from blockscale.kernels.webgpu.textures.layout import block_grid, layout
 from blockscale.kernels.webgpu.textures.local_size import Three, local_size
+from blockscale.kernels.webgpu.textures.storage import Texture, empty, texture
 from blockscale.kernels.webgpu.textures.texels_to_texels import run
-from blockscale.kernels.webgpu.textures.texture import Texture, empty, texture
 
 SHAPE, SMALL = (64, 512, 2048), (8, 128, 512)
 BLOCKS = (

@@ -4,10 +4,11 @@ from blockscale import compat as compat
 from blockscale import export as export
 from blockscale import graph as graph
 from blockscale import integrations as integrations
+from blockscale import moved as moved
 from blockscale import qat as qat
-from blockscale.calibrate import observers as observers
-from blockscale.calibrate.calibrate import calibrate as calibrate
-from blockscale.calibrate.compare import compare as compare
+from blockscale.calibration import observers as observers
+from blockscale.calibration.calibrate import calibrate as calibrate
+from blockscale.calibration.compare import compare as compare
 from blockscale.core.format import Format as Format
 from blockscale.core.ledger import Entry as Entry
 from blockscale.core.ledger import Ledger as Ledger
@@ -31,21 +32,23 @@ from blockscale.ops.quantize import choose_qparams as choose_qparams
 from blockscale.ops.quantize import fake_quantize as fake_quantize
 from blockscale.ops.quantize import quantize as quantize
 from blockscale.ops.tensor import QTensor as QTensor
-from blockscale.qat.convert import convert as convert
+from blockscale.qat.conversion import convert as convert
 from blockscale.qat.prepare import prepare_qat as prepare_qat
-from blockscale.report.model.report import report as report
-from blockscale.search.recommend import recommend as recommend
-from blockscale.search.result import read_search as read_search
-from blockscale.search.search import search as search
-from blockscale.search.system.estimates import auto_quantize_tensor as auto_quantize_tensor
-from blockscale.search.system.estimates import estimate_accuracy_impact as estimate_accuracy_impact
-from blockscale.search.system.estimates import estimate_memory_savings as estimate_memory_savings
-from blockscale.search.system.facade import QuantizationSystem as QuantizationSystem
-from blockscale.search.system.facade import (
+from blockscale.reporting.model.report import report as report
+from blockscale.selection.recommend import recommend as recommend
+from blockscale.selection.result import read_search as read_search
+from blockscale.selection.search import search as search
+from blockscale.selection.system.estimates import auto_quantize_tensor as auto_quantize_tensor
+from blockscale.selection.system.estimates import (
+    estimate_accuracy_impact as estimate_accuracy_impact,
+)
+from blockscale.selection.system.estimates import estimate_memory_savings as estimate_memory_savings
+from blockscale.selection.system.facade import QuantizationSystem as QuantizationSystem
+from blockscale.selection.system.facade import (
     create_quantization_system as create_quantization_system,
 )
-from blockscale.search.system.params import QuantizationParams as QuantizationParams
-from blockscale.search.system.params import create_optimal_params as create_optimal_params
+from blockscale.selection.system.params import QuantizationParams as QuantizationParams
+from blockscale.selection.system.params import create_optimal_params as create_optimal_params
 
 __version__ = "0.1.0"
 
@@ -53,3 +56,5 @@ __version__ = "0.1.0"
 # cannot import them itself.
 for _name in ("IntegerModel", "NotIntegerError", "to_integer", "with_integer_bias"):
     setattr(qat, _name, getattr(graph, _name))
+
+moved.install()  # modules under their names of 0.1

@@ -45,9 +45,9 @@ def test_what_a_test_its_children_and_its_fixtures_cost(tmp_path: Path) -> None:
 
 
 def test_folders() -> None:
-    name = "tests/export/onnx/test_write.py::test_a[x/y]"
+    name = "tests/export/to_onnx/test_write.py::test_a[x/y]"
     assert folder(name, 1) == "export/"
-    assert folder(name, 2) == "export/onnx/"
+    assert folder(name, 2) == "export/to_onnx/"
     assert folder("tests/test_docs.py::test_a", 2) == "test_docs.py"
 
 

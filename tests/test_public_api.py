@@ -140,6 +140,10 @@ def public_names():
         "qat",
         "files",
         "layers",
+        "calibration",
+        "selection",
+        "reporting",
+        "moved",
     }
     return sorted(n for n in vars(bs) if not n.startswith("_") and n not in modules)
 

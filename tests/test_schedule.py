@@ -9,13 +9,13 @@ import pytest
 
 from tests.support.schedule import ROOT, changed_since, rank, room
 
-CHANGED = {"blockscale/export/onnx/write.py", "tests/kernels/cpu/test_linear.py", "README.md"}
+CHANGED = {"blockscale/export/to_onnx/write.py", "tests/kernels/cpu/test_linear.py", "README.md"}
 
 
 @pytest.mark.parametrize(
     ("test", "expected"),
     [
-        ("tests/export/onnx/test_write.py", 0),  # of a file that changed
+        ("tests/export/to_onnx/test_write.py", 0),  # of a file that changed
         ("tests/kernels/cpu/test_linear.py", 0),  # changed itself
         ("tests/export/test_audit.py", 1),  # the same room
         ("tests/kernels/cpu/test_native.py", 1),
@@ -30,7 +30,7 @@ def test_rank(test: str, expected: int) -> None:
 
 def test_bugs_of_files_that_changed_come_first_the_others_last() -> None:
     bug = {"name": "a", "replace": "b", "tests": []}
-    there = [bug | {"file": "blockscale/export/onnx/write.py"}]
+    there = [bug | {"file": "blockscale/export/to_onnx/write.py"}]
     assert rank("tests/mutate/test_mutate.py", CHANGED, there) == 0
     elsewhere = [bug | {"file": "blockscale/core/format.py"}]
     assert rank("tests/mutate/test_mutate.py", CHANGED, elsewhere) == 3

@@ -112,7 +112,7 @@ def quantized(cell: Cell, model: Any, train: Any) -> Any:
     from benchmarks.language_model.evaluate import batches
     from benchmarks.language_model.model import FLOAT
     from benchmarks.language_model.settings import Setting
-    from blockscale.calibrate.algorithms.signround import SignRound
+    from blockscale.calibration.algorithms.signround import SignRound
 
     if cell.settings is None:
         setting = Setting("auto-round", cell.weight, "200 steps", cell.input)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import blockscale as bs
-from blockscale.calibrate.algorithms import weight_names
+from blockscale.calibration.algorithms import weight_names
 
 
 @dataclass(frozen=True)

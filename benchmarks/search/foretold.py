@@ -17,7 +17,7 @@ from benchmarks.search.minilm import DOCS, pooled
 from blockscale.bench.machine import commit
 from blockscale.demo import minilm
 from blockscale.demo.sentences import SENTENCES
-from blockscale.search import times
+from blockscale.selection import times
 
 CASES: tuple[tuple[Any, tuple[str, ...] | None], ...] = (
     (4.5, None),

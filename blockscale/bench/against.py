@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from blockscale.report.table import Table
+from blockscale.reporting.table import Table
 
 TOLERANCE = 1.1  # times as slow as before is too slow
 _HEADER = ("case", "by", "before", "now", "ratio", "")

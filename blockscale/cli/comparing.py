@@ -12,10 +12,10 @@ from blockscale.bench.against import changes, regressions, verdict
 from blockscale.bench.beside.race import table as race_table
 from blockscale.core.parse import formats
 from blockscale.files.whole import check_place, written_whole
-from blockscale.report.charts import bars, curves
-from blockscale.report.speed.reading import Run, baseline, mine, of_group
-from blockscale.report.speed.tables import LEGEND, conditions, left_out, predicted, tables
-from blockscale.report.table import Table, markdown
+from blockscale.reporting.charts import bars, curves
+from blockscale.reporting.speed.reading import Run, baseline, mine, of_group
+from blockscale.reporting.speed.tables import LEGEND, conditions, left_out, predicted, tables
+from blockscale.reporting.table import Table, markdown
 
 _BARS = 60  # in one plot: more cannot be read
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.calibrate.calibrate import calibrate
+from blockscale.calibration.calibrate import calibrate
 from blockscale.cli.model_directory import program
 from blockscale.core.recipe import Recipe
 from blockscale.graph import convert, fuse, integer_recipe, lower, prepare

@@ -10,7 +10,7 @@ from rich.console import Console
 from blockscale.core.untrusted.names import shown, shown_lines
 from blockscale.core.work.closing import Closing
 from blockscale.core.work.progress import Progress
-from blockscale.report.wording import size
+from blockscale.reporting.wording import size
 
 _SECONDS = 10.0  # between lines where there is no terminal
 

@@ -17,10 +17,10 @@ from blockscale.core.recipe import Recipe
 from blockscale.demo.c_files import NO_COMPILER, compiled, compiler, with_occurring_words
 from blockscale.demo.graph import calibrated, embedded, program_of
 from blockscale.demo.quiet import quiet
-from blockscale.graph.convert import convert
-from blockscale.graph.fuse import fuse
-from blockscale.graph.lower import lower
-from blockscale.graph.lower.integers.recipe import integer_recipe
+from blockscale.graph.conversion import convert
+from blockscale.graph.fusion import fuse
+from blockscale.graph.lowering import lower
+from blockscale.graph.lowering.integers.recipe import integer_recipe
 from blockscale.layers.apply import quantize_
 
 _LONGEST = 64  # sentences, and tokens in one: ExecuTorch plans its memory before it runs

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 
-from blockscale.calibrate.calibrate import calibrate
+from blockscale.calibration.calibrate import calibrate
 from blockscale.core.recipe import Recipe
-from blockscale.graph.convert import convert
-from blockscale.graph.fuse import fuse
-from blockscale.graph.lower import lower
-from blockscale.graph.lower.lowering import targets
-from blockscale.graph.prepare import Prepared, prepare
+from blockscale.graph.conversion import convert
+from blockscale.graph.fusion import fuse
+from blockscale.graph.lowering import lower
+from blockscale.graph.lowering.lowering import targets
+from blockscale.graph.preparation import Prepared, prepare
 from blockscale.graph.program import exported
 from blockscale.layers.apply import quantize_
 

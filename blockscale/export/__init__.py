@@ -1,18 +1,16 @@
-"""Other people's files: one target a file, found by its name as `bs.export.<target>`.
+"""Other people's files: `bs.export.<target>` is the function of the module `to_<target>` here.
 
-A file `<target>.py` here defines a function of its own name, which writes a model as that target
-has it. Where it needs a package that may be missing, it imports it inside and also defines
-`unavailable()`: the reason why the target cannot be written here, or None. Files without a function
-of their own name are pieces of the others. `audit` reads what others and we wrote, and
-`convert_checkpoint` makes one producer's quantized files those of another.
+A module `to_<target>` defines a function `<target>`, which writes a model as that target has it.
+Where it needs a package that may be missing, it imports it inside and also defines `unavailable()`:
+the reason why the target cannot be written here, or None. `audit` reads what others and we wrote,
+and `convert_checkpoint` makes one producer's quantized files those of another.
 """
 
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any, NamedTuple, NoReturn
 
 from blockscale.core.discover import import_all
-from blockscale.export.auditing.audit import audit as audit
+from blockscale.export.auditing.file_kinds import audit as audit
 from blockscale.export.conversion.convert_checkpoint import (
     convert_checkpoint as convert_checkpoint,
 )
@@ -49,10 +47,12 @@ def __getattr__(name: str) -> NoReturn:
     raise AttributeError(f"module {__name__!r} has no target {name!r}; there are {known}")
 
 
-_MODULES = {m.__name__.rpartition(".")[2]: m for m in import_all(__name__, __path__)}
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    name: function
-    for name, module in _MODULES.items()
-    if isinstance(function := getattr(module, name, None), FunctionType)
+_MODULES = {
+    module.__name__.rpartition(".to_")[2]: module
+    for module in import_all(__name__, __path__)
+    if ".to_" in module.__name__
 }
-globals().update(_FUNCTIONS)  # a function takes the place of the module that defines it
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    name: getattr(module, name) for name, module in _MODULES.items()
+}
+globals().update(_FUNCTIONS)

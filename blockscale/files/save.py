@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from blockscale.files.metadata import Metadata, TensorInfo
 from blockscale.files.whole import check_place, written_whole
-from blockscale.graph.prepare import Prepared
+from blockscale.graph.preparation import Prepared
 from blockscale.graph.state import State
 from blockscale.layers.guards.entry import check_model
 from blockscale.layers.guards.processes import check_unsharded

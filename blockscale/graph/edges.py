@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from blockscale.calibrate.observers import Observer, Spec, make
-from blockscale.calibrate.padding import without_padding
+from blockscale.calibration.observers import Observer, Spec, make
+from blockscale.calibration.padding import without_padding
 from blockscale.core.format import Format
 from blockscale.core.ledger import Entry
 from blockscale.core.recipe import Recipe

@@ -1,6 +1,6 @@
 """Columns that are rounded one after the other, each making up for the errors of those before it.
 
-The inner loop of GPTQ and of coordinate descent (blockscale.calibrate.algorithms). It is no torch
+The inner loop of GPTQ and of coordinate descent (blockscale.calibration.algorithms). It is no torch
 op: nothing that is traced or exported calls it.
 """
 

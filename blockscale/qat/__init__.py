@@ -2,7 +2,7 @@
 
 from blockscale.qat.constraints import ConstraintCosts as ConstraintCosts
 from blockscale.qat.constraints import constraint_costs as constraint_costs
-from blockscale.qat.convert import convert as convert
+from blockscale.qat.conversion import convert as convert
 from blockscale.qat.prepare import ledger as ledger
 from blockscale.qat.prepare import prepare_qat as prepare_qat
 from blockscale.qat.schedule import Schedule as Schedule

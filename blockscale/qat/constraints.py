@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from blockscale.calibrate.calibrate import calibrate
-from blockscale.calibrate.compare import compare
-from blockscale.calibrate.comparison import Comparison
+from blockscale.calibration.calibrate import calibrate
+from blockscale.calibration.compare import compare
+from blockscale.calibration.comparison import Comparison
 from blockscale.core.elements.integer import Integer
 from blockscale.core.format import Format
 from blockscale.core.recipe import Recipe, Scheme

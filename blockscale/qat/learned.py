@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.calibrate.observer import is_mean
+from blockscale.calibration.observer import is_mean
 from blockscale.core import reference
 from blockscale.core.arithmetic.bits import FLT_MAX, FLT_MIN, exponent, pow2
 from blockscale.core.blocks import Blocks

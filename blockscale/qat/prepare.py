@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from blockscale.calibrate import observers
+from blockscale.calibration import observers
 from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.format import Format
 from blockscale.core.ledger import Entry, Ledger

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from blockscale.calibrate.observers import Observer
+from blockscale.calibration.observers import Observer
 from blockscale.core.format import Format
 from blockscale.core.layout import stored_shape, to_stored
 from blockscale.core.operand import quantizer

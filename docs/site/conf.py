@@ -29,7 +29,7 @@ suppress_warnings = ["myst.xref_missing", "myst.header", "ref.python"]
 
 MODULES = (
     "blockscale",
-    "blockscale.calibrate.observers",
+    "blockscale.calibration.observers",
     "blockscale.graph",
     "blockscale.export",
     "blockscale.qat",

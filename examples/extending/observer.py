@@ -1,7 +1,7 @@
 """A share of the range that was seen, so that the largest values saturate."""
 
-# Goes to:   blockscale/calibrate/observers/trimmed.py
-# Its test:  tests/calibrate/observers/test_trimmed.py: a search on small tensors by brute force
+# Goes to:   blockscale/calibration/observers/trimmed.py
+# Its test:  tests/calibration/observers/test_trimmed.py: a search on small tensors by brute force
 #            that finds the same range.
 # By itself: its name in bs.calibrate(observer="trimmed:0.8") and bs.prepare_qat, NaN and infinities
 #            counted, state_dict, merging over batches and processes.
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from blockscale.calibrate.observers import Observer
+from blockscale.calibration.observers import Observer
 from blockscale.core.format import Format
 
 

@@ -1,8 +1,8 @@
 """Saturate a weight's outliers, where that lowers the squared error of all the others."""
 
-# Goes to:   blockscale/calibrate/algorithms/saturate.py
-# Its test:  tests/calibrate/algorithms/test_saturate.py: an oracle that is not ours, and that it is
-#            never worse than plain rounding by its own measure.
+# Goes to:   blockscale/calibration/algorithms/saturate.py
+# Its test:  tests/calibration/algorithms/test_saturate.py: an oracle that is not ours, and that it
+#            is never worse than plain rounding by its own measure.
 # By itself: its name in bs.calibrate(weight="saturate") and its notes in the ledger. A transform is
 #            a class of the same folder with `prepare` in the place of `quantize`.
 
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from blockscale.calibrate.algorithms.block_scales import widened
+from blockscale.calibration.algorithms.block_scales import widened
 from blockscale.core.format import Format
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor

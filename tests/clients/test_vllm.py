@@ -66,7 +66,7 @@ def test_a_directory_that_was_converted(tmp_path: Path) -> None:
 
 def test_outer_scales_that_differ_are_nonsense_there(tmp_path: Path) -> None:
     """Why such a directory is refused: written past the refusal, it means other numbers there."""
-    exporter = importlib.import_module("blockscale.export.compressed_tensors")
+    exporter = importlib.import_module("blockscale.export.to_compressed_tensors")
     model = llama()
     bs.quantize_(model, bs.Recipe("nvfp4", skip=FLOAT, fused=False))
     with pytest.MonkeyPatch.context() as patched:

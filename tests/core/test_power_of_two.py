@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import blockscale as bs
-from blockscale.calibrate import observers
+from blockscale.calibration import observers
 from blockscale.core import reference
 from blockscale.core.power_of_two import round_to_power_of_2, with_power_of_2_scale
 from blockscale.core.scale import PowerOfTwo

@@ -198,9 +198,9 @@ warnings.simplefilter("error")
 GENERIC = {
     "named_format": ["tests/cli/commands/test_formats.py", "tests/bench/test_traffic.py"],
     "element": ["tests/core/elements/test_*.py"],
-    "observer": ["tests/calibrate/observers/test_[de]*.py"],
+    "observer": ["tests/calibration/observers/test_[de]*.py"],
     "profile": ["tests/core/profiles/test_every_profile.py"],
-    "weight_algorithm": ["tests/calibrate/algorithms/test_[er]*.py"],
+    "weight_algorithm": ["tests/calibration/algorithms/test_[er]*.py"],
     "exporter": ["tests/export/test_targets.py"],
     "reader": ["tests/export/checkpoints/test_opening.py"],
     "command": ["tests/cli/test_app.py"],

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.graph.adopt.program import adopted
-from tests.export.onnx.running import session
+from blockscale.graph.adoption.program import adopted
+from tests.export.to_onnx.running import session
 from tests.support import adopt_producers as producers
 
 pytestmark = [

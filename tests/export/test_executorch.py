@@ -172,7 +172,7 @@ def test_bad_input_is_named_before_anything_is_written(tmp_path):
 def test_a_missing_package(tmp_path, monkeypatch):
     import sys
 
-    module = sys.modules["blockscale.export.executorch"]
+    module = sys.modules["blockscale.export.to_executorch"]
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'blockscale\[executorch\]'"):
         bs.export.executorch(None, tmp_path / "m.pte")

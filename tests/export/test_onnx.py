@@ -1,6 +1,6 @@
 """ONNX files: what onnxruntime computes from them is what the converted graph computes.
 
-Codes and scales are equal to the bit (tests/export/onnx/). Sums of floats are of another order,
+Codes and scales are equal to the bit (tests/export/to_onnx/). Sums of floats are of another order,
 within 1e-5 of the largest number; codes of activations made of such sums may differ by one.
 """
 
@@ -16,7 +16,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.core.catalog import CATALOG
-from tests.export.onnx.running import array, exported, initializers, kinds
+from tests.export.to_onnx.running import array, exported, initializers, kinds
 from tests.support import fresh
 from tests.support.integer_models import INT8, PER_CHANNEL, quantized
 from tests.support.layer_formats import REFERENCE
@@ -380,7 +380,7 @@ def test_a_file_that_is_there(tmp_path):
 
 
 def test_tensors_of_a_large_model_that_are_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["blockscale.export.onnx.write"], "LARGEST", 1000)
+    monkeypatch.setattr(sys.modules["blockscale.export.to_onnx.write"], "LARGEST", 1000)
     graph = converted(mlp(), X, bs.Recipe("int8_channel"))
     (tmp_path / "model.onnx.data").write_text("mine")
     with pytest.raises(FileExistsError, match=r"model\.onnx\.data exists"):
@@ -391,7 +391,7 @@ def test_tensors_of_a_large_model_that_are_there(tmp_path, monkeypatch):
 
 
 def test_a_missing_package(tmp_path, monkeypatch):
-    module = sys.modules["blockscale.export.onnx"]
+    module = sys.modules["blockscale.export.to_onnx"]
     find = module.importlib.util.find_spec
     hidden = {"onnxscript"}
     monkeypatch.setattr(

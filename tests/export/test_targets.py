@@ -19,7 +19,7 @@ def test_every_target():
     assert "program" in [target.name for target in targets]
     files = {module.name for module in pkgutil.iter_modules(bs.export.__path__)}
     for target in targets:
-        assert target.name in files
+        assert f"to_{target.name}" in files
         function = getattr(bs.export, target.name)
         assert inspect.isfunction(function)
         assert list(inspect.signature(function).parameters)[1] in ("path", "directory")
@@ -58,7 +58,7 @@ def test_a_target_that_is_not_there():
 
 
 def test_a_target_without_its_package(monkeypatch):
-    module = sys.modules["blockscale.export.program"]
+    module = sys.modules["blockscale.export.to_program"]
     monkeypatch.setattr(module, "unavailable", lambda: "torch is not installed", raising=False)
     [target] = [each for each in bs.export.targets() if each.name == "program"]
     assert target.unavailable == "torch is not installed"
@@ -67,9 +67,9 @@ def test_a_target_without_its_package(monkeypatch):
 @pytest.mark.parametrize(
     "statement",
     [
-        "import blockscale.export.program",
-        pytest.param("from blockscale.export.program import program", marks=pytest.mark.slow),
-        "import blockscale.export.program, blockscale.export.program as p",
+        "import blockscale.export.to_program",
+        pytest.param("from blockscale.export.to_program import program", marks=pytest.mark.slow),
+        "import blockscale.export.to_program, blockscale.export.to_program as p",
     ],
 )
 def test_importing_the_file_hides_no_function(statement):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.calibrate.observers import make
+from blockscale.calibration.observers import make
 from blockscale.graph.edges import Edge, places
 from blockscale.graph.program import imported
 from tests.support import graph_models as models

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.calibrate import algorithms
+from blockscale.calibration import algorithms
 from blockscale.core.layout import from_stored, to_stored
 from blockscale.layers.layer import QLayer
 from blockscale.layers.plan import Plan, plan_layers

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.calibrate.comparison import Comparison
+from blockscale.calibration.comparison import Comparison
 from tests.support.qat_models import cnn
 
 RECIPE = bs.Recipe("int4:channel0:pow2/ceil", "uint8:tensor:pow2/ceil:asym", bias="int32")

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.calibrate.observers import make
+from blockscale.calibration.observers import make
 
 
 def small(**settings) -> nn.Module:

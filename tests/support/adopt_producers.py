@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from blockscale.compat import torch_ao as T
-from blockscale.graph.adopt.quantize_fx import from_quantize_fx
+from blockscale.graph.adoption.quantize_fx import from_quantize_fx
 
 
 class Small(nn.Module):

@@ -1,5 +1,5 @@
 """What the tests of several files share with
-tests/calibrate/algorithms/test_gptq.py: `FORMATS`, `objective`.
+tests/calibration/algorithms/test_gptq.py: `FORMATS`, `objective`.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""What the tests of several files share with tests/calibrate/algorithms/test_mse.py: `FORMATS`."""
+"""What several files share with tests/calibration/algorithms/test_mse.py: `FORMATS`."""
 
 FORMATS = [
     "int4:group8:fp32", "int4:tensor:fp32", "int3:channel0:fp16", "int4:channel1:bf16",

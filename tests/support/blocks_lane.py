@@ -1,16 +1,16 @@
 """What the tests of several files share with
-tests/calibrate/blocks/test_lane.py: `lane_of`, `walk`.
+tests/calibration/blocks/test_lane.py: `lane_of`, `walk`.
 """
 
 from typing import Any
 
 import blockscale as bs
-from blockscale.calibrate.blocks.find import find_blocks
-from blockscale.calibrate.blocks.kept import Kept
-from blockscale.calibrate.blocks.lane import Lane
-from blockscale.calibrate.blocks.record import record
+from blockscale.calibration.blocks.find import find_blocks
+from blockscale.calibration.blocks.kept import Kept
+from blockscale.calibration.blocks.lane import Lane
+from blockscale.calibration.blocks.record import record
 from blockscale.layers.plan import Plan, plan_layers
-from tests.calibrate.walk.networks import ids
+from tests.calibration.walk.networks import ids
 
 
 def lane_of(model: Any, kept: Kept, batches: Any = None) -> Lane:

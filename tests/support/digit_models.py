@@ -1,5 +1,5 @@
 """What the tests of several files share with
-tests/graph/lower/integers/test_models.py: `accuracy`, `cnn`, `digits`, ….
+tests/graph/lowering/integers/test_models.py: `accuracy`, `cnn`, `digits`, ….
 """
 
 from functools import cache

@@ -112,8 +112,8 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def folder(test: str, depth: int) -> str:
-    """tests/export/onnx/test_write.py::test_a -> export/ (depth 1), export/onnx/ (2), or the file's
-    name where it lies in no such folder."""
+    """tests/export/to_onnx/test_write.py::test_a -> export/ (depth 1), export/to_onnx/ (2), or the
+    file's name where it lies in no such folder."""
     parts = test.partition("::")[0].removeprefix("tests/").split("/")
     return "/".join(parts[:depth]) + ("/" if len(parts) > depth else "")
 

@@ -1,4 +1,4 @@
-"""What the tests of several files share with tests/graph/test_convert.py: `converted`."""
+"""What the tests of several files share with tests/graph/test_conversion.py: `converted`."""
 
 import blockscale as bs
 from tests.support.graph_models import run

@@ -6,8 +6,8 @@ import ast
 import pathlib
 
 LAYERS = (
-    "core", "kernels", "ops", "layers", "calibrate", "qat", "graph", "search", "files", "export",
-    "report", "demo", "bench", "cli",
+    "core", "kernels", "ops", "layers", "calibration", "qat", "graph", "selection", "files",
+    "export", "reporting", "demo", "bench", "cli",
 )  # fmt: skip
 
 
@@ -15,7 +15,7 @@ USERS = ("demo", "bench", "cli")  # they use the package as anybody does: `impor
 
 
 BESIDE = {  # only USERS import them
-    "compat": ("core", "kernels", "ops", "layers", "calibrate", "qat"),
+    "compat": ("core", "kernels", "ops", "layers", "calibration", "qat"),
     "integrations": tuple(each for each in LAYERS if each not in USERS),
 }
 

@@ -1,4 +1,4 @@
-"""What the tests of several files share with tests/graph/lower/test_lowering.py: `learned`."""
+"""What the tests of several files share with tests/graph/lowering/test_lowering.py: `learned`."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What the tests of several files share with tests/export/onnx/test_weight.py: `stored`."""
+"""What the tests of several files share with tests/export/to_onnx/test_weight.py: `stored`."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What the tests of several files share with tests/graph/lower/products/test_ways.py: `one`."""
+"""What the tests of several files share with tests/graph/lowering/products/test_ways.py: `one`."""
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from blockscale.core.reference import QParams, choose_qparams
 from blockscale.graph.state import State, set_state
 from blockscale.ops.fused import FUSED
 from blockscale.ops.primitives import choose_quantize, from_list, quantize
-from tests.graph.lower.programs import operand_codes
+from tests.graph.lowering.programs import operand_codes
 
 
 class One(nn.Module):

@@ -1,4 +1,4 @@
-"""What the tests of several files share with tests/export/test_program.py: `bert`, `gpt2`."""
+"""What the tests of several files share with tests/export/test_to_program.py: `bert`, `gpt2`."""
 
 from tests.support.another import reader as reader
 

@@ -30,7 +30,7 @@ def changed_since(commit: str) -> set[str]:
 
 
 def room(path: str) -> str:
-    """blockscale/export/onnx/x.py and tests/export/test_y.py -> export; kernels are by backend."""
+    """blockscale/export/to_onnx/x.py, tests/export/test_y.py -> export; kernels are by backend."""
     parts = path.split("/")[1:-1]
     return "/".join(parts[: 2 if parts[:1] == ["kernels"] else 1])
 

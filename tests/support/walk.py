@@ -1,11 +1,11 @@
-"""What the tests of several files share with tests/calibrate/walk/test_walk.py: `quietly`."""
+"""What the tests of several files share with tests/calibration/walk/test_walk.py: `quietly`."""
 
 import warnings
 from typing import Any
 
 from torch import nn
 
-from blockscale.calibrate.calibrate import calibrate
+from blockscale.calibration.calibrate import calibrate
 
 
 def quietly(model: nn.Module, batches: Any, recipe: Any, **options: Any) -> Any:

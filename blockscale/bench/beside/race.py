@@ -16,7 +16,7 @@ from blockscale.bench.machine import CHECKOUT
 from blockscale.bench.run import Watcher
 from blockscale.bench.settings import TINY, Settings
 from blockscale.core.work.closing import Closing
-from blockscale.report.table import Table
+from blockscale.reporting.table import Table
 
 ROUNDS = 5  # turns of each side for a case; every other one the other side is first
 SIDES = ("here", "beside")

@@ -10,9 +10,9 @@ from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.untrusted.json_text import LARGEST, json_object, read_json
 from blockscale.core.untrusted.names import TEXT, quoted, shown
 from blockscale.export import audit as audit_file
-from blockscale.report.ledger import ledger_notes, ledger_summary
-from blockscale.report.table import aligned
-from blockscale.report.wording import family, size
+from blockscale.reporting.ledger import ledger_notes, ledger_summary
+from blockscale.reporting.table import aligned
+from blockscale.reporting.wording import family, size
 
 
 def audit(

@@ -9,7 +9,7 @@ import typer
 
 from blockscale.core.untrusted.names import shown
 from blockscale.files.directory.leftovers import Leftover, delete, find_leftovers
-from blockscale.report.wording import size
+from blockscale.reporting.wording import size
 
 
 def clean(

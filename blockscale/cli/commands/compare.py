@@ -11,8 +11,8 @@ from blockscale.cli.progress import Bar
 from blockscale.core.untrusted.names import TEXT, shown
 from blockscale.export.checkpoints.comparing import FileComparison, TensorDifference
 from blockscale.export.checkpoints.comparing import compare as measure
-from blockscale.report.table import aligned
-from blockscale.report.wording import shape
+from blockscale.reporting.table import aligned
+from blockscale.reporting.wording import shape
 
 
 def compare(

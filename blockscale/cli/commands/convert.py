@@ -11,9 +11,9 @@ from blockscale.cli.progress import Bar
 from blockscale.core.untrusted.names import TEXT, shown
 from blockscale.export.conversion.convert_checkpoint import convert_checkpoint
 from blockscale.export.conversion.result import Conversion, Converted
-from blockscale.report.table import aligned
-from blockscale.report.wording import family, size
-from blockscale.search.budget import Budget
+from blockscale.reporting.table import aligned
+from blockscale.reporting.wording import family, size
+from blockscale.selection.budget import Budget
 
 
 def convert(  # noqa: PLR0913 - one argument an option

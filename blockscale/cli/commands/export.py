@@ -14,7 +14,7 @@ import typer
 from torch import Tensor, nn
 
 import blockscale.export as exporters
-from blockscale.calibrate.calibrate import calibrate
+from blockscale.calibration.calibrate import calibrate
 from blockscale.cli.commands.audit import audit_table
 from blockscale.cli.exporting import (
     DEFAULT_NAME,
@@ -45,7 +45,7 @@ from blockscale.files.directory.output import (
 from blockscale.files.directory.swap import restore, whole_folder
 from blockscale.files.whole import check_place
 from blockscale.layers.apply import quantize_
-from blockscale.report.wording import size
+from blockscale.reporting.wording import size
 
 _METHOD = "compressed-tensors"
 _NOT_COPIED = (

@@ -11,7 +11,7 @@ from blockscale.core.elements.integer import Integer
 from blockscale.core.format import Format
 from blockscale.core.parse import formats as catalogue
 from blockscale.core.parse import parse
-from blockscale.report.table import aligned
+from blockscale.reporting.table import aligned
 
 _SHAPE = (4096, 4096)  # of the tensor whose bits are shown: a usual weight
 _MOST = 256  # values that are listed

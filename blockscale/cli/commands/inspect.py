@@ -10,8 +10,8 @@ from blockscale.core.untrusted.names import TEXT, shown
 from blockscale.export.checkpoints.contents import Recognized
 from blockscale.export.checkpoints.contents import inspect as look
 from blockscale.files.inspect import TensorSummary
-from blockscale.report.table import aligned
-from blockscale.report.wording import family, shape, size
+from blockscale.reporting.table import aligned
+from blockscale.reporting.wording import family, shape, size
 
 
 def inspect(

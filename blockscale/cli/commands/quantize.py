@@ -18,8 +18,8 @@ from blockscale.files.directory.quantize_directory import (
     plan_directory,
     quantize_directory,
 )
-from blockscale.report.ledger import ledger_notes, ledger_table
-from blockscale.report.wording import size
+from blockscale.reporting.ledger import ledger_notes, ledger_table
+from blockscale.reporting.wording import size
 
 
 def quantize(  # noqa: PLR0913 - one argument an option

@@ -9,8 +9,8 @@ import typer
 import blockscale as bs
 from blockscale.cli.model_directory import fitting, float_model, sentences_of, tokenized, unpadded
 from blockscale.cli.outputs import check_outputs, write_recipe
-from blockscale.search.budget import Budget
-from blockscale.search.estimate import Checked
+from blockscale.selection.budget import Budget
+from blockscale.selection.estimate import Checked
 
 
 def recommend(  # noqa: PLR0913 - one argument an option

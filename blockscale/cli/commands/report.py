@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from blockscale.cli.progress import Bar
-from blockscale.report.model.report import report as make
-from blockscale.report.wording import size
+from blockscale.reporting.model.report import report as make
+from blockscale.reporting.wording import size
 
 
 def report(  # noqa: PLR0913 - one argument an option

@@ -10,8 +10,8 @@ import blockscale as bs
 from blockscale.cli.model_directory import fitting, float_model, sentences_of, tokenized, unpadded
 from blockscale.cli.outputs import check_outputs, write_recipe
 from blockscale.core.untrusted.names import shown
-from blockscale.report.table import aligned
-from blockscale.search.result import Search
+from blockscale.reporting.table import aligned
+from blockscale.selection.result import Search
 
 
 def search(  # noqa: PLR0913 - one argument an option

@@ -11,7 +11,7 @@ from blockscale.cli.progress import Bar
 from blockscale.core.untrusted.names import shown
 from blockscale.files.verify import reproduce as make_again
 from blockscale.files.verify import verify as verify_directory
-from blockscale.report.wording import size
+from blockscale.reporting.wording import size
 
 
 def verify(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.ao import quantization as ao
 
-from blockscale.calibrate import observers
+from blockscale.calibration import observers
 from blockscale.compat.torch_ao.formats import to_format
 from blockscale.core.elements.integer import Integer
 from blockscale.core.format import Format

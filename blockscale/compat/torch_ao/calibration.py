@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from blockscale import qat
-from blockscale.calibrate import observers
-from blockscale.calibrate.layer_rows import features_last
-from blockscale.calibrate.session import static_parts
+from blockscale.calibration import observers
+from blockscale.calibration.layer_rows import features_last
+from blockscale.calibration.session import static_parts
 from blockscale.compat.torch_ao import eager
 from blockscale.compat.torch_ao.recipe import decided, mapping_of, to_recipe
 from blockscale.compat.torch_ao.scheme import instance

@@ -8,7 +8,7 @@ from torch import nn
 from torch.ao import quantization as ao
 
 from blockscale import qat
-from blockscale.calibrate import observers
+from blockscale.calibration import observers
 from blockscale.compat.torch_ao.blocks import FormatObserver, asked_format, spec_of
 from blockscale.compat.torch_ao.option import unwrap
 from blockscale.compat.torch_ao.recipe import is_layer, mapping_of, to_recipe

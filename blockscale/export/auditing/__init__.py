@@ -1,3 +1,3 @@
 """The audit: what in a file is really low-bit, read from its bytes; nothing of it is executed."""
 
-from blockscale.export.auditing.audit import audit as audit
+from blockscale.export.auditing.file_kinds import audit as audit

@@ -20,7 +20,7 @@ from blockscale.export.to_c.values import (
     numbers,
     strides_of,
 )
-from blockscale.graph.lower.integers.fixed import NotIntegerError
+from blockscale.graph.lowering.integers.fixed import NotIntegerError
 from blockscale.graph.names import described
 
 

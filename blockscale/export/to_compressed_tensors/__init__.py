@@ -1,1 +1,282 @@
-"""compressed-tensors: schemes of formats, tensors of layers, the files of a directory."""
+"""compressed-tensors: a directory that transformers and vLLM load."""
+
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.export.to_compressed_tensors.directory import (
+    check_directory,
+    disagreements,
+    matrices,
+    sharing,
+    write,
+)
+from blockscale.export.to_compressed_tensors.schemes import (
+    Scheme,
+    UnsupportedError,
+    expert_patterns,
+    experts_note,
+    scheme,
+    told_of_inputs,
+)
+from blockscale.export.to_compressed_tensors.tensors import layer_tensors, tensors_of
+from blockscale.files.directory.swap import whole_folder
+from blockscale.files.renaming.apart import Back
+from blockscale.layers.layer import QLayer
+from blockscale.layers.linear import QLinear
+from blockscale.layers.parameters.hold import all_held
+from blockscale.ops.tensor import QTensor
+from blockscale.qat.layers.layer import QATLayer
+
+VERSION = "0.20.0"  # of compressed-tensors, whose layouts these are
+_BFLOAT16 = (
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+    "mxfp6-pack-quantized",
+    "mxfp8-quantized",
+)
+_WIDE = (
+    "transformers decodes this layout to bfloat16: load with dtype=torch.bfloat16, or with "
+    "CompressedTensorsConfig(dequantize=True)"
+)
+_ZERO_POINTS = (
+    "transformers (5.23) loads packed zero points only with "
+    "CompressedTensorsConfig(dequantize=True)"
+)
+
+
+def compressed_tensors(model: nn.Module, directory: str | Path) -> None:
+    """Write a directory in compressed-tensors' layout, which transformers and vLLM load.
+
+    model: with quantized linear layers (bs.quantize_, bs.calibrate, bs.convert); config.json is
+        that of a model of transformers, and of any other holds only how it is quantized
+    directory: not there, or empty; it appears whole or not at all
+
+    Codes, scales and zero points are written as the model holds them. Inputs with a static scale
+    keep it; a dynamic one is chosen by the reader's own rule. Quantized biases become floats.
+    Stacks of experts become a matrix for each expert, and all tensors have the names that
+    checkpoints of the model have, as save_pretrained writes them.
+
+    Raises ValueError, before anything is written, that names every layer and parameter that the
+    layout has no place for, and why; warns where an nvfp4 scale has no exact reciprocal, and of
+    layouts that transformers loads with settings of its own.
+    """
+    path = check_directory(directory)
+    layers, back = _layers(model), Back(model)
+    stacks, refused = matrices(model, back)
+    schemes = _schemes(layers, stacks, refused)
+    if told := disagreements(layers):
+        raise ValueError(
+            "servers would compute other numbers than these layers:"
+            + "".join(f"\n  {line}" for line in told)
+        )
+    tensors, notes = _tensors(model, layers, schemes)
+    tensors = _as_stored(tensors, model, back) | _of_stacks(stacks, schemes)
+    notes |= {name: note for name in stacks if (note := experts_note(schemes[name]))}
+    quantization = _quantization(model, schemes, back)
+    config = _config(model) | {"quantization_config": quantization}
+    with whole_folder(path, False) as folder:
+        folder.mkdir()
+        write(folder, config, tensors)
+    for note in dict.fromkeys(notes.values()):
+        names = [name for name, each in notes.items() if each == note]
+        more = f" and {len(names) - 1} more" * (len(names) > 1)
+        warnings.warn(f"blockscale: {names[0]}{more}: {note}", stacklevel=2)
+
+
+def _layers(model: nn.Module) -> dict[str, QLayer]:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a model, found {type(model).__name__}")
+    named = list(model.named_modules(remove_duplicate=False))
+    if training := [name for name, part in named if isinstance(part, QATLayer)]:
+        raise ValueError(
+            f"{training[0] or 'the model'} is a layer for training (bs.prepare_qat): call "
+            f"bs.convert(model) first"
+        )
+    layers = {name: part for name, part in named if isinstance(part, QLayer)}
+    if not layers and next(all_held(model), None) is None:
+        raise ValueError(
+            "nothing in the model is quantized: bs.quantize_(model, recipe) first; a float model "
+            "is written by its own save_pretrained"
+        )
+    if "" in layers:
+        raise ValueError("a layer by itself has no name for its weight: wrap it in a model")
+    if empty := [name for name, each in layers.items() if each.qweight.device.type == "meta"]:
+        raise ValueError(f"{empty[0]} holds no data (meta device): load the weights first")
+    return layers
+
+
+def _schemes(
+    layers: Mapping[str, QLayer], stacks: Mapping[str, QTensor], without: Mapping[str, str]
+) -> dict[str, Scheme]:
+    """The scheme of each layer. Raises ValueError that names all that have none.
+
+    without: {parameter: why it has no place}
+    """
+    found: dict[str, Scheme] = {}
+    refused = [f"{name}: {reason}" for name, reason in without.items()]
+    for name, q in stacks.items():
+        try:
+            found[name] = scheme(q.format, None, static=False)
+        except UnsupportedError as error:
+            refused.append(f"{name}: {error}")
+    for name, layer in layers.items():
+        try:
+            found[name] = _scheme(layer)
+        except UnsupportedError as error:
+            refused.append(f"{name}: {error}")
+    if refused:
+        raise _refusal(refused)
+    return found
+
+
+def _refusal(refused: list[str]) -> ValueError:
+    return ValueError(
+        "compressed-tensors has no place for these layers:"
+        + "".join(f"\n  {line}" for line in refused)
+        + "\nLeave them in float (the recipe's skip), or give them another format."
+    )
+
+
+def _scheme(layer: QLayer) -> Scheme:
+    if type(layer) is not QLinear:
+        raise UnsupportedError(f"its readers take quantized nn.Linear, not {type(layer).__name__}")
+    if layer.output is not None:
+        raise UnsupportedError("vLLM reads no quantized outputs")
+    if layer.before is not None:
+        raise UnsupportedError(f"{layer.before.fmt} stands before it: fold it into the model first")
+    given = layer.input
+    if given is None:
+        return scheme(layer.qweight.format, None, static=False)
+    return scheme(layer.qweight.format, given.format, given.static)
+
+
+def _tensors(
+    model: nn.Module, layers: Mapping[str, QLayer], schemes: Mapping[str, Scheme]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Every tensor of the files by its name, and {layer: what is not exact}."""
+    tensors: dict[str, Tensor] = {}
+    notes: dict[str, str] = {}
+    refused, held = [], (name for name, _ in all_held(model))
+    own = tuple(f"{name}." for name in (*layers, *held))
+    seen: set[tuple[Any, ...]] = set()
+    joined = sharing(layers)
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, Tensor) and not name.startswith(own):
+            place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+            if tensor.numel() == 0 or place not in seen:  # tied ones are tied again by the config
+                tensors[name] = tensor.clone() if _is_part(tensor) else tensor
+            seen.add(place)
+    for name, layer in layers.items():
+        assert isinstance(layer, QLinear)
+        try:
+            parts, told = layer_tensors(layer, schemes[name], joined.get(name, ()))
+        except UnsupportedError as error:
+            refused.append(f"{name}: {error}")
+            continue
+        if layer.bias is not None:
+            added = layer.added_bias()
+            assert added is not None
+            parts["bias"] = added.to(layer.qweight.dtype)
+        tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
+        if note := "; ".join(filter(None, [told, _reader(layer, schemes[name])])):
+            notes[name] = note
+    if refused:
+        raise _refusal(refused)
+    return tensors, notes
+
+
+def _of_stacks(stacks: Mapping[str, QTensor], schemes: Mapping[str, Scheme]) -> dict[str, Tensor]:
+    """The tensors of matrices that were parts of stacks."""
+    return {
+        f"{name}.{part}": tensor
+        for name, q in stacks.items()
+        for part, tensor in tensors_of(q, schemes[name])[0].items()
+    }
+
+
+def _as_stored(tensors: Mapping[str, Tensor], model: nn.Module, back: Back) -> dict[str, Tensor]:
+    """The tensors of a model under the names, and in the pieces, that its checkpoints have."""
+    plain = model.state_dict().keys()
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        found |= back.plain(name, tensor) if name in plain else {back.name(name): tensor}
+    return found
+
+
+def _reader(layer: QLinear, scheme: Scheme) -> str:
+    """What has to be said of how transformers and vLLM load the layer."""
+    told = [_loads(layer, scheme), told_of_inputs(scheme)]
+    return "; ".join(filter(None, told))
+
+
+def _loads(layer: QLinear, scheme: Scheme) -> str:
+    if scheme.layout in _BFLOAT16 and layer.qweight.dtype != torch.bfloat16:
+        return _WIDE
+    packed = scheme.layout == "pack-quantized" and not scheme.weights["symmetric"]
+    return _ZERO_POINTS * (packed and scheme.weights["strategy"] != "tensor")
+
+
+def _is_part(tensor: Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() != tensor.nbytes
+
+
+def _config(model: nn.Module) -> dict[str, Any]:
+    """What config.json says of the model, as transformers writes it."""
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "to_dict"):
+        return {}
+    found: dict[str, Any] = config.to_dict()
+    dtypes = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
+    return (
+        found
+        | {"architectures": [type(model).__name__]}
+        | ({"dtype": next(iter(dtypes))} if len(dtypes) == 1 else {})
+    )
+
+
+def _quantization(model: nn.Module, schemes: Mapping[str, Scheme], back: Back) -> dict[str, Any]:
+    """`quantization_config`: groups of layers of one scheme, and the linear layers of none."""
+    groups: dict[str, tuple[Scheme, list[str]]] = {}
+    for name, each in schemes.items():
+        groups.setdefault(repr(each), (each, []))[1].append(name)
+    one = len(groups) == 1
+    config_groups = {
+        f"group_{i}": {
+            "targets": ["Linear"] if one else expert_patterns(_known(names, back)),
+            "weights": each.weights,
+            "input_activations": each.inputs,
+            "output_activations": None,
+            "format": each.layout,
+        }
+        for i, (each, names) in enumerate(groups.values())
+    }
+    layouts = {each.layout for each, _ in groups.values()}
+    return {
+        "quant_method": "compressed-tensors",
+        "version": VERSION,
+        "format": layouts.pop() if len(layouts) == 1 else "mixed-precision",
+        "quantization_status": "compressed",
+        "config_groups": config_groups,
+        "ignore": _known((n for n, part in model.named_modules() if _is_linear(part)), back),
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+    }
+
+
+def _known(names: Iterable[str], back: Back) -> list[str]:
+    """Names in the model and in its checkpoints: readers look for either."""
+    stored = ((n, back.name(f"{n}.weight").removesuffix(".weight")) for n in names)
+    return list(dict.fromkeys(each for pair in stored for each in pair))
+
+
+def _is_linear(part: nn.Module) -> bool:
+    """Whether readers may have an nn.Linear for it: a matrix in float, as routers of experts have
+    one, that is no table."""
+    weight = part._parameters.get("weight")
+    table = isinstance(part, nn.Embedding | nn.EmbeddingBag)
+    return isinstance(part, nn.Linear) or (weight is not None and weight.ndim == 2 and not table)

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from blockscale.core.operand import Operand
 from blockscale.export.to_executorch import core_ops, weights
 from blockscale.graph.constants import drop_unused, get, is_constant
-from blockscale.graph.lower.decompose import Decomposer, bodies
+from blockscale.graph.lowering.decompose import Decomposer, bodies
 from blockscale.graph.nodes import aten, bound, calls, ours, set_value
 from blockscale.ops import primitives
 from blockscale.ops.embedding import embedding

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, fx, nn
 
 from blockscale.graph.integer.layers import Fixed, NotIntegerError, check_fixed
-from blockscale.graph.lower.integers.builder import Sum as Sum
+from blockscale.graph.lowering.integers.builder import Sum as Sum
 
 
 class Value(NamedTuple):

@@ -14,15 +14,15 @@ from blockscale.graph.integer.arithmetic import (
     largest_sum,
 )
 from blockscale.graph.integer.steps import ConvSettings, IntegerConv, IntegerLinear
-from blockscale.graph.lower.integers.fixed import (
+from blockscale.graph.lowering.integers.fixed import (
     FLOAT32_EXACT,
     HIGHEST,
     LOWEST,
     check_shifted,
     steps,
 )
-from blockscale.graph.lower.integers.fixed import NotIntegerError as NotIntegerError
-from blockscale.graph.lower.integers.weights import check_weight, whole
+from blockscale.graph.lowering.integers.fixed import NotIntegerError as NotIntegerError
+from blockscale.graph.lowering.integers.weights import check_weight, whole
 from blockscale.layers.conv import QConv
 from blockscale.layers.layer import QLayer
 from blockscale.layers.linear import QLinear

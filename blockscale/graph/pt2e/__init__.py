@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from blockscale.calibrate.observers import Spec
+from blockscale.calibration.observers import Spec
 from blockscale.core.recipe import Recipe
 
 

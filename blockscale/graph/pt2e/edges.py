@@ -14,8 +14,8 @@ from torchao.quantization.pt2e import (  # type: ignore[import-untyped]
     ObserverBase,
 )
 
-from blockscale.calibrate.layer_rows import features_last
-from blockscale.calibrate.observers import Observer, Spec, make
+from blockscale.calibration.layer_rows import features_last
+from blockscale.calibration.observers import Observer, Spec, make
 from blockscale.core.arithmetic.sums import SumInteger, sum_steps
 from blockscale.core.format import Format
 from blockscale.core.layout import from_stored, of_convolution, to_stored
@@ -24,7 +24,7 @@ from blockscale.core.parse import parse
 from blockscale.core.recipe import read_bias
 from blockscale.core.reference import QParams, step_of
 from blockscale.graph import constants
-from blockscale.graph.adopt.wide import LAYER
+from blockscale.graph.adoption.wide import LAYER
 from blockscale.graph.nodes import SCOPE, aten, call
 from blockscale.graph.pt2e import written
 from blockscale.layers.bias import steps_of_outputs

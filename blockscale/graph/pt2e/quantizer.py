@@ -15,7 +15,7 @@ from torchao.quantization.pt2e.quantizer import (  # type: ignore[import-untyped
     Quantizer,
 )
 
-from blockscale.calibrate import observers
+from blockscale.calibration import observers
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.graph.edges import places

@@ -4,8 +4,8 @@ Importing this is all that transformers needs to read what blockscale wrote.
 """
 
 from blockscale.integrations.transformers.cache import QuantizedCache as QuantizedCache
+from blockscale.integrations.transformers.checkpoints import from_checkpoint as from_checkpoint
 from blockscale.integrations.transformers.config import BlockscaleConfig as BlockscaleConfig
-from blockscale.integrations.transformers.from_checkpoint import from_checkpoint as from_checkpoint
 from blockscale.integrations.transformers.quantizer import (
     BlockscaleQuantizer as BlockscaleQuantizer,
 )

@@ -4,7 +4,7 @@ from blockscale.core.discover import import_all
 from blockscale.ops.fused.define import FUSED as FUSED
 from blockscale.ops.fused.define import Fused as Fused
 from blockscale.ops.fused.define import fused as fused
-from blockscale.ops.fused.match import Match as Match
-from blockscale.ops.fused.match import match as match
+from blockscale.ops.fused.matching import Match as Match
+from blockscale.ops.fused.matching import match as match
 
 import_all(__name__, __path__)

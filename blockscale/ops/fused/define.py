@@ -43,7 +43,7 @@ class Fused:
     operands: names of its Values; a single list of them if `many`
     settings: name -> default of what follows them, Parameter.empty where it has none
     types: name -> type of each setting
-    patterns: calls of aten that it stands for, as `blockscale.ops.fused.match` reads them
+    patterns: calls of aten that it stands for, as `blockscale.ops.fused.matching` reads them
     chain: an overload of aten that ends a chain of calls that it stands for, and what reads the
         chain: node -> (operands, settings), or None
     wide: it computes in float32 whatever `dtype` is, and its floats are widened too

@@ -6,9 +6,9 @@ import torch
 
 import blockscale as bs
 from blockscale.core.ledger import Entry, Ledger
-from blockscale.export.onnx.weight import rows, weight
+from blockscale.export.to_onnx.weight import rows, weight
 from blockscale.files.metadata import FileError
-from tests.export.onnx.running import made
+from tests.export.to_onnx.running import made
 from tests.support.onnx_weight import stored
 
 onnx = pytest.importorskip("onnx")

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.graph.passes import linear
-from tests.graph.adopt.cases import A, adopted, graph_of
+from tests.graph.adoption.cases import A, adopted, graph_of
 from tests.graph.passes.nets import exported, names, same_after
 from tests.graph.pt2e.flow import through_pt2e
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import blockscale as bs
-from blockscale.graph.adopt import adopt
+from blockscale.graph.adoption import adopt
 from blockscale.graph.pt2e import pt2e_quantizer
 from blockscale.layers.linear import Conv1D
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.calibrate.observers import make
+from blockscale.calibration.observers import make
 from tests.support.op_samples import bits
 
 pytest.importorskip("torchao")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.calibrate.observers import make
+from blockscale.calibration.observers import make
 from blockscale.core.catalog import CATALOG
 from blockscale.core.parse import parse
 from blockscale.graph.pt2e import pt2e_quantizer
@@ -298,7 +298,7 @@ def test_a_missing_torchao_is_named() -> None:
 import sys
 sys.modules["torchao"] = None
 import blockscale as bs
-from blockscale.calibrate.observers import make
+from blockscale.calibration.observers import make
 from blockscale.graph.pt2e import pt2e_quantizer
 assert "torchao.quantization" not in sys.modules
 try:

@@ -9,7 +9,7 @@ from blockscale.core.layout import from_stored, to_stored
 from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
 from blockscale.graph.pt2e import written
-from tests.graph.adopt.cases import graph_of
+from tests.graph.adoption.cases import graph_of
 from tests.support.op_samples import bits
 
 

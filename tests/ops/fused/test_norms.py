@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.ops.fused.match import match
+from blockscale.ops.fused.matching import match
 from tests.support.fused_cases import Case, check, every
 from tests.support.op_samples import bits
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from blockscale.graph.lower.integers.rules.products import exponential
+from blockscale.graph.lowering.integers.rules.products import exponential
 from blockscale.ops.integer.softmax import POWER, attention, powers, shares, softmax
 from tests.support.integer_oracle import INT8, shifts, whole
 

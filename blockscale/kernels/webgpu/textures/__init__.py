@@ -6,5 +6,5 @@ from blockscale.kernels.webgpu.textures.primitives import dequantize as dequanti
 from blockscale.kernels.webgpu.textures.primitives import fake_quantize as fake_quantize
 from blockscale.kernels.webgpu.textures.primitives import quantize as quantize
 from blockscale.kernels.webgpu.textures.primitives import quantized as quantized
-from blockscale.kernels.webgpu.textures.texture import Texture as Texture
-from blockscale.kernels.webgpu.textures.texture import texture as texture
+from blockscale.kernels.webgpu.textures.storage import Texture as Texture
+from blockscale.kernels.webgpu.textures.storage import texture as texture

@@ -19,8 +19,8 @@ from blockscale.kernels.webgpu.primitives.parts import Parts, given_parts
 from blockscale.kernels.webgpu.primitives.source import InTexture
 from blockscale.kernels.webgpu.spec import known
 from blockscale.kernels.webgpu.textures.layout import layout
+from blockscale.kernels.webgpu.textures.storage import Texture, empty, texture_of_codes
 from blockscale.kernels.webgpu.textures.texels_to_texels import run
-from blockscale.kernels.webgpu.textures.texture import Texture, empty, texture_of_codes
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 
 

@@ -11,7 +11,7 @@ from blockscale.kernels.webgpu.primitives.parts import Parts, reading
 from blockscale.kernels.webgpu.spec import shader_of
 from blockscale.kernels.webgpu.textures.layout import BlockGrid, Layout, block_grid, layout
 from blockscale.kernels.webgpu.textures.local_size import Three, local_size
-from blockscale.kernels.webgpu.textures.texture import Texture
+from blockscale.kernels.webgpu.textures.storage import Texture
 
 _NAMES = ("width", "height", "channels", "batch")
 

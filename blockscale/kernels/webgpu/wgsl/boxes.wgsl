@@ -1,4 +1,4 @@
-// Blocks of a matrix, one an invocation, for pages in a browser (report/browser).
+// Blocks of a matrix, one an invocation, for pages in a browser (reporting/browser).
 
 //# box
 // Blocks of a matrix, one an invocation: [block_rows, block_columns] elements each, fewer at the ends.

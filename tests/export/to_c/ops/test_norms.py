@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from blockscale.graph.lower.integers.rules.products import exponential
+from blockscale.graph.lowering.integers.rules.products import exponential
 from tests.support.c_handmade import handmade
 from tests.support.c_running import SANITIZED, check, needs_gcc
 from tests.support.integer_oracle import INT8, shifts, whole

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from blockscale.graph.lower.integers.rules.products import exponential
+from blockscale.graph.lowering.integers.rules.products import exponential
 from blockscale.kernels.registry import supporting, unavailable
 from tests.kernels.cpu.integer.equal import equal
 from tests.support.integer_oracle import INT8, INT16, LIMITS, UINT8, shifts, whole

@@ -8,7 +8,7 @@ from blockscale.kernels.webgpu.gpu.memory import download, upload
 from blockscale.kernels.webgpu.primitives.choose import choose
 from blockscale.kernels.webgpu.primitives.form import form
 from blockscale.kernels.webgpu.primitives.source import InTexture, read, seen, sizes
-from blockscale.kernels.webgpu.textures.texture import texture
+from blockscale.kernels.webgpu.textures.storage import texture
 
 
 @pytest.mark.parametrize("fmt", ["int8:group8:fp32", "int8:block2x3x5:fp32", "e4m3:tensor:fp32"])

@@ -7,8 +7,8 @@ from blockscale.core import reference
 from blockscale.core.parse import parse
 from blockscale.kernels.webgpu.primitives.form import form
 from blockscale.kernels.webgpu.primitives.parts import given_parts
+from blockscale.kernels.webgpu.textures.storage import empty, texture
 from blockscale.kernels.webgpu.textures.texels_to_texels import groups, run
-from blockscale.kernels.webgpu.textures.texture import empty, texture
 
 
 @pytest.mark.parametrize("local", [(1, 1, 1), (64, 1, 1), (2, 8, 4), (1, 1, 32), (3, 5, 7)])

@@ -1,0 +1,160 @@
+"""One weight whose rounding is learned: an offset for each element, a factor for each range.
+
+AdaRound learns whether each weight goes up or down (Nagel et al. 2020, arXiv 2004.10568, section
+3.2); SignRound adds an offset V in [-1/2, 1/2] of a step before rounding, learns it together with
+factors of the range's ends, and passes gradients straight through (Cheng et al. 2023, arXiv
+2309.05516, section 3). Here a step is the distance of the two numbers beside the weight, of
+whatever element; offsets begin at the codes of another algorithm; and factors move the scale that
+is stored, so that of powers of two they move exponents.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from blockscale.calibration.algorithms.block_scales import spread_outer
+from blockscale.calibration.algorithms.learned.cells import Cells
+from blockscale.calibration.algorithms.learned.direction import Direction
+from blockscale.calibration.algorithms.learned.grids import grid_of
+from blockscale.calibration.algorithms.learned.ranges import BlockRanges
+from blockscale.core import reference
+from blockscale.ops import primitives
+from blockscale.ops.tensor import QTensor
+
+_INSIDE = 0.49  # gaps: as far as a weight may lie from the code it begins with
+
+
+class Rates(NamedTuple):
+    """How far a step moves what is learned: offsets in gaps, factors in octaves, tables in gaps."""
+
+    offsets: float
+    factors: float
+    tables: float
+
+
+State = tuple[Tensor, ...]  # a copy of what is learned
+
+
+class LearnedWeight:
+    """A weight in a format that begins with given codes.
+
+    value: what its codes mean now [shape] float32; `step` learns from its gradient
+    """
+
+    def __init__(self, weight: Tensor, start: QTensor, inside: float = _INSIDE):
+        """Weight [shape] float32. One that is further from the start's codes than `inside` gaps is
+        drawn to these, up to there: below 1/2, so that rounding finds the start's codes."""
+        fmt = self._fmt = start.format
+        self._single, outer = spread_outer(start.qparams, fmt)
+        book, self._outer = start.qparams.book, start.qparams.outer
+        self._book = None if book is None else book.clone()
+        self._cells = Cells(tuple(weight.shape), fmt.block)
+        self._grid = grid_of(fmt, self._book, weight.device)
+        self._ranges = BlockRanges(self._single, start.qparams._replace(book=None), outer)
+        self._qparams = self._ranges.qparams()
+        self._weight = self._near(
+            self._cells.view(weight), self._cells.view(start.dequantize()), inside
+        )
+        self._offsets = torch.zeros_like(self._weight)
+        self._of_offsets, self._of_factors, self._of_book = Direction(), Direction(), Direction()
+        self.value = torch.empty_like(weight).requires_grad_()
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Let `value` be what is learned so far."""
+        self._qparams = self._ranges.qparams()
+        zero, step, offset = self._spread()
+        points = self._grid.round_(self._in_steps(self._weight), self._offsets)
+        value = (points if zero is None else points.sub_(zero)).mul_(step)
+        self.value.copy_(self._cells.plain(value if offset is None else value.add_(offset)))
+
+    @torch.no_grad()
+    def step(self, rates: Rates) -> None:
+        """Move what is learned against its gradient; then `refresh`. The gradient is taken away."""
+        assert self.value.grad is not None
+        gradient, step = self._cells.view(self.value.grad), self._spread()[1]
+        if rates.factors:
+            slopes = self._slopes(gradient, step)
+            self._of_factors.move(self._ranges.factors, slopes, rates.factors, 1.0)
+            self._ranges.moved = True
+        if self._book is not None and rates.tables:
+            self._move_book(self._book, gradient * step, rates.tables)
+        if self._fmt.span == "signed":
+            gradient = gradient * step.sign()
+        self._of_offsets.move(self._offsets, gradient, rates.offsets, 0.5)
+        self.value.grad = None
+        self.refresh()
+
+    def state(self) -> State:
+        """A copy of what is learned."""
+        book = () if self._book is None else (self._book.clone(),)
+        return self._offsets.clone(), self._ranges.factors.clone(), *book
+
+    def restore(self, state: State) -> None:
+        """Go back to what `state` gave."""
+        self._offsets.copy_(state[0])
+        self._ranges.factors.copy_(state[1])
+        self._ranges.moved = bool(state[1].any())
+        if self._book is not None:
+            self._book = state[2].clone()
+            self._grid = grid_of(self._fmt, self._book, self._book.device)
+        self.refresh()
+
+    @torch.no_grad()
+    def finished(self) -> QTensor:
+        """The codes, which decode to `value` bit for bit."""
+        points = self._grid.round_(self._in_steps(self._weight), self._offsets)
+        codes = self._cells.plain(self._grid.codes(points)).contiguous()
+        packed = primitives.pack(codes, str(self._fmt))
+        qparams = self._qparams._replace(outer=self._outer, book=self._book)
+        return QTensor(packed, qparams, self._fmt, codes.shape[-1])
+
+    def _near(self, weight: Tensor, start: Tensor, inside: float) -> Tensor:
+        """The weight, no further from the start's values than so many gaps."""
+        y, point = self._in_steps(weight), self._in_steps(start)
+        away = y - point
+        gap = self._grid.gaps(point + away * 2.0**-10)  # of the side that the weight lies on
+        far = away.abs() > gap * inside
+        zero, step, offset = self._spread()
+        drawn = point + away.sign() * (gap * inside)
+        drawn = (drawn if zero is None else drawn - zero) * step
+        return torch.where(far, drawn if offset is None else drawn + offset, weight)
+
+    def _spread(self) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        """Zero points, steps and offsets, as they broadcast to the view."""
+        q, spread_ = self._qparams, self._cells.spread
+        zero = None if q.zero_point is None else spread_(q.zero_point.to(torch.float32))
+        step = spread_(reference.step_of(q, self._single))
+        return zero, step, None if q.offset is None else spread_(q.offset.to(torch.float32))
+
+    def _in_steps(self, values: Tensor) -> Tensor:
+        """Values (a view) in steps, with the zero point: new memory."""
+        zero, step, offset = self._spread()
+        y = values / step if offset is None else (values - offset).div_(step)
+        return y if zero is None else y.add_(zero)
+
+    def _slopes(self, gradient: Tensor, step: Tensor) -> Tensor:
+        """Of the loss over the factors of ranges."""
+        sums = self._cells.sums
+        y = self._in_steps(self._weight)
+        below, above = y <= self._grid.low, y >= self._grid.high
+        beyond = below | above
+        if self._ranges.two_ends:
+            away = self._in_steps(self._cells.view(self.value.detach())).sub_(y)
+            inside = sums(away.masked_fill_(beyond, 0.0).mul_(gradient))
+            low, high = (sums(torch.where(end, gradient, 0.0)) for end in (below, above))
+            return self._ranges.slopes(inside, low, high)
+        away = self._cells.view(self.value.detach()) / step
+        away.sub_(y.masked_fill_(beyond, 0.0))
+        return self._ranges.slopes(sums(away.mul_(gradient)), None, None)
+
+    def _move_book(self, book: Tensor, gradient: Tensor, rate: float) -> None:
+        """A learned codebook's values, each by the sum of what its elements ask for."""
+        points = self._grid.round_(self._in_steps(self._weight), self._offsets)
+        codes = self._grid.codes(points).reshape(-1).to(torch.int64)
+        slopes = torch.zeros_like(book).index_add_(0, codes, gradient.reshape(-1))
+        gap = (book.max() - book.min()) / max(len(book) - 1, 1)
+        self._of_book.move(book, slopes, rate * float(gap), float("inf"))
+        self._grid = grid_of(self._fmt, book, book.device)

@@ -1,0 +1,86 @@
+"""Plain rounding by search: scales by their errors' cost, then codes and scales together.
+
+Nothing is fed back from column to column. Where the inputs' gram matrix is known, the error that
+counts is that of the layer's output, and coordinate descent lowers it from plain rounding on.
+"""
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from blockscale.calibration.algorithms import gram as grams
+from blockscale.calibration.algorithms.block_scales import quantized, widened
+from blockscale.calibration.algorithms.columns import Columns
+from blockscale.calibration.algorithms.descent import descend
+from blockscale.calibration.algorithms.feedback import without_dead
+from blockscale.calibration.algorithms.mse import best_scales
+from blockscale.core.format import Format
+from blockscale.core.reference import QParams
+from blockscale.ops.flat import in_blocks_of, within_rows
+from blockscale.ops.quantize import quantize
+from blockscale.ops.tensor import QTensor
+
+
+class Search:
+    """The scales of least error among many, and codes that make up for one another.
+
+    weighting: "gram": each column's errors count by the mean square of its input, and then, by
+        coordinate descent, as the gram matrix says; "none" looks at the weight alone.
+    power: errors count |e|^power while scales are searched: 2, or 1 for the least absolute error.
+    sweeps: how often all codes and scales are chosen again, each under all the others; 0 leaves
+        every weight rounded to nearest.
+
+    Candidates are those of "mse"; with `signed`, both signs. With "gram" and sweeps, the error of
+    the layer's output is never above that of these scales alone, nor of what `bs.quantize` does.
+    Flat blocks that end within rows, whose columns share scales, are searched without descent.
+    """
+
+    name: ClassVar[str] = "search"
+
+    def __init__(self, weighting: str = "gram", *, power: float = 2.0, sweeps: int = 4):
+        grams.check_weighting("search", weighting)
+        if not (isinstance(power, int | float) and power > 0):
+            raise ValueError(f"search: errors count |e|^power with a power above 0, not {power!r}")
+        if sweeps < 0:
+            raise ValueError(f"search: there are 0 sweeps or more, not {sweeps}")
+        self.weighting, self.power, self.sweeps = weighting, power, sweeps
+
+    @property
+    def needs_gram(self) -> bool:
+        """Whether errors count by what the inputs are."""
+        return self.weighting == "gram"
+
+    def quantize(
+        self, weight: Tensor, fmt: Format, gram: Tensor | None, layer: str
+    ) -> tuple[QTensor, list[str]]:
+        """As `WeightAlgorithm.quantize`."""
+        x = widened(weight, fmt, layer)
+        rows = within_rows(fmt, x.shape)
+        importance: Tensor | None = None
+        notes: list[str] = []
+        gram = None if gram is None or not self.needs_gram else gram.to(x.device)
+        if self.needs_gram:
+            importance, notes = grams.importance_of(gram, x.shape[1], layer)
+        qparams = best_scales(x, rows, importance, self.power)
+        if gram is None or importance is None or not self.sweeps or rows.block.flat:
+            found = quantized(x, qparams, rows)
+        else:
+            h, _ = without_dead(grams.checked(gram, x.shape[1], layer))
+            found = self._descended(x, rows, qparams, h)
+        if rows is fmt:
+            return found, notes
+        parts = in_blocks_of(found.qparams, fmt, x.shape)
+        return QTensor(found.packed, parts, fmt, found.size), notes
+
+    def _descended(self, x: Tensor, fmt: Format, qparams: QParams, h: Tensor) -> QTensor:
+        """What coordinate descent makes of plain rounding under these scales."""
+        target = x.T.double().contiguous()
+        columns = Columns(x, fmt, None)
+        columns.take(qparams)
+        columns.round(slice(None), target)
+        rest = descend(columns, target, h, self.sweeps)
+        plain = quantize(x, fmt)
+        away = target - plain.dequantize().T
+        if ((target - columns.values) * rest).sum() > (away * (h @ away)).sum():
+            return plain
+        return columns.finished()

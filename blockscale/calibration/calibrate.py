@@ -1,0 +1,202 @@
+"""bs.calibrate: quantize a model with what can be learned from data."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from blockscale.calibration import observers
+from blockscale.calibration.algorithms import Transform, WeightAlgorithm
+from blockscale.calibration.blocks.task import BlockAlgorithm
+from blockscale.calibration.learn import Data, Methods, chosen
+from blockscale.calibration.padding import MASK, Padding
+from blockscale.calibration.rotations.rotated import check_rotatable, rotated
+from blockscale.calibration.session import Session
+from blockscale.calibration.walk.settle import streamed
+from blockscale.calibration.walk.stream import Source
+from blockscale.core.arithmetic.precision import subnormals_kept
+from blockscale.core.format import Format
+from blockscale.core.ledger import Ledger
+from blockscale.core.recipe import Recipe
+from blockscale.core.work.progress import Progress
+from blockscale.layers.apply import apply, check, plans_for
+from blockscale.layers.computed import folded
+from blockscale.layers.guards.entry import ordinary_tensors
+from blockscale.layers.guards.optimizers import replacing
+from blockscale.layers.guards.processes import Group, agreeing, check_group, check_whole
+from blockscale.layers.model.wrapped import unwrapped
+from blockscale.layers.parameters.planned import ParameterPlan, plan_parameters
+
+
+def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are options
+    model: nn.Module,
+    batches: Iterable[Any],
+    recipe: Recipe | Format | str | Path | None = None,
+    observer: observers.Spec | None = None,
+    *,
+    weight: str | WeightAlgorithm | BlockAlgorithm | None = None,
+    transform: str | Transform | None = None,
+    strict: bool = False,
+    progress: bool | Progress = True,
+    sequential: bool | str = True,
+    blocks: bool | str = True,
+    budget: float = 2e9,
+    seed: int | None = None,
+    source: Source | None = None,
+    resume: str | Path | None = None,
+    group: Group = None,
+    padding: str | bool | None = MASK,
+) -> Ledger:
+    """Quantize a model in place, with scales and weights that are chosen from data; or let a
+    graph that `bs.graph.prepare` gave learn from it what its convert needs.
+
+    Inputs and outputs whose block is `tensor` or `channel-1` get a static scale from an observer;
+    with other blocks they stay dynamic, and the ledger says so. The model runs in evaluation mode
+    and without gradients; its batches are moved to its device.
+
+    batches: an iterable of mappings (keyword arguments), tuples or lists (positional arguments) or
+        single arguments. What can be read only once, such as a generator, will do for one pass.
+    recipe: as in `quantize_`; None for a prepared graph, which has one, and what follows.
+    observer: a name (`bs.observers.names()`), also with a setting; a class; a function of a format.
+        None is "mse".
+    weight: "absmax", which None is, as `quantize_` does; "mse", "search", "hqq", "gptq",
+        "signround", or an instance, also of a BlockAlgorithm.
+    transform: None, "smoothquant", "awq", "hadamard", "quarot", "spinquant", or an instance.
+    strict: raise SkippedError, before anything is changed, if something that the recipe covers
+        cannot be quantized, or saw no data. Otherwise one warning names them.
+    progress: a bar on stderr if that is a terminal; False for none; or a Progress that listens.
+    sequential: with a weight algorithm that needs the layers' inputs, quantize one block of the
+        model after the other, each seeing the inputs that the blocks before leave it; "layers":
+        inside of a block as well, one group of layers side by side after the other, at a run of the
+        block for each; "once": in one run of each block, which halts before layers to be chosen.
+        False: all see the inputs of the float model.
+    blocks: True: where several passes are needed, walk the model's repeated blocks (children of one
+        class of an nn.ModuleList or nn.Sequential): each is run at most three times for a batch.
+        A pattern such as "model.layers.*" names them. Where there are none, and with False, whole
+        passes are made instead, with `sequential` one for each group of layers.
+    budget: bytes for statistics that are held at one time; what exceeds it takes another run. A
+        layer of k inputs needs 12 k² for a weight algorithm or a transform. As many bytes again are
+        for the inputs of blocks; what exceeds them lies in a temporary directory.
+    seed: for stochastic rounding of weights, and for what block algorithms draw by chance, such as
+        the samples of each step; None is 0 there.
+    source: for a model on the meta device: a directory of safetensors files (or one of them), a
+        mapping or a function of names. The weights of one block are read at a time, quantized and
+        kept as codes.
+    resume: a directory for finished blocks: a run that was stopped goes on after them. ResumeError
+        if they are another run's.
+    group: in a group of several processes (torch.distributed), what each of them sees: "same", the
+        same batches, so that all have to end with the same codes and scales, which is compared; or
+        "local", batches of its own, for a model of its own. None is refused there.
+    padding: the name of the mask [batch, tokens] of 0 and 1 in batches that are mappings: tokens
+        that it says are padding stay out of observers, statistics and errors where a layer's input
+        is [batch, tokens, features]; the ledger says how many, and which layers see them. None or
+        False: all tokens count.
+
+    Returns the Ledger. Raises TypeError and ValueError for arguments that do not fit, and a model
+    that is sharded or dispatched; RuntimeError where group="same" and they are not; and what the
+    model raises. Whatever is raised, also by Ctrl-C, the model is as it was before.
+    """
+    data = Data(batches, strict, progress, _read(sequential), budget, blocks, resume,
+                seed=seed, padding=Padding(padding).key)  # fmt: skip
+    own: Any = getattr(model, "calibrate_from", None)
+    check_group(group, "bs.calibrate", compared=own is None)
+    if own is not None:
+        return _prepared(own, data, recipe, observer, weight, transform)
+    if recipe is None:
+        raise ValueError("expected a recipe, such as 'int8': only prepared graphs have their own")
+    check_whole(model, "bs.calibrate")
+    recipe = Recipe.read(recipe)
+    methods = _methods(observer, weight, transform, source)
+    methods.check_profiles(recipe)
+    with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.calibrate"):
+        with (
+            subnormals_kept(),  # also in what is learned outside ops
+            folded(plain, recipe) as folding,
+            rotated(plain, methods.transform, recipe, batches, data.padding) as turned,
+            streamed(plain, source, seed) as settler,
+        ):
+            methods = methods._replace(transform=turned.transform)
+            data = data._replace(batches=turned.batches, settler=settler)
+            with agreeing(plain, group):
+                ledger = _quantized(plain, recipe, methods, data, seed)
+        ledger = turned.told(folding.told(ledger))
+    ledger.warn()
+    return ledger
+
+
+def _read(sequential: bool | str) -> bool | str:
+    if sequential not in (True, False, "layers", "once"):
+        raise ValueError(
+            f"sequential: expected True, False, 'layers' or 'once', found {sequential!r}"
+        )
+    return sequential
+
+
+def _methods(observer: Any, weight: Any, transform: Any, source: Source | None) -> Methods:
+    """The methods, read. Raises ValueError for unknown ones and what cannot be streamed."""
+    methods = Methods.read(observer or "mse", weight or "absmax", transform)
+    if source is not None:
+        check_rotatable(methods.transform, _STREAMED)
+    return methods
+
+
+_STREAMED = (
+    "it does not go with source=, which reads one block at a time. Load the weights first, or use "
+    "transform='hadamard'"
+)
+
+
+def _quantized(
+    model: nn.Module, recipe: Recipe, methods: Methods, data: Data, seed: int | None
+) -> Ledger:
+    """Plan, learn from the batches and swap the layers in; the ledger says how each was done."""
+    plans = plans_for(model, recipe)
+    planned = list(plan_parameters(model, plans, recipe))
+    if data.settler is None:
+        check(plans, planned, recipe, strict=data.strict)
+    else:
+        data.settler.planned = [p for p in planned if isinstance(p, ParameterPlan)]
+    session = chosen(model, plans, methods, data)
+    ledger = apply(
+        model, plans, recipe, session.places, strict=data.strict, seed=seed,
+        made=session.made, built=session.built,
+    )  # fmt: skip
+    return told_by(ledger, session)
+
+
+def _prepared(calibrate_from: Any, data: Data, *methods: object) -> Ledger:
+    """Let a prepared graph learn, which knows its recipe and methods."""
+    if any(each is not None for each in methods):
+        raise ValueError(
+            "a prepared graph has its recipe, observer, weight algorithm and transform from "
+            "bs.graph.prepare: give them there"
+        )
+    with subnormals_kept():
+        ledger: Ledger = calibrate_from(data)
+    return ledger
+
+
+_READ = "plain rounding: no layer is called with what it is multiplied by"
+
+
+def told_by(ledger: Ledger, session: Session) -> Ledger:
+    """The ledger with how each layer was done, and what was noted on the way."""
+    entries = []
+    for entry in ledger:
+        details = session.details.get(entry.name)
+        if details is not None:
+            dynamic = [
+                f"dynamic {part}"
+                for part in ("input", "output")
+                if getattr(entry, part) and not getattr(session.places[entry.name], part)
+            ]
+            told = ", ".join(dict.fromkeys([*details, *dynamic]))
+            notes = (*entry.notes, *session.notes[entry.name])
+            entry = replace(entry, details=told, notes=notes)  # noqa: PLW2901
+        elif entry.status == "quantized" and entry.kind.startswith("parameter of "):
+            told = "; ".join(filter(None, [_READ, entry.details]))
+            entry = replace(entry, details=told)  # noqa: PLW2901
+        entries.append(entry)
+    return Ledger(entries, ledger.unmatched)

@@ -1,0 +1,229 @@
+"""What can be learned from batches: block by block where there are blocks, or in whole passes."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from torch import nn
+
+from blockscale.calibration import algorithms, observers
+from blockscale.calibration.algorithms import Transform, WeightAlgorithm
+from blockscale.calibration.batches import Batches, inference
+from blockscale.calibration.blocks.find import Block
+from blockscale.calibration.blocks.task import BlockAlgorithm
+from blockscale.calibration.choose import (
+    choose_before,
+    choose_weights,
+    groups,
+    side_by_side,
+    statistics_bytes,
+)
+from blockscale.calibration.padding import MASK, Padding
+from blockscale.calibration.progress_bar import listener
+from blockscale.calibration.session import Session, has_rows, nbytes_of, static_parts
+from blockscale.calibration.walk.options import Options
+from blockscale.calibration.walk.resume import Finished, told_apart
+from blockscale.calibration.walk.settle import Settler
+from blockscale.calibration.walk.start import blocks_of, walked
+from blockscale.calibration.walk.whole import choose_whole, learns_whole
+from blockscale.core.recipe import Recipe
+from blockscale.core.work.progress import Progress
+from blockscale.layers.plan import Decision, Plan
+
+_MANY = 4  # passes that are not worth a word
+
+
+class Data(NamedTuple):
+    """Batches and how to go through them: arguments of `calibrate`."""
+
+    batches: Iterable[Any]
+    strict: bool = False
+    progress: bool | Progress = True
+    sequential: bool | str = True
+    budget: float = 2e9
+    blocks: bool | str = True
+    resume: str | Path | None = None
+    settler: Settler | None = None
+    seed: int | None = None
+    padding: str | bool | None = MASK
+
+
+def chosen(model: nn.Module, plans: Sequence[Decision], methods: "Methods", data: Data) -> Session:
+    """All that can be learned from batches for these plans; the model is as it was.
+
+    Raises as `calibrate`.
+    """
+    padding = Padding(data.padding, model)
+    told = listener(data.progress)
+    layers = [plan for plan in plans if isinstance(plan, Plan)]
+    try:
+        steps = _Steps(model, plans, methods, data.budget, sequential=bool(data.sequential))
+        blocks = _blocks(model, layers, methods, data, steps)
+        why = [f"no blocks: {steps.passes[0]} passes over the whole model"]
+        session = None
+        begin = partial(_session, model, plans, data.strict, padding)
+        if blocks:
+            batches = Batches(data.batches, 1, "", Progress()).whole()
+            data = data._replace(batches=batches)
+            for batch in batches:
+                padding.count(batch)
+            options = Options(data.sequential, data.budget, told, data.settler, seed=data.seed or 0)
+            if data.resume is not None:
+                options = options._replace(
+                    finished=_finished(data, layers, blocks, methods, padding)
+                )
+            whole = learns_whole(methods.algorithm, options)
+            session, why = walked(begin, blocks, batches, methods, options)
+            if session is not None and whole:
+                choose_whole(session, methods.algorithm, batches, options)
+        if session is None:
+            _refuse(data, why)
+            padding.left = padding.tokens = 0
+            session = _in_passes(begin, methods, data, steps, told)
+    finally:
+        told.close()
+    if layers and (blocks or steps.passes[0] > _MANY):
+        session.details[layers[0].name] += why
+    if layers:
+        session.details[layers[0].name] += padding.notes()
+    return session
+
+
+def _session(
+    model: nn.Module,
+    plans: Sequence[Decision],
+    strict: bool,
+    padding: Padding,
+    source: Batches | None = None,
+) -> Session:
+    session = Session(model, plans, source, strict=strict, observed=True)
+    session.padding = padding
+    return session
+
+
+def _finished(
+    data: Data,
+    layers: Sequence[Plan],
+    blocks: Sequence[Block],
+    methods: "Methods",
+    padding: Padding,
+) -> Finished:
+    """What an earlier run has finished. Raises ResumeError where that was another."""
+    names = [block.name for block in blocks]
+    batches = cast("list[Any]", data.batches)
+    assert data.resume is not None
+    draws = callable(getattr(methods.algorithm, "quantize_block", None))
+    seeds = [data.seed] if draws and data.seed else []  # 0 is what None is
+    left = [f"without {padding.left} tokens of padding"] if padding.left else []
+    run = told_apart(layers, methods, batches, names, data.sequential, *seeds, *left)
+    return Finished(data.resume, run)
+
+
+def _refuse(data: Data, why: Sequence[str]) -> None:
+    """Raise ValueError for what is only done block by block."""
+    for option, given in (("resume", data.resume), ("source", data.settler)):
+        if given is not None:
+            raise ValueError(f"{option} needs a model that is walked block by block: {why[0]}")
+
+
+def _blocks(
+    model: nn.Module, layers: Sequence[Plan], methods: "Methods", data: Data, steps: "_Steps"
+) -> list[Block]:
+    """The blocks to be walked; none where one pass will do."""
+    by_block = callable(getattr(methods.algorithm, "quantize_block", None))
+    if data.sequential and getattr(methods.algorithm, "needs_drift", False):
+        by_block = True  # only a walk runs the float model beside the quantized one
+    needed = by_block or steps.passes[0] > 1 or data.resume is not None or data.settler is not None
+    if by_block or (needed and data.blocks is not False):
+        return blocks_of(model, layers, data.blocks, by_block=by_block)
+    return []
+
+
+def _in_passes(
+    begin: Callable[..., Session],
+    methods: "Methods",
+    data: Data,
+    steps: "_Steps",
+    told: Progress,
+) -> Session:
+    """What is learned while the whole model runs, as often as there are groups of layers."""
+    source = Batches(data.batches, *steps.passes, told)
+    session = begin(source=source)
+    with inference(session.model):
+        choose_before(session, methods.transform, steps.to_transform)
+        for group in steps.to_observe:
+            session.observe(group, methods.observer)
+        algorithm = cast("WeightAlgorithm | None", methods.algorithm)
+        choose_weights(session, algorithm, steps.to_weigh, sequential=bool(data.sequential))
+    return session
+
+
+class Methods(NamedTuple):
+    """How weights, inputs and static scales are chosen; None for what needs no choice."""
+
+    algorithm: WeightAlgorithm | BlockAlgorithm | None
+    transform: Transform | None
+    observer: observers.Spec
+
+    @classmethod
+    def read(
+        cls,
+        observer: observers.Spec,
+        weight: str | WeightAlgorithm | BlockAlgorithm,
+        transform: str | Transform | None,
+    ) -> "Methods":
+        """What the arguments of `calibrate` name. Raises ValueError for what there is not."""
+        observers.check(observer)  # also where nothing is static, so that a slip is seen
+        algorithm = algorithms.weights(cast("str | WeightAlgorithm", weight))
+        return cls(algorithm, algorithms.transforms(transform), observer)
+
+    def check_profiles(self, recipe: Recipe, why_none: str = "") -> None:
+        """Raises ValueError where a profile and one of these methods would choose one weight, and
+        for any profile if `why_none` says why there can be none."""
+        if why_none:
+            recipe.refuse_profiles(why_none)
+        for method in (self.algorithm, self.transform):
+            if method is not None:
+                recipe.refuse_profiles(
+                    f"{method.name} chooses or changes weights itself: give a format there, or "
+                    f"leave out weight and transform"
+                )
+
+
+class _Steps:
+    """Which layers are looked at together: one pass over the batches for each group."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plans: Sequence[Decision],
+        methods: Methods,
+        budget: float,
+        *,
+        sequential: bool,
+    ):
+        algorithm, transform, observer = methods
+        layers = [plan for plan in plans if isinstance(plan, Plan)]
+        fit = [plan for plan in layers if has_rows(plan) and not plan.tied]
+        self.to_transform = groups(fit, statistics_bytes, budget) if transform else []
+        sizes = {
+            (plan, part): nbytes_of(plan, part, observer)
+            for plan in layers
+            for part in static_parts(plan)
+        }
+        self.to_observe = groups(sizes, sizes.__getitem__, budget)
+        self.to_weigh, learning = [layers], 0
+        if algorithm is not None and algorithm.needs_gram:
+            place = side_by_side(model) if sequential else lambda _: None
+            self.to_weigh = groups(layers, statistics_bytes, budget, place)
+            learning = sum(any(has_rows(plan) for plan in group) for group in self.to_weigh)
+        counts = (
+            (len(self.to_transform), f"transform {transform.name!r}" if transform else ""),
+            (len(self.to_observe), "static scales"),
+            (learning, f"weight {algorithm.name!r}" if algorithm else ""),
+        )
+        why = ", ".join(f"{count} for {what}" for count, what in counts if count)
+        if not why:
+            self.to_observe = [[]]  # one pass all the same: to say which layers see data
+        self.passes = (max(sum(count for count, _ in counts), 1), why)

@@ -1,0 +1,163 @@
+"""Padding: rows of tokens that only fill batches up stay out of all that is learned from them."""
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.calibration.hooks import Callback
+from blockscale.core.layout import of_convolution
+from blockscale.layers.plan import Plan
+
+MASK = "attention_mask"
+_Last = tuple[Callable[[], Tensor | None], int, Tensor | None, Tensor | None]
+_NOW: ContextVar[Tensor | None] = ContextVar("mask of the batch that runs", default=None)
+
+
+class Padding:
+    """Which tokens are padding: what masks say that batches carry.
+
+    A layer's rows are left out where its input is [batch, tokens, features] for the mask's batch
+    and tokens, or [batch, tokens] of indices. What a model makes of them, such as pooled rows, the
+    tokens that are sent to an expert or images, is not told apart: those layers see all, which
+    their details say. In a model with encoder and decoder the mask is the encoder's.
+
+    key: of the mask in batches that are mappings: [batch, tokens] of bool, or of 0 and 1, 0 and
+        False for padding. None: nothing is left out.
+    model: that will run
+
+    Raises ValueError for a key that is no name.
+    """
+
+    def __init__(self, key: str | bool | None = None, model: nn.Module | None = None):
+        if key is not False and key is not None and not (isinstance(key, str) and key):
+            raise ValueError(
+                f"padding: expected the name of the mask in the batches, such as {MASK!r}, or None "
+                f"to leave nothing out, found {key!r}"
+            )
+        self.key = key or None
+        self.left = self.tokens = 0  # of the batches that were counted
+        self.odd = ""  # why a mask was not used
+        self._inside = _encoder_of(model)
+        self._last: _Last = (lambda: None), 0, None, None
+
+    def mask_of(self, batch: Any) -> Tensor | None:
+        """The tokens of a batch that count, bool [batch, tokens]; None if all do, or none says."""
+        if self.key is None or not isinstance(batch, Mapping) or batch.get(self.key) is None:
+            return None
+        mask = batch[self.key]
+        shape = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        if not isinstance(mask, Tensor) or mask.ndim != 2 or not _zeros_and_ones(mask):
+            self.odd = f"{self.key} {shape} is not [batch, tokens] of 0 and 1"
+            return None
+        if self._inside is None and any(str(name).startswith("decoder_") for name in batch):
+            self.odd = f"it is unknown whether {self.key} is the encoder's or the decoder's"
+            return None
+        mask = mask.detach().to(torch.bool)
+        return None if bool(mask.all()) else mask
+
+    def count(self, batch: Any) -> None:
+        """Take account of a batch."""
+        mask = self.mask_of(batch)
+        self.left += 0 if mask is None else int((~mask).sum())
+        own = batch.get(self.key) if isinstance(batch, Mapping) else None
+        self.tokens += own.numel() if isinstance(own, Tensor) else 0
+
+    @contextmanager
+    def during(self, batch: Any) -> Iterator[None]:
+        """As long as this lasts, in this thread, the model runs on this batch."""
+        token = _NOW.set(self.mask_of(batch))
+        try:
+            yield
+        finally:
+            _NOW.reset(token)
+
+    def told(self, plan: Plan, callback: Callback, details: list[str]) -> Callback:
+        """A callback for `watch` that tells `callback` without padding. details: of the layer."""
+
+        def tell(x: Tensor, y: Any) -> None:
+            mask = _NOW.get()
+            if mask is not None and self._fits(plan, x, mask):
+                x, y = self._without(x, mask), _rows(y, mask)
+            elif mask is not None:
+                note = f"with padding: its input {_shape(plan, x)}"
+                if not any(each.startswith("with padding") for each in details):
+                    details.append(note)
+            callback(x, y)
+
+        return tell
+
+    def _fits(self, plan: Plan, x: Tensor, mask: Tensor) -> bool:
+        inside = self._inside is None or plan.module in self._inside
+        rank = 3 if plan.kind.takes_input else 2
+        plain = inside and not of_convolution(plan.layout)
+        return plain and x.ndim == rank and x.shape[:2] == mask.shape
+
+    def _without(self, x: Tensor, mask: Tensor) -> Tensor:
+        """x [batch, tokens, ...] -> its rows; the same tensor for layers side by side."""
+        of, changed, by, rows = self._last
+        if x.is_inference():  # nobody could tell whether it was changed
+            found: Tensor = _rows(x, mask)
+            return found
+        if of() is not x or changed != x._version or by is not mask:
+            rows = _rows(x, mask)
+            self._last = weakref.ref(x), x._version, mask, rows
+        assert isinstance(rows, Tensor)
+        return rows
+
+    def blank(self, target: Tensor, batch: Any) -> Tensor:
+        """What a model or block should give [batch, tokens, features], NaN where there is padding:
+        errors leave that out."""
+        mask = self.mask_of(batch)
+        if mask is None or target.ndim != 3 or target.shape[:2] != mask.shape:
+            return target
+        return target.masked_fill(~mask.to(target.device)[..., None], torch.nan)
+
+    def notes(self) -> list[str]:
+        """What the ledger is to say of all batches: how much was left out, or why nothing was."""
+        if self.left:
+            return [f"padding left out: {self.left} of {self.tokens} tokens by {self.key}"]
+        if self.odd:
+            return [f"with padding, if there is any: {self.odd}"]
+        if self.key not in (None, MASK) and not self.tokens:
+            return [f"with padding, if there is any: no batch has a mask {self.key!r}"]
+        return []
+
+
+def without_padding(x: Tensor) -> Tensor:
+    """x without the padding of the batch that runs, if it is [batch, tokens, features]."""
+    mask = _NOW.get()
+    if mask is None or x.ndim != 3 or x.shape[:2] != mask.shape:
+        return x
+    rows: Tensor = _rows(x, mask)
+    return rows
+
+
+def _rows(x: Any, mask: Tensor) -> Any:
+    """x [batch, tokens, ...] -> [rows, ...]; anything else as it is."""
+    if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[:2] != mask.shape:
+        return x
+    return x[mask.to(x.device)]
+
+
+def _shape(plan: Plan, x: Tensor) -> str:
+    if of_convolution(plan.layout):
+        return "is a convolution's"
+    return f"{list(x.shape)} is not known to be [batch, tokens, features]"
+
+
+def _zeros_and_ones(mask: Tensor) -> bool:
+    return mask.dtype == torch.bool or bool(((mask == 0) | (mask == 1)).all())
+
+
+def _encoder_of(model: nn.Module | None) -> set[nn.Module] | None:
+    """The modules of the encoder, in a model of transformers that has a decoder as well."""
+    config: Any = getattr(model, "config", None)
+    find: Any = getattr(model, "get_encoder", None)
+    if not getattr(config, "is_encoder_decoder", False) or not callable(find):
+        return None
+    return set(find().modules())

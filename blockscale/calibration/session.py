@@ -1,0 +1,285 @@
+"""A calibration in progress: what is known and chosen so far, while the model is as it was."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.calibration.batches import Batches
+from blockscale.calibration.coverage import Coverage
+from blockscale.calibration.hooks import Callback, watch
+from blockscale.calibration.input_stats import (
+    GramCollector,
+    InputStats,
+    InputStatsCollector,
+    Product,
+    product_of,
+)
+from blockscale.calibration.last_products import LastProducts
+from blockscale.calibration.layer_rows import rows_of, seen_by
+from blockscale.calibration.observers import Observer, Spec, make
+from blockscale.calibration.padding import Padding
+from blockscale.core import reference
+from blockscale.core.arithmetic.precision import subnormals_kept
+from blockscale.core.block import read_block
+from blockscale.core.format import Format
+from blockscale.core.layout import of_convolution, stored_shape
+from blockscale.core.scale import FLOAT_SCALES
+from blockscale.layers.plan import Decision, Plan
+from blockscale.layers.signs import lost_signs
+from blockscale.layers.store import QInput
+from blockscale.layers.supplied import supplied
+
+if TYPE_CHECKING:
+    from blockscale.core.ledger import Entry
+    from blockscale.layers.layer import QLayer
+    from blockscale.layers.store import QWeight
+
+Observing = tuple[Plan, str, Observer]  # a layer, its "input" or "output", and who looks
+
+
+class Session:
+    """The layers to be quantized, what was chosen for them (`places`), and the data."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plans: Sequence[Decision],
+        data: Batches | None,
+        *,
+        strict: bool,
+        observed: bool = False,
+    ):
+        """observed: outer scales that have to be given are found by observers."""
+        self.model, self._data, self.strict = model, data, strict
+        self.padding = Padding()
+        self.layers = [plan for plan in plans if isinstance(plan, Plan)]
+        self.places = supplied(plans, observed=observed)
+        self.coverage: Coverage | None = None
+        self.details: dict[str, list[str]] = {plan.name: list(plan.told) for plan in self.layers}
+        self.notes: dict[str, list[str]] = {plan.name: [] for plan in self.layers}
+        self.drifts: dict[str, Tensor] = {}  # of layers whose weights are chosen next
+        self.built: dict[str, tuple[QLayer, Entry]] = {}  # layers whose floats are gone again
+        self.made: dict[str, QWeight] = {}  # the same for parameters of no layer
+
+    @property
+    def data(self) -> Batches:
+        """The batches. Raises ValueError for a session whose user runs the model."""
+        if self._data is None:
+            raise ValueError("this session has no batches: the model is run by its user")
+        return self._data
+
+    def run(self, callbacks: Mapping[str, Callback]) -> None:
+        """One pass over the batches. The first one counts what every layer sees, too.
+
+        Raises SkippedError after it if some layer saw nothing and `strict` asks for all.
+        """
+        if self.coverage is not None:
+            some = [p for p in self.layers if p.name in callbacks]
+            with watch({p.module: self.without_padding(p, callbacks[p.name]) for p in some}):
+                self.data.run(self.model, self.padding)
+            return
+        counted = Coverage()
+        both = {
+            plan.module: self.without_padding(
+                plan, each_of(counted.counter(plan), callbacks.get(plan.name))
+            )
+            for plan in self.layers
+        }
+        with watch(both):
+            self.data.run(self.model, self.padding)
+        self.coverage, counted.batches = counted, self.data.count
+        if self.strict:
+            counted.raise_if_unseen()
+        for name in counted.unseen:
+            self.notes[name].append(f"saw no data in {counted.batches} batches")
+
+    def without_padding(self, plan: Plan, callback: Callback) -> Callback:
+        """A callback of this layer that sees no padding."""
+        return self.padding.told(plan, callback, self.details[plan.name])
+
+    def statistics(self, plans: Sequence[Plan]) -> dict[str, InputStats]:
+        """One pass: what is known of these layers' inputs, of those that saw any."""
+        callbacks, collectors = self.gathering(plans)
+        self.run(callbacks)
+        return self.gathered(collectors)
+
+    def gathering(
+        self, plans: Sequence[Plan]
+    ) -> tuple[dict[str, Callback], dict[str, InputStatsCollector]]:
+        """What has to be told of these layers' inputs, and what then holds the statistics."""
+        collectors = {plan.name: _collector(plan) for plan in plans}
+        return {p.name: self._gather(p, collectors[p.name]) for p in plans}, collectors
+
+    def gathered(self, collectors: Mapping[str, InputStatsCollector]) -> dict[str, InputStats]:
+        """The statistics of those that saw any input."""
+        for name, collector in collectors.items():
+            self._tell_skipped(name, collector.skipped)
+        return {name: each.result() for name, each in collectors.items() if each.rows}
+
+    def _tell_skipped(self, name: str, skipped: int) -> None:
+        note = f"{skipped} rows of its input hold a NaN or an infinity, left out"
+        if skipped and note not in self.notes[name]:
+            self.notes[name].append(note)
+
+    def grams(self, plans: Sequence[Plan]) -> dict[str, Tensor]:
+        """One pass: the gram matrices of these layers' inputs, of those that saw any."""
+        callbacks, collectors = self.weighing(plans)
+        self.run(callbacks)
+        return self.weighed(collectors)
+
+    def weighing(
+        self, plans: Sequence[Plan]
+    ) -> tuple[dict[str, Callback], dict[str, GramCollector]]:
+        """What has to be told of these layers' inputs, and what then holds their grams."""
+        collectors = {p.name: GramCollector(width(p), p.parameter.device) for p in plans}
+        last = LastProducts()
+        return {p.name: self._weigh(p, collectors[p.name], last) for p in plans}, collectors
+
+    def weighed(self, collectors: Mapping[str, GramCollector]) -> dict[str, Tensor]:
+        """The grams of those that saw any input."""
+        for name, collector in collectors.items():
+            self._tell_skipped(name, collector.skipped)
+        return {name: each.result() for name, each in collectors.items() if each.rows}
+
+    def _weigh(self, plan: Plan, into: GramCollector, last: LastProducts) -> Callback:
+        before = self.places[plan.name].before
+        alike = (width(plan), plan.layout) if before is None else id(before)
+
+        def add(x: Tensor, y: Any) -> None:
+            products: Iterator[Product]
+            if of_convolution(plan.layout):
+                products = map(product_of, rows_of(plan, x, before, y))
+            else:
+                products = last.of(x, alike, lambda: rows_of(plan, x, before, y))
+            for product in products:
+                into.add(product)
+
+        return add
+
+    def _gather(self, plan: Plan, into: InputStatsCollector) -> Callback:
+        def add(x: Tensor, y: Any) -> None:
+            for piece in rows_of(plan, x, self.places[plan.name].before, y):
+                into.add(piece)
+
+        return add
+
+    def observe(self, wanted: Sequence[tuple[Plan, str]], spec: Spec) -> None:
+        """One pass: static scales for these layers' "input" or "output", by new observers."""
+        callbacks, observers = self.observing(wanted, spec)
+        self.run(callbacks)
+        self.observed(observers)
+
+    def observing(
+        self, wanted: Sequence[tuple[Plan, str]], spec: Spec
+    ) -> tuple[dict[str, Callback], list[Observing]]:
+        """What has to be told of these layers' inputs and outputs, and who looks at it."""
+        observers: list[Observing] = []
+        callbacks: dict[str, Callback] = {}
+        for plan, part in wanted:
+            observer = observer_of(spec, getattr(plan.scheme, part)).to(plan.parameter.device)
+            observers.append((plan, part, observer))
+            look = self._looking(plan, part, observer)
+            callbacks[plan.name] = each_of(look, callbacks.get(plan.name))
+        return callbacks, observers
+
+    def observed(self, observers: Sequence[Observing]) -> None:
+        """The static scales that the observers choose now."""
+        for plan, part, observer in observers:
+            self._set_scale(plan.name, part, observer)
+
+    def _looking(self, plan: Plan, part: str, observer: Observer) -> Callback:
+        before = self.places[plan.name].before
+
+        def look(x: Tensor, y: Any) -> None:
+            seen = seen_by(plan, x if part == "input" else y)
+            observer.observe(seen if before is None or part == "output" else before(seen))
+
+        return look
+
+    def _set_scale(self, name: str, part: str, observer: Observer) -> None:
+        odd = {"NaN": int(observer.nans), "infinite": int(observer.infinities)}
+        if any(odd.values()):
+            counts = ", ".join(f"{count} {kind}" for kind, count in odd.items() if count)
+            self.notes[name].append(
+                f"{counts} of {int(observer.samples)} {part} values, which were left out"
+            )
+        if not observer.finite:
+            return
+        self.notes[name] += lost_signs(part, observer.low, observer.format)
+        fmt = next(getattr(p.scheme, part) for p in self.layers if p.name == name)
+        quantizer = QInput(fmt)
+        if fmt.gives_outer:
+            quantizer.set_outer(outer_of(observer, fmt))
+            setattr(self.places[name], part, quantizer)
+            self.details[name].append(f"static outer scale of its {part} by {observer.name}")
+            return
+        try:
+            parts = observer.qparams()._asdict()
+        except ValueError as error:
+            raise ValueError(f"the {part} of {name}: {error}") from error
+        quantizer.restore({key: value for key, value in parts.items() if value is not None})
+        setattr(self.places[name], part, quantizer)
+        more = observer.describe().partition("; ")[2]  # such as which of several it followed
+        self.details[name].append(f"static {part} by {observer.name}{more and f' ({more})'}")
+
+
+def _collector(plan: Plan) -> InputStatsCollector:
+    k = width(plan)
+    return InputStatsCollector(k, plan.parameter.device, k // plan.features("input"))
+
+
+def nbytes_of(plan: Plan, part: str, spec: Spec) -> int:
+    """Bytes of an observer that has begun. Raises ValueError for a format it cannot serve."""
+    probe = observer_of(spec, getattr(plan.scheme, part))
+    probe.observe(torch.zeros(1, plan.features(part)))
+    return sum(buffer.nbytes for buffer in probe.buffers())
+
+
+def width(plan: Plan) -> int:
+    """k of a layer's stored weight [n, k]."""
+    return stored_shape(plan.parameter.shape, plan.layout)[-1]
+
+
+def has_rows(plan: Plan) -> bool:
+    """Whether the layer's output is rows @ weight.T for one matrix of rows: no table, no groups."""
+    takes = plan.kind.takes_input
+    return takes and plan.owns_weight and getattr(plan.module, "groups", 1) == 1
+
+
+def static_parts(plan: Plan) -> Iterator[str]:
+    """Which of "input", "output" get a scale from an observer: those of static blocks."""
+    for part in ("input", "output"):
+        fmt = getattr(plan.scheme, part)
+        takes = part == "output" or plan.kind.takes_input
+        if fmt is not None and takes and (fmt.block.static or fmt.gives_outer):
+            yield part
+
+
+def observer_of(spec: Spec, fmt: Format) -> Observer:
+    """What looks at an input or output in this format. An outer scale that is to be given is that
+    of the largest magnitude, whatever the spec: blocks have scales of their own beside it."""
+    if not fmt.gives_outer:
+        return make(spec, fmt)
+    return make("min_max", replace(fmt, block=read_block("tensor"), scale=FLOAT_SCALES["fp32"]))
+
+
+def outer_of(observer: Observer, fmt: Format) -> Tensor:
+    """The outer scale [1, 1] of tensors in `fmt` whose ranges an observer has seen."""
+    low, high, _ = observer.range()
+    with subnormals_kept():
+        return reference.outer_of(reference.numerator(low, high, fmt), fmt)
+
+
+def each_of(first: Callback, second: Callback | None) -> Callback:
+    """One callback that tells both, if there is a second one."""
+    if second is None:
+        return first
+
+    def call(x: Tensor, y: Any) -> None:
+        first(x, y)
+        second(x, y)
+
+    return call

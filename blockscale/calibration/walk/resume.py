@@ -1,0 +1,154 @@
+"""Finished blocks on disk, so that a run that was stopped goes on where it was."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from blockscale.calibration.blocks.calls import digest, tensors
+from blockscale.calibration.session import Session
+from blockscale.core.reference import QParams
+from blockscale.core.untrusted.json_text import json_object, parse_json, read_json
+from blockscale.layers import before
+from blockscale.layers.plan import Plan
+from blockscale.layers.store import QInput
+from blockscale.ops.tensor import QTensor
+
+_RUN = "run.json"
+_FIRST = 64  # elements of each weight that tell it from another
+
+
+class ResumeError(ValueError):
+    """A directory holds blocks of another run: of another recipe, algorithm or model."""
+
+
+class Finished:
+    """Blocks that are done, one safetensors file each, written beside its place and renamed.
+
+    run: what tells this run from others (`told_apart`)
+    """
+
+    def __init__(self, path: str | Path, run: str):
+        self.path = Path(path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        known = self.path / _RUN
+        if known.exists():
+            if json_object(read_json(known), known).get("run") != run:
+                raise ResumeError(
+                    f"{self.path} holds blocks of another run (another recipe, algorithm, model, "
+                    f"or other batches): give another directory, or delete it"
+                )
+        elif any(path for path in self.path.iterdir() if not self._was_begun(path)):
+            raise ResumeError(f"{self.path} is not empty, and holds no run: give another directory")
+        else:
+            self._write(known, json.dumps({"run": run}).encode())
+
+    def __contains__(self, i: int) -> bool:
+        return self._place(i).exists()
+
+    def save(self, i: int, plans: Sequence[Plan], session: Session) -> None:
+        """Keep all that was chosen for these layers of block i."""
+        held: dict[str, Tensor] = {}
+        told = {}
+        for plan in plans:
+            place = session.places[plan.name]
+            about: dict[str, Any] = {
+                "details": session.details[plan.name], "notes": session.notes[plan.name],
+            }  # fmt: skip
+            if place.weight is not None:
+                about["size"] = place.weight.size
+                parts = {"codes": place.weight.packed, **_parts(place.weight.qparams)}
+                held |= _named(f"{plan.name}.weight", parts)
+            if place.before is not None:
+                about |= {"before": place.before.fmt, "features": place.before.features}
+                held |= _named(f"{plan.name}.before", dict(place.before.named_buffers()))
+            for part in ("input", "output"):
+                if (quantizer := getattr(place, part)) is not None:
+                    held |= _named(f"{plan.name}.{part}", _parts(quantizer.qparams))
+            told[plan.name] = about
+        self._write(self._place(i), safetensors.torch.save(held, {"layers": json.dumps(told)}))
+
+    def load(self, i: int, plans: Sequence[Plan], session: Session) -> None:
+        """Put what was chosen in its places."""
+        with safetensors.safe_open(str(self._place(i)), "pt") as file:
+            told = parse_json(file.metadata()["layers"], self._place(i), finite=False)
+            held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        for plan in plans:
+            place, about = session.places[plan.name], told[plan.name]
+            device = plan.parameter.device
+            if parts := _of(held, f"{plan.name}.weight", device):
+                codes = parts.pop("codes")
+                place.weight = QTensor(codes, QParams(**parts), plan.format, about["size"])
+            if "before" in about:
+                buffers = _of(held, f"{plan.name}.before", device)
+                place.before = before.restore(about["before"], about["features"], buffers)
+            for part in ("input", "output"):
+                if parts := _of(held, f"{plan.name}.{part}", device):
+                    quantizer = QInput(getattr(plan.scheme, part))
+                    quantizer.restore(parts)
+                    setattr(place, part, quantizer)
+            session.details[plan.name] = about["details"]
+            session.notes[plan.name] = about["notes"]
+
+    @staticmethod
+    def _was_begun(path: Path) -> bool:
+        """Whether a killed run was writing this file that says which run it is."""
+        return path.name.startswith(f".{_RUN}.")
+
+    def _place(self, i: int) -> Path:
+        return self.path / f"block-{i:05d}.safetensors"
+
+    def _write(self, place: Path, data: bytes) -> None:
+        beside = place.with_name(f".{place.name}.{os.getpid()}")
+        try:
+            beside.write_bytes(data)
+            beside.replace(place)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def told_apart(
+    plans: Iterable[Plan], methods: Sequence[object], batches: Sequence[Any], *more: object
+) -> str:
+    """What a run is: its layers, their formats and weights, its algorithms and batches."""
+    run = hashlib.blake2b(digest_size=16)
+    for plan in plans:
+        run.update(f"{plan.name} {plan.scheme} {plan.stored} {plan.parameter.dtype}".encode())
+        if not plan.parameter.is_meta:
+            run.update(f"{digest(plan.parameter.detach().flatten()[:_FIRST].cpu())}".encode())
+    for method in methods:
+        settings = {k: v for k, v in sorted(getattr(method, "__dict__", {}).items()) if _plain(v)}
+        kind = method if _plain(method) else getattr(method, "__qualname__", type(method).__name__)
+        run.update(f"{kind} {settings}".encode())
+    for batch in batches:
+        known = dict(batch) if isinstance(batch, Mapping) else batch  # also a tokenizer's
+        for tensor in tensors(known):
+            run.update(f"{digest(tensor.cpu())}".encode())
+    run.update(f"{len(batches)} {more}".encode())
+    return run.hexdigest()
+
+
+def _plain(value: object) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _parts(qparams: QParams | None) -> dict[str, Tensor]:
+    return {} if qparams is None else {k: v for k, v in qparams._asdict().items() if v is not None}
+
+
+def _named(name: str, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{name}/{part}": tensor.contiguous().clone() for part, tensor in parts.items()}
+
+
+def _of(held: dict[str, Tensor], name: str, device: Any) -> dict[str, Tensor]:
+    found = {k.rpartition("/")[2]: v for k, v in held.items() if k.rpartition("/")[0] == name}
+    return {
+        part: tensor if device.type == "meta" else tensor.to(device)
+        for part, tensor in found.items()
+    }

@@ -1,0 +1,268 @@
+"""From an integer graph to steps of C: every node in turn, at the sizes of an example."""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from blockscale.export.to_c.ops import emitters
+from blockscale.export.to_c.text import loops, number
+from blockscale.export.to_c.values import C_TYPES, Access, Array, strides_of
+from blockscale.export.to_c.writer import Writer
+from blockscale.graph.lowering.integers.fixed import NotIntegerError
+from blockscale.graph.lowering.integers.moves import MOVES
+from blockscale.graph.names import described
+from blockscale.graph.nodes import aten, calls
+from blockscale.ops.integer import INTEGER_OPS
+
+_PADS = (aten.constant_pad_nd, aten.pad)
+_MOVES = (*MOVES, aten.cat, aten.concat, aten.stack, aten.index, *_PADS)
+
+
+@dataclass(frozen=True)
+class Door:
+    """An input or output of the C function: (code - zero) * 2^exponent is its value, if it has one.
+
+    name: in the model; about: where it stands in the file's head
+    """
+
+    array: Array
+    shape: tuple[int, ...]
+    name: str
+    zero: int | None = None
+    exponent: int | None = None
+
+
+@dataclass(frozen=True)
+class Walked:
+    """What a graph has become."""
+
+    writer: Writer
+    inputs: list[Door]
+    outputs: list[Door]
+
+
+class _Values(fx.Interpreter):
+    """Runs a graph with the example, and remembers what every node gives."""
+
+    def __init__(self, graph: fx.GraphModule):
+        super().__init__(graph, garbage_collect_values=False)
+        self.found: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        made = super().run_node(n)
+        self.found[n] = made
+        return made
+
+
+def walk(graph: fx.GraphModule, example: Sequence[Any]) -> Walked:
+    """Steps for all nodes. Raises NotIntegerError, which names the first without a C form."""
+    values = _Values(graph)
+    with torch.no_grad():
+        values.run(*example)
+    return _Walk(values.found).over(graph)
+
+
+class _Walk:
+    """The walk's state: what nodes gave for the example, and which depend on inputs."""
+
+    def __init__(self, found: dict[fx.Node, Any]):
+        self.found = found
+        self.writer = Writer()
+        self.writer.sizes = {n: v.shape for n, v in found.items() if isinstance(v, Tensor)}
+        self.inputs: list[Door] = []
+        self.outputs: list[Door] = []
+        self.ours = {op.overload: name.removeprefix("integer_") for name, op in INTEGER_OPS.items()}
+        self.constants: set[fx.Node] = set()
+
+    def over(self, graph: fx.GraphModule) -> Walked:
+        for node in graph.graph.nodes:
+            if node.op == "output":
+                self._give(node)
+            else:
+                self._visit(node)
+        if not self.outputs:
+            raise NotIntegerError("the graph gives no tensors that were computed: nothing to write")
+        return Walked(self.writer, self.inputs, self.outputs)
+
+    def _visit(self, node: fx.Node) -> None:
+        value = self.found[node]
+        listed = isinstance(value, list | tuple)
+        if not isinstance(value, Tensor) and not listed:
+            self.constants.add(node)  # a size
+            return
+        name = self.ours.get(node.target, "")
+        if node.op == "placeholder":
+            if not value.is_floating_point():
+                self._input(node, node, value.dtype)
+        elif name == "quantize":
+            self._input(node, node.args[0], value.dtype)  # type: ignore[arg-type]
+        elif name == "dequantize":
+            pass  # what it reads goes out
+        elif all(each in self.constants for each in node.all_input_nodes):
+            self._constant(node, value)
+        elif name:
+            self._op(node, name)
+        elif calls(node, *_MOVES) or node.target is operator.getitem:
+            self._move(node)
+        elif computes_mask(node) and not listed:
+            mask(self.writer, node, value)
+        else:
+            raise NotIntegerError(f"{described(node)} ({node.name}) has no C form")
+
+    def _input(self, node: fx.Node, source: fx.Node, dtype: torch.dtype) -> None:
+        shape = tuple(self.found[node].shape)
+        taken = {door.array.name for door in self.inputs}
+        name = f"in_{source.name}"
+        while name in taken:
+            name += "_again"
+        array = self.writer.array(name, "input", dtype, self.found[node].numel(), described(node))
+        self.writer.places[node] = array.places(shape)
+        zero, exponent = (node.args[2], node.args[1]) if node is not source else (None, None)
+        self.inputs.append(Door(array, shape, source.name, zero, exponent))  # type: ignore[arg-type]
+
+    def _constant(self, node: fx.Node, value: Any) -> None:
+        self.constants.add(node)
+        if isinstance(value, Tensor) and not value.is_floating_point():
+            kept = self.writer.constant(node.name, value, described(node))
+            self.writer.places[node] = kept.places(value.shape)
+
+    def _op(self, node: fx.Node, name: str) -> None:
+        emit = emitters().get(name)
+        if emit is None:
+            raise NotIntegerError(f"{described(node)} ({node.name}) has no C form")
+        names = INTEGER_OPS[f"integer_{name}"].signature.names
+        given = dict(zip(names, map(self._plain, node.args), strict=True))
+        for each in node.all_input_nodes:
+            if each not in self.writer.places and each not in self.constants:
+                raise NotIntegerError(f"{described(node)} ({node.name}) reads floats of {each}")
+        made: Access = emit(self.writer, node, given)
+        if (
+            made.shape != tuple(self.found[node].shape)
+            or made.array.dtype != self.found[node].dtype
+        ):
+            raise AssertionError(f"{node.name}: {made} is not {self.found[node].shape}")
+        self.writer.keep(node, made)
+
+    def _plain(self, given: Any) -> Any:
+        """An argument with sizes as numbers."""
+        return fx.node.map_arg(given, self._size)
+
+    def _size(self, node: fx.Node) -> Any:
+        value = self.found[node]
+        return node if isinstance(value, Tensor) else value
+
+    def _move(self, node: fx.Node) -> None:
+        """The same move of places."""
+        args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), self._place)
+        if calls(node, aten.index_select):
+            args = (*args[:2], self._known(node, node.args[2]))
+        if calls(node, aten.index):
+            known: Any = node.args[1]
+            args = (args[0], [each and self._known(node, each) for each in known])
+        target: Any = node.target
+        try:
+            self.writer.places[node] = target(*args, **kwargs)
+        except (RuntimeError, NotImplementedError) as error:
+            raise NotIntegerError(
+                f"{described(node)} ({node.name}) has no C form: {error}"
+            ) from error
+
+    def _place(self, node: fx.Node) -> Any:
+        return self.writer.places.get(node, self.found[node])
+
+    def _known(self, node: fx.Node, index: Any) -> Tensor:
+        """Indices that do not depend on inputs."""
+        if index not in self.constants:
+            raise NotIntegerError(f"{described(node)} ({node.name}) has no C form: its indices are "
+                                  f"computed from inputs")  # fmt: skip
+        return self.found[index]
+
+    def _give(self, output: fx.Node) -> None:
+        """Copy results to the function's outputs; those that are no tensors are left out."""
+        for node in output.all_input_nodes:
+            door = self.ours.get(node.target) == "dequantize"
+            source: Any = node.args[0] if door else node
+            places = self.writer.places.get(source)
+            if not isinstance(places, Tensor):
+                if node in self.constants or node.op == "placeholder":
+                    continue
+                raise NotIntegerError(f"{described(node)} ({node.name}) goes out as floats")
+            self._copy_out(node, source, places, door)
+
+    def _copy_out(self, node: fx.Node, source: fx.Node, places: Tensor, door: bool) -> None:
+        value, w = self.found[source], self.writer
+        array = w.array(f"out_{len(self.outputs)}", "output", value.dtype, value.numel(), node.name)
+        shape = tuple(value.shape)
+        w.copy(places, Access(array, 0, shape, strides_of(shape)), node)
+        zero, exponent = node.args[1:3] if door else (None, None)
+        self.outputs.append(Door(array, shape, source.name, zero, exponent))  # type: ignore[arg-type]
+
+
+# Masks that are computed from inputs: which tokens are there, compared and joined.
+
+
+_JOINED = {  # of truth values, which are 0 or 1
+    "&": (aten.__and__, aten.bitwise_and, aten.logical_and),
+    "|": (aten.__or__, aten.bitwise_or, aten.logical_or),
+}
+_COMPARED = {
+    "==": aten.eq, "!=": aten.ne, "<": aten.lt, "<=": aten.le, ">": aten.gt, ">=": aten.ge,
+}  # fmt: skip
+_NOT = (aten.logical_not, aten.bitwise_not)
+_CAST = (aten.to, aten._to_copy)
+
+
+def computes_mask(node: fx.Node) -> bool:
+    """Whether `mask` knows what a node calls."""
+    joined = (each for some in _JOINED.values() for each in some)
+    return calls(node, *joined, *_COMPARED.values(), *_NOT, *_CAST)
+
+
+def mask(w: Writer, node: fx.Node, made: Tensor) -> None:
+    """A step for a comparison, a junction of truth values, or truth values of integers.
+
+    made: what the node gave for the example: its shape and dtype
+
+    Raises NotIntegerError for operands that are floats or no truth values, and for integers that
+    the result's dtype does not hold.
+    """
+    given = [each for each in node.args if isinstance(each, fx.Node | int | bool)]
+    if calls(node, *_CAST):
+        given = given[:1]
+    reads = {f"x{i}": each for i, each in enumerate(given) if isinstance(each, fx.Node)}
+    if any(each not in w.places for each in reads.values()):
+        raise NotIntegerError(
+            f"{described(node)} ({node.name}) has no C form: it reads no integers"
+        )
+    found = {k: w.access(w.places[v].expand(made.shape), v) for k, v in reads.items()}
+    names, heads, ends = loops(made.shape)
+    words = [f"x{i}[{found[f'x{i}'].at(names)}]" if isinstance(each, fx.Node)
+             else number(int(each))
+             for i, each in enumerate(given)]  # fmt: skip
+    y = w.result(made.dtype, made.shape, node)
+    value = _value(node, words, [each.array.dtype for each in found.values()], made.dtype)
+    takes: dict[str, Any] = {**found}
+    w.step(node, "mask", takes, y, [*heads, f"y[{y.at(names)}] = {value};", *ends])
+    w.keep(node, y)
+
+
+def _value(node: fx.Node, words: list[str], dtypes: list[torch.dtype], made: torch.dtype) -> str:
+    """The C expression of an element."""
+    truths = all(each == torch.bool for each in dtypes)
+    for sign, compared in _COMPARED.items():
+        if calls(node, compared):
+            return f"{words[0]} {sign} {words[1]}"
+    for sign, some in _JOINED.items():
+        if calls(node, *some) and truths and made == torch.bool:
+            return f"{words[0]} {sign} {words[1]}"
+    if calls(node, *_NOT) and truths:
+        return f"!{words[0]}"
+    if calls(node, *_CAST) and made == torch.bool:
+        return f"{words[0]} != 0"
+    if calls(node, *_CAST) and made in C_TYPES and (truths or made == torch.int64):
+        return f"({C_TYPES[made]}){words[0]}"
+    raise NotIntegerError(f"{described(node)} ({node.name}) has no C form: it is no mask of bools")

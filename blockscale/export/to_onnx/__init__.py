@@ -1,0 +1,130 @@
+"""ONNX files (.onnx), which onnxruntime and others run without torch."""
+
+import importlib.util
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torch import fx, nn
+from torch.export import ExportedProgram
+
+from blockscale.export.to_onnx import take, write
+from blockscale.export.to_onnx.pieces import Piece
+from blockscale.export.to_onnx.scope import HIGHEST, LOWEST, Needs
+from blockscale.export.to_onnx.take_integers import take_integer, without_dead
+from blockscale.export.to_onnx.widen import pieces_widened, widened
+from blockscale.export.to_program import Example, arguments, exported_model, program_of, tried
+from blockscale.files.whole import check_new, check_place
+from blockscale.graph import passes
+from blockscale.graph.adoption.program import adopted
+from blockscale.graph.expand import expand
+from blockscale.graph.integer.convert import IntegerModel
+from blockscale.graph.passes import clean, constants, duplicates
+from blockscale.graph.program import exported
+from blockscale.graph.state import State, state
+
+_WIDE = (
+    "blockscale: the model computes in {}, which runtimes on CPUs do not: {} computes in float32, "
+    "with the same values of weights, and takes and gives float32"
+)
+_PACKAGES = ("onnx", "onnxscript")
+
+
+def unavailable() -> str | None:
+    """Why ONNX files cannot be written here: the package that is missing; None if none is."""
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    return f"{missing[0]} is not installed: pip install 'blockscale[onnx]'" if missing else None
+
+
+def onnx(
+    graph: nn.Module | ExportedProgram,
+    path: str | Path,
+    example: Example | None = None,
+    *,
+    opset: int | None = None,
+    dynamic_batch: bool = False,
+    overwrite: bool = False,
+) -> None:
+    """Write an ONNX file (.onnx) of a converted graph, a quantized model or an integer model.
+
+    graph: what bs.graph.convert or bs.graph.to_integer gives, a model of quantized layers in
+        evaluation mode, an exported program of one, or what others quantized (bs.export.program)
+    example: what a model is called with, as in bs.export.program; a graph or program has its own
+    opset: of the file; None for the lowest that holds its formats: 21, 24 for e8m0, 25 for int2
+    dynamic_batch: as in bs.export.program, for models. Sizes that are free in a graph stay free.
+    overwrite: replace a file that is there
+
+    Weights are stored as their codes, packed, with their scales as they are. QuantizeLinear and
+    DequantizeLinear stand where onnxruntime runs them, other standard operators for the other
+    formats. A model in bfloat16 or float16 becomes a file that computes in float32, with a warning.
+    Above 2 GB the tensors lie in `<path>.data`. It appears whole or not at all.
+
+    Raises before anything is written: ModuleNotFoundError with the extra to install,
+    FileExistsError, and ValueError for a graph that is prepared, fused or lowered, an example that
+    does not fit, an opset too low, and a format or an op that a file cannot hold.
+    """
+    path = check_place(path, "model.onnx")
+    _check(path, opset, overwrite)
+    program, pieces = _marked(graph, example, dynamic_batch)
+    if example is not None:
+        tried(program.module(), *arguments(example))
+    model = write.translated(program)
+    if halves := widened(model):
+        warnings.warn(_WIDE.format(" and ".join(halves), path.name), stacklevel=2)
+    pieces = pieces_widened(pieces)
+    write.stamp(model, _enough(opset, write.filled(model, pieces).needs))
+    if write.is_large(model):
+        check_new(write.beside(path), overwrite)
+    write.save(model, path)
+
+
+def _check(path: Path, opset: int | None, overwrite: bool) -> None:
+    check_new(path, overwrite)
+    if opset is not None and not LOWEST <= opset <= HIGHEST:
+        raise ValueError(
+            f"expected an opset from {LOWEST}, the first with blocks, to {HIGHEST}, which "
+            f"onnxruntime runs, found {opset}: leave it out for the lowest that holds the formats"
+        )
+    if reason := unavailable():
+        raise ModuleNotFoundError(reason)
+
+
+def _enough(opset: int | None, needs: Needs) -> int:
+    """The opset of a file that needs one. Raises ValueError if a lower one is asked for."""
+    if opset is not None and opset < needs.opset:
+        raise ValueError(
+            f"opset {opset} is too low: {needs.because}, for which there has to be opset "
+            f"{needs.opset}; leave opset out"
+        )
+    return opset or needs.opset
+
+
+def _marked(
+    graph: Any, example: Example | None, dynamic_batch: bool
+) -> tuple[ExportedProgram, list[Piece]]:
+    """A program with marks for all that quantizes, and what they stand for."""
+    if isinstance(graph, IntegerModel):
+        pieces: list[Piece] = []
+        marked = take_integer(graph, pieces)
+        made = exported_model(marked, example, dynamic_batch)
+        return without_dead(made), pieces
+    taken = _graph(graph, example, dynamic_batch)
+    pieces = take.take(taken)
+    return exported(taken), pieces
+
+
+def _graph(graph: Any, example: Example | None, dynamic_batch: bool) -> fx.GraphModule:
+    """A graph of single ops, of our own to change. Raises ValueError for what cannot be one."""
+    if isinstance(graph, fx.GraphModule) and isinstance(graph.meta.get("blockscale"), State):
+        stage = state(graph).stage
+        if stage in ("prepared", "fused", "lowered"):
+            raise ValueError(
+                f"a {stage} graph has no single quantize and dequantize ops, of which ONNX files "
+                f"consist: give what bs.graph.convert gives"
+            )
+    else:
+        graph = program_of(graph, example, dynamic_batch)
+    made = adopted(graph)
+    expand(made)
+    passes.apply(made, (clean, constants, duplicates))
+    return made

@@ -1,0 +1,227 @@
+"""Activations that are quantized and dequantized in a file.
+
+QuantizeLinear and DequantizeLinear where ONNX has the type and says the blocks, so that runtimes
+fuse them with the ops around; else standard operators that divide, round and multiply. Scales are
+given (static) or chosen from every tensor.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from blockscale.core.block import WHOLE
+from blockscale.core.element import Element
+from blockscale.core.elements.integer import Integer
+from blockscale.core.format import Format
+from blockscale.core.reference import QParams, step_of
+from blockscale.core.zero_point import expand_offset
+from blockscale.export.to_onnx import choose, encode, split, steps
+from blockscale.export.to_onnx.scope import Scope
+from blockscale.export.to_onnx.split import Sizes
+from blockscale.export.to_onnx.stored import native, put_tensor, put_zeros
+
+
+class _Linear(NamedTuple):
+    """How QuantizeLinear is told of blocks: of all (axis None), by axis, or along one."""
+
+    axis: int | None = None
+    block_size: int = 0
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Its attributes."""
+        named: dict[str, Any] = {} if self.axis is None else {"axis": self.axis}
+        return named | ({"block_size": self.block_size} if self.block_size else {})
+
+
+def refused(fmt: Format, qparams: QParams | None, sizes: Sizes) -> str | None:
+    """Why a file cannot quantize a tensor of these sizes, or None."""
+    if reason := encode.refused(fmt):
+        return reason
+    if qparams is None:
+        if reason := choose.refused(fmt) or split.refused(fmt.block, sizes):
+            return reason
+        if not fmt.element.ranged and _padded(fmt, sizes):
+            return f"its scales are means, and blocks of {fmt.block} do not divide the size"
+        return None
+    if (
+        qparams.scale.numel() != 1
+        and fmt.block.sizes_for(len(sizes)).count(WHOLE) != len(sizes) - 1
+    ):
+        return f"given scales of blocks of {fmt.block} are for one tensor: take 'tensor'"
+    return None
+
+
+def _padded(fmt: Format, sizes: Sizes) -> bool:
+    blocks = fmt.block.sizes_for(len(sizes))
+    return any(size > 1 and (n or 0) % size for n, size in zip(sizes, blocks, strict=True))
+
+
+def activation(
+    scope: Scope, name: str, x: str, fmt: Format, qparams: QParams | None, sizes: Sizes
+) -> str:
+    """x float32 of these sizes -> what is left of it after a round trip; None is a free size."""
+    told = _told(fmt, sizes)
+    simple = fmt.rounding == "nearest_even" and not fmt.recip and fmt.offset is None
+    # onnxruntime 1.31 makes integer products of 8-bit floats in DequantizeLinear, and then fails
+    as_one = native(fmt.element) is not None and simple and fmt.zero is None
+    as_one = as_one and fmt.element.integer
+    if qparams is not None:
+        one = qparams.scale.numel() == 1
+        # onnxruntime 1.31: 4 bits by axis wrap around far beyond their range
+        held = _container(fmt.element) is not None and simple and fmt.zero is None
+        if (as_one and (one or (told is not None and fmt.bits >= 8))) or (held and one):
+            return _static(scope, name, x, fmt, qparams, sizes)
+        return _given(scope, name, x, fmt, qparams, len(sizes))
+    # onnxruntime 1.31 moves a Transpose over QuantizeLinear but not over the scales of blocks
+    whole = told is not None and not told.block_size
+    if as_one and told is not None and whole and (not _narrow(fmt) or fmt.bits == 8):
+        return _dynamic(scope, x, fmt, sizes, told)
+    blocks = split.split(scope, x, fmt.block, sizes)
+    values = _round_trip(scope, blocks.x, fmt, choose.choose(scope, blocks, fmt))
+    return blocks.joined(scope, values)
+
+
+def _round_trip(scope: Scope, x: str, fmt: Format, chosen: choose.Chosen) -> str:
+    by = ("Mul", chosen.inverse) if chosen.inverse else ("Div", chosen.step)
+    y = scope.op(by[0], x, by[1])
+    return scope.op("Mul", encode.encoded(scope, y, fmt, chosen.zero), chosen.step)
+
+
+def _narrow(fmt: Format) -> bool:
+    """Whether the type of the codes has one that the format does not use: -128 of int8."""
+    return fmt.element.integer and fmt.element.signed and not fmt.wide
+
+
+def _told(fmt: Format, sizes: Sizes) -> _Linear | None:
+    """How QuantizeLinear is told of the blocks of a tensor of these sizes; None: it cannot be."""
+    if fmt.block.flat:
+        return None
+    blocks = fmt.block.sizes_for(len(sizes))
+    whole = [i for i, size in enumerate(blocks) if size == WHOLE or sizes[i] == 1]
+    if len(whole) == len(blocks):
+        return _Linear()
+    single = [i for i, size in enumerate(blocks) if size == 1]
+    if len(single) == 1 and len(whole) >= len(blocks) - 1:
+        return _Linear(single[0])
+    along = [i for i, size in enumerate(blocks) if size != 1]
+    if len(along) != 1 or (n := sizes[along[0]]) is None:
+        return None
+    return _Linear(along[0], blocks[along[0]] or n)
+
+
+def _static(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams, sizes: Sizes) -> str:
+    """QuantizeLinear and DequantizeLinear under a given scale."""
+    told = None if qparams.scale.numel() == 1 else _told(fmt, sizes)
+    told = told or _Linear()
+    dims = () if told.axis is None else (qparams.scale.numel(),)
+    outer = None if qparams.outer is None else qparams.outer.reshape(dims and (1,))
+    parts = qparams._replace(scale=qparams.scale.reshape(dims), outer=outer)
+    step = steps.step(scope, name, fmt, parts)
+    held = _container(fmt.element)
+    element = held or fmt.element
+    zero = put_zeros(scope.file, f"{name}.zero_point", element, qparams.zero_point, dims)
+    if held is not None:
+        x = _clipped(scope, name, x, fmt, qparams)
+    elif _narrow(fmt) and fmt.bits != 8:  # no operator clips such codes in onnxruntime: clip x
+        lowest = scope.op("Mul", step, scope.floats(fmt.element.limits(False)[0]))
+        if told.axis is not None:
+            behind = len(sizes) - 1 - told.axis % len(sizes)
+            lowest = scope.op("Reshape", lowest, scope.ints(-1, *[1] * behind))
+        x = scope.op("Max", x, lowest)
+    return _linear(scope, x, step, zero, fmt, told)
+
+
+def _container(element: Element) -> Integer | None:
+    """The integers of 8 bits that hold those of a width that ONNX has no type for: 7 bits, which
+    torch.ao's reduce_range gives; None for others."""
+    if type(element) is not Integer or element.bits not in (3, 5, 6, 7):
+        return None
+    return replace(element, bits=8)
+
+
+def _clipped(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams) -> str:
+    """x up to the values of the smallest and largest code, which round to just these codes."""
+    step = step_of(qparams, fmt).reshape(())
+    zero = 0 if qparams.zero_point is None else int(qparams.zero_point)
+    ends = [step * (code - zero) for code in fmt.element.limits(fmt.wide)]
+    named = zip(("lowest", "largest"), ends, strict=True)
+    return scope.op("Clip", x, *(put_tensor(scope.file, f"{name}.{k}", end) for k, end in named))
+
+
+def _linear(scope: Scope, x: str, step: str, zero: str, fmt: Format, told: _Linear) -> str:
+    codes = scope.op("QuantizeLinear", x, step, zero, **told.attributes)
+    if _narrow(fmt) and fmt.bits == 8:
+        lowest = torch.tensor(-127, dtype=torch.int8)
+        codes = scope.op("Clip", codes, scope.constant(lowest.numpy()))
+    return scope.op("DequantizeLinear", codes, step, zero, **told.attributes)
+
+
+def _dynamic(scope: Scope, x: str, fmt: Format, sizes: Sizes, told: _Linear) -> str:
+    """The scale from the tensor, then QuantizeLinear and DequantizeLinear."""
+    kind = native(fmt.element)
+    assert kind is not None
+    chosen = choose.choose(scope, split.split(scope, x, fmt.block, sizes), fmt)
+    step = _arranged(scope, chosen.step, told)
+    if not chosen.zero:
+        return _without_zero(scope, x, step, fmt, told, kind)
+    zero = scope.cast(_arranged(scope, chosen.zero, told), kind)
+    return _linear(scope, x, step, zero, fmt, told)
+
+
+def _without_zero(scope: Scope, x: str, step: str, fmt: Format, told: _Linear, kind: str) -> str:
+    from onnx import TensorProto
+
+    to = TensorProto.DataType.Value(kind)
+    codes = scope.op("QuantizeLinear", x, step, output_dtype=to, **told.attributes)
+    if _narrow(fmt):
+        lowest = torch.tensor(-127, dtype=torch.int8)
+        codes = scope.op("Clip", codes, scope.constant(lowest.numpy()))
+    return scope.op("DequantizeLinear", codes, step, **told.attributes)
+
+
+def _arranged(scope: Scope, parts: str, told: _Linear) -> str:
+    """One number a block, as `split` has them, in the shape that QuantizeLinear wants."""
+    if told.axis is None:
+        return scope.op("Reshape", parts, scope.ints())
+    return scope.op("Reshape", parts, scope.ints(-1))
+
+
+def _given(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams, rank: int) -> str:
+    """x rounded under a given scale, where no type of ONNX has the codes."""
+    shape = _full(qparams.scale, rank)
+    step = put_tensor(scope.file, f"{name}.step", step_of(qparams, fmt).reshape(shape))
+    zero, inverse, offset = "", "", ""
+    if qparams.zero_point is not None:
+        zeros = qparams.zero_point.to(torch.float32).reshape(shape)
+        zero = put_tensor(scope.file, f"{name}.zero_point", zeros)
+    if fmt.recip:
+        inverses = _inverse(qparams, fmt).reshape(shape)
+        inverse = put_tensor(scope.file, f"{name}.inverse", inverses)
+    if fmt.offset is not None:
+        found = expand_offset(qparams.offset, qparams.offset_outer, fmt, torch.Size(shape))
+        assert found is not None
+        offset = put_tensor(scope.file, f"{name}.offset", found.expand(shape))
+        x = scope.op("Sub", x, offset)
+    values = _round_trip(scope, x, fmt, choose.Chosen(step, inverse, zero))
+    return scope.op("Add", values, offset) if offset else values
+
+
+def _inverse(qparams: QParams, fmt: Format) -> Tensor:
+    """What x is multiplied by under `recip`: the reference's, made of a one."""
+    from blockscale.core.reference import in_steps
+
+    return in_steps(torch.ones(tuple(qparams.scale.shape)), qparams._replace(offset=None), fmt)
+
+
+def _full(scale: Tensor, rank: int) -> Sequence[int]:
+    """The scale's shape with ones before its own."""
+    if scale.numel() == 1:
+        return (1,) * rank
+    shape = (1,) * (rank - scale.ndim) + tuple(scale.shape)
+    assert prod(shape) == scale.numel()
+    return shape

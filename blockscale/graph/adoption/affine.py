@@ -1,0 +1,120 @@
+"""torchao's affine ops. Source: torchao 0.18.0, quantization/quant_primitives.py.
+
+`choose_qparams_affine` becomes part of choose_quantize where the quantize that reads it takes both
+its results and a format chooses as it does; else it stays, and quantize takes what it gives.
+"""
+
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from blockscale.graph.adoption.calls import Call, NoFormatError, in_whole
+from blockscale.graph.nodes import arguments, calls, shape
+
+_INTEGERS = {torch.uint8: 8, torch.int8: 8, torch.int16: 16, torch.uint16: 16, torch.int32: 32}
+
+
+def _limits(dtype: torch.dtype, given: dict[str, Any]) -> tuple[int, int]:
+    """The smallest and largest code: as given, or all that the dtype has."""
+    bits = _INTEGERS.get(dtype)
+    if bits is None:
+        name = str(dtype).removeprefix("torch.")
+        digits = name.lstrip("uint")
+        if not digits.isdigit() or "int" not in name:
+            raise NoFormatError(f"codes of {dtype} are no integers")
+        bits = int(digits)
+    unsigned = str(dtype).startswith("torch.u")
+    low, high = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    asked = given["quant_min"], given["quant_max"]
+    found = [
+        usual if each is None else each for each, usual in zip(asked, (low, high), strict=True)
+    ]
+    if any(each != int(each) for each in found):
+        raise NoFormatError(f"its codes end at {found[0]} and {found[1]}, which are no integers")
+    return int(found[0]), int(found[1])
+
+
+def _sizes(x: fx.Node, block: Any) -> tuple[int, ...]:
+    of = shape(x)
+    if of is None:
+        raise NoFormatError(f"the shape of {x.name} is not known")
+    return in_whole(block, of)
+
+
+def _affine(kind: str) -> Callable[[fx.Node], Call]:
+    def read(node: fx.Node) -> Call:
+        given = arguments(node)
+        x, dtype = given["input"], given["output_dtype" if kind == "quantize" else "input_dtype"]
+        low, high = _limits(dtype, given)
+        zero = given["zero_point"]
+        out = given["output_dtype"] if kind == "dequantize" else torch.float32
+        if isinstance(out, int):  # a default as the schema has it: the number of float32
+            out = torch.float32
+        sizes = _sizes(x, given["block_size"])
+        made = Call(kind, x, sizes, given["scale"], zero, low, high, dtype, out=out)
+        return _with_choice(made) if kind == "quantize" else made
+
+    return read
+
+
+def _with_choice(made: Call) -> Call:
+    """A quantize whose scale is chosen from its own x, as one."""
+    chosen = _chosen_by(made)
+    if chosen is None:
+        return made
+    given = arguments(chosen)
+    smallest = torch.finfo(torch.float32).smallest_normal
+    value = made.x.meta.get("val")
+    if (
+        value is None
+        or value.dtype != torch.float32
+        or given["scale_dtype"] not in (None, torch.float32)
+    ):
+        return made
+    if given["eps"] is not None and given["eps"] > smallest:
+        return made  # no format has another smallest scale
+    codes = _limits(given["target_dtype"], given)
+    same = codes == (made.low, made.high) and _sizes(made.x, given["block_size"]) == made.sizes
+    if not same:
+        return made
+    mapping = _mapping(str(given["mapping_type"]), made.low, made.high)
+    if mapping is None:
+        return made
+    return replace(made, kind="choose", mapping=mapping)
+
+
+def _chosen_by(made: Call) -> fx.Node | None:
+    """The choose_qparams_affine of the same x that gives the scale and the zero point."""
+    parts = (made.scale, made.zero_point)
+    found = [
+        part.args[0]
+        for place, part in enumerate(parts)
+        if isinstance(part, fx.Node) and part.target is operator.getitem and part.args[1] == place
+    ]
+    if len(found) != 2 or found[0] is not found[1]:
+        return None
+    chosen = found[0]
+    is_choice = calls(chosen, getattr(torch.ops.torchao, "choose_qparams_affine", None))
+    same = is_choice and isinstance(chosen, fx.Node) and chosen.args[0] is made.x
+    return chosen if same else None  # type: ignore[return-value]
+
+
+def _mapping(name: str, low: int, high: int) -> str | None:
+    """The option of a format that chooses as a mapping does; None where there is none."""
+    if name == "ASYMMETRIC" and (low == 0 or low == -high - 1):
+        return "asym"
+    if low == -high and "SYMMETRIC" in name and name != "ASYMMETRIC":
+        return ""
+    if low != -high - 1:
+        return None
+    return {"SYMMETRIC": "half", "SYMMETRIC_NO_CLIPPING_ERR": "full"}.get(name)
+
+
+READERS: dict[str, Callable[[fx.Node], Call]] = {
+    "torchao::quantize_affine": _affine("quantize"),
+    "torchao::dequantize_affine": _affine("dequantize"),
+}

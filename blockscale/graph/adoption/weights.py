@@ -1,0 +1,175 @@
+"""Quantized constants become packed codes and scales, under the names that files of ours have."""
+
+import operator
+import re
+from dataclasses import replace as replace_fields
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from blockscale.core.parse import parse
+from blockscale.graph import constants
+from blockscale.graph.adoption.stored import WANTED, store
+from blockscale.graph.names import scope
+from blockscale.graph.nodes import aten, call, dequantize_of, each_call, ours, replace
+from blockscale.graph.passes import tidy
+from blockscale.ops import primitives
+from blockscale.ops.embedding import embedding
+
+
+def fold(graph: fx.GraphModule) -> int:
+    """Compute what quantizes constants, let embeddings read codes, name buffers. In place."""
+    count = _quantized_constants(graph)
+    tidy(graph)  # the float weights go, so that their names are free
+    _plain(graph)
+    count += _embeddings(graph) + store(graph)
+    tidy(graph)
+    _name(graph)
+    return count
+
+
+def _quantized_constants(graph: fx.GraphModule) -> int:
+    """The results of quantize and choose_quantize nodes of constants, as buffers."""
+    known: dict[fx.Node, Any] = {}
+    constant: set[fx.Node] = set()
+    for node in graph.graph.nodes:
+        inputs = node.all_input_nodes
+        of_constants = node.op == "call_function" and inputs and constant.issuperset(inputs)
+        if node.op == "get_attr" or (of_constants and not _random(node)):
+            constant.add(node)
+    found = list(each_call(graph, ours.quantize, ours.choose_quantize, ours.pack))
+    count = 0
+    for node in found:
+        if node not in constant:
+            continue
+        made = _computed(graph, node, known)
+        base = _root(node)
+        if isinstance(made, Tensor):
+            replace(node, _kept(graph, made, f"{base}.codes", node))
+        else:
+            names = ("codes", *parse(str(node.args[1])).parts)
+            for user in list(node.users):
+                place: Any = user.args[1]
+                replace(user, _kept(graph, made[place], f"{base}.{names[place]}", node))
+        count += 1
+    return count
+
+
+def _plain(graph: fx.GraphModule) -> None:
+    """Formats of constants without `recip`, which says how they were quantized and not what they
+    are: kernels know the format that is left."""
+    for node in each_call(graph, ours.dequantize):
+        found = dequantize_of(node)
+        if found is None or not constants.is_constant(found.coded.codes):
+            continue
+        fmt = parse(found.coded.fmt)
+        if fmt.recip:
+            coded = found.coded._replace(fmt=replace_fields(fmt, recip=False).spelling)
+            node.args = tuple(primitives.dequantize.flatten(coded, found.dtype))
+
+
+def _random(node: fx.Node) -> bool:
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags
+
+
+def _computed(graph: fx.GraphModule, node: fx.Node, known: dict[fx.Node, Any]) -> Any:
+    """What a node of constants gives."""
+    if node not in known:
+        if node.op == "get_attr":
+            known[node] = constants.get(graph, node).detach()
+        else:
+            args, kwargs = fx.node.map_arg(
+                (node.args, dict(node.kwargs)), lambda n: _computed(graph, n, known)
+            )
+            with torch.no_grad():
+                known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+    return known[node]
+
+
+def _kept(graph: fx.GraphModule, tensor: Tensor, name: str, like: fx.Node) -> fx.Node:
+    node = constants.put(graph, "_adopted", tensor.contiguous(), like=like)
+    node.meta[WANTED] = name
+    return node
+
+
+def _root(node: fx.Node) -> str:
+    """What a quantized constant is called: its parameter's name, or that of the layer which reads
+    it where an exporter gave the parameter a name of its own."""
+    first = node
+    while first.op != "get_attr":
+        first = first.all_input_nodes[0]
+    name = str(first.meta.get(WANTED, first.target)).removesuffix(".codes")
+    return _of_reader(node) or name if re.fullmatch(r"_\w*\d*", name) else name
+
+
+def reader_of(node: fx.Node) -> str:
+    """`encoder.fc.weight` for what ends in the weight of that layer's op, `encoder.fc.input` for
+    what ends in its input, else the place and the node's own name."""
+    last, layer = node, scope(node)
+    while last.users and not layer:
+        last = next(iter(last.users))
+        layer = scope(last)
+    return _of_reader(node) or f"{layer}.{node.name}".lstrip(".")
+
+
+_PARTS = {"weight": "weight", "mat2": "weight", "bias": "bias", "input": "input", "mat1": "input"}
+_MOVING = ("view", "permute", "reshape", "t", "transpose", "_to_copy", "to", "mul", "clone")
+
+
+def _of_reader(node: fx.Node) -> str:
+    """The layer and the part that a quantized tensor is of; "" if the graph does not say."""
+    while node.users:
+        user = next(iter(node.users))
+        schema: Any = getattr(user.target, "_schema", None)
+        name = "" if schema is None else str(schema.name).rpartition("::")[2]
+        names = [a.name for a in schema.arguments] if schema is not None else []
+        passes_on = user.target is operator.getitem or name in _MOVING or "quantize" in name
+        if not passes_on:
+            for argument, value in zip(names, user.args, strict=False):
+                if value is node and argument in _PARTS and scope(user):
+                    return f"{scope(user)}.{_PARTS[argument]}"
+            return ""
+        node = user
+    return ""
+
+
+def _embeddings(graph: fx.GraphModule) -> int:
+    """aten.embedding(dequantize(codes), indices) -> ours, which dequantizes the rows asked for."""
+    count = 0
+    for node in each_call(graph, aten.embedding):
+        found = dequantize_of(node.args[0])
+        if found is None or not constants.is_constant(found.coded.codes):
+            continue
+        args = embedding.flatten(found.coded, node.args[1], found.dtype)
+        replace(node, call(graph, embedding.overload, args, like=node))
+        count += 1
+    return count
+
+
+def _name(graph: fx.GraphModule) -> None:
+    """Give buffers the names that they are to have, one buffer to equal ones of one name."""
+    named: dict[str, fx.Node] = {}
+    for node in [n for n in graph.graph.nodes if n.op == "get_attr" and WANTED in n.meta]:
+        wanted = node.meta.pop(WANTED)
+        if _taken(graph, wanted):
+            wanted = wanted.replace(".", "_")
+        there = named.get(wanted)
+        if there is None or not constants.same(graph, there, node):
+            tensor = constants.get(graph, node)
+            made = constants.put(graph, wanted, tensor, like=node)
+            made.meta["val"] = node.meta.get("val", made.meta.get("val"))
+            there = named.setdefault(wanted, made) if wanted not in named else made
+        replace(node, there)
+
+
+def _taken(graph: fx.GraphModule, name: str) -> bool:
+    """Whether a tensor lies where the name would need a module."""
+    *above, _ = name.split(".")
+    found: Any = graph
+    for step in above:
+        found = getattr(found, step, None)
+        if isinstance(found, Tensor):
+            return True
+    return False

@@ -1,0 +1,151 @@
+"""The nodes of ours that stand for a `Call` of another library."""
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from blockscale.core.operand import Operand, Quantizer
+from blockscale.core.pack import packed_dtype
+from blockscale.core.parse import parse
+from blockscale.graph import constants
+from blockscale.graph.adoption.calls import Call, NoFormatError, block_name, constant, element
+from blockscale.graph.adoption.parts import Parts, parts_of
+from blockscale.graph.adoption.weights import WANTED, reader_of
+from blockscale.graph.nodes import aten, call, ours, replace, shape
+from blockscale.ops import primitives
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Codes of ours, and what they were in the other library's terms."""
+
+    codes: fx.Node
+    fmt: str
+    parts: Parts
+    scale: Any
+    zero_point: Any
+
+
+Known = dict[fx.Node, Packed]
+
+
+def quantize(graph: fx.GraphModule, node: fx.Node, found: Call, packed: Known) -> None:
+    """Write blockscale's quantize in the place of the node."""
+    parts = parts_of(graph, node, found)
+    fmt = _format(graph, found, parts)
+    by = Quantizer(parts.scale, parts.zero_point, None, fmt)  # type: ignore[arg-type]
+    args = primitives.quantize.flatten(found.x, by)
+    codes = call(graph, ours.quantize.default, args, like=node)
+    _give(graph, node, Packed(codes, fmt, parts, found.scale, found.zero_point), found, packed)
+
+
+def choose_quantize(graph: fx.GraphModule, node: fx.Node, found: Call, packed: Known) -> None:
+    """Write choose_quantize in the place of a quantize whose scale is chosen from its input."""
+    low_only, _ = element(found.low, found.high, found.mapping == "asym")
+    options = [found.mapping] if found.mapping else []
+    fmt = str(parse(":".join([low_only, block_name(found.sizes), "fp32", *options, "recip"])))
+    chosen = call(graph, ours.choose_quantize.default, (found.x, fmt, None), like=node)
+    count = 1 + len(parse(fmt).parts)
+    taken = [call(graph, operator.getitem, (chosen, place), like=node) for place in range(count)]
+    parts = Parts(taken[1], taken[2] if count > 2 else None, "fp32")
+    made = Packed(taken[0], fmt, parts, found.scale, found.zero_point)
+    _give(graph, node, made, found, packed)
+
+
+def dequantize(graph: fx.GraphModule, node: fx.Node, found: Call, packed: Known) -> None:
+    """Write blockscale's dequantize in the place of the node."""
+    bits = int(found.high + 1).bit_length() - (found.low == 0)
+    if bits > 8 and found.out != torch.float32:
+        raise NoFormatError(f"codes of {bits} bits less a zero point are rounded to {found.out}")
+    if found.dtype == torch.int32:
+        return _write_sums(graph, node, found)
+    there = packed.get(found.x)
+    same = there is not None and (there.scale, there.zero_point) == (found.scale, found.zero_point)
+    if there is not None and same:
+        codes, fmt, parts = there.codes, there.fmt, there.parts
+    else:
+        parts = parts_of(graph, node, found)
+        fmt = _format(graph, found, parts)
+        if constants.is_constant(found.x):
+            found.x.meta.setdefault(WANTED, f"{reader_of(node)}.codes")
+        codes = _packed(graph, node, found, fmt)
+    size = _size(graph, found.x, node)
+    coded = Operand(codes, parts.scale, parts.zero_point, None, fmt, size)  # type: ignore[arg-type]
+    args = primitives.dequantize.flatten(coded, found.out)
+    replace(node, call(graph, ours.dequantize.default, args, like=node))
+    return None
+
+
+def _format(graph: fx.GraphModule, found: Call, parts: Parts) -> str:
+    """The spelling of the format with these codes, blocks, scales and kind of zero point."""
+    name, own = element(found.low, found.high, parts.zero_point is not None)
+    if parts.zero_type != "int32" and parts.zero_point is not None:
+        own = [f"asym({parts.zero_type})"]
+    scale = "fp32"
+    if constants.is_constant(parts.scale) and _powers_of_two(constants.get(graph, parts.scale)):
+        scale = "pow2/nearest"
+    elif found.kind == "quantize":
+        own = [*own, "recip"]  # which changes nothing under powers of two
+    return str(parse(":".join([name, block_name(found.sizes), scale, *own])))
+
+
+def _powers_of_two(scale: Tensor) -> bool:
+    """Whether every scale is a power of two that float32 has without a subnormal number."""
+    bits = scale.to(torch.float32).view(torch.int32)
+    exponents = bits >> 23  # 0 of zero and subnormals, 255 of infinities; negative below zero
+    normal = (exponents > 0) & (exponents < 255)
+    return bool((normal & (bits & 0x7FFFFF == 0)).all())
+
+
+def _give(graph: fx.GraphModule, node: fx.Node, made: Packed, found: Call, packed: Known) -> None:
+    """Let who reads the node's codes read ours, unpacked if they are packed."""
+    codes, form = made.codes, parse(made.fmt)
+    if form.bits not in (8, 16) or packed_dtype(form.element) != found.dtype:
+        size = _size(graph, found.x, node)
+        codes = call(graph, ours.unpack.default, (codes, made.fmt, size), like=node)
+        value = node.meta.get("val")
+        if value is not None and codes.meta["val"].dtype != value.dtype:
+            codes = call(graph, aten._to_copy.default, (codes,), {"dtype": value.dtype}, like=node)
+    packed[codes] = made
+    replace(node, codes)
+
+
+def _packed(graph: fx.GraphModule, node: fx.Node, found: Call, fmt: str) -> fx.Node:
+    """The packed codes of a node that gives them one by one."""
+    form = parse(fmt)
+    known = constant(graph, found.x)
+    if known is not None and known.numel():
+        low, high = (int(each) for each in known.aminmax())
+        if low < found.low or high > found.high:
+            raise NoFormatError(f"it has codes {low} … {high}, not {found.low} … {found.high}")
+    if form.bits in (8, 16) and packed_dtype(form.element) == found.dtype:
+        return found.x
+    codes, wanted = found.x, form.element.code_dtype
+    value = codes.meta.get("val")
+    if value is not None and value.dtype != wanted:
+        codes = call(graph, aten._to_copy.default, (codes,), {"dtype": wanted}, like=node)
+    return call(graph, ours.pack.default, (codes, fmt), like=node)
+
+
+def _write_sums(graph: fx.GraphModule, node: fx.Node, found: Call) -> None:
+    """Integers of 32 bits, as biases have: code · scale, each rounded to float32 once."""
+    zero = constant(graph, found.zero_point)
+    if found.zero_point is not None and (zero is None or bool(zero.any())):
+        raise NoFormatError("no element has integers of 32 bits with a zero point")
+    if constant(graph, found.x) is None or found.out != torch.float32:
+        raise NoFormatError("no element has integers of 32 bits")
+    scale = parts_of(graph, node, found).scale
+    floats = call(graph, aten._to_copy.default, (found.x,), {"dtype": torch.float32}, like=node)
+    replace(node, call(graph, aten.mul.Tensor, (floats, scale), like=node))
+
+
+def _size(graph: fx.GraphModule, x: fx.Node, like: fx.Node) -> Any:
+    """The size of x's last dimension, as a node where it is a symbol."""
+    sizes = shape(x)
+    if not sizes:
+        return 1
+    last = sizes[-1]
+    return last if isinstance(last, int) else call(graph, aten.sym_size.int, (x, -1), like=like)

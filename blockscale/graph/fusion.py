@@ -1,0 +1,75 @@
+"""fuse: ops that dequantize, compute and quantize become one op each."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from operator import getitem
+
+from torch import fx
+
+from blockscale.graph import passes
+from blockscale.graph.adoption.program import adopted
+from blockscale.graph.constants import is_constant
+from blockscale.graph.expand import expand
+from blockscale.graph.names import op_name
+from blockscale.graph.nodes import calls, quantize_of
+from blockscale.graph.passes.fused import read
+from blockscale.graph.passes.merge_products import MERGED, layer_of
+from blockscale.graph.passes.moves.moved import MOVES
+from blockscale.graph.passes.moves.pieces import PIECES
+from blockscale.graph.program import Program
+from blockscale.graph.state import state
+
+_FLOAT = "its result goes on in float to"
+
+
+def fuse(converted: Program) -> fx.GraphModule:
+    """A converted graph -> one of fused ops, with the same bits under `bs.use("reference")`.
+
+    converted: what `bs.graph.convert` gave; or a program of torch.export, or another graph module,
+        of a model that was quantized or trained before (bs.quantize_, bs.calibrate, bs.convert,
+        torchao's convert_pt2e). It stays as it is.
+
+    What one op gives and another reads stays in codes where a format is given for it; the ledger
+    names the layers whose results go on in float, and the ops that read them.
+    Raises TypeError for what is no graph, ValueError for a prepared graph.
+    """
+    graph = adopted(converted, first=passes.FLOAT)
+    if state(graph).stage == "prepared":
+        raise ValueError("a prepared graph is not fused: bs.graph.convert it first")
+    expand(graph)
+    changes = passes.apply(graph, passes.FUSE)
+    told = state(graph)
+    told.stage = "fused"
+    told.changes = {**told.changes, **{name: n for name, n in changes.items() if n}}
+    _tell_floats(graph)
+    return graph
+
+
+def _tell_floats(graph: fx.GraphModule) -> None:
+    """Say in the ledger which layers' results go on in float, and to which ops."""
+    merged: dict[str, list[str]] = graph.meta.pop(MERGED, {})
+    floats: dict[str, dict[str, None]] = {}
+    for node in graph.graph.nodes:
+        made = read(node)
+        if made is None or made.y.fmt or made.fused.indices:
+            continue
+        readers = [op_name(each).removeprefix("fused_") for each in _readers(node)]
+        for operand in made.operands if readers else ():
+            if operand.fmt and is_constant(operand.data):
+                codes = str(operand.data.target)  # type: ignore[attr-defined]  # a node
+                for layer in merged.get(codes, [layer_of(codes)]):
+                    floats.setdefault(layer, {}).update(dict.fromkeys(readers))
+    entries = state(graph).ledger.entries
+    for i, entry in enumerate(entries):
+        if entry.name in floats and _FLOAT not in entry.details:
+            text = f"{_FLOAT} {', '.join(floats[entry.name])}, for which it has no format"
+            entries[i] = replace(entry, details="; ".join(filter(None, [entry.details, text])))
+
+
+def _readers(node: fx.Node) -> Iterator[fx.Node]:
+    """The ops that compute with a tensor, or a part of it: not what returns or quantizes it."""
+    for user in node.users:
+        if user.target is getitem or calls(user, *MOVES, *PIECES):
+            yield from _readers(user)
+        elif user.op != "output" and quantize_of(user) is None:
+            yield user

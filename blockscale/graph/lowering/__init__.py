@@ -1,0 +1,10 @@
+"""Lowering: from a graph of our ops to what one machine runs (docs/graph.md)."""
+
+from blockscale.graph.lowering import onednn as onednn  # makes ops, which saved programs may call
+from blockscale.graph.lowering import pinned as pinned  # likewise
+from blockscale.graph.lowering.inductor import compiled as compiled
+from blockscale.graph.lowering.inductor import package as package
+from blockscale.graph.lowering.lowering import lower as lower
+from blockscale.graph.lowering.lowering import targets as targets
+from blockscale.graph.lowering.way import Way as Way
+from blockscale.graph.lowering.way import ways as ways

@@ -1,0 +1,167 @@
+"""Whether a graph computes on integers alone: walked from its nodes, whoever wrote it."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from blockscale.graph.constants import get, is_constant
+from blockscale.graph.lowering.integers.builder import Sum
+from blockscale.graph.lowering.integers.fixed import NotIntegerError
+from blockscale.graph.names import described
+from blockscale.graph.nodes import aten, calls, value
+from blockscale.ops.integer import INTEGER_OPS
+from blockscale.ops.integer.powers import terms
+
+SUMS = "blockscale sums"  # of the graph's meta
+LAYERS = ("integer_linear", "integer_conv")
+_DOORS = ("integer_quantize", "integer_dequantize")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of one product, as they lie in the graph.
+
+    name, op: of the node; shape: as stored, [n, k]; dtype: of the integers
+    terms: the most signed powers of two that one of them is the sum of
+    """
+
+    name: str
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+    terms: int
+
+    @property
+    def shifts(self) -> bool:
+        """Whether each is a power of two or 0, and every product a shift."""
+        return self.terms <= 1
+
+
+@dataclass(frozen=True)
+class IntegerAudit:
+    """What a walk over a graph found.
+
+    ops: {integer op: how many nodes call it}, moves of integers under "move"
+    floats: nodes that compute with floats and are no door, as errors name them
+    edges: {dtype of what the others give: how many}
+    sums: what is known of each place that sums; () for graphs that bs.graph.lower did not make
+    weights: of linear layers and convolutions, with what their products are
+    """
+
+    ops: dict[str, int]
+    floats: tuple[str, ...]
+    edges: dict[str, int]
+    sums: tuple[Sum, ...] = ()
+    weights: tuple[Weights, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        """Whether float32 computes all sums without rounding, whatever the input."""
+        return all(each.exact for each in self.sums)
+
+    @property
+    def integer(self) -> bool:
+        """Whether nothing but the doors knows floats."""
+        return not self.floats
+
+
+def audit_integer(graph: fx.GraphModule) -> IntegerAudit:
+    """Walk a graph and count what computes with floats.
+
+    graph: any graph module with values (`meta["val"]`), such as bs.graph.lower gives
+
+    A node computes with floats if a tensor that it takes or gives is of a float dtype. Free of it
+    are the graph's inputs, integer_quantize and integer_dequantize, which are where floats come in
+    and go out, and the graph's output. A node whose value nobody knows counts as one that does.
+    """
+    return replace(_walked(graph), weights=weights(graph))
+
+
+def name_of(node: fx.Node) -> str:
+    """Of the integer op that a node calls; "" for other nodes."""
+    return _names().get(node.target, "")
+
+
+@cache
+def _names() -> dict[Any, str]:
+    return {op.overload: name for name, op in INTEGER_OPS.items()}
+
+
+def _walked(graph: fx.GraphModule) -> IntegerAudit:
+    """All but the weights, whose numbers have to be looked at."""
+    ops: dict[str, int] = {}
+    edges: dict[str, int] = {}
+    floats = []
+    for node in graph.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        name = name_of(node) if node.op == "call_function" else node.op
+        if name in _DOORS or not _knows_floats(graph, node):
+            if node.op == "call_function":
+                key = name or "move"
+                ops[key] = ops.get(key, 0) + 1
+                found = value(node)
+                if isinstance(found, Tensor) and name != "integer_dequantize":
+                    dtype = str(found.dtype).removeprefix("torch.")
+                    edges[dtype] = edges.get(dtype, 0) + 1
+        else:
+            floats.append(
+                described(node) if node.op == "call_function" else f"{node.op} {node.target}"
+            )
+    return IntegerAudit(ops, tuple(floats), edges, graph.meta.get(SUMS, ()))
+
+
+def weights(graph: fx.GraphModule) -> tuple[Weights, ...]:
+    """What the products of a graph's layers multiply by, from its tensors."""
+    found = []
+    for node in graph.graph.nodes:
+        name = name_of(node)
+        stored: Any = node.args[1] if name in LAYERS and len(node.args) > 1 else None
+        if is_constant(stored):
+            tensor = get(graph, stored)
+            most = int(terms(tensor).amax()) if tensor.numel() else 0
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            found.append(Weights(node.name, name, tuple(tensor.shape), dtype, most))
+    return tuple(found)
+
+
+def check(graph: fx.GraphModule) -> None:
+    """Raise NotIntegerError that names each node that computes with floats."""
+    found = _walked(graph)
+    if not found.integer:
+        raise NotIntegerError(
+            "these compute with floats in a graph of integers:"
+            + "".join(f"\n  {each}" for each in found.floats)
+        )
+
+
+def _knows_floats(graph: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op in ("call_module", "call_method"):
+        return True
+    if calls(node, aten.sym_size):
+        return False  # a size is no value
+    return any(_is_float(graph, each) for each in (node, *node.all_input_nodes))
+
+
+def _is_float(graph: fx.GraphModule, node: fx.Node) -> bool:
+    found = value(node)
+    if found is None and node.op == "get_attr":
+        found = _attribute(graph, str(node.target))
+    if found is None and node.op == "call_function":
+        return True
+    listed = found if isinstance(found, list | tuple) else [found]
+    return any(
+        isinstance(each, float | torch.SymFloat)
+        or (isinstance(each, Tensor) and (each.is_floating_point() or each.is_complex()))
+        for each in listed
+    )
+
+
+def _attribute(graph: fx.GraphModule, name: str) -> Any:
+    found: Any = graph
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found

@@ -1,0 +1,157 @@
+"""Sums, products, bounds, and functions of single codes."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockscale.graph.constants import get, is_constant, put
+from blockscale.graph.lowering.integers.builder import Builder, Task, Value
+from blockscale.graph.lowering.integers.fixed import Fixed, NotIntegerError, sums
+from blockscale.kernels.registry import use
+from blockscale.ops.fused import FUSED
+from blockscale.ops.integer.doors import quantize
+
+_MOST = 40  # bits by which two exponents may differ: int64 holds codes so far apart
+
+
+def add(builder: Builder, task: Task) -> Value:
+    """Both sides under the smaller exponent, by a shift to the left."""
+    return _joined(builder, task, 1)
+
+
+def sub(builder: Builder, task: Task) -> Value:
+    """As add, of the negative."""
+    return _joined(builder, task, -1)
+
+
+def _joined(builder: Builder, task: Task, sign: int) -> Value:
+    if task.settings.get("alpha", 1) != 1:
+        raise NotIntegerError(f"{task.what} scales what it adds")
+    a, b = (builder.operand(task, each) for each in task.operands)
+    least = min(a.fixed.exponent, b.fixed.exponent)
+    left = [value.fixed.exponent - least for value in (a, b)]
+    if max(left) > _MOST:
+        raise NotIntegerError(
+            f"{task.what} adds values whose scales differ by 2^{max(left)}, over 2^{_MOST}: was "
+            f"one chosen from zeros?"
+        )
+    largest = (a.fixed.largest << left[0]) + (b.fixed.largest << left[1])
+    acc = builder.add_sums(task, sums(least, largest, task.what))
+    args = [a.node, b.node, a.fixed.zero, b.fixed.zero, *left, sign, largest]
+    return builder.finish(task, "add", args, acc)
+
+
+def mul(builder: Builder, task: Task) -> Value:
+    """Products have the sum of the exponents."""
+    a, b = (builder.operand(task, each) for each in task.operands)
+    largest = a.fixed.largest * b.fixed.largest
+    acc = sums(a.fixed.exponent + b.fixed.exponent, largest, task.what)
+    builder.add_sums(task, acc)
+    return builder.finish(task, "mul", [a.node, b.node, a.fixed.zero, b.fixed.zero, largest], acc)
+
+
+def div(builder: Builder, task: Task) -> Value:
+    """By what the model holds: one number, such as the root of a head's size, makes a table;
+    several are products with their reciprocals."""
+    a, by = task.operands
+    if by.fmt or not is_constant(by.data):
+        raise NotIntegerError(
+            f"{task.what} divides by what is computed, and integers are divided by what the model "
+            f"holds alone: leave it out, or in float"
+        )
+    divisor: Any = by.data
+    numbers = get(builder.graph, divisor).detach()
+    if numbers.numel() == 1:
+        settings = {"other": float(numbers)}
+        return table(builder, task._replace(name="div_scalar", operands=[a], settings=settings))
+    name = f"integers.{divisor.target}.reciprocal"
+    held: Any = put(builder.graph, name, 1.0 / numbers, like=task.node)
+    return mul(builder, task._replace(operands=[a, by._replace(data=held)]))
+
+
+def clamp(builder: Builder, task: Task) -> Value:
+    """ReLU and its bounded kin: a range of codes, or of sums; of all numbers, another format."""
+    x = builder.operand(task, task.operands[0])
+    acc = Fixed(x.fixed.exponent, 0, -x.fixed.largest, x.fixed.largest)
+    if task.y.fmt or not x.fixed.fmt:
+        return builder.finish(task, "rescale", [x.node, x.fixed.zero], acc, bounds=_bounds(task))
+    return _of_codes(builder, task, x)
+
+
+def _of_codes(builder: Builder, task: Task, x: Value) -> Value:
+    """Codes kept between two numbers, in their own format. Raises where those are between steps."""
+    zero = x.fixed.zero
+    ends = []
+    for bound, end in zip(_bounds(task), (x.fixed.low, x.fixed.high), strict=True):
+        whole = bound * 2.0**-x.fixed.exponent + zero
+        ends.append(end if math.isinf(bound) else whole)
+    if any(end != round(end) for end in ends):
+        raise NotIntegerError(
+            f"{task.what}: a bound of {_bounds(task)} is no multiple of the step "
+            f"{2.0**x.fixed.exponent} of its input: use a smaller scale there, or ReLU"
+        )
+    low, high = (max(x.fixed.low, min(int(end), x.fixed.high)) for end in ends)
+    made = Fixed(x.fixed.exponent, zero, low, high, x.fixed.fmt)
+    shift = torch.zeros(1, dtype=torch.int32)
+    args = [x.node, zero, shift, zero, low, high, x.fixed.fmt]
+    return builder.emit(task.node, "rescale", args, made)
+
+
+def _bounds(task: Task) -> tuple[float, float]:
+    name, s = task.name, task.settings
+    if name == "requantize":
+        return -math.inf, math.inf
+    if name == "relu":
+        return 0.0, math.inf
+    if name == "relu6":
+        return 0.0, 6.0
+    low, high = (s.get("min_val"), s.get("max_val")) if name == "hardtanh" else (s["min"], s["max"])
+    return -math.inf if low is None else low, math.inf if high is None else high
+
+
+def table(builder: Builder, task: Task) -> Value:
+    """Any function of one number: its value for each code that there is, as the reference has."""
+    x = builder.operand(task, task.operands[0])
+    y = builder.fixed(task.y, f"the result of {task.what}")
+    if x.fixed.bits > 16 or not x.fixed.fmt:
+        raise NotIntegerError(
+            f"{task.what} takes sums of {x.fixed.bits} bits, and no table has so many entries: "
+            f"give it codes, by a rule '{task.rule}' with an input such as "
+            f"'int8:tensor:pow2/nearest'"
+        )
+    if y is None:
+        raise NotIntegerError(
+            f"{task.what} has no format for its result: give it one, by a rule '{task.rule}' with "
+            f"an output such as 'int8:tensor:pow2/nearest'"
+        )
+    return builder.emit(task.node, "look_up", [x.node, _entries(task, x.fixed, y)], y)
+
+
+def _entries(task: Task, x: Fixed, y: Fixed) -> Tensor:
+    """The result for each pattern of x's bits: what the op's own reference gives for the value that
+    the code means, quantized."""
+    patterns = torch.arange(2**x.bits)
+    negative = (patterns >> (x.bits - 1) == 1) & (x.low < 0)
+    codes = patterns - negative.to(torch.int64) * 2**x.bits
+    values = (codes - x.zero).to(torch.float32) * 2.0**x.exponent
+    with use("reference"), torch.no_grad():
+        found: Any = FUSED[task.name].body(values, **task.settings)
+        return quantize.reference(found, y.exponent, y.zero, y.fmt)
+
+
+_CLAMPS = ("relu", "relu6", "hardtanh", "clamp", "requantize")
+_TABLES = (
+    *("leaky_relu", "elu", "hardsigmoid", "hardswish", "sigmoid", "tanh", "gelu", "silu", "mish"),
+    *("softplus", "exp", "sqrt", "rsqrt", "neg", "abs", "reciprocal", "add_scalar", "sub_scalar"),
+    *("rsub_scalar", "mul_scalar", "div_scalar", "pow_scalar"),
+)
+RULES = {
+    "add": add,
+    "sub": sub,
+    "mul": mul,
+    "div": div,
+    **dict.fromkeys(_CLAMPS, clamp),
+    **dict.fromkeys(_TABLES, table),
+}

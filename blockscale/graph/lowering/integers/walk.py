@@ -1,0 +1,206 @@
+"""From a fused graph to one of integers: every node in turn, in place."""
+
+import operator
+from typing import Any
+
+from torch import Tensor, fx
+
+from blockscale.core.operand import UNQUANTIZED
+from blockscale.core.operand import Value as Given
+from blockscale.graph.constants import is_constant
+from blockscale.graph.lowering.integers.builder import Builder, Task, Value
+from blockscale.graph.lowering.integers.fixed import Fixed, NotIntegerError
+from blockscale.graph.lowering.integers.moves import MOVES
+from blockscale.graph.lowering.integers.rules import rules
+from blockscale.graph.lowering.integers.rules.joins import joined
+from blockscale.graph.names import described
+from blockscale.graph.nodes import (
+    aten,
+    bound,
+    call,
+    calls,
+    dequantize_of,
+    ours,
+    quantize_of,
+    value,
+)
+from blockscale.graph.passes.fused import read
+from blockscale.ops.embedding import embedding
+from blockscale.ops.fused import match
+
+_JOINS = (aten.cat, aten.concat, aten.stack)
+_PADS = (aten.constant_pad_nd, aten.pad)
+
+
+def translate(graph: fx.GraphModule) -> Builder:
+    """Write integer ops in the place of all others that know floats; what is dead stays for tidy.
+
+    Raises NotIntegerError, which names it, for the first node that integers cannot take over.
+    """
+    builder = Builder(graph)
+    for node in list(graph.graph.nodes):
+        if builder.value(node) is not None:
+            continue  # a piece of what stands before it
+        if node.op == "output":
+            _give_out(builder, node)
+        elif node.op == "call_function" and not (_quiet(builder, node) or _moves_input(node)):
+            builder.remember(node, _integers(builder, node))
+    return builder
+
+
+def _quiet(builder: Builder, node: fx.Node) -> bool:
+    """Whether a node knows no floats, and nothing that has become integers: it stays as it is.
+
+    So does one that is computed from constants alone: where it is needed, its value is taken.
+    """
+    inputs = node.all_input_nodes
+    if any(builder.value(each) is not None for each in inputs):
+        return False
+    if quantize_of(node) is not None or read(node) is not None:
+        return False
+    return not _floats(value(node)) or _constant(node)
+
+
+def _constant(node: fx.Node) -> bool:
+    inputs = node.all_input_nodes
+    return is_constant(node) or (
+        node.op == "call_function" and bool(inputs) and all(_constant(each) for each in inputs)
+    )
+
+
+def _floats(found: Any) -> bool:
+    if isinstance(found, list | tuple):
+        return any(_floats(each) for each in found)
+    return isinstance(found, Tensor) and found.is_floating_point()
+
+
+def _integers(builder: Builder, node: fx.Node) -> Value:
+    """What a node is on integers."""
+    what = described(node)
+    coded, decoded = quantize_of(node), dequantize_of(node)
+    if coded is not None:
+        return _quantized(builder, node, what)
+    if decoded is not None:
+        found = builder.value(decoded.coded.codes)
+        if found is None:
+            raise NotIntegerError(f"{what} dequantizes a constant that no integer op reads")
+        return found
+    if calls(node, *MOVES, *_PADS) or _takes_first(node):
+        return _moved(builder, node, what)
+    if calls(node, *_JOINS) and read(node) is None:
+        return joined(builder, node, node.args[0], what)  # type: ignore[arg-type]
+    task = _task(node, what)
+    rule = None if task is None else rules().get(task.name)
+    if task is None or rule is None:
+        raise NotIntegerError(f"{what} has no integer form here")
+    return rule(builder, task)
+
+
+def _takes_first(node: fx.Node) -> bool:
+    return node.target in (aten.dropout.default, aten.to.dtype, aten.to.device)
+
+
+def _quantized(builder: Builder, node: fx.Node, what: str) -> Value:
+    """Codes of floats that come in, or of integers by a shift."""
+    found = quantize_of(node)
+    assert found is not None
+    y = builder.fixed(found.by, what)
+    assert y is not None
+    before = builder.value(found.x)
+    if before is not None:
+        return before if before.fixed == y else builder.to_format(node, before, y)
+    return _from_input(builder, node, found.x, y)
+
+
+def _from_input(builder: Builder, like: fx.Node, x: fx.Node, y: Fixed) -> Value:
+    """Codes of an input of the model, which are moved in the place of its floats."""
+    if x.op == "placeholder":
+        return builder.emit(like, "quantize", [x, y.exponent, y.zero, y.fmt], y)
+    if not _moves_input(x):
+        raise NotIntegerError(
+            f"{described(x)} computes in float before anything is quantized: only inputs of "
+            f"the model are floats"
+        )
+    source: Any = x.args[0]
+    before = _from_input(builder, like, source, y)
+    return before if _takes_first(x) else _again(builder, x, before, described(x), like)
+
+
+def _moves_input(node: Any) -> bool:
+    """Whether a node only moves floats of the model's input."""
+    if not isinstance(node, fx.Node) or not (calls(node, *MOVES, *_PADS) or _takes_first(node)):
+        return False
+    source = node.args[0]
+    return isinstance(source, fx.Node) and (source.op == "placeholder" or _moves_input(source))
+
+
+def _moved(builder: Builder, node: fx.Node, what: str) -> Value:
+    """The same move of integers."""
+    source: Any = node.args[0]
+    before = builder.value(source)
+    if before is None:
+        raise NotIntegerError(f"{what} moves floats that nothing has quantized")
+    listed = node.target is operator.getitem and read(source) is not None
+    if listed or _takes_first(node):
+        return before
+    return _again(builder, node, before, what, node)
+
+
+def _again(builder: Builder, node: fx.Node, before: Value, what: str, like: fx.Node) -> Value:
+    """What `node` does to its first argument, done to codes."""
+    rest = list(node.args[1:])
+    if calls(node, *_PADS):
+        rest = _padding(node, rest, before.fixed, what)
+    target: Any = node.target
+    made = call(builder.graph, target, (before.node, *rest), node.kwargs, like=like)
+    return Value(made, before.fixed)
+
+
+def _padding(node: fx.Node, rest: list[Any], fixed: Fixed, what: str) -> list[Any]:
+    """The arguments of padding with the code of 0."""
+    if calls(node, aten.pad):
+        mode = rest[1] if len(rest) > 1 else "constant"
+        number = rest[2] if len(rest) > 2 else None
+        if mode != "constant":
+            return rest
+        tail = [rest[0], "constant", fixed.zero]
+    else:
+        number = rest[1] if len(rest) > 1 else 0
+        tail = [rest[0], fixed.zero]
+    if number not in (0, None):
+        raise NotIntegerError(f"{what} pads with {number}: only zeros are there")
+    return tail
+
+
+def _task(node: fx.Node, what: str) -> Task | None:
+    """The fused op that a node is, or stands for; None for others."""
+    found = read(node)
+    if found is not None:
+        return Task(node, what, found.fused.name, found.operands, found.settings, found.y)
+    if calls(node, ours.embedding):
+        table, indices, _ = bound(node, embedding)
+        return Task(node, what, "embedding", [Given(*table)], {"indices": indices}, UNQUANTIZED)
+    like = match(node)
+    if like is None:
+        return None
+    operands = [Given(each) for each in like.operands]  # type: ignore[arg-type]
+    settings = like.fused.settings | like.settings
+    return Task(node, what, like.fused.name, operands, settings, UNQUANTIZED)
+
+
+def _give_out(builder: Builder, output: fx.Node) -> None:
+    """Give the graph's results as floats."""
+    output.args = fx.node.map_arg(output.args, lambda n: _to_float(builder, n, output))
+
+
+def _to_float(builder: Builder, node: fx.Node, output: fx.Node) -> fx.Node:
+    """What a result of the graph is in float32; integers that never were floats stay."""
+    found = builder.value(node)
+    if found is None:
+        if node.op != "placeholder" and not is_constant(node) and _floats(value(node)):
+            raise NotIntegerError(f"{described(node)} gives floats that nothing has quantized")
+        return node
+    if not _floats(value(node)) and value(node) is not None:
+        return found.node  # codes that the graph gives as codes
+    fixed = found.fixed
+    return builder.emit(output, "dequantize", [found.node, fixed.zero, fixed.exponent], fixed).node

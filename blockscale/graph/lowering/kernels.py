@@ -1,0 +1,98 @@
+"""What runs a node of ours on one backend, as the registry would choose when it is called."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from blockscale.graph.lowering.pinned import pinned
+from blockscale.graph.lowering.way import Way, of_ours, way
+from blockscale.kernels.registry import supporting
+from blockscale.ops.fused import FUSED
+from blockscale.ops.op import Op
+
+_PRIMITIVES = ("dequantize", "quantize")
+
+
+def kernel_way(node: fx.Node, backend: str) -> Way:
+    """How a node of ours runs on the backend: by its kernel, or composed of others.
+
+    A node that does neither is kept to the reference from here on.
+    """
+    op = of_ours(node)
+    assert op is not None
+    if has_kernel(node, backend):
+        return way(node, "kernel")
+    reason = misses(node, backend)
+    if reason is None:
+        return way(node, "composed", f"no {backend} kernel of its own: decoded, torch's, encoded")
+    left = way(node, "reference", reason, left=True)
+    node.target = pinned(node.target)
+    return left
+
+
+def has_kernel(node: fx.Node, backend: str) -> bool:
+    """Whether a kernel of the backend runs the whole node."""
+    op = of_ours(node)
+    assert op is not None
+    own = own_arguments(node, op)
+    spellings = tuple(each for each in op.signature.spellings(*own) if each)
+    return supporting(op.name, backend, spellings, own) is not None
+
+
+def misses(node: fx.Node, backend: str) -> str | None:
+    """Why neither a kernel of the backend nor its primitives run a node of ours, or None."""
+    op = of_ours(node)
+    assert op is not None
+    if has_kernel(node, backend):
+        return None
+    spellings = [each for each in op.signature.spellings(*own_arguments(node, op)) if each]
+    if op.name.removeprefix("fused_") not in FUSED or not op.name.startswith("fused_"):
+        formats = " and ".join(spellings)
+        return f"no {backend} kernel of {op.name}" + (f" takes {formats}" if formats else "")
+    for fmt in spellings:
+        for primitive in _PRIMITIVES:
+            if supporting(primitive, backend, (fmt,), ()) is None:
+                return f"no {backend} kernel of {primitive} takes {fmt}"
+    return None
+
+
+def own_arguments(node: fx.Node, op: Op) -> tuple[Any, ...]:
+    """The op's own arguments, with fake tensors for nodes and the sizes that they were traced with.
+
+    Raises ValueError where a node's value is not known.
+    """
+
+    def value(each: fx.Node) -> Any:
+        found = each.meta.get("val")
+        if found is None and each.op == "get_attr":
+            found = each.graph.owning_module
+            for part in str(each.target).split("."):
+                found = getattr(found, part)
+        if found is None:
+            raise ValueError(
+                f"{node.name}: the value of {each.name} is not known: lower a graph as export or "
+                f"a step of ours gave it"
+            )
+        return pytree.tree_map(_hinted, found)
+
+    args = fx.node.map_arg(node.args, value)
+    named = fx.node.map_arg(dict(node.kwargs), value)
+    names = op.signature.names[len(args) :]
+    defaults = {each.name: each.default for each in op.signature.flat}
+    return op.signature.bind(*args, *(named.get(name, defaults[name]) for name in names))
+
+
+def _hinted(value: Any) -> Any:
+    """A symbolic size as the number that it was traced with, in a tensor's sizes too."""
+    if isinstance(value, Tensor):
+        sizes, strides = ([_hinted(each) for each in of] for of in (value.shape, value.stride()))
+        with _SIZED:
+            return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+    node = getattr(value, "node", None)
+    return int(node.hint) if node is not None and node.has_hint() else value
+
+
+_SIZED = FakeTensorMode()  # of tensors without symbols: kernels remember sizes

@@ -1,0 +1,108 @@
+"""Lowering: how the ops of a graph run on one target, node by node, said in the ledger."""
+
+import warnings
+from dataclasses import replace
+from types import ModuleType
+
+from torch import fx
+
+from blockscale.core.discover import import_all
+from blockscale.core.ledger import SkippedError
+from blockscale.graph.adoption.program import adopted
+from blockscale.graph.lowering import target as _targets
+from blockscale.graph.lowering.way import Way, set_ways
+from blockscale.graph.passes import tidy
+from blockscale.graph.program import Program
+from blockscale.graph.state import note, state
+
+
+def lower(
+    graph: Program, target: str, *, strict: bool = False, measure: bool = False
+) -> fx.GraphModule:
+    """A graph that runs on `target`; `graph` stays as it was.
+
+    graph: what bs.graph.convert or bs.graph.fuse gave, or a program of a model that was quantized
+        before, by others too, which is adopted; layers run fastest where fuse has been
+    target: "reference": every op on the reference, whatever `bs.use` says; "cpu", "cuda": our
+        kernels; "x86": linear layers in 8 bits by oneDNN, the rest as "cpu"; "inductor": torch's
+        own ops alone, for torch.compile (blockscale.graph.lowering.compiled and package)
+    strict: raise if anything stays on the reference
+    measure: for "cpu", time the ways of each linear layer now, at the sizes that the graph was
+        exported with, instead of looking up what was measured on such a processor
+
+    What runs each op, and why, is in `bs.graph.ledger(lowered)` and `bs.graph.ways`.
+    Raises TypeError for what is no graph; ValueError for a graph that is prepared or lowered, and
+    for a target that is unknown or does not run here; SkippedError, with `strict`, naming the nodes
+    that the target cannot run.
+    """
+    made = _module(target)
+    lowered = adopted(graph)
+    known = state(lowered)
+    if known.stage == "prepared":
+        raise ValueError("a prepared graph is not lowered: bs.graph.convert it first")
+    if known.stage == "lowered":
+        raise ValueError(
+            f"this graph is lowered to {known.target} already: lower the graph that "
+            f"bs.graph.convert or bs.graph.fuse gave"
+        )
+    found: list[Way] = made.run(lowered, measure=True) if measure else made.run(lowered)
+    if strict:
+        _raise_if_left(target, found)
+    _tell(lowered, target, found)
+    known.stage, known.target = "lowered", target
+    set_ways(lowered, found)
+    tidy(lowered)
+    return lowered
+
+
+def _tell(graph: fx.GraphModule, target: str, found: list[Way]) -> None:
+    """Say in the ledger how each layer's ops run; warn once of those that the target cannot."""
+    ways: dict[str, list[str]] = {}
+    for each in found:
+        ways.setdefault(each.scope, []).append(each.text)
+        if each.left and target != "reference":
+            text = f"{target}: {each.text}"
+            note(graph, each.scope or each.node, each.op, text)
+    entries = state(graph).ledger.entries
+    for i, entry in enumerate(entries):
+        if entry.name in ways:
+            told = f"on {target}: {'; '.join(dict.fromkeys(ways[entry.name]))}"
+            details = "; ".join(filter(None, [entry.details, told]))
+            entries[i] = replace(entry, details=details)
+    left = [f"\n  {each.told}: {each.why}" for each in found if each.left]
+    if left and target != "reference":
+        text = (
+            f"blockscale: {target} cannot run these, which stay on the reference, slow and exact:"
+        )
+        warnings.warn(text + "".join(dict.fromkeys(left)), stacklevel=3)
+
+
+def targets() -> dict[str, str | None]:
+    """{target: the reason why it does not run here, or None if it does}."""
+    return {name: module.unavailable() for name, module in _modules().items()}
+
+
+def _modules() -> dict[str, ModuleType]:
+    found = import_all(_targets.__name__, _targets.__path__)
+    return {module.__name__.rpartition(".")[2]: module for module in found}
+
+
+def _module(target: str) -> ModuleType:
+    """The target's module. Raises ValueError for one that is not there or does not run here."""
+    modules, reasons = _modules(), targets()
+    if target in modules and reasons[target] is None:
+        return modules[target]
+    here = ", ".join(name for name, why in reasons.items() if why is None)
+    others = [f"\n  {name} does not run here: {why}" for name, why in reasons.items() if why]
+    what = f"{target!r} does not run here" if target in modules else f"no target {target!r}"
+    raise ValueError(f"{what}; those that do: {here}" + "".join(others))
+
+
+def _raise_if_left(target: str, found: list[Way]) -> None:
+    left = [f"\n  {each.told}: {each.why}" for each in found if each.left]
+    if left:
+        raise SkippedError(
+            f"strict: {target} cannot run everything in this graph; nothing was changed."
+            + "".join(left)
+            + "\nUse formats that it takes, another target, or strict=False."
+        )

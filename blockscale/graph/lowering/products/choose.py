@@ -1,0 +1,94 @@
+"""Which way to run a linear layer: the fastest of those that can, as measured.
+
+`measured.json` holds milliseconds by kind of processor, formats and sizes, one thread, the
+quantizing of x included: {processor: {"x|weight|y|activation": {"rows,n,k": {way: ms}}}}. This
+writes it:
+
+    python -m blockscale.graph.lowering.products.measure
+"""
+
+import json
+import math
+import platform
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from blockscale.graph.lowering.products.product import Product
+
+Times = dict[str, float]  # {way: milliseconds}
+Table = dict[str, dict[str, dict[str, Times]]]
+TABLE = Path(__file__).with_name("measured.json")
+_NEAR = 3.0  # times of sizes that differ by more than e^3 in all say nothing
+_CLEAR = 0.95  # a way takes the place of our kernel only where it is faster by more than noise
+
+
+class Choice(NamedTuple):
+    """A way, and why it."""
+
+    way: str
+    why: str
+
+
+def processor() -> str:
+    """The kind of processor, as far as products of 8-bit integers go."""
+    if torch.cpu._is_amx_tile_supported():
+        return "amx"
+    if torch.cpu._is_vnni_supported():
+        return "vnni"
+    return platform.machine().lower()
+
+
+def choose(product: Product | None, refused: dict[str, str | None], times: Times | None) -> Choice:
+    """The way for a product.
+
+    refused: {way: why it cannot run it, or None}, in the order in which ways go unmeasured; one can
+    times: measured here and now; None: those of the table
+    """
+    able = [way for way, reason in refused.items() if reason is None]
+    if len(able) == 1:
+        return Choice(able[0], f"the only way here: {refused.get('onednn')}")
+    if product is None:
+        return Choice(able[0], "its sizes are not known, so that nothing measured is like it")
+    where = "measured here"
+    if times is None:
+        times, where = looked_up(product)
+    known = {way: times[way] for way in able if way in times}
+    if not known:
+        return Choice(able[0], where)
+    best = min(known, key=known.__getitem__)
+    if able[0] in known and known[best] > _CLEAR * known[able[0]]:
+        best = able[0]
+    told = ", ".join(f"{way} {ms:.3g} ms" for way, ms in sorted(known.items()))
+    return Choice(best, f"{where}: {told}")
+
+
+def looked_up(product: Product) -> tuple[Times, str]:
+    """What the table has for the nearest sizes, and where that was measured; {} and why not."""
+    kinds = _table().get(processor(), {})
+    sizes = kinds.get(key_of(product), {}) or kinds.get(key_of(product._replace(activation="")), {})
+    if not sizes:
+        return {}, f"not measured for these formats on a processor with {processor()}"
+    nearest = min(sizes, key=lambda each: _distance(each, product))
+    if _distance(nearest, product) > _NEAR:
+        return {}, f"not measured near {product.rows} x {product.n} x {product.k}"
+    return sizes[nearest], f"measured on {processor()} at {nearest.replace(',', ' x ')}"
+
+
+def key_of(product: Product) -> str:
+    """The formats of a product, as the table names them."""
+    return "|".join((product.x, product.weight, product.y, product.activation))
+
+
+def _distance(sizes: str, product: Product) -> float:
+    """How far three sizes are from the product's: 0 is equal."""
+    own = (max(product.rows, 1), product.n, product.k)
+    return sum(abs(math.log(int(a) / b)) for a, b in zip(sizes.split(","), own, strict=True))
+
+
+@cache
+def _table() -> Table:
+    table: Table = json.loads(TABLE.read_text())
+    return table

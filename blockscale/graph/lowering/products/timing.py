@@ -1,0 +1,115 @@
+"""Timing the ways to run a product, in turns."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockscale.core import reference
+from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, Value, operand, quantizer
+from blockscale.core.parse import parse
+from blockscale.graph.lowering import onednn
+from blockscale.graph.lowering.products.choose import Times
+from blockscale.graph.lowering.products.product import Product
+from blockscale.ops.fused import FUSED
+from blockscale.ops.fused.plan import activated
+from blockscale.ops.linear import linear
+from blockscale.ops.primitives import choose_quantize, dequantize, from_list, quantize
+
+_SECONDS = 0.015  # of each way, at least
+
+
+def timed(product: Product, ways: list[str], rounds: int = 5) -> Times:
+    """{way: milliseconds} of a product on random numbers: the least of some rounds, in turns.
+
+    Each way begins with floats x, and ends in what the product gives. On one thread, in processor
+    time, which other processes that want the cores hardly change.
+    """
+    runs = _runs(product)
+    chosen = {way: runs[way] for way in ways if way in runs}
+    best = dict.fromkeys(chosen, float("inf"))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        counts = {way: _count(run) for way, run in chosen.items()}
+        for _ in range(rounds):
+            for way, run in chosen.items():
+                best[way] = min(best[way], _time(run, counts[way]))
+    finally:
+        torch.set_num_threads(before)
+    return {way: round(1000 * seconds, 5) for way, seconds in best.items()}
+
+
+def _count(run: Callable[[], Any]) -> int:
+    """How many calls take about `_SECONDS`."""
+    run()
+    return max(1, int(_SECONDS / max(_time(run, 1), 1e-6)))
+
+
+def _time(run: Callable[[], Any], count: int) -> float:
+    start = time.process_time()
+    for _ in range(count):
+        run()
+    return (time.process_time() - start) / count
+
+
+def _runs(product: Product) -> dict[str, Callable[[], Any]]:
+    """A function of each way that computes the product."""
+    seed = torch.Generator().manual_seed(0)
+    x = torch.randn(product.rows, product.k, generator=seed)
+    weight = _operand(torch.randn(product.n, product.k, generator=seed), product.weight)
+    bias, fused = torch.randn(product.n, generator=seed), FUSED["linear"].op
+    by, y = _given(x, product.x), UNQUANTIZED
+    if product.y:
+        values = activated(F.linear(x, dequantize(weight, torch.float32), bias), product.activation)
+        y = _given(values, product.y) if product.given else Quantizer(None, None, None, product.y)
+    end = (bias, product.activation, torch.float32, y)
+
+    def coded() -> Value:
+        return Value(x) if not by.fmt else Value(*_coded(x, by))
+
+    def kernel() -> Any:
+        return fused.overload(*fused.flatten(coded(), Value(*weight), *end))
+
+    def inside() -> Any:
+        done = linear.overload(*linear.flatten(x, weight, bias, by))
+        return _ended(activated(done, product.activation), y)
+
+    def with_onednn() -> Any:
+        return onednn.LINEAR(*fused.flatten(coded(), Value(*weight), *end))
+
+    def composed() -> Any:
+        values = dequantize(coded().operand, torch.float32) if by.fmt else x
+        product_of = F.linear(values, dequantize(weight, torch.float32), bias)
+        return _ended(activated(product_of, product.activation), y)
+
+    return {"kernel": kernel, "inside": inside, "onednn": with_onednn, "composed": composed}
+
+
+def _given(x: Tensor, fmt: str) -> Quantizer:
+    """How x is quantized: by a scale given beforehand where one can be."""
+    if not fmt:
+        return UNQUANTIZED
+    form = parse(fmt)
+    return quantizer(reference.choose_qparams(x, form) if form.block.static else None, form)
+
+
+def _coded(x: Tensor, by: Quantizer) -> Operand:
+    if by.scale is None:
+        codes, *parts = choose_quantize.overload(*choose_quantize.flatten(x, by.fmt, None))
+        return operand(codes, from_list(parts, by.format), by.fmt, x.shape[-1])
+    qparams = by.qparams
+    assert qparams is not None
+    codes = quantize.overload(*quantize.flatten(x, by))
+    return operand(codes, qparams, by.fmt, x.shape[-1])
+
+
+def _operand(x: Tensor, fmt: str) -> Operand:
+    return _coded(x, Quantizer(None, None, None, fmt))
+
+
+def _ended(y: Tensor, by: Quantizer) -> Any:
+    return y if not by.fmt else _coded(y, by)

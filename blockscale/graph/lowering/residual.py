@@ -1,0 +1,138 @@
+"""The end of a residual branch as one op: sum, norm, codes, and floats for the next sum.
+
+a + b -> norm -> quantize and others          ->  fused_residual_*(a, b, keep="norm", y...)
+a + b -> fused norm with codes, and others    ->  fused_residual_*(a, b, keep="sum", y...)
+"""
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from blockscale.core.operand import Quantizer, Value
+from blockscale.graph.lowering.kernels import has_kernel
+from blockscale.graph.nodes import call, calls, quantize_of, same_sizes, shape
+from blockscale.graph.passes.fused import dtype_of, matched, only_user, read
+from blockscale.ops.fused.residual import RESIDUAL_LAYER_NORM, RESIDUAL_RMS_NORM
+
+_OPS = {"layer_norm": RESIDUAL_LAYER_NORM, "rms_norm": RESIDUAL_RMS_NORM}
+
+
+@dataclass(frozen=True)
+class _End:
+    """Of a branch: a sum of two nodes, the norm of it, and what gives the codes.
+
+    kept: the node whose floats are kept, the sum or the norm
+    codes: the quantize, or the fused norm itself
+    """
+
+    sides: tuple[fx.Node, fx.Node]
+    norm: str
+    settings: dict[str, Any]
+    by: Quantizer
+    kept: fx.Node
+    codes: fx.Node
+    keep: str
+
+
+def run(graph: fx.GraphModule, backend: str) -> int:
+    """Write residual norms where a kernel of the backend runs them.
+
+    In place; sums are in another order, within the ops' ulps. Returns how many there are.
+    """
+    count = 0
+    for node in list(graph.graph.nodes):
+        if node._erased:
+            continue
+        end = _behind(node) or _before(node)
+        count += end is not None and _write(graph, end, backend)
+    return count
+
+
+def _behind(node: fx.Node) -> _End | None:
+    """A norm behind a sum that nobody else reads, which is quantized and read as floats too."""
+    found = matched(node)
+    if found is None or found.fused.name not in _OPS or len(node.users) < 2:
+        return None
+    total = found.operands[0]
+    sides = _sides(total)
+    coded = [user for user in node.users if (q := quantize_of(user)) and q.x is node]
+    if sides is None or only_user(total) is not node or not coded:
+        return None
+    quantize = quantize_of(coded[0])
+    assert quantize is not None
+    if not quantize.by.fmt:
+        return None
+    return _End(sides, found.fused.name, found.settings, quantize.by, node, coded[0], "norm")
+
+
+def _before(node: fx.Node) -> _End | None:
+    """A sum that is read by a norm that gives codes, and by others."""
+    found = read(node)
+    if found is None or found.fused.name not in _OPS or not found.y.fmt or found.operands[0].fmt:
+        return None
+    total: Any = found.operands[0].data
+    sides = _sides(total)
+    listed = all(calls(user, operator.getitem) for user in node.users)
+    if sides is None or len(total.users) < 2 or not listed:
+        return None
+    return _End(sides, found.fused.name, found.settings, found.y, total, node, "sum")
+
+
+def _sides(total: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """The two float32 tensors of one shape whose sum a node is; None if it is none."""
+    found = matched(total)
+    if found is None or found.fused.name != "add" or found.settings["alpha"] != 1:
+        return None
+    a, b = found.operands
+    alike = same_sizes(shape(a), shape(b)) and dtype_of(total) == torch.float32
+    return (a, b) if alike else None
+
+
+def _write(graph: fx.GraphModule, end: _End, backend: str) -> bool:
+    """Write the op before all that read what it gives; whether a kernel runs it."""
+    first = min([end.codes, *end.kept.users]) if end.keep == "sum" else end.kept
+    op = _OPS[end.norm]
+    a, b = (Value(each) for each in end.sides)  # type: ignore[arg-type]
+    args = op.flatten(a, b, *end.settings.values(), end.keep, torch.float32, end.by)
+    for each in args:
+        if isinstance(each, fx.Node) and not _hoist(each, first):
+            return False
+    while args[-1] is None:
+        args = args[:-1]
+    made = call(graph, op.overload, args, like=first)
+    if not has_kernel(made, backend):
+        graph.graph.erase_node(made)
+        return False
+    _take_out(graph, end, made, first)
+    return True
+
+
+def _hoist(node: fx.Node, first: fx.Node) -> bool:
+    """Move a node before `first`, where it is not yet; whether that can be."""
+    if node < first:
+        return True
+    if node is first or not all(_hoist(each, first) for each in node.all_input_nodes):
+        return False
+    first.prepend(node)
+    return True
+
+
+def _take_out(graph: fx.GraphModule, end: _End, made: fx.Node, first: fx.Node) -> None:
+    """Let all readers take the results of `made`: the floats, the codes, and parts beside them."""
+    floats = call(graph, operator.getitem, (made, 0), like=first)
+    listed = end.keep == "sum" or end.by.scale is None
+    if listed:  # [codes, *parts]
+        for user in list(end.codes.users):
+            place: Any = user.args[1]
+            part = call(graph, operator.getitem, (made, place + 1), like=first)
+            user.replace_all_uses_with(part)
+            graph.graph.erase_node(user)
+    else:
+        codes = call(graph, operator.getitem, (made, 1), like=first)
+        end.codes.replace_all_uses_with(codes)
+    graph.graph.erase_node(end.codes)
+    end.kept.replace_all_uses_with(floats)
+    graph.graph.erase_node(end.kept)

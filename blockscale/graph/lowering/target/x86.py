@@ -1,0 +1,50 @@
+"""oneDNN's products of 8-bit integers, as torch has them; the rest as on `cpu`.
+
+Linear layers whose inputs have 8 bits under one scale and whose weights are int8 with a scale a
+row, whatever was measured: on processors with AMX they are the fastest there is.
+"""
+
+from dataclasses import replace
+
+from torch import fx
+
+from blockscale.graph.lowering import attention, onednn, residual
+from blockscale.graph.lowering.kernels import kernel_way, misses
+from blockscale.graph.lowering.products.product import parts_of
+from blockscale.graph.lowering.products.ways import Quantized, refused, rewrite
+from blockscale.graph.lowering.way import Way, of_ours, way
+from blockscale.kernels.registry import unavailable as _unavailable
+
+
+def unavailable() -> str | None:
+    """Why oneDNN's products or our kernels do not run here, or None."""
+    return onednn.unavailable() or _unavailable("cpu")
+
+
+def supports(node: fx.Node) -> str | None:
+    """Why neither oneDNN nor a kernel of ours runs the node, or None."""
+    if of_ours(node) is None:
+        return None
+    parts = parts_of(node)
+    if parts is not None and refused(parts)["onednn"] is None:
+        return None
+    return misses(node, "cpu")
+
+
+def run(graph: fx.GraphModule) -> list[Way]:
+    """Linear layers become oneDNN's where it takes them; the rest stays on our kernels."""
+    attention.run(graph, "cpu")
+    residual.run(graph, "cpu")
+    found: list[Way] = []
+    quantized: Quantized = {}
+    for node in [each for each in graph.graph.nodes if of_ours(each) is not None]:
+        parts = parts_of(node)
+        reason = refused(parts)["onednn"] if parts is not None else ""
+        if parts is not None and reason is None:
+            found.append(way(node, "onednn"))
+            rewrite(graph, parts, "onednn", quantized)
+            continue
+        own = kernel_way(node, "cpu")
+        found.append(replace(own, why="; ".join(filter(None, [own.why, reason]))))
+    graph.graph.eliminate_dead_code()
+    return found

@@ -1,0 +1,284 @@
+"""prepare: a program becomes a graph that watches what convert needs to know, or trains."""
+
+import copy
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import fx, nn
+
+from blockscale.calibration import observers
+from blockscale.calibration.algorithms import Transform, WeightAlgorithm
+from blockscale.calibration.batches import Batches, inference
+from blockscale.calibration.hooks import Callback, watch
+from blockscale.calibration.input_stats import InputStatsCollector
+from blockscale.calibration.learn import Data, Methods, chosen
+from blockscale.calibration.padding import Padding
+from blockscale.calibration.progress_bar import listener
+from blockscale.calibration.rotations.rotated import check_rotatable
+from blockscale.calibration.session import Observing, Session, each_of, has_rows, static_parts
+from blockscale.core.format import Format
+from blockscale.core.ledger import Ledger
+from blockscale.core.recipe import Recipe
+from blockscale.graph import passes
+from blockscale.graph.adoption.foreign import is_foreign
+from blockscale.graph.edges import Edge, places, put_edges
+from blockscale.graph.layers import restore_containers, with_layers
+from blockscale.graph.pickled import Graph
+from blockscale.graph.program import Program, imported
+from blockscale.graph.state import set_state, state
+from blockscale.layers.apply import check
+from blockscale.layers.ledger import ledger_of
+from blockscale.layers.parameters.planned import plan_others
+from blockscale.layers.plan import Decision, plan_layers
+from blockscale.qat.learned import PROFILED, Learn
+from blockscale.qat.prepare import ledger as trained_ledger
+from blockscale.qat.prepare import prepare_qat
+
+
+@dataclass
+class Watching:
+    """What a prepared graph learns while its user runs batches through it."""
+
+    session: Session
+    observers: list[Observing] = field(default_factory=list)
+    collectors: dict[str, InputStatsCollector] = field(default_factory=dict)
+    hooks: ExitStack = field(default_factory=ExitStack)
+
+
+@dataclass
+class Preparation:
+    """What a prepared graph is to become, and what it has learned.
+
+    session: of bs.calibrate, once it was called
+    """
+
+    methods: Methods
+    strict: bool
+    qat: bool
+    plans: Sequence[Decision] = ()
+    watching: Watching | None = None
+    session: Session | None = None
+
+    def stop_watching(self) -> None:
+        """Look no more at the batches that run through the graph."""
+        if self.watching is not None:
+            self.watching.hooks.close()
+            self.watching = None
+
+
+_WATCHES = (
+    "this graph watches what runs through it, which no copy and no file would: copy or save the "
+    "program that bs.graph.prepare was given, or what bs.graph.convert makes of this graph"
+)
+
+
+class Prepared(Graph):
+    """A graph between prepare and convert: batches run through it, or `bs.calibrate(p, batches)`.
+
+    For training (qat) it is the model to train: `.train()`, `.eval()` and `.parameters()` are as
+    any module's. What it knows lies in one attribute: all other names are the model's layers'.
+    """
+
+    _blockscale: Preparation
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Raises TypeError while it watches."""
+        if self._blockscale.watching is not None:
+            raise TypeError(_WATCHES)
+        return super().__reduce__()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Prepared":
+        """Raises TypeError while it watches."""
+        if self._blockscale.watching is not None:
+            raise TypeError(_WATCHES)
+        return super().__deepcopy__(memo)  # type: ignore[return-value]
+
+    def calibrate_from(self, data: Data) -> Ledger:
+        """What `bs.calibrate(p, batches)` does: as many passes as the methods need."""
+        known = self._blockscale
+        if known.qat:
+            raise ValueError("a graph prepared with qat=True learns its scales in training")
+        data = data._replace(strict=data.strict or known.strict, blocks=False)
+        known.stop_watching()
+        if edges_of(self):
+            if not isinstance(data.batches, Sequence):
+                data = data._replace(batches=list(data.batches))
+            _observe_edges(self, data.batches, Padding(data.padding, self))
+        known.session = chosen(self, known.plans, known.methods, data)
+        return state(self).ledger
+
+
+def preparation(prepared: Prepared) -> Preparation:
+    """What the graph is to become, and what it has learned."""
+    return prepared._blockscale
+
+
+def edges_of(graph: nn.Module) -> list[Edge]:
+    """The edges of ops that rules gave a format."""
+    return [module for module in graph.modules() if isinstance(module, Edge)]
+
+
+def _observe_edges(graph: Prepared, batches: Iterable[Any], padding: Padding) -> None:
+    """One pass for the ops' edges, which then look no more."""
+    with inference(graph):
+        Batches(batches, 1, "edges", listener(False)).run(graph, padding)
+    for edge in edges_of(graph):
+        edge.observing = False
+
+
+def prepare(
+    program: Program,
+    recipe: Recipe | Format | str | Path,
+    *,
+    observer: observers.Spec | None = None,
+    weight: str | WeightAlgorithm = "absmax",
+    transform: str | Transform | None = None,
+    qat: bool = False,
+    learn: Learn = None,
+    strict: bool = False,
+) -> Prepared:
+    """A program of torch.export -> a graph that can be calibrated, or trained, and converted.
+
+    program: of a float model in evaluation mode, torch.export.export(model, example); it stays as
+        it is, and the graph shares its tensors (with qat, it has its own).
+    recipe: as in `bs.quantize_`, of layers by their names in the model; and rules for other ops,
+        `op:softmax` or `op:add@encoder.*`, with an "input" format, an "output" format, and
+        "shared": true for inputs of one scale.
+    observer: as in `bs.calibrate` ("mse"), with qat as in `bs.prepare_qat` ("moving_average").
+    weight, transform: as in `bs.calibrate`. What needs several passes (a transform, gptq layer by
+        layer) is for `bs.calibrate(p, batches)`; batches that are run through p are seen once.
+    qat: prepare for training, as `bs.prepare_qat` does; learn: as there.
+    strict: raise SkippedError if something that the recipe covers cannot be quantized.
+
+    `bs.graph.ledger(p)` says what becomes of each layer; one warning names what is skipped.
+    Raises TypeError for what is no program, ValueError for a recipe that does not fit.
+    """
+    recipe = Recipe.read(recipe)
+    methods = Methods.read(observer or ("moving_average" if qat else "mse"), weight, transform)
+    methods.check_profiles(recipe, PROFILED if qat else "")
+    _check_training(qat, plain=weight == "absmax" and transform is None)
+    check_rotatable(methods.transform, _EXPORTED)
+    graph = _float(program)
+    _layered(graph, qat=qat)
+    found, unmatched = places(graph, recipe)
+    edges = list(put_edges(graph, found, methods.observer, fake=qat))
+    made = _as_prepared(graph, methods, strict=strict, qat=qat)
+    if qat:
+        ledger = _prepared_for_training(made, recipe, methods, learn, strict=strict)
+    else:
+        ledger = _watched(made, recipe, strict=strict)
+    left = [p for p in ledger.unmatched if not p.startswith("op:")]
+    told = Ledger([*ledger.entries, *edges], (*left, *unmatched))
+    if strict:
+        told.raise_if_skipped()
+    told.warn()
+    set_state(made, replace(state(graph), stage="prepared", ledger=told, recipe=recipe))
+    return made
+
+
+def _check_training(qat: bool, plain: bool) -> None:
+    if qat and not plain:
+        raise ValueError("qat=True trains weights as they are: leave out weight and transform")
+
+
+def _float(program: Program) -> fx.GraphModule:
+    """The graph of a program, which is a float model's."""
+    graph = imported(program)
+    _check_float(graph)
+    return graph
+
+
+_EXPORTED = (
+    "a graph no longer says where its embeddings, norms and heads are. Export the model after "
+    "bs.calibrate(model, ...) rotated it, or use transform='hadamard'"
+)
+
+
+def _layered(graph: fx.GraphModule, *, qat: bool) -> None:
+    """Clean the graph and give it layers."""
+    if qat:  # before anything is cleaned away that training needs, such as dropout
+        _own_tensors(graph)
+        with_layers(graph, training=True)
+        passes.apply(graph, (passes.clean,))
+    else:
+        passes.apply(graph, passes.FLOAT)
+        with_layers(graph)
+
+
+def _check_float(graph: fx.GraphModule) -> None:
+    stage = state(graph).stage
+    coded = [n for n in graph.graph.nodes if str(n.target).startswith("blockscale.")]
+    coded += [n for n in graph.graph.nodes if is_foreign(n)]
+    if stage != "imported" or coded:
+        what = f"a {stage} graph" if stage != "imported" else f"{coded[0].target} in the program"
+        raise ValueError(
+            f"prepare takes a program of a float model, found {what}: give a quantized one to "
+            f"bs.graph.fuse"
+        )
+    norms = [n for n in graph.graph.nodes if str(n.target) == "aten.batch_norm.default"]
+    if any(len(n.args) > 5 and n.args[5] for n in norms):
+        raise ValueError(
+            "the program was exported in training mode, its batch norms learn: export "
+            "model.eval(); a graph for training (qat=True) has its own .train() and .eval()"
+        )
+
+
+def _own_tensors(graph: fx.GraphModule) -> None:
+    """Copies of all parameters and buffers: training must not change the program's."""
+    memo: dict[int, Any] = {}
+    for module in graph.modules():
+        every: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for tensors in every:
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    tensors[name] = copy.deepcopy(tensor, memo)
+                    if isinstance(tensor, nn.Parameter) and tensor.is_floating_point():
+                        tensors[name].requires_grad_()
+
+
+def _as_prepared(graph: fx.GraphModule, methods: Methods, *, strict: bool, qat: bool) -> Prepared:
+    made = Prepared(graph, graph.graph)
+    made.meta = graph.meta
+    restore_containers(made)
+    made.eval()
+    made._blockscale = Preparation(methods, strict, qat)
+    return made
+
+
+def _watched(graph: Prepared, recipe: Recipe, *, strict: bool) -> Ledger:
+    """Plans for the layers, and hooks that see what batches give them."""
+    known = preparation(graph)
+    known.plans = plan_layers(graph, recipe)
+    others = list(plan_others(graph, known.plans, recipe))
+    check(known.plans, others, replace_ops(recipe), strict=strict)
+    session = Session(graph, known.plans, None, strict=strict)
+    watching = Watching(session)
+    wanted = [(plan, part) for plan in session.layers for part in static_parts(plan)]
+    callbacks, watching.observers = session.observing(wanted, known.methods.observer)
+    algorithm = known.methods.algorithm
+    if algorithm is not None and algorithm.needs_gram:
+        fit = [plan for plan in session.layers if has_rows(plan)]
+        more, watching.collectors = session.gathering(fit)
+        callbacks = {**callbacks, **{n: each_of(c, callbacks.get(n)) for n, c in more.items()}}
+    modules: dict[nn.Module, Callback] = {
+        plan.module: callbacks[plan.name] for plan in session.layers if plan.name in callbacks
+    }
+    watching.hooks.enter_context(watch(modules))
+    known.watching = watching
+    return ledger_of(known.plans, others, recipe)
+
+
+def replace_ops(recipe: Recipe) -> Recipe:
+    """The recipe without its rules for ops, which a ledger of layers knows nothing of."""
+    skip = [pattern for pattern in recipe.skip if not pattern.startswith("op:")]
+    return replace(recipe, rules=recipe.layer_rules, skip=tuple(skip))
+
+
+def _prepared_for_training(
+    graph: Prepared, recipe: Recipe, methods: Methods, learn: Learn, *, strict: bool
+) -> Ledger:
+    prepare_qat(graph, replace_ops(recipe), strict=strict, learn=learn, observer=methods.observer)
+    return trained_ledger(graph)

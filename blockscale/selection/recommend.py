@@ -1,0 +1,162 @@
+"""bs.recommend: formats for this model on this machine, each claim with its measurement."""
+
+import math
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from blockscale.calibration.batches import Batches
+from blockscale.calibration.errors import Sums
+from blockscale.core.recipe import Recipe
+from blockscale.core.work.progress import Progress
+from blockscale.kernels.hardware import Hardware
+from blockscale.kernels.hardware import hardware as this_machine
+from blockscale.layers.guards.entry import ordinary_tensors
+from blockscale.layers.guards.processes import check_whole
+from blockscale.layers.model.wrapped import unwrapped
+from blockscale.selection.advice import Advised, advised
+from blockscale.selection.budget import Budget
+from blockscale.selection.candidates import Candidate, read
+from blockscale.selection.choices import Choice, choices
+from blockscale.selection.choose import LayerChoice, LayerError
+from blockscale.selection.claims import claims_of
+from blockscale.selection.errors import Laboratory
+from blockscale.selection.estimate import float_bytes
+from blockscale.selection.objective import Output, TaskLoss
+from blockscale.selection.objective import objective as named_objective
+from blockscale.selection.recommendation import Recommendation
+from blockscale.selection.result import Point, Search
+from blockscale.selection.search import POINTS, plain_hardware, search, versions
+
+# Where time counts: weights alone, and integers times integers, which processors are fastest at.
+TIMED = ("int8_channel x int8_token", "int8_channel", "nf4:group64:fp16", "mxfp4")
+
+
+def recommend(  # noqa: PLR0913 - the first four are the call, the rest are options
+    model: nn.Module,
+    budget: Any = 6.0,
+    hardware: Hardware | None = None,
+    batches: Iterable[Any] | None = None,
+    *,
+    candidates: Iterable[Any] | None = None,
+    objective: str | TaskLoss = "distance",
+    output: Output | None = None,
+    holdout: Iterable[Any] | None = None,
+    skip: Sequence[str] = (),
+    state: str | Path | None = None,
+    progress: bool | Progress = True,
+) -> Recommendation:
+    """Which formats to take for a model on this machine under a budget, and what that will cost.
+
+    budget: bits a weight at most; or one of {"size": bytes of all parameters}, {"latency": seconds
+        for the first batch}, {"quality": what the objective must still give}, or "size=20MB" and
+        the like
+    hardware: `bs.hardware()`; None for one now. It has to be this machine's: what is recommended is
+        measured here
+    batches: as in `bs.search`; None: the rounding errors of weights decide, and neither a latency
+        nor a quality can be kept or told
+    candidates: as in `bs.search`; None: its own, and those of TIMED for a latency
+    objective, output, holdout, skip, state, progress: as there
+
+    Returns the Recommendation, whose `check` measures what it foretold. Raises ValueError where no
+    choice keeps to the budget or the hardware is another machine's, and what `bs.search` raises.
+    """
+    check_whole(model, "bs.recommend")
+    bound = Budget.read(budget)
+    machine = _checked(hardware)
+    if batches is None and bound.name in ("latency", "quality"):
+        raise ValueError(f"a {bound.name} is measured on batches: give bs.recommend(…, batches=…)")
+    every = read(TIMED if candidates is None and bound.name == "latency" else candidates)
+    own = None if batches is None else Batches(batches, 1, "", Progress()).whole()
+    with unwrapped(model) as plain, ordinary_tensors():
+        found, _ = choices(plain, every, skip)
+        bits = _bits(plain, bound, found, every)
+        if own is None:
+            searched = by_weights(plain, every, skip)
+        else:
+            holdout = None if holdout is None else list(holdout)
+            searched = search(
+                plain, own, bits, candidates=every, objective=objective, output=output,
+                holdout=holdout, points=POINTS if bound.name == "quality" else (), skip=skip,
+                state=state, progress=progress,
+            )  # fmt: skip
+        what, lab = named_objective(objective, output), None
+        if own is not None:
+            held = own if holdout is None else list(holdout)
+            lab = Laboratory(plain, own, held, what, Progress())
+        advice = advised(plain, searched, found, bound, bits, lab)
+    return _told(advice, machine, what)
+
+
+def _checked(hardware: Hardware | None) -> Hardware:
+    """This machine's. Raises ValueError for another one's."""
+    here = this_machine()
+    if hardware is not None and hardware.processor != here.processor:
+        raise ValueError(
+            f"the hardware given is a {hardware.processor}, this machine a {here.processor}: what "
+            f"is recommended is measured, so ask on the machine itself"
+        )
+    return here if hardware is None else hardware
+
+
+def _bits(
+    model: nn.Module, bound: Budget, found: Sequence[Any], every: Sequence[Candidate]
+) -> float:
+    """The budget in bits a weight; the largest candidate's where another bound decides.
+
+    Raises ValueError for a size that even empty weights exceed.
+    """
+    elements = sum(choice.elements for choice in found)
+    if bound.name == "bits":
+        return bound.value
+    if bound.name == "size":
+        rest = float_bytes(model) - sum(choice.float_bytes for choice in found)
+        if rest >= bound.value:
+            raise ValueError(
+                f"what stays in float takes {rest} bytes already, of {bound.value:.0f}: raise the "
+                f"size"
+            )
+        return 8 * (bound.value - rest) / elements
+    most = [max(c.bits(e) for e in every if e.name in c.plans) for c in found]
+    return sum(most) / elements
+
+
+def _told(advice: Advised, machine: Hardware, objective: Any) -> Recommendation:
+    return Recommendation(
+        advice.budget, advice.recipe, advice.foretold, claims_of(advice, machine), advice.formats,
+        advice.blocks, advice.rows, advice.search, objective,
+    )  # fmt: skip
+
+
+# Weights by themselves, where there are no batches: the error of rounding is all there is.
+
+
+def by_weights(model: nn.Module, candidates: Sequence[Candidate], skip: Sequence[str]) -> Search:
+    """A search without points, whose layers have the SQNR of their weights, in dB."""
+    began = time.monotonic()
+    found, left = choices(model, candidates, skip)
+    layers = tuple(_layer(choice, candidates) for choice in found)
+    nothing = Point(0.0, math.nan, math.nan, math.nan, Recipe())
+    return Search(
+        layers, left, (), (), nothing, tuple(candidates), "sqnr", "weights", "none",
+        plain_hardware(), " ".join(sys.argv), versions(), time.monotonic() - began,
+    )  # fmt: skip
+
+
+def _layer(choice: Choice, candidates: Sequence[Candidate]) -> LayerChoice:
+    own = []
+    for candidate in candidates:
+        if candidate.name in choice.plans:
+            layer = next(iter(choice.layers(candidate).values()))
+            sums = Sums()
+            sums.add(choice.parameter, layer.dequantize_weight())
+            bits = choice.bits(candidate) / choice.elements
+            own.append(LayerError(candidate.name, bits, sums.result().sqnr))
+    return LayerChoice(
+        choice.names, choice.kind, choice.shape, choice.elements, 8 * choice.float_bytes,
+        tuple(own), dict(choice.refused),
+    )  # fmt: skip

@@ -1,0 +1,201 @@
+"""The steps of a search: each is kept in its state, so that a stopped one goes on after it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from blockscale.core.recipe import Recipe
+from blockscale.selection.candidates import Candidate
+from blockscale.selection.choices import Choice
+from blockscale.selection.choose import LayerChoice, LayerError, as_recipe, recipe_of
+from blockscale.selection.curvature import Curvature
+from blockscale.selection.errors import Errors, Laboratory, errors_of
+from blockscale.selection.objective import Measured
+from blockscale.selection.result import Point
+from blockscale.selection.state import State
+from blockscale.selection.times import inputs_of, layer_seconds
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What of the call the steps need."""
+
+    candidates: tuple[Candidate, ...]
+    score: str
+    budget: float
+    points: tuple[float, ...]
+    latency: float | None
+    seed: int
+
+
+Found = tuple[tuple[LayerChoice, ...], tuple[Point, ...], tuple[Point, ...], Point]
+
+
+def searched(lab: Laboratory, found: Sequence[Choice], asked: Asked, state: State) -> Found:
+    """The layers, the uniform points, the front's points and the point of the budget."""
+    _announce(lab, found, asked, state)
+    lab.remember()
+    errors, uniform = _candidates(lab, found, asked, state)
+    if asked.score == "output":
+        for candidate in asked.candidates:
+            _measured(candidate, found, errors[candidate.name], lab, state)
+    times = {}
+    if asked.latency is not None:
+        times = layer_seconds(inputs_of(lab.model, found, lab.batches[0]), found, asked.candidates)
+    layers = tuple(_layer(choice, asked.candidates, errors, times) for choice in found)
+    rest = (layers, found, asked, lab, state)
+    least = sum(min(e.bits for e in own.candidates) * own.elements for own in layers)
+    least /= sum(own.elements for own in layers)
+    front = [_point(budget, None, *rest) for budget in asked.points if budget >= least]
+    point = _point(asked.budget, asked.latency, *rest)
+    every = {each.recipe: each for each in (*front, point)}
+    return layers, uniform, tuple(sorted(every.values(), key=lambda p: p.bits)), point
+
+
+def _announce(lab: Laboratory, found: Sequence[Choice], asked: Asked, state: State) -> None:
+    """Say how many runs of the model there will be, and how many were made before."""
+    own, held = len(lab.batches), len(lab.held)
+    runs = {_of(each): own + held for each in asked.candidates}
+    if asked.score == "output":
+        runs |= {
+            _alone(each, choice): own
+            for each in asked.candidates
+            for choice in found
+            if each.name in choice.plans
+        }
+    done = sum(count for key, count in runs.items() if key in state)
+    points = held * (len(asked.points) + 1)
+    lab.progress.start(sum(runs.values()) + points, done)
+
+
+def _of(candidate: Candidate) -> str:
+    return f"candidate {candidate.name}"
+
+
+def _alone(candidate: Candidate, choice: Choice) -> str:
+    return f"alone {candidate.name} in {choice.name}"
+
+
+def _candidates(
+    lab: Laboratory, found: Sequence[Choice], asked: Asked, state: State
+) -> tuple[dict[str, Errors], tuple[Point, ...]]:
+    """The errors of every candidate in every layer, and what each gives in all of them."""
+    curvature: Curvature | None = None
+    errors: dict[str, Errors] = {}
+    uniform = []
+    for candidate in asked.candidates:
+        if _of(candidate) not in state:
+            if curvature is None and asked.score == "fisher":
+                curvature = _curvature(lab, found, asked.seed)
+            layers, made = errors_of(candidate, found, lab, curvature)
+            if not layers:
+                raise ValueError(
+                    f"no layer can be {candidate.name}: {next(iter(found)).refused[candidate.name]}"
+                )
+            whole = lab.measure(made, lab.held)
+            told = {"layers": layers, "damage": whole.damage, "quality": whole.quality}
+            state[_of(candidate)] = told
+        errors[candidate.name] = state[_of(candidate)]["layers"]
+        uniform.append(_uniform(candidate, found, state[_of(candidate)], asked.score))
+    return errors, tuple(sorted(uniform, key=lambda p: p.bits))
+
+
+def _curvature(lab: Laboratory, found: Sequence[Choice], seed: int) -> Curvature:
+    made = Curvature(lab.model, found)
+    generator = torch.Generator().manual_seed(seed)
+    for batch in lab.batches:
+        made.add(batch, lab.objective, generator)
+    return made
+
+
+def _uniform(
+    candidate: Candidate, found: Sequence[Choice], told: Mapping[str, Any], score: str
+) -> Point:
+    """One candidate wherever it can be; the other layers stay in float, whose bits count."""
+    own = {choice.names: candidate for choice in found if candidate.name in choice.plans}
+    bits = sum(
+        choice.bits(candidate) if choice.names in own else 8 * choice.float_bytes
+        for choice in found
+    )
+    predicted = sum(each.get(score, 0.0) for each in told["layers"].values())
+    total = sum(choice.elements for choice in found)
+    return Point(
+        bits / total, told["quality"], told["damage"], predicted, as_recipe(own),
+        name=candidate.name,
+    )  # fmt: skip
+
+
+def _measured(
+    candidate: Candidate, found: Sequence[Choice], errors: Errors, lab: Laboratory, state: State
+) -> None:
+    """Into `errors`: the damage of one layer at a time in this candidate."""
+    for choice in found:
+        if candidate.name not in choice.plans:
+            continue
+        key = _alone(candidate, choice)
+        if key not in state:
+            layers: Mapping[str, nn.Module] = choice.layers(candidate)
+            state[key] = lab.measure(layers, lab.batches).damage
+        errors[choice.name] = errors[choice.name] | {"loss": state[key]}
+
+
+def _layer(
+    choice: Choice,
+    candidates: Sequence[Candidate],
+    errors: Mapping[str, Errors],
+    times: Mapping[tuple[str, str], float],
+) -> LayerChoice:
+    own = tuple(
+        LayerError(
+            candidate.name,
+            choice.bits(candidate) / choice.elements,
+            seconds=times.get((choice.name, candidate.name)),
+            **errors[candidate.name][choice.name],
+        )
+        for candidate in candidates
+        if candidate.name in choice.plans
+    )
+    return LayerChoice(
+        choice.names, choice.kind, choice.shape, choice.elements, 8 * choice.float_bytes, own,
+        dict(choice.refused), times.get((choice.name, "")),
+    )  # fmt: skip
+
+
+def _point(  # noqa: PLR0913 - two budgets, and what all points share
+    budget: float,
+    latency: float | None,
+    layers: tuple[LayerChoice, ...],
+    found: Sequence[Choice],
+    asked: Asked,
+    lab: Laboratory,
+    state: State,
+) -> Point:
+    """The best recipe within the budgets, and the quality that it then has."""
+    choice = recipe_of(layers, asked.candidates, asked.score, budget, latency)
+    key = f"recipe {choice.recipe.to_json()}"
+    if key not in state:
+        whole = measured_with(choice.recipe, found, asked.candidates, lab)
+        state[key] = {"damage": whole.damage, "quality": whole.quality}
+    told = state[key]
+    return Point(
+        choice.bits, told["quality"], told["damage"], choice.damage, choice.recipe, budget,
+        choice.gap, seconds=choice.seconds,
+    )  # fmt: skip
+
+
+def measured_with(
+    recipe: Recipe, found: Sequence[Choice], candidates: Sequence[Candidate], lab: Laboratory
+) -> Measured:
+    """Damage and quality of the model with a recipe that has a candidate for every choice."""
+    made: dict[str, nn.Module] = {}
+    for each in found:
+        made |= each.layers(_candidate_of(recipe, each, candidates))
+    return lab.measure(made, lab.held)
+
+
+def _candidate_of(recipe: Recipe, choice: Choice, candidates: Sequence[Candidate]) -> Candidate:
+    scheme, _ = recipe.decide(choice.name)
+    return next(each for each in candidates if each.scheme == scheme)

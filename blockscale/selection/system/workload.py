@@ -1,0 +1,156 @@
+"""What work is to be done, what it may cost, and what it costs: measured."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+from blockscale.calibration.errors import Sums
+from blockscale.core.recipe import Recipe
+from blockscale.layers.apply import quantize_
+from blockscale.selection.candidates import Candidate, read
+from blockscale.selection.times import race
+
+FORMATS = (
+    "int8_channel x int8_token",
+    "int8_channel",
+    "mxfp8",
+    "mxint8",
+    "int4:group32:fp16",
+    "nf4:group64:fp16",
+    "mxfp4",
+    "nvfp4",
+)
+
+
+QuantizationOperationType = Literal["linear", "conv2d", "embedding"]
+
+
+@dataclass(frozen=True)
+class QuantizationWorkload:
+    """Calls of one layer, in these formats.
+
+    operation: "linear": x [rows, inputs] @ weight [outputs, inputs].T; "conv2d": images [rows,
+        inputs, size, size] under a weight [outputs, inputs, kernel, kernel], padded to that size;
+        "embedding": `rows` lines of a table [inputs, outputs]
+    candidates: as in `bs.search`. Numbers are normal ones, drawn from `seed`, unless a weight is
+        given.
+    """
+
+    rows: int
+    inputs: int
+    outputs: int
+    candidates: tuple[str, ...] = FORMATS
+    seed: int = 0
+    weight: torch.Tensor | None = None
+    operation: QuantizationOperationType = "linear"
+    kernel: int = 3
+    size: int = 16
+
+    def _float(self) -> nn.Linear | nn.Conv2d | nn.Embedding:
+        if self.operation == "conv2d":
+            kernel = self.kernel
+            return nn.Conv2d(self.inputs, self.outputs, kernel, padding="same", bias=False)
+        if self.operation == "embedding":
+            return nn.Embedding(self.inputs, self.outputs)
+        return nn.Linear(self.inputs, self.outputs, bias=False)
+
+    def example(self) -> torch.Tensor:
+        """What the layer is called with, always the same."""
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        if self.operation == "embedding":
+            return torch.randint(self.inputs, (self.rows,), generator=generator)
+        image = (self.size, self.size) if self.operation == "conv2d" else ()
+        return torch.randn(self.rows, self.inputs, *image, generator=generator)
+
+    def layer(self) -> nn.Linear | nn.Conv2d | nn.Embedding:
+        """The float layer. Raises ValueError for an operation that is none of these, sizes below 1
+        and a weight of another shape."""
+        if self.operation not in get_args(QuantizationOperationType):
+            known = ", ".join(get_args(QuantizationOperationType))
+            raise ValueError(f"unknown operation {self.operation!r}; choose from {known}")
+        if min(self.rows, self.inputs, self.outputs, self.kernel, self.size) < 1:
+            raise ValueError(f"a workload has sizes of at least 1, found {self}")
+        made = self._float()
+        shape = tuple(made.weight.shape)
+        if self.weight is not None and tuple(self.weight.shape) != shape:
+            raise ValueError(f"expected a weight {shape}, found {tuple(self.weight.shape)}")
+        generator = torch.Generator().manual_seed(self.seed)
+        drawn = torch.randn(shape, generator=generator) if self.weight is None else self.weight
+        made.weight = nn.Parameter(drawn.detach().float())
+        return made
+
+
+@dataclass(frozen=True)
+class PerformanceRequirements:
+    """Bounds; None for any. seconds: of a product at most; bytes: of the weight at most; sqnr: of
+    the product at least, in dB."""
+
+    seconds: float | None = None
+    bytes: int | None = None
+    sqnr: float | None = None
+
+    def met(self, found: "Measured") -> bool:
+        """Whether a measurement keeps to all of them."""
+        return (
+            found.seconds <= (math.inf if self.seconds is None else self.seconds)
+            and found.bytes <= (math.inf if self.bytes is None else self.bytes)
+            and found.sqnr >= (-math.inf if self.sqnr is None else self.sqnr)
+        )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One candidate of a workload. seconds: of one product, here; relative: to float32's; bytes:
+    of the weight; sqnr: of the product, in dB; threads: torch's."""
+
+    format: str
+    seconds: float
+    relative: float
+    bytes: int
+    sqnr: float
+    threads: int
+
+
+def measured(workload: QuantizationWorkload, threads: Sequence[int] = ()) -> list[Measured]:
+    """Every candidate on every number of threads (none: torch's), the fastest first."""
+    layer = workload.layer()
+    x = workload.example()
+    candidates = read(workload.candidates)
+    layers = {each.name: _quantized(layer, each) for each in candidates}
+    found = []
+    before = torch.get_num_threads()
+    with torch.no_grad():
+        y = layer(x)
+        quality = {name: _sqnr(y, each(x)) for name, each in layers.items()}
+        try:
+            for count in threads or (before,):
+                torch.set_num_threads(count)
+                calls: dict[str, Callable[[], Any]] = {"": lambda: layer(x)}
+                calls |= {name: (lambda each=each: each(x)) for name, each in layers.items()}  # type: ignore[misc]
+                times = race(calls)
+                found += [
+                    Measured(
+                        name, times[name], times[name] / times[""], each.qweight.nbytes,
+                        quality[name], count,
+                    )
+                    for name, each in layers.items()
+                ]  # fmt: skip
+        finally:
+            torch.set_num_threads(before)
+    return sorted(found, key=lambda each: each.seconds)
+
+
+def _quantized(layer: nn.Module, candidate: Candidate) -> Any:
+    model = nn.Sequential(layer)
+    quantize_(model, Recipe(candidate.scheme.weight, input=candidate.scheme.input), strict=True)
+    return model[0]
+
+
+def _sqnr(expected: torch.Tensor, found: torch.Tensor) -> float:
+    sums = Sums()
+    sums.add(expected, found)
+    return sums.result().sqnr

@@ -1,9 +1,0 @@
-"""How to walk."""
-
-from blockscale.calibrate.walk.options import Options
-from blockscale.core.work.progress import Progress
-
-
-def test_by_default_nothing_is_streamed_or_resumed() -> None:
-    options = Options("layers", 1.0, Progress())
-    assert (options.settler, options.finished) == (None, None)

@@ -1,0 +1,35 @@
+"""Hadamard matrices and what is made of them."""
+
+import pytest
+import torch
+
+from blockscale.calibration.rotations.matrices import hadamard, orthogonal
+
+
+def test_hadamard_matrices_of_many_orders() -> None:
+    orders = [n for n in range(1, 130) if hadamard(n) is not None]
+    unknown = {52, 92, 100, 116}  # prime powers, and orders that Paley's constructions do not give
+    assert set(orders) == {1, 2} | (set(range(4, 130, 4)) - unknown)
+    for n in [*orders, 384, 1536, 896]:
+        h = hadamard(n)
+        assert h is not None and bool((h.abs() == 1).all())
+        assert torch.equal(h @ h.T, n * torch.eye(n, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("keeps_mean", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 7, 30, 48, 52, 100])
+def test_orthogonal(n: int, *, keeps_mean: bool) -> None:
+    r = orthogonal(n, 3, keeps_mean=keeps_mean)
+    torch.testing.assert_close(r @ r.T, torch.eye(n, dtype=r.dtype), rtol=0, atol=1e-13)
+    assert torch.equal(r, orthogonal(n, 3, keeps_mean=keeps_mean))
+    if keeps_mean:
+        ones = torch.ones(n, dtype=r.dtype)
+        torch.testing.assert_close(ones @ r, ones, rtol=0, atol=1e-12)
+        torch.testing.assert_close(r @ ones, ones, rtol=0, atol=1e-12)
+    elif n > 2:
+        assert not torch.equal(r, orthogonal(n, 4))
+
+
+def test_an_outlier_is_spread() -> None:
+    for keeps_mean in (False, True):
+        assert orthogonal(384, 0, keeps_mean=keeps_mean).abs().max() < 5 / 384**0.5

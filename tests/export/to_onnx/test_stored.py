@@ -1,0 +1,71 @@
+"""Codes in ONNX's own types: packed as onnx itself reads them."""
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, numpy_helper
+
+from blockscale.core.parse import parse
+from blockscale.export.to_onnx.scope import File
+from blockscale.export.to_onnx.stored import native, put, put_codes, put_tensor, put_zeros
+
+NATIVE = ("int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16", "e4m3", "e5m2")
+
+
+def element(name):
+    return parse(f"{name}:tensor:fp32").element
+
+
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("shape", [(4, 8), (3, 5), (7,)])
+def test_onnx_reads_what_was_stored(name, shape):
+    made, file = element(name), File()
+    codes = made.from_bits(torch.randint(2 ** min(made.bits, 8), shape, dtype=torch.uint8))
+    stored = file.tensors[put_codes(file, "w.codes", made, codes)]
+    read = numpy_helper.to_array(stored).astype(np.float32)
+    expected = made.decode(codes).numpy()
+    assert np.array_equal(read, expected, equal_nan=True)
+    onnx.checker.check_tensor(stored)
+    assert len(stored.raw_data) == -(-codes.numel() * made.bits // 8)
+
+
+def test_the_first_number_is_in_the_lowest_bits():
+    file = File()
+    put_codes(file, "w", element("int4"), torch.tensor([1, -1, 7], dtype=torch.int8))
+    assert file.tensors["w"].raw_data == bytes([0xF1, 0x07])
+    put_codes(file, "v", element("int2"), torch.tensor([1, -1, -2, 0, 1], dtype=torch.int8))
+    assert file.tensors["v"].raw_data == bytes([0b00101101, 1])
+    assert (file.needs.opset, "v is stored as int2") == (25, file.needs.because)
+
+
+def test_what_onnx_has_no_type_for():
+    for name in ("int3", "ternary", "binary", "e2m1", "e3m2", "nf4", "log4", "e4m3r0", "uint1"):
+        assert native(element(name)) is None, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64])
+def test_tensors_as_they_are(dtype):
+    file, given = File(), torch.tensor([[1.5, -2.0, 3e4]]).to(dtype)
+    stored = file.tensors[put_tensor(file, "w", given)]
+    read = numpy_helper.to_array(stored).astype(np.float64)
+    assert np.array_equal(read, given.double().numpy())
+
+
+def test_zero_points_have_the_type_of_the_codes():
+    file, made = File(), element("uint4")
+    put_zeros(file, "z", made, torch.tensor([[3], [15]], dtype=torch.int32), (2,))
+    put_zeros(file, "none", made, None, (3,))
+    assert file.tensors["z"].data_type == TensorProto.UINT4
+    assert numpy_helper.to_array(file.tensors["z"]).astype(int).tolist() == [3, 15]
+    assert numpy_helper.to_array(file.tensors["none"]).astype(int).tolist() == [0, 0, 0]
+
+
+def test_names_are_not_taken_twice():
+    """But for an equal tensor, which is put once: two ops read it."""
+    file = File()
+    names = [put(file, "w", "UINT8", (1,), each) for each in (b"1", b"2", b"3", b"2", b"1")]
+    assert names == ["w", "w_1", "w_2", "w_1", "w"] and list(file.tensors) == names[:3]
+    assert (
+        put(file, "w", "INT8", (1,), b"1") == "w_3" and put(file, "v", "UINT8", (1,), b"1") == "v"
+    )

@@ -1,0 +1,94 @@
+"""Scales and zero points become float32 and int32 of the tensor's rank, whatever they were."""
+
+import pytest
+import torch
+
+from tests.graph.adoption.cases import A, D, adopted, graph_of, left, notes
+from tests.support.op_samples import bits
+
+
+def values(shape, scale, zeros, axis=None):
+    """A graph that dequantizes codes it holds, per channel or in blocks of whole rows."""
+    torch.manual_seed(0)
+    codes = torch.randint(-128, 128, shape, dtype=torch.int8)
+
+    def function(x, codes, scale, zeros):
+        if axis is None:
+            block = [1] * (len(shape) - 1) + [shape[-1]]
+            return x + A.dequantize_affine(codes, block, scale, zeros, torch.int8)
+        return x + D.dequantize_per_channel(codes, scale, zeros, axis, -128, 127, torch.int8)
+
+    return graph_of(function, torch.randn(shape), free=False, codes=codes, scale=scale, zeros=zeros)
+
+
+@pytest.mark.parametrize("zero_dtype", [torch.int32, torch.int64, torch.int16, torch.float32])
+def test_one_dimensional_parts_become_full_rank(zero_dtype) -> None:
+    graph = values((5, 4, 3), torch.rand(4), torch.arange(4).to(zero_dtype), axis=1)
+    made = adopted(graph)
+    assert not left(made)
+    names = dict(made.named_buffers())
+    scale = next(part for name, part in names.items() if name.endswith("scale"))
+    zero = next(part for name, part in names.items() if name.endswith("zero_point"))
+    assert scale.shape == zero.shape == (1, 4, 1) and zero.dtype == torch.int32
+    x = torch.randn(5, 4, 3)
+    assert bits(made(x)) == bits(graph(x))
+
+
+def test_square_tensors_do_not_mix_their_axes() -> None:
+    """[n] for axis 1 of [n, n] is [1, n], not [n, 1]: at square sizes both would run."""
+    for axis in (0, 1):
+        graph = values((4, 4), torch.rand(4), torch.zeros(4, dtype=torch.int64), axis=axis)
+        made = adopted(graph)
+        scale = next(part for name, part in made.named_buffers() if name.endswith("scale"))
+        assert list(scale.shape) == ([4, 1] if axis == 0 else [1, 4])
+        x = torch.randn(4, 4)
+        assert bits(made(x)) == bits(graph(x))
+
+
+def test_zeros_are_no_zero_point() -> None:
+    made = adopted(values((4, 4), torch.rand(4), torch.zeros(4, dtype=torch.int64), axis=0))
+    assert not [name for name, _ in made.named_buffers() if "zero_point" in name]
+
+
+@pytest.mark.parametrize(
+    ("scale", "zeros", "reason"),
+    [
+        (torch.rand(4, dtype=torch.float64), torch.zeros(4), "more bits than float32"),
+        (torch.rand(4).half(), torch.zeros(4), "its scale is torch.float16"),
+        (torch.rand(4), torch.full((4,), 0.5), "zero points are no integers"),
+        (torch.rand(4), torch.ones(4, dtype=torch.int8), "wrap around"),
+    ],
+)
+def test_what_stays(scale, zeros, reason: str) -> None:
+    graph = values((4, 4), scale, zeros, axis=0)
+    made = adopted(graph)
+    assert len(left(made)) == 1 and reason in notes(made)
+    x = torch.randn(4, 4)
+    assert bits(made(x)) == bits(graph(x))
+
+
+def test_doubles_that_are_floats_are_taken() -> None:
+    graph = values((4, 4), torch.rand(4).double().float().double(), torch.zeros(4), axis=0)
+    made = adopted(graph)
+    assert not left(made)
+    x = torch.randn(4, 4)
+    assert bits(made(x).float()) == bits(graph(x).float())
+
+
+def test_the_reciprocal_of_a_number_with_more_bits() -> None:
+    """torch divides 1 by a Python number in float64: of some it is another float32."""
+    for each in range(3, 400):
+        scale = 1.0 / each + 1e-9
+        theirs = torch.tensor(1.0 / scale, dtype=torch.float32)
+        same = bool(theirs == 1.0 / torch.tensor(scale, dtype=torch.float32))
+        if same:
+            continue
+        made = adopted(
+            graph_of(
+                lambda x, s=scale: D.quantize_per_tensor(x, s, 0, -128, 127, torch.int8),
+                torch.randn(3, 4),
+            )
+        )
+        assert left(made) and "the reciprocal of its scale" in notes(made)
+        return
+    pytest.fail("no such scale among these")

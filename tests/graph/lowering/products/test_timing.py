@@ -1,0 +1,37 @@
+"""Every way is timed on the same product."""
+
+import pytest
+import torch
+
+from blockscale.graph.lowering import onednn
+from blockscale.graph.lowering.products import timing
+from blockscale.graph.lowering.products.product import Product, spelled
+from blockscale.kernels.registry import unavailable
+
+pytestmark = pytest.mark.skipif(unavailable("cpu") is not None, reason="no native kernels")
+STATIC = "uint8:tensor:fp32:asym"
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "activation"),
+    [(STATIC, "", ""), (STATIC, STATIC, "gelu"), ("int8_token", "mxfp8", "relu"), ("", "", "")],
+)
+def test_the_ways_compute_the_same(x, y, activation):
+    given = y == STATIC
+    product = Product(spelled(x), spelled("int8_channel"), spelled(y), activation, given, 3, 32, 64)
+    runs = timing._runs(product)
+    names = ["kernel", "inside", "composed"]
+    names += ["onednn"] if x == STATIC and onednn.unavailable() is None else []
+    results = []
+    for name in names:
+        found = runs[name]()
+        found = found[0] if isinstance(found, list | tuple) else found
+        results.append(getattr(found, "codes", found).to(torch.float32))
+    for other in results[1:]:
+        assert (other - results[0]).abs().max() <= (1.0 if y else 1e-4)
+
+
+def test_times():
+    product = Product(spelled("int8"), spelled("int8_channel"), "", "", False, 2, 32, 64)
+    times = timing.timed(product, ["kernel", "inside", "unheard"], rounds=1)
+    assert times.keys() == {"kernel", "inside"} and min(times.values()) > 0

@@ -1,0 +1,64 @@
+"""What runs a node, as the registry would choose."""
+
+import pytest
+import torch
+
+from blockscale.core.operand import Value
+from blockscale.graph.lowering import kernels
+from blockscale.graph.lowering.kernels import has_kernel, kernel_way, misses, own_arguments
+from blockscale.graph.lowering.way import of_ours
+from blockscale.kernels.registry import unavailable
+from blockscale.ops.fused import FUSED
+from tests.graph.lowering.programs import layers
+from tests.support.lowering import learned
+
+pytestmark = pytest.mark.skipif(unavailable("cpu") is not None, reason="no native kernels")
+
+
+def product(graph):
+    return next(n for n in graph.graph.nodes if of_ours(n) is FUSED["linear"].op)
+
+
+def test_arguments_have_the_sizes_of_the_example():
+    node = product(layers("int4 groups")[0])
+    x, weight, bias, activation, dtype, y = own_arguments(node, of_ours(node))
+    assert isinstance(x, Value) and tuple(x.data.shape) == (4, 64)
+    assert all(type(size) is int for size in x.data.shape)
+    assert (weight.fmt, weight.size, activation, dtype) == (
+        "int4:group32:fp32", 64, "relu", torch.float32,
+    )  # fmt: skip
+    assert tuple(bias.shape) == (96,) and y.fmt == ""
+
+
+def test_an_unknown_value():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    node = graph.call_function(torch.ops.blockscale.quantize.default, (x, None, None, None, "int8"))
+    with pytest.raises(ValueError, match="quantize_default: the value of x is not known: lower a"):
+        own_arguments(node, of_ours(node))
+
+
+def test_a_kernel(monkeypatch):
+    node = product(layers("int8 static")[0])
+    assert has_kernel(node, "cpu") and misses(node, "cpu") is None
+    assert kernel_way(node, "cpu").way == "kernel"
+
+
+def test_composed(monkeypatch):
+    """Without a kernel of its own, an op runs as the primitives around it."""
+    find = kernels.supporting
+    monkeypatch.setattr(
+        kernels, "supporting", lambda op, *rest: None if op == "fused_linear" else find(op, *rest)
+    )
+    found = kernel_way(product(layers("int8 static")[0]), "cpu")
+    assert (found.way, found.left) == ("composed", False)
+    assert "no cpu kernel of its own" in found.why
+
+
+def test_left():
+    graph = learned().module(check_guards=False)
+    node = next(n for n in graph.graph.nodes if of_ours(n))
+    assert misses(node, "cpu") == "no cpu kernel of linear takes book4:tensor:fp32"
+    found = kernel_way(node, "cpu")
+    assert found.left and found.op == "linear"
+    assert node.target is torch.ops.blockscale.reference_linear.default

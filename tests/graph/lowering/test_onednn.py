@@ -1,0 +1,162 @@
+"""oneDNN's products beside the reference's."""
+
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
+from blockscale.core.parse import parse
+from blockscale.graph.lowering import onednn
+from blockscale.ops.fused import FUSED
+
+needs = pytest.mark.skipif(onednn.unavailable() is not None, reason=str(onednn.unavailable()))
+INPUTS = ("uint8:tensor:fp32:asym", "int8", "int8:tensor:fp32:asym", "int8:tensor:bf16")
+WEIGHTS = ("int8_channel", "int8", "int8:channel0:bf16")
+
+
+def value(x, fmt):
+    q = bs.quantize(x, fmt)
+    return Value(q.codes, q.scale, q.zero_point, None, fmt, x.shape[-1])
+
+
+def product(rows, n, k, given, weight="int8_channel"):
+    return value(torch.randn(*rows, k), given), value(torch.randn(n, k), weight), torch.randn(n)
+
+
+def both(x, weight, bias, activation, y):
+    """The reference's result and oneDNN's."""
+    settings = {"bias": bias, "activation": activation}
+    with bs.use("reference"):
+        expected = FUSED["linear"](x, weight, y=y, **settings)
+    args = FUSED["linear"].flatten([x, weight], settings, torch.float32, y)
+    return expected, onednn.LINEAR(*args)
+
+
+def bound(x, weight, bias):
+    """What docs/numerics.md, section 7, allows for each result."""
+    from blockscale.ops.primitives import dequantize
+
+    a, b = (dequantize(each.operand, torch.float32).abs() for each in (x, weight))
+    size = a @ b.T + (0 if bias is None else bias.abs())
+    return FUSED["linear"].ulps * 2.0**-24 * size
+
+
+@pytest.mark.pairs
+@needs
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("given", INPUTS)
+@pytest.mark.parametrize("rows", [(5,), (1,), (2, 3, 4), (0,), (2, 0)])
+def test_floats(given, weight, rows):
+    x, w, bias = product(rows, 24, 40, given, weight)
+    for offset in (bias, None):
+        (expected,), (found,) = both(x, w, offset, "", UNQUANTIZED)
+        assert found.shape == expected.shape and found.dtype == torch.float32
+        assert ((found - expected).abs() <= bound(x, w, offset)).all()
+
+
+@needs
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
+def test_activations(activation):
+    x, w, bias = product((64,), 48, 40, INPUTS[0])
+    (expected,), (found,) = both(x, w, bias, activation, UNQUANTIZED)
+    slack = 0 if activation == "relu" else 2e-6 * expected.abs().amax()  # a gelu of its own
+    assert ((found - expected).abs() <= 2 * bound(x, w, bias) + slack).all()
+
+
+@pytest.mark.pairs
+@needs
+@pytest.mark.parametrize("activation", ["", "relu", "gelu"])
+@pytest.mark.parametrize("result", INPUTS[:3])
+@pytest.mark.parametrize("given", INPUTS[:2])
+def test_codes_differ_by_one_at_most(given, result, activation):
+    x, w, bias = product((64,), 48, 40, given)
+    (values,), _ = both(x, w, bias, activation, UNQUANTIZED)
+    made = bs.quantize(values / 2, result)  # so that some results saturate
+    y = Quantizer(made.scale, made.zero_point, None, result)
+    (expected,), (found,) = both(x, w, bias, activation, y)
+    assert found.dtype == expected.dtype
+    apart = (found.to(torch.int32) - expected.to(torch.int32)).abs()
+    assert apart.max() <= 1 and (apart > 0).to(torch.float32).mean() < 0.01
+    form = parse(result)
+    low, high = form.element.limits(form.wide)
+    assert low <= found.min() and found.max() <= high  # oneDNN's own int8 goes down to -128
+
+
+@needs
+def test_the_extremes_of_integers():
+    """Sums of the largest codes are exact: no 16-bit step in between saturates."""
+    k = 512
+    codes, zero = torch.full((2, k), 255, dtype=torch.uint8), torch.zeros(1, 1, dtype=torch.int32)
+    x = Value(codes, torch.ones(1, 1), zero, None, INPUTS[0], k)
+    for code in (127, -127):
+        weight = torch.full((16, k), code, dtype=torch.int8)
+        w = Value(weight, torch.ones(16, 1), None, None, "int8_channel", k)
+        (expected,), (found,) = both(x, w, None, "", UNQUANTIZED)
+        assert torch.equal(found, expected) and found[0, 0] == 255 * code * k
+
+
+@needs
+def test_a_weight_that_changes():
+    x, w, bias = product((3,), 16, 32, "int8")
+    both(x, w, bias, "", UNQUANTIZED)
+    w.data.neg_()
+    (expected,), (found,) = both(x, w, bias, "", UNQUANTIZED)
+    assert ((found - expected).abs() <= bound(x, w, bias)).all()
+
+
+@needs
+def test_scales_of_any_rank():
+    x, w, bias = product((2, 3), 16, 32, INPUTS[0])
+    flat = x._replace(scale=x.scale.reshape(()), zero_point=x.zero_point.reshape(1))
+    args = ({"bias": bias, "activation": ""}, torch.float32, UNQUANTIZED)
+    results = [onednn.LINEAR(*FUSED["linear"].flatten([v, w], *args))[0] for v in (x, flat)]
+    assert torch.equal(*results)
+
+
+REFUSED = {
+    "floats": (("", "int8_channel", "", "", False), "not floats"),
+    "per token": (("int8_token", "int8_channel", "", "", False), "under one scale, not int8_token"),
+    "16 bits": (("int16:tensor:fp32", "int8_channel", "", "", False), "not int16"),
+    "power of two": (("int8:tensor:e8m0", "int8_channel", "", "", False), "not int8:tensor:e8m0"),
+    "float weight": (("int8", "", "", "", False), "one scale a row, not floats"),
+    "groups": (("int8", "int4:group32:fp32", "", "", False), "one scale a row, not int4"),
+    "unsigned weight": (("int8", "uint8:channel0:fp32:asym", "", "", False), "not uint8"),
+    "sigmoid": (("int8", "int8_channel", "sigmoid", "", False), "do not end in sigmoid"),
+    "dynamic": (("int8", "int8_channel", "", "int8", False), "one scale given beforehand, not"),
+    "result per token": (
+        ("int8", "int8_channel", "", "int8_token", True),
+        "beforehand, not int8_token",
+    ),
+}
+
+
+@pytest.mark.parametrize(("formats", "reason"), REFUSED.values(), ids=REFUSED)
+def test_refused(formats, reason):
+    assert reason in onednn.refuses(*formats)
+
+
+def test_taken():
+    assert onednn.refuses("int8", "int8_channel", "relu", "uint8:tensor:fp32:asym", True) is None
+
+
+def test_a_call_that_it_refuses():
+    x, w, _ = product((2,), 16, 32, "int8_token")
+    with pytest.raises(ValueError, match="onednn_linear: oneDNN takes activations of 8 bits"):
+        onednn.linear(x, w, None, "", torch.float32, UNQUANTIZED)
+
+
+@pytest.mark.parametrize(
+    ("machine", "built", "vnni", "reason"),
+    [
+        ("aarch64", True, True, "this is a aarch64"),
+        ("x86_64", False, True, "built without oneDNN"),
+        ("x86_64", True, False, "no VNNI"),
+        ("AMD64", True, True, None),
+    ],
+)
+def test_where_it_runs(machine, built, vnni, reason, monkeypatch):
+    monkeypatch.setattr(onednn.platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: built)
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: vnni)
+    found = onednn.unavailable.__wrapped__()
+    assert found is None if reason is None else reason in found

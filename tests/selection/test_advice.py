@@ -1,0 +1,33 @@
+"""Pieces of advice that bs.recommend's own tests do not reach."""
+
+import pytest
+import torch
+from torch import nn
+
+from blockscale.selection.advice import _made_up, _of_layers, _rows
+from blockscale.selection.candidates import read
+from blockscale.selection.choices import choices
+from blockscale.selection.recommend import by_weights
+from tests.selection.models import CANDIDATES, mlp
+
+
+def test_inputs_are_made_up_for_layers_that_multiply():
+    model = nn.Sequential(nn.Linear(16, 8), nn.Conv2d(16, 4, 1), nn.Embedding(20, 64))
+    found, _ = choices(model, read(["mxfp4"]))
+    made = _made_up(found)
+    assert [type(module) for module in made] == [nn.Linear]
+    assert made[model[0]][0].shape == (64, 16)
+    assert torch.equal(made[model[0]][0], _made_up(found)[model[0]][0])
+
+
+def test_no_rows_where_nothing_multiplies():
+    model = nn.Sequential(nn.Embedding(20, 64))
+    found, _ = choices(model, read(["mxfp4"]))
+    assert _rows(found, by_weights(model, read(["mxfp4"]), ()), {"0": "mxfp4"}) == {}
+
+
+def test_what_a_latency_leaves_to_layers():
+    found = by_weights(mlp(), read(CANDIDATES), ())
+    assert _of_layers(found, 5.0, 4.0) == 1.0
+    with pytest.raises(ValueError, match="the latency cannot be"):
+        _of_layers(found, 4.0, 4.0)

@@ -1,0 +1,106 @@
+"""The choice under budgets against every choice there is."""
+
+import itertools
+import random
+import sys
+
+import pytest
+
+from blockscale.selection.allocation import Option, allocate
+
+
+def every(layers, bits, seconds=None):
+    """The least damage by trying all."""
+    fitting = [
+        sum(o.damage for o in taken)
+        for taken in itertools.product(*layers)
+        if sum(o.bits for o in taken) <= bits
+        and (seconds is None or sum(o.seconds for o in taken) <= seconds)
+    ]
+    return min(fitting, default=None)
+
+
+def drawn(seed, count=5, options=4, spread=1e6):
+    """Layers whose damages are of very different sizes."""
+    draw = random.Random(seed)
+    return [
+        [
+            Option(spread ** draw.random(), draw.randint(1, 9), draw.randint(1, 9))
+            for _ in range(options)
+        ]
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_best_choice_is_found(seed):
+    layers = drawn(seed)
+    least = sum(min(o.bits for o in own) for own in layers)
+    for bits in (least, least + 3, least + 7, 9 * len(layers)):
+        found = allocate(layers, bits)
+        assert found.damage == pytest.approx(every(layers, bits), rel=1e-9)
+        assert found.bits <= bits
+        assert found.gap <= 1e-9
+        taken = [own[i] for own, i in zip(layers, found.chosen, strict=True)]
+        assert found.damage == sum(o.damage for o in taken)
+        assert found.bits == sum(o.bits for o in taken)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_two_budgets(seed):
+    layers = drawn(seed)
+    bits, seconds = 5.5 * len(layers), 5 * len(layers)
+    expected = every(layers, bits, seconds)
+    if expected is None:
+        with pytest.raises(ValueError, match="no choice keeps to"):
+            allocate(layers, bits, seconds)
+    else:
+        found = allocate(layers, bits, seconds)
+        assert found.damage == pytest.approx(expected, rel=1e-9)
+        assert found.seconds <= seconds
+        assert found.bits <= bits
+
+
+def test_small_damages_beside_large_ones():
+    """The solver's own tolerances are absolute: what remains must be chosen as exactly."""
+    layers = [[Option(1e9, 1), Option(1e-6, 2), Option(1e-9, 3)] for _ in range(6)]
+    assert allocate(layers, 18).damage == pytest.approx(6e-9)
+    assert allocate(layers, 15).damage == pytest.approx(3e-6 + 3e-9)
+    assert allocate(layers, 12).damage == pytest.approx(6e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damages_that_are_all_small(seed):
+    layers = [
+        [Option(1e-12 * o.damage, o.bits) for o in own] for own in drawn(seed, 6, 5, spread=100)
+    ]
+    for bits in (25, 30, 35):
+        if (least := every(layers, bits)) is not None:
+            assert allocate(layers, bits).damage == pytest.approx(least, rel=1e-9)
+
+
+def test_a_budget_that_is_met_exactly():
+    layers = [[Option(2.0, 4.25), Option(1.0, 4.5)]] * 3
+    assert allocate(layers, 3 * 4.5).chosen == (1, 1, 1)
+    assert allocate(layers, 3 * 4.25).chosen == (0, 0, 0)
+
+
+def test_no_damage_at_all():
+    assert allocate([[Option(0.0, 4), Option(0.0, 3)]], 5).bits == 3
+
+
+def test_what_cannot_be_kept_is_said():
+    with pytest.raises(
+        ValueError, match=r"budget of 3 bits in all: the candidates need 4 at least"
+    ):
+        allocate([[Option(1.0, 4), Option(0.5, 8)]], 3)
+    with pytest.raises(ValueError, match=r"budget of 1 seconds in all"):
+        allocate([[Option(1.0, 4, 2.0)]], 8, 1.0)
+    with pytest.raises(ValueError, match="no layer to choose for"):
+        allocate([], 3)
+
+
+def test_without_scipy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(RuntimeError, match=r"pip install 'blockscale\[search\]'"):
+        allocate([[Option(1.0, 4)]], 8)
