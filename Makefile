@@ -63,8 +63,8 @@ check: .venv/.dev ## lint, format and types
 	$(BIN)/mypy || failed=1; \
 	exit $$failed
 
-fix: .venv/.dev ## what the linter and the formatter can repair
-	@$(BIN)/ruff check --fix; $(BIN)/ruff format
+fix: .venv/.dev ## what the linter and the formatter can repair, and headers
+	@$(BIN)/ruff check --fix; $(BIN)/ruff format; $(BIN)/python -m tests.support.headers
 
 bench: .venv/.bench .venv/.native ## measure speed beside torchao and onnxruntime, into benchmarks/results/
 	@if [ -f benchmarks/run.py ]; then $(BIN)/python -m benchmarks.run $(ARGS); \

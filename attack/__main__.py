@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`make attack`: attack blockscale for an hour, or for as long as asked; `python -m attack --help`."""
 
 import argparse

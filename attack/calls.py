@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The calls that change files, one of which is killed or fails (shim.cpp)."""
 
 import ctypes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """All parts in turn, for as long as asked, from where the last campaign ended.
 
 The state is one JSON file: for each part the next case, what was counted, and what failed, with an example

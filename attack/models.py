@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Small models, and what stands on a disk."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Calls of each function of the native library, whose tensors are all made before.
 
 What lacks memory in them is native code alone. Each case is `make(threads)`, which gives the call and the

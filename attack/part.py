@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What an attack is made of: numbered cases, each from a seed, so that one command repeats it."""
 
 import random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every native call on four threads, for a library that ThreadSanitizer watches (attack/races.sh)."""
 
 import sys

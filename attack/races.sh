@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: BSD-3-Clause
 # The native library under ThreadSanitizer: clang, its OpenMP runtime, and archer, which tells the
 # sanitizer what OpenMP's barriers order (Debian: apt install clang-14 libomp-14-dev llvm-14). GCC's
 # runtime has no such tool, and each of its barriers would be a false alarm. The sanitizer must be part of

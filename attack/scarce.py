@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Native calls under many limits on memory: `python -m attack.scarce THREADS STEPS [NAME …]`.
 
 The room that the process may still take is a little more each time, until the call finds enough. Then

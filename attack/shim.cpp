@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Comes before the C library (LD_PRELOAD) and counts the calls that change files below one folder. The one
 // that was asked for is not what it should be: the process is killed before it, after it or in its middle,
 // or it fails. Built and used by attack/calls.py.

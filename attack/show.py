@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How a campaign goes, on a terminal, and its figures."""
 
 import json

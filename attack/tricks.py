@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a stranger can do to a model's directory: each trick changes one that is whole.
 
 A trick is given random numbers and the folder, and may meet what an earlier one left there.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A process of its own for the cases of a part: what crashes or hangs ends it, and the rest goes on."""
 
 import json

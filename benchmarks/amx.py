@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Linear layers by vectors and by the matrix unit, in times of torch's float32 layer.
 
     PYTHONPATH=. python benchmarks/amx.py [NAME]

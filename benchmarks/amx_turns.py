@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Two builds of the native library, before and after, in turns on a processor with AMX.
 
     python benchmarks/amx_turns.py BASE.tgz [SECONDS]

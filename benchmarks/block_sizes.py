@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The sweep over format block sizes, 32 to 2048: bits, error and time of each, with plots.
 
     python -m benchmarks.block_sizes --output build/block_sizes.json --plot build/block_sizes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The primitives of the CPU, compiled by each C++ compiler that is here, in turns.
 
     python -m benchmarks.compilers [--only g++-12,clang++-16] [--formats int4] [--isa avx512]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Reading and converting other producers' checkpoints, beside a plain copy of the same bytes.
 
     python -m benchmarks.conversion [--layers 8] [--rounds 3] [--folder DIR] [--only awq]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Convolutions on the CPU, in times of torch's float32 layer, and how each of them runs.
 
     BLOCKSCALE_CPU_ISA=avx512vnni python -m benchmarks.convolutions [--seconds 1] [--save NAME]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """CPU linear layers: inputs with zero points beside those without, and what a call costs.
 
     PYTHONPATH=. python benchmarks/cpu_linear.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Linear layers on a GPU: every candidate timed, the fastest of each kept.
 
 python -m benchmarks.gpu_linear OUT_DIR [--formats A,B] [--rows 1,16] [--shapes NxK,…] [--seconds S]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Speed of the CUDA primitives beside a copy: python -m benchmarks.gpu_primitives [--write]
 
 Ratios of bytes moved (input read once, codes and scales or values written) over time, to those of

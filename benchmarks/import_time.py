@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What `import blockscale` costs on top of `import torch`, in fresh processes.
 
 python -m benchmarks.import_time

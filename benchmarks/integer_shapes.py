@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Integer graphs at the sizes of today's models beside float scales and torch: processor time of
 one run, one thread, taking turns.
 

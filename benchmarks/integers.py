@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Integer graphs beside float: times of one run, taking turns, one thread, processor time.
 
     PYTHONPATH=. python benchmarks/integers.py [--rounds 9] [--minilm] [--save NAME]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Measured figures with what is needed to read them later: hardware, versions, commit."""
 
 import json

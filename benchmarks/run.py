@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale bench`, from a checkout: python -m benchmarks.run [--quick] [--resume] …"""
 
 from blockscale.cli.app import app

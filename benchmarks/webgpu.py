@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Speed of the WebGPU kernels on tensors that stay there: python -m benchmarks.webgpu [--write]
 
 Each kernel takes turns with a WGSL copy that moves as many bytes and, where torch has CUDA, with

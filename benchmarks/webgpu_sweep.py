@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What an invocation of the fast path takes, measured: python -m benchmarks.webgpu_sweep
 
 Every setting that a format, a dtype and an op can have takes turns with a WGSL copy that moves as

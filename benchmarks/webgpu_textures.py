@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Local sizes on textures, by the shape of blocks: python -m benchmarks.webgpu_textures [--write]
 
 Quantizing numbers in a 3-D texture with a given scale, under every local size of 64 and of 256

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One quantization stack for PyTorch 2: every format one value, exact numerics, and files."""
 
 from blockscale import compat as compat

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`python -m blockscale` is the command `blockscale`."""
 
 from blockscale.cli import main

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Modules under their names of 0.1: they import what took their place, and warn.
 
 A function hid each of them (`import blockscale.calibrate.observers as o` was an ImportError), so

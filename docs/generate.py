@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Write the generated pages: `make docs`. A test checks that they are up to date.
 
 docs/formats.md from the catalogue; docs/performance.md and its plots from docs/performance_notes.md

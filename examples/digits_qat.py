@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Train a small CNN on scikit-learn's digits, quantize it in many formats, train it again.
 
     python examples/digits_qat.py            # one seed, as a table

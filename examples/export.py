@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A quantized model as an ONNX file, run by onnxruntime (docs/export.md).
 
 python examples/export.py

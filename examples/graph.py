@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A program, quantized: export, prepare, calibrate, convert, fuse, lower (docs/graph.md).
 
 python examples/graph.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Power-of-two scales end to end: calibrate, train, and run on integers alone.
 
     python examples/power_of_two.py

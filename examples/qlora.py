@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """QLoRA: fine-tune a small language model whose own weights stay in four bits.
 
     python examples/qlora.py              # a loop of PyTorch

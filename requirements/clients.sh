@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Installs the programs that tests/clients run on our files, each in an environment of its own below
 # the folder named first: light/ (MLX, OpenVINO, and what loads llama.cpp), llama.cpp/ (its compiled
 # library, as npm's node-llama-cpp has it) and vllm/ (vLLM's build for processors).

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Writes requirements/demo.txt, test.txt, bench.txt and dev.txt: what pyproject.toml's extras install
 # today, by exact version. Versions given as arguments are kept:
 #

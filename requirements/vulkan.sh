@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Installs Mesa's software Vulkan driver where no adapter is and the system's packages can be
 # installed (Debian and Ubuntu, as root). Elsewhere it says so, and the WebGPU tests are skipped.
 set -u

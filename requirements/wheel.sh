@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # wheel.sh PYTHON FOLDER: a wheel that needs no compiler where it is installed, and the sdist.
 #
 # From Python 3.12 on it is one for all later Pythons (abi3); 3.11 gives one for itself. libgomp stays

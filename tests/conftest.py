@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every test run draws the same numbers, and nothing asks the network."""
 
 import gc

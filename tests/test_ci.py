@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """CI fails for what tests say, not for tests that it had no time for."""
 
 import os

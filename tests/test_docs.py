@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The documentation is true: its Python runs, its links and paths lead somewhere.
 
 A block that cannot run here has `<!-- not run: the reason -->` on the line before it.

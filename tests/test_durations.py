@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Each run writes down what each of its tests cost."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Programs in forks of a Python that has imported torch behave as in a Python of their own."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Pages that are generated from the code are up to date."""
 
 import blockscale as bs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The house stays in order: no circles inside a room, and public functions that say what they take
 and give. tests/test_layers.py has the order of the rooms."""
 

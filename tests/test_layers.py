@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Imports point one way: a layer imports itself and what is left of it, at any depth of a file."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`import blockscale` loads no compiler, no peer and no command line, and starts no device."""
 
 import pytest

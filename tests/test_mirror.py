@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The tests of blockscale/A/b.py lie in tests/A/test_b.py, so that a stranger finds them, and what
 several files of tests share lies in tests/support."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Old names of modules import what took their place, warn, and hide no function."""
 
 import importlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Nothing is swallowed and nothing is printed: errors reach the caller, words go through cli/."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The public names, one list: changing one is a visible diff. Add freely, rename never."""
 
 import inspect

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """README's commands that export a model run as they stand there, and the Python after them."""
 
 import pathlib

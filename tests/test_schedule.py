@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What changed is tested first, and what has no time is named."""
 
 import os

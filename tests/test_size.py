@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A file holds one idea, usually in 100 to 400 lines; functions stay small. What is larger needs a
 line in ALLOWED, with its reason."""
 

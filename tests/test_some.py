@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Each two values of two lists meet in a case, and each value is in a fast one."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The parts of the campaign: each file here has `PARTS`."""
 
 import importlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Kernels against the reference: instruction set, format, dtype, layout and numbers that are hard.
 
 A cell is one result of one op: equal in every bit, NaN too.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Directories that a stranger made: `blockscale quantize` and `inspect` on them.
 
 A command ends with exit code 0 or 1 and one message; it hangs on nothing, takes no more memory than is

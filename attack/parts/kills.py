@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every call that changes a file, killed before, after and in its middle, or failing; then once more.
 
 Afterwards what a user had is there, and a rerun gives the bytes of a run that nobody disturbed.

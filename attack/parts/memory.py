@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The directory command and ops with less and less memory: they say so, or their result is right.
 
 Native calls of their own are `python -m attack.scarce`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Files with flipped bits, cut short, with pieces of others: every kind of file that we read.
 
 A reader may succeed, or raise ValueError or OSError with words. Whatever else happens is a failure.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Recipes from a stranger: values of every type, and patterns made to be slow."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Spellings of formats: right ones, nearly right ones, and what somebody could hope to break a parser with."""
 
 import random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Many Python threads that use ops at the same time: each finds what one alone finds."""
 
 import threading

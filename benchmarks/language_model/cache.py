@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A model that reads the keys and values of earlier tokens from codes.
 
 Tokens go through in steps: attention reads what lies before a step as the cache's format has it,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Text that installed packages ship, as tokens: sources and documentation, the same on each run.
 
 Files are chosen and ordered by their path below the folder that holds the packages, each content

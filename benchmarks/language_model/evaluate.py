@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Perplexity and next-token agreement of the small Llama in each format, beside others' methods.
 
     python -m benchmarks.language_model.evaluate --models DIR --output FILE.jsonl

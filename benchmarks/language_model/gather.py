@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """docs/accuracy.json from what benchmarks.language_model.evaluate wrote.
 
     python -m benchmarks.language_model.gather FILE.jsonl … [--output docs/accuracy.json]

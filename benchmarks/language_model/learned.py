@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Learned rounding in several settings beside AutoRound's, side by side on one GPU.
 
     python -m benchmarks.language_model.learned --models DIR --output FILE.json --seconds 500

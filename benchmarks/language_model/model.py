@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The language model that accuracy is measured on: a small Llama, and how it is read back."""
 
 import pathlib

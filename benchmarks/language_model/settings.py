@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is measured: formats, algorithms and input formats, the most asked for first."""
 
 from collections.abc import Iterator

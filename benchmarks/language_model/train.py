@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Train the small Llama that accuracy is measured on, on text that installed packages ship.
 
     python -m benchmarks.language_model.train --seeds 0 1 2 --minutes 1.7 --output DIR

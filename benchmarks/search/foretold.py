@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """python -m benchmarks.search.foretold: what bs.recommend foretells of MiniLM, and what then is.
 
 Adds "foretold" to docs/search.json. Times are those of one thread by the process's own clock

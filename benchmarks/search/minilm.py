@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """python -m benchmarks.search.minilm: what docs/search.md shows, into docs/search.json.
 
 Every other sentence of the demonstration is searched on, the others are held out. Every named

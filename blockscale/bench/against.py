@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Is a run slower than an earlier one? Each of ours by its ratio to the ceiling of its own case.
 
 Seconds of two days say as much about the machine as about the code. A case races ours against a

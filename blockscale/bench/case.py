@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is measured: cases, and the contestants that race in each."""
 
 import warnings

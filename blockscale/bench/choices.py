@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What of the CPU's kernels is a choice, and how each is measured (src/tuning/tuning.h).
 
 Some choices are sizes: each candidate runs the same calls. The others are bounds between two ways:

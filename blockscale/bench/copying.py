@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The ceiling of everything that moves bytes: a copy between two tensors that exist already."""
 
 import ctypes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The process that measures: memory that stays, and every core."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a contestant is asked for: a primitive on a tensor, a linear layer, an encoder."""
 
 from dataclasses import dataclass, field

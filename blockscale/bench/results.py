@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The file of a run: written after every case, whole or not at all, and gone on with later."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The contestants of other libraries, found in blockscale/bench/peers/."""
 
 import logging

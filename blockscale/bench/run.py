@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One run: every case in turn, written as it is measured."""
 
 import time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a run measures: sizes, what is left out, and for how long."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the project promises, to be marked in tables: met or not."""
 
 import re

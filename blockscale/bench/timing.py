@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Clocks and races: contestants take turns, so that a machine that drifts drifts for all alike."""
 
 import gc

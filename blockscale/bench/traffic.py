@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How many bytes an operation must move at least."""
 
 from math import prod

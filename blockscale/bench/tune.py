@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Before a run: what kernels choose by measurements, measured on this machine and kept."""
 
 import importlib

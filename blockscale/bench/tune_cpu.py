@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Measuring the choices of the CPU's kernels, and keeping those that are clearly faster."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Run a model over batches, as its user has them, and leave no trace in it."""
 
 from collections.abc import Iterable, Iterator, Mapping

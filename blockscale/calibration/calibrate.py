@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """bs.calibrate: quantize a model with what can be learned from data."""
 
 from collections.abc import Iterable

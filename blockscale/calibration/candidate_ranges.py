@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a format makes of values under candidate ranges: the same rules that will be used."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is chosen from the statistics of layers' inputs: Before modules and weights' codes."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

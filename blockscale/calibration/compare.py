@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """bs.compare: layer by layer, how far a quantized model is from the float one."""
 
 from collections import defaultdict

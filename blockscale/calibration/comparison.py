@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What bs.compare measured: a value, a table, and plain data."""
 
 import json
@@ -68,7 +69,7 @@ class Comparison:
         error come last. Raises ValueError for anything else.
         """
         if by not in ORDERS:
-            raise ValueError(f"no order {by!r}; there are {', '.join(ORDERS)}")
+            raise ValueError(f"unknown order {by!r}; choose from {', '.join(ORDERS)}")
 
         def key(layer: LayerComparison) -> tuple[float, str]:
             error = None if by == "name" else getattr(layer, by)

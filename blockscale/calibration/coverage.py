@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which layers saw how much data, and which saw none: dead branches, experts nobody chose."""
 
 from collections.abc import Iterable

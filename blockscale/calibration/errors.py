@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How far numbers are from what they should be, added up piece by piece in float64."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Histograms of floats whose bins are the floats' own leading bits, one for each block.
 
 A bin is an octave [2^e, 2^(e+1)) cut into 256: its number is the exponent and the first 8 mantissa

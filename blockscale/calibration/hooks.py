@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """See what modules are given and give while a model runs."""
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is known of a layer's inputs after many batches, in constant memory."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every value as it is while there are few of them, and their histogram when there are more."""
 
 from typing import ClassVar, NamedTuple

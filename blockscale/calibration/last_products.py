@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Layers side by side have one input, such as query, key and value: its products are made once."""
 
 import weakref

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A layer's inputs as its quantizer and its stored weight see them: features last, in rows."""
 
 from collections.abc import Iterator, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What can be learned from batches: block by block where there are blocks, or in whole passes."""
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Statistics that merge: of two observers, or of the same observer in many processes."""
 
 import copy

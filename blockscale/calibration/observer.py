@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What every observer is: it sees tensors and chooses the range of each block's scale."""
 
 from contextlib import AbstractContextManager, nullcontext

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Padding: rows of tokens that only fill batches up stay out of all that is learned from them."""
 
 import weakref

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A bar on stderr for runs over batches."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A calibration in progress: what is known and chosen so far, while the model is as it was."""
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The command line: one file a command, found by its name. It needs the extra `cli`."""
 
 import sys

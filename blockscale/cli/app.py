@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The application: every command that is found in blockscale/cli/commands/, by its name."""
 
 import os

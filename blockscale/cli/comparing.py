@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What `blockscale bench` shows beside a run: an earlier run, another checkout, plots."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What `blockscale export` gives a target: a model's graph, and the target's own options."""
 
 import inspect

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A model's directory for commands: the model of transformers, and what it is called with."""
 
 import os

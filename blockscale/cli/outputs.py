@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Files that commands write beside what they print: checked before any work, then whole."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A progress bar on a terminal, a line now and then elsewhere; always on stderr."""
 
 import sys

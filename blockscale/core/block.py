@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Block layout: which elements share one scale (docs/numerics.md, section 1.2).
 
 A stored scale has the rank of the tensor it scales, and its shape says the layout: where blocks
@@ -139,7 +140,9 @@ def read_block(name: str) -> Block:
         return Block(f"flat{size}{flat[2] or ''}", (), 1, size, bool(flat[2]))
     if sizes := re.fullmatch(r"block((?:[1-9][0-9]*|\*)(?:x(?:[1-9][0-9]*|\*))*)", name):
         return _block(sizes[1].split("x"))
-    raise ValueError(f"no block {quoted(name)}; there are {SPELLINGS} (N, R, C, A, B at least 1)")
+    raise ValueError(
+        f"unknown block {quoted(name)}; choose from {SPELLINGS} (N, R, C, A, B at least 1)"
+    )
 
 
 def _size(text: str) -> int:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A tensor cut into blocks, and what their scales are chosen from (docs/numerics.md, 3.1, 3.2)."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The named formats. One line adds one: its tests, its documentation and its command follow."""
 
 import difflib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Import every module of an open folder, so that adding to it takes one new file."""
 
 import importlib

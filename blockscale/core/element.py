@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What one stored number can be: the element of a number format.
 
 An element is a finite set of values, each with a code of a few bits. It turns a number that was

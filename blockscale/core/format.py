@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A number format: blocks of small elements that share a scale. A value, with one spelling."""
 
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ class Format:
         object.__setattr__(self, "spelling", self._spell())
         integer = self.element.integer
         if self.rounding not in ROUNDINGS:
-            self._refuse(f"no rounding {self.rounding!r}; there are {', '.join(ROUNDINGS)}")
+            self._refuse(f"unknown rounding {self.rounding!r}; choose from {', '.join(ROUNDINGS)}")
         if self.rounding != "nearest_even" and not self.element.roundings_matter:
             how = "takes the sign" if self.element.bits == 1 else "rounds in one way only"
             self._refuse(f"{self.element.name} {how}, so a rounding has no meaning")

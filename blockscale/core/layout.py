@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How a layer's weight lies while it is quantized: what is summed along the last dimension.
 
 Formats speak of the last dimension (`groupN`, `token`) and of dimension 0 (`channel0`). A layer's
@@ -37,7 +38,8 @@ def check_layout(layout: str) -> None:
     number = int(count) if count.isascii() and count.isdigit() else 0
     if layout not in LAYOUTS and (number < 2 or layout != grouped_layout(number)):
         raise ValueError(
-            f"no layout {layout!r}; there are {', '.join(LAYOUTS)} and, with G groups, {_GROUPED}:G"
+            f"unknown layout {layout!r}; choose from {', '.join(LAYOUTS)} and, with G groups, "
+            f"{_GROUPED}:G"
         )
 
 

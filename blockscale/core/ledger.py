@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The ledger: what became of every layer and every parameter. Nothing is skipped silently."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What ops and kernels compute with: a quantized tensor, and how a float tensor becomes one.
 
 Plain tuples, because they are made at every call; a torch op sees their parts (blockscale.ops.op).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes of any width <-> bytes: a little-endian bit stream in each row (docs/numerics.md, 6)."""
 
 from math import gcd

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Read a format from its name or spelling (docs/numerics.md, section 1)."""
 
 import re
@@ -149,7 +150,7 @@ def _option(text: str) -> tuple[str, str]:
     """An option, and what stands in parentheses behind it."""
     name, opened, inside = text.partition("(")
     if name not in _OPTIONS or (opened and (name not in ("asym", "offset") or inside[-1:] != ")")):
-        raise ValueError(f"no option {quoted(text)}; there are {', '.join(_OPTIONS)}")
+        raise ValueError(f"unknown option {quoted(text)}; choose from {', '.join(_OPTIONS)}")
     if opened and inside == ")":
         raise ValueError(f"option {quoted(text)}: a type is missing between the parentheses")
     return name, inside[:-1]
@@ -157,7 +158,7 @@ def _option(text: str) -> tuple[str, str]:
 
 def _float_type(text: str) -> FloatScale:
     if text not in FLOAT_SCALES:
-        raise ValueError(f"no type {quoted(text)}; there are {', '.join(FLOAT_SCALES)}")
+        raise ValueError(f"unknown type {quoted(text)}; choose from {', '.join(FLOAT_SCALES)}")
     return FLOAT_SCALES[text]
 
 
@@ -185,12 +186,12 @@ def _read_scale(text: str) -> Scale:
         kinds = (
             f"{', '.join(FLOAT_SCALES)}, e4m3, e5m2, e8m0[/RULE], pow2/RULE, (FORMAT)[/inv][/given]"
         )
-        raise ValueError(f"no scale {quoted(text)}; there are {kinds}")
+        raise ValueError(f"unknown scale {quoted(text)}; choose from {kinds}")
     if kind == "e8m0" and not slash:
         rule = "floor"  # OCP MX 1.0, section 6.3
     if rule not in (*RULES, GIVEN):
         known = ", ".join((*RULES, GIVEN))
-        raise ValueError(f"scale {quoted(text)}: no rule {quoted(rule)}; there are {known}")
+        raise ValueError(f"scale {quoted(text)}: unknown rule {quoted(rule)}; choose from {known}")
     return PowerOfTwo(rule, kind == "e8m0")
 
 

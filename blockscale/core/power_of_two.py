@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Powers of two as scales: rounding a scale to one, and a format's sibling that has such a scale.
 
 Under a power-of-two scale requantization is a shift of bits (docs/power_of_two.md).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which layer gets which format: a recipe is plain data, to and from JSON."""
 
 import json
@@ -210,7 +211,9 @@ class Recipe:
         if not isinstance(data, Mapping):
             raise ValueError(f"a recipe is a JSON object, not {type(data).__name__}")
         if unknown := sorted(set(data) - known):
-            raise ValueError(f"no recipe key {unknown[0]!r}; there are {', '.join(sorted(known))}")
+            raise ValueError(
+                f"unknown recipe key {unknown[0]!r}; choose from {', '.join(sorted(known))}"
+            )
         return cls(**data)
 
     @classmethod

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The meaning of quantization. Every kernel must give these bits (docs/numerics.md).
 
 All arithmetic is float32 whatever the input's dtype. Nothing here is fast; everything is exact.

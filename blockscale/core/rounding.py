@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rounding modes: which integer a number of steps becomes (docs/numerics.md, section 2)."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the patterns of a recipe cover, and its rules for ops without weights.
 
 `op:softmax` and `op:add@encoder.*` name what a program computes and, after `@`, where: a pattern
@@ -93,7 +94,9 @@ def read_scheme(pattern: str, rule: object) -> OpScheme:
             f"or both, not {rule!r}"
         )
     if unknown := sorted(set(rule) - set(KEYS)):
-        raise ValueError(f"rule {pattern!r}: no key {unknown[0]!r}; there are {', '.join(KEYS)}")
+        raise ValueError(
+            f"rule {pattern!r}: unknown key {unknown[0]!r}; choose from {', '.join(KEYS)}"
+        )
     formats = {p: None if rule.get(p) is None else parse(rule[p]) for p in ("input", "output")}
     shared = rule.get("shared", False)
     if not isinstance(shared, bool):

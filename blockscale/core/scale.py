@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How the scale of a block is stored (docs/numerics.md, sections 1.3 and 3.3 to 3.5).
 
 There are three kinds: a float (`FloatScale`), a power of two (`PowerOfTwo`), and the code of a

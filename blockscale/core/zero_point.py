@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Zero points, codes that stand for 0 under `asym`, and offsets (numerics.md, 3.6, 3.8)."""
 
 import torch

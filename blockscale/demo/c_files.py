@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """C files of integer models, compiled and called; an encoder with the words that occur."""
 
 import copy

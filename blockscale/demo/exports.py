@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """MiniLM in the files of each export target, run by what those files are for."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """MiniLM as a program: each step of the graph flow, with what it takes and what it leaves."""
 
 import copy

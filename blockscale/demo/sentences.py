@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """English sentences for the demonstration: eight subjects, six each, some near paraphrases."""
 
 SENTENCES = (

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Other people's files: `bs.export.<target>` is the function of the module `to_<target>` here.
 
 A module `to_<target>` defines a function `<target>`, which writes a model as that target has it.
@@ -44,7 +45,7 @@ def _reason(name: str) -> str | None:
 def __getattr__(name: str) -> NoReturn:
     """What is not here: Python asks for it when nothing has the name."""
     known = ", ".join(_FUNCTIONS)
-    raise AttributeError(f"module {__name__!r} has no target {name!r}; there are {known}")
+    raise AttributeError(f"module {__name__!r} has no target {name!r}; choose from {known}")
 
 
 _MODULES = {

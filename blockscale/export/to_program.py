@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.export's own file (.pt2): a graph of torch's and blockscale's ops, and the weights.
 
 `torch.export.load` reads it wherever blockscale is imported, without the code of the model.

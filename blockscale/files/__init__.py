@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Our own files: what a quantized model is saved to and loaded from (docs/files.md).
 
 One format, of this package alone: safetensors files with blockscale's metadata, folders of them,

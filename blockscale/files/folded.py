@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A float model as training left it: without the batch norms that it folded into convolutions."""
 
 from collections.abc import Iterator

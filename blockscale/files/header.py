@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The header of a safetensors file: which tensors it holds, and where.
 
 The format: 8 bytes N (little-endian), N bytes of JSON {name: {"dtype", "shape", "data_offsets"}},

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is in a file or directory: formats, bits per weight, sizes. Only headers are read."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Put what a file or directory of ours holds into a freshly built float model."""
 
 import warnings

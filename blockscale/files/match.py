@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which stored tensor goes where in a model. Everything that does not fit is refused here."""
 
 from typing import NamedTuple

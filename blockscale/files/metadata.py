@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a blockscale file says about itself (docs/files.md).
 
 A file is a safetensors file. A quantized tensor `name` is stored as `name.codes`, `name.scale` and,
@@ -181,7 +182,7 @@ def _check_layer(metadata: Metadata, name: str) -> None:
     known = (*QUANTIZERS, "before")
     if unknown := set(parts) - set(known):
         raise ValueError(
-            f"layer {name!r}: no part {sorted(unknown)[0]!r}; there are {', '.join(known)}"
+            f"layer {name!r}: unknown part {sorted(unknown)[0]!r}; choose from {', '.join(known)}"
         )
     for text in metadata.formats(name).values():
         _known(f"layer {name!r}", text)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Write a model to a file of ours (docs/files.md)."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a file or a directory of ours holds, read from the headers alone.
 
 Ours: written by `bs.save` or `bs.quantize_directory`. Other people's quantized checkpoints are read

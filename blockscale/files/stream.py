@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """safetensors files a piece at a time: reading and writing hold no more than what is asked for.
 
 A file's space is reserved before its first tensor is computed. Reading goes through `pread`, not

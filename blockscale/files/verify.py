@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Whether a quantized directory is what its ledger says, file by file, and can be made again."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Files appear whole or not at all: they are written beside their place and renamed.
 
 Whoever writes one file does it through here: our own files (save.py), those of other people

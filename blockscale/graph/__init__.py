@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Programs between layers: what stands for a whole model, as a graph."""
 
 from blockscale.graph.adoption import adopt as adopt

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tensors that a graph holds: found by node, put under dotted names, dropped when nothing reads
 them. The graph's own modules are changed, never the tensors, which other models may share."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """convert: a prepared graph becomes one that quantizes, with packed codes for its weights."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A graph as text that a person can read: a line for each op, with formats and shapes."""
 
 import operator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Edges of ops without weights that a recipe's rules give a format: `op:softmax`."""
 
 import operator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Layers' ops written out: quantize, dequantize and torch's own op in the place of one of ours.
 
 What `torch.export` makes of quantized layers, `blockscale.linear(x, codes, …)`, becomes

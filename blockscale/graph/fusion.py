@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """fuse: ops that dequantize, compute and quantize become one op each."""
 
 from collections.abc import Iterator

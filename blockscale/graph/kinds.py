@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which ops of a program are layers with parameters, and the torch.nn layer that each one is."""
 
 import operator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ops with parameters become calls of the layers they came from, and those layers are torch's own.
 
 An exported program has `linear(x, encoder.fc.weight, encoder.fc.bias)`. Here it gets an nn.Linear

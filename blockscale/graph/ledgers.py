@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The ledger of a graph: what its steps said, or what its nodes show."""
 
 import operator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What nodes are called for people: the layer that they came from, and the line of their source."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Small builders and readers of graph nodes that passes share."""
 
 from collections.abc import Callable, Iterator, Mapping

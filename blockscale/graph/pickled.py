@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Graphs that pickle, so that torch.save and torch.load keep them.
 
 torch writes a GraphModule as its source code and traces that again where it is read, with the

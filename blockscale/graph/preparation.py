@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """prepare: a program becomes a graph that watches what convert needs to know, or trains."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Programs of torch.export as graphs that can be changed, and back."""
 
 import copy

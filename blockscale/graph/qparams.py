@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What stands beside the codes of one tensor, and what the scale's shape says of its blocks."""
 
 import operator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a graph of ours knows beside its nodes; it stays with the graph module through copies."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Other libraries' loaders and savers, which get what they need to know of quantized models."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a user gives `from_pretrained`, and what stands in config.json as `quantization_config`.
 
 Each library has a class of its own that is also of its kind; what they are is the same.
@@ -71,7 +72,9 @@ class RecipeConfig:
             )
         if unknown := sorted(set(config_dict) - _KNOWN):
             known = ", ".join(sorted(_KNOWN))
-            raise ValueError(f"quantization_config: no key {unknown[0]!r}; there are {known}")
+            raise ValueError(
+                f"quantization_config: unknown key {unknown[0]!r}; choose from {known}"
+            )
         if "recipe" not in config_dict:
             raise ValueError("quantization_config has no recipe: name one, e.g. 'mxfp4'")
         given = {name: config_dict[name] for name in _OPTIONS if name in config_dict}

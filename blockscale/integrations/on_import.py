@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Integrations come along when the library is imported that they are for, and not before.
 
 `import blockscale` imports none of these libraries and changes nothing. The first quantized model

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Parameters that have a shape and hold one number, in the place of weights that are quantized.
 
 transformers ties, initializes and counts float parameters after it has read them. It goes on doing

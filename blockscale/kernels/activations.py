@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The activations that products may end in, by the names that ops give them."""
 
 from collections.abc import Callable

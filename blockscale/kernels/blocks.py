@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Fewer dimensions with the same blocks, so that kernels for a few serve tensors of any rank.
 
 Sizes of blocks are those of Block.sizes_for (blockscale.core.block).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which formats run on the kernels of a backend, and why the others run on the reference."""
 
 import warnings

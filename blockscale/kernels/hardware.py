@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What this machine can compute with, and which kernels run here. Probed only when asked."""
 
 import os

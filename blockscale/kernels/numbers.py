@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A format as numbers: what kernels of every backend branch on and compute with.
 
 This is the only place that turns a Format into what a kernel takes. Elements say their own part

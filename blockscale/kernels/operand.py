@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The tensors of a call as kernels of every backend take them: what fits a format, and new memory.
 
 `device` is the one that a call runs on; None stands for the CPU, whose calls are short, so that

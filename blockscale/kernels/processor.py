@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the processor has: instructions for small numbers, and caches. Probed only when asked."""
 
 import platform

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a machine does at best, measured: copies, and products of matrices."""
 
 import statistics

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which kernel computes an op where. A kernel is only ever a faster spelling of the reference.
 
 A backend is a folder `blockscale/kernels/<backend>/` whose `__init__` has `available()`, which says
@@ -82,7 +83,7 @@ def kernel(
     last: it is asked after all others
     """
     if backend not in backends():
-        raise ValueError(f"no backend {backend!r}; there are {', '.join(backends())}")
+        raise ValueError(f"unknown backend {backend!r}; choose from {', '.join(backends())}")
 
     def register(run: Callable[..., Any]) -> Callable[..., Any]:
         registered = KERNELS.setdefault((op, backend), [])
@@ -125,7 +126,7 @@ def use(backend: str, *, fallback: bool = False) -> Iterator[None]:
     """
     choices = ("auto", "reference", *backends())
     if backend not in choices:
-        raise ValueError(f"no backend {backend!r}; there are {', '.join(choices)}")
+        raise ValueError(f"unknown backend {backend!r}; choose from {', '.join(choices)}")
     named = backend in backends()
     if named and (reason := unavailable(backend)) is not None:
         text = f"cannot use {backend!r}: {reason}; 'auto' and 'reference' always work"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a backend keeps beside a weight: the same codes laid out for its kernels, or on its device.
 
 The work is done once a weight, not once a call. What it gave is kept while the weight lives and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Formats that no kernel knows, told as formats that kernels know: the same values to the bit.
 
 A scale of two levels is, for whoever reads it, its float32 step (docs/numerics.md, 1.3); an offset

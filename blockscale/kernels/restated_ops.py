@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every op for formats that kernels know only restated (blockscale.kernels.restate)."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Measured choices on disk: tables that are shipped, and what this machine added.
 
 A table is JSON. Of CUDA's kernels it has {"KERNEL|FORMAT|GPU|TRITON": {"M,N,K": [way, settings…]}},

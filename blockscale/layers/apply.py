@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """quantize_: put quantized layers into a model, by a recipe, and say what became of every part."""
 
 from collections.abc import Container, Iterator, Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The quantized bias of a layer: integers in steps of its sums, or a format of its own."""
 
 from collections.abc import Callable, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Modules whose buffers keep their dtype, and whose state says in which format they are.
 
 accelerate offloads a module's parameters, and brings them back when the module is called. Codes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized nn.Conv1d, nn.Conv2d and nn.Conv3d, and what transposed ones share with them."""
 
 from typing import Any

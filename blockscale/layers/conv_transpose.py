@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized nn.ConvTranspose1d, nn.ConvTranspose2d and nn.ConvTranspose3d."""
 
 from collections.abc import Sequence

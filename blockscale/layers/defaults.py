@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What stays in float unless a recipe's rule names it: one list for models and for directories.
 
 Layers (Linear, Embedding, convolutions) are what recipes are for. Of other parameters of two and

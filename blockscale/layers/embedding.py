@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized nn.Embedding."""
 
 from typing import Any, ClassVar

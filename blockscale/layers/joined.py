@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Layers of a model that share their outer scale: what decides it (blockscale.core.weights.fused).
 
 The largest numerator of all of them, `top`, is found before the first of them is quantized: by who

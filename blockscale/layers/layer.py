@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What every quantized layer shares: a weight, perhaps quantized inputs and outputs, and perhaps a
 Before, which changes the input and the weight so that they quantize better."""
 

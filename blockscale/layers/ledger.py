@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The ledger of a model that is being quantized: from the decisions, and from what was done."""
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is to become of each layer and parameter of a model, decided before anything is changed.
 
 It is decided in this order, and what is decided does not change any more:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Why a float layer cannot be quantized: each reason is a sentence for the ledger."""
 
 from collections.abc import Iterator, Sequence

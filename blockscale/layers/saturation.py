@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales that cannot be stored as they were chosen (docs/numerics.md, 3.3 to 3.5)."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Unsigned formats on values that have a sign: everything below 0 becomes 0, which is said."""
 
 from dataclasses import replace

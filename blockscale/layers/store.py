@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What quantized layers are made of: the codes of a weight and a bias, and the quantizers of an
 input and an output."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a caller supplies to quantize_ instead of having it chosen, checked beforehand."""
 
 from collections.abc import Mapping, Sequence

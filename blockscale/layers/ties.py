@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Layers that share one weight: they share its codes, or none of them is quantized."""
 
 from collections.abc import Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What one calls on tensors. An op is a file, found by its name."""
 
 from blockscale.core.discover import import_all

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.vmap over our ops: all slices at once where that gives each slice its own bits, else one
 after the other.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Transposed convolutions with a quantized weight and, if wanted, a quantized input."""
 
 from math import prod

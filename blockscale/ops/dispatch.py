@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which calls need torch's dispatcher: it takes 5 µs, half of a call on a small tensor."""
 
 from functools import cache

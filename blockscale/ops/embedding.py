@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rows of a quantized table; only the rows asked for are dequantized."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blocks over the flattened tensor, told as blocks within its rows where they are the same."""
 
 from collections.abc import Iterator, Sequence

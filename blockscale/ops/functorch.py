@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ops under torch.func: one level of a transform after the other, and forward-mode derivatives.
 
 torch's own gradients of custom ops (torch._library.autograd) refuse to be called inside of grad,

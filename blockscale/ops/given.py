@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales, zero points and offsets that a caller gives, checked against a format and a shape."""
 
 from dataclasses import replace

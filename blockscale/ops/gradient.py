@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Gradients of ops, in terms of their own arguments."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """x @ weight.T with a quantized weight and, if wanted, a quantized x."""
 
 from typing import Any

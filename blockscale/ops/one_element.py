@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales of one element, in any rank: an op takes [], [1] or [1, 1, 1] for that of a whole tensor.
 
 What stands behind an op, its reference and every kernel, sees the tensor's own rank: here, in front

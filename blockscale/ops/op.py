@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Define an op once. Its pure-PyTorch reference is its meaning and, with nothing added, the
 fallback where no kernel fits, the shape rule for torch.compile and torch.export (unless it has one
 of its own), and the oracle of its tests.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How the operands of an op become the flat arguments of a torch op, and back.
 
 A parameter of an op that is an Operand or a Quantizer stands for several arguments of the torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The primitives as torch ops. Codes are packed here (docs/numerics.md, section 6).
 
 What a format does not have is None in its operands. `tensor.py` wraps these for people.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The functions people call on tensors: quantize, fake_quantize, choose_qparams."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Columns that are rounded one after the other, each making up for the errors of those before it.
 
 The inner loop of GPTQ and of coordinate descent (blockscale.calibration.algorithms). It is no torch

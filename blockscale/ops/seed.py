@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Seeds of stochastic rounding, as people give them and as ops take them."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The shapes of the primitives' outputs, for graphs with symbolic sizes.
 
 torch.library.opcheck compares each with what its reference gives.

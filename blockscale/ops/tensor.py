@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """QTensor: a quantized tensor as a plain value."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Training with fake quantization: prepare a float model, train it, convert it."""
 
 from blockscale.qat.constraints import ConstraintCosts as ConstraintCosts

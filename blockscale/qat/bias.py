@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Biases in training: through the codes that the quantized layer will have."""
 
 from collections.abc import Callable, Collection, Iterable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What each constraint of integer hardware costs, layer by layer: each is lifted alone."""
 
 from collections.abc import Callable, Iterable

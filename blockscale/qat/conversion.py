@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """convert: turn a model that was trained with fake quantization into the quantized model."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which batch norm follows which convolution, so that both are quantized as one."""
 
 from collections import Counter

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales that training learns: LSQ's step sizes and TQT's thresholds, one per block of any format.
 
 The scale that is used is always the stored one, what the format makes of the parameter, so that
@@ -38,7 +39,7 @@ def read_learning(learn: Learn) -> Learning:
     """What `prepare_qat` is given -> what is learned of each part. Raises ValueError."""
     parts = dict.fromkeys(LEARNING, learn) if isinstance(learn, str | None) else dict(learn)
     if unknown := [p for p in parts if p not in LEARNING]:
-        raise ValueError(f"learn: no part {unknown[0]!r}; there are {', '.join(LEARNING)}")
+        raise ValueError(f"learn: unknown part {unknown[0]!r}; choose from {', '.join(LEARNING)}")
     for what in parts.values():
         if what is not None and what not in DOMAINS:
             raise ValueError(f"learn is None or one of {', '.join(DOMAINS)}, not {what!r}")

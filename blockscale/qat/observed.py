@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Layers that torch.ao's flows prepared with formats of ours, as float layers again.
 
 torch.ao keeps what quantizes a weight in its layer (`weight_fake_quant`, in training) or makes it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """prepare_qat: turn a model's layers into layers that train as they will be quantized."""
 
 from collections.abc import Iterator

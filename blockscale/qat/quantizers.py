@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Fake quantizers: a weight's, and an input's or output's, as QAT layers hold them."""
 
 import warnings

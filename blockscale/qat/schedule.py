@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """When observers look, when quantization begins, when batch norms are frozen."""
 
 from collections.abc import Iterator

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What people look at: tables, charts and pages, made of plain data that others measured."""

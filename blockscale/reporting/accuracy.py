@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The page on a language model's accuracy: loss added against bits, ours beside others'."""
 
 import statistics

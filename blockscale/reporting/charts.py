@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Plots as SVG, by hand: the same bytes from the same run, on every machine."""
 
 from collections.abc import Mapping, Sequence

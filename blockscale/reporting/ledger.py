@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A ledger for people: what became of each tensor, what to know about it, and the totals."""
 
 from dataclasses import dataclass

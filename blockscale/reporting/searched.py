@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tables of what was searched and foretold on a real model, from docs/search.json."""
 
 from collections.abc import Iterator

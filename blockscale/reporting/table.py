@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tables of text: aligned for a terminal or a pipe, or in Markdown for a page."""
 
 from collections.abc import Sequence

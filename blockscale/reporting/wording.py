@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How sizes, shapes and families of names are written, everywhere the same."""
 
 import re

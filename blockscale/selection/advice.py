@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """From a search to advice: layers are timed, a recipe is chosen, and its costs are foretold."""
 
 import math

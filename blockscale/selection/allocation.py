@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The choice of one candidate for each layer under budgets: an integer program, solved exactly."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Budgets by name: bits a weight, bytes, seconds, or a quality that must be kept."""
 
 import re
@@ -56,7 +57,7 @@ def _spelled(text: str) -> Budget:
     unit = found[2] or {"size": "B", "latency": "s"}.get(name, "")
     if unit not in _UNITS[name]:
         units = ", ".join(filter(None, _UNITS[name]))
-        raise ValueError(f"budget {text!r}: no unit {unit!r} of a {name}; there are: {units}")
+        raise ValueError(f"budget {text!r}: unknown unit {unit!r} of a {name}; choose from {units}")
     return _checked(name, float(found[1]) * _UNITS[name][unit])
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a layer may become: the formats of its weight and of its input."""
 
 from collections.abc import Iterable, Mapping

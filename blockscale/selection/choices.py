@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Where there is something to choose: the weights of a model, and what each may become."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What was measured of each layer, and from there to a recipe under budgets."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a recommendation says, sentence by sentence, and what was measured for each."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How sensitive a model's output is to each element of its weights: mean squared gradients.
 
 Rounding moves a weight by d. To second order the damage grows by ½ dᵀHd, and errors of rounding

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What each candidate does to each layer, and to the model: measured."""
 
 import math

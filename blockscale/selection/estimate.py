@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a recipe will cost, foretold from what was measured of layers; and what it then does."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What counts as damage: how far a model's output moves, the divergence of its predictions, or a
 loss of the user's own."""
 
@@ -175,7 +176,7 @@ def objective(given: str | TaskLoss, output: Output | None = None) -> Objective:
     kinds: dict[str, Callable[..., Objective]] = {"distance": Distance, "kl": Divergence}
     if given not in kinds:
         raise ValueError(
-            f"no objective {given!r}; there are {', '.join(kinds)}, and any function of the "
+            f"unknown objective {given!r}; choose from {', '.join(kinds)}, and any function of the "
             f"model's output and the batch that gives a loss"
         )
     return kinds[given](output)

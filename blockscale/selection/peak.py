@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Memory that a call takes: the most that torch's allocators gave out at once while it ran."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """bs.recommend: formats for this model on this machine, each claim with its measurement."""
 
 import math

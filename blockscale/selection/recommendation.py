@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A recommendation: a recipe, what it will cost, and for each claim the measurement behind it."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a search found: the errors of every layer in every candidate, recipes, and a front."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """bs.search: a recipe under a budget of bits, from errors that are measured."""
 
 import json
@@ -108,7 +109,7 @@ def _score(score: str | None, candidates: Sequence[Candidate]) -> str:
     if score is None:
         return "output" if inputs else "fisher"
     if score not in SCORES:
-        raise ValueError(f"no score {score!r}; there are {', '.join(SCORES)}")
+        raise ValueError(f"unknown score {score!r}; choose from {', '.join(SCORES)}")
     if score == "fisher" and inputs:
         raise ValueError(
             f"score='fisher' sees errors of weights alone, and {inputs[0]!r} quantizes inputs: use "

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a search has measured so far, in a file: a run that was stopped goes on where it was."""
 
 import json

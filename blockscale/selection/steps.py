@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The steps of a search: each is kept in its state, so that a stopped one goes on after it."""
 
 from collections.abc import Mapping, Sequence

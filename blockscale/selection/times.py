@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How long layers take on this machine: float ones, and each candidate of them."""
 
 import gc

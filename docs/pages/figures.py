@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Pages whose figures somebody measured: speed, accuracy, reliability, search."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """docs/formats.md: the catalogue, what scale rules change, what runs where."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The graphs of docs/graph.md: layers before and after each step and pass."""
 
 import re

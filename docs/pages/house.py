@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The drawing of the house in docs/design.md, from the folders of the package and what each says."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """docs/models.md: which architectures of others work, from docs/models.json."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`make docs-site`: a site of the pages in docs/ and of the docstrings of all public names.
 
 Sphinx reads the pages (Markdown, by MyST); docs/api/ is written here, a page for each module that

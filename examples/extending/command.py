@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale spell`: how a format is spelled."""
 
 # Goes to:   blockscale/cli/commands/spell.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Integers of any odd number of levels: `levels5` is -2, -1, 0, 1, 2."""
 
 # Goes to:   blockscale/core/elements/levels.py

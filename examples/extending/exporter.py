@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """numpy's .npz: the codes and scales of a model, for programs that know no torch."""
 
 # Goes to:   blockscale/export/npz.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A kernel of dequantize for bytes under one scale: two torch calls, without a table of blocks."""
 
 # Goes to:   blockscale/kernels/cpu/dequantize_bytes.py: any name; files are imported in order of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A named format: six-bit integers in groups of 64."""
 
 # Goes to:   blockscale/core/catalog.py, as one more line of CATALOG.

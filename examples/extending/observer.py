@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A share of the range that was seen, so that the largest values saturate."""
 
 # Goes to:   blockscale/calibration/observers/trimmed.py

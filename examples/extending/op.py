@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The largest magnitude in each row of a quantized tensor."""
 
 # Goes to:   blockscale/ops/largest.py

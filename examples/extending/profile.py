@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A producer's rules: the made-up library acme halves nothing, truncates, and keeps fp16 scales."""
 
 # Goes to:   blockscale/core/profiles/producers/acme.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """numpy's .npz as a checkpoint: codes in int8 with a scale a row, and floats."""
 
 # Goes to:   blockscale/export/checkpoints/npz.py

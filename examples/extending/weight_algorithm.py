@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Saturate a weight's outliers, where that lowers the squared error of all the others."""
 
 # Goes to:   blockscale/calibration/algorithms/saturate.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A campaign counts, goes on where it ended, and names what it found by a command."""
 
 import json

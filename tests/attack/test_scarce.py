@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Native code that lacks memory raises MemoryError with the size, and works after."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What every peer's test asks: it is in the race, and it computes the layer."""
 
 import torch

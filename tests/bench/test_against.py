@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A run against an earlier one: what is slower, by its ceiling, and what cannot be compared."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The sweep over block sizes on a small weight: what it tells, and its figures."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Contestants and what is asked of their times."""
 
 import warnings

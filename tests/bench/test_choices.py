@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Questions about the CPU's kernels: bounds between two ways, and which questions there are."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A copy is the ceiling of all that moves bytes: it moves every byte, in threads too."""
 
 import pytest

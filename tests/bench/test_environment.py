@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The process that measures: the allocator keeps memory, and every core works."""
 
 import os

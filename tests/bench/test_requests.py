@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What contestants are asked for is the same data each time."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The file of a run: whole, told apart from others, and the newest is found."""
 
 import json

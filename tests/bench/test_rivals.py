@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Other libraries are found by their files; one that fails is told of, and nothing stops."""
 
 import logging

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every case runs; what is measured is kept whatever happens; a run goes on where it stopped."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a run measures is a value: what it picks, and what a file says of it."""
 
 import json

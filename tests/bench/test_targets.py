@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the project promises: about one shape each, and measured."""
 
 import blockscale as bs

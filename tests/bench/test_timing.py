@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Races: turns, warm-up, slow contestants. The clock here counts calls, not time."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The bytes that are counted are those that tensors have."""
 
 import pytest

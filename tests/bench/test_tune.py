@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Launch choices are measured for every shape of a run."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The CPU's choices are measured, kept where clearly faster, and given back after an error."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The comparison of compilers, without compiling: which there are, and what is a finding."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A model with every kind of layer, its batches, and what its layers see of them."""
 
 import warnings

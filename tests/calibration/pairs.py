@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A float model and the same one quantized."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How batches reach a model, and what `inference` leaves behind."""
 
 import warnings

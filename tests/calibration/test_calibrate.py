@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """bs.calibrate quantizes the whole model, or leaves it as it was."""
 
 from collections.abc import Iterator

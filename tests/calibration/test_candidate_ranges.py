@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a format makes of values under candidate ranges is what the reference makes of them."""
 
 import pytest

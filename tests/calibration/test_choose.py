@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What algorithms are given while bs.calibrate chooses: grams, statistics, sequence, groups."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """bs.compare: every figure again by numpy, on models small enough to hold."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What bs.compare gives: an order, a table, plain data."""
 
 import copy
@@ -18,7 +19,7 @@ def test_order_table_and_json() -> None:
     assert [row.name for row in found] == ["2", "0"]  # the worst first
     assert [row.name for row in found.sorted("name")] == ["0", "2"]
     assert [row.name for row in found.sorted("input")] == ["0", "2"]
-    with pytest.raises(ValueError, match="no order 'size'; there are isolated, accumulated"):
+    with pytest.raises(ValueError, match="unknown order 'size'; choose from isolated, accumulated"):
         found.sorted("size")
     with pytest.raises(KeyError):
         found["1"]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Coverage: what each layer sees, counted by hand."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Deviations and roundings, added up piece by piece."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Binning from bits, and growing: against numpy.histogram of the final range."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Watching sees every call of a module, and leaves nothing."""
 
 import pytest

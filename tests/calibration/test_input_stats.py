@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is known of a layer's inputs is that of all rows, whatever the batches."""
 
 import pytest

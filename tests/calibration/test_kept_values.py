@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Values kept as they are, then a histogram: what a format does to them."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One input of several layers is multiplied once, and never mistaken for another."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The rows of a layer's input are what its stored weight is multiplied with."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Whether blocks are walked or whole passes made."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Buffers that merge know what they can merge with."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Static int8 inputs of MiniLM: what each observer leaves of a real model.
 
 `python -m tests.calibration.test_minilm` prints the table of docs/calibration.md.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """An observer is a module: it returns its input, and its state is of one format and one shape."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Formats with offsets, flat blocks and float zero points, calibrated: ranges need not hold 0."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One file in its folder is all that a new observer, weight algorithm or transform takes.
 
 Each is written into a folder that joins the package's own; then it is found by its name, and the

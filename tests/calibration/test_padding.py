@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Padding is not learned from: a padded batch with its mask says what its sentences say."""
 
 import warnings

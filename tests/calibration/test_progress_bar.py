@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Whoever listens hears of every batch; the bar is drawn on terminals alone."""
 
 from typing import Any

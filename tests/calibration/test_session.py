@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Static scales are what observers choose from all the data that a layer sees."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Calibration gives the same bits where a library has told threads to take subnormals for 0."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The command line as a whole: every command is found, and has help and JSON."""
 
 import os

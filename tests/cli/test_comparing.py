@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What `blockscale bench` says beside a run."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the command export gives a target: options, recipes, sizes."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models of transformers from their directories, and what they are called with."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Progress on stderr: lines now and then where there is no terminal."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """llama.cpp's prebuilt library (release v0.5.0) on a GGUF file, through the C declarations of PyPI
 `llama-cpp-py-sync`: logits and greedy text in float32 without flash attention, tokens, and files
 that its own quantizer writes."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Where the programs are that read our files: `make clients` installs them, each in an
 environment of its own, because no two of them agree about versions. Tests start their Python and
 read its JSON."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """llama.cpp on what `bs.export.convert_checkpoint` writes: transformers' logits, of every kind of
 model. llama.cpp computes on floats here (files widened by its own quantizer), so that both are
 float32; GELU is a table of float16 there, which is why models that have it differ by more."""

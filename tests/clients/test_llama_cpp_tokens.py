@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """llama.cpp's tokens of our GGUF files are those of the tokenizers that they were made from."""
 
 import json

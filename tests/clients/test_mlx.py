@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """MLX directories in mlx-lm on a CPU: the logits of the model here."""
 
 from pathlib import Path

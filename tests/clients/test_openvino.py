@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Our ONNX files in OpenVINO: what its CPU computes is what the quantized model computes.
 
 MiniLM with its first two layers, embeddings in codes, too; batch and length are free.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Directories of ours in vLLM: what it computes is what the model here computes."""
 
 import importlib

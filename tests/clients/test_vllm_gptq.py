@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """GPTQ directories in vLLM: symmetric ones are served, others are refused as their notes say."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """vLLM's CPU build on a directory: what it says of prompts, beside what a model here says."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """bitsandbytes 0.50.2 on a CPU (tests/recorded/record_bitsandbytes.py): its codes and values."""
 
 import pathlib

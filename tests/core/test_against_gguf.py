@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """gguf 0.19.0's own values of random bytes (tests/recorded/record_gguf.py): equal to ours.
 
 Each type is taken apart by its layout into codes, scales and offsets of one of our formats.

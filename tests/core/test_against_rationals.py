@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales, codes, values and mask, bit for bit against the exact oracle, over the whole grammar."""
 
 import math

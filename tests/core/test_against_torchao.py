@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The bytes and codes of torchao 0.18.0's MX and NVFP4, with each difference excluded by name."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which elements share a scale, against the index arithmetic of docs/numerics.md, section 1.2."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the scales of blocks are chosen from, for every kind of block, by picking elements."""
 
 import math

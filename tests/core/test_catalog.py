@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The named formats: names that a user can type, and spellings that read back."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Open folders: every file is found, by itself and in the order of names."""
 
 import pathlib

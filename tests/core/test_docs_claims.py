@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What docs/numerics.md, section 8, says that the conventions cost and gain, measured."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every element: all codes, bfloat16 and rounding boundaries, against exact rationals."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A format is a value: what it knows of its codes, and how many bits it takes."""
 
 import pickle

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Layouts: there and back for every shape, and blocks along what a layer sums over."""
 
 import itertools

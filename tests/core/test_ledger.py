@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The ledger: sums, lookups, one warning, one error, and the exact words of both."""
 
 import json

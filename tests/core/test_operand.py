@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """An operand's parts, and what it makes of them."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Packing against a bit stream written bit by bit (docs/numerics.md, section 6)."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One spelling for each format, which reads back; errors say what was found and what there is."""
 
 import re
@@ -185,7 +186,7 @@ WRONG = {
     "e4m3:tensor:(int9:tensor:fp32)": ("at most 8 bits, not 9",),
     "e4m3:tensor:(uint9:tensor:fp32)": ("at most 8 bits, not 9",),
     "e4m3:tensor:(uint8:tensor:pow2/ceil)": (PLAIN, "not uint8:tensor:pow2/ceil"),
-    "int8:tensor:fp32:offset(fp8)": ("no type 'fp8'; there are fp32, fp16, bf16",),
+    "int8:tensor:fp32:offset(fp8)": ("unknown type 'fp8'; choose from fp32, fp16, bf16",),
     "int8:tensor:fp32:offset()": ("a type is missing between the parentheses",),
     "int8:tensor:fp32:asym:offset": ("takes the place of a zero point",),
     "int8:tensor:fp32:full:offset": ("takes the place of a zero point",),

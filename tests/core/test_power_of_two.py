@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rounding scales to powers of two, against exact rationals; and formats under such scales."""
 
 import math

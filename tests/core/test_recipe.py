@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Recipes: JSON both ways, what a pattern covers, who decides, and words for every mistake."""
 
 import json
@@ -175,11 +176,14 @@ def test_a_dict_is_read_or_refused_as_a_dict() -> None:
     [
         (
             {"weigth": "int8"},
-            "no recipe key 'weigth'; there are bias, fused, input, output, rules, skip",
+            "unknown recipe key 'weigth'; choose from bias, fused, input, output, rules, skip",
         ),
         ({"weight": "int99"}, "no format 'int99': did you mean"),
-        ({"weight": "int8:tensor:fp33"}, "no scale 'fp33'; there are fp32"),
-        ({"rules": {"a": {"wieght": "int8"}}}, "rule 'a': no key 'wieght'; there are weight"),
+        ({"weight": "int8:tensor:fp33"}, "unknown scale 'fp33'; choose from fp32"),
+        (
+            {"rules": {"a": {"wieght": "int8"}}},
+            "rule 'a': unknown key 'wieght'; choose from weight",
+        ),
         ({"rules": {"a": "int99"}}, "no format 'int99'"),
         ({"skip": ["re:("]}, r"pattern 're:\(' is not a regular expression"),
         ({"rules": {"re:[": None}}, r"pattern 're:\[' is not a regular expression"),

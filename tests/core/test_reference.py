@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The reference: what it takes and refuses. test_against_rationals.py has its numbers."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The six roundings against exact rationals: ties, beside ties, where float32 runs out of bits."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Patterns of recipes, and rules for ops: what they cover, what is refused, how they are told."""
 
 import pickle
@@ -63,7 +64,7 @@ def test_json_and_back():
 def test_what_a_rule_for_ops_may_say():
     with pytest.raises(TypeError, match="an op has no weight"):
         bs.Recipe("int8", rules={"op:add": "int8"})
-    with pytest.raises(ValueError, match="no key 'weight'; there are input, output, shared"):
+    with pytest.raises(ValueError, match="unknown key 'weight'; choose from input, output, shared"):
         bs.Recipe("int8", rules={"op:add": {"weight": "int8"}})
     with pytest.raises(TypeError, match="shared is true or false, not 1"):
         bs.Recipe("int8", rules={"op:add": {"input": "int8", "shared": 1}})

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Power-of-two scales: peers' golden bytes, and each rule's meaning without its threshold."""
 
 import itertools

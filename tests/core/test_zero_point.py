@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Zero points, against exact rationals (docs/numerics.md, 3.6)."""
 
 import math

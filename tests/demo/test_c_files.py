@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """C files called from Python: their outputs, what they refuse, an encoder's occurring words."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The files of the demonstration, of a small encoder with two layers; MiniLM's among the slow."""
 
 import warnings

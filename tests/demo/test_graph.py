@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The steps of the demonstration, on the model that it shows: what the graph flow promises."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The main job on a real model: a directory in, a directory out, and back into a model."""
 
 import copy

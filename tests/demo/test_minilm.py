@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The model from its package, and its embeddings."""
 
 import sys

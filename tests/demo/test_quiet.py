@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is kept from the terminal, and what comes back with an error."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Sentences that are enough for a rank correlation."""
 
 from blockscale.demo.sentences import SENTENCES

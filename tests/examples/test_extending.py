@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Each open set takes one new file: the examples, put where they go in a copy of the package.
 
 No other file of the copy is edited. What each then gets by itself is used in a process of its own,

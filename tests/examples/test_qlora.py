@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The QLoRA example: adapters learn, codes stay, and the base is the base without them."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What each named format becomes in each target: the table of docs/formats.md, each cell one run.
 
 python -m tests.export.table        writes docs/exports.json; then `make docs`

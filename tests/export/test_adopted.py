@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Files of what torch.ao and torchao quantized: codes for weights, and the producer's values."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """C files: their bits and no floats, on x86 and on 32-bit Arm; and what is refused."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """compressed-tensors' directories: loaded by transformers, with the same weights."""
 
 import json

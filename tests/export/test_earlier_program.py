@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A program that release 0.1.0 exported calls ops by the names of their arguments: it still runs.
 
 Its ops took `bias` before `fmt`, where it comes after it now. The model, for indices [4]: a table,

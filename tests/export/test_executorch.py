@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ExecuTorch's files, run by its own runtime in Python."""
 
 import pytest

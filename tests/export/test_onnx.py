@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ONNX files: what onnxruntime computes from them is what the converted graph computes.
 
 Codes and scales are equal to the bit (tests/export/to_onnx/). Sums of floats are of another order,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Exported programs of layers in formats with every part beside their codes."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every named format in every target: the table of docs/formats.md is what runs."""
 
 import json

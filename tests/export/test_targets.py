@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Targets are found by their files' names; each says what it writes and whether it can."""
 
 import inspect
@@ -53,7 +54,7 @@ def test_a_directory_is_no_file(name, tmp_path):
 
 
 def test_a_target_that_is_not_there():
-    with pytest.raises(AttributeError, match=r"has no target 'nothing'; there are .*program"):
+    with pytest.raises(AttributeError, match=r"has no target 'nothing'; choose from .*program"):
         _ = bs.export.nothing
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.export's files: read by a process that knows blockscale alone, to the same bits."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A model that `bs.save` has written."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Files that are written a few rows at a time."""
 
 from blockscale.files.header import lay_out, sized

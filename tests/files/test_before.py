@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What stands before a layer, in files: there and back, inspected, compared, damaged."""
 
 import pytest
@@ -115,7 +116,7 @@ def test_inspect_shows_it(saved) -> None:
 
 SPELLINGS = [
     ("0", "rotate:6", "layer '0': expected a power of two"),
-    ("0", "turn:8", "layer '0': no transform 'turn:8'; there are order, scale, rotate:SIZE"),
+    ("0", "turn:8", "layer '0': unknown transform 'turn:8'; choose from order, scale, rotate:SIZE"),
     ("0", "rotate:64", "divides 32 features, found 64"),
     ("0", 5, "damaged"),
     ("0", None, None),

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized biases in files: written, read into any model, looked at, compared, refused."""
 
 import math

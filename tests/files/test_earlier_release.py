@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A file that release 0.1.0 wrote is read to the same values, and written to the same bytes today.
 
 tests/files/data/release_0_1.safetensors is `saved(...)` of that release; beside it are the digests

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What training folded: a file of it loads into the float model, which still has batch norms."""
 
 import copy

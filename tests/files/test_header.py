@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The header of a safetensors file: where each tensor lies."""
 
 import json

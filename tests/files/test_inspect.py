@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What `inspect` says of files, float and quantized."""
 
 import json

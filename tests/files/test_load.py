@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """bs.load gives the bits that were saved, into any model that can hold them."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a file holds and the model has not, or differently, is refused, and nothing changes."""
 
 import pytest

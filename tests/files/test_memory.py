@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Peak memory of a run on a model of several GB is bounded by its largest tensor.
 
 `python -m tests.files.test_memory FOLDER RECIPE…` prints the figures of docs/files.md.

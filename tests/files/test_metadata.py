@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A header that is damaged, of another version or of no format is refused, and nothing changes."""
 
 import json
@@ -60,7 +61,7 @@ DAMAGE = [
     (put("format", "int8:channel5:fp32", *HEAD), "head.weight.*channel5|channel5.*head.weight"),
     (put("format", "mxint8", *HEAD), r"head.weight.codes should be torch.int8 \(64, 64\), but is"),
     (put("format", "e2m1:group16:e5m2:asym", *HEAD), "asym"),
-    (put("layout", "sideways", *HEAD), "no layout 'sideways'; there are plain, transposed"),
+    (put("layout", "sideways", *HEAD), "unknown layout 'sideways'; choose from plain, transposed"),
     (put("layout", ["plain"], *HEAD), "layout|damaged"),
     (put("layout", "transposed_channels_last:1", *HEAD), "no layout 'transposed_channels_last:1'"),
     (put("layout", "transposed_channels_last:3", *HEAD), "64 inputs do not divide into 3 groups"),
@@ -70,7 +71,10 @@ DAMAGE = [
     (put("shape", None, *HEAD), "damaged"),
     (put("colour", "red", *HEAD), "damaged"),
     (put("input", None, *LAYER), "damaged"),
-    (put("colour", "int8", *LAYER), "layer 'head': no part 'colour'; there are input, output"),
+    (
+        put("colour", "int8", *LAYER),
+        "layer 'head': unknown part 'colour'; choose from input, output",
+    ),
     (put("haed", {"input": "int8"}, "layers"), "haed"),
     (put("dtype", "int8", *HEAD), "'int8' is no dtype of floats"),
     (put("dtype", "nn", *HEAD), "'nn' is no dtype of floats"),

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Files of models in formats with every part beside their codes: the same bits, also streamed."""
 
 import warnings

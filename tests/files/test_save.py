@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """bs.save writes a whole file or none, which any reader of safetensors opens."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Files and directories that are truncated, incomplete or something else are refused."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """safetensors files a piece at a time: what is written is read, and damage is refused."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Files and directories of models with transposed convolutions and convolutions in space."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Whether a directory is as its ledger says: what is changed, missing or added is found."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blocks along any dimensions: the Triton kernels on a GPU give the reference's bits.
 
 Needs CUDA: `pytest -m gpu tests/gpu`.

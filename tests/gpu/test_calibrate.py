@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Calibration and training on a GPU: what they choose is what they choose on the CPU."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codebooks and offsets on a GPU: the reference's bits, and linear layers within the tolerance.
 
 Needs CUDA: `pytest -m gpu tests/gpu`. In Triton's interpreter: tests/kernels/cuda.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The reference gives the same bits on a GPU as on a CPU. Needs CUDA: `pytest -m gpu tests/gpu`."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Graphs lowered to CUDA: what they compute is near the reference, end to end.
 
 Needs CUDA: `pytest -m gpu tests/gpu`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Linear layers on a GPU: every path and format within the op's tolerance. Needs CUDA:
 
 `pytest -m gpu tests/gpu`. The same in Triton's interpreter: tests/kernels/cuda/test_linear.py.

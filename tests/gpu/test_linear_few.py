@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Few rows on a GPU: every format and settings of the way "few", within the op's tolerance."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The kernel for dozens to thousands of rows (the way "fused"), which only a Hopper runs."""
 
 import pytest

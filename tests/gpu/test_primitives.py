@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The Triton kernels on a GPU give the reference's bits. Needs CUDA: `pytest -m gpu tests/gpu`."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Profiles and learned codebooks give the same bits on a GPU as on a CPU."""
 
 import pytest

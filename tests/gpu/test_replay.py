@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Repeated calls on a GPU give the bits of those that Python decides. Needs CUDA:
 
 `pytest -m gpu tests/gpu`. What is and what is not repeated: tests/kernels/cuda/test_replay.py.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Experts on a GPU: each by kernels of its own codes. Needs CUDA: `pytest -m gpu tests/gpu`."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What each named format does in each flow: cells of the table in docs/formats.md, each one run.
 
 python -m tests.graph.flows [TARGET]     writes docs/flows.json, all or one column; then `make docs`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A converted graph gives the bits of the module flow, and keeps nothing of a float weight."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Graphs as text."""
 
 import torch

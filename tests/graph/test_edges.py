@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Edges of ops: which tensors they are on, what they see, and when they begin to quantize."""
 
 import pytest

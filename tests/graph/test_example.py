@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The example of docs/graph.md runs."""
 
 import pathlib

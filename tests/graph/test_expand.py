@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ops of ours written out as quantize, dequantize and torch's ops: the same bits."""
 
 import copy

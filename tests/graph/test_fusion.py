@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """fuse: fused graphs give the bits of converted ones, whatever made them."""
 
 import copy

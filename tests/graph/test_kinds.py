@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which nodes are layers: every spelling of a product that torch.export and decompositions use."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ops with parameters become layers: under the model's names, in its order, with its tensors."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What nodes are called: the module they came from, the op, and the line of the model's source."""
 
 import torch

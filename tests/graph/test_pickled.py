@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Graphs of ours in files and copies: the same bits, and every later step goes on from them."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """prepare: what is watched, what trains, what is refused before anything is done."""
 
 import copy

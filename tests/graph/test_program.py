@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Programs come in and go out: shared tensors, free sizes, examples, and what is refused."""
 
 import pytest

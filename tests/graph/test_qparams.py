@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a scale's shape says, against the definition written out here and against torch itself."""
 
 import itertools

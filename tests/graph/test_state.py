@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a graph knows beside its nodes."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the configs of all libraries share; tests/integrations/*/test_config.py have the rest."""
 
 import pytest

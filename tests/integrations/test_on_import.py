@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """An integration comes along with the library that it is for, however that is imported."""
 
 import importlib

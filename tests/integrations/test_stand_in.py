@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Stand-ins: shapes without memory, and ties of what is read."""
 
 import torch

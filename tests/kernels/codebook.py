@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A family of elements that no kernel knows: 16 numbers that no rule computes, four bits each.
 
 Its codes look like those of int4 and e2m1, so that a kernel that takes an unknown family for one of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Formats that kernels know only restated, and numbers that their scales may be."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The activations by their definitions, in float64 and written out with Python's math."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Merging dimensions: the same blocks, and the same order of their scales."""
 
 from math import prod

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The build: what is in wheels and sdists, and installs where something is missing say what."""
 
 import json

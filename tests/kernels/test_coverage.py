@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which formats run on kernels: what is said is what the registry then does."""
 
 import pytest

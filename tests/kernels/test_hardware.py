@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`bs.hardware`, the library's loader and the choice of instruction set."""
 
 import _ctypes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Formats as numbers, written out from docs/numerics.md; elements that no kernel knows."""
 
 from collections.abc import Iterator

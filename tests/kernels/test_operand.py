@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What kernels of every backend check of a call's tensors, and the memory they take."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the system's own files say of the processor."""
 
 import pytest

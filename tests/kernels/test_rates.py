@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rates: what is measured, never how much."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Who computes an op: kernels are asked by name, pinned by `use`, never hidden or swallowed."""
 
 import pathlib
@@ -240,7 +241,7 @@ def test_backends_are_the_folders_that_exist(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_impossible_and_unknown_backends() -> None:
     for backend in ("gpu", "", "CPU", "torch"):
-        words = f"no backend {backend!r}; there are auto, reference, cpu, cuda, other"
+        words = f"unknown backend {backend!r}; choose from auto, reference, cpu, cuda, other"
         with pytest.raises(ValueError, match=words), use(backend):
             pass
     with (
@@ -248,7 +249,7 @@ def test_impossible_and_unknown_backends() -> None:
         use("cuda"),
     ):
         pass
-    with pytest.raises(ValueError, match="no backend 'vulkan'; there are cpu, cuda, other"):
+    with pytest.raises(ValueError, match="unknown backend 'vulkan'; choose from cpu, cuda, other"):
         kernel("pack", backend="vulkan", supports=lambda *_: True)
     assert chosen() == "auto"
 

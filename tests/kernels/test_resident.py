@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is kept beside a weight is made once, again when the weight changes, and goes with it."""
 
 import gc

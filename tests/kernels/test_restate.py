@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What exotic formats are restated as, and that their steps and offsets keep every bit."""
 
 from dataclasses import replace

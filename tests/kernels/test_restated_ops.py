@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Registering restated formats: asked last, and settled like kernels of their own."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tables of measured choices: writers at once, what is broken, files that are none."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Elements that no kernel knows: every op runs on the reference, and says so once."""
 
 import warnings

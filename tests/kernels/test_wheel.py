@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`make wheel` gives what is installed without a compiler, and its kernels pass their tests."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models with transposed convolutions and with convolutions over three dimensions."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What one may rely on when calling quantize_; test_models.py has the models."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Layers whose bias holds codes: which ones, what they add, and why others stay in float."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Buffers that keep their dtype and know in which format they are."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """QConv as a module: tests/ops/test_conv.py has what it computes."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """QConvTranspose as a module: tests/ops/test_conv_transpose.py has what it computes."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Whole models with Conv3d and ConvTranspose layers, through everything that takes a model."""
 
 import copy

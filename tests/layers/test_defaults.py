@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What stays in float by default, by the names that models give it."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """QEmbedding as a module: tests/ops/test_embedding.py has what it gives."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Layers that servers join share their outer scale: their bits are those of the joined weight."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which quantized layer takes the place of which float layer."""
 
 import pathlib

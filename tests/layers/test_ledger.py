@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The ledger from decisions: in the model's order, every name once, and what is counted once."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """QLinear and QTransposedLinear as modules: tests/ops/test_linear.py has what they compute."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """quantize_ on models as people have them: all is accounted for, and nothing else is touched."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """accelerate keeps codes elsewhere by default, as it does parameters, and outputs stay the same."""
 
 import copy

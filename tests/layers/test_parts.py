@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Layers in formats with every part beside their codes: bit-equal wherever they are put."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is decided of each layer before anything is changed."""
 
 import pytest

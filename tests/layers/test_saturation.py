@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which scales saturate: those whose quotient or power cannot be stored."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Unsigned formats on values that have a sign are said, wherever the values are known."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What quantized layers hold: it moves, is copied and saved without a change of bits."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a caller supplies to quantize_: static scales, codes, Before modules; all or nothing."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Layers that share a weight get one set of codes, or stay as they are together."""
 
 import pytest

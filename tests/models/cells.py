@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What becomes of one model of the zoo: the cells of its row in docs/models.md, each of them run.
 
 A cell says that something works, or that it does not, with the reason, or it is empty, with the

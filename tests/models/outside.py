@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchvision and timm, from .venv/models: a folder that is on the path only where a test asks.
 
 torchvision's compiled part is made for another build of torch, so that importing it the usual way

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The zoo: architectures that nobody here wrote, built small, each with a sample input.
 
 An entry is a name, a way to build the model with random weights, and a way to make its input. The

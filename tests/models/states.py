@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What quantized models hold and compute, compared."""
 
 import copy

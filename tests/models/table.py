@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Run the whole zoo and write docs/models.json, from which `make docs` makes docs/models.md.
 
     python -m tests.models.table              the models that docs/models.json does not have yet

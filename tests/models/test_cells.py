@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A cell reports what is wrong: each of them is shown a planted bug."""
 
 import pytest

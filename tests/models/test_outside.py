@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchvision and timm are found beside the environment, and nobody else finds them there."""
 
 import sys

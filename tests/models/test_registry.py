@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The zoo is large, and a model of it is the same each time."""
 
 from collections import Counter

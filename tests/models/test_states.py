@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Comparisons that the cells rely on see what they must see."""
 
 import math

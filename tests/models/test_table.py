@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The table survives whatever a model does, and goes on where it stopped."""
 
 import json

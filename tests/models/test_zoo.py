@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Architectures of others: each is quantized, runs, is saved, loaded and trained, as docs/models.md
 says. A few of the most different ones at every run, all of them among the slow tests."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A mark finds its code after what editors do to files, and says so where it cannot."""
 
 import re

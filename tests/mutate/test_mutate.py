@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Each bug of the lists, planted in memory in Python or WGSL, turns its tests red.
 
 In a fork of a process that has all of it imported (tests/support/forks.py): nothing on disk

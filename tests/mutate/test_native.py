@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Each bug of native.toml, planted in a copy of the C++, turns its tests red.
 
 `emulated`: compiled for amx, with the instructions of the matrix unit in plain C++. The copy and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Functions and constants that are imported get another text's code; files are read as it."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.vmap gives each slice the bits that it has by itself, whatever of an op is batched."""
 
 import copy

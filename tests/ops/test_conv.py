@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized convolutions are their definition: a float convolution of dequantized parts."""
 
 import copy

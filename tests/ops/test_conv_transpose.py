@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized transposed convolutions are their definition, in torch's own float ones."""
 
 import pytest

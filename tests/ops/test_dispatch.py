@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """An op called from Python skips the dispatcher only where nothing listens there."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A quantized table gives the rows that `dequantize()[indices]` gives, and refuses the same."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blocks over the flattened tensor told as blocks within rows: the same elements in one order."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.func over our ops: gradients and tangents are those of the float layer that holds the
 dequantized weight, and where the input is quantized those of the straight-through rule."""
 

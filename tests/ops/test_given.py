@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales that callers give: of one element, of blocks that their shape defines, of any sign."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Gradients in an op's own arguments; what needs none is only passed on by autograd."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized linear layers are their definition: fl32 matmul of dequantized parts (numerics, 7)."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales, zero points and outer scales of one element mean the same in every rank."""
 
 import gc

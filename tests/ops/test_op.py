@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every op as torch sees it: opcheck, compile, export; calls are in tests/support/op_samples.py."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """An op's operands and the flat arguments of its torch op: there and back, names, defaults."""
 
 import inspect

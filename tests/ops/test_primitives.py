@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The primitives: what they are given as ops, gradients, and what torch's wrappers do to them."""
 
 import math

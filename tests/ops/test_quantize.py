@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The public functions with a given scale: every message, and no break under torch.compile."""
 
 from typing import Any

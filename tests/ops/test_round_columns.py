@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rounding column after column: a loop over single numbers gives the same."""
 
 import numpy as np

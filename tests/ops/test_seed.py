@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Seeds of stochastic rounding: what they may be, and that nothing else draws."""
 
 import numpy as np

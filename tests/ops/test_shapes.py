@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The shapes that graphs are told are those of the results, for every rank and empty sizes."""
 
 import pytest

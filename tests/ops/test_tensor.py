@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """QTensor and the functions that make one: codes, scales, bytes, containers, and every message."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Biases in training: the bits of the converted layer, straight-through gradients, folding."""
 
 import warnings
@@ -226,7 +227,7 @@ def test_a_learned_input_scale_is_static_without_an_observer() -> None:
 
 def test_learn_knows_no_bias() -> None:
     with pytest.raises(
-        ValueError, match=r"learn: no part 'bias'; there are weight, input, output$"
+        ValueError, match=r"learn: unknown part 'bias'; choose from weight, input, output$"
     ):
         prepared(STATIC, learn={"bias": "steps"})
 

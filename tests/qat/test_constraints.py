@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What each constraint costs: against models that are calibrated and compared by hand."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The converted model has the bits of the trained one, and what is tied stays tied."""
 
 import copy

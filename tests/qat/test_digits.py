@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """examples/digits_qat.py: real training, one seed; docs/qat_accuracy.md is what it wrote."""
 
 import importlib.util

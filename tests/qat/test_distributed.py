@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Two processes: DistributedDataParallel and FSDP2 train what one process does on all the data."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Learned scales against torch's own LSQ, the papers' formulas in float64, and brute force."""
 
 import copy

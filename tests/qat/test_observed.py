@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Layers that torch.ao prepared, as float layers; its flows are in tests/graph/adopt."""
 
 import pytest

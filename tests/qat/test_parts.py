@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Training in formats with offsets, codebooks, flat blocks: what is converted is what trained."""
 
 import pytest

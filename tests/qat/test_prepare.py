@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Preparing changes classes and nothing else; what is refused is refused before any change."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The scales of inputs and outputs in training: from an observer, or from each tensor."""
 
 import pytest

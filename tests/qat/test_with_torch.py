@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.compile, autocast, activation checkpointing, stochastic rounding, functional tools."""
 
 import copy

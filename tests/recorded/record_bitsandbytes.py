@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Record what bitsandbytes 0.50.2 does on a CPU, for tests that run without it.
 
     pip install --target /tmp/oracles --no-deps bitsandbytes==0.50.2

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Record what ggml's quantizers give, for tests that run without it.
 
     pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36   # has ggml 0.25.3's source

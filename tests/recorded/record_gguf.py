@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Record what gguf 0.19.0 does, for tests that run without it.
 
     pip install --target /tmp/oracles --no-deps gguf==0.19.0

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Make a GGUF file as gguf 0.19.0 writes it, whole and split, and record its own values of it.
 
     pip install --target /tmp/oracles --no-deps gguf==0.19.0

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Make a GGUF file of a small llama with random weights, and record what transformers makes of it.
 
     pip install --target /tmp/oracles --no-deps gguf==0.19.0

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Record what gguf 0.19.0 calls tensors of transformers, and a head that its writer makes.
 
     pip install --target /tmp/oracles --no-deps gguf==0.19.0

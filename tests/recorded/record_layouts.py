@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Record what producers store in safetensors files, and what their own dequantizers make of it.
 
     pip install --target /tmp/oracles --no-deps bitsandbytes==0.50.2 hqq==0.2.8.post1 termcolor \

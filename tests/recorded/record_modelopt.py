@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Record weights as NVIDIA ModelOpt 0.47.0 stores them, of any bytes, and its own values of them.
 
     pip install --target /tmp/oracles --no-deps nvidia-modelopt==0.47.0 pulp nvidia-ml-py scipy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Record OpenVINO models whose weights NNCF 3.4.0 compressed, and OpenVINO's own values of them.
 
     pip install --target /tmp/oracles --no-deps openvino==2026.4.1 openvino-telemetry nncf==3.4.0

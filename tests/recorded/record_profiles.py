@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Record what producers' own quantizers give on a CPU, for tests that run without them.
 
     pip install --target /tmp/oracles --no-deps bitsandbytes==0.50.2 mlx==0.32.4 mlx-cpu==0.32.4 \\

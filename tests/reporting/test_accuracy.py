@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The page on a language model's accuracy says what was measured, no more."""
 
 import xml.etree.ElementTree as ET

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Plots are SVG: bars and points lie where the figures say."""
 
 import re

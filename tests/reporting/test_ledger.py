@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A ledger for people: layers that differ in number are one line, and nothing is left out."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The tables of docs/search.md from figures that are known, and from those that are kept."""
 
 import json

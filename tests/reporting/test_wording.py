@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Sizes, shapes and names as people read them."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Pieces of advice that bs.recommend's own tests do not reach."""
 
 import pytest

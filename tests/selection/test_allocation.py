@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The choice under budgets against every choice there is."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Budgets by name."""
 
 import pytest
@@ -33,8 +34,8 @@ def test_what_is_read(given, expected):
         ("many", "'many' is no budget: give bits a weight"),
         ("speed=3", "'speed=3' is no budget"),
         ("size=3.3.3", "is no budget"),
-        ("size=4 parsecs", "no unit 'parsecs' of a size; there are: B, kB, MB"),
-        ("latency=4MB", "no unit 'MB' of a latency; there are: s, ms, us"),
+        ("size=4 parsecs", "unknown unit 'parsecs' of a size; choose from B, kB, MB"),
+        ("latency=4MB", "unknown unit 'MB' of a latency; choose from s, ms, us"),
         (0, "above 0 and finite, not bits=0"),
         (-2.0, "above 0"),
         (float("inf"), "finite"),

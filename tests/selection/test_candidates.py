@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What may be named as a candidate."""
 
 import pytest

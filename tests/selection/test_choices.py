@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Where there is a choice, and what it costs to the byte."""
 
 import pytest

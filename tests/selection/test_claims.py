@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is claimed: only what was measured."""
 
 import blockscale as bs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The diagonal against gradients that are taken one by one."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The errors of layers against bs.compare, and models that stay as they were."""
 
 import copy

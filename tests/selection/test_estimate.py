@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Estimates against what then happens: bytes exactly, times as they add up."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A real model: the searched recipe against uniform formats, on sentences that it has not seen."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Damage and quality against numpy and torch's own functions."""
 
 import math
@@ -76,7 +77,9 @@ def test_probes_are_random_sums_of_the_rows():
 
 
 def test_what_is_no_objective():
-    with pytest.raises(ValueError, match="no objective 'cosine'; there are distance, kl, and any"):
+    with pytest.raises(
+        ValueError, match="unknown objective 'cosine'; choose from distance, kl, and any"
+    ):
         objective("cosine")
     with pytest.raises(ValueError, match="the model gives no tensor of floats"):
         float_tensors({"ids": torch.arange(3)})

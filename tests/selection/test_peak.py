@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The memory of a call, where it is known by counting."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """bs.recommend: bounds that are kept, and arguments that do not fit."""
 
 import copy

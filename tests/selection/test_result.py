@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a search gives: files that come back, a front, other budgets."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """bs.search on models small enough to try every choice."""
 
 import copy
@@ -154,7 +155,11 @@ def test_a_latency_is_kept(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "error", "told"),
     [
-        ({"score": "hessian"}, ValueError, "no score 'hessian'; there are fisher, output, sqnr"),
+        (
+            {"score": "hessian"},
+            ValueError,
+            "unknown score 'hessian'; choose from fisher, output, sqnr",
+        ),
         (
             {"score": "fisher", "candidates": ["int8_channel x int8_token"]},
             ValueError,

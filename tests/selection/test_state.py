@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A search's state: whole or not at all, and nobody else's."""
 
 import math

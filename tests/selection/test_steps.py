@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Steps of a search: what cannot be, and what stays in float."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is timed, and how often: never how long."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models that torch.ao and torchao quantized, as graph modules and as programs."""
 
 import copy

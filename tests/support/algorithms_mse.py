@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What several files share with tests/calibration/algorithms/test_mse.py: `FORMATS`."""
 
 FORMATS = [

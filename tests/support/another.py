@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Another process, which knows blockscale alone, reads torch.export's files to the same bits."""
 
 import json

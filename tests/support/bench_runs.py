@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Small runs for the tests: every case once, on tiny shapes."""
 
 from dataclasses import replace

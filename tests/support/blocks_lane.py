@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the tests of several files share with
 tests/calibration/blocks/test_lane.py: `lane_of`, `walk`.
 """

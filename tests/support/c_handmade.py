@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Integer graphs written by hand: op after op, each result an output."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """C files compiled and run: what they give for batches of codes, one call an example."""
 
 import shutil

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Small models as checkpoints: what tests convert."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the tests of several files share with
 tests/core/test_pack.py: `NAMES`, `random_codes`, `SHAPES`.
 """

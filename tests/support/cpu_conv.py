@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ways of the CPU's convolutions, whatever their sizes."""
 
 import pytest

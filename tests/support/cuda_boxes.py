@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Hypothesis: blocks along any dimensions, with tensors of every rank that they fit."""
 
 from hypothesis import assume

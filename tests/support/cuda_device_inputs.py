@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Numbers beside those where one code turns over to the next."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every primitive on given arguments, and whether the CUDA kernels give the reference's bits.
 
 On a machine with a GPU they run there; elsewhere in Triton's interpreter, on the CPU's tensors.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Formats with codebooks, offsets, zero points that are no integers: what kernels tell apart."""
 
 EIGHTHS = ",".join(str((37 * k % 200 - 90) / 8) for k in range(200))  # in no order

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What each test costs, written down with each run: `.pytest_cache/durations.jsonl`.
 
 Processor time (user and system, of the test's process and of those that it started and waited for,

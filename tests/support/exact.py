@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The arithmetic of docs/numerics.md in exact rationals: fl(.), rounding, Philox, packing, blocks.
 
 Written from that page alone; `oracle.py` builds formats from it. Numbers are Python floats that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Small model directories as Hugging Face writes them."""
 
 import json

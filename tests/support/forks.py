@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tests with a bug in memory, each run in a fork of a process that has imported everything.
 
 Two processes stand ready, started when first asked. One is a pytest session that has collected the

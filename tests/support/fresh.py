@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A fresh Python for each test that needs one, without the second that importing torch takes.
 
 One process, started when the first test asks, imports torch and nothing else; another one torch and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every fused op against the plain composition: dequantize, the torch function, quantize.
 
 The composition is written here from the reference alone: no op of ours runs in it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Programs of models that nobody here wrote, and of a convolutional net with everything in it."""
 
 from functools import cache

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models under power-of-two scales, and the check that integers give their bits."""
 
 import copy

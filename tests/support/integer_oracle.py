@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Exact rationals for what integer ops mean, one number at a time."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the tests of several files share with tests/ops/integer/test_products.py: `SETTINGS`."""
 
 SETTINGS = [  # dims, groups, stride, padding, dilation

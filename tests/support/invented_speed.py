@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A complete full run with figures that are easy to check."""
 
 from blockscale.bench import results

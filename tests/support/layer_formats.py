@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Formats with every part that can stand beside codes, and blocks of every kind."""
 
 FORMATS = (

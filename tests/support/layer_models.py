@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A model with every kind of layer, and equality of states to the bit."""
 
 import torch

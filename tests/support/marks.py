@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Where a planted bug belongs: a definition's name and a piece of its code, wherever both are now.
 
 A mark outlives formatting (pieces are compared token by token, so spaces, line breaks, comments and

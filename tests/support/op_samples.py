@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Arguments for every op, from the tests of its file.
 
 The op of blockscale/ops/FILE.py has its samples in tests/ops/test_FILE.py: `samples(made)`, which

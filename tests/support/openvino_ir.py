@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Small IRs, written by hand: one weight in codes, of any bytes."""
 
 import math

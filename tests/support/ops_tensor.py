@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the tests of several files share with
 tests/ops/test_tensor.py: `bits`, `parts`, `STOCHASTIC`.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A second opinion on docs/numerics.md: scales, codes and values in exact rationals.
 
 Slow, and written from that page alone. A format is its spelling; tensors are flat row-major lists

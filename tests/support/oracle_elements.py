@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The elements of docs/numerics.md, section 1.1, and how they are rounded (4) and masked (5).
 
 Written from that page alone. Which element a name means is said by `exact(name, options)` in the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the tests of several files share with tests/graph/passes/test_fuse.py: `fused`."""
 
 from blockscale.graph.passes.fused import read

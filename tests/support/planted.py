@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A bug in this process, in memory: functions that have it, or what imports and reads find.
 
 Functions that are imported already get the code of the file's other text (`swap`); what is not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The five kinds of numbers on which producers differ from each other (research: checkpoints)."""
 
 import torch

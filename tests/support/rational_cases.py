@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the tests of several files share with tests/core/test_against_rationals.py: `cases`."""
 
 from hypothesis import strategies as st

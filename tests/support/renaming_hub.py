@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tiny models of transformers, from configs, and their directories as a hub holds them."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tiny decoders whose outputs are float64 throughout, and what to give them."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Whether two tensors are the same to the bit, wherever they are."""
 
 import torch

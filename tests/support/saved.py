@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A small model with each kind of layer, saved, damaged and compared bit by bit."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which tests run first, and until when: what .ci/run asks for of the slow ones.
 
 `--first COMMIT` puts the tests of what changed since that commit first: those that changed

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Some cases in the fast tests, the others in the slow ones; of grids, a part that meets all pairs.
 
 `crossed` makes the list of cases: every combination of one or two lists, and of more lists so many

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Hypothesis strategies: spellings from the whole grammar, shapes that fit, and awkward numbers."""
 
 import math

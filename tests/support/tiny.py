@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tiny random models of transformers, with a tokenizer, as directories that a converter takes."""
 
 import json

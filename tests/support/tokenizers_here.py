@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tokenizers that nobody downloaded: trained on Python's own documentation and a few scripts."""
 
 import io

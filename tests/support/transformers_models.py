@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tiny models of transformers with random weights, saved as a float checkpoint."""
 
 from collections.abc import Callable

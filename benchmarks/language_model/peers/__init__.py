@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Other libraries' quantizers, each on the same model: one a file, named as its library.
 
 Each has `quantize(model, setting, train) -> (model, bits)`: the model, a copy that it may change,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """AutoRound (Intel's SignRound): learned rounding, or with 0 steps its search. Package auto-round.
 
 Its `datasets` is needed only for corpora that it downloads: where that package is missing, an empty

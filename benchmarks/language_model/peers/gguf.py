@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """GGUF's types by ggml's own quantizers, which llama.cpp uses, read back by the package gguf.
 
 The compiled library comes with a package that holds ggml, such as pywhispercpp: only

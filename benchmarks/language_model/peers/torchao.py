@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchao's weight-only integers: min and max, or its HQQ. The package: torchao 0.18."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Two checkouts measured case by case, in turns: what drifts, drifts for both."""
 
 import json

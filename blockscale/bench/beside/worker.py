@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One side of a race between checkouts: a process that measures a case when it is told to.
 
 It is started by its path with another checkout's package, so it asks no more of that than its own

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the machine does at best: a copy, and torch's own matrix product."""
 
 from collections.abc import Iterator, Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized linear layers against torch's F.linear in fp32, over the number of rows."""
 
 from collections.abc import Callable, Iterator, Mapping

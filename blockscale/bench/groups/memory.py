@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Memory: what a call takes at its peak, and the bytes of its tensors beside those that we count.
 
 Traffic is that of tensors, each read or written once: what `traffic.moved` counts from a format

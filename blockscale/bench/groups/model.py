@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """End to end: all-MiniLM-L6-v2 embeds sentences, in time and in cosine to fp32's embeddings."""
 
 import copy

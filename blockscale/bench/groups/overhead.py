@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a call costs on small tensors, in microseconds, next to a torch op that does the same."""
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """quantize (with choice of the scale), dequantize and fake_quantize, against a copy."""
 
 from collections.abc import Iterator, Mapping

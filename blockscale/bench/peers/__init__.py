@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Other libraries, to race beside ours. One file a library, found by its name. Each defines
 
     unavailable()        why it cannot run here, or None

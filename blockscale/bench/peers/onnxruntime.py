@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """onnxruntime's CPU kernels, in graphs of one node and in a whole encoder."""
 
 import importlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchao, eager, and compiled where the settings ask for it."""
 
 import copy

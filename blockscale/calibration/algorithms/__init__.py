@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What makes low bits usable: weight algorithms and transforms, one a file.
 
 A weight algorithm chooses the codes of one layer's weight; a transform changes what the layer's
@@ -114,7 +115,7 @@ def _find(spec: object, what: str, methods: tuple[str, ...], more: tuple[str, ..
         return spec
     name, colon, setting = spec.partition(":")
     if name not in classes:
-        raise ValueError(f"no {what} {name!r}; there are {known}")
+        raise ValueError(f"unknown {what} {name!r}; choose from {known}")
     return classes[name](_number(setting)) if colon else classes[name]()
 
 

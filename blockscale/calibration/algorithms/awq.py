@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """AWQ: keep precise the weights that meet large inputs, by scaling them up before rounding."""
 
 from typing import TYPE_CHECKING, ClassVar

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales for the blocks of a weight, one block by itself, through the format's own scale rule.
 
 Here the outer scale of a two-level format is fixed: it is what the whole weight chooses by its

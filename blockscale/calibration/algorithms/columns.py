@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A weight that is quantized column after column, with scales that are chosen on the way."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes and scales that are chosen again and again, each under all the others.
 
 Coordinate descent on the error of a layer's output, tr((T - Q) H (T - Q)^T): given all other

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Error feedback: columns are rounded in an order, and those to come make up for their errors."""
 
 import torch

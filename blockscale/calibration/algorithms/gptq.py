@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """GPTQ: column after column is rounded, and the columns to come make up for the error.
 
 Frantar, Ashkboos, Hoefler, Alistarh: "GPTQ: accurate post-training quantization for generative

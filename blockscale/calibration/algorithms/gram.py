@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What weight algorithms know of a layer's inputs: their gram matrix X^T X / rows."""
 
 import torch

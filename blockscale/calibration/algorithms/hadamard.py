@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Hadamard rotation: spread each outlier over many features."""
 
 from typing import TYPE_CHECKING, ClassVar

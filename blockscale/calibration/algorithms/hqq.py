@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """HQQ: refine scales and zero points against the weight alone, forgiving its outliers.
 
 Badri and Shaji: "Half-quadratic quantization of large machine learning models", Mobius Labs, 2023

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales of a step that is wanted, beside an outer scale that is known.
 
 `blockscale.core.reference` chooses the scale of a block from its range. Whoever searches for a

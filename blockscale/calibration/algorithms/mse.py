@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The scale of each block that leaves the least squared error, found by trying many.
 
 Clipping the range for the least squared error is old (Max 1960, Lloyd 1982); for weights see

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which transform leaves a layer's output nearest to what it was: the transforms' one criterion."""
 
 from collections.abc import Sequence

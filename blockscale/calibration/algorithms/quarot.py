@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """QuaRot: a decoder's residual stream rotated, folded into its weights."""
 
 from collections.abc import Iterable

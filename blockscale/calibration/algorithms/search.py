@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Plain rounding by search: scales by their errors' cost, then codes and scales together.
 
 Nothing is fed back from column to column. Where the inputs' gram matrix is known, the error that

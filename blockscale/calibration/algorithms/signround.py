@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """SignRound: learned rounding, by what a whole block gives.
 
 Cheng et al.: "Optimize weight rounding via signed gradient descent for the quantization of LLMs",

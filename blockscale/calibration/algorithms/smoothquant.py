@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """SmoothQuant: move what is hard to quantize from a layer's input to its weight."""
 
 import math

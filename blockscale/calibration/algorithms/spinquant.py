@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """SpinQuant: the rotation of a decoder's residual stream, learned."""
 
 from collections.abc import Iterable

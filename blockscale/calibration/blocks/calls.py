@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a block was called with and what it gave, taken apart: tensors are kept elsewhere."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A model's repeated blocks, found by themselves or by a pattern."""
 
 from collections.abc import Sequence

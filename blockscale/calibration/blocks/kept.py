@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tensors that are kept for a while: in memory, and beyond a budget in files."""
 
 import tempfile

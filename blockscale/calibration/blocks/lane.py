@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The calls of a model's blocks over all batches: what they are given, what they gave."""
 
 from collections import Counter

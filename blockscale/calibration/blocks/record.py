@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The calls of a model's blocks over all batches, recorded without running a block twice.
 
 The model around the blocks is run with stubs in their places. A block that is done gives what was

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blocks that do not run while their model does: somebody else says what they give."""
 
 from collections.abc import Callable, Iterator, Mapping

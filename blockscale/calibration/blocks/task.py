@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What an algorithm that looks at a whole block is given, and what it gives back."""
 
 from collections.abc import Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Observers: they see tensors and choose the range of a scale. One file each, found by its name."""
 
 from collections.abc import Callable
@@ -35,7 +36,7 @@ def make(spec: Spec, fmt: str | Format) -> Observer:
 def check(spec: Spec) -> None:
     """Raises ValueError for the name of an observer that does not exist."""
     if isinstance(spec, str) and (name := spec.partition(":")[0]) not in _classes():
-        raise ValueError(f"no observer {name!r}; there are {', '.join(names())}")
+        raise ValueError(f"unknown observer {name!r}; choose from {', '.join(names())}")
 
 
 def _called(spec: object, fmt: Format) -> Observer:

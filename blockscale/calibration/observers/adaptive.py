@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Several observers, and of those the one whose scale proves best."""
 
 import math

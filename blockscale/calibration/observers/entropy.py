@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The threshold that loses the least information.
 
 Migacz: "8-bit inference with TensorRT", GTC 2017, the section on calibration. The distribution of

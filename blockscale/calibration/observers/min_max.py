@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The smallest and the largest value that were seen."""
 
 from typing import ClassVar

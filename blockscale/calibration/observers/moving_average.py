@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Exponential moving averages of each batch's smallest and largest value."""
 
 from typing import ClassVar

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The range with the least squared error, measured with the format itself."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The range that holds a given percentage of the values."""
 
 from typing import ClassVar

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the parameters of a model become when its residual stream is rotated."""
 
 from collections.abc import Iterator, Mapping

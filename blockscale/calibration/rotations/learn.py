@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A rotation learned on the model's own loss, with weights and inputs as they will be quantized."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

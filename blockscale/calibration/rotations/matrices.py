@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Hadamard matrices of many orders, and orthogonal matrices made of them."""
 
 import torch

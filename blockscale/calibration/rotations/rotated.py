@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A decoder whose residual stream is rotated, or the decoder as it was."""
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The residual stream of a decoder: which weights write to it, and which read it."""
 
 from collections.abc import Iterator

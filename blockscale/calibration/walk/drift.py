@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What layers are given in the float model, beside what the quantized layers before them leave."""
 
 from collections.abc import Iterator, Sequence

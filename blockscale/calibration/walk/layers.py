@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized layers that stand in a model for a while, so that what comes after them sees them."""
 
 from collections.abc import Iterator, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is looked at while a block runs over all batches: statistics, observers, coverage."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

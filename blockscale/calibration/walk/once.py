@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A block that is run once: it halts before its layers until they are chosen.
 
 All batches are in the block at the same time, each in a thread of its own, of which one runs at a

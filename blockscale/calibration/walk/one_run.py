@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A block of the walk that is chosen for and run quantized in one run, where that can be."""
 
 from collections.abc import Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Finished blocks on disk, so that a run that was stopped goes on where it was."""
 
 import hashlib

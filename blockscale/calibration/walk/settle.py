@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Layers of a block that are built as soon as it is done, so that its floats can go."""
 
 from collections.abc import Iterator, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Whether a model can be walked block by block, and the walk over all chains that can."""
 
 from collections.abc import Callable, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Weights that are read one block at a time, of a model on the meta device."""
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The walk: block after block is looked at and chosen for, each run a few times for all batches.
 
 A block is run at most three times for each batch, however many there are: in the float model, if a

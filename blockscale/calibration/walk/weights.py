@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The codes of weights on the walk: of a layer from its gram, of a block from its calls."""
 
 from collections.abc import Mapping, Sequence

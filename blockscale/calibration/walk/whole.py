@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """After the walk: codes of all blocks are chosen once more, by what the whole model gives."""
 
 from collections.abc import Sequence

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The commands: one file each, which defines a function of the file's own name."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale audit`: what in a file is really low-bit."""
 
 import json

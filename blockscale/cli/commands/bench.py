@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale bench`: how fast quantizing, linear layers and a whole model are on this machine."""
 
 import json

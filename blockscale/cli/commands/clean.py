@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale clean`: what killed runs have left beside an output, and away with it."""
 
 import json

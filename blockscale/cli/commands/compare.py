@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale compare`: how far two files or directories are apart."""
 
 import json

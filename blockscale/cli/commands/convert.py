@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale convert`: one producer's checkpoint becomes another's, with the same values."""
 
 import json

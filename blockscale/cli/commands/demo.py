@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale demo`: a real model in many formats, measured against float."""
 
 import json as to_json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale export`: a model's directory in, a file for another runtime out."""
 
 import json
@@ -125,7 +126,7 @@ def _target(to: str) -> Callable[..., None]:
     name = to.replace("-", "_")
     if name not in known:
         names = ", ".join(name.replace("_", "-") for name in known)
-        raise ValueError(f"no target {to!r}; there are {names}")
+        raise ValueError(f"unknown target {to!r}; choose from {names}")
     if reason := known[name].unavailable:
         raise ValueError(f"{to} cannot be written here: {reason}")
     found: Callable[..., None] = getattr(exporters, name)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale formats`: the catalogue, or everything about one format."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale hardware`: what this machine can compute with, and which kernels run."""
 
 import json

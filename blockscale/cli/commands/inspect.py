@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale inspect`: what is in a file or directory."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale quantize`: a model's directory in, a quantized one out."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale recommend`: formats for a model on this machine, with what was measured for them."""
 
 import json

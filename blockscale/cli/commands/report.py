@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale report`: a page, figures or plain data about a quantized model or a search."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale search`: which layer gets which format under a budget of bits."""
 
 import json

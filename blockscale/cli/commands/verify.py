@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale verify`: is a quantized directory what was written, and can it be made again."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale webgpu-page`: a page that quantizes on the visitor's GPU."""
 
 import json

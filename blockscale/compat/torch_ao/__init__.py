@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.ao's QConfig classes with power-of-two scales, and their translation to a Recipe.
 
 The observers and fake quantizers are torch.ao's own with one option more, `power_of_2_scale`; see

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Formats as the `dtype` of torch.ao's observers: what stands in their place then.
 
 torch.ao's flows insert observers by their dtype: `quint8` for activations, `qint8` for weights,

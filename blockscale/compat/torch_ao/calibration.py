@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """prepare and convert, as torch.ao's: observe a model by its configuration, then quantize it."""
 
 import copy

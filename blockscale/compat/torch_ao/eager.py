@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models that torch.ao's own prepare or prepare_qat prepared with formats of ours, quantized.
 
 There every module quantizes what it gives, by a hook that calls its `activation_post_process`; and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.ao's fake quantizers, whose observers take `power_of_2_scale` among their arguments."""
 
 from typing import TYPE_CHECKING, Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What an observer or fake quantizer of torch.ao does to a tensor, as a Format."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.ao's observers with one option more: `power_of_2_scale`.
 
 They are torch.ao's own classes, so everything else of theirs is as it was, bit for bit, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which observers take `power_of_2_scale`: ours, and classes made of a user's own."""
 
 import copyreg

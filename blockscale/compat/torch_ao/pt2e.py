@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchao's observers for PT2E, of the same names, with `power_of_2_scale`.
 
 torchao.quantization.pt2e has copies of torch.ao's classes, which its `prepare_pt2e` tells from

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchao's fake quantizers for PT2E, whose observers take `power_of_2_scale`; see pt2e."""
 
 from typing import Any

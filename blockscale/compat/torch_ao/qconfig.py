@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.ao's ready-made constructors and QConfigs, of classes that take `power_of_2_scale`."""
 
 from dataclasses import fields, is_dataclass, replace

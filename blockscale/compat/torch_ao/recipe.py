@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.ao's QConfigMapping as a Recipe: which layer gets which formats."""
 
 import re

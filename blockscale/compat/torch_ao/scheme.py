@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One QConfig of torch.ao as the formats of a layer."""
 
 import warnings

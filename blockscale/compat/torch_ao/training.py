@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Train a model by torch.ao's configuration: its recipe and its observer, handed to blockscale."""
 
 import copy

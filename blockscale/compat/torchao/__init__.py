@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchao's affine primitives, with its signatures, defaults and bits (docs/torchao.md).
 
 Written from what torchao 0.18.0 computes (torchao/quantization/quant_primitives.py) and tested

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """choose_qparams_affine: the scale and zero point of each block, as torchao chooses them."""
 
 # ruff: noqa: A002, PLR0913  (the parameters and their names are torchao's)

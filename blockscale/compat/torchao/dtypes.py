@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which codes each target dtype has, how they are stored, and the checks on dtypes."""
 
 import torch

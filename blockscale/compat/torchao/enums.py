@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchao's two enums. Its own members are accepted wherever ours are, by their name."""
 
 from enum import Enum, auto

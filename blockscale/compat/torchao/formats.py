@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which blockscale format gives the bits of a torchao configuration."""
 
 from collections.abc import Sequence

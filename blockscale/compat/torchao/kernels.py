@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchao's bits from blockscale's kernels, where a format has them: several times as fast.
 
 Every function returns None where none has, and plain PyTorch then computes the result: while a

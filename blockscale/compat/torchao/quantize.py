@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Values to codes, back, and both at once for training, with torchao's bits."""
 
 # ruff: noqa: A002, PLR0913  (the parameters and their names are torchao's)

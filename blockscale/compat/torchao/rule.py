@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How qparams are chosen: torchao's mapping, zero point domain and preserve_zero, checked."""
 
 from enum import Enum

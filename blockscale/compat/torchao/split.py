@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a block_size means: how a tensor is cut into blocks and where a block's numbers go."""
 
 from collections.abc import Sequence

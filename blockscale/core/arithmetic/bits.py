@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Exponents and powers of two from bits, exact for every float32 including subnormals.
 
 Never `log2`: it rounds up just below powers of two (docs/numerics.md, notation).

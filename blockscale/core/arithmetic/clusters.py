@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """k-means in one dimension, the same bits everywhere: tables of learned codebooks.
 
 Numbers become integers of 2^-30, so that sums are exact in any order; what is rounded is rounded

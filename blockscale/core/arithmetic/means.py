@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Means of magnitudes that no order of summation changes (docs/numerics.md, 3.2).
 
 Each magnitude becomes a whole number of units of 2^(e - 30), where 2^e is about the largest

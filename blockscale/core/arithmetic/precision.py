@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Float32 arithmetic that stays float32, whatever torch's switches and other libraries say."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Integers that sums of products of codes can add: a layer's bias (docs/numerics.md, 7.1).
 
 In integer hardware a layer adds up products of codes, each worth input step x weight step, and its

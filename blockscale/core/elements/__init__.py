@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The families of elements: one a file of this folder, found by itself. A file defines
 
 read(name)  the element of that name, or None if the family has no such element
@@ -23,4 +24,4 @@ def read_element(name: str) -> Element:
         if element is not None:
             return element
     known = "; ".join(family.SPELLINGS for family in FAMILIES)
-    raise ValueError(f"no element {quoted(name)}; there are {known}")
+    raise ValueError(f"unknown element {quoted(name)}; choose from {known}")

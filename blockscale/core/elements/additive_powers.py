@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Additive powers of two, `apot4`: sums of a few powers of two (Li, Dong and Wang, ICLR 2020).
 
 "Additive Powers-of-Two Quantization: An Efficient Non-uniform Discretization for Neural Networks",

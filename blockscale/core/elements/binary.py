@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Binary numbers -1, +1 (Rastegari et al.: "XNOR-Net", ECCV 2016)."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codebooks: elements whose values are a table, `nf4`, `fp4`, `iq4_nl`, `book(-1,0,1)`.
 
 `nf4` is NormalFloat of QLoRA (Dettmers et al., 2023, appendix E) and `fp4` the four-bit float of

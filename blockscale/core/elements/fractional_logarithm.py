@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Logarithmic numbers with fractions of an exponent, `log8f3`: 0 and ±2^-(k/8).
 
 Bits beyond those of the range make neighbours closer: ratios of 2^(1/2^F) (Miyashita, Lee and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Integers, two's complement or unsigned: `int8`, `uint4`."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codebooks whose values are learned from each tensor and stored beside its codes, `book4`."""
 
 import math

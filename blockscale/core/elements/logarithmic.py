@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Logarithmic numbers, `log4`: a sign and an exponent; the values are 0 and ±2^-k."""
 
 import re

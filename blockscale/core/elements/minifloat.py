@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Small floating-point numbers: `e4m3`, `e2m1`, any exponent and mantissa up to 8 bits."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ternary numbers -1, 0, +1 (Li, Zhang, Liu: "Ternary weight networks", 2016)."""
 
 from dataclasses import dataclass, replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Profiles: how producers choose scales and codes, by name. See blockscale.core.profiles.knobs."""
 
 import difflib
@@ -24,8 +25,8 @@ def profile(name: str, version: str | None = None) -> Profile:
         raise ValueError(f"no profile {plain!r}: {hint}there are {', '.join(known)}")
     found = [each for each in known[plain] if version is None or _is(each.version, version)]
     if not found:
-        versions = ", ".join(each.version or "no other than None" for each in known[plain])
-        raise ValueError(f"no version {version!r} of profile {plain}; there are {versions}")
+        versions = ", ".join(str(each.version) for each in known[plain])
+        raise ValueError(f"unknown version {version!r} of profile {plain}; choose from {versions}")
     return found[0].with_block(block) if colon else found[0]
 
 

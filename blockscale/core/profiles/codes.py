@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes as a profile chooses them, once scales and zero points are chosen."""
 
 from functools import cache

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A profile: how a producer chooses scales and codes, beside the format that says how to read them.
 
 A format's own rules are docs/numerics.md; what libraries do differs from it in ways that a spelling
@@ -103,7 +104,9 @@ class Profile:
         }
         for field, known in choices.items():
             if getattr(self, field) not in known:
-                self._refuse(f"no {field} {getattr(self, field)!r}; there are {', '.join(known)}")
+                self._refuse(
+                    f"unknown {field} {getattr(self, field)!r}; choose from {', '.join(known)}"
+                )
         if isinstance(self.least, str) and self.least != "normal":
             self._refuse(f"no least {self.least!r}; there are 'normal', a number and None")
         if self.encoder is not None:

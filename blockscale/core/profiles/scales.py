@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales and zero points as a profile chooses them, in the arithmetic that it names."""
 
 from collections.abc import Callable

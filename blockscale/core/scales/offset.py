@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Offsets: a number added to the values of a block, x ≈ code * step + offset (numerics.md, 3.8)."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales of two levels: codes of a small format that has a scale of its own (numerics.md, 3.5)."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Files that may be anything: only regular ones are read, and only so much of them.
 
 A pipe or a device in the place of a file would keep a reader waiting or fill the memory.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The one reader of JSON: bounded in size and depth, with errors that say whose text it was.
 
 Python's own reader takes more than JSON is (NaN, a key twice, half a character), and stops with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Names from files as people see them: on one line, without anything that a terminal obeys."""
 
 LONGEST = 4096  # characters of a tensor's name; longer ones are refused

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Regular expressions of strangers, matched in bounded time.
 
 Python's `re` tries one way after another: `(a+)+b` against thirty letters takes minutes. Here all

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Layers that servers join to one, and that therefore share their outer scale.
 
 vLLM, SGLang and TensorRT-LLM compute query, key and value as one product, and gate and up, and the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The formats of one layer, and how a recipe's texts become them."""
 
 import re
@@ -124,7 +125,9 @@ def read_rule(pattern: str, rule: object, default: Scheme) -> Scheme:
     if not isinstance(rule, Mapping):
         raise TypeError(f"rule {pattern!r} is a format, an object or null, not {rule!r}")
     if unknown := sorted(set(rule) - set(PARTS)):
-        raise ValueError(f"rule {pattern!r}: no key {unknown[0]!r}; there are {', '.join(PARTS)}")
+        raise ValueError(
+            f"rule {pattern!r}: unknown key {unknown[0]!r}; choose from {', '.join(PARTS)}"
+        )
     return read_parts(rule, default)
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Stacks of matrices, such as experts [E, n, k]: the format in which each is as if it were alone.
 
 A format's numbers that belong to a whole tensor (`tensor`, the outer scale of `nvfp4`) would be one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What holds a file, a process or memory until it is closed, as a context manager."""
 
 from abc import ABC, abstractmethod

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """C files of ours: the constant arrays, by the names of the nodes that read them."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is found in a file, as a ledger tells it."""
 
 from collections.abc import Iterable

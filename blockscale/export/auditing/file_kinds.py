@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """audit: a ledger of a file, made from the file alone."""
 
 import zipfile

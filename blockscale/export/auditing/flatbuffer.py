@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """FlatBuffers: tables and vectors by position, every offset checked, without a library.
 
 A table begins with the distance back to its vtable: u16 sizes, then a u16 for each field that says

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ONNX files: initializers by type and bytes, and what reads them.
 
 Field numbers: onnx/onnx.proto of ONNX 1.23.

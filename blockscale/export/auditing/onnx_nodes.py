@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the nodes of an ONNX file compute with a tensor, and what onnxruntime makes of it.
 
 What onnxruntime does was seen in 1.31 on a CPU (../shared/research/graph.md in the project's notes;

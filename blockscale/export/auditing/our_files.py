@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """safetensors files and directories: ours by their metadata, those of compressed-tensors and NVIDIA
 ModelOpt by their config."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Protocol buffers: the fields of a message, without a library and without copying.
 
 The wire format: a number (varint) of field << 3 | type; 0 is a varint, 1 eight bytes, 2 a length

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.export's files (.pt2): a zip of JSON and raw bytes; what is pickled in it is not opened."""
 
 import zipfile

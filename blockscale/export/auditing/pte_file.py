@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ExecuTorch's files (.pte): constants of the program, and those inside XNNPACK's parts.
 
 They have no names, only types, shapes and bytes. Schemas: executorch 1.4.1, schema/program.fbs and

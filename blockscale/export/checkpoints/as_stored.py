@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A checkpoint of another producer, seen as a stored model of ours, for `bs.load`."""
 
 from collections.abc import Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Parts of other producers' weights -> QTensors: blocks from shapes, codes that lie otherwise.
 
 What layouts/ share: nothing here knows any producer's names.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A model's file or directory as a mapping of names to tensors, whoever wrote it."""
 
 from abc import abstractmethod

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How far two files or directories are apart, tensor by tensor, a slab at a time."""
 
 import math

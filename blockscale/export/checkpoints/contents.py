@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is in a checkpoint, whoever wrote it: what it is, formats, bits per weight, layers."""
 
 import re

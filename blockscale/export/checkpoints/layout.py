@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a producer's file in layouts/ says: which stored tensors are a weight, and how to decode it.
 
 A module of blockscale/export/checkpoints/layouts/ defines

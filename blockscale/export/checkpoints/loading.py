@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`bs.load`: files and directories of ours, and of every producer that `bs.checkpoint` reads."""
 
 import warnings

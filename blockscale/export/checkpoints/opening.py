@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which reader a path is for, by what is in it: `bs.checkpoint`, and all that reads checkpoints.
 
 A reader is one file or folder beside this one, found by its name; `bs.checkpoint`, `bs.load`,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Where the bytes of tensors lie in files, and reading them."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Weights of one code an element with scales beside them, which several producers store alike."""
 
 from collections.abc import Mapping

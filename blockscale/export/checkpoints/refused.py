@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Files that are known and never read: pickles, which can run code, and what is no checkpoint."""
 
 import zipfile

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A checkpoint with other names and shapes of its tensors: renamed, joined, parted, in another
 order. Codes and scales move; none is changed."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """safetensors files: ours, and those of other producers as layouts/ knows them."""
 
 from collections.abc import Iterable, Iterator, Mapping

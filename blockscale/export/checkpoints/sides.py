@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What `compare` reads: the tensors of ours and of other producers, a slab of rows at a time."""
 
 from collections.abc import Iterator, Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What producers' layouts are read with: streams of bits, and parts put together as a QTensor."""
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`bs.export.convert_checkpoint`: one producer's checkpoint becomes another's."""
 
 import json

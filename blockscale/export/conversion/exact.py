@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A quantized tensor in another format with the same values: codes move, scales stay, or it stops.
 
     (code - zero_point) * step   -> another zero point, none, or offset = -zero_point * step

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized tensors dequantized, and quantized again, some rows at a time: numbers stay in the
 cache, and no float copy of a whole tensor is made."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tensors of layers that readers join: one outer scale for all, or none is written.
 
 vLLM keeps the largest outer scale of query, key and value (blockscale.core.weights.fused): codes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a format's codes and scales mean, without how they were chosen."""
 
 from typing import Any

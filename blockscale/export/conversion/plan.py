@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What becomes of every tensor, decided before anything is written."""
 
 import re

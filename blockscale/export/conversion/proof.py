@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The proof: what was written, read back, has the values of what was to be written, bit for bit."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a conversion did, tensor by tensor: plain data."""
 
 from dataclasses import asdict, dataclass, field

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Whether two tensors have the same bytes."""
 
 import numpy as np

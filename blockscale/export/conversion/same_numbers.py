@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Whether two tensors of integers have the same values, told from codes and what is beside them.
 
 A value is (code - zero point) * step + offset, each operation rounded to float32 (docs/numerics.md,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is converted: a checkpoint's tensors with the names and the rows that they are to have."""
 
 from dataclasses import dataclass, field

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """C99: one file with an integer model, for microcontrollers and whoever has a C compiler."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """From an integer graph to steps of C: every node in turn, at the sizes of an example."""
 
 import operator

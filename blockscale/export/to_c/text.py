@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Pieces of C: loops, arrays of numbers, and the functions that sums end in."""
 
 from collections.abc import Iterable, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Values of an integer graph as C has them: arrays, and where in an array each element lies.
 
 A value that moves have made is a tensor of places, int64 [its shape]: (number of the array << 40) +

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The C file while it is being written: arrays, steps, and what ops read and make."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """compressed-tensors: a directory that transformers and vLLM load."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The files of a model's directory: config.json, the weights in shards, what lay beside them."""
 
 import json

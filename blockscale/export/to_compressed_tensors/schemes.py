@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Formats as compressed-tensors' config.json describes them: quantization arguments and layouts.
 
 Source: vllm-project/compressed-tensors 0.20, quantization/quant_args.py and compressors/.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The tensors that compressed-tensors stores for a quantized layer: codes and scales as they are.
 
 Layouts: vllm-project/compressed-tensors 0.20, compressors/.

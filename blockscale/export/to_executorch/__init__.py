@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ExecuTorch: a file for phones and other devices, run by XNNPACK and portable kernels."""
 
 import warnings

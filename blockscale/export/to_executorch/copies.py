@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Copies that XNNPACK does not need: permutes around quantizers that see no order of dimensions."""
 
 from typing import Any

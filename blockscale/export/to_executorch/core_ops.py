@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Torch ops that ExecuTorch has no kernel for, written in those that it has: the same bits.
 
 Its portable kernels read no bits of a float. Exponents come from comparisons with powers of two and

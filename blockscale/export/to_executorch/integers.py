@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products that XNNPACK computes in integers: their quantize and dequantize in torch's own words.
 
     static    int8 or uint8 per tensor, weight int8 per channel, and an output that is quantized

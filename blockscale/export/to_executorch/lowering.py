@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A graph of torch's ops -> ExecuTorch's program, with XNNPACK where it has kernels."""
 
 import logging

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every op of ours, and those of torch that ExecuTorch has no kernel for, in those that it has."""
 
 from collections.abc import Callable

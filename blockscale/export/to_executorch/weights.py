@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes to values in few of torch's core ops, which ExecuTorch runs: what files keep are the codes.
 
 A packed code is cut out of the two bytes it lies in by exact divisions of small numbers in float32;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ONNX files (.onnx), which onnxruntime and others run without torch."""
 
 import importlib.util

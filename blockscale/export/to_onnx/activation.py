@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Activations that are quantized and dequantized in a file.
 
 QuantizeLinear and DequantizeLinear where ONNX has the type and says the blocks, so that runtimes

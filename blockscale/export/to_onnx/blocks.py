@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Numbers of blocks spread over the elements of a tensor, by ONNX's operators."""
 
 from math import prod

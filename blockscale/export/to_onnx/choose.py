@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The scale of each block from its elements, by ONNX's operators (docs/numerics.md, section 3)."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which value of an element a number of steps becomes, by ONNX's operators (numerics.md, 2 and 4).
 
 The result is the value and not its code: between quantizing and dequantizing in one function

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The steps of an integer model by ONNX's integer operators: sums in int32, scales as shifts.
 
 Floats are read once, where the model's input becomes codes, and made once, at its end. Numbers in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products of integers in int32 by MatMulInteger and ConvInteger, which take 8 bits.
 
 A number of 16 bits is 256 · high + low, and products are sums of products:

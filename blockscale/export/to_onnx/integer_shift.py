@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Shifts with rounding by ONNX's integer operators, as `graph/integer/arithmetic.py` has them.
 
 BitShift takes unsigned numbers. A multiple of every power of two that is shifted by is added

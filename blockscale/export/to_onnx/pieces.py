@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What marks stand for in a graph that torch's exporter translates: the parts that quantize.
 
 A mark is a node `blockscale.export::Placed` with a number and the sizes of what will be there.

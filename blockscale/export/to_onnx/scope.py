@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Nodes of an ONNX graph while they are written.
 
 Names of values stand for them, as in ONNX. What a file needs at least, its opset, is noted where a

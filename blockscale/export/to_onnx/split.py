@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A tensor split into its blocks, by ONNX's operators, and put together again.
 
 x [rows, 70] in group32  ->  [rows, 96] padded  ->  [rows, 3, 32], one scale for the last size

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The float32 step of each block from its scale as it is stored (docs/numerics.md, section 1.3).
 
 A byte of e8m0 stays a byte, and the codes of a scale of two levels stay codes: the file holds what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tensors of a file: codes in ONNX's own types where it has them, bytes where it has not.
 
 ONNX packs 4-bit and 2-bit numbers over the flattened tensor, the first in the lowest bits; ours

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A graph of torch's and our ops with a mark in the place of each part that quantizes.
 
 torch's own exporter translates the float ops. It sees a mark, `blockscale.export::Placed` with a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Integer models with marks in the place of their steps, as `take.py` has it for graphs."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes of any width out of packed bytes, by ONNX's operators (docs/numerics.md, section 6).
 
 e3m2, 6 bits: three bytes hold four codes      byte  0: 00000011  1: 11112222  2: 22333333 ...

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized weights in a file: codes as they are stored, and the nodes that make floats of them.
 
 DequantizeLinear where ONNX has a type for the codes and the blocks lie along one axis; else packed

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models in bfloat16 or float16 as files that compute in float32, with the same weights' values.
 
 No runtime on a CPU computes bfloat16 (onnxruntime 1.31 refuses such a file), and few float16. What

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The file's model from a graph with marks: torch translates the floats, pieces the rest."""
 
 import io

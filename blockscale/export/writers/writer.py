@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a producer's file in producers/ says: which formats its files hold, and how."""
 
 from abc import ABC, abstractmethod
@@ -144,7 +145,9 @@ def writer_of(name: str) -> Writer:
     """The writer of this name. Raises ValueError that lists what there is."""
     known = writers()
     if name not in known:
-        raise ValueError(f"no kind of checkpoint {name!r} is written; there are {', '.join(known)}")
+        raise ValueError(
+            f"cannot write checkpoints of kind {name!r}; choose from {', '.join(known)}"
+        )
     return known[name]
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Names of what a run keeps beside its output OUT, and what each of them is.
 
 .OUT.blockscale-HASH          where the run of a plan works (workspace.py); HASH names the plan

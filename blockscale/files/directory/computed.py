@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A directory's computed weights, folded as a model's are: where the parts are, and the values."""
 
 from collections.abc import Iterator, Mapping, Sequence

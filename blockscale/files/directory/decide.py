@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What becomes of each tensor of a directory, decided from its name, dtype and shape."""
 
 from dataclasses import replace

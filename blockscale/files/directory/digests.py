@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """SHA-256 of finished files, summed up beside the work on the next ones."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which tensors of a file can be quantized, and how they lie in memory.
 
 A file does not say what kind of layer a tensor belongs to. Shape and name do, nearly always:

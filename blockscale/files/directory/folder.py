@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Folders beside an output: made for this user alone, locked, measured and deleted."""
 
 import fcntl

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which tensors of a run are on the disk for good, so that another run need not do them again.
 
 One JSON object a line, appended. A line is written only after the data it speaks of is on the disk;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What runs that were killed have left: found, told apart, and deleted where nothing is lost."""
 
 import fcntl

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The files of a Hugging Face style model directory: weights, config, and everything else."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What can be known of an output before any work for it: its place, names, rights, room.
 
 Everything here raises FileError with what to do; nothing is written.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a run will do, decided from headers: nothing is read in full and nothing is written."""
 
 import hashlib

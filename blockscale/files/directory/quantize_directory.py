@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantize a model's directory, a slab of a tensor at a time, into another directory.
 
 Nothing is written before everything is planned and checked, and the target appears whole or not at

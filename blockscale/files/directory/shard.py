@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Write one safetensors file of a run, tensor by tensor."""
 
 import os

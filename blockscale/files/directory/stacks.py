@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which way a directory's stacks of matrices lie, and of how many matrices they are made.
 
 A stored tensor may hold several matrices: the experts of a mixture [E, n, k], or a query, a key and

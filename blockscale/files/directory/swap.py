@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A new output takes the place of an old one by renames; a kill between two of them loses nothing.
 
     OUT -> .OUT.blockscale-old-HASH     where something is in its place, and may be replaced

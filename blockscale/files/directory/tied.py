@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Weights that a directory holds once and its model uses several times: tied embeddings.
 
 A file that transformers has written holds a table of embeddings and no head, where the two are one

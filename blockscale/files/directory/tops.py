@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The largest numerators of tensors that share their outer scale, found before any is quantized.
 
 One pass over each such tensor, whichever shard it is in; what was found is kept as long as a run

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Where a run writes until it is finished: a hidden directory beside the target.
 
 .OUT.blockscale-HASH/       HASH names the plan: the recipe, the seed and the source files

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A model's quantized stacks in the pieces that its checkpoints have: each expert's matrices.
 
 transformers joins them when it loads a model (moves.py). Its own operations, turned back and run on

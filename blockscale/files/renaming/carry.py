@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized pieces -> the quantized tensor made of them, every code and scale as it is.
 
 transformers stacks, joins, cuts, transposes and permutes whole rows of what a layer sums over. So

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which stored tensors become which tensors of a transformers model, by transformers' own mapping.
 
 transformers 5 renames, stacks, joins and cuts the tensors of a hub's directory while it loads them

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A stored model in which tensors have other names, and some are made of several."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How a tensor is cut into slabs, and which scales belong to each.
 
 A slab is some rows of dimension 0 as stored. Where one such row is itself too much, as one matrix

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Slabs worked on at the same time, one thread each.
 
 Threads for whole slabs, not inside each operation: the reference is many short operations, and

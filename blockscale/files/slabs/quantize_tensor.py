@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantize one tensor a slab at a time, to the bits of quantizing it whole.
 
 Three cases, by what spans the slabs (blockscale/files/slabs/cutting.py):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tensors of a file, a slab at a time, in the layout that they have when they are quantized."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Graphs that others quantized: their nodes become ours, to the bit, and their weights codes."""
 
 import operator

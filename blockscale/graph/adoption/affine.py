@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchao's affine ops. Source: torchao 0.18.0, quantization/quant_primitives.py.
 
 `choose_qparams_affine` becomes part of choose_quantize where the quantize that reads it takes both

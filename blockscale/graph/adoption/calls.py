@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a quantizing node of another library says, in one form whatever its library is."""
 
 from collections.abc import Sequence

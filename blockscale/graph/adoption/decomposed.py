@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch's `quantized_decomposed` ops, as prepare_pt2e's standard observers leave them.
 
 Source: torch 2.13.0, torch/ao/quantization/fx/_decomposed.py. `per_token` and `per_channel_group`

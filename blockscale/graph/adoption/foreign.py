@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantize and dequantize nodes of torch and torchao as ours, where a format gives their bits."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Layers that torch.ao's prepare_fx or prepare_qat_fx prepared with formats of ours.
 
 torch.ao's converter asks a weight's observer for one scale a tensor or a channel. So what has a

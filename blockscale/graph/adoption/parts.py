@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales and zero points of other libraries as ours: float32 and int32, of the tensor's rank.
 
 Theirs are Python numbers, 0-D or 1-D tensors, or lack the dimensions that a block covers. Which

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Programs that others quantized, on their way into any step of ours: adopted before all else.
 
 Every step that takes a program from elsewhere begins here, so that weights are codes whatever comes

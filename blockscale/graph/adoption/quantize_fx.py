@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Graph modules of torch.ao's quantize_fx, as programs that the graph flow takes.
 
 prepare_fx observes, and calls float modules; convert_to_reference_fx calls `quantize_per_tensor` of

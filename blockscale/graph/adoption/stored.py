@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Weights of others' layers as ours store them: a matrix [outputs, inputs], channels last.
 
     conv(x, dq(codes [o, i, *kernel]))  ->  conv(x, contiguous(permute(view(dq(codes [o, k])))))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized constants become packed codes and scales, under the names that files of ours have."""
 
 import operator

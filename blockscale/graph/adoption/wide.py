@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products of bfloat16 and float16 models in float32, as layers of ours compute them."""
 
 from functools import partial

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The nodes of ours that stand for a `Call` of another library."""
 
 import operator

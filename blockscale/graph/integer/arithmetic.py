@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Integer arithmetic under power-of-two scales: sums in int32, requantized by a shift of bits.
 
 A code c under the step 2^e means c * 2^e. Sums of products of codes are integers under the sum of

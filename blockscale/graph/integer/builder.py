@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The graph of integer steps while it is being built: what rules read from it and add to it."""
 
 from typing import Any, NamedTuple

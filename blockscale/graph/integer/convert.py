@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A model under power-of-two scales, executed on integers alone (docs/power_of_two.md)."""
 
 import copy

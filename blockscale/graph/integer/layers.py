@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What integer arithmetic needs to know of a quantized layer, and what keeps it from it."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The steps of an integer model: modules that take and give integers.
 
 Their numbers are buffers, so that an integer model is saved and moved like any other. Exponents and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """From a traced quantized model to the graph of its integer steps, one node after the other."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Lowering: from a graph of our ops to what one machine runs (docs/graph.md)."""
 
 from blockscale.graph.lowering import onednn as onednn  # makes ops, which saved programs may call

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Attention of floats by our own kernel, which is faster than torch's."""
 
 from torch import fx

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ops of ours replaced by the torch ops that their references call: the same bits, no op of ours.
 
 What is traced is the reference itself, on fake tensors with the sizes that the node has, symbolic

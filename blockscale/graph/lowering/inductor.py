@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Compiling graphs that were lowered to "inductor"."""
 
 import warnings

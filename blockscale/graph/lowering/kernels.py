@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What runs a node of ours on one backend, as the registry would choose when it is called."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Lowering: how the ops of a graph run on one target, node by node, said in the ledger."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products of 8-bit integers by oneDNN, as torch has it: `blockscale::onednn_linear`.
 
 The op takes what `fused_linear` takes. Its sums are the exact integers; then, in float32,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ops that run on the reference whatever `bs.use` says: `blockscale::reference_linear` of `linear`.
 
 A graph that calls them keeps the reference's bits, also after copies and torch.export.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The end of a residual branch as one op: sum, norm, codes, and floats for the next sum.
 
 a + b -> norm -> quantize and others          ->  fused_residual_*(a, b, keep="norm", y...)

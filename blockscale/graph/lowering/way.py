@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What became of the nodes of a lowered graph."""
 
 from dataclasses import dataclass

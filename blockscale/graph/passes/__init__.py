@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Passes: what changes a graph into one that computes the same, one a file.
 
 A pass is a module with `run(graph) -> number of changes`. Those of FLOAT work on float graphs,

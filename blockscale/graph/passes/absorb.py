@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A quantize moves up to what makes its floats.
 
 fused_op -> q                  ->  fused_op(y...)

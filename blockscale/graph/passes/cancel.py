@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantizing what was just dequantized, by the same scale, gives the codes back.
 
     q(dq(codes, s), s)  ->  codes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Permutes that undo one another go, also around ops that work element by element.
 
     permute(relu(permute(x, [0, 3, 1, 2])), [0, 2, 3, 1])  ->  relu(x)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Drop what computes nothing: dropout in evaluation, checks, copies that change nothing.
 
 An op that writes into its input becomes the op that does not, where nobody else reads the input:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What depends on constants alone is computed now.
 
     quantize(get_attr weight)  ->  get_attr weight.codes

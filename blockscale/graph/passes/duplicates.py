@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Computed twice becomes computed once: equal quantizes of one tensor, equal ops, equal scales.
 
 q(x, s), q(x, s)  ->  one q

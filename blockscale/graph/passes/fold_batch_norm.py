@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A batch norm in evaluation becomes part of the convolution or linear before it.
 
     bn(conv(x, W, b))  ->  conv(x, W * g, beta + (b - mean) * g)      g = gamma / sqrt(var + eps)

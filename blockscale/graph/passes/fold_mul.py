@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A product times a constant takes the constant into its weight's scale and its bias.
 
     linear(x, dq(w, scale), b) * c  ->  linear(x, dq(w, scale * c), b * c)

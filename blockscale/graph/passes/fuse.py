@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """dequantize - op - quantize becomes one fused op.
 
     q(op(dq(a), dq(b)))  ->  fused_op(a..., b..., y...)

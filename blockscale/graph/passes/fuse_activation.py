@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """An activation behind a product becomes part of it.
 
 fused_linear -> gelu -> q   ->   fused_linear(activation="gelu", y...)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A convolution of codes becomes `fused_conv`, channels last, with a permute on either side.
 
     conv(permute(dq(x)), permute(view(dq(w))), b)  ->  permute(fused_conv(x..., w..., b))

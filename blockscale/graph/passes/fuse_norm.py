@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The sum that ends a residual branch and its layer norm become one op.
 
 layer_norm(a + b) -> q   ->   fused_add_layer_norm(a..., b..., y...)

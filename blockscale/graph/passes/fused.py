@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Calls of fused ops in a graph, read and written whole. (No pass: what passes share.)"""
 
 import operator

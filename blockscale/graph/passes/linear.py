@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products with a coded matrix become linear layers, which have kernels.
 
     addmm(b, x, t(dq(w)))  ->  linear(x, dq(w), b)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Linears of one tensor become one linear: the q, k and v of attention.
 
     linear(x, q), linear(x, k), linear(x, v)  ->  split(linear(x, [q; k; v]))

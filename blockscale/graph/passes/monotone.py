@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ops that keep the order of numbers work on codes, as what stands before them then gives codes.
 
     q(max_pool(relu(x)))     ->  q(max_pool(dq(q(relu(x)))))

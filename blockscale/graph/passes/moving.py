@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ops that only move elements work on codes, before they are dequantized.
 
     view(dq(codes, scale))  ->  dq(view(codes), view(scale))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchao's PT2E flow with recipes and formats of ours: `prepare_pt2e`, batches, `convert_pt2e`."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What torchao is told of each node: which of its edges get an observer, and which share one."""
 
 from collections.abc import Callable

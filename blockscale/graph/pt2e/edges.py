@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What torchao's prepare_pt2e puts on edges: an observer of ours, or a fake quantizer.
 
 torchao calls `convert`, which writes the nodes of the quantized edge. It knows an observer by the

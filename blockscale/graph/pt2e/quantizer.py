@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A Recipe as torchao's annotations: which edges of a program are quantized, and how.
 
 Layers are found, named and planned as in every flow of ours (blockscale.graph.layers,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What stands in a graph for a layer's tensors on their way through a format.
 
 A convolution's input goes through it with its channels last, a weight as the matrix that layers

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blockscale in diffusers' `from_pretrained` and `save_pretrained` (docs/transformers.md).
 
 Importing this is all that diffusers needs to read what blockscale wrote.

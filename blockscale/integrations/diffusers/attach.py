@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models that were not quantized by diffusers are saved as if they were.
 
 `save_pretrained` writes the state that it finds: codes that `from_pretrained` does not know. With a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A recipe as diffusers' `quantization_config`."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """peft's LoRA on quantized layers. `import blockscale` brings it along as soon as peft is imported.
 
 Importing this module does the same by hand: `import blockscale.integrations.peft`.

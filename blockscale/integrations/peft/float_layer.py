@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A quantized layer as the float layer that it stands for: peft builds adapters beside it, and
 merges into it."""
 

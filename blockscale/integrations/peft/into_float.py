@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Adapters merged into floats: layers whose codes would lose them become float layers."""
 
 from collections.abc import Iterator

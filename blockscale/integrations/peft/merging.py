@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Adapters merged into codes, and taken out again.
 
 merge: dequantize in float32, add what the adapters add, quantize in the same format, with scales

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """peft's LoRA model, which finds quantized layers and merges into them."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blockscale in transformers' `from_pretrained` and `save_pretrained` (docs/transformers.md).
 
 Importing this is all that transformers needs to read what blockscale wrote.

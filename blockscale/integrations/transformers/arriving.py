@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A stored model under the names of the model that reads it."""
 
 from collections.abc import Sequence

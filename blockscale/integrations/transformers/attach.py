@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models that were not quantized by transformers are saved as if they were.
 
 `save_pretrained` writes the state that it finds. Of a quantized model that would be codes which

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A key-value cache for `generate` that keeps keys and values in any format."""
 
 from collections.abc import Callable

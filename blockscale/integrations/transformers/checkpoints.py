@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models of transformers from what other producers wrote, with the files' own codes.
 
 `from_pretrained` chooses a quantizer by the `quant_method` of config.json, and of a GGUF file makes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Parameters that a model fuses of several tensors of its checkpoint, such as experts.
 
 Where the fused parameter's blocks are those of the parts, its codes are the parts' codes, fused in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The config of transformers for a GGUF file, from the file's own metadata (no package `gguf`).
 
 Keys: ggml-org/ggml, docs/gguf.md, "LLM"; of positions that are scaled linearly or by yarn, too

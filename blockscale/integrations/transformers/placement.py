@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models on several devices, on the CPU beside an accelerator, and on disk.
 
 transformers loads what a device map leaves on disk as floats, which quantizing would turn around:

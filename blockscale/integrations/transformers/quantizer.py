@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The quantizer that transformers calls while it builds, fills and saves a model."""
 # ruff: noqa: ARG002 - the signatures are transformers'
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantize each weight of a float checkpoint as it arrives, on its device, and let the float go.
 
 The codes wait beside the model, which holds stand-ins, until everything is read and tied. Then the

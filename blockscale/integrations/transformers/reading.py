@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Read what a blockscale file holds through transformers' own loader.
 
 The loader renames tensors, moves them to their devices and puts them into parameters. Codes and

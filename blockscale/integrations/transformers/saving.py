@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What `save_pretrained` writes of a quantized model: a blockscale file, whose names are those that
 the model's checkpoints have."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Kernels for the CPU: C++ in src/, compiled to `_native`; Python files named after their ops.
 
 Nothing is loaded before `available` or `_native` is asked for. The environment variable

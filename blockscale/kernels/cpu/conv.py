@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Convolutions: patches of x as the rows of an integer linear layer, lines of x where they lie, or
 torch's in float32 (`blockscale.kernels.cpu.conv_way` says which)."""
 

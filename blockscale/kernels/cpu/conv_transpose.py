@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Transposed convolutions: an integer product of x with each place of the kernel, added up where
 places of x reach the same output; else torch's own in float32."""
 

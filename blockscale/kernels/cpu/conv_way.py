@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How a convolution runs on the CPU, by its sizes and formats: one rule for layers and graphs.
 
 The figures behind it are those of benchmarks/convolutions.py, in docs/performance.md.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Convolutions without patches: lines of x are multiplied where they are (isa/linear/direct.cpp).
 
 The weight is decoded to float32 at each call: 4 bytes an element, which the call gives back.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Convolutions of codes, channels last, and what follows them: bias, activation, codes."""
 
 from collections.abc import Sequence

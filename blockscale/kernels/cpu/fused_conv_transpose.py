@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Transposed convolutions of codes, channels last, and what follows them."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """x @ weight.T of codes times codes, and what follows it, in one pass: bias, activation, codes.
 
 Integers times integers as `linear`. Where the formats do not allow that, x is dequantized; results

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """x @ weight.T: integers times integers where the formats allow, else decoded weights."""
 
 from functools import cache

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the native kernels take: a Format as numbers, tensors as addresses that were checked."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Weights made ready for the linear kernels, and kept beside them (blockscale.kernels.resident)."""
 
 from typing import Any, NamedTuple

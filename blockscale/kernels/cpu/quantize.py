@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes, with a given scale or one that is chosen in the same pass over memory."""
 
 from torch import Tensor

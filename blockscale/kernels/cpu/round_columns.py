@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Columns rounded one after the other, strip of rows by strip."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Measured choices for the CPU's kernels: those shipped, and what this machine added.
 
 What can be chosen, within what bounds and what holds unmeasured, says `src/tuning/tuning.h`. A

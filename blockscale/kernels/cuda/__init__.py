@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Kernels for CUDA, in Triton: files named after their ops, device code beside them.
 
 With TRITON_INTERPRET=1 set before the first op, Triton's interpreter runs them on the CPU's

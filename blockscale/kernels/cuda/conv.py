@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Convolutions: the library's, of a weight and an input that kernels have brought to float32."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rows of a quantized table: their codes and scales are gathered, then dequantized."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """x @ weight.T with what follows it, through the kernels of `linear`: weights are never decoded to
 memory, and x's codes meet them as integers where those kernels do that."""
 

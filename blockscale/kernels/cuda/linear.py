@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """x @ weight.T: codes times codes where tensor cores take them, else weights decoded on the way."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes of any width <-> bytes."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Columns rounded one after the other: a program takes all columns of a strip of rows."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A format as the numbers that CUDA kernels are compiled for."""
 
 import struct

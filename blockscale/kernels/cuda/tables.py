@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Measured launch choices: those shipped for an H200, and what this machine added.
 
 kernels/tuned.py has the tables' form.

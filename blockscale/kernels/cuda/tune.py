@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Measuring the ways to run a linear layer here, and keeping the fastest (`tune`)."""
 
 from pathlib import Path

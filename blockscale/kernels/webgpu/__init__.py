@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Kernels for WebGPU (Vulkan, Metal, Direct3D 12), in WGSL: files named after their ops.
 
 Tensors on the device "webgpu" stay there (`tensor`); with `bs.use("webgpu")`, tensors on the CPU

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """x @ weight.T on the GPU: weights are decoded where they are multiplied."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Formats that the WebGPU kernels know only restated."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A format as what shaders are made of: the parts that they choose, and their constants."""
 
 import struct

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a quantized layer does to its input before it quantizes it, undone in its weight.
 
 One kind of `Before` a file of this folder, found by its name: the class in it that has the file's
@@ -43,7 +44,7 @@ def stored_buffers(fmt: str, features: int) -> BufferSpecs:
     if buffers is None:
         simple_first = sorted(kinds().values(), key=lambda each: (":" in each.SPELLINGS, each.name))
         known = ", ".join(each.SPELLINGS for each in simple_first)
-        raise ValueError(f"no transform {fmt!r}; there are {known}")
+        raise ValueError(f"unknown transform {fmt!r}; choose from {known}")
     return buffers
 
 

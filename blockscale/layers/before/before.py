@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What every Before shares: a change of a layer's input that is undone in its weight."""
 
 from abc import abstractmethod

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A layer's inputs in another order, so that those that share a scale stand together."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A rotation of neighbouring features of a layer's input by a Walsh-Hadamard matrix."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A factor for each feature of a layer's input, taken out of its weight again."""
 
 from collections.abc import Mapping

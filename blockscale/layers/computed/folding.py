@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Computed weights of a model, folded while it is quantized: what is then a layer of ours has the
 weight that was computed, and everything else computes its own as before."""
 

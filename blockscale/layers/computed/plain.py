@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A layer whose weight is computed at each call -> one that has the weight it computes.
 
 Three ways to compute one: torch.nn.utils.parametrize (also parametrizations.weight_norm and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Computed weights as files hold them: which tensors are the parts of one, and its value.
 
     weight_norm     X.parametrizations.weight.original0, .original1, or X.weight_g, X.weight_v

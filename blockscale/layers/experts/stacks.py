@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which way the matrices of a stacked parameter lie, and of how many matrices each is made.
 
 A parameter [E, n, k] is a stack of E matrices with blocks along k, the sum. What else there is to

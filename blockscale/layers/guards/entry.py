@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What may be given where a model is wanted, and under which modes of torch."""
 
 import os

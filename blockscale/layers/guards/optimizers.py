@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One warning for an optimizer that steps weights which are not in their model any more.
 
 Quantizing replaces weights; an optimizer that was made before goes on stepping the old ones, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models that are not whole where they are to be quantized, and processes that must not disagree.
 
 Quantizing looks at whole weights, and each process by itself. What is sharded, or moved to its

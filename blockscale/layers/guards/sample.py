@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A quantized model tried on a sample: what cannot work is found before anybody needs it."""
 
 from collections.abc import Iterator, Mapping

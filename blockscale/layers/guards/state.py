@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A model's modules, parameters and buffers as they are, to be put back."""
 
 from collections.abc import Iterator

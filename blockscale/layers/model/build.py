@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One quantized layer from its plan, and what the ledger says of it."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Batch norms that training folded into a convolution: which module stands where one was.
 
 The convolution remembers it, and no name: a model may be put into another one. So a file can say

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized weights know what they are called, so that errors can say which one they are about."""
 
 from torch import nn

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A model's weights as a producer quantizes them: what bs.quantize_ makes of a profile."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """resize_token_embeddings of transformers, for models whose embeddings are quantized.
 
 transformers takes only nn.Embedding and nn.Linear there, and finds that out when it may have

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Modules of a model are exchanged by name, all or none."""
 
 from collections.abc import Callable, Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models inside of others that only run them: compiled, parallel, averaged. What quantizes, saves
 and loads works on the plain model, by the names that it has without them."""
 

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized parameters that belong to no layer."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized parameters of any module: its own code reads them, and gets a WeightTensor.
 
 `hold` gives a module a class of its own, a subclass of the one it had with the same name, in which

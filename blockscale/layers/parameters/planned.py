@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Parameters that belong to no layer: which of them are quantized, and how they are held.
 
 A module that reads its own parameter (xlnet's q, k, v; `in_proj_weight`; the experts of a mixture)

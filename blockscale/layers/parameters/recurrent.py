@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """nn.LSTM, nn.GRU and nn.RNN whose weights are held in codes.
 
 torch's own forward runs, on all weights of the layer dequantized once a call. Inputs and states

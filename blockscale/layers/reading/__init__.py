@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Reads of quantized weights by code that is not the layer's own."""

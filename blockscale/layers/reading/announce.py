@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models that got quantized layers are announced, so that rooms further right can tell the library
 that a model comes from how to save it. Nothing of that library is imported here."""
 

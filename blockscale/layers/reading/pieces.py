@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Views and pieces of a ReadTensor that keep its codes: nothing is dequantized for them.
 
 Each handler gets the operator's arguments and returns its result, or None where only the floats

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What torch's operators do with a ReadTensor: products by our kernels, or its floats.
 
 Each handler gets the operator's arguments and returns its result, or None where only the floats

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Where the numbers of a weight are that was read, and the tensors that have them."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products with a stack of matrices that was read: a kernel call for each matrix that rows go to.
 
 transformers has three ways through the experts of a layer. `eager` reads one expert after another,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a read of a quantized weight gives: a tensor, to whoever computes with it by himself.
 
 Models read weights of layers that they do not call (`F.linear(x, self.fc.weight)`, `.t()`, `@`).

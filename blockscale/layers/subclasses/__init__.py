@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Subclasses of float layers, quantized as what they are: their class and their forward stay."""
 
 from blockscale.layers.subclasses.quantized import computes_as_parent as computes_as_parent

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a subclass of a float layer computes: the same as its parent, or something of its own."""
 
 from torch import nn

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A quantized layer that is still an instance of a user's subclass of nn.Linear, nn.Embedding or a
 convolution.
 

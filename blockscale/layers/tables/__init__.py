@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized tables of which bags of rows are summed."""

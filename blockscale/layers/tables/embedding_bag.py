@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized nn.EmbeddingBag."""
 
 from typing import Any

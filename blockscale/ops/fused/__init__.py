@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ops on codes and floats: dequantize, compute, quantize as one op. One file a family of ops."""
 
 from blockscale.core.discover import import_all

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Element by element, of two tensors or of one and a number."""
 
 import torch

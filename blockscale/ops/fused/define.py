@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A fused op is its float body: the rest follows from it.
 
     @fused(aten=("add.Tensor",))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Element by element, of one tensor: functions of mathematics."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Several tensors become one: each may have a format of its own."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which fused op stands for a node of a graph.
 
 A fused op's patterns say what it stands for: an overload of aten and, for its arguments in the

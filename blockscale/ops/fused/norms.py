@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Normalizing: what a row or a channel is divided by depends on all of it."""
 
 from typing import Any

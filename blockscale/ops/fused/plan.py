@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How a float body runs on operands: the composition that a fused op means, and its shape."""
 
 from collections.abc import Callable, Sequence
@@ -110,5 +111,5 @@ def activated(x: Tensor, name: str) -> Tensor:
     function = ACTIVATIONS.get(name)
     if function is None:
         known = ", ".join(repr(each) for each in ACTIVATIONS)
-        raise ValueError(f"no activation {name!r}; there are {known}")
+        raise ValueError(f"unknown activation {name!r}; choose from {known}")
     return function(x)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Sums of products, in float32: matrices, convolutions, attention, rows of tables."""
 
 from collections.abc import Callable

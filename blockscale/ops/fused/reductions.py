@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Fewer elements than before: sums, extremes, pools."""
 
 import torch

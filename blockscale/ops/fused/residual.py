@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The norm of a residual sum, and floats beside it: what a transformer's next block begins with.
 
 A block's end is read twice: in codes, by the next linear layers, and as floats, by the next

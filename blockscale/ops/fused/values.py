@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """From what fused ops take to floats, and from floats to what they give.
 
 The primitives are run, not called: a fused op is below torch's dispatcher already, and to ask again

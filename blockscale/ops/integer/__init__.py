@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ops on integers alone: codes and sums go in, codes or sums come out, no float between.
 
 What `bs.graph.lower(graph, "integer")` writes: a small closed set, `INTEGER_OPS`. Every op but

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How an integer op is defined: its reference in plain PyTorch is its meaning, its fallback and
 its shape rule. A kernel of its name gives the same integers."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Where floats come in and go out: the only integer ops that know any."""
 
 import torch

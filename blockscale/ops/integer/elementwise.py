@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ops of single codes: sums, products, tables."""
 
 import torch

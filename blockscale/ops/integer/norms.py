@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Layer norm and RMS norm of codes: an integer square root, one division a row, products, shifts.
 
 I-BERT (Kim et al. 2021, arXiv:2101.01321, sec. 3.6) takes the standard deviation with an integer

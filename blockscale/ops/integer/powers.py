@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products as shifts and additions: what a weight that is a power of two, or a sum of a few, costs.
 
 Every integer is a sum of signed powers of two; of all such sums the non-adjacent form has the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products of codes: linear layers, convolutions, matrices.
 
 All end as blockscale.ops.integer.shifts has it; `largest` is the proven bound of |sum of products +

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rounding shifts, and how every integer op ends: from sums to codes of a format.
 
 A code c under the step 2^e means (c - zero) * 2^e. Sums of products of codes are integers under the
@@ -43,7 +44,7 @@ def shift_right(x: Tensor, shift: Tensor, rounding: str = "nearest_even") -> Ten
     """
     if rounding not in SHIFT_ROUNDINGS:
         there = ", ".join(SHIFT_ROUNDINGS)
-        raise ValueError(f"no rounding {rounding!r} of shifts; there are {there}")
+        raise ValueError(f"unknown rounding {rounding!r} of shifts; choose from {there}")
     wide, distance = x.to(torch.int64), shift.to(torch.int64)
     right, left = distance.clamp(0, _FARTHEST), (-distance).clamp(0, FARTHEST_LEFT)
     floor = wide >> right

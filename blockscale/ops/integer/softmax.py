@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Softmax and attention of codes: powers of two by a table and a shift, one division a row.
 
 I-ViT's Shiftmax (Li and Gu 2023, arXiv:2207.01405, sec. 3.3) brings exp to 2^x and shifts by the

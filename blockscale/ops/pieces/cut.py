@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Parts of a quantized tensor along its first dimension, cut from codes and scales as they are."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products of a stack of matrices [E, n, k], each of which is asked for by itself.
 
 Nothing is done for the matrices that no row of x goes to: not a code of theirs is read.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Layers that train with fake quantization, one kind a file of this folder.
 
 A file has a function `trained(kind)`: the class that a float layer of the class `kind` has until

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Batch norms that the convolution before them includes."""
 
 import torch.nn.functional as F

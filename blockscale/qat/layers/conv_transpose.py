@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Transposed convolutions in training, alone or with the batch norm that follows them folded in."""
 
 from collections.abc import Sequence

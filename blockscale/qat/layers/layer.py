@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What every layer in training shares: the float layer's own parameters, and fake quantizers."""
 
 from typing import Any, ClassVar, NamedTuple, Self

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """nn.Linear and the transposed Conv1D of GPT-2-style models, in training."""
 
 from typing import Any

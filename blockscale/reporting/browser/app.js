@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The page: where tensors come from, which format, and what happens when something changes.
 "use strict";
 

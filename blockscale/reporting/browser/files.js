@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // What a visitor drops: .npy, .safetensors, images, raw float32 numbers. Nothing leaves the page.
 "use strict";
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a page has to know of a format: its blocks as a matrix has them, and its shaders."""
 
 from collections.abc import Mapping

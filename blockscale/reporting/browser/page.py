@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The page as one HTML file: shaders, formats, what the reference computed, style and scripts."""
 
 import base64

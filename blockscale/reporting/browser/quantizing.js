@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // One tensor through one format on the GPU: ranges of blocks, their scales, codes, values.
 "use strict";
 

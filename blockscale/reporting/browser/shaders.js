@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Shaders on the visitor's GPU: composed of the parts that the page carries, as gpu/shader.py does.
 "use strict";
 

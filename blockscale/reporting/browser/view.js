@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // What is seen: four grids over the same elements, a histogram, and the element under the cursor.
 "use strict";
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 "use strict";
 // The charts: weights on their grid, error and saturation by layer, the Pareto front of a search.
 const Charts = {

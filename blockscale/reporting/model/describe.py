@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Everything that a page about a model shows, as plain data: nothing on it is computed elsewhere.
 
 One layer is in memory at a time: its codes, and what is computed of it slab by slab; of a source,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 "use strict";
 // SVG by hand: elements, axes, and one way to look at points by mouse, touch and arrow keys.
 const Draw = {

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Figures for papers, with matplotlib: what a report shows, as PDF, SVG and PNG of one column.
 
 The same data give the same bytes on one machine: no dates, and ids of SVG from a fixed salt.

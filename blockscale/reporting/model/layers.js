@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 "use strict";
 // The table of layers: sorted, filtered, a part of it shown; and the panel about the chosen one.
 const Layers = {

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What one quantized tensor is measured by: its codes, and how far they are from the floats."""
 
 import math

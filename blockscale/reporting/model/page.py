@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The report as one HTML file: what was described, style and scripts, and nothing from elsewhere.
 
 Names are text to the browser: the template escapes what it shows, scripts write text nodes, and the

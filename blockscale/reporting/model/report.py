@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`bs.report`: one HTML page, figures, or plain data about a quantized model or a search."""
 
 from pathlib import Path

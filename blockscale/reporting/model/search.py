@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A search's result, read from its file: points to draw and errors of candidates, layer by layer.
 
 The file is what `bs.search(…).save(path)` writes, and may be anybody's: every field is checked.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A model's tensors for a report: what heads say of each, and the tensors themselves when asked."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a directory's ledger says of it: a file that may be anybody's, so every field is checked."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is asked of a run's data: a file of `blockscale bench`, as JSON gives it back."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A run as tables of text, for a terminal and for a page."""
 
 from collections.abc import Iterator

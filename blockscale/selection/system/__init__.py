@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One object with verbs for everything: thin calls to the rest, with numbers that are measured."""
 
 from blockscale.selection.system.facade import PerformanceHints as PerformanceHints

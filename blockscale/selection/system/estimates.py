@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Memory and accuracy of a format: counted, and measured on data."""
 
 from collections.abc import Sequence

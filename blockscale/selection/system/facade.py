@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """QuantizationSystem: one object that knows a device and has a verb for each thing to do there."""
 
 from collections.abc import Iterable, Sequence

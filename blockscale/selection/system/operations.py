@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How fast the operations on tensors are, what memory they take, what block sizes cost and bring.
 
 Times and memory are measured. The best block size is counted, so that it does not depend on what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """QuantizationParams: a format, and a scale where one was chosen beforehand."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What samples look like, and which observer keeps them best."""
 
 from collections.abc import Iterable, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What work is to be done, what it may cost, and what it costs: measured."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A backend: numpy computes on the tensors of the CPU."""
 
 # Goes to:   blockscale/kernels/numpy_arrays/, this file as its __init__.py

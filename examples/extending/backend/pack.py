@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes of eight bits and more are bytes already: packing copies them."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Two checkouts in turns: order, ratios, and checkouts that cannot be raced."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A worker answers each line with a case, and nothing else comes between."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ceilings: bandwidth of copies, operations a second of torch's products."""
 
 from dataclasses import replace

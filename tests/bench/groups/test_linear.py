@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Cases of linear layers: the recipes, and the time relative to the float layer."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Memory: peaks that follow from shapes, and tensors that have the bytes that are counted."""
 
 from dataclasses import replace

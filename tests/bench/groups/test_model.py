@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The model's case: times, and cosines to fp32's embeddings."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a call costs: our function and our op, beside torch's op that does the same."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Cases of primitives: what is measured, and the share of a copy's bandwidth."""
 
 from dataclasses import replace

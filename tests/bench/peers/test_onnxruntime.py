@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """onnxruntime, in the race and right, where it is installed."""
 
 import importlib.util

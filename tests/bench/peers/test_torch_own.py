@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What torch itself has, in the race and right."""
 
 from dataclasses import replace

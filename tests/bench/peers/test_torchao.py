@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchao, in the race and right."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The benchmark from end to end, tiny: text to a model, to cells, to what the page is made of."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """SmoothQuant on one layer."""
 
 from blockscale.calibration.algorithms.smoothquant import SmoothQuant

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """AWQ takes the best of its grid by brute force, through any format, and makes no layer worse."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blocks of a weight, one by itself, a part of the weight at a time."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Column after column under scales of its own gives what the whole gives under them."""
 
 import pytest

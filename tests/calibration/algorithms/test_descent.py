@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Coordinate descent: no sweep raises the error, and small matrices come near the very best."""
 
 from itertools import pairwise, product

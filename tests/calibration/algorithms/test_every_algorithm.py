@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What every weight algorithm and every transform does: a new file is tested by itself."""
 
 import warnings

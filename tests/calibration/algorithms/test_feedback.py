@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Factors of H, and error feedback by itself."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """GPTQ against the textbook, the identity, and its own objective."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A gram matrix is refused unless it could be X^T X; its diagonal is how much inputs count."""
 
 import pytest

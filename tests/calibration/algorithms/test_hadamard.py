@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rotations: which size, which signs, when not; and all transforms through bs.calibrate."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """HQQ: its closed forms against brute force, and never worse in its own objective."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Beside the outer scale that the reference chooses, a block gets the reference's own bits."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """MiniLM with four-bit weights: what each weight algorithm leaves of a real model.
 
 `python -m tests.calibration.algorithms.test_minilm_weights` prints the table of docs/algorithms.md.

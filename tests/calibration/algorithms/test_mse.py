@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The scales of least squared error: brute force finds none better, and no block gets worse."""
 
 import numpy as np

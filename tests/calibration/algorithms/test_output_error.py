@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A transform is taken where it lowers the error of the layer's output."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """transform="quarot": tests/calibration/rotations has what it does to models."""
 
 import pytest

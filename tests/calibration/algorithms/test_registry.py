@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Weight algorithms and transforms are found by name, name and setting, or given."""
 
 import pytest
@@ -31,10 +32,10 @@ def test_an_instance_is_taken_as_it_is() -> None:
 
 
 def test_what_there_is_not() -> None:
-    words = r"no weight algorithm 'best'; there are absmax, .*gptq, .*hqq"
+    words = r"unknown weight algorithm 'best'; choose from absmax, .*gptq, .*hqq"
     with pytest.raises(ValueError, match=words):
         algorithms.weights("best")
-    with pytest.raises(ValueError, match="no transform 'gptq'; there are "):
+    with pytest.raises(ValueError, match="unknown transform 'gptq'; choose from "):
         algorithms.transforms("gptq")
     with pytest.raises(ValueError, match="is no weight algorithm: give an instance, or a name of"):
         algorithms.weights(GPTQ)  # the class

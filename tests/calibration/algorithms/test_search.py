@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Plain rounding by search: never worse, by its own measure, than what it begins with."""
 
 import numpy as np

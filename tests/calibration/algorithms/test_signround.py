@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Learned rounding as an algorithm: through bs.calibrate, never worse, refusing by name."""
 
 import pytest

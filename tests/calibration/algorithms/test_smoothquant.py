@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """SmoothQuant is equation 4 of its paper, and makes no layer worse."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """transform="spinquant": tests/calibration/rotations/test_learn.py has what it learns."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the transforms' tests share: inputs with outliers, and the error of a layer's output."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Calls taken apart and put together, ghosts, digests."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Repeated blocks, found by themselves or by a pattern."""
 
 import pytest

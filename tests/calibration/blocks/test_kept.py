@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tensors in memory and, beyond the budget, in files that go away."""
 
 import stat

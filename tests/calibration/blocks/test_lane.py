@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Calls of blocks over all batches: kept, replayed, compared."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Recording: chains after chains, what is computed between blocks, errors."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blocks whose calls go elsewhere, for a while."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a block algorithm is given by hand, without a walk."""
 
 import torch

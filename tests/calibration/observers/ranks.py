@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What each process of tests/calibration/observers/test_distributed.py does."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the tests of observers share: data, formats, and an observer that has seen some."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The adaptive observer: what it measures, that it does not lose to its own, what it says."""
 
 import pytest

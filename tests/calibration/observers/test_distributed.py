@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Real processes (gloo): N of them on shards choose what one process on everything chooses."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The entropy threshold against a brute-force search: loops over numpy arrays, in float64."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What every observer does, whatever it chooses: a new file in the folder is tested by itself."""
 
 import pytest

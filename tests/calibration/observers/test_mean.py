@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The mean that is the scale of binary and ternary numbers, against its definition."""
 
 import numpy as np

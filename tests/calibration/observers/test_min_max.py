@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What bs.quantize chooses for all the data at once."""
 
 import torch

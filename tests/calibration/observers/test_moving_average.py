@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The average of the batches' ranges, as torch.ao defines it."""
 
 import warnings

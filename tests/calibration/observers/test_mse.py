@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The MSE observer against a brute-force search in numpy, float64."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Percentiles: numpy's on small data, within a bin of numpy's on large."""
 
 import numpy as np

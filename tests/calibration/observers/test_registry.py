@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Observers are found by their names, with their settings; what there is not is an error."""
 
 import pathlib
@@ -29,7 +30,11 @@ def test_specs():
 @pytest.mark.parametrize(
     ("spec", "error", "words"),
     [
-        ("median", ValueError, "no observer 'median'; there are adaptive, .*entropy, .*min_max"),
+        (
+            "median",
+            ValueError,
+            "unknown observer 'median'; choose from adaptive, .*entropy, .*min_max",
+        ),
         ("min_max:3", ValueError, "'min_max' has no setting, found '3'"),
         ("percentile:many", ValueError, "the percentile is a number, found 'many'"),
         ("percentile:101", ValueError, "above 0 and at most 100, not 101"),

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Learned rotations: orthogonal, and no worse than the fixed one."""
 
 import pytest

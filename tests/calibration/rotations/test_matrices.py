@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Hadamard matrices and what is made of them."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rotated models give what they gave, and refused ones are what they were."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Small transformers with blocks that count their calls, and a block algorithm."""
 
 from collections import Counter

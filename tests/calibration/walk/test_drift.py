@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The inputs of the float model, beside those that the quantized layers before leave."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What layers see is counted once, observed and summed in as few runs as fit."""
 
 import pytest

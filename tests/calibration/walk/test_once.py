@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A block that halts before its layers: what is chosen, and what is refused."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blocks that are run once: how often, and what is done where that cannot be."""
 
 import pytest

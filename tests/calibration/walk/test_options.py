@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How to walk."""
 
 from blockscale.calibration.walk.options import Options

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Finished blocks on disk: a run that was stopped goes on, another one is refused."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blocks that are built when they are done: parameters of no layer as well."""
 
 import torch

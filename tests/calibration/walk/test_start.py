@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which blocks are walked, and the chains that cannot be."""
 
 import copy

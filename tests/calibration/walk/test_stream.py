@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Weights that are read one block at a time."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The walk: how often blocks run, that nothing else is chosen than in whole passes."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a block algorithm gives is checked before it is taken."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """After the walk: all blocks are learned together, by what the model gives; and what it refuses."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A model's directory and its quantized copy."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale audit`: text, JSON, and a ledger that does not hold."""
 
 import json

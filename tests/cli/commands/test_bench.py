@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale bench` as a user meets it: output, file, Ctrl-C, going on, starting again."""
 
 import json

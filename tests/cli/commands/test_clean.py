@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale clean`: what is left is listed, and deleted when told."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale convert`: text, JSON and errors."""
 
 import json

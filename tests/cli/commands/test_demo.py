@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale demo`: rows as a table and as JSON. What they measure is tested with the model."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale export`: a model's directory in, another runtime's file out, with its audit."""
 
 import json
@@ -217,7 +218,7 @@ def test_a_quantized_directory_needs_no_recipe(model, tmp_path):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--to", "tensorrt"], "no target 'tensorrt'; there are c, compressed-tensors"),
+        (["--to", "tensorrt"], "unknown target 'tensorrt'; choose from c, compressed-tensors"),
         (["--to", "program"], "say how to quantize the model: --recipe"),
         (["--to", "program", "--skip", "lm_head"], "--skip goes with --recipe"),
         (["--to", "program", "-r", "int9000"], "int9000"),

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale formats`, and the command line as a whole."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale hardware`, on this machine and on others."""
 
 import json

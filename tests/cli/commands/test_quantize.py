@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale quantize` as a user meets it: output, errors, exit codes, Ctrl-C."""
 
 import json

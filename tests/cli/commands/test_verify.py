@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale verify`: what is right, what is not, and once more."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`blockscale webgpu-page`."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Data and comparisons that the tests of blockscale.compat.torch_ao share."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Observers and a configuration that several tests of blockscale.compat.torch_ao use."""
 
 from typing import Any

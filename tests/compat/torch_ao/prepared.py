@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What models that torch.ao prepared with formats are compared with: weights rounded by hand."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Formats as the dtype of torch.ao's observers, compared with bs.observers and with torch.ao's."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """prepare and convert, compared with bs.calibrate and with torch.ao's own flow."""
 
 import copy

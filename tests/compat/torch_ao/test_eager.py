@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.ao's own prepare and prepare_qat with formats in model.qconfig, and convert of ours."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Fake quantizers with power-of-two scales, compared with torch.ao itself."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.ao's observers as formats, which have their bits."""
 
 from typing import Any

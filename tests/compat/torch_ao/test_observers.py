@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Observers with power-of-two scales, compared with torch.ao itself and with rationals."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A user's own observers with powers of two: compared with what they choose without."""
 
 import copy

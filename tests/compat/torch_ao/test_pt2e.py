@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchao's PT2E classes with power-of-two scales, in torchao's own flow."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchao's fake quantizers with power-of-two scales."""
 
 import warnings

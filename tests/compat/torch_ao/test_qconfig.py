@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.ao's ready-made configurations of classes that take `power_of_2_scale`."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.ao's mappings as recipes: its own choice for each layer."""
 
 from typing import Any

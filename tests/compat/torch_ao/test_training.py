@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Training by a configuration of torch.ao."""
 
 import pytest

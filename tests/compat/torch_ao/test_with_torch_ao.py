@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The classes in the hands of a user and of torch.ao's own training."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the tests of blockscale.compat.torchao share: inputs at the limits of rounding."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The scales and zero points are torchao's, bit for bit; the oracle is torchao itself."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which codes a target dtype has, and how they are stored."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchao's own enum members are accepted wherever ours are."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The format that has torchao's bits; the oracle is torchao itself."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Kernels give torchao's bits, run where they can, and stand back where they cannot."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which combinations of a mapping, a domain and preserve_zero have a meaning."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """All functions of blockscale.compat.torchao: torchao's signatures, and errors that help."""
 
 import inspect

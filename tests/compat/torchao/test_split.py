@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How a tensor is cut into blocks, against a loop over its elements."""
 
 import itertools

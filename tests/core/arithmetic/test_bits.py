@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Exponents, mantissas and powers of two from bits, against Python's own exact arithmetic."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """k-means in one dimension: the least error there is, by exhaustion in exact rationals."""
 
 import itertools

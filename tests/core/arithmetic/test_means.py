@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Magnitudes as whole units: their sums are exact, in whatever pieces they are taken."""
 
 from fractions import Fraction

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Philox4x32-10: the authors' known answers, independence of layout, and unbiased rounding."""
 
 import pytest

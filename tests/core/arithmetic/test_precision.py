@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Float32 stays float32 inside, whatever autocast and torch's switches say."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Biases in steps of sums: exact rationals, onnxruntime's own codes, and every boundary."""
 
 import json

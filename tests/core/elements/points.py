@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Where rounding can go wrong: the inputs that the tests of elements share."""
 
 import math

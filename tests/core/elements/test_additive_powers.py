@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Additive powers of two: the sets of the paper, written out, and their sums as bits."""
 
 import math
@@ -71,7 +72,7 @@ def test_codes(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["apot2", "apot9", "uapot1", "apot", "apot33"])
 def test_names_that_are_none(name: str) -> None:
-    with pytest.raises(ValueError, match=f"no element '{name}'; there are apotB"):
+    with pytest.raises(ValueError, match=f"unknown element '{name}'; choose from apotB"):
         read_element(name)
 
 

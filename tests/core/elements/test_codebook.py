@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codebooks: the nearest value of a table, with the tables of their producers."""
 
 import math

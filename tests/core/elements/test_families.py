@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The registry of families, and a family that nobody knew before: sixteen values of a codebook."""
 
 import math
@@ -90,7 +91,9 @@ def test_no_name_has_two_meanings() -> None:
 def test_an_unknown_name_is_told_all_there_are(book: None) -> None:
     known = "; ".join(family.SPELLINGS for family in FAMILIES)
     assert known.endswith("; book16")
-    with pytest.raises(ValueError, match=f"^no element 'book17'; there are {re.escape(known)}$"):
+    with pytest.raises(
+        ValueError, match=f"^unknown element 'book17'; choose from {re.escape(known)}$"
+    ):
         read_element("book17")
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Logarithms with fractions of an exponent: every value the nearest float32 of an exact power."""
 
 from fractions import Fraction

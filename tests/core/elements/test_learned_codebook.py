@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Learned codebooks: a table for each tensor, stored beside its codes."""
 
 import math

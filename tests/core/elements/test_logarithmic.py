@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Logarithmic numbers: 0 and the powers of two up to 1."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Minifloats, against ml_dtypes."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ternary numbers: the threshold below which a weight becomes 0, and the mean of the others."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What producers gave (tests/recorded/record_profiles.py), and how a profile compares with it."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The table of docs/profiles.md, from a comparison with what producers gave.
 
     python -m tests.core.profiles.table

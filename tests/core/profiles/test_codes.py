@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rules that torchao does not have, against a producer that has them: gguf 0.19.0's own bytes.
 
 Its quantizers are rules of scales and codes like any other; profiles of their own come with the

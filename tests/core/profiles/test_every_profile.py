@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """All profiles there are, found by their files: names, errors, and what each result is."""
 
 import math
@@ -75,9 +76,13 @@ def test_values_that_are_not_finite_are_the_contracts(name: str) -> None:
     [
         ("torchao.int9", None, r"no profile 'torchao.int9': did you mean .*; there|torchao.int8"),
         ("nobody", None, r"no profile 'nobody': there are .*blockscale.int8, .*torchao.nvfp4"),
-        ("gguf.q4_k", "0.1", r"no version '0.1' of profile gguf.q4_k; there are 0.19.0"),
-        ("torchao.int8", "0.1", r"no version '0.1' of profile torchao.int8; there are 0.18.0"),
-        ("blockscale.int8", "1", r"no version '1' .*; there are no other than None"),
+        ("gguf.q4_k", "0.1", r"unknown version '0.1' of profile gguf.q4_k; choose from 0.19.0"),
+        (
+            "torchao.int8",
+            "0.1",
+            r"unknown version '0.1' of profile torchao.int8; choose from 0.18.0",
+        ),
+        ("blockscale.int8", "1", r"unknown version '1' .*; choose from None"),
     ],
 )
 def test_unknown_names_and_versions(name: str, version: str | None, reason: str) -> None:

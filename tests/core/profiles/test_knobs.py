@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a profile is: a frozen value whose rules fit its format."""
 
 import dataclasses

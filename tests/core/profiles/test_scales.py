@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales of profiles: each rule by arithmetic that is written out here."""
 
 import math

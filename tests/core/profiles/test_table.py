@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The table of docs/profiles.md is what the comparison gives now."""
 
 import pytest

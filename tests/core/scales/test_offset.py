@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Offsets: a number added to each block, stored as a float or as a code (numerics.md, 3.8)."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales of two levels beyond NVFP4's: other outer types, reciprocals, signs, zeros, offsets."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Only regular files are read, and only so much of them: a pipe in their place keeps nobody
 waiting, and a device fills no memory."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The one reader of JSON: what it refuses, it refuses by name and in time."""
 
 import json

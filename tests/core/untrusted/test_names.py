@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Names from files as people see them: nothing in them reaches the terminal as a command."""
 
 import unicodedata

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Patterns of strangers: what they match is what `re.fullmatch` says, and no match takes long."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which layers servers join, which weights can share an outer scale, rows that stand for them."""
 
 import pytest

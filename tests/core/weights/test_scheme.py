@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What one layer gets: formats, and by which profile the codes of its weight are chosen."""
 
 import copy
@@ -135,7 +136,7 @@ def test_version_and_block() -> None:
     ("text", "told"),
     [
         ("profile:gguf.q9_0", "no profile 'gguf.q9_0': did you mean gguf.q"),
-        ("profile:gguf.q8_0@9.9", "no version '9.9' of profile gguf.q8_0; there are 0.19.0"),
+        ("profile:gguf.q8_0@9.9", "unknown version '9.9' of profile gguf.q8_0; choose from 0.19.0"),
         ("profile:gguf.q8_0@", "'profile:gguf.q8_0@' has no version after '@'"),
         ("profile:gguf.q8_0:group64", "profile gguf.q8_0: its block is group32, it has no other"),
     ],

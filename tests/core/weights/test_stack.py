@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A stack's format gives each matrix the bits that it has by itself."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is held is given back at the end of a `with`, also of one that an error ends."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a long run tells adds up, whoever listens; and one may listen to a part of it."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """C files: weights as they are stored, floats and damage by name."""
 
 import pytest

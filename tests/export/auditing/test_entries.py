@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tensors as entries: owners, parts that are counted with codes, bytes."""
 
 from blockscale.export.auditing.entries import Stored, entry, gathered, owner

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which files an audit reads, and how it refuses others."""
 
 import pytest

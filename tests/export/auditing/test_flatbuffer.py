@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tables by position, against the library that writes them, and offsets that lead outside."""
 
 import struct

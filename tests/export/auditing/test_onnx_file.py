@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ONNX files that the library writes, and damaged ones."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What nodes compute with a tensor."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Files of ours and compressed-tensors' directories."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The wire format, and bytes that are none."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.export's files: weights by the nodes that read them; zips that lie."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ExecuTorch's files: constants by type and bytes, a planted float, damaged files.
 
 The files in tests/export/data were written by make_pte.py there; an audit needs no executorch.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What producers store, packed bit by bit by numpy, independently of the readers."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A checkpoint as a stored model: the names, kinds and parts that `bs.load` asks for."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blocks from shapes, codes as two's complement, and parts put together."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A checkpoint is a mapping that reads what it is asked for."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`compare` measures what float64 arithmetic on the whole tensors measures."""
 
 import json

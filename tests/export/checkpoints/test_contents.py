@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """inspect: whose a checkpoint is, with evidence, formats, bits and layers."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The layouts of other producers: which is asked first, and what several of them find together."""
 
 from types import SimpleNamespace

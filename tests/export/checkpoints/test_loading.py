@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`bs.load` of what other producers wrote: their codes in our layers, their values and tokens."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Bytes of tensors in files: reading, codes that lie after one another, and shared bytes."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Float8 codes with a scale beside them."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tensors joined, parted and turned: the values of torch's own operations on what they hold."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """safetensors files as checkpoints: ours with their bits, others' with their own codes."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`compare` on what other producers wrote: every layout against the floats that it means."""
 
 import pytest

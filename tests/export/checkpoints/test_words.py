@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Streams of bits, and parts put together."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Checkpoints become others' with the same values, or nothing is written."""
 
 import json
@@ -229,7 +230,9 @@ def test_other_files_and_the_configuration(tmp_path: Path) -> None:
 
 def test_unknown_targets_and_names(tmp_path: Path) -> None:
     source = write(tmp_path / "source", tensors(ASYM))
-    with pytest.raises(ValueError, match="no kind of checkpoint 'exl2' is written; there are awq"):
+    with pytest.raises(
+        ValueError, match="cannot write checkpoints of kind 'exl2'; choose from awq"
+    ):
         bs.export.convert_checkpoint(source, tmp_path / "there", "exl2")
     with pytest.raises(ValueError, match="names are 'auto' or 'keep'"):
         bs.export.convert_checkpoint(source, tmp_path / "there", "gguf", names="new")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Directories are laid out before their tensors are there, in shards where they are large."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Formats in other formats: the same values on random codes and scales of any kind, or none."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is done to some rows at a time is what would be done to the whole."""
 
 import pytest

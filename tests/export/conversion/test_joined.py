@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Layers that servers join keep one outer scale, or nothing is written."""
 
 from pathlib import Path

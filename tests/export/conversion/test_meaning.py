@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Two formats mean the same where the same stored parts have the same values."""
 
 from blockscale.core.parse import parse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The proof finds every difference, and tells an error's size."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A result is plain data, and says whether it is lossless."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Bytes are the same, or one bit of one of them is not."""
 
 import pytest

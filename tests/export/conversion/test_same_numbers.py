@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is told from codes and scales alone is what the values say."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Names of one program become those of another, or it is said which do not."""
 
 from pathlib import Path

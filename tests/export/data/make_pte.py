@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Writes int8.pte and planted.pte beside this file: python -m tests.export.data.make_pte
 
 Both are of one model of two linear layers [64, 64]; int8.pte has both in int8, with inputs per

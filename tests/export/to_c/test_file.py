@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The file's head and macros."""
 
 import random
@@ -5,8 +6,8 @@ import random
 import torch
 
 from blockscale.export.to_c.file import identifier, meet, plan, written
-from blockscale.export.to_c.values import Array
 from blockscale.export.to_c.graph_walk import walk
+from blockscale.export.to_c.values import Array
 from tests.support.c_handmade import handmade
 from tests.support.integer_oracle import UINT8, shifts, whole
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a graph becomes: doors, and moves that cost nothing."""
 
 import re

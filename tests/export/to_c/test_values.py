@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Places of elements, and what of them strides reach."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How sums end, and moves, against the graph's own codes."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Directories appear whole or not at all; weights are split where they are large."""
 
 import json

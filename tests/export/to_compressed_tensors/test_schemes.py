@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Formats as quantization arguments, and reasons for those that have none."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tensors as compressed-tensors' own decompressors read them: the same values to the bit."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Permutes that nothing needs are dropped, and only those."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Torch's ops in the words of others: the same bits, for floats of every kind."""
 
 import pytest

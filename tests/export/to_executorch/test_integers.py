@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which products XNNPACK gets, and in which words."""
 
 import pytest

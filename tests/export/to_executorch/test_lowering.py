@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """From a graph of torch's ops to bytes, and what no kernel runs."""
 
 import logging

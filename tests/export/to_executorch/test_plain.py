@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Graphs of core ops alone: the reference's bits, and no op that ExecuTorch lacks."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes to values by few core ops: the reference's bits in every format, for any codes."""
 
 import pytest

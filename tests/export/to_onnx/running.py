@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Small ONNX models made of a scope's nodes, checked by onnx and run by onnxruntime."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Round trips of activations in a file are the reference's, to the bit, static and dynamic."""
 
 import pytest

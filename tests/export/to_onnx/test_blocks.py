@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Numbers of blocks spread by onnxruntime lie where the reference spreads them."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales that onnxruntime chooses are the reference's, to the bit: all rules, all kinds."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rounding in onnxruntime gives the reference's values: midpoints, ties, limits, odd numbers."""
 
 import pytest

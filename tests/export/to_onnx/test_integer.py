@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Steps of integer models in onnxruntime give the steps' own integers: every shift and rounding."""
 
 import pytest

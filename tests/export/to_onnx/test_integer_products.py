@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products of 8 and 16 bits in onnxruntime are exact sums of int32."""
 
 import pytest

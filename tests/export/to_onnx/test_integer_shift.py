@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Shifts in onnxruntime round as the arithmetic of integer models does: every mode and distance."""
 
 import pytest

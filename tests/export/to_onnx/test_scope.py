@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Names are taken once, equal constants are one, the highest need is kept."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A tensor split into blocks and joined again is the tensor; free sizes stay free."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The steps that nodes make of stored scales are the reference's, byte 255 and byte 0 included."""
 
 import pytest

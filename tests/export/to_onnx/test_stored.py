@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes in ONNX's own types: packed as onnx itself reads them."""
 
 import numpy as np

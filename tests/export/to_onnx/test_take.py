@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Marks stand where a graph quantizes, once for each; what cannot be in a file is named."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every step of an integer model becomes a mark, and what it computed meanwhile is gone."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Packed codes of every width, taken apart by onnxruntime, are the reference's values."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Weights in a file are the reference's numbers, to the bit, however they lie."""
 
 import pytest

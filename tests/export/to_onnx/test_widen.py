@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Half precision becomes float32 in a file: types, tensors, casts, inner graphs."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch's translation with pieces in the place of marks: names, opsets, what is left out."""
 
 import os

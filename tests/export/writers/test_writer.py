@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Writers are found by their files' names; each says what it holds."""
 
 import pkgutil
@@ -29,7 +30,9 @@ def test_every_writer() -> None:
 
 
 def test_no_such_writer() -> None:
-    with pytest.raises(ValueError, match="no kind of checkpoint 'exl2' is written; there are awq,"):
+    with pytest.raises(
+        ValueError, match="cannot write checkpoints of kind 'exl2'; choose from awq,"
+    ):
         writer_of("exl2")
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models in small slabs, so that every tensor takes several; what is skipped is expected."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the tests of whole directories share: the folder around a model, and who hears of a run."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the reference makes of the tensors of a directory."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Names beside an output: what each of them is, and for which output."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Biases of a directory: those of quantized layers, in formats with a scale of their own."""
 
 import re

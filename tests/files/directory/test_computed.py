@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Weights that layers compute: a directory folds them to the bits that a model in memory has."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The ledger of a directory: what it says of computed weights and of their parts."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Digests beside other work: in their order, given up when the run ends early."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Shapes and names say which tensors can be quantized; the ledger says of the others why not."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Folders of our own: locks, sizes, mounts, deleting."""
 
 import os

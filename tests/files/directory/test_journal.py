@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Lines of the journal are written after the data they speak of, and read back."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What killed runs leave: what is safe to delete is, and nothing else."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A model's directory: weights, config, files to be copied, and what is no model."""
 
 import json

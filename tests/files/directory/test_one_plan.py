@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A directory and a model in memory: the same tensors are quantized, to the same bits."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The output appears whole or not at all, and never in the place of something else."""
 
 import errno

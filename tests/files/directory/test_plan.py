@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a run would do is decided before it begins, to the byte."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A directory in, a quantized one out: the reference's bits, and the rest as it was."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A run that is killed at any point goes on, redoes nothing that it finished, and ends the same."""
 
 import json

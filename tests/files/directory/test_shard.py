@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One safetensors file of a run."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which way stacks lie, as transformers says, and what it cuts."""
 
 import pytest

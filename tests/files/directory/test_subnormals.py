@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A directory gives the same bytes where a library has told threads to take subnormals for 0."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A new output in the place of an old one: at every moment one of them is whole and has its name,
 or is put back by the next run."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tied weights: a directory, a model in memory and from_pretrained decide alike, for one reason."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A directory's tensors share their outer scale across shards, and have the bits of quantize_."""
 
 import pathlib

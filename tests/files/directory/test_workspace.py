@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Where a run writes, until the result takes its place."""
 
 import os

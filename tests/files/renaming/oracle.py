@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a quantized directory should load to: transformers itself, from the dequantized pieces."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Stacks in the pieces of checkpoints: from codes, to the bit what transformers makes of floats."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rows of quantized pieces, moved: they dequantize to what the same move makes of floats."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Names as from_pretrained finds them; what a model may leave out, and what it makes itself."""
 
 import torch

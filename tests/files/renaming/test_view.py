@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What else than weights moves: formats of inputs, static scales, other names of one tensor."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Slabs are small, and cut no block that does not span them all."""
 
 import math

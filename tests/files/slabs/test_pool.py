@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Threads for slabs keep order, errors and the chosen backend."""
 
 import pytest

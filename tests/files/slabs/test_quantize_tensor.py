@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A tensor that is quantized slab by slab has the bits of the whole."""
 
 import itertools

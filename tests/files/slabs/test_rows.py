@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A stored tensor, float or quantized, read in slabs, which together are the whole."""
 
 import warnings

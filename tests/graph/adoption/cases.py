@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models of other libraries' quantize and dequantize nodes, and inputs that tell formats apart."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchao's affine nodes against torchao itself."""
 
 import pytest

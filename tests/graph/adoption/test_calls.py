@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blocks, elements and constants of other libraries in our terms."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """quantized_decomposed nodes against torch itself: the same codes and values, node for node."""
 
 import pytest

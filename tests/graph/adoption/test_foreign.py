@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Whole programs that torchao's own quantizers made, taken over to the bit."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch's own prepare_fx and prepare_qat_fx with formats of ours, then programs of codes."""
 
 import copy

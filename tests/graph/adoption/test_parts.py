@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales and zero points become float32 and int32 of the tensor's rank, whatever they were."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Programs and graph modules of other libraries, as every step of ours takes them."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The older quantize_fx flow: its graph modules as programs, and its configurations as recipes."""
 
 import copy

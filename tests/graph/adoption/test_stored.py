@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Weights of others' convolutions as layers of ours store them."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized constants become codes and scales under the names that files have."""
 
 import pytest

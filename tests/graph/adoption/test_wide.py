@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Layers of bfloat16 and float16 models compute in float32, as in the module flow."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The nodes that are written: pairs share their parts, packed codes stay packed between them."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Integer arithmetic under powers of two, against exact rationals and float64."""
 
 import math
@@ -123,7 +124,9 @@ def test_what_no_shift_gives() -> None:
     acc, shift = whole(-9, 9, 4), torch.tensor(1, dtype=torch.int32)
     with pytest.raises(ValueError, match="a shift gives integers, such as int8, not e4m3"):
         requantize_shift(acc, shift, bs.parse("e4m3:tensor:pow2/floor"))
-    with pytest.raises(ValueError, match="no rounding 'stochastic' of shifts; there are nearest"):
+    with pytest.raises(
+        ValueError, match="unknown rounding 'stochastic' of shifts; choose from nearest"
+    ):
         requantize_shift(acc, shift, bs.parse("int8:tensor:pow2/floor:stochastic"))
 
 

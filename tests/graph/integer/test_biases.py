@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Integer models whose recipe quantized the biases: one rule, the same codes, no other bits."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The integer graph while it is being built: names, steps and sums."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models of integers: the fake-quantized model bit for bit, also on inputs made to differ."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The example of docs/power_of_two.md, from training to integers."""
 
 import pathlib

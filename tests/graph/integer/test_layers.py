@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is known of a layer's sums: how large they get, and their steps."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """From a traced model to integer steps; what integers cannot take over is named."""
 
 from typing import Any

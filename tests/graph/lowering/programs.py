@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Programs to lower: a small network of every kind of layer, from the module flow and by hand."""
 
 from functools import cache

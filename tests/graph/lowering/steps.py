@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Nodes one at a time, on the inputs that the reference gives them."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Attention of floats becomes the fused op where our kernel runs it."""
 
 import pytest

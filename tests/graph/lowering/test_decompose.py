@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """References in the place of ops."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Compiling what was lowered to "inductor", now and ahead of time."""
 
 import subprocess

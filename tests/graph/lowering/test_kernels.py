@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What runs a node, as the registry would choose."""
 
 import pytest

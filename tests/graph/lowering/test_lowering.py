@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Lowering as a whole: errors, the ledger, what stays as it was."""
 
 import pytest

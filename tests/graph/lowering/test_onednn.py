@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """oneDNN's products beside the reference's."""
 
 import pytest

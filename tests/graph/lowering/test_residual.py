@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Sums, norms and codes at the ends of residual branches become one op."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is said of a node."""
 
 from blockscale.graph.lowering.way import by_overload, of_ours, set_ways, way, ways

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Nets that the tests of passes export, and how graphs are compared."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantizes that move up to what makes their floats."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantizing again what was dequantized."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What depends on constants alone."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One of each."""
 
 import torch

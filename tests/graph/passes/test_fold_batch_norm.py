@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Batch norms into the convolution or linear before them."""
 
 import pytest

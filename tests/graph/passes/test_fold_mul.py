@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Constant factors into a weight's scale and bias."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """dequantize - op - quantize as one op."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products with a coded matrix, which are linear layers."""
 
 import pytest

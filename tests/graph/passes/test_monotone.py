@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ops that keep the order of numbers, such as pools of largest values, work on codes."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Moving ops on codes and scales in the place of floats; each op is in moves/."""
 
 import torch

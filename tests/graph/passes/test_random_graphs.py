@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """All passes on small random graphs of the op table: the same bits before and after."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchao's PT2E flow and the module flow, side by side."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What nodes are told, in torchao's terms."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What stands on an edge of a prepared program: observers let tensors pass, fakes do not."""
 
 import copy

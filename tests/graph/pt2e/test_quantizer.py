@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """pt2e_quantizer through torchao's flow gives the bits of the module flow, for every format."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tensors of layers through formats, as nodes: the bits of the ops, whatever the layout."""
 
 import pytest

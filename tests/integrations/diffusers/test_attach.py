@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models that diffusers did not quantize itself are saved as if it had."""
 
 from pathlib import Path

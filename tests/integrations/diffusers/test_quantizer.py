@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """diffusers' own from_pretrained and save_pretrained."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tiny transformers models, from configs: (model, inputs that give a loss)."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The float layer that a quantized one stands for."""
 
 import copy

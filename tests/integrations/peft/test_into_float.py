@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Merging into floats loses nothing of an adapter, where codes of four bits lose it."""
 
 from typing import Any

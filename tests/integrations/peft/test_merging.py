@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Merging into codes rounds once, from the codes that were there; unmerging puts those back."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """LoRA on quantized models of many architectures: trains, leaves the codes, is saved and loaded."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What peft's models do with quantized layers: train, save, load, merge, several adapters."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """transformers says less, and float checkpoints are made once."""
 
 from collections.abc import Callable, Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tensors of files under the names of a model."""
 
 from pathlib import Path

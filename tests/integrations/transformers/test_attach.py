@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models of transformers that blockscale itself quantized or loaded."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A quantized cache against attention over fake-quantized keys and values."""
 
 import pytest

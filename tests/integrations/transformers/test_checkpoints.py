@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Checkpoints of other producers as models of transformers: the files' codes, and their tokens."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """BlockscaleConfig: what it takes, and to and from JSON."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes of parts become the codes of what is fused of them, where blocks allow it."""
 
 from typing import Any

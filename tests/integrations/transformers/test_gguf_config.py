@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a GGUF file's metadata say of its model, as a config of transformers."""
 
 import math

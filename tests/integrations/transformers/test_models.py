@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every tiny model: quantized while it loads, saved, and loaded again, in the bits of quantize_."""
 
 from collections.abc import Callable

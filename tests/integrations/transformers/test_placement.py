@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Device maps with the disk in them, and models that are to be dealt out to processes."""
 
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantizing while loading: refusals come before anything is read, and memory is bounded."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Reading files of ours: refusals before anything is read, and what layers have beside weights."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What save_pretrained writes: our own file, under the checkpoint's names."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """sentence-transformers loads and saves through transformers."""
 
 from pathlib import Path

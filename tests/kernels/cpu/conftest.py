@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Without the library its tests are left out; tests/kernels/test_build.py then fails."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every primitive on given arguments, and whether the kernels give the reference's bits."""
 
 from collections.abc import Iterator, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Activations of results: torch's bits where those are exact, else few units off in float64."""
 
 import pytest

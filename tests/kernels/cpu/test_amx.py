@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products of matrices on the processor's matrix unit have the bits of those by vectors.
 
 Where the processor has none, a slow test compiles the library with the unit's instructions

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What does not fit is refused with words, never read past its end."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Inputs at which scales turn over, and blocks that are not finite."""
 
 import math

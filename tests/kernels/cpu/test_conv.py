@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Convolutions keep to the op's tolerance, whichever way they run."""
 
 import itertools

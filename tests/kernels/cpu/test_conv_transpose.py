@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Transposed convolutions keep to the op's tolerance, through products and through torch's own."""
 
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One rule says how a convolution runs: the sizes around its limits, by instruction set."""
 
 import pytest

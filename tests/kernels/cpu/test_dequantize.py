@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Given scales, whatever bits they have, and every code: values are the reference's."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Convolutions without patches: floats within the tolerance, sums of codes to the bit."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rows of a quantized table: the reference's bits, for every block and kind of index."""
 
 import pytest

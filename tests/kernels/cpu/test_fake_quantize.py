@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Strides of inputs and of results, and gradients that pass."""
 
 import pytest

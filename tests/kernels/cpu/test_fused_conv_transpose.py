@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Transposed convolutions of codes: floats within the tolerance, codes those of the floats."""
 
 import itertools

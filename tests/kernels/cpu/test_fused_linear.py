@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products of codes: floats within the op's tolerance, codes those of the kernel's own floats."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Linear layers keep to the op's tolerance: formats, sizes, dtypes, instruction sets, threads."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """x of unsigned codes and of codes with zero points: exact sums, against numpy's int64."""
 
 import itertools

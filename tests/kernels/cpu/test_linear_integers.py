@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Integer arithmetic is exact: sums against numpy's int64, where every bit can be told."""
 
 import pytest

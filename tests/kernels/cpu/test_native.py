@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The structs that C++ takes a format as: every field by its name, none missing, none unknown."""
 
 import os

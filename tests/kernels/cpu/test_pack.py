@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Packing of every width: the reference's bytes, and not a byte beside them."""
 
 import pytest

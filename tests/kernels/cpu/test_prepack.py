@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is kept for a weight follows the weight: its changes, its copies, its end."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The kernels give the reference's bits: every format, dtype, block, instruction set, threads."""
 
 import pytest

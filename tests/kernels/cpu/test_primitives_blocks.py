@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blocks and tensors around the sizes at which kernels cut their work (isa/primitives/plan.h)."""
 
 import pytest

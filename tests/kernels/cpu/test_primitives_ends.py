@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Inputs that end where memory does: a kernel that reads on does not come back."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Chosen scales over finite numbers, many at a time: what kernels count in wide registers."""
 
 import pytest

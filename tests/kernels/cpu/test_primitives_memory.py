@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Where tensors lie: strides, alignment, ends of memory; and what the thread has set."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blocks along any dimensions, of tensors of any rank: the reference's bits."""
 
 import pytest

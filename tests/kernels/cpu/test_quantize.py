@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Inputs at which rounding and random numbers turn over: codes are the reference's."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Reciprocals of steps are no powers of two: what counts on the bits of bfloat16 may not take them.
 
 Found by `make attack`: with AVX-512 minifloats and log4 had wrong codes of bfloat16 x.

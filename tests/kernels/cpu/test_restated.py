@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Formats that the CPU's kernels know only restated: the bits of the reference, on kernels."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Columns rounded one after the other: the kernel has the reference's bits."""
 
 import pytest

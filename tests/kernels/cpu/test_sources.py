@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The rooms of the C++: who may include whom, and how large files and folders are."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Choices of the CPU's kernels: they change no bit, and tables of them are read with care."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Without triton these tests are skipped; without a GPU its interpreter runs the kernels, for which
 tests/conftest.py sets TRITON_INTERPRET."""
 

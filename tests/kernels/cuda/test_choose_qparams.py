@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales of tensors without elements, and of those whose blocks the reference has to see."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Convolutions: the same values as the reference's, in the interpreter too."""
 
 import pytest

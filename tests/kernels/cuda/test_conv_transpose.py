@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Transposed convolutions have no kernel here: the reference runs, and says so."""
 
 import warnings

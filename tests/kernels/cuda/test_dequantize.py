@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Values in dtypes that no kernel writes are those of float32, cast."""
 
 import pytest

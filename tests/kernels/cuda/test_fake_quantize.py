@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Values of fake_quantize lie in memory as their input does."""
 
 import pytest

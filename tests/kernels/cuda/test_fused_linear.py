@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """fused_linear in Triton's interpreter: within the bound of the reference, through `linear`."""
 
 import pytest

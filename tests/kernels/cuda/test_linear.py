@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Linear layers in Triton's interpreter: formats, inputs, dtypes, sizes, within the tolerance."""
 
 import itertools

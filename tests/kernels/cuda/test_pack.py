@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Packing and unpacking by the ops' own entries: of nothing at all, and of each family."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The Triton kernels give the reference's bits: on a GPU, or else in Triton's interpreter.
 
 What only compiled code does (division by reciprocal and repair, the GPU's own conversion to fp8)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes of rows that end within a byte take a second kernel, which packs them."""
 
 import pytest

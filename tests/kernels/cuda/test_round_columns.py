@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Columns rounded one after the other, of tensors that a GPU has: the reference's bits."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What CUDA kernels are compiled for: the numbers of every backend, and a few of their own."""
 
 import math

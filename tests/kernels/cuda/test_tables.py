@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tables of launch choices: the nearest shape, writers at once, what is broken."""
 
 import json

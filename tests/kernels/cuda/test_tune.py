@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Measuring the ways to run a layer. Times need a GPU; what is decided around them does not."""
 
 import json

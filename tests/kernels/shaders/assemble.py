@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Assembles the shaders of a table of calls, on a device that computes nothing.
 
     python -m tests.kernels.shaders.assemble nvidia intel … [--cases mxfp4 …] [--wide]

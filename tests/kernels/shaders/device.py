@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A stand-in for the package wgpu whose adapter computes nothing: it keeps the text of each shader.
 
 `install` has to come before blockscale loads its kernels, in a process of its own: what a process

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The shaders of many calls, assembled without an adapter: their code is the recorded one."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Without an adapter these tests are skipped, loudly; Mesa's lavapipe is one, in software."""
 
 import importlib.util

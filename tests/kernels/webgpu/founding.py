@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The cases of the founding document: ExecuTorch's tests of its Vulkan `quantize_affine`,
 `dequantize_affine` and `choose_qparams_affine` (backends/vulkan/test/op_tests/affine_test.cpp, and
 test_choose_qparams_per_row.cpp), with what they leave out: negative, clipped and subnormal numbers.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tensors on the device "webgpu" read back by their memory alone."""
 
 from torch import Tensor

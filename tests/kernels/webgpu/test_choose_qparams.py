@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales of blocks that no workgroup holds, and of those that hold nothing finite."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Values of codes in every output dtype, and of scales that nobody would choose."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rows of quantized tables on the GPU equal the reference's, bit for bit."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Values after a round trip, strides and gradients."""
 
 import pytest

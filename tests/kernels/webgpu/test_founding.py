@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The founding document's cases, on buffers and on textures, with equality.
 
 Its own tests pass a result that is twice too large (docs/webgpu.md).

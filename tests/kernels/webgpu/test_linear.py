@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Linear layers on the GPU against float64: formats, inputs, dtypes, sizes, hard numbers."""
 
 import pytest

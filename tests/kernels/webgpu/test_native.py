@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Software adapters compute with floats of their own, which are exact: the same bits."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes of every width in rows that end anywhere."""
 
 import pytest

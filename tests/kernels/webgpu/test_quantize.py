@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every primitive against the reference: named formats, blocks, dtypes, numbers of every kind."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What shaders of a format are made of."""
 
 import numpy as np

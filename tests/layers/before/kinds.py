@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Kinds of Before on whole numbers and powers of two, so that nothing rounds.
 
 Each kind brings its examples in its test: `examples(k)` in the test_*.py that has the kind's name.

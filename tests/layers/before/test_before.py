@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Each kind of Before changes input and weight, and not their product."""
 
 import pathlib
@@ -123,6 +124,6 @@ def test_a_new_kind_is_saved_and_loaded(negate: None, tmp_path: pathlib.Path) ->
     assert isinstance(again[0].before, Negate)
     same(again(x), model(x))
     with pytest.raises(
-        ValueError, match="no transform 'negate:2'; there are negate, order, scale,"
+        ValueError, match="unknown transform 'negate:2'; choose from negate, order, scale,"
     ):
         before.stored_buffers("negate:2", K)

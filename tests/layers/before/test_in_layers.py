@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized layers with something before them. Whole numbers and powers of two: nothing rounds."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rotations, against scipy's Hadamard matrices."""
 
 import numpy as np

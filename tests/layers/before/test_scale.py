@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A factor for each feature."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Computed weights are folded when a model is quantized, calibrated or loaded, and only then."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A layer that computes its weight -> a plain one, with the value that evaluation computes."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The parts of computed weights, by names and shapes; torch's own modules say what they give."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tiny models with experts, as transformers builds them from their configs."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models with experts: quantized to the bits of their dequantized twins, saved and loaded."""
 
 import copy

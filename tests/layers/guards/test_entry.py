@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Everything that is no model is refused with what to do instead, and no mode of torch shows in
 what is made."""
 

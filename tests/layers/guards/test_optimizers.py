@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """An optimizer that steps what is not in the model any more gets one warning, all others none."""
 
 import copy

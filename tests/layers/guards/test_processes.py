@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Two processes (gloo, one spawn), and models that are not whole: what would differ is refused."""
 
 import copy

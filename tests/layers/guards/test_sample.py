@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A sample given to quantize_: what cannot run is put back, and the error says what to skip."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A model is put back object by object, its buffers number by number."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One layer from its plan."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A convolution remembers what stands where its batch norm was, whatever its name is then."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What torch itself keeps of quantized models: copies, pickles, states, averages."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Errors say which weight they are about, however the model came to be quantized."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """bs.quantize_ with a profile: every layer has the producer's codes, and runs on our kernels."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """transformers' own methods on quantized models: ties, sizes, initialization, casts."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Wrappers: what is in them is quantized, saved and loaded by the plain model's names."""
 
 import copy

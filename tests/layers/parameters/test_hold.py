@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized parameters of any module: reads, copies, files, and what is refused."""
 
 import copy

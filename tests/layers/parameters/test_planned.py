@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which parameters of no layer are quantized, and what the ledger and files say of them."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized recurrent layers and cells: torch's own bits for the dequantized weights."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A model whose own code reads the weights of its layers, and a float twin with the same values."""
 
 import copy

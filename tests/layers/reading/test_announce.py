@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Whoever listens hears of every model that got quantized layers."""
 
 from pathlib import Path

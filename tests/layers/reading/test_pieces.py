@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Views and pieces that keep codes, and those that cannot."""
 
 import pytest

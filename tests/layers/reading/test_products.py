@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which calls with a read weight meet our kernels, and their gradients."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Stacks that are read: every way through them meets codes, and only those of what is asked for."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is read of a quantized weight lies in memory as it says, so that views of views work."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a read gives: a tensor that cannot be written to, and the module that it stands for."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a subclass computes: as its parent, or something of its own."""
 
 import pytest

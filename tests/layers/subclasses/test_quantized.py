@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Subclasses of float layers keep their class, attributes and forward, with a quantized weight."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized bags give the bits that torch gives for the dequantized table."""
 
 import copy

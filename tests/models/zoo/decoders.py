@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Language models of transformers without experts: from GPT-2 to Qwen 3."""
 
 from tests.models.zoo.hub import LLAMA, SMALL, hub

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Text encoders of transformers, from BERT on."""
 
 from tests.models.zoo.hub import SMALL, hub

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Mixtures of experts of transformers: matrices fused to stacks of three dimensions."""
 
 from tests.models.zoo.hub import LLAMA, hub

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How the families of transformers are built: a class, its config, a handful of small numbers."""
 
 from collections.abc import Callable, Mapping

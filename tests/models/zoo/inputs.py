@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Sample inputs: what a text, an image or a sound is to a model."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models that draw pictures, of diffusers."""
 
 from collections.abc import Callable, Mapping

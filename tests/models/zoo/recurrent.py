@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Language models of transformers with a state instead of, or beside, attention."""
 
 from tests.models.zoo.hub import LLAMA, SMALL, hub

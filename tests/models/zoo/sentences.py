@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Encoders of sentences, of sentence-transformers."""
 
 import tempfile

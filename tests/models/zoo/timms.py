@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models of timm, narrow and shallow where their classes allow it."""
 
 from typing import Any

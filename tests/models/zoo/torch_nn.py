@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models of torch.nn's own layers, as people write them."""
 
 import torch

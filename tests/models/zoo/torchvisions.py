@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models of torchvision, narrow where their classes allow it."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Encoders with decoders, of transformers: what reads one text or sound and writes another."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Sums, products, quotients, powers and choices against the plain composition."""
 
 import torch

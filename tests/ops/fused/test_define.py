@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The list of fused ops is whole; each has the schema, arguments and files that it promises."""
 
 from inspect import Parameter

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tensors of unequal formats that become one, against the plain composition."""
 
 import torch

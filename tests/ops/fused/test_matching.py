@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Nodes of exported programs find their fused op, and give the same bits as it; what the op does
 not know, finds nothing."""
 

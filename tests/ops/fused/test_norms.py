@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Norms and softmax against the plain composition."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What every fused op has from its body: symbolic sizes, opcheck, compile, export, no gradient.
 
 And the activations that products end in; test_products.py compares each with torch's own.
@@ -200,5 +201,7 @@ def test_an_activation_computes_in_the_results_dtype(name: str) -> None:
 
 
 def test_an_unknown_activation() -> None:
-    with pytest.raises(ValueError, match="no activation 'GELU'; there are '', 'relu', 'relu6'"):
+    with pytest.raises(
+        ValueError, match="unknown activation 'GELU'; choose from '', 'relu', 'relu6'"
+    ):
         activated(torch.zeros(1), "GELU")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products, attention and rows of tables against the plain composition and the layers."""
 
 import copy
@@ -287,7 +288,7 @@ def test_as_the_layer_computes() -> None:
 
 def test_no_such_activation() -> None:
     x, weight = Value(torch.zeros(2, 4)), Value(torch.zeros(3, 4))
-    with pytest.raises(ValueError, match="no activation 'swish'; there are '', 'relu'"):
+    with pytest.raises(ValueError, match="unknown activation 'swish'; choose from '', 'relu'"):
         FUSED["linear"](x, weight, activation="swish")
 
 

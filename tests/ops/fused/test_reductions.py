@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Sums, extremes and pools against the plain composition."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Residual norms against the plain composition, eager, exported and bad."""
 
 from typing import Any

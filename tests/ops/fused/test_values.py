@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Operands become floats and floats results; what does not fit is refused in words."""
 
 from types import SimpleNamespace

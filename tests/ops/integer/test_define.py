@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How integer ops are defined."""
 
 import pytest

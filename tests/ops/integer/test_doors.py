@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Floats in and out, as quantize and dequantize have it."""
 
 import math

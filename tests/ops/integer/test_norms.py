@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Layer norms of integers: exact pieces, and the stated error against float64."""
 
 import math

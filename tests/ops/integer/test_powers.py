@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Numbers as sums of signed powers of two, of the fewest there are."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products of codes against float64, which holds these sums, and exact rationals at their ends."""
 
 import pytest

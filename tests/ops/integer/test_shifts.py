@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rounding shifts against exact rationals."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Softmax and attention of integers: the stated error against float64, and their parts."""
 
 import math

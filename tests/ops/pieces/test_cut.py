@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rows and elements of quantized tensors, against those of the dequantized ones."""
 
 import pytest

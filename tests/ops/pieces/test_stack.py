@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A stack's matrices are cut as they are; products read those that rows go to."""
 
 import gc

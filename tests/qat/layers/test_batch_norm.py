@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A convolution trains with its batch norm as the two float layers do."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Transposed convolutions in training, alone and with their batch norm folded in."""
 
 import copy

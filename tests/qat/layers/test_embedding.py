@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Embeddings in training."""
 
 import copy

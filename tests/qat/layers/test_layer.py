@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What every layer in training shares: its class, and its state."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Linear layers in training, the transposed one of transformers too."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A headless Chromium that opens a page, does what a script says, and sends back what it found.
 
 Its WebGPU is SwiftShader, a Vulkan in software, behind Tint: another compiler and another device

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The page in headless Chromium: what it computes, what a visitor can do, and what it says."""
 
 import base64

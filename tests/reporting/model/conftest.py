@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A model's directory, its quantized copy, and what a search of it could have found."""
 
 import json

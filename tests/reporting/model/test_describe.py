@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Everything that a page shows, as plain data."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Figures for papers: which there are, that they are whole, and the same each time."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is measured of a tensor, against sums of numpy and counts by hand."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The page in headless Chromium: what a visitor can do, what it says, and what it never does."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`bs.report`: what it writes, and what it leaves as it was."""
 
 import pytest

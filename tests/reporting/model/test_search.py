@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A search's file, and files that only look like one."""
 
 import json

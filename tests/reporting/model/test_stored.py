@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a report takes from a model's files, ours and those of others."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ledgers of directories, and files that only look like them."""
 
 import json

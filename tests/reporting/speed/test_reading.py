@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a run's file says is read from plain data alone."""
 
 from blockscale.reporting.speed import reading

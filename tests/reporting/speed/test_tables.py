@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A run as tables: marks, what was left out, and on what it was measured."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Estimates against the tensors themselves."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every verb of the system: a thin call to what the rest does."""
 
 from dataclasses import replace

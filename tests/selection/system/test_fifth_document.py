@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The tests at the end of the fifth founding document (seeds/004), translated one by one."""
 
 import torch

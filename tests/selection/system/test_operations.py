@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What operations are timed, and what block sizes bring."""
 
 import math

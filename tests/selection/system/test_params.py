@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Parameters by name, and what they are stored as."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Statistics against numpy; methods against each other on the samples."""
 
 import numpy as np

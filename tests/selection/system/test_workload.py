@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Workloads: what is measured of them but time, which is known here."""
 
 import pytest

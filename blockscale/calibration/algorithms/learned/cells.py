@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A weight seen so that its blocks' scales broadcast, without a copy of them for each element."""
 
 from math import prod

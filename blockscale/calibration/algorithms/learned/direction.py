@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Where one step of the descent goes: not by the gradient's sign, by its mean over the last steps.
 
 SignRound moves every offset by the same rate, whatever the size of its gradient (Cheng et al. 2023,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The numbers an element can be, as learned rounding sees them: how far apart they are about a
 number, and which is nearest to one that was shifted by a part of that.
 

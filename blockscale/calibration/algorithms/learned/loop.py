@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The descent: rounding offsets and ranges of all weights of a block, by what the block gives."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

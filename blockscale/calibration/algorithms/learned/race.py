@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which of several codes leave the least error, without measuring hopeless ones to the end."""
 
 from collections.abc import Mapping

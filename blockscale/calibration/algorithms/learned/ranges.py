@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales and zero points that learned factors move: by how much each block's range is changed.
 
 Factors are counted in octaves: 0 leaves the range that was found, 1 doubles it. Whatever they say,

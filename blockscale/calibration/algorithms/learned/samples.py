@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The calls of a block as samples: rows of their batch dimension, drawn without replacement."""
 
 from collections.abc import Callable, Iterator, Sequence

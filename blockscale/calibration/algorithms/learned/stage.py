@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A float block on which learned weights stand in for its own, and quantized inputs for its
 layers': what the quantized block will give, with gradients."""
 

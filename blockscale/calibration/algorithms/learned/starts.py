@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Where learned rounding begins, and what it must not be worse than."""
 
 from torch import Tensor

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One weight whose rounding is learned: an offset for each element, a factor for each range.
 
 AdaRound learns whether each weight goes up or down (Nagel et al. 2020, arXiv 2004.10568, section

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Float32 as a loop of compiled C has it, rounded after each operation.
 
 A compiler may instead fuse a * b + c to one operation where the processor has it, which changes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ggml's K types: 256 numbers whose scales and minimums are codes of 4, 6 or 8 bits themselves.
 
 As `ggml_quantize_chunk` does without an importance matrix (ggml-quants.c, commit d99724f2).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ggml's searches for the scale of a few numbers (ggml-quants.c, commit d99724f2).
 
 Each takes numbers x [n, blocks] float32, the n of one block along dimension 0, in the order in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ggml's types of one scale a block that are no rules of knobs (ggml-quants.c, commit d99724f2)."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tensors as rows of their blocks, and codes and scales put back in the shapes of a format."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The number of largest magnitude, with its sign: what ggml's and other searches begin with."""
 
 import torch

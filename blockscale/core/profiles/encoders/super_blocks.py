@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tensors cut into super-blocks of 256, a few MB at a time, and put together again."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """AWQ's quantizer, in float16 whatever the weight was (AutoAWQ 0.2.9, quantize/quantizer.py).
 
 `pseudo_quantize_tensor` with zero points, and without. Its search for scales of inputs, which comes

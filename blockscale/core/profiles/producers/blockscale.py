@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The contract itself: each named format by the rules of docs/numerics.md."""
 
 from blockscale.core.parse import formats

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """bitsandbytes on a CPU: `quantize_4bit` in blocks of the flattened tensor, and LLM.int8()'s rows.
 
 Sources, all of 0.50.2: backends/default/ops.py (`quantize_4bit`, `int8_vectorwise_quant`). Scales

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """compressed-tensors: `calculate_qparams` and `quantize` without observers' history (0.20.0).
 
 What llm-compressor stores when it rounds to nearest. Scales are computed and stored in the weight's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """dmx-compressor 0.1.11: block floating point, MXINT and MXFP, on a CPU, always in float32.
 
 A mantissa is rounded twice: the number is added to 6 * 2^E in float32, E the exponent of its block,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ggml's quantizers, those of llama.cpp and the gguf package, without an importance matrix.
 
 Source: ggml-quants.c (commit d99724f2), `ggml_quantize_chunk`. Versions are those of gguf. Where a

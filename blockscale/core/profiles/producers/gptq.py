@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """GPTQ's quantizer: scales and zero points of AutoGPTQ, GPTQModel and what came from them.
 
 Rounding to nearest, which a layer gets whose Hessian says nothing; GPTQ's own updates of later

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """HQQ: `Quantizer.quantize` along rows, rounding to nearest and with its search for zero points.
 
 Source: hqq 0.2.8.post1, core/quantize.py and core/optimize.py (`optimize_weights_proximal_legacy`,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Microsoft's microxcaling: `_quantize_mx` in Python, as it does without CUDA code of its own.
 
 All is computed in the tensor's dtype, float32 or bfloat16. A block's exponent is a rounded

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """MLX's `quantize` on a CPU: affine with the end of larger magnitude exact, and microscaling.
 
 Source: MLX 0.32.4, mlx/ops.cpp (`affine_quantize`, `fp_quantize`). Arithmetic is

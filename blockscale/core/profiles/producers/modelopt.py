@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """NVIDIA ModelOpt's quantized tensors, as they are exported (0.47.0, torch/quantization/qtensor).
 
 `NVFP4QTensor`, `MXFP4QTensor`, `MXFP8QTensor` and `FP8QTensor`, each by its own `quantize`, on a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """NNCF's `compress_weights` of OpenVINO models, without data (3.4.0 with OpenVINO 2026.4.1).
 
 Codes are chosen with float32 scales, which the file then stores as float16. Weights of 10,000

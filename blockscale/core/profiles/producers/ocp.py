@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """OCP Microscaling Formats (MX) 1.0, sections 5 and 6.3, with the rules that it recommends.
 
 The shared scale is the largest power of two at most max |v| over that of the element's largest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """onnxruntime's quantizers of weights: MatMulNBits in blocks, and QDQ integers by row.
 
 Sources, all of 1.31.1: mlas/lib/q4_dq.cpp (`BlockwiseQuantizer`, as the Python package has it) and

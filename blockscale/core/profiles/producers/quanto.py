@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """optimum-quanto: `quantize_weight` with its default optimizers, in the arithmetic of the weight.
 
 Sources, all of 0.2.7: tensor/optimizers (`AbsmaxOptimizer`, `MaxOptimizer`) and

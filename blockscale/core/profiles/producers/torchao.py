@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchao: `Int8Tensor`, `Float8Tensor`, `IntxUnpackedToInt8Tensor`, `to_mx`, `nvfp4_quantize`.
 
 As on its CPU; on CUDA, torch multiplies by reciprocals of Python numbers, so that its own scales

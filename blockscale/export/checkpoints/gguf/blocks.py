@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The block types of GGUF: how bytes become the parts of one of our formats, and back.
 
 Layouts: ggml's ggml-common.h (commit d99724f2) and gguf-py's quants.py (0.19.0). Codes, scales and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """GGUF's container: keys and values, and where each tensor lies (ggml's docs/gguf.md, version 3).
 
 A file from a stranger is read through one window that never passes the file's end: every length

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What llama.cpp calls the keys and tensors of each kind of model, and what it always computes.
 
 Names and keys: ggml-org/llama.cpp, gguf-py/gguf/tensor_mapping.py and constants.py (gguf 0.19.0),

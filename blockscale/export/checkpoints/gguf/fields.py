@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Fields of a few bits in the bytes of GGUF's blocks, taken apart and put together.
 
 Functions work on uint8 [..., bytes] of many blocks at once, and each has its inverse beside it.

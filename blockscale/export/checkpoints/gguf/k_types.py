@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blocks of 256 whose scales are codes themselves: bytes -> parts of a format, and back."""
 
 from torch import Tensor

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """GGUF files, whole or split, as checkpoints: blocks become QTensors with the codes as they are."""
 
 import os

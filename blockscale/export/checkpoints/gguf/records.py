@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """GGUF's block types for the native kernel that takes blocks apart and puts them together.
 
 The same as `apart` and `together` of a BlockType, as places of fields instead of functions: tests

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blocks with scales that are numbers: bytes -> parts of a format, and back."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The tensors of a model of transformers made of a GGUF file's, and the other way round."""
 
 import re

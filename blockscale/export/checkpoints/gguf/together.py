@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A quantized tensor -> the bytes of its blocks: the inverse of what reading does."""
 
 import torch

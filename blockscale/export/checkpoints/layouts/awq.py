@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """AWQ: AutoAWQ's `gemm` and `gemv` (casper-hansen/AutoAWQ, awq/utils/packing_utils.py, 88e4c76).
 
 gemm: qweight int32 [inputs, outputs / 8], qzeros [groups, outputs / 8], scales [groups, outputs];

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """bitsandbytes: nf4 and fp4 in blocks of the flattened tensor, plain or with double quantization,
 and int8 rows (bitsandbytes 0.50.2, functional.py: QuantState.as_dict, int8_vectorwise_dequant).
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ComfyUI's scaled FP8: `scale_weight` beside each e4m3 or e5m2 `weight`, and `scaled_fp8`.
 
 Files that hold float8 without any scale are casts, and stay tensors of that dtype.

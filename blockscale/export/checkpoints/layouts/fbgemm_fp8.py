@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """FBGEMM's FP8 (Llama 3.1 405B): e4m3 `weight` and float32 `weight_scale` [out, 1]."""
 
 from collections.abc import Mapping

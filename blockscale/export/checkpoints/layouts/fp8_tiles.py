@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """FP8 with `weight_scale_inv`: DeepSeek V3, Qwen3, MiniMax; transformers' FineGrainedFP8Config.
 
 Despite its name the scale multiplies. Tiles are 128 x 128, the last ones partial; scales are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """gpt-oss's MXFP4: `…_blocks` u8 [experts, out, in/32, 16] and `…_scales` u8 [experts, out, in/32].
 
 The even element of a byte lies in its low bits (openai/gpt-oss, gpt_oss/torch/weights.py). Its

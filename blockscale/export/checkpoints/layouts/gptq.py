@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """GPTQ: AutoGPTQ, GPTQModel, auto-round's export, optimum.
 
 A module has qweight int32 [inputs * bits / 32, outputs], a dense stream down the inputs of each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """HQQ (hqq 0.2.8, core/quantize.py and core/bitpack.py), as its safetensors files have it.
 
 A weight is a matrix [elements / group, group] (axis 1) or [group, elements / group] (axis 0), whose

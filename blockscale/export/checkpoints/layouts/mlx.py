@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """MLX (mlx 0.32.4): affine of 2, 3, 4, 5, 6, 8 bits, mxfp4, mxfp8 and nvfp4, as mlx-lm writes them.
 
 weight uint32 [..., outputs, inputs * bits / 32] is a dense stream along each row; scales and biases

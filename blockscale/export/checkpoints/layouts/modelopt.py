@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """NVIDIA ModelOpt (0.47: torch/quantization/qtensor, torch/export/quant_utils.py).
 
 Told by `quant_method`, by hf_quant_config.json, or by names that end in `.weight_scale_2`. Of what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """optimum-quanto 0.2.7: qint2 and qint4 with float shifts, qint8 and float8 rows.
 
 tensor/packed.py, tensor/qbits.py and tensor/qbytes.py. Four and two bits are a matrix

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Layouts that no format of blockscale can hold: told by their tensors' names, and refused."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes one in an element, with scales beside them: told by names, dtypes and sizes alone.
 
 float8 and int8 weights with `weight_scale_inv` (DeepSeek, Qwen: tiles), `weight_scale`

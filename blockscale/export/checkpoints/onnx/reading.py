@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ONNX files as checkpoints: weights in codes become QTensors with their codes as stored."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales of an ONNX file's weights: initializers, or what a few nodes make of them.
 
 Known are what torch.onnx, ModelOpt, ONNX's opsets 23 and 24 and our own exporter write: a tensor as

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The initializers and nodes of an ONNX file, and where the bytes of each tensor lie.
 
 Field numbers: onnx/onnx.proto of ONNX 1.23. The package onnx is not needed.

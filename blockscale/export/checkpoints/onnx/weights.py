@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which tensors of an ONNX file are weights in codes, by the operators that read them.
 
 Operators and attributes: ONNX 1.23 (DequantizeLinear 25) and onnxruntime 1.31, ContribOperators.md.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The constants of an OpenVINO IR: where their bytes lie in the .bin, and how codes lie in them."""
 
 from dataclasses import dataclass

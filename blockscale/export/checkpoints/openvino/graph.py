@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The layers and edges of an OpenVINO IR, version 11, from its .xml.
 
 The text comes from strangers: no document type and no entity is accepted, text is never kept but

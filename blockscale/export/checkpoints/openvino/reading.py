@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """OpenVINO's IR as a checkpoint: weights in codes become QTensors with their codes as stored."""
 
 from math import prod

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which constants of an IR are weights in codes: the chains of layers that make floats of them.
 
     Const -> Convert -> [Subtract zero points] -> Multiply scales -> [Reshape] -> [Convert]

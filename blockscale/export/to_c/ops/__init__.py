@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What each integer op is in C: one family a file, found by itself."""
 
 from collections.abc import Callable

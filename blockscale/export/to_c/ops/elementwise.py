@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Single codes: sums, products, other exponents, tables, rows of a table."""
 
 from typing import Any

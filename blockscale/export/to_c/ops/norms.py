@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Softmax, attention, layer norm, RMS norm: the algorithms of blockscale/ops/integer in loops."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Linear layers, convolutions, products of two tensors."""
 
 from math import prod

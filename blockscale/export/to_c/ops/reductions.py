@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Pools of windows, and sums over dimensions."""
 
 from typing import Any

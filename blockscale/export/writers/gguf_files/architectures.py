@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models that llama.cpp has an architecture for: a file's keys from config.json, and back."""
 
 from collections.abc import Iterable, Mapping

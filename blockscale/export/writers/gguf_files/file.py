@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A GGUF file that is written a tensor at a time, each in its place."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The first bytes of a GGUF file, version 3 (ggml's docs/gguf.md): keys, values, tensors."""
 
 import struct

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Merges of byte-pair encodings: their order, and where llama.cpp merges otherwise.
 
 llama.cpp's "llama" (src/llama-vocab.cpp, b11434: `llm_tokenizer_spm_session`) has no merges: it

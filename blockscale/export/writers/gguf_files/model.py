@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The metadata of a GGUF file for a model of transformers: its configuration and its tokenizer."""
 
 from collections import Counter

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rotary positions that are scaled: the settings of transformers, and the keys of a GGUF file.
 
 Keys: ggml-org/ggml, docs/gguf.md, "Scaling". Both divide positions by a factor (linear), or

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a tokenizer.json does to text before its model does: which of it llama.cpp does, too.
 
 How text is cut into words has a name there (`tokenizer.ggml.pre`).

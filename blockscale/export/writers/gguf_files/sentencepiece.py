@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """SentencePiece's models as llama.cpp has them: BPE is "llama", unigrams "t5", both with scores.
 
 They are read from tokenizer.json, or from `tokenizer.model`: pieces, and how text is normalized.

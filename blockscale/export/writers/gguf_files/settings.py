@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Settings of config.json that change what a model computes, and have no place in GGUF.
 
 llama.cpp has a graph for each architecture, and what it has no key for it computes as it always

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tokens with a meaning: where text begins and ends, what is added by itself, conversations.
 
 What llama.cpp's converter takes from where is gguf-py/gguf/vocab.py (b11434, `SpecialVocab`):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A model in several GGUF files, as llama.cpp's gguf-split lays them out and its loader finds them.
 
 NAME-00001-of-00003.gguf has the metadata, each file `split.no`, `split.count` and

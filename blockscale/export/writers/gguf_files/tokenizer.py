@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A model's tokenizer -> the keys of a GGUF file that llama.cpp tokenizes by.
 
 As its own converter writes them (ggml-org/llama.cpp b11434, conversion/base.py: `_set_vocab_gpt2`,

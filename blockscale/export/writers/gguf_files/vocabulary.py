@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The tokens of a GGUF file by number: text, type and score, each text once.
 
 llama.cpp stops the process where two tokens have one text (src/llama-vocab.cpp, b11434:

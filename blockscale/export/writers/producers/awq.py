@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """AWQ in AutoAWQ's layout `gemm`: four bits, eight outputs interleaved in each word.
 
 Layout: casper-hansen/AutoAWQ, awq/modules/linear/gemm.py and utils/packing_utils.py.

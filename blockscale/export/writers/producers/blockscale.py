@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Our own files (docs/files.md), which hold every format: what `bs.load` and bs.checkpoint read."""
 
 from collections.abc import Iterable, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """bitsandbytes' four bits: nf4 and fp4 in blocks of the flattened tensor.
 
 Layout: bitsandbytes 0.50.2, functional.py, `QuantState.as_dict`: two codes a byte, the first in the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """compressed-tensors, which transformers and vLLM load: schemes of ours, without a model.
 
 Layouts: blockscale/export/to_compressed_tensors/, as `bs.export.compressed_tensors` writes them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """FP8 in tiles, as DeepSeek V3 and Qwen store it and transformers' quant_method `fp8` reads it.
 
 Layout: huggingface/transformers, integrations/finegrained_fp8.py: `weight` e4m3 and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """GGUF, as llama.cpp reads it: blocks of ggml's types. How a file is put together: gguf_files/."""
 
 from collections.abc import Iterable, Sequence

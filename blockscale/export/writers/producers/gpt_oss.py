@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """gpt-oss: experts in OCP MXFP4 as transformers' quant_method `mxfp4` reads them.
 
 Layout: huggingface/transformers, integrations/mxfp4.py: `NAME_blocks` u8 [experts, out, in / 32,

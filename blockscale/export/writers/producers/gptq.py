@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """GPTQ, as GPTQModel, transformers and vLLM read it: codes in columns, groups of inputs.
 
 Layout: ModelCloud/GPTQModel, nn_modules/qlinear/__init__.py. `qweight` is a stream of bits down the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """MLX: rows of bits in words of 32 with a scale and a bias a group, OCP's microscaling formats, and
 nvfp4.
 

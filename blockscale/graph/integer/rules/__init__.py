@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What each operation between quantized layers is on integers: one rule a file, found by itself.
 
 A file defines

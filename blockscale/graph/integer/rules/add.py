@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A sum of two values: both are shifted left to the smaller exponent, then added."""
 
 import operator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Averages over windows of 2^n values: sums, under an exponent smaller by n."""
 
 import math

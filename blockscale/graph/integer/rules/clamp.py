@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ReLU and its bounded kin: the larger and the smaller of two codes."""
 
 import math

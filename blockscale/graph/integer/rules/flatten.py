@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """nn.Flatten and torch.flatten."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What passes its input on: nn.Identity, and dropout in evaluation."""
 
 from typing import Any

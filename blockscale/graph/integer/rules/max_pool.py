@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Maxima over windows: scales and order are the codes' own."""
 
 from typing import Any

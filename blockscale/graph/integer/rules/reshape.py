@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Other changes of shape: the methods view, reshape and contiguous."""
 
 from typing import Any

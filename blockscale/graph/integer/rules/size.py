@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The size of a tensor, which is the same on integers."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Whether a graph computes on integers alone: walked from its nodes, whoever wrote it."""
 
 from dataclasses import dataclass, replace

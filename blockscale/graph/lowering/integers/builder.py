@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The integer graph while it is being written: what rules read from it and add to it."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What an integer graph costs: shifts, additions, multiplications and bytes of weights, counted.
 
 Energy is by published tables, of the arithmetic alone. "horowitz" is M. Horowitz, "Computing's
@@ -54,7 +55,7 @@ class OpCost:
         Raises ValueError for other tables.
         """
         if table not in TABLES:
-            raise ValueError(f"no table {table!r}; there are {', '.join(TABLES)}")
+            raise ValueError(f"unknown table {table!r}; choose from {', '.join(TABLES)}")
         return sum(
             count * _energy(TABLES[table], kind, bits)
             for kind, counts in self.counts.items()

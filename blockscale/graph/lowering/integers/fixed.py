@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What integers of a graph mean, and what keeps a format or a scale from being integers."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ops that only move elements, on integers as on floats, and where moved sums become codes."""
 
 import operator

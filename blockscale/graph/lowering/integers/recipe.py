@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A recipe that gives every edge of a program codes with one power of two for a scale."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """From a fused graph to one of integers: every node in turn, in place."""
 
 import operator

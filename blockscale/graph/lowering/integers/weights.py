@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Weights as integers: codes of integer formats, and powers of two and their sums, decoded."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which way to run a linear layer: the fastest of those that can, as measured.
 
 `measured.json` holds milliseconds by kind of processor, formats and sizes, one thread, the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Measures the ways to run usual linear layers here and writes them to `measured.json`.
 
     python -m blockscale.graph.lowering.products.measure

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One linear layer of a graph: its nodes, its formats and its sizes."""
 
 import operator

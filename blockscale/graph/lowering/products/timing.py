@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Timing the ways to run a product, in turns."""
 
 import time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The ways to run a linear layer on a CPU.
 
 kernel    our kernel of the op, on codes

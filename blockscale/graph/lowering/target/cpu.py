@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Our CPU kernels; linear layers of 8-bit integers by oneDNN where that is faster, as measured."""
 
 from torch import fx

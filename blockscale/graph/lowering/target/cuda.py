@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Our CUDA kernels; the graph's tensors move to the current CUDA device."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch's own ops alone, for torch.compile and AOTInductor: Inductor writes C++ of them.
 
 The references of our ops stand in the graph, so that results have the reference's bits as far as

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Integers and shifts alone (docs/integers.md)."""
 
 from torch import fx

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every op on the reference, whatever `bs.use` says: the bits that all else is measured by."""
 
 from torch import fx

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """oneDNN's products of 8-bit integers, as torch has them; the rest as on `cpu`.
 
 Linear layers whose inputs have 8 bits under one scale and whose weights are int8 with a scale a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which block a tensor's scales have after its shape has changed, if that block has a name.
 
 Sizes are those of Block.sizes_for: one a dimension, WHOLE for all of it. Dimensions may be symbols:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Slices, selections, picked places and expansions of codes."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Joining and padding of codes."""
 
 from collections.abc import Sequence

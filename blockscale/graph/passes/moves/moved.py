@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What an op that only moves elements makes of codes and the scales beside them."""
 
 from collections.abc import Sequence

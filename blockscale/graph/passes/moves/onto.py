@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Views and permutes of codes: each element goes to one place."""
 
 from collections.abc import Sequence

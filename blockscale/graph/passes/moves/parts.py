@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes and what stands beside them, changed together."""
 
 from collections.abc import Callable, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ops that cut a tensor into several, as one slice or selection a piece, which codes can follow."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Sums, differences, products and quotients of tensors of one shape, codes or floats."""
 
 import math

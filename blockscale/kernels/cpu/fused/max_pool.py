@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Pools of largest values over codes of integers: the largest code is that of the largest value.
 
 Nothing is decoded. Windows are taken apart by dimensions: the largest along one, then along the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Norms of rows, and of residual sums: read once, normalized and quantized while they are in L1."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Operands and results of fused ops as the C++ takes them: rows of floats, or of codes."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Attention in float32: codes become floats, and the result codes while it is in the cache."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Functions of codes with one scale: all their results in a table, which codes are looked up in.
 
 The op's own reference makes the table, of all codes there are, so nothing can be otherwise than the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Kernels of the integer ops: files named after what they compute; `ending` is what they share."""
 
 from blockscale.core.discover import import_all

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How kernels end sums that floats hold exactly: as blockscale.ops.integer.shifts has it.
 
 For products that `shifted` does not take: of two tensors, in groups, transposed.

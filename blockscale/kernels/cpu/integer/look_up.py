@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tables, and the door where floats come in."""
 
 from functools import lru_cache

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products of codes: linear layers and convolutions in integer instructions (`shifted`); what they
 do not take, by floats that hold the sums."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products in integer instructions alone, ended by rounding shifts (src/isa/linear/shifts.h).
 
 The kernels multiply 8 bits by 8 into int32. Wider operands are 8-bit halves, the high one signed

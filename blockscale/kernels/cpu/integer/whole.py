@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Sums, norms and attention of integers in C++ (src/isa/integer), which round half to even."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Formats for Python: Element and Spec are made of named fields, those of the dataclasses
 // ElementNumbers and FormatNumbers, of which none may be missing, unknown or of another type.
 #include <nanobind/nanobind.h>

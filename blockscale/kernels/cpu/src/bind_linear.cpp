@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Linear layers for Python: a LinearWeight made once per weight, then addresses and sizes.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The primitives for Python: a Format object made once per format, then addresses and shapes.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>

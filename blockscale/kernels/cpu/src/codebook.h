@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The table of an element whose codes are places in it, laid out for the search of the nearest value.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Which elements of a tensor share a scale: a contiguous tensor seen as [planes, rows, columns] in blocks.
 #pragma once
 

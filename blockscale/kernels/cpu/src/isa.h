@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Which instruction sets this library was compiled for, which the processor has, and which is used.
 // Everything in isa/ is compiled once for each, in the namespace blockscale::<its name>; those that only
 // add instructions for products have the primitives of another (LIKE_ in CMakeLists.txt).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Linear layers y = x · Wᵀ + bias on contiguous memory. One table per instruction set.
 //
 // k runs along the sum, n over the outputs, m over the rows of x. Three regimes: integers times

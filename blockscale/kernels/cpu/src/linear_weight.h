@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A weight made ready for linear layers, once: its steps, and on demand the integer kernels' panels.
 #pragma once
 

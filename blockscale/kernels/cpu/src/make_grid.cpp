@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "make_grid.h"
 
 #include <algorithm>

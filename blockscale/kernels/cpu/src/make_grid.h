@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // From a tensor of any rank in blocks of any sizes to a grid.
 #pragma once
 

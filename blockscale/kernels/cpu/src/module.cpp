@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The Python module blockscale.kernels.cpu._native: addresses and numbers in, nothing of torch's.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A format as Python made it, and the layouts of the shapes it was used with.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The primitives of docs/numerics.md, sections 3 to 6, on contiguous memory. One table per instruction set.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // What the processor that this runs on has. CMakeLists.txt runs it, too, to compile for that alone.
 #pragma once
 

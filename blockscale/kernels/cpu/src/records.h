@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Records: blocks of a few bytes as other producers' files store them, codes, scales and all, taken apart into
 // the parts of a format, and put together again. One table per instruction set.
 #pragma once

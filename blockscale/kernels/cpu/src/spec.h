@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A format as numbers: what the kernels branch on. bind_format.cpp fills it, field by field and by
 // name, from FormatNumbers (blockscale/kernels/numbers.py); docs/numerics.md, section 1, says what
 // every field means.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Device code that the Triton kernels share: elements, scales, tiles, lanes, random numbers.
 
 Words that mean the same in all of it:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes of tables: numbers in steps become codes, and codes values (docs/numerics.md, section 4).
 
 A warp holds a table in a register of each thread, 32 entries at a time, made from constants; one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Elements of a tile -> their codes, their values, or whether their gradients pass.
 
 Here division (division.py) and rounding (element.py) meet, for float32 elements [...] and for pairs

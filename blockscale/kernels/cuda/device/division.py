@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Elements divided by their block's step, and where that needs no special cases (docs/cuda.md).
 
 Elements x are float32 [...], and what belongs to their blocks is [units], or spread to [...] where

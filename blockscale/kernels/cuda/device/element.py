@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Numbers counted in steps <-> codes, on the device (docs/numerics.md, sections 4 and 5).
 
 Shapes and words are those of `device`: y is float32 [...] in steps, codes are int32 [...]. Each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Pairs: neighbours of 16 bits, two in an int32 as they lie in memory, one instruction for both.
 
 They pay because arithmetic is short: at 4 bits a code an H200 has time for about nine integer

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """PTX that makes codes of pairs of bfloat16: a few instructions for two, four or eight numbers.
 
 The functions run on the host and return the text of an inline assembly block. In it $0 is the

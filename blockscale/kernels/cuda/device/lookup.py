@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How codes of a codebook are looked for: what the host computes from a table.
 
 A number in steps becomes the code whose place is how many thresholds are below it. Two ways find

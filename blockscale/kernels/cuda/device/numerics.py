@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Arithmetic on the device with the reference's bits (docs/numerics.md, sections 2 and 3.4).
 
 Every function works element by element, so that [...] is any shape, and float32 unless it says

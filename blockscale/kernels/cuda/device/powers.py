@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes that are powers of two, as log4 has them, in blocks that are `ordinary`.
 
 Elements are not divided. With a step s, codes turn over at the least x with fl(x / s) > 2^-bias

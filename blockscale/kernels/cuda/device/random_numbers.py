@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Random numbers of stochastic rounding (docs/numerics.md, section 2).
 
 They are a function of the seed and of an element's index alone, so that no state is kept and any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What blocks' scales are chosen from, chosen as, and read as (docs/numerics.md, section 3).
 
 Everything has one number for each block, [units]: float32, or the bits of one as int32, which order

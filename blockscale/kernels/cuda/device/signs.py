@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes that are signs, as binary and ternary have them, in blocks that are `ordinary`.
 
 Elements are compared with one number of their block, not divided. With a step s, a ternary element

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Where a program's elements and scales lie, and how codes go to and from memory.
 
 A tensor is seen as [batch, m, k] with blocks [bm, bk] over its last two dimensions, and a program

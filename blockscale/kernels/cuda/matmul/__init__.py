@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products of x [rows, k] with a quantized weight [n, k]: one file for each way to compute them.
 
 The ways: few, fused, tile, dense, blocks and codes; `choice` says which runs. What they share:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The way "blocks": codes become bfloat16 in memory, and the sums of blocks meet their scales.
 
 As "dense" where scales are floats that no bfloat16 holds together with a code: the library has no

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is asked of a product, and how a table writes the settings of a way to compute it."""
 
 from collections.abc import Sequence

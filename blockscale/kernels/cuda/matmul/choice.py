@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which way a product is computed: measured where a table knows, else by a rule.
 
 The ways, each in the file of its name:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The ways "codes" and "library": codes times codes, int8 and float8 on their own tensor cores.
 
 Both sides have one scale a row, which meets the sums. "library" is torch._scaled_mm, of float8.

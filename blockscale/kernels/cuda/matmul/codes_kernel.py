@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Device code of the ways "codes" and "blocks": both operands go from memory to the tensor cores.
 
 They are codes as they are, int8 or float8, or bfloat16 that holds codes of at most 8 bits. Scales

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The way "dense": the weight's codes become bfloat16 in memory, and the library multiplies.
 
 For many rows of x. Codes of at most 8 bits, times scales where these are powers of two or few bits,

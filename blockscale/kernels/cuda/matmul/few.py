@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The way "few": for few rows of x, codes are decoded in the registers that memory fills.
 
 It needs a Hopper (hopper/available.py). The device code is hopper/few.py; for small blocks that

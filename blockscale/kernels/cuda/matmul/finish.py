@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """From the sums of products to the result: factors of rows and outputs, bias, rounding, memory.
 
 Every way to multiply ends here. A kernel that sums up the whole of k for one bfloat16 part of x

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The way "fused": for more rows of x, codes are decoded while the tensor cores multiply others.
 
 It needs a Hopper (hopper/available.py), where the copy engine can read the weight. The device code

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the way "fused" compiles its kernel for: weights and tiles that it takes, and its plan."""
 
 from collections.abc import Sequence

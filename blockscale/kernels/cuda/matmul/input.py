@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a linear layer multiplies the weight with: x itself, or what its input format leaves of it.
 
 Where values are small codes times one scale a row, or times powers of two, bfloat16 holds them

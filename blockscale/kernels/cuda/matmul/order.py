@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """x as the kernels want it: in bfloat16, in the order in which they decode the weight's codes.
 
 A bfloat16 has 8 significant bits, so a float16 is split into two of them and a float32 into three,

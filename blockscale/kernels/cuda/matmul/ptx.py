@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """PTX that decodes packed codes to bfloat16, two at a time: exact up to 8 bits.
 
 Triton's own integer and float arithmetic takes one instruction an element and step. At 4 bits an

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """PTX that decodes two codes of one word at a time, for few rows; ptx.py takes two words.
 
 The pairs are those that lie 16 bits apart, so that one shift and one mask take out both.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How a quantized weight is read: which codes lie in a word, and where scales go."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The way "tile": words go to registers as the tensor core reads them, and are decoded there.
 
 It needs no Hopper, and codes that lie in whole words. The device code is tile_kernel.py.

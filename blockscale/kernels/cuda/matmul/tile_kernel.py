@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Device code of the way "tile": codes decoded in registers and multiplied by the tensor cores.
 
 The i-th codes of all words are one matrix, multiplied by the i-th plane of x (order.py), so no

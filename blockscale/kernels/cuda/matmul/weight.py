@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A quantized weight as the ways to multiply take it: as words, with factors of its outputs."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The kernel that rounds columns one after the other, each making up for errors of those before.
 
 Words and shapes are explained in blockscale/kernels/cuda/device/__init__.py.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The kernels that read codes, and those that pack and unpack them for their own sake.
 
 Words and shapes are explained in blockscale/kernels/cuda/device/__init__.py.

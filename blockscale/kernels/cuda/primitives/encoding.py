@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The kernel that encodes: it chooses scales or reads them, and writes codes, values or gradients.
 
 Triton compiles it once for each pair of a spec.Spec and a tiling.Tile. `dtype` is that of what it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The extremes of a program's units, from the bits of floats, which order alike (numerics.md, 3.1).
 
 x are numbers [rows, columns] of one dtype, or pairs of it as int32 (lanes.py); `tile` counts as x

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Kernels of the primitives started on tensors: choosing scales and encoding.
 
 No launch waits for the device, and none takes memory but what torch's allocator gives, so CUDA

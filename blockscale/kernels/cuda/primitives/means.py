@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The mean magnitude of a program's units, for binary and ternary scales (docs/numerics.md, 3.2).
 
 x are numbers [rows, columns] of one dtype, or pairs of it as int32 (lanes.py); `tile` counts as x

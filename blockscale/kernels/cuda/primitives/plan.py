@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How a primitive is launched: decided once for each format, shape, result and size of numbers."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The range of each block, from which its scale is chosen, and the kernels that pass over it alone.
 
 x are numbers [rows, columns] of one dtype, or pairs of it as int32 (lanes.py); `tile` counts as x

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Launch settings of the primitives: elements and warps of a program, measured on an H200.
 
 `python -m benchmarks.gpu_primitives --sweep` measured them, on [16384, 16384] in float32 and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How a tensor's blocks are laid over programs: a Tiling for each shape and block.
 
 Most tensors with a block are one of [batch, m, k] with blocks [bm, bk] over m and k, because the

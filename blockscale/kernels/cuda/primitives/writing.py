@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes and values of a tile -> memory.
 
 out: a pointer to uint8, int8 or int16 codes, or to values; Triton bitcasts it where it stores wider

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Starting a kernel past Triton's own way, which takes the host longer than all else of a call."""
 
 import threading

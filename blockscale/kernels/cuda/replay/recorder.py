@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Watches a kernel's Python for one call, so that it can be repeated (recording.py).
 
 While it runs, torch shows every operation on tensors and `direct` every launch. What it can

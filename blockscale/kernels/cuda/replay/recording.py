@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a kernel's Python did in one call (recorder.py), done again without it.
 
 Tensors are numbered: a slot is such a number, and `at` and `tensors` are lists by it, of addresses

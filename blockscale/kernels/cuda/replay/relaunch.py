@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A compiled kernel started again, with other addresses in the place of its tensors."""
 
 from copy import copy

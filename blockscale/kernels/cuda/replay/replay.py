@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Calls that were made before are made again: a tenth of the time that Python takes to decide.
 
 The second call of a kind is recorded (`recorder`), all later ones repeat that. A kind is what a

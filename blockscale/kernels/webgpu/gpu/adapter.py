@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which adapter computes: the discrete GPU first, a software one last, and saying so."""
 
 import os

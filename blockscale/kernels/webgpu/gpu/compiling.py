@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """WGSL as modules of a device, without the counters that wgpu puts into every loop.
 
 wgpu makes sure that no shader runs for ever by counting the turns of each loop, which keeps

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """WGSL at module scope: its declarations, what each of them uses, and which an entry point reaches.
 
 This reads our own shaders: a declaration begins with a line of its own and ends with one, in `;` or

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The device that computes, its limits, and the work that waits to be given to it."""
 
 from collections.abc import Iterator

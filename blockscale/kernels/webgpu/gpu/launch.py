@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Launching shaders: pipelines are kept by their text, sizes are baked in where that pays."""
 
 from collections.abc import Mapping

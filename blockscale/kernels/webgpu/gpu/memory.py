@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Memory on the device: taken from a pool, filled from tensors and read back into them."""
 
 from math import prod

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a device computes otherwise than it must: asked of it once, before a kernel is trusted.
 
 Kernels need exact integers everywhere, and exact floats in few places: products and sums of normal

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Shaders are composed of named parts of WGSL: kernels, and variants of roles.
 
 `wgsl/kernels/quantize.wgsl` is the part `kernels/quantize`, which has an entry point. The other

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Memory of the device as 3-D textures: texels of four unsigned components of 8, 16 or 32 bits."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The device's own clock: how long recorded work takes there, however long it took to record."""
 
 from typing import Any

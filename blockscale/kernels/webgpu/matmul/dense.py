@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products of floats with floats, which the device "webgpu" computes for torch."""
 
 import torch

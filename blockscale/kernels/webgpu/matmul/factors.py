@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The two factors of a product, as its kernels read them."""
 
 from math import ldexp

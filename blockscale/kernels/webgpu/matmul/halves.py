@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Whether the device widens float16 exactly, subnormals included: asked of it once."""
 
 from functools import cache

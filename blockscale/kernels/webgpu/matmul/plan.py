@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which kernel multiplies, and what it is compiled for."""
 
 from functools import cache

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A product of two factors, in as many launches as what kernels can see at once asks for."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized weights as the right factor of a product."""
 
 from collections.abc import Callable

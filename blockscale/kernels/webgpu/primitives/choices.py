@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Kernels for a format, and how numbers of a dtype are read and written."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The scale of each block of a tensor."""
 
 from math import prod

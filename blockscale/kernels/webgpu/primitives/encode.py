@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Numbers -> codes or values, with a scale that is given."""
 
 from math import prod

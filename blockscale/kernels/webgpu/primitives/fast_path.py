@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Full blocks: scales, codes and values in one pass that keeps more of memory under way than
 primitives/one_pass.py, for formats and dtypes that primitives/fast_path_plan.py knows."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blocks along the columns of a matrix: scales, codes and values in one pass, as
 primitives/fast_path.py does for blocks whose numbers are neighbours."""
 

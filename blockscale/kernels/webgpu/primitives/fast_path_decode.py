@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Packed codes -> values, several units of 16 bytes an invocation: where that was measured to be
 faster than primitives/decode.py."""
 

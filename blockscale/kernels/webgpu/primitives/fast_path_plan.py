@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the fast path (primitives/fast_path.py) can do, and how much an invocation takes of it."""
 
 from collections.abc import Iterator

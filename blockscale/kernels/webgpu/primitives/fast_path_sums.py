@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Whether a device's sums round where the kernels of the fast path want them to, asked of it once.
 
 Beside 1.5 * 2^23 the neighbours of a float32 are whole: those kernels round numbers by adding that

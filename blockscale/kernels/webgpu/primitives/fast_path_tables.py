@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codebooks as cells of numbers, of which none has more than one threshold between two codes."""
 
 from functools import cache

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the scales of blocks are chosen from: extremes and sums, merged from slices of blocks."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A format, and the tensors of a call, as the kernels of the primitives take them."""
 
 from collections.abc import Sequence

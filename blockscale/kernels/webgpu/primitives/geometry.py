@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How the blocks of a tensor lie in its memory: after one another, or as boxes."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales chosen, and codes or values written, in one pass over memory: where a block fits a
 workgroup, and blocks follow one another."""
 

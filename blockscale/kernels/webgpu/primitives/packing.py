@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes, one an item, become packed bytes on the GPU."""
 
 from blockscale.kernels.webgpu.gpu.launch import launch

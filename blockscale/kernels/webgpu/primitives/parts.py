@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What stands beside the codes of a tensor, in memory on the GPU."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tensors that are larger than what a kernel sees of a buffer are taken in pieces."""
 
 from collections.abc import Iterator

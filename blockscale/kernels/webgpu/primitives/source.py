@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Numbers that kernels read: in a buffer, in pieces that they can see, or in a texture."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tensors in 3-D textures, four elements of a row a texel, and the primitives on them."""
 
 from blockscale.kernels.webgpu.textures.primitives import QuantizedTexture as QuantizedTexture

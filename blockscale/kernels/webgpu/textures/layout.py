@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Where the elements of a tensor lie in a 3-D texture, and to which blocks they belong.
 
 Texel (x, y, z) holds the elements 4x … 4x + 3 along the last dimension (the width), of row y of the

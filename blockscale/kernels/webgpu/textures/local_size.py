@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The local size of a kernel on textures, chosen by the shape of its blocks (docs/webgpu.md)."""
 
 INVOCATIONS = 256  # of a workgroup, which every device has

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The primitives on tensors in textures: the same bits as in buffers."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tensors in 3-D textures, and their way there from linear memory and back."""
 
 from collections.abc import Iterator

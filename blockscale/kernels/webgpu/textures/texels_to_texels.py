@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The kernel that turns texels into texels: numbers into codes, codes into values."""
 
 from blockscale.kernels.webgpu.gpu.launch import Bound, launch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What runs torch's ops on the device "webgpu": handlers, by the overload that they are for."""
 
 from collections.abc import Callable, Iterator

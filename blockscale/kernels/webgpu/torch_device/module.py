@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What torch calls of a device beside its ops: the module `torch.webgpu`."""
 
 from contextlib import AbstractContextManager, nullcontext

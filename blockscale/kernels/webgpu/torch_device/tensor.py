@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A tensor on the device "webgpu": torch sees its sizes, kernels its memory."""
 
 from __future__ import annotations

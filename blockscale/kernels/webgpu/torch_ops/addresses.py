@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Where a kernel finds the elements of operands that are views, or are broadcast."""
 
 from collections.abc import Sequence

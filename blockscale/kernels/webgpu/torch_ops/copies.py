@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Copies: views become tensors of their own, tensors are written into views, dtypes change."""
 
 from math import prod

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ops on elements: functions of one, of two, comparisons and choices between two."""
 
 import ctypes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The device for users: what `bs.webgpu()` does."""
 
 from functools import cache

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """New tensors: torch makes all others of `empty`, which has no tensor to be dispatched by."""
 
 from functools import cache

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What has no kernel on the device is computed on the CPU, and said so once an op."""
 
 import warnings

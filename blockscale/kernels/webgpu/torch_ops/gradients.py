@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Gradients that torch leaves to its devices, in terms of other ops."""
 
 from typing import Any

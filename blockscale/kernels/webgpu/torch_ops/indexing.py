@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rows by their numbers, and tensors one after the other: of any dtype."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Whole numbers and booleans of up to 64 bits: sums, products, bits, order, and as floats."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What normalizes rows: softmax and its logarithm, layer_norm."""
 
 from math import prod

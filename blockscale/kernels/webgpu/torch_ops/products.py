@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products of matrices of floats, of any strides: sums are float32's."""
 
 from typing import Any

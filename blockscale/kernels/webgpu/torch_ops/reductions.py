@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Reductions: dimensions of floats become one number, in float32 until the end."""
 
 from math import prod

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Views: torch's meta device says what they are, and they share their tensor's memory."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Exact arithmetic on the bits of float32: from integers alone, for devices that flush subnormals
 // or divide with an error, and by the device's own floats (native), where they are IEEE 754's.
 

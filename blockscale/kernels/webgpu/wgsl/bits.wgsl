@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Numbers as bits: the parts of a float32, numbers of 16 bits, and integers of 64.
 
 //# corrected

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Which block an element belongs to, and which elements a block has.
 
 //# box

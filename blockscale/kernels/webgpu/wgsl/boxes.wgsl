@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Blocks of a matrix, one an invocation, for pages in a browser (reporting/browser).
 
 //# box

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The scale of a block, its zero point and offset (docs/numerics.md, section 3).
 
 //# chosen

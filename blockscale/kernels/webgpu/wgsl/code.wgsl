@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Codes of four numbers and values of four codes. Codes are first approximated by a product with the
 // step's reciprocal (`approximate/…`), then checked: what is near a tie is computed exactly.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Elements: codes of numbers in steps and back (docs/numerics.md, section 4), one at a time, values
 // of codes four at a time, and which numbers are in range, so that a gradient passes.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The fast path (kernels/fast_path): the range of a block that a team holds in registers, and the
 // scale that is chosen from it.
 

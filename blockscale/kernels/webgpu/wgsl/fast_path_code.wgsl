@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The fast path (kernels/fast_path): numbers scaled by the step's reciprocal (`scaled/…`), coded four
 // at a time, and ties, which exact arithmetic breaks (`tie_break/…`).
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The fast path (kernels/fast_path): which units of 16 bytes an invocation holds, and how codes,
 // values and scales are written. Blocks that need exact arithmetic of integers are left for the end.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The float operations of the device, and of one that takes every liberty, for tests.
 
 //# flushing

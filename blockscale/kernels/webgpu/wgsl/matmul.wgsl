@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Products with quantized weights: how both factors are read, weights decoded and results written.
 
 //# block

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // How numbers in memory are found, read and written, in float32 or in 16 bits.
 
 //# grid

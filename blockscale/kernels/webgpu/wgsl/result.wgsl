@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // What is made of numbers whose step is known: codes, values, or gradients.
 
 //# codes

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // How a number becomes a whole one (docs/numerics.md, section 2), and the random numbers that
 // stochastic rounding draws.
 

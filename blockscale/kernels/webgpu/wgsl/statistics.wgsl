@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // What the scale of a block is chosen from: extremes and sums, merged by teams of invocations.
 
 //# bare

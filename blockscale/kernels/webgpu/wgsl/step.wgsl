@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The step of a block, made of its stored scale (docs/numerics.md, 1.3).
 
 //# e8m0

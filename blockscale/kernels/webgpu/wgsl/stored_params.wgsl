@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // What is stored beside codes: scales, zero points, offsets and outer scales, read (`scale_…`) and
 // written (`store/…`), by the dtype of each.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Texels of 8, 16 or 32 bits a component: their blocks, and what is done with them.
 
 //# blocks/any

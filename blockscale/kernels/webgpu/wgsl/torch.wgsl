@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Torch's ops on the device: operands of any strides, and what functions of them are made of.
 
 //# bytes

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Functions of one element or of two, one for each op of torch.
 
 //# binary/add

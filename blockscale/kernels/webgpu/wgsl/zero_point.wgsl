@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Zero points and offsets of codes: none, integers, or floats.
 
 //# float

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A small block and its calls, as learned rounding is given them."""
 
 import torch

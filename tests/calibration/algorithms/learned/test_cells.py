@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Views in which scales broadcast, against the block's own expansion."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Where a step goes: against the mean of gradients, by its size in root mean squares."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Grids against the reference's own rounding, and the neighbours that half a gap reaches."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The descent: it finds better codes, keeps the best, ends early, and repeats itself."""
 
 from itertools import pairwise

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The least error of several codes."""
 
 import pytest

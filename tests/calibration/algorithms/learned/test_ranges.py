@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ranges that factors move, against the formats' own rules and against differences."""
 
 import pytest

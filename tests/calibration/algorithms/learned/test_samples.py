@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rows of calls: together they are the calls, and none comes twice before all have come."""
 
 import itertools

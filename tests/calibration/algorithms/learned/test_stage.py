@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The stage against the quantized layers themselves."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One learned weight: it begins with the start's codes, and what it stores is what it meant."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Float32 as compiled C has it, against numpy's, one number at a time."""
 
 import numpy as np

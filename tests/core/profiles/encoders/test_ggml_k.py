@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """K types as encoders: blocks do not influence one another. Bytes: producers/test_gguf.py."""
 
 import pytest

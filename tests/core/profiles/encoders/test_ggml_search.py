@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Searches for scales: what they promise. Their bytes are in producers/test_gguf.py."""
 
 import pytest

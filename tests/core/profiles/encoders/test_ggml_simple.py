@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ggml's simple types at their edges. Bytes of other numbers are in producers/test_gguf.py."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rows of blocks as numbers lie in memory, and back."""
 
 import pytest

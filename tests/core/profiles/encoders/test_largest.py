@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Of numbers of one magnitude, the first decides about the sign."""
 
 import torch

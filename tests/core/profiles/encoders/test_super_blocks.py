@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Cutting into super-blocks and putting together: any shape, in chunks."""
 
 import pytest

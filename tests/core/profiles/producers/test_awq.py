@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What awq itself gave (tests/recorded/record_profiles.py): 0 codes and scales differ."""
 
 import pytest

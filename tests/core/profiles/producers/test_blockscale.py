@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The contract as a profile: the bits of the format itself."""
 
 import pytest

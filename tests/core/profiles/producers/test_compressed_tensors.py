@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What compressed-tensors gave (tests/recorded/record_profiles.py): no code or scale differs."""
 
 import pytest

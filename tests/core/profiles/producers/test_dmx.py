@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What dmx-compressor itself gave (tests/recorded/record_profiles.py): 0 values differ."""
 
 import pytest

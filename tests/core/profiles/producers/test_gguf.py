@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ggml's own bytes (tests/recorded/record_ggml.py): 0 of them differ."""
 
 from dataclasses import replace

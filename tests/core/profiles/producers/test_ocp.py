@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """OCP MX 1.0, written from the specification in exact rationals, with ml_dtypes' elements.
 
 Section 6.3: the shared scale X is the largest power of two at most max |v|, over the largest power

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchao 0.18.0 itself is the oracle: 0 differing scales, zero points and codes."""
 
 from math import frexp

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Block types: gguf 0.19.0's own values of random bytes, and the bytes again."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """GGUF's head: what gguf-py wrote is read; what is damaged or hostile is refused, by name."""
 
 import random

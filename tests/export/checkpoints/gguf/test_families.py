@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Names: gguf 0.19.0's own (tests/recorded/record_gguf_names.py)."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Fields of bytes: against plain loops, and there and back."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales of scales by plain loops over one block of ggml's layout."""
 
 import pytest

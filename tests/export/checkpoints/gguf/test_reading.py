@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """GGUF files that gguf 0.19.0 wrote: its own values, from its own codes, on our kernels."""
 
 import shutil

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The kernel's table of fields, against the functions that say what blocks are."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Types that gguf-py has no decoder for, by their layout (checkpoints.md, section 3)."""
 
 import torch

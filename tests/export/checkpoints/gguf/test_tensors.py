@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Names and pieces, of every kind of model, there and back."""
 
 from pathlib import Path

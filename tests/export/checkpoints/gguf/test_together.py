@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Quantized tensors become the bytes that they were read from, with and without the kernel."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What producers stored and dequantized (tests/recorded/record_layouts.py), as files to read."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """bitsandbytes: its tables, its quant_state, and what is refused. Values: test_recorded.py."""
 
 import json

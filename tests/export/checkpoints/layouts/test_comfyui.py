@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ComfyUI's float8 with a scale, and casts without one."""
 
 import torch

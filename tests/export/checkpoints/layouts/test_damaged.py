@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Parts that are missing, of other shapes or dtypes, or of any bytes: FileError or values."""
 
 import random

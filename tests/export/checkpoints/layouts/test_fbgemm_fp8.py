@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """FBGEMM's rows of float8."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """FP8 in tiles: DeepSeek's and transformers' own values, of any bytes."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """gpt-oss's blocks: as transformers decodes them, of any bytes."""
 
 import pytest

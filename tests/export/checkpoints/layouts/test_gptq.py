@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """GPTQ: versions, groups, act-order, and modules that are not what they should be."""
 
 import numpy as np

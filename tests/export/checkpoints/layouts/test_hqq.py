@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """HQQ: settings, and what is refused. Values: test_recorded.py."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """MLX: settings of modules, other names, and what is refused. Values: test_recorded.py."""
 
 import json

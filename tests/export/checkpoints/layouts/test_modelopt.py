@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """NVIDIA ModelOpt 0.47.0: its own values (tests/recorded/record_modelopt.py), of any bytes."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """optimum-quanto: shapes that no file has, and what is refused. Values: test_recorded.py."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every layout on what its producer stored: the producer's values, to the bit, on our codes."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What no format can hold is told by its tensors' names and refused by its producer's."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Other producers' files under `compare`: decoded as their own libraries do, or refused by name."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ONNX files with a weight in codes, and what onnxruntime makes of them."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ONNX files as checkpoints: onnxruntime's own values, of random codes and scales, to the bit."""
 
 import itertools

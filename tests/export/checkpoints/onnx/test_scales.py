@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales that nodes make of what is stored."""
 
 import numpy as np

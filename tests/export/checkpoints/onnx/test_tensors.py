@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ONNX's tensors against the package onnx: raw, typed fields, other files, Constant nodes."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which tensors operators of codes read, and what is said of those that do not fit."""
 
 import numpy as np

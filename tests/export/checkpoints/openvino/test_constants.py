@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How codes lie in a .bin, against sums done here."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The XML of an IR: what is taken of it, and what is refused."""
 
 import pytest

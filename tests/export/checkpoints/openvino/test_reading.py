@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """OpenVINO's IR: its own values of what NNCF wrote and of any bytes (tests/recorded/openvino)."""
 
 from pathlib import Path

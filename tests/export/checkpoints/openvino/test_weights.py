@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blocks of codes and scales that are multiplied in their shapes."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Softmax, attention and norms against the graph's own codes."""
 
 import pytest

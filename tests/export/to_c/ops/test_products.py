@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products against the graph's own codes: sizes, groups, transposed ones, both accumulators."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Keys of a file from config.json, and back."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """GGUF files a tensor at a time; frequencies of llama 3 as transformers computes them."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Heads: what is written is read again, and is what gguf's own writer makes of it."""
 
 import itertools

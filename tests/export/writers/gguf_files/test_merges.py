@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The order of merges, and where llama.cpp joins what a tokenizer does not."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Metadata of whole models: what most weights are, and what is said where names are kept."""
 
 from blockscale.core.parse import parse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scaled positions as a GGUF file's keys, and back; what neither has is refused by name."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Names of cuts: how tokenizer.json files write them, and that llama.cpp knows each name."""
 
 import json

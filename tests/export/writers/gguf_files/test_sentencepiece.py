@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """SentencePiece's models, against SentencePiece itself and llama.cpp's converter."""
 
 import base64

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Settings that llama.cpp has no place for are refused or said, each by its name."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tokens with a meaning, against what llama.cpp's own `SpecialVocab` makes of the same files."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Several GGUF files as one model: keys, sizes, and the gguf package's own reading of them."""
 
 from pathlib import Path

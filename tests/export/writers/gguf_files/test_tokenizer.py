@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which kind of llama.cpp's a tokenizer becomes, and what of it is left out."""
 
 import json

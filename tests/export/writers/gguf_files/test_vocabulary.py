@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tokens by number: holes, doubles, added ones, and what is damaged."""
 
 import pytest

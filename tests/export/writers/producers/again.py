@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a producer stored, read and written again: the same bytes."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """AWQ: what AutoAWQ stored has the same bytes again."""
 
 from pathlib import Path

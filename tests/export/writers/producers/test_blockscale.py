@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Our own files hold every format."""
 
 from pathlib import Path

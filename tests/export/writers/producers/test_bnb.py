@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """bitsandbytes: what 0.50.2 stored has the same bytes again, and JSON that says the same."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """compressed-tensors from formats alone, without a model."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """FP8 in tiles: bits as they are, scales that multiply."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """GGUF: which type a format is, and what a type lacks of its format."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """gpt-oss: as transformers 5.23 unpacks it (integrations/mxfp4.py, convert_moe_packed_tensors)."""
 
 from pathlib import Path

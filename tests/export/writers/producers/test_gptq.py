@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """GPTQ: what AutoGPTQ stored, again; symmetric models of version 1, others of version 2."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """MLX: what mlx 0.32.4 stored has the same bytes again."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Averages on integers are sums under a smaller exponent."""
 
 import pytest

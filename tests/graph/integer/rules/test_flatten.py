@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Flattening, with a scale for each channel too."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What passes its input on."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The methods view, reshape and contiguous."""
 
 import pytest

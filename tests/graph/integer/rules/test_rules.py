@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The registry of rules: files of a folder, found by themselves."""
 
 import pathlib

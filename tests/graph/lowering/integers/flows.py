@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """From a model to its integers: programs under power-of-two scales, and what the tests compare."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The audit finds what computes with floats, whoever wrote it."""
 
 import pytest

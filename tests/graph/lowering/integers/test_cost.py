@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What products cost, counted by hand and by loops."""
 
 import pytest
@@ -62,7 +63,7 @@ def test_what_is_said():
     lines = str(made).splitlines()
     assert lines[0].split()[:2] == ["node", "multiplications"] and len(lines) == 3
     assert "60 of 8 bits" in lines[1] and lines[2].split()[0] == "all"
-    with pytest.raises(ValueError, match="no table 'mine'; there are horowitz, aladdin"):
+    with pytest.raises(ValueError, match="unknown table 'mine'; choose from horowitz, aladdin"):
         made.picojoules("mine")
     with pytest.raises(ValueError, match="number of powers of two, not -1"):
         bs.graph.cost(lowered, terms_by_shifts=-1)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Networks trained on scikit-learn's digits, and MiniLM: accuracy and bits of their integers."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A recipe for whole graphs of integers."""
 
 import pytest

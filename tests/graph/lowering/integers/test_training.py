@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Training with powers of two for scales, and for weights: the integers are the trained model."""
 
 import pytest

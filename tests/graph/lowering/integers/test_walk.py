@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Nodes that are no ops of numbers: moves, inputs, outputs."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Weights that are powers of two, and sums of them, as integers."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products as the nodes of a graph say them; test_ways.py has more."""
 
 import torch

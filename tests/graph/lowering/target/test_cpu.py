@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The target `cpu`: our kernels beside the reference, and the ways of linear layers."""
 
 import pytest

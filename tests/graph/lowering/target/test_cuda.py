@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The target `cuda`, as far as it shows without a device; tests/gpu has the rest."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The target `inductor`: no op of ours is left, and the reference's bits."""
 
 import pytest

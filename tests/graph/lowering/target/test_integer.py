@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Lowering to integers, from the model to the audit."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The target `reference`: the reference's bits, whatever is around."""
 
 import copy

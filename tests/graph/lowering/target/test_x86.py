@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The target `x86`: oneDNN's products beside the reference."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Moving ops, and graphs that move what was dequantized."""
 
 import torch

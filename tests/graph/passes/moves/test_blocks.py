@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blocks after a change of shape, against what dequantizing shows."""
 
 import pytest

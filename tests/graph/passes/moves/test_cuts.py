@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blocks after slices, selections and expansions."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every moving op on every kind of block."""
 
 import pytest

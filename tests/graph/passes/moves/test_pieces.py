@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Splits, chunks and unbinds of codes, as slices."""
 
 import pytest

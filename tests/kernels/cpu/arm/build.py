@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The kernels compiled for AArch64 by Debian's cross compiler, without Python, and run by qemu."""
 
 import shutil

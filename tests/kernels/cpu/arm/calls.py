@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Calls for driver.cpp: tensors laid out in one memory, and what the calls must leave there."""
 
 import struct

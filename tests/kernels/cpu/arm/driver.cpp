@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Runs the kernels on memory from a file, without Python: `driver ISA CALLS MEMORY RESULT`. CALLS has
 // one call a line, as test_arm.py writes them; an address is a place in MEMORY (0: none), which goes
 // to RESULT afterwards. ISA may be "list": then the instruction sets that are present are named.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The kernels on Arm: each instruction set, under qemu, gives the reference's bits."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Operands and quantizers for the tests of fused kernels, by the reference."""
 
 import torch

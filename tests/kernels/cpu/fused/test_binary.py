@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Two operands of codes or floats: the reference's bits, in every pair of formats."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Pools of largest values over codes against the reference, which pools what they mean."""
 
 import pytest

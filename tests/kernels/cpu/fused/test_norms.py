@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Norms lie within the op's bound of exact ones; their codes are those of the floats they give."""
 
 import math

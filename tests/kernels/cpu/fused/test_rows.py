@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the fused kernels take for rows with scales."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Attention lies within the op's bound of exact attention, whatever operands and masks are."""
 
 import math

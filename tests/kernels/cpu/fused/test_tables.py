@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tables give what the reference gives, for every code of every element and every function."""
 
 from typing import Any

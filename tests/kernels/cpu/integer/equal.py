@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """An op by its kernel and by its reference."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What float-scaled kernels need to end as shifts do."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tables and the door: kernels give the reference's integers."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products of codes: the reference's integers, up to the largest sums."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products in integer instructions alone, of every instruction set: beside Python's integers where
 extreme codes reach 2^24, 2^31 and more, beside the reference elsewhere."""
 

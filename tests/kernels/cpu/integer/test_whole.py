@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The C++ of ops on integers against their references: every type, shift and boundary."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Device functions called on tensors, by a kernel of one program."""
 
 from typing import Any

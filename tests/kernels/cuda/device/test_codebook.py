@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Numbers become codes of a table, and codes values, with the reference's bits."""
 
 import pytest

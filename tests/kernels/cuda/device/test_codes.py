@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Division and rounding together: of single numbers, and of pairs in each of their ways."""
 
 from types import SimpleNamespace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Elements are divided with the reference's bits, in ordinary blocks and in others."""
 
 import math

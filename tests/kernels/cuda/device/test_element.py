@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Numbers in steps become codes, and codes numbers, with the reference's bits."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Neighbours of 16 bits that are taken two and two."""
 
 import pytest

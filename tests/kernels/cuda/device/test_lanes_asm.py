@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which formats' pairs narrow to codes in one go, and the text of the instructions."""
 
 import re

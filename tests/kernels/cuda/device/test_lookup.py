@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How codes of a table are looked for: every table against a search by hand."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Arithmetic on the device is exact: beside Python's own, and IEEE's through numpy."""
 
 import math

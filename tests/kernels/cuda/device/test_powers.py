@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes that are powers of two are found by comparing: beside every number where one turns over."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Random numbers are a function of the seed and of the element's index alone."""
 
 import pytest

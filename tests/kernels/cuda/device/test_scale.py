@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales are chosen and stored as the reference does."""
 
 import pytest

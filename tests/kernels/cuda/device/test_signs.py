@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Signs are found by comparing with a block's bound: beside it, and beside quotients of -0."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Where elements and codes of a tile lie in memory."""
 
 import pytest

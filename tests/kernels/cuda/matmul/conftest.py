@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products in these tests are computed by settings of the test, not by this machine's table."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A small interpreter of PTX: what the programs that decode codes make of registers.
 
 Beside it, what every program is run on: elements, and what their codes mean by the reference.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Sums of blocks that get scales: settings, and products within the tolerance."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is asked of a product: rows of tiles, and the numbers of a table's entry."""
 
 import pytest

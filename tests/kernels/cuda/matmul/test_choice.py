@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which way a product is computed: by tables, by the rule, and what is measured for the tables."""
 
 import json

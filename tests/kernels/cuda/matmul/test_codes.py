@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes times codes: when they meet, settings, and products that are exact."""
 
 import pytest

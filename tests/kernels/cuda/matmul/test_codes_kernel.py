@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The kernel of codes in memory, alone: bfloat16 codes in blocks, against whole numbers."""
 
 import pytest

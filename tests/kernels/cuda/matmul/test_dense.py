@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Weights in bfloat16 memory: settings, and products within the tolerance."""
 
 import pytest

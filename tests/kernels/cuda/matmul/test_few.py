@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Few rows: which weights and settings. The products: tests/gpu/test_linear_few.py."""
 
 import pytest

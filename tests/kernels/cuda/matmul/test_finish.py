@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """From sums to the result: partial sums, factors, bias and rounding, against float64."""
 
 import pytest

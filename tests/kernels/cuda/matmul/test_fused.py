@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What surrounds the fused kernel, which only a Hopper runs (tests/gpu/test_linear_fused.py)."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the fused kernel is compiled for: which weights and tiles fit, and who sums which steps."""
 
 from collections import Counter

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What of x is multiplied: x itself, codes, or values that its input format leaves."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The order in which x meets the codes, of every way to decode them, and x in parts."""
 
 import pytest

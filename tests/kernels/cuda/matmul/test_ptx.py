@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The PTX that decodes words, run by an interpreter of PTX: every code of every element."""
 
 from dataclasses import replace

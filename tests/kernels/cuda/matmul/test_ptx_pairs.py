@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The PTX that decodes pairs of one word, run by an interpreter of PTX: every code and order."""
 
 from dataclasses import replace

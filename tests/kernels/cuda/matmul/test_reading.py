@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How weights are read: which codes lie in words, and where scales go."""
 
 import dataclasses

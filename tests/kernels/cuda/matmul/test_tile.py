@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes decoded in registers: settings, and products within the tolerance."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Device code of tiles: which program has which tile. The products: test_tile.py."""
 
 import pytest

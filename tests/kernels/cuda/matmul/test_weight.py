@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Weights as words, and the factors that their outputs' sums get."""
 
 import pytest

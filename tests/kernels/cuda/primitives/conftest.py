@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Launch settings as they are on a GPU, though Triton's interpreter runs the kernels."""
 
 from collections.abc import Iterator

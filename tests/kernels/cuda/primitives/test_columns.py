@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The kernel for columns, started by itself: a later column makes up for each earlier one."""
 
 import pytest

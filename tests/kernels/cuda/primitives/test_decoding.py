@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Bit streams of every width, beside the bits of one large number a row."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Programs of ordinary blocks and others beside them, and scales that nothing keeps."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The extremes of blocks, parts of which several programs see, are those that torch finds."""
 
 import pytest

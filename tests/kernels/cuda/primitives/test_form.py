@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What does not fit a format, or is not where kernels can reach it, is refused."""
 
 import pytest

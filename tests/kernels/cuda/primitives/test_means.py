@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Means of magnitudes are the reference's, whatever the sizes and how many there are."""
 
 import pytest

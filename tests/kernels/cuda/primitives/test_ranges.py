@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blocks that are larger than a program, or lie across many rows, have the reference's scales."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every size of block has a launch setting that fits a program."""
 
 import pytest

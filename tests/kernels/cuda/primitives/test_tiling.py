@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every element of a tensor lies in one tile, with the scale of its block."""
 
 from typing import Any

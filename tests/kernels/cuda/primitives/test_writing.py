@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes of each width are stored, packed or not, wherever their blocks lie."""
 
 import pytest

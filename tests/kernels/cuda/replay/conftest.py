@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The kernels of the CUDA backend, whose calls are recorded though there is no GPU."""
 
 from collections.abc import Callable

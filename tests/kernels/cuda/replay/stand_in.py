@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What stands in for compiled kernels: Triton's interpreter, which is given addresses."""
 
 import ctypes

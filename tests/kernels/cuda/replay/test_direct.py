@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Starting kernels past Triton's own way: what is remembered, and what is not."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is recorded of a call, and what cannot be: with Triton's interpreter in the GPU's place."""
 
 import random

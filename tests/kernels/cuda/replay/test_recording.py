@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Recordings do again what was recorded: operations of torch, and memory taken and given back."""
 
 import gc

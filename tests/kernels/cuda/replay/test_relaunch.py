@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How recorded kernels are started: by what Triton's launcher itself would call."""
 
 from types import SimpleNamespace

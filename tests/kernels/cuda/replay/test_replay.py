@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Calls that are repeated give the bits of calls that are not: in Triton's interpreter, which here
 stands in for compiled kernels that are given addresses."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which adapter is taken, and what is said where there is none."""
 
 from types import SimpleNamespace

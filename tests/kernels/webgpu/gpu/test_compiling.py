@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Shaders without counters in their loops: the same results, the same errors."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a declaration of WGSL is, what it uses, and what an entry point reaches."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The device: recorded work runs in order, and its errors say what to do."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Launches: grids, windows, sizes that are baked in or not."""
 
 from functools import lru_cache

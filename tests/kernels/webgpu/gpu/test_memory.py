@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Memory: bytes go there and come back, buffers are used again, too large ones are refused."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What a device gets wrong is found, and formats that need it are left to the reference."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Shaders of parts: each part once, in order; names become numbers; sizes are constants or not."""
 
 import pytest

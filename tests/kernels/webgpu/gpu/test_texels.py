@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Textures as memory: their sizes, and what the device refuses."""
 
 import pytest

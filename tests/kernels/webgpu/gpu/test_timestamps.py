@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The device's clock: more work takes longer, and marks do not disturb what is recorded."""
 
 import time

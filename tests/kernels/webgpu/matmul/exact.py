@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Weights, products in float64 as numerics.md means them, and how far a result is from one."""
 
 import torch

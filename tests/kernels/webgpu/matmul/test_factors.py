@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the quick way may lose, from the rules of a device that flushes subnormals."""
 
 from fractions import Fraction

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Whether a device may decode minifloats as float16."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Plans cover every row and output, and fit the memory of a workgroup."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Pieces of products: what kernels see at once begins where windows may."""
 
 import pytest

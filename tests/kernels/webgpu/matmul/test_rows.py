@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Rows of a table of floats, as formats that are not decoded have it."""
 
 import torch

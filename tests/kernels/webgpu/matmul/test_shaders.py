@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The shaders of products: their text is whole for every choice."""
 
 import pytest

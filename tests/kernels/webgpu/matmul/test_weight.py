@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How weights are read: which formats are decoded, and by which parts of shaders."""
 
 import pytest

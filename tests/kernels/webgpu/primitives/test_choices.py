@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which parts of shaders a kernel is made of."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Outer scales that one, some or all blocks share, as they are stored."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes that straddle words and bytes, against a table."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Chunks, seeds and what is written where rows end within a byte."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is quantized in one pass that asks for all its memory first, and that it is right."""
 
 from itertools import product

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Blocks along columns, quantized in one pass, and that they are right."""
 
 from itertools import product

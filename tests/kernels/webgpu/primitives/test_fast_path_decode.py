@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which codes are decoded several units at a time, and that their values are right."""
 
 import pytest

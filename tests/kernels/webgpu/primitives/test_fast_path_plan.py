@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which tensors the kernels of the fast path take, and how much an invocation takes of them."""
 
 from functools import partial

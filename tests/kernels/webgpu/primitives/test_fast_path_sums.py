@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Devices that leave out sums are found, and it is said once."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codebooks as cells: every number falls into one whose codes are right, or there are none."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is found in blocks, against torch; each is merged from several slices."""
 
 import pytest

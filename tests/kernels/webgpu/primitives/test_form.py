@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How tensors of a format lie in memory."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Where blocks lie: after one another wherever the dimensions allow it, else as boxes."""
 
 import pytest

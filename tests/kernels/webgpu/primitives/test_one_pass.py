@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which tensors are quantized in one pass over memory, and that those of each plan are right."""
 
 import pytest

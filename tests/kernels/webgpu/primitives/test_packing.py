@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Items of more bits than a code has, as kernels write them, become packed bytes."""
 
 import torch

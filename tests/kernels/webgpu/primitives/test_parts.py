@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What stands beside codes: read, written, and given by callers."""
 
 import pytest

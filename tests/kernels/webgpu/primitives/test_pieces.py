@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tensors in pieces, as those that are larger than what a kernel sees of a buffer."""
 
 import pytest

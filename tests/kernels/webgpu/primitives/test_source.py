@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales of numbers in textures are those of the same numbers in buffers, windows or not."""
 
 import pytest

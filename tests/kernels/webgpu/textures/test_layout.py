@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Where elements lie, against coordinates counted one by one."""
 
 import itertools

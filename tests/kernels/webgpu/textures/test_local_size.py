@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The rule: a workgroup covers one block where it can, and its neighbours with what is left."""
 
 from math import prod

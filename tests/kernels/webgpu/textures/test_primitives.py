@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Textures give the reference's bits, as buffers do: formats x dtypes x shapes x hard numbers."""
 
 import pytest

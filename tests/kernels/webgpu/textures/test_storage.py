@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tensors go into textures and come back as they were."""
 
 from collections.abc import Callable

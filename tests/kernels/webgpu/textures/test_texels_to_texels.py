@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Every local size gives the same bits, also where it does not divide the texture."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ops find their handlers by overload; tensors of other devices are refused."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.webgpu is what torch and people call."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A tensor on the device is a tensor: parameters, copies, files, gradients, how it is shown."""
 
 import copy

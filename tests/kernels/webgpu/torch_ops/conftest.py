@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Torch's ops on the device webgpu. Without an adapter these tests are skipped."""
 
 import warnings

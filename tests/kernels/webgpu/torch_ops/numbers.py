@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Numbers that are hard, and comparisons with what torch computes on the CPU."""
 
 import torch

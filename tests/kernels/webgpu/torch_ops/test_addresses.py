@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Dimensions that say the same are one; broadcast ones have no stride."""
 
 import pytest

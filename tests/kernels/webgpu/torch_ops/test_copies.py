@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Bytes go to the device, between views and back, whatever they mean; dtypes change as torch's."""
 
 import itertools

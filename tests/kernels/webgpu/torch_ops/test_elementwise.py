@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Arithmetic is torch's to the bit; functions are near what float64 gives."""
 
 from collections.abc import Callable

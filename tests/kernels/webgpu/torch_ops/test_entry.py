@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models run on the device, quantized ones as well, and its errors say what to do."""
 
 import copy

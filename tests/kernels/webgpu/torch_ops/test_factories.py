@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """New tensors on the device are torch's."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the device lacks runs on the CPU: rightly, and with one warning an op."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Whole numbers are torch's, at the ends of their ranges as well."""
 
 import itertools

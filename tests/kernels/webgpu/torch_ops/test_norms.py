@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """softmax and layer_norm, along any dimension and of views."""
 
 import pytest

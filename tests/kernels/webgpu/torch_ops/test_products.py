@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Products of matrices of any strides, near those of float64."""
 
 import pytest

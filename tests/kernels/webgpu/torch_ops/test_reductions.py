@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Sums, means and extremes over any dimensions, of views as well."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Views share memory; what they are is what torch says on the CPU."""
 
 from collections.abc import Callable

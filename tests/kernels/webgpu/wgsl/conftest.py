@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The device as it is, and as one that takes every liberty that devices take."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Hard numbers: every exponent, subnormals, infinities and NaN, ties and their neighbours."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One part of shaders on arrays: what goes in and what comes out are words."""
 
 from collections.abc import Mapping

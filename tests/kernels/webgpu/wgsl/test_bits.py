@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Arithmetic on the bits of floats against the CPU's, IEEE 754's (wgsl/arithmetic.wgsl)."""
 
 import torch

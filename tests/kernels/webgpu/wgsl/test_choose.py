@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Scales, zero points and offsets of ranges against the reference (wgsl/choose.wgsl)."""
 
 import pytest

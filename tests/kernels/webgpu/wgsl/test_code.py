@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Codes and values of elements against the reference (code, element, step, round, zero …)."""
 
 from functools import cache

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Means of exact sums, and floats of 16 bits, against torch (choose/mean, memory/float/…)."""
 
 import pytest

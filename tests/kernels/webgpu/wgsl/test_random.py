@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Random numbers of indices against the reference (rounding/random/philox)."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which tensors of a directory are compressed-tensors' weights.
 
 Told by `quant_method`, or by names that end in `.weight_packed`. Bits come from the shapes; what

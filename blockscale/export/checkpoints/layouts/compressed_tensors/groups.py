@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which group of a compressed-tensors configuration a module is of, and what it says of weights."""
 
 from collections.abc import Mapping

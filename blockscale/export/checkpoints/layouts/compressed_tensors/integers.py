@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """compressed-tensors' pack-quantized: codes of 1 to 8 bits in int32 words along each row.
 
 Stored is code + 2^(bits-1). Zero points lie likewise, but along the rows: [words, groups].

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchao's classes of quantized tensors, as what is said of them in a file's metadata."""
 
 from collections.abc import Callable, Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What each op is on integers: one family a file, found by itself.
 
 A file defines `RULES`: {name of a fused op: rule(builder, task) -> Value}. A rule adds the integer

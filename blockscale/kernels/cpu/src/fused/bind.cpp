@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Fused ops for Python: tensors as Rows, then addresses and sizes.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Ops on integers for Python: addresses, types and sizes.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Ops that take and give codes or floats (blockscale/ops/fused): what comes in is read row by row, and
 // what goes out is quantized while it is in the cache. One table per instruction set.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Ops on integers alone (blockscale/ops/integer), as tables of instruction sets have them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Memory that is not to be had is an error with its size, in Python a MemoryError, never the end of the process.
 #pragma once
 

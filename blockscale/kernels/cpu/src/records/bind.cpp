@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Records for Python: a Record object made once per kind, then addresses.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>

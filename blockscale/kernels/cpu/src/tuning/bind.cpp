@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Choices of which only speed depends, for Python: what there is, what is set, and setting it.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>

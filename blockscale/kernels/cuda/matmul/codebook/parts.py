@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tables of values as sums of tables of bfloat16, which tensor cores multiply exactly.
 
 A product with a table is the sum of the products with its parts. Times one number, which the sums

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """PTX that looks 4-bit codes up in a table of 16 bfloat16, by permuting bytes.
 
 A permutation picks four of eight bytes by three bits each. So 16 bytes take two of them, and a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Weights whose values are no bfloat16, for many rows of x: as two bfloat16 each, by the library.
 
 What the second one leaves of a value is at most 2^-17 of it, 128 units of 2^-24. Both products are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Integers with offsets, or with zero points z that are none: a product with whole zero points, and
 one of the sums of x with what is left.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Weights whose values are rounded to one bfloat16 each, for many rows of x, by the library.
 
 That is the weight that a bfloat16 layer has. It costs one pass over the weight, which many rows

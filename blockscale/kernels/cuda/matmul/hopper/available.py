@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Whether the kernels of this folder can run: they are written in Gluon, which Triton calls
 experimental, so they are used with the versions of Triton that they were tested with."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Device code of the way "few": codes go from memory to registers, and nowhere else.
 
 A thread reads 16 bytes of a row, four words that lie together, of the rows that the tensor core

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Device code of "few" for codes of 6 bits: as few.py, but 16 codes lie in three words, so a thread
 reads twelve words that lie together, which are 64 codes."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Device code of "few" for blocks of 4 or 8 words with a float scale each.
 
 As few.py, but what meets in one product of the tensor core is of one block, whose sums get its

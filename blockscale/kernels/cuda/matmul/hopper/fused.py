@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Device code of the way "fused", for dozens of rows of x and more, in Gluon, on a Hopper.
 
 The copy engine brings codes to shared memory. From there they go to registers, in the layout of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the products of hopper/fused.py read: tiles in shared memory, codes decoded in registers.
 
 Arguments that go together are named tuples, which are below. Beside them:

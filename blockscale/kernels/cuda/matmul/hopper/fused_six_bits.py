@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Device code of "fused" for 6-bit codes: 32 lie in six words, which no tile of the copy engine is.
 
 So words go from memory to registers, two steps ahead. A thread reads six that lie together, of two

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Device code of "fused" for blocks with float scales, whose sums meet their scale on their own.
 
 A slot is four words, one for each of the four threads that share a row of the tensor core's left

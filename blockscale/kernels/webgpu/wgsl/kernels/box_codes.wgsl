@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The code of each number, one a word, and the value that it means.
 // needs: memory/grid, boxes/box, choose/{rule}, step/{step}, code/{how}
 @group(0) @binding(largest) var<storage, read> largest: array<u32>;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // What the scale of each block is chosen from, and the largest of their numerators.
 // needs: memory/grid, boxes/{statistic}
 @group(0) @binding(ranges) var<storage, read_write> ranges: array<vec4<u32>>;

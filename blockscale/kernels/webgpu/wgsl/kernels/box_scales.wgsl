@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The scale of each block, its zero point and its offset, as they are stored; and its step.
 // needs: memory/grid, choose/{rule}, step/{step}
 @group(0) @binding(ranges) var<storage, read> ranges: array<vec4<u32>>;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // float32 -> numbers of 16 bits, two to an invocation. RESULT_STORAGE: as in bits/storage.
 // needs: memory/grid, bits/storage
 @group(0) @binding(source) var<storage, read> source: array<u32>;

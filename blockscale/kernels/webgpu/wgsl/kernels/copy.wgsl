@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A copy of words, four to an invocation: the ceiling of every benchmark.
 // needs: memory/grid
 @group(0) @binding(source) var<storage, read> source: array<vec4<u32>>;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Values of codes: a chunk of CHUNK to an invocation.
 // needs: memory/grid, memory/load/fours_in_{codes}, blocks/{blocks}, stored_params/step
 // needs: code/{how}, memory/store/{store}

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The largest and smallest numbers of blocks, merged from slices of them: a team of TEAM
 // invocations takes a slice, its units one after another. `work` starts as zeros: [KEYS, blocks].
 // needs: memory/grid, statistics/{statistic}, statistics/sum, memory/reading/{reading}

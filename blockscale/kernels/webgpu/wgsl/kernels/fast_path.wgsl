@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Blocks that are all full, in one pass that keeps much of memory under way. A team of TEAM
 // invocations takes BLOCKS blocks, of each UNITS units of 16 bytes an invocation; all of them are
 // asked for before the first is used. Numbers are multiplied by a step's reciprocal; fours of which

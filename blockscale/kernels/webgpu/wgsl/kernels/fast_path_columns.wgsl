@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Blocks that are ROWS * PARTS numbers of a column of a matrix. Neighbours take COLUMNS units of 16
 // bytes of a row and ROWS rows; PARTS of them share a unit's columns, and all REACH of a team have
 // asked for their numbers before the first is used. Each chooses the scales of some columns, all read

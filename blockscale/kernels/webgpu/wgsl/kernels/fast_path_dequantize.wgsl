@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Values of codes that follow one another, EACH units of 16 bytes an invocation, a workgroup apart:
 // all is read before anything is computed. Units share a step. What needs exact arithmetic of
 // integers is left for the end.

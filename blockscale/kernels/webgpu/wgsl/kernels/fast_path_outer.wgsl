@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The largest numerator of all blocks, which share one outer scale; poisoned ones are left out.
 // `largest` starts as 0. A team of TEAM invocations takes BLOCKS blocks, TEAMS apart; all of their
 // numbers are asked for before the first is used.

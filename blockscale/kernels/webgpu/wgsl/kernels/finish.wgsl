@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // What was found in blocks -> their scales, as stored, with zero points and offsets: TOGETHER
 // blocks, which fill whole words, to an invocation.
 // needs: memory/grid, choose/{rule}, statistics/block_stats/{block_stats}

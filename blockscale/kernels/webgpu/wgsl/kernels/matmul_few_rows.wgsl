@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Few rows of x with a weight: its codes are read once, and decoded once for ROWS rows. Each team of
 // TEAM lanes has four outputs; a lane takes chunks of their codes that are TEAM chunks apart.
 // needs: memory/grid, kernels/matmul_few_rows/chunk/{chunk}, matmul/decode/{decode}

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Many rows: tiles of both factors as floats in the workgroup's memory, from which each lane takes
 // SIDE x SIDE blocks of 4 x 4 results. Results that are in doubt are computed again, exactly.
 // needs: memory/grid, matmul/left, matmul/right/{right}, matmul/exact, matmul/trust

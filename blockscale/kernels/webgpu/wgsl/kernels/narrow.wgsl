@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Reads words, four to an invocation, and writes a byte of each: what quantizing to 8 bits moves
 // without its arithmetic, which is the floor of a software adapter's kernels.
 // needs: memory/grid

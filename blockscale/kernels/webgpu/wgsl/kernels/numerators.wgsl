@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The largest numerator of the blocks that share an outer scale; poisoned ones are left out.
 // `largest` starts as zeros. An invocation takes EACH blocks; where all share one outer scale, a
 // workgroup merges what it found before it tells.

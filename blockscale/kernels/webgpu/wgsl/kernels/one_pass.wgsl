@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Blocks that follow one another: their scales are chosen and their codes or values written in one
 // pass over memory. A team of TEAM invocations takes a block; TEAMS of them are a workgroup, whose
 // first invocations choose the scales of all.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Outer scales, from the largest numerators of the blocks that share them: words of SCALE_BITS each.
 // needs: memory/grid, choose/{rule}, stored_params/store/scale
 // needs: stored_params/store/scale_{stored_outer}

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Codes, one an item of ITEM_BITS -> rows of bytes that are streams of BITS (docs/numerics.md, 6).
 // An invocation writes the four bytes of one word, which may belong to several rows.
 // needs: memory/grid

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Every operation on each pair of numbers, for the probe of a device and for tests.
 // needs: memory/grid, arithmetic/{arithmetic}/multiply, arithmetic/{arithmetic}/divide
 // needs: arithmetic/{arithmetic}/add, bits/integer, arithmetic/{arithmetic}/quotient

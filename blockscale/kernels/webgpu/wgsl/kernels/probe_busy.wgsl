@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Work that takes a time of its own, for benchmarks: a GPU that idles between calls lowers its clock.
 @group(0) @binding(result) var<storage, read_write> result: array<u32>;
 

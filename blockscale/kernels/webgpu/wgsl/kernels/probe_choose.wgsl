@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // What is chosen for each range, for the probe of a device and for tests.
 // needs: memory/grid, choose/{rule}
 struct Given {

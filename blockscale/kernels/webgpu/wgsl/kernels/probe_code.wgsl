@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Codes of numbers and values of codes, four of each that have a scale, for the probe of a device
 // and for tests; and the same one by one.
 // needs: memory/grid, step/{step}, code/{how}

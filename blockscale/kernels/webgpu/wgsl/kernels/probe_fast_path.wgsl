@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Values of numbers after a round trip with a step of one, for the probe of a device and for tests.
 // What rounds at random draws 0, which rounds up.
 // needs: memory/grid, step/step, fast_path_code/scaled/{scaled}, fast_path_code/{family}

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Means of sums, and floats of 16 bits, for tests.
 // needs: memory/grid, choose/mean, memory/float/{float}
 struct Given {

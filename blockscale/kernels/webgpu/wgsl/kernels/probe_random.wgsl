@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The random number of each index, for the probe of a device and for tests.
 // needs: memory/grid, rounding/random/{random}
 struct Drawn {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Codes or values of numbers whose blocks have a scale: a chunk of CHUNK to an invocation.
 // needs: memory/grid, memory/load/{load}, blocks/{blocks}, stored_params/step, result/{result}
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The outer scale of each block as float32, from those that blocks share.
 // needs: memory/grid, blocks/{blocks}, stored_params/scale_{given_scale}
 @group(0) @binding(each) var<storage, read_write> each: array<u32>;

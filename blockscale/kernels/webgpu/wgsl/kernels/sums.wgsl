@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The sums of blocks' magnitudes, merged as in kernels/extremes. `totals` starts as zeros: [3, blocks].
 // needs: memory/grid, statistics/{statistic}, statistics/sum, memory/reading/{reading}
 // needs: statistics/team/{team}, statistics/{least}

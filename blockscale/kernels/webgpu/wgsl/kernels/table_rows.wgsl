@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Rows of a table, two neighbouring numbers of the result to an invocation. Rows that are not bound
 // are left to other launches.
 // needs: memory/grid, matmul/table/{right}, matmul/result

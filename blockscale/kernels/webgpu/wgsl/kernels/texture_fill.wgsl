@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Packed rows of a buffer -> texels: component i of texel (x, y, z) is element 4 x + i of row
 // y + height z, as BITS bits; components beyond a row's end are 0.
 // needs: texture/texel/{texel}

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Texels -> texels, each component with the step of its block: numbers become codes, codes numbers,
 // or numbers what is left of them. SHARED: the four components of a texel are in one block.
 // needs: texture/texel/{texel}, texture/blocks/{texels}, texture/ops/{op}, rounding/random/{drawn}

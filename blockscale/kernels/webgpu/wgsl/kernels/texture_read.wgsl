@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Texels -> packed rows of a buffer (fill.wgsl), a word an invocation. UNIT is how many bits are
 // known to lie in one row: 32 where rows are whole words, else 8.
 // needs: memory/grid

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A function of two elements, or of one and a number: one word of the result an invocation.
 // needs: memory/grid, torch/first, torch/operand/{second}, torch_functions/binary/{function}
 @group(0) @binding(result) var<storage, read_write> result: array<u32>;

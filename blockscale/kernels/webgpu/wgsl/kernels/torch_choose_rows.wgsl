@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Rows of a table of any dtype, chosen by indices of INDEX_WORDS words: embedding, index_select.
 // needs: memory/grid, torch/items
 @group(0) @binding(table) var<storage, read> table: array<u32>;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // float32 -> a narrower float: one word of the result an invocation.
 // needs: memory/grid, torch/lanes
 @group(0) @binding(x) var<storage, read> x: array<u32>;

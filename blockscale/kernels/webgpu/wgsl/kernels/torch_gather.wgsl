@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Elements of any dtype, put together in row-major order: a view becomes a tensor of its own.
 // needs: memory/grid, torch/items, torch/address/strided
 @group(0) @binding(x) var<storage, read> x: array<u32>;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A function of two whole numbers, or of one and a given one, in 64 bits: the elements of a word of
 // the result an invocation, or one element of two words.
 // needs: memory/grid, torch_functions/integers/{function}, torch/address/{address}

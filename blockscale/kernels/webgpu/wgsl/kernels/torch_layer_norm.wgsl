@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Rows less their mean, divided by their deviation, times a weight and plus a bias, in float32.
 // needs: memory/grid, torch/first, torch/sums, torch/math/float_of
 @group(0) @binding(weight) var<storage, read> weight: array<f32>;

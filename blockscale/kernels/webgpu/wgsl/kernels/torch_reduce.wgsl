@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Rows -> one number each, or `parts` numbers, in float32: a workgroup for each.
 // needs: memory/grid, torch/first, torch_functions/binary/{joining}, torch/joined
 @group(0) @binding(result) var<storage, read_write> result: array<u32>;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A tensor of any dtype is written into a view, operand 0 of the addresses; the tensor itself may
 // be a view, operand 1. Elements share words with others that stay, hence the atomics.
 // needs: memory/grid, torch/items, torch/address/strided

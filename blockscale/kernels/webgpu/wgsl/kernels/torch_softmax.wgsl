@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // softmax or its logarithm of each row, in float32: a workgroup for each. SAFE
 // makes rows of nothing but -inf 0, which are NaN otherwise.
 // needs: memory/grid, torch/first, torch/sums, torch/math/exponential

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A function of each element: one word of the result an invocation.
 // needs: memory/grid, torch/first, torch/math/order, torch_functions/unary/{function}
 @group(0) @binding(result) var<storage, read_write> result: array<u32>;

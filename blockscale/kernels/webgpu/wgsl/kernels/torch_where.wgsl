@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Elements of any dtype of one tensor or of another, as a condition says: operands 0, 1 and 2.
 // needs: memory/grid, torch/items, torch/address/{address}
 @group(0) @binding(condition) var<storage, read> condition: array<u32>;

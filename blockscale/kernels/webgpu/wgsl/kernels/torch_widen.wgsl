@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Floats, or booleans and bytes, of a view -> float32, one an invocation.
 // needs: memory/grid, torch/{numbers}
 @group(0) @binding(result) var<storage, read_write> result: array<u32>;

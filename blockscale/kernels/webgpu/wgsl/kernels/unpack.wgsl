@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Packed codes -> codes, one an item of ITEM_BITS; an invocation writes one word.
 // needs: memory/grid, memory/load/codes_in_rows
 @group(0) @binding(items) var<storage, read_write> items: array<u32>;

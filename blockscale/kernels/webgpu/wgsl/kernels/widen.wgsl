@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Pairs of float16 -> float32, by the device's own operation.
 // needs: memory/grid
 @group(0) @binding(source) var<storage, read> source: array<u32>;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Directories in compressed-tensors' layouts, of any bytes, and what it decompresses of them."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What is taken for compressed-tensors', and what is left to others."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which group of a configuration a module is of."""
 
 import pytest

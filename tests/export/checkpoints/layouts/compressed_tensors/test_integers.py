@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """pack-quantized: compressed-tensors' own values, of any bytes; and what is refused."""
 
 import itertools

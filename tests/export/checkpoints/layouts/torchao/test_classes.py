@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchao's classes: its own values of tensors that it quantized, and by hand of any bytes."""
 
 import json

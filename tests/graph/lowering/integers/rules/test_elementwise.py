@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Sums, products, bounds and tables on integers."""
 
 import pytest

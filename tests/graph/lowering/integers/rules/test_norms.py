@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Norms and softmax on integers, within their stated errors of the fused graph."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Layers with weights on integers: the fused graph's bits."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tables as sums of tables of bfloat16: how many, and what they lose."""
 
 from fractions import Fraction

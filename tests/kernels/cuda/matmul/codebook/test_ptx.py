@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The PTX that looks codes up in tables, run by an interpreter: every code in every place."""
 
 from dataclasses import replace

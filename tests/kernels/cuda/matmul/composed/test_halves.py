@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Values as two bfloat16 each: what the two leave, and products of many rows."""
 
 import pytest

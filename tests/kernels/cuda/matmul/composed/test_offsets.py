@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Integers with offsets or float zero points: whole ones, what these leave, and the products."""
 
 import pytest

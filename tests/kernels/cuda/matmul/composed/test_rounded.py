@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Weights whose values are rounded to bfloat16 for many rows of x."""
 
 import pytest

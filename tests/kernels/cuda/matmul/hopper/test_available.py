@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """When the kernels for Hopper run: the GPU, the Triton, the environment, and where codes lie."""
 
 import pytest

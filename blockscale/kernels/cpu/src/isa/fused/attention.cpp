@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Scaled dot product attention of float32, a block of query rows at a time. The rows of a block are the
 // lanes: products with a key are sums over broadcast numbers, and softmax runs down the keys without
 // sums across lanes. Only the query is laid out anew.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Sums, differences, products and quotients of two tensors of one shape.
 #include "rows.h"
 

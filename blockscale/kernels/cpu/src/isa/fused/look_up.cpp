@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Codes looked up in a table of 256 entries, or of 65536: what an op of one operand is on codes of 8
 // bits, or of 16.
 #include "../simd/table.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Layer norm and RMS norm of rows, after a residual sum: one pass over memory, three over a row in L1.
 //
 // Sums have one order in every instruction set: 64 lanes, halved until one is left.

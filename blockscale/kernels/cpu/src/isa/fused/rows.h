@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Rows of an operand as floats, and rows of a result as codes, through the primitives.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Attention of codes: blockscale/ops/integer/softmax.py, a block of query rows at a time. The rows are the
 // lanes, as in isa/fused/attention.cpp; products are of pairs of 16-bit numbers, summed in int32.
 #include "../simd/array.h"

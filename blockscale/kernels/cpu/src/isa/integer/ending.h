@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Integers from memory, and rounding shifts to codes: blockscale/ops/integer/shifts.py.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Layer norm and RMS norm of codes: blockscale/ops/integer/norms.py, a row at a time.
 #include "../simd/array.h"
 #include "ending.h"

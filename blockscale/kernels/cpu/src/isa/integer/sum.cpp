@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Codes and sums under another exponent, and sums and products of two of them.
 #include "../simd/array.h"
 #include "ending.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The table of one instruction set's ops on integers.
 #include "../../fused/integer.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Activations of an array, for the results of linear layers that are not finished tile by tile.
 #include "../../linear.h"
 #include "../../memory/memory.h"

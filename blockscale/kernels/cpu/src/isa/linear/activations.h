@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Activations of 4, 8 or 16 numbers. relu, relu6 and hardswish have torch's bits. How far the others are
 // from the exact value stands beside them; tests/kernels/cpu/test_activate.py holds them to it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Convolutions without patches, in float32: lines of x lie in a slab, whose numbers are multiplied where
 // they are. For few channels to an output, where patches cost more than their products. Of codes the
 // sums are those of integers, exact below 2^24.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // What becomes of a tile's sums: activation, dtype, codes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Linear layers of few rows of float x: as fast as the weight's codes come from memory. Codes are
 // decoded in registers and multiplied by x; only the sum over a unit is multiplied by the step of its
 // block ("late scaling"). Weights and rows whose sums could leave float32's range that way are called

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Codes -> vectors of 16 float32 values in registers, for linear layers of few rows.
 //
 // Each decoder takes a unit of kUnit codes (kBytes bytes) at a time and makes kVectors vectors of

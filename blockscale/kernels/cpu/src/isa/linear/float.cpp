@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Linear layers of float x with weights of any format: rows of the weight are decoded a panel at a
 // time into L2 and multiplied from there. Vectors run along the rows of x, which is transposed once,
 // so a decoded weight is one broadcast and nothing is summed across lanes. With very few rows most

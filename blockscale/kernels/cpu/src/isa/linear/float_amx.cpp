@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Linear layers of many rows of float x on the matrix unit, by products of bf16 numbers. A float32 is the
 // sum of up to three of them, its parts, and most weights need only one. Products of parts are exact; only
 // those below 2^-22 of the whole are left out. Where the unit, which takes subnormals for 0, could change a

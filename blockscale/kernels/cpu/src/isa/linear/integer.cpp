@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Linear layers whose weight and x are integers: exact sums over blocks, scaled and added in
 // float32. x is quantized, laid out for the tiles, and multiplied in one parallel region.
 #include "../simd/environment.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Integer weights -> the panels that the dot products read (IntegerWeight). Once for each weight.
 #include "../../linear.h"
 #include "../simd/array.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Rows of x -> the codes, steps and sums that tiles read.
 #pragma once
 

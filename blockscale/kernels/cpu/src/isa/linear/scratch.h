@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Memory that a thread keeps from one linear layer to the next.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Integer sums of a tile -> codes, by rounding shifts: blockscale/ops/integer/shifts.py, with a shift for each
 // output. Nothing here is a float.
 #pragma once

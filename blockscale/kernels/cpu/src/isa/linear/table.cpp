@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The table of one instruction set's linear layers.
 #include "../../linear.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // What a register tile of an integer linear layer works on: a few rows of x times a panel of 32
 // outputs. amx/tile.h, tile_vnni.h, tile_neon.h and tile_madd.h compute it.
 #pragma once

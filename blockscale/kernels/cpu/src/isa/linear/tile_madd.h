@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Register tiles by products of 16-bit integers summed in pairs (vpmaddwd), exact for any codes:
 // its 8-bit sibling vpmaddubsw saturates.
 #pragma once

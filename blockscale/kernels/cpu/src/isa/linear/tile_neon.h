@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Register tiles by Arm's dot products of bytes: of four codes (sdot; usdot, where i8mm is), or of
 // eight codes of two outputs and two rows at once (usmmla). sdot wants both signed, so that unsigned
 // 8-bit codes of the weight are 128 less for it, and so are their zero points.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Register tiles by vpdpbusd: 64 products of an unsigned and a signed byte, summed by fours.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Matrices of bytes, of 16-bit and of 32-bit numbers: rows become columns.
 #include "../simd/environment.h"
 #include "../../memory/memory.h"

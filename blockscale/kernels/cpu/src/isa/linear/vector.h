@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The widest float32 vector of the instruction set, for linear layers: what has a tolerance there
 // may be fused (numerics.md, section 7).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // An integer linear layer at work: its sizes, and memory for the rows of x that tiles read.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // How many elements the primitives take at a time, and the loop over the blocks of a row.
 #pragma once
 

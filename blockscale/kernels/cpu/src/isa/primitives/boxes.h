@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Statistics of boxes, blocks of a few rows that lie apart: sixteen blocks at a time, each through all of
 // its rows in registers, for AVX-512. The loops of statistics.h say what it means and serve the rest. They
 // also ask memory for rows ahead, which pays for many of them.

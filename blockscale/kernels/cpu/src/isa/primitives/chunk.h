@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // One chunk of a row through its stages, each a plain loop over memory that stays in L1:
 // widen -> count in steps -> codes or values -> pack or scale -> narrow -> memory.
 #pragma once

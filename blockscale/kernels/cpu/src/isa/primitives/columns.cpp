@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Columns that are rounded one after the other, each making up for the errors of those before it
 // (blockscale/ops/round_columns.py says what it computes). Rows know nothing of one another, so a unit
 // is a strip of them, which stays in the cache while all its columns are rounded.

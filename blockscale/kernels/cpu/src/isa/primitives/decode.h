@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Patterns -> the values of their codes, in units of the step (numerics.md, sections 1.1 and 5).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Elements in steps -> codes, the values of those codes, or where they stay within range, so that a gradient
 // passes (numerics.md, sections 2, 4 and 5).
 // One loop per family and rounding, over a whole chunk, whatever the blocks are.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The largest of many magnitudes in registers, for AVX-512; those of 16-bit numbers without making
 // floats of them.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Strips of columns whose blocks lie interleaved (grid.h): statistics of columns become those of
 // blocks, and scales of blocks those of columns, which then are blocks of their own.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The sums from which the scales of ternary and binary blocks come (numerics.md, 3.2).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Patterns <-> a little-endian bit stream (numerics.md, section 6).
 #pragma once
 

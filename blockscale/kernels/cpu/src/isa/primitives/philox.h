@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Philox4x32-10 (Salmon et al., SC 2011): the random numbers of numerics.md, section 2.
 #pragma once
 

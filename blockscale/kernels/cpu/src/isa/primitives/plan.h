@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // How a tensor is cut into units of work, and how their statistics become scales. The words for the
 // parts of a tensor (unit, strip, piece, band) are those of src/README.md.
 #pragma once

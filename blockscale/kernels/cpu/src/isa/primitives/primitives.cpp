@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The primitives of one instruction set: units of work through statistics, scales and chunks.
 #include "boxes.h"
 #include "rows.h"

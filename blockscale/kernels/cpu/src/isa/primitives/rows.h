@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Stored scales of one level or two -> steps and factors (numerics.md, 1.3 and 4); packing, which works
 // on rows of codes, and values of chosen rows of a quantized matrix.
 #pragma once

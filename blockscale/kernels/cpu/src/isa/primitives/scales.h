@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Numerators -> stored scales -> steps (numerics.md, 3.3 to 3.6 and 1.3). Loops over neighbouring
 // blocks, because a block of 16 elements cannot pay for a scalar chain of its own.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // What a block's scale is chosen from (numerics.md, 3.1 and 3.2), over a rectangle of elements.
 // All of it is integer arithmetic on the bits of float32, so no order of reduction changes a bit.
 #pragma once

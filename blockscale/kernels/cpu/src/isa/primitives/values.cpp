@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The fused loops of wide.h that end in values, for every kind of element.
 #include "wide_table.h"
 

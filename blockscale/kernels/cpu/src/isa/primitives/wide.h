@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The stages of a chunk fused in registers, for AVX-512: scale, round, encode or scale back. The
 // loops of encode.h and chunk.h say what it means and serve whatever this declines.
 #pragma once

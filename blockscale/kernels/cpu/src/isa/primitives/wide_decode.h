@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Patterns decoded in registers, for AVX-512. Minifloats by the float16 converter: their exponent and
 // mantissa put where float16 has its own read as the value times 2^(bias - 15), subnormals included.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // What the fused loops of wide.h make of numbers in steps, for each family: the codes of 64 of them or
 // of 16, or the values of those codes.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Elements by tables in the fused loops of wide.h. Minifloats of a few bits by a table of all that rounding
 // can meet: half of the work of arithmetic, and for bfloat16 less, because 32 numbers lie in one register.
 // Codebooks by search, by cells or, where their values are powers, counted on bits.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Records taken apart and put together, a chunk of them at a time, which stays in L1.
 #include "../../records.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Memory for numbers that lives as long as a block of code.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The bits of float32, and small arithmetic on sizes. Every file of isa/ begins here.
 //
 // All of isa/ is compiled once for each instruction set, so nothing in it may come from a header whose

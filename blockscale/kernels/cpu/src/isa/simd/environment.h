@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // How floating-point arithmetic treats subnormal numbers and rounds, for as long as a kernel runs.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // float32 <-> bfloat16, float16: exact one way, to nearest even the other (numerics.md, 3.1 and 5).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Tables of powers of 2^(1/2^F), whose codes are counted on the bits of float32 (Octaves in codebook.h).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Memory that is written around the caches, because nobody reads it soon.
 #pragma once
 

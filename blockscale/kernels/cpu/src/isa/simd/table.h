@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Numbers looked up in tables of up to 256 entries, sixteen at a time in registers, for AVX-512.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Sixteen numbers in one register, for AVX-512, and from and to memory of any dtype.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Sums of blocks by the matrix unit, scaled as they come: 16 rows times 16 outputs, whose float32 sums stay in
 // vector registers. The unit gives its sums to memory alone, and a load waits until they are there. So
 // block s is multiplied, block s - kStored stored and block s - kScaled scaled side by side.

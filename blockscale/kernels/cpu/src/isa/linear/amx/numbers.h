@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Rows of x and panels of a weight as bf16 numbers for the matrix unit: what float_amx.cpp multiplies.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Tiles of 32 rows by the processor's matrix unit (unit.h), with the bits of tile_vnni.h: sums of integers
 // are exact, and what follows them is done in the same order.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The processor's matrix unit (AMX): tiles of 16 rows of up to 64 bytes, and products of whole tiles. One
 // class with two bodies: the instructions and, with BLOCKSCALE_AMX_EMULATED, the same in plain C++, so that
 // processors without them can test what is built on it.
