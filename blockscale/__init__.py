@@ -20,6 +20,7 @@ from blockscale.core.power_of_two import round_to_power_of_2 as round_to_power_o
 from blockscale.core.profiles import Profile as Profile
 from blockscale.core.profiles import profile as profile
 from blockscale.core.recipe import Recipe as Recipe
+from blockscale.evaluation.evaluate import evaluate as evaluate
 from blockscale.export.checkpoints.loading import load as load
 from blockscale.export.checkpoints.opening import checkpoint as checkpoint
 from blockscale.files.directory.quantize_directory import quantize_directory as quantize_directory

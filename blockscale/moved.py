@@ -9,9 +9,8 @@ that they have names of their own now. The old names go with the next minor vers
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -52,53 +51,51 @@ def new_name(name: str) -> str | None:
 
 
 class _Old(ModuleType):
-    """An old name, held in sys.modules so that importing it never replaces its parent's function.
+    """An old name, held in sys.modules: importing it neither replaces its parent's function nor
+    needs a hook in Python's import system.
 
     What it has is looked up in the module that took its place, which is imported at that time.
     """
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, f"{MOVED[name]} under the name it had in 0.1.")
+        super().__init__(name, f"{new_name(name)} under the name it had in 0.1.")
         self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        _warn(self.__name__)
-        return getattr(importlib.import_module(MOVED[self.__name__]), name)
+        here = str(new_name(self.__name__))
+        warnings.warn(
+            f"blockscale: the module {self.__name__} is called {here} now; its old name goes with "
+            f"0.3",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        module = importlib.import_module(here)
+        if not hasattr(module, name) and f"{self.__name__}.{name}" in sys.modules:
+            return importlib.import_module(f"{here}.{name}")
+        return getattr(module, name)
 
 
-class _Finder(MetaPathFinder, Loader):
-    """Finds `blockscale.calibrate.observers` at `blockscale.calibration.observers`."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        del path, target  # names of modules say everything here
-        if not fullname.startswith("blockscale.") or new_name(fullname) is None:
-            return None
-        return ModuleSpec(fullname, self)
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        """None: Python makes an empty module, which `exec_module` replaces."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        _warn(module.__name__)
-        # The import system returns what stands in sys.modules after this.
-        sys.modules[module.__name__] = importlib.import_module(str(new_name(module.__name__)))
-
-
-def _warn(old: str) -> None:
-    warnings.warn(
-        f"blockscale: the module {old} is called {new_name(old)} now; its old name goes with 0.3",
-        DeprecationWarning,
-        stacklevel=3,
-    )
+def _modules(folder: Path, package: str) -> Iterator[str]:
+    """`package`, whose files lie in `folder`, and every module in it."""
+    yield package
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.suffix == ".py" and path.stem != "__init__":
+            yield f"{package}.{path.stem}"
+        elif (path / "__init__.py").is_file():
+            yield from _modules(path, f"{package}.{path.name}")
 
 
 def install() -> None:
-    """Make the old names importable; again does nothing. `import blockscale` calls it."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())
-    for old in MOVED:
-        sys.modules.setdefault(old, _Old(old))
+    """Make the old names importable; again does nothing. `import blockscale` calls it.
+
+    Nothing is imported, the files' names alone are read.
+    """
+    root = Path(__file__).parent
+    for old, new in MOVED.items():
+        folder = root.joinpath(*new.split(".")[1:])
+        for name in _modules(folder, new):
+            stale = old + name[len(new) :]
+            if new_name(stale) == name:
+                sys.modules.setdefault(stale, _Old(stale))

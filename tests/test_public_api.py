@@ -27,6 +27,7 @@ NAMES = [
     "create_quantization_system",
     "estimate_accuracy_impact",
     "estimate_memory_savings",
+    "evaluate",
     "export",
     "fake_quantize",
     "formats",
@@ -145,6 +146,7 @@ def public_names():
         "selection",
         "reporting",
         "moved",
+        "evaluation",
     }
     return sorted(n for n in vars(bs) if not n.startswith("_") and n not in modules)
 

@@ -40,8 +40,20 @@ ALLOWED: dict[str, tuple[int, str]] = {
         67,
         "two thirds are its signature: typer's options with their help",
     ),
+    "cli/commands/eval.py:eval": (
+        58,
+        "two thirds are its signature: typer's options with their help",
+    ),
+    "evaluation/evaluate.py:evaluate": (
+        54,
+        "four fifths are its signature and the docstring of its options",
+    ),
+    "reporting/model/report.py:report": (
+        45,
+        "half are its signature and the docstring of its options",
+    ),
     "cli/commands/report.py:report": (
-        42,
+        48,
         "two thirds are its signature: typer's options with their help",
     ),
     "cli/commands/quantize.py:quantize": (

@@ -47,18 +47,44 @@ def compare(
     """
     for model in (model_float, model_quantized):
         check_model(model, "bs.compare")
-    told, output, count = listener(progress), Sums(), 0
+    told, count = listener(progress), 0
     try:
         with unwrapped(model_float) as first, unwrapped(model_quantized) as second:
-            layers = _pairs(first, second)
+            differences = LayerDifferences(first, second, budget)
             with inference(first, second):
                 for batch in Batches(batches, 1, "", told):
-                    _one_batch((first, second), batch, layers, (output, budget))
+                    a, b = differences.run(batch)
+                    differences.add_outputs(a, b)
                     count += 1
     finally:
         told.close()
-    compared = tuple(layer.result() for layer in layers)
-    return Comparison(compared, output.result(), count).sorted()
+    return differences.result(count)
+
+
+class LayerDifferences:
+    """What bs.compare measures, a batch at a time: for whoever runs both models anyway.
+
+    budget: bytes of the float model's activations that are held at one time
+    Raises ValueError as bs.compare does.
+    """
+
+    def __init__(self, model_float: nn.Module, model_quantized: nn.Module, budget: float = 1e9):
+        self._models, self._budget = (model_float, model_quantized), budget
+        self._layers, self._output = _pairs(model_float, model_quantized), Sums()
+
+    def run(self, batch: Any) -> tuple[Any, Any]:
+        """Both models over one batch, and what they returned."""
+        return _one_batch(self._models, batch, self._layers, self._budget)
+
+    def add_outputs(self, a: Any, b: Any) -> None:
+        """Add the difference of what the models returned."""
+        for x, y in _float_outputs(a, b):
+            self._output.add(x, y)
+
+    def result(self, batches: int) -> Comparison:
+        """All that was measured, the layer with the lowest isolated SQNR first."""
+        compared = tuple(layer.result() for layer in self._layers)
+        return Comparison(compared, self._output.result(), batches).sorted()
 
 
 def _pairs(model_float: nn.Module, model_quantized: nn.Module) -> list["_Layer"]:
@@ -140,16 +166,13 @@ class _Layer:
 
 
 def _one_batch(
-    models: tuple[nn.Module, nn.Module],
-    batch: Any,
-    layers: list[_Layer],
-    into: tuple[Sums, float],
-) -> None:
+    models: tuple[nn.Module, nn.Module], batch: Any, layers: list[_Layer], budget: float
+) -> tuple[Any, Any]:
     """Both models over one batch, as often as the budget for what is held between them asks."""
-    output, budget = into
-    pending, first = {layer.name for layer in layers}, True
-    while pending:
+    pending, outputs = {layer.name for layer in layers}, None
+    while pending or outputs is None:
         room = _Room(budget, pending)
+        first = outputs is None
         with watch({layer.like: room.holder(layer, isolated=first) for layer in layers}):
             a = call(models[0], batch)
         with watch({layer.layer: _meeting(layer) for layer in layers}):
@@ -157,10 +180,9 @@ def _one_batch(
         for layer in layers:
             layer.unpaired += len(layer.held)
             layer.held.clear()
-        if first:
-            for x, y in _float_outputs(a, b):
-                output.add(x, y)
-        pending, first = room.left, False
+        outputs = (a, b) if outputs is None else outputs
+        pending = room.left
+    return outputs
 
 
 class _Room:

@@ -31,5 +31,5 @@ def test_methods_are_read() -> None:
     plain = Plain()
     assert Methods.read("mse", plain, None).algorithm is plain
     assert Data([]).blocks is True
-    with pytest.raises(ValueError, match="no weight algorithm 'nothing'"):
+    with pytest.raises(ValueError, match="unknown weight algorithm 'nothing'"):
         Methods.read("mse", "nothing", None)

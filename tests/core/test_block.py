@@ -125,7 +125,7 @@ UNKNOWN += ["channel", "tensor0", "token1", "Group32", "group32 ", "group3.5", "
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_an_unknown_block(name: str) -> None:
-    with pytest.raises(ValueError, match=r"^no block ") as refused:
+    with pytest.raises(ValueError, match=r"^unknown block ") as refused:
         read_block(name)
     message = str(refused.value)
     assert repr(name) in message

@@ -105,7 +105,9 @@ def test_which_layouts_there_are() -> None:
     assert grouped_layout(1) == "transposed_channels_last"
     for layout in ("", "Plain", "transposed:2", "channels_last:2", *(f"{LAYOUTS[3]}:{text}" for text
                    in ("", "1", "0", "-2", "02", "2.0", "2:2", "x", " 2", "²"))):  # fmt: skip
-        with pytest.raises(ValueError, match=r"no layout .* there are plain, transposed, channels"):
+        with pytest.raises(
+            ValueError, match=r"unknown layout .* choose from plain, transposed, channels"
+        ):
             check_layout(layout)
     assert [of_convolution(layout) for layout in LAYOUTS] == [False, False, True, True]
     assert [inputs_first(layout) for layout in LAYOUTS] == [False, True, False, True]

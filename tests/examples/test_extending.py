@@ -314,7 +314,9 @@ def test_every_example_is_used_and_says_where_it_goes() -> None:
     for name in USES:
         source = example(name)
         head = (source if source.is_file() else source / "__init__.py").read_text()
-        assert re.search(r'^"""[^"]+"""\n\n# Goes to:  .*\n(#  .*\n)*# Its test: ', head), name
+        assert re.search(
+            r'^# SPDX-.*\n"""[^"]+"""\n\n# Goes to:  .*\n(#  .*\n)*# Its test: ', head
+        ), name
         place = ROOT / goes_to(source)
         assert place.parent.is_dir(), place
 

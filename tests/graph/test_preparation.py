@@ -194,7 +194,7 @@ def test_what_cannot_be_prepared():
         bs.graph.prepare(training, "int8", qat=True)
     with pytest.raises(ValueError, match="leave out weight and transform"):
         bs.graph.prepare(program, "int8", qat=True, weight="gptq")
-    with pytest.raises(ValueError, match="no observer 'largest'"):
+    with pytest.raises(ValueError, match="unknown observer 'largest'"):
         bs.graph.prepare(program, "int8", observer="largest")
 
 

@@ -8,7 +8,7 @@ import pathlib
 
 LAYERS = (
     "core", "kernels", "ops", "layers", "calibration", "qat", "graph", "selection", "files",
-    "export", "reporting", "demo", "bench", "cli",
+    "export", "evaluation", "reporting", "demo", "bench", "cli",
 )  # fmt: skip
 
 

@@ -27,6 +27,9 @@ def report(  # noqa: PLR0913 - one argument an option
     search: Annotated[
         Path | None, typer.Option(metavar="SEARCH.json", help="A search to show beside it.")
     ] = None,
+    evaluation: Annotated[
+        Path | None, typer.Option(metavar="EVAL.json", help="What `blockscale eval --out` wrote.")
+    ] = None,
     figures: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="A folder for figures of papers: PDF, SVG and PNG."),
@@ -47,7 +50,10 @@ def report(  # noqa: PLR0913 - one argument an option
     if output is not None and output.exists() and not force:
         raise ValueError(f"{output} exists: choose another name, or pass --force")
     with Bar(quiet) as bar:
-        data = make(path, output, source=source, search=search, figures=figures, progress=bar)
+        data = make(
+            path, output, source=source, search=search, evaluation=evaluation, figures=figures,
+            progress=bar,
+        )  # fmt: skip
     if as_json:
         print(json.dumps(data, indent=2))
     elif output is not None:

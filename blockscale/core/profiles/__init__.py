@@ -25,7 +25,7 @@ def profile(name: str, version: str | None = None) -> Profile:
         raise ValueError(f"no profile {plain!r}: {hint}there are {', '.join(known)}")
     found = [each for each in known[plain] if version is None or _is(each.version, version)]
     if not found:
-        versions = ", ".join(str(each.version) for each in known[plain])
+        versions = ", ".join(each.version or "no version" for each in known[plain])
         raise ValueError(f"unknown version {version!r} of profile {plain}; choose from {versions}")
     return found[0].with_block(block) if colon else found[0]
 

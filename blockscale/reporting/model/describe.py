@@ -19,6 +19,7 @@ import torch
 
 from blockscale.core.untrusted.names import TEXT, shown
 from blockscale.core.work.progress import Progress
+from blockscale.evaluation.evaluation import read as read_evaluation
 from blockscale.files.metadata import FileError
 from blockscale.kernels.hardware import hardware
 from blockscale.ops.tensor import QTensor
@@ -38,6 +39,7 @@ def describe(
     *,
     source: str | Path | None = None,
     search: str | Path | None = None,
+    evaluation: str | Path | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """What a quantized model, a search, or both are, as plain data for JSON.
@@ -45,6 +47,7 @@ def describe(
     path: a file or directory that `bs.checkpoint` reads; None for a search alone
     source: the float model with the same names, for errors and saturation
     search: a file that `bs.search(…).save` wrote
+    evaluation: a file that `bs.evaluate(…).save` wrote
     Raises FileError for what cannot be read, and ValueError without a path and a search.
     """
     if path is None and search is None:
@@ -52,9 +55,12 @@ def describe(
     if path is None and source is not None:
         raise ValueError("a source is what a model is compared with: name the model, too")
     progress = progress or Progress()
+    figures = None if evaluation is None else read_evaluation(evaluation)
     found = _about(path, source, search)
     if search is not None:
         found["search"] = read_search(search) | {"sha256": _digest(Path(search), lambda _: None)}
+    if figures is not None:
+        found["evaluation"] = {name: figure.to_dict() for name, figure in figures.items()}
     if path is not None:
         found |= _of_model(Path(path), source, progress)
     return found

@@ -45,7 +45,7 @@ def page(data: Mapping[str, Any]) -> str:
 
     style, scripts = _text("style.css"), [_text(name) for name in SCRIPTS]
     made = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    made.filters |= {"size": size, "count": lambda n: f"{n:,}", "share": _share}
+    made.filters |= {"size": size, "count": lambda n: f"{n:,}", "share": _share, "figure": _figure}
     shown = {key: data[key] for key in ("tensors", "formats", "search") if key in data}
     return made.from_string(_text("page.html.jinja")).render(
         report=data,
@@ -58,6 +58,10 @@ def page(data: Mapping[str, Any]) -> str:
         data=json.dumps(shown, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         summary=_summary(data),
     )
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
 
 
 def _summary(data: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -12,12 +12,13 @@ from blockscale.reporting.model.page import check_extra, page
 from blockscale.reporting.model.search import is_search
 
 
-def report(
+def report(  # noqa: PLR0913 - each is a thing to show
     path: str | Path,
     output: str | Path | None = None,
     *,
     source: str | Path | None = None,
     search: str | Path | None = None,
+    evaluation: str | Path | None = None,
     figures: str | Path | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -27,6 +28,7 @@ def report(
     output: the page to write: one HTML file that needs nothing else (the extra `report`)
     source: the float model with the same tensor names, for errors and saturation
     search: the .json file of a search to show beside a model
+    evaluation: the .json file of `bs.evaluate(…).save` or `blockscale eval --out`, of this model
     figures: a folder for figures of papers, as PDF, SVG and PNG (matplotlib)
     progress: hears of the bytes that are looked at
 
@@ -42,7 +44,11 @@ def report(
     if alone and search is not None:
         raise ValueError(f"{path} and {search} are both searches: a report shows one")
     data = describe(
-        None if alone else path, source=source, search=path if alone else search, progress=progress
+        None if alone else path,
+        source=source,
+        search=path if alone else search,
+        evaluation=evaluation,
+        progress=progress,
     )
     if output is not None:
         text = page(data)

@@ -78,7 +78,7 @@ def test_errors_and_names() -> None:
     assert algorithms.transforms("hadamard:64").size == 64
     assert algorithms.transforms("hadamard").size is None
     assert algorithms.transforms().__class__ is type(None)
-    with pytest.raises(ValueError, match=r"there are .*awq, .*hadamard, .*smoothquant"):
+    with pytest.raises(ValueError, match=r"choose from .*awq, .*hadamard, .*smoothquant"):
         algorithms.transforms("spin")
 
 

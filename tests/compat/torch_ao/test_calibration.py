@@ -147,7 +147,7 @@ def test_what_does_not_fit() -> None:
         prepare(model, STATIC)
     with pytest.raises(TypeError, match="expected a QConfig or a QConfigMapping"):
         prepare(net(), 3)
-    with pytest.raises(ValueError, match="no observer 'nothing'"):
+    with pytest.raises(ValueError, match="unknown observer 'nothing'"):
         prepare(net(), STATIC, observer="nothing")
     both = nn.Sequential(net(), nn.Embedding(4, 4, max_norm=1.0))
     with pytest.raises(bs.SkippedError):

@@ -157,6 +157,6 @@ def test_options_it_has_no_meaning_for(book: None, options: str, words: str) -> 
 
 
 def test_it_is_gone_again() -> None:
-    with pytest.raises(ValueError, match="no element 'book16'"):
+    with pytest.raises(ValueError, match="unknown element 'book16'"):
         read_element("book16")
     assert math.isfinite(bs.formats()["mxfp4"].element.max)

@@ -40,7 +40,7 @@ def test_values(name: str) -> None:
 
 def test_names_with_nothing_to_gain_are_refused() -> None:
     for name in ("log4f3", "log8f7", "log3f1", "log9f1", "log8f0"):
-        with pytest.raises(ValueError, match="no element"):
+        with pytest.raises(ValueError, match="unknown element"):
             read_element(name)
 
 

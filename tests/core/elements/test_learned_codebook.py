@@ -45,7 +45,7 @@ def test_names_and_bits(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["book0", "book9", "book", "book16"])
 def test_names_that_are_none(name: str) -> None:
-    with pytest.raises(ValueError, match=f"no element '{name}'"):
+    with pytest.raises(ValueError, match=f"unknown element '{name}'"):
         read_element(name)
 
 

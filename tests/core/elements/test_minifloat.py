@@ -83,5 +83,5 @@ def test_one_normal_number_must_remain(name: str, there: bool) -> None:
     if there:
         assert read_element(name).max == 1.0
     else:
-        with pytest.raises(ValueError, match=f"no element '{name}'"):
+        with pytest.raises(ValueError, match=f"unknown element '{name}'"):
             read_element(name)

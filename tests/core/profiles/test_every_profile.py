@@ -82,7 +82,7 @@ def test_values_that_are_not_finite_are_the_contracts(name: str) -> None:
             "0.1",
             r"unknown version '0.1' of profile torchao.int8; choose from 0.18.0",
         ),
-        ("blockscale.int8", "1", r"unknown version '1' .*; choose from None"),
+        ("blockscale.int8", "1", r"unknown version '1' .*; choose from no version"),
     ],
 )
 def test_unknown_names_and_versions(name: str, version: str | None, reason: str) -> None:

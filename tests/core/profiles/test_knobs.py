@@ -45,8 +45,16 @@ def test_without_rules_it_is_the_contract() -> None:
 @pytest.mark.parametrize(
     ("spelling", "rules", "reason"),
     [
-        ("int8", {"search": "nearest"}, "no search 'nearest'; there are format, nearest_even"),
-        ("int8", {"scale_arithmetic": "bf16"}, "no scale_arithmetic 'bf16'; there are fp32, input"),
+        (
+            "int8",
+            {"search": "nearest"},
+            "unknown search 'nearest'; choose from format, nearest_even",
+        ),
+        (
+            "int8",
+            {"scale_arithmetic": "bf16"},
+            "unknown scale_arithmetic 'bf16'; choose from fp32, input",
+        ),
         ("int8", {"least": "eps"}, "no least 'eps'"),
         ("mxfp4", {"levels": 6.0}, "levels is for float scales, not e8m0/floor"),
         ("int8", {"smallest_divisor": 1.0}, "smallest_divisor is for e8m0 scales, not fp32"),
@@ -80,7 +88,7 @@ def test_another_block_is_part_of_the_name() -> None:
         bs.profile("torchao.nvfp4:group32")
     with pytest.raises(ValueError, match=r"its block is group32, it also has group, not tensor"):
         bs.profile("torchao.mxfp8:tensor")
-    with pytest.raises(ValueError, match="no block 'rows'"):
+    with pytest.raises(ValueError, match="unknown block 'rows'"):
         bs.profile("torchao.int8:rows")
 
 

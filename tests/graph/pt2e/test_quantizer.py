@@ -216,7 +216,7 @@ def test_formats_that_do_not_fit() -> None:
     graph = exported(Net().eval(), batches()[0])
     with pytest.raises(ValueError, match="given, not chosen"):
         prepare_pt2e(graph, pt2e_quantizer(bs.Recipe("int8:group32:e8m0/given")))
-    with pytest.raises(ValueError, match="no observer"):
+    with pytest.raises(ValueError, match="unknown observer"):
         pt2e_quantizer(bs.Recipe("int8"), observer="nothing")
 
 

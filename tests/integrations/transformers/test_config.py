@@ -42,7 +42,7 @@ def test_unused_arguments_come_back() -> None:
     ("data", "words"),
     [
         ({"recipe": "mxfp5"}, "mxfp5"),
-        ({"recipe": "mxfp4", "bits": 4}, "no key 'bits'"),
+        ({"recipe": "mxfp4", "bits": 4}, "unknown key 'bits'"),
         ({"recipe": "mxfp4", "version": 99}, "install a newer blockscale"),
         ({"quant_method": "gptq", "recipe": "mxfp4"}, "'gptq'"),
         ({}, "no recipe"),

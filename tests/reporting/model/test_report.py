@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`bs.report`: what it writes, and what it leaves as it was."""
 
+import math
+
 import pytest
 
 import blockscale as bs
 from blockscale.core.work.progress import Progress
+from blockscale.evaluation.evaluation import Evaluation
+from blockscale.evaluation.figures import Figure
 from blockscale.reporting.model import page as making
 from blockscale.reporting.model import report as reporting
 
@@ -52,6 +56,20 @@ def test_a_search_alone(search, tmp_path):
     data = bs.report(search, tmp_path / "s.html")
     assert len(data["search"]["points"]) == 3
     assert "chart-pareto" in (tmp_path / "s.html").read_text()
+
+
+def test_an_evaluation_stands_on_the_page(model, tmp_path):
+    path, out = tmp_path / "e.json", tmp_path / "report.html"
+    figures = {"loss added": Figure(0.12346, 0.01, 16, 8176.0), "kl": Figure(0.5, math.nan, 1, 9.0)}
+    Evaluation("next-token", figures).save(path)
+    data = bs.report(model, out, evaluation=path)
+    assert data["evaluation"]["loss added"]["mean"] == 0.12346
+    text = out.read_text()
+    assert ">0.1235<" in text and ">–<" in text
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="is no evaluation"):
+        bs.report(model, tmp_path / "other.html", evaluation=path)
+    assert not (tmp_path / "other.html").exists()
 
 
 def test_what_is_no_model_is_refused(tmp_path):

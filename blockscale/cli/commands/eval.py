@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`blockscale eval`: what a quantized model has lost, on a text and on tasks."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import blockscale as bs
+from blockscale.calibration.progress_bar import BatchBar
+from blockscale.cli.evaluating import about_of, open_model, tasks_of, tokenizer_of
+from blockscale.cli.model_directory import fitting
+from blockscale.core.untrusted.names import shown
+from blockscale.core.work.progress import Progress
+from blockscale.evaluation.evaluation import Evaluation
+from blockscale.evaluation.texts import held_out, windows
+from blockscale.files.whole import check_place, written_whole
+from blockscale.reporting.table import aligned
+
+
+def eval(  # noqa: A001, PLR0913 - the command's name; one argument an option
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A directory or checkpoint that we read.")
+    ],
+    against: Annotated[
+        Path | None, typer.Option(metavar="FLOAT", help="The float model, for divergences.")
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="A text in UTF-8. [default: Python's own help texts]")
+    ] = None,
+    sequences: Annotated[int, typer.Option(help="Sequences of the text.")] = 16,
+    length: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 512,
+    batch: Annotated[int, typer.Option(help="Sequences at one time.")] = 1,
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Its directory, where MODEL has none.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    layers: Annotated[bool, typer.Option("--layers", help="Each layer's error as well.")] = False,
+    tasks: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Tasks of lm-eval (extra `eval`).")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Examples of each task at most.")] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="A file to go on from, if it was stopped.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the figures as JSON here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Measure a model: loss and perplexity on a text, and how far it is from the float model.
+
+    The text is cut into sequences that do not overlap. A model that gives no logits, such as an
+    encoder, needs --against: its outputs are compared.
+    """
+    if out is not None:
+        check_place(out, "evaluation.json")
+    content = held_out(text)
+    network, reference = open_model(model, device), None
+    if against is not None:
+        reference = open_model(against, device)
+    words = tokenizer_of(tokenizer or model)
+    rows = windows(content, words, fitting(network, length), sequences)
+    found = bs.evaluate(
+        network,
+        [{"input_ids": part} for part in rows.split(batch)],
+        reference,
+        layers=layers,
+        resume=state,
+        about=about_of(model, against, content, rows),
+        progress=Progress() if quiet else BatchBar("evaluating", "batches"),
+    )
+    data = found.to_dict()
+    if tasks is not None:
+        data["tasks"] = tasks_of(network, tokenizer or model, tasks.split(","), limit)
+    if out is not None:
+        with written_whole(out) as temporary:
+            temporary.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
+    print(json.dumps(data, indent=2) if as_json else _text(found, data))
+
+
+def _text(found: Evaluation, data: dict[str, Any]) -> str:
+    lines = [str(found)]
+    if found.layers is not None:
+        lines += ["", str(found.layers)]
+    for task, values in data.get("tasks", {}).items():
+        rows = [(shown(name), f"{value:.4f}") for name, value in values.items()]
+        lines += ["", aligned((shown(task), "value"), rows)]
+    return "\n".join(lines)

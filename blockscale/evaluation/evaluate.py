@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""bs.evaluate: losses, divergences and figures of tasks, with their standard errors."""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.calibration.batches import Batches, call, inference
+from blockscale.calibration.compare import LayerDifferences
+from blockscale.calibration.progress_bar import listener
+from blockscale.core.work.progress import Progress
+from blockscale.evaluation.evaluation import Evaluation
+from blockscale.evaluation.figures import Accumulated, Parts, exponential
+from blockscale.evaluation.journal import Journal, batch_digest, fingerprint
+from blockscale.evaluation.kinds import KINDS, Measured, given_of, kind_of, measure
+from blockscale.layers.guards.entry import check_model
+from blockscale.layers.model.wrapped import unwrapped
+
+# A user's function of a model and a batch: {name: a value for each sequence, or (sums, weights)}.
+Figures = Callable[[nn.Module, Any], Mapping[str, Any]]
+
+
+def evaluate(  # noqa: PLR0913 - each is a choice of the caller's
+    model: nn.Module,
+    batches: Iterable[Any],
+    reference: nn.Module | None = None,
+    *,
+    kind: str | None = None,
+    figures: Figures | None = None,
+    layers: bool = False,
+    resume: str | Path | None = None,
+    about: Mapping[str, Any] | None = None,
+    progress: bool | Progress = False,
+) -> Evaluation:
+    """Measure a model on data: what it loses, and how far it is from the model it was made of.
+
+    model: in any form that can be called: quantized layers, a graph, what others quantized
+    batches: as in `bs.calibrate`, gone through once; each has rows (sequences, images). A batch of
+        tokens has `input_ids` [B, T] int64 (padding by `attention_mask`), or `labels` [B, T] with
+        -100 where nothing is asked; a classifier's has `labels` [B], or is (inputs, labels)
+    reference: the float model, which sees the same batches; it may be on another device
+    kind: "next-token", "labels", "classes" or "outputs" (blockscale.evaluation.kinds); None finds
+        it out from the first batch
+    figures: instead, a function of your own (model, batch) -> {name: values}, for words,
+        characters, boxes: a value for each row, or (sums, weights) of them, as
+        blockscale.evaluation.tasks gives. With a reference each name also has "NAME of reference"
+        and "NAME added".
+    layers: the divergence of every quantized layer too, as `bs.compare` has it (needs a reference)
+    resume: a file to which each batch is written when it is measured; the same call with the same
+        models and batches goes on where it was stopped
+    about: what the result says it was measured on
+    progress: True shows a bar; or a Progress
+
+    Nothing is kept of a batch but two numbers a row and figure. Both models end in the mode they
+    were in. Standard errors are over rows, and those of differences over the rows' own differences.
+
+    Raises TypeError and ValueError for what is no model, batches that are empty or do not fit the
+    kind, models of different outputs, and a file of another run; nothing is written then.
+    """
+    _check(model, reference, kind, layers, resume)
+    heard = listener(progress, "evaluating", "batches")
+    journal = None
+    if resume is not None:
+        what = "figures" if figures is not None else kind
+        journal = Journal(resume, f"{fingerprint(model, reference)} {what}")
+    with ExitStack() as ends:
+        ends.callback(heard.close)
+        first = ends.enter_context(unwrapped(model))
+        second = None if reference is None else ends.enter_context(unwrapped(reference))
+        run = _Run(first, second, kind, figures)
+        if layers and second is not None:
+            run.differences = LayerDifferences(second, first)
+        ends.enter_context(inference(first, *([] if second is None else [second])))
+        for index, batch in enumerate(Batches(batches, 1, "", heard)):
+            run.add(_batch(run, batch, index, journal))
+    return run.result(dict(about or {}))
+
+
+def _check(
+    model: nn.Module,
+    reference: nn.Module | None,
+    kind: str | None,
+    layers: bool,
+    resume: str | Path | None,
+) -> None:
+    for each in filter(lambda m: m is not None, (model, reference)):
+        check_model(each, "bs.evaluate")
+    if kind is not None and kind not in KINDS:
+        raise ValueError(f"unknown kind {kind!r}; choose from {', '.join(KINDS)}")
+    if layers and reference is None:
+        raise ValueError("layers=True compares layers with a reference: give the float model")
+    if layers and resume is not None:
+        raise ValueError("layers=True sees every batch in one run: leave resume out")
+
+
+def _batch(run: "_Run", batch: Any, index: int, journal: Journal | None) -> Measured:
+    """What one batch gives, measured or read. What a model raises says at which batch."""
+    if journal is None:
+        digest = ""
+    else:
+        digest = batch_digest(batch)
+        if (known := journal.at(index, digest)) is not None:
+            return known
+    try:
+        measured = run.measure(batch)
+    except Exception as error:
+        error.add_note(f"at batch {index}")
+        raise
+    if journal is not None:
+        journal.add(digest, measured)
+    return measured
+
+
+class _Run:
+    """What is measured of each batch, and what it adds up to."""
+
+    def __init__(
+        self, model: nn.Module, reference: nn.Module | None, kind: str | None, own: Figures | None
+    ):
+        self._model, self._reference, self._kind, self._own = model, reference, kind, own
+        self._sums, self._count = Accumulated(), 0
+        self._positions: dict[str, tuple[Tensor, Tensor]] = {}
+        self.differences: LayerDifferences | None = None
+
+    def measure(self, batch: Any) -> Measured:
+        """Run both models over a batch."""
+        if self._own is not None:
+            return Measured(_own(self._own, self._model, self._reference, batch), {})
+        given = given_of(batch, self._kind or "classes")
+        if self.differences is not None:
+            theirs, mine = self.differences.run(given)
+            self.differences.add_outputs(theirs, mine)
+        else:
+            mine = call(self._model, given)
+            theirs = None if self._reference is None else call(self._reference, given)
+        self._kind = self._kind or kind_of(self._model, batch, mine)
+        return measure(self._kind, batch, mine, theirs)
+
+    def add(self, measured: Measured) -> None:
+        """Add up a batch."""
+        self._count += 1
+        self._sums.add(measured.parts)
+        for name, pair in measured.positions.items():
+            held = self._positions.get(name, (torch.zeros(0), torch.zeros(0)))
+            mine = tuple(_longer(old, new.cpu()) for old, new in zip(held, pair, strict=True))
+            self._positions[name] = (mine[0], mine[1])
+
+    def result(self, about: dict[str, Any]) -> Evaluation:
+        """All that was measured."""
+        figures = self._sums.figures()
+        if "loss" in figures and self._kind in ("next-token", "labels"):
+            figures = {
+                "loss": figures["loss"],
+                "perplexity": exponential(figures["loss"]),
+            } | figures
+        positions = {
+            name: tuple((sums / weights.clamp(min=1)).tolist())
+            for name, (sums, weights) in self._positions.items()
+        }
+        layers = None if self.differences is None else self.differences.result(self._count)
+        return Evaluation(self._kind or "outputs", figures, positions, layers, about)
+
+
+def _longer(a: Tensor, b: Tensor) -> Tensor:
+    """The sum of two lists of numbers, the shorter one continued by zeros."""
+    total = torch.zeros(max(len(a), len(b)), dtype=torch.float64)
+    total[: len(a)] += a
+    total[: len(b)] += b
+    return total
+
+
+def _own(own: Figures, model: nn.Module, reference: nn.Module | None, batch: Any) -> Parts:
+    """A user's figures of both models, and their differences."""
+    parts = dict(_parts(own(model, batch)))
+    if reference is None:
+        return parts
+    theirs = _parts(own(reference, batch))
+    if parts.keys() != theirs.keys():
+        raise ValueError(
+            f"figures gave {', '.join(parts)} for the model and {', '.join(theirs)} for the "
+            f"reference: give the same names"
+        )
+    for name, (sums, weights) in list(parts.items()):
+        other, weight = theirs[name]
+        parts[f"{name} of reference"] = (other, weight)
+        if torch.equal(weights, weight):
+            parts[f"{name} added"] = (sums - other, weights)
+    return parts
+
+
+def _parts(given: Mapping[str, Any]) -> Parts:
+    if not isinstance(given, Mapping) or not given:
+        raise TypeError(
+            f"figures= is a function that gives {{name: values}}, it gave {type(given).__name__}"
+        )
+    parts = {}
+    for name, value in given.items():
+        pair = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+        sums = torch.as_tensor(pair[0], dtype=torch.float64).cpu()
+        weights = torch.ones_like(sums) if pair[1] is None else torch.as_tensor(pair[1]).cpu()
+        parts[str(name)] = (sums, weights.double())
+    return parts

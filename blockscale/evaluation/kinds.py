@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What is measured of one batch, by the kind of a model's work.
+
+next-token   logits [B, T, V] that say the token after each: causal language models
+labels       logits [B, T, V] beside labels [B, T]: encoder-decoders, masked models, taggers
+classes      logits [B, V] of one answer a row: classifiers
+outputs      any floats [B, ...], compared with a reference's: encoders, embeddings, regressors
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from blockscale.evaluation.figures import Parts
+
+KINDS = ("next-token", "labels", "classes", "outputs")
+IGNORED = -100  # labels that nothing is asked of, as torch's cross_entropy and transformers have it
+_PIECE = 1 << 23  # logits that are float32 at one time
+_TOP = 10
+
+
+@dataclass(frozen=True)
+class Measured:
+    """parts: sums and weights of each sequence; positions: the same of each position [T]."""
+
+    parts: Parts
+    positions: Parts
+
+
+def kind_of(model: nn.Module, batch: Any, output: Any) -> str:
+    """What a model's output is, from its shape, the batch and the model's own configuration."""
+    logits = logits_of(output)
+    if logits is None:
+        return "outputs"
+    labels, config = _labels(batch, logits), getattr(model, "config", None)
+    if logits.dim() == 2:
+        named = isinstance(output, Mapping) and "logits" in output
+        return "classes" if labels is not None or named else "outputs"
+    decoder = getattr(config, "is_encoder_decoder", False)
+    generates = getattr(model, "can_generate", lambda: False)()
+    if generates and not decoder:
+        return "next-token"
+    return "labels" if labels is not None else "outputs"
+
+
+def logits_of(output: Any) -> Tensor | None:
+    """`output.logits`, `output["logits"]`, or the first float tensor, of 2 or 3 dimensions."""
+    named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if isinstance(named, Tensor):
+        return named
+    if isinstance(output, Mapping):
+        return None
+    tensor = output[0] if isinstance(output, tuple | list) and output else output
+    right = isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dim() in (2, 3)
+    return tensor if right else None
+
+
+def given_of(batch: Any, kind: str) -> Any:
+    """What a model is called with: a classifier's (inputs, labels) pair without its labels."""
+    if kind == "classes" and _is_pair(batch):
+        return batch[0]
+    return batch
+
+
+def _is_pair(batch: Any) -> bool:
+    pair = isinstance(batch, tuple | list) and len(batch) == 2
+    return pair and isinstance(batch[1], Tensor) and batch[1].dtype == torch.int64
+
+
+def _labels(batch: Any, logits: Tensor) -> Tensor | None:
+    """The labels of a batch, on the logits' device; None where it has none."""
+    if isinstance(batch, Mapping):
+        found = batch.get("labels")
+    else:
+        found = batch[1] if _is_pair(batch) else None
+    return found.to(logits.device) if isinstance(found, Tensor) else None
+
+
+def measure(kind: str, batch: Any, output: Any, reference: Any = None) -> Measured:
+    """The figures of one batch of a kind; those of agreement where there is a reference's output.
+
+    Raises ValueError where the batch or the output does not have what the kind needs.
+    """
+    if kind == "outputs":
+        return _outputs(output, reference)
+    logits = logits_of(output)
+    if logits is None:
+        raise ValueError(
+            f"kind {kind!r} needs logits, found a {type(output).__name__} without: have the model "
+            f"return them, or leave kind out"
+        )
+    other = None if reference is None else logits_of(reference)
+    if other is not None and other.shape != logits.shape:
+        raise ValueError(
+            f"the model's logits are {tuple(logits.shape)}, the reference's {tuple(other.shape)}: "
+            f"give two forms of one model"
+        )
+    if kind == "classes":
+        return _classes(batch, logits, other)
+    return _tokens(kind, batch, logits, other)
+
+
+def _classes(batch: Any, logits: Tensor, other: Tensor | None) -> Measured:
+    labels = _labels(batch, logits)
+    known = torch.full(logits.shape[:1], IGNORED, device=logits.device)
+    targets = known if labels is None else labels
+    if targets.shape != logits.shape[:1]:
+        raise ValueError(
+            f"expected a label for each of {len(logits)} rows, found shape {tuple(targets.shape)}"
+        )
+    parts = _rows(logits[:, None], targets[:, None], None if other is None else other[:, None], 5)
+    if labels is None:
+        parts = {k: v for k, v in parts.items() if k not in ("loss", "accuracy", "loss added")}
+    return Measured({name: (s.sum(1), w.sum(1)) for name, (s, w) in parts.items()}, {})
+
+
+def _tokens(kind: str, batch: Any, logits: Tensor, other: Tensor | None) -> Measured:
+    targets = _targets(kind, batch, logits)
+    if kind == "next-token":  # what comes after the last token is not known
+        logits, targets = logits[:, :-1], targets[:, 1:]
+        other = None if other is None else other[:, :-1]
+    parts = _rows(logits, targets, other, _TOP)
+    positions = {
+        name: (s.sum(0), w.sum(0)) for name, (s, w) in parts.items() if name in ("loss", "kl")
+    }
+    return Measured({name: (s.sum(1), w.sum(1)) for name, (s, w) in parts.items()}, positions)
+
+
+def _targets(kind: str, batch: Any, logits: Tensor) -> Tensor:
+    """The tokens [B, T] that are asked for at their own places, IGNORED where none is."""
+    targets = _labels(batch, logits)
+    if targets is None and kind == "labels":
+        raise ValueError("kind 'labels' needs batches with labels [B, T] (-100 where none is)")
+    if targets is None:
+        tokens = batch.get("input_ids") if isinstance(batch, Mapping) else batch
+        tokens = tokens[0] if isinstance(tokens, tuple | list) else tokens
+        if not isinstance(tokens, Tensor) or tokens.is_floating_point():
+            raise ValueError("kind 'next-token' needs batches with input_ids [B, T], or labels")
+        targets = tokens.to(logits.device)
+        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        if isinstance(mask, Tensor):
+            targets = targets.masked_fill(mask.to(logits.device) == 0, IGNORED)
+    if targets.shape != logits.shape[:2]:
+        raise ValueError(
+            f"logits {tuple(logits.shape)} are not of tokens {tuple(targets.shape)}: expected "
+            f"[B, T, V] for [B, T]"
+        )
+    return targets
+
+
+def _rows(
+    logits: Tensor, targets: Tensor, other: Tensor | None, top: int
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Figures [B, T] in float64 of logits [B, T, V] and targets [B, T], a piece at a time."""
+    asked = targets != IGNORED
+    if bool((asked & ((targets < 0) | (targets >= logits.shape[-1]))).any()):
+        raise ValueError(
+            f"labels are from 0 to {logits.shape[-1] - 1}, or {IGNORED} where none is: found "
+            f"{int(targets.min())} to {int(targets.max())}"
+        )
+    pieces: dict[str, list[Tensor]] = {}
+    rows = max(1, _PIECE // max(logits.shape[-1], 1))
+    flat = (logits.flatten(0, 1), targets.flatten(), None if other is None else other.flatten(0, 1))
+    for at in range(0, len(flat[1]), rows):
+        part = slice(at, at + rows)
+        beside = None if flat[2] is None else flat[2][part].to(logits.device)
+        for name, values in _piece(flat[0][part], flat[1][part], beside, top).items():
+            pieces.setdefault(name, []).append(values)
+    # Divergence and agreement need no label: in a classifier's rows without one they count.
+    counted = asked if bool(asked.any()) else torch.ones_like(asked)
+    weight = counted.double()
+    return {
+        name: (torch.where(counted, torch.cat(values).view(targets.shape), 0.0), weight)
+        for name, values in pieces.items()
+    }
+
+
+def _piece(logits: Tensor, targets: Tensor, other: Tensor | None, top: int) -> dict[str, Tensor]:
+    """Figures float64 [N] of rows of logits [N, V]."""
+    found = logits.float().log_softmax(-1)
+    at = targets.clamp(min=0)[:, None]
+    values = {
+        "loss": -found.gather(1, at)[:, 0].double(),
+        "accuracy": (found.argmax(-1) == targets).double(),
+    }
+    if other is None:
+        return values
+    true = other.float().log_softmax(-1)
+    values["loss added"] = values["loss"] + true.gather(1, at)[:, 0].double()
+    gap = torch.where(true == -torch.inf, 0.0, true.exp() * (true - found))
+    values["kl"] = gap.sum(-1, dtype=torch.float64)
+    values["top-1 agreement"] = (found.argmax(-1) == true.argmax(-1)).double()
+    count = min(top, found.shape[-1])
+    best, others = found.topk(count).indices, true.topk(count).indices
+    both = (best[:, :, None] == others[:, None, :]).any(-1)
+    values[f"top-{count} agreement"] = both.double().mean(-1)
+    return values
+
+
+def _outputs(output: Any, reference: Any) -> Measured:
+    """Of floats: the relative squared error and the cosine of each row."""
+    if reference is None:
+        raise ValueError(
+            "outputs that are no logits say nothing alone: give a reference, the float model, or "
+            "figures=, a function of your own"
+        )
+    sums: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    pairs = zip(pytree.tree_leaves(output), pytree.tree_leaves(reference), strict=True)
+    for mine, theirs in pairs:
+        if not isinstance(mine, Tensor) or not mine.is_floating_point() or mine.dim() == 0:
+            continue
+        if mine.shape != theirs.shape:
+            raise ValueError(
+                f"the model's output is {tuple(mine.shape)}, the reference's "
+                f"{tuple(theirs.shape)}: give two forms of one model"
+            )
+        a, b = (side.detach().reshape(len(side), -1).cpu().double() for side in (theirs, mine))
+        sums.append(((a - b).square().sum(1), a.square().sum(1), b.square().sum(1), (a * b).sum(1)))
+    if not sums:
+        raise ValueError("neither model returns float tensors: nothing can be compared")
+    error, signal, other, product = (torch.stack(each).sum(0) for each in zip(*sums, strict=True))
+    size = (signal * other).sqrt()
+    cosine = torch.where(size > 0, product / size, (signal == other).double())
+    one = torch.ones_like(error)
+    return Measured({"relative error": (error, signal), "cosine": (cosine, one)}, {})
