@@ -92,7 +92,7 @@ PARAMETERS = {
     "load": ["model", "path"],
     "parse": ["text"],
     "profile": ["name", "version"],
-    "report": ["path", "output", "source", "search", "figures", "progress"],
+    "report": ["path", "output", "source", "search", "evaluation", "figures", "progress"],
     "use": ["backend", "fallback"],
     "webgpu": [],
     "prepare_qat": ["model", "recipe", "strict", "fuse", "learn", "observer"],

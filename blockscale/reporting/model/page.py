@@ -7,7 +7,7 @@ page's policy lets no script run but its own, by their hashes.
 
 import json
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from importlib.resources import files
 from importlib.util import find_spec
@@ -45,7 +45,10 @@ def page(data: Mapping[str, Any]) -> str:
 
     style, scripts = _text("style.css"), [_text(name) for name in SCRIPTS]
     made = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    made.filters |= {"size": size, "count": lambda n: f"{n:,}", "share": _share, "figure": _figure}
+    filters: dict[str, Callable[..., str]] = {
+        "size": size, "count": lambda n: f"{n:,}", "share": _share, "figure": _figure
+    }  # fmt: skip
+    made.filters |= filters
     shown = {key: data[key] for key in ("tensors", "formats", "search") if key in data}
     return made.from_string(_text("page.html.jinja")).render(
         report=data,
